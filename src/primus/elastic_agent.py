@@ -41,7 +41,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class InheritedOutput(LogsSpecs):
-    """Ranks inherit the agent's output, and write their own logs and errors: torchelastic makes no files."""
+    """Ranks inherit the agent's output, and write their own logs and errors: torchelastic creates no files."""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         none = dict.fromkeys(envs, "")
@@ -53,7 +53,7 @@ class InheritedOutput(LogsSpecs):
 
 
 class ReportWriter:
-    """Replaces the report by one with more in it."""
+    """Replaces the report file by an updated one."""
 
     def __init__(self, path: Path) -> None:
         self.report = AgentReport()
@@ -105,7 +105,7 @@ class ReportingAgent(LocalElasticAgent):
         # Schedulers signal a process several times; a second exception would end the wait for the ranks' checkpoint.
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        if death_sig == signal.SIGHUP:  # ranks save on SIGTERM, and die of SIGHUP
+        if death_sig == signal.SIGHUP:  # ranks save on SIGTERM, but SIGHUP ends them
             death_sig = signal.SIGTERM
         if self._pcontext is not None:
             self._pcontext.close(death_sig, STOP_LIMIT_S)
@@ -117,6 +117,7 @@ def _find_exit_code(pid: int) -> int | None:
     if not hasattr(os, "waitid"):  # macOS before Python 3.13
         return None
     try:
+        # WNOWAIT leaves the status of the child for torchelastic, which would otherwise lose the exit code.
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return None
@@ -133,6 +134,7 @@ def main(argv: list[str]) -> int:
         spec = _make_worker_spec(options)
         result = ReportingAgent(spec, InheritedOutput(), writer).run()
     except SignalException as error:
+        # The launcher reads from the report whether a signal or a failure has ended the agent.
         writer.update(signal=error.sigval.name)
         return 128 + error.sigval
     except Exception as error:
@@ -143,7 +145,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parse_arguments(argv: list[str]) -> Namespace:
-    """Options that are spelled as those of torchrun, then the worker."""
+    """Parse options with the spelling of torchrun, followed by the worker."""
     parser = ArgumentParser(prog="primus.elastic_agent")
     parser.add_argument("--report", type=Path, required=True)
     parser.add_argument("--nproc-per-node", type=int, required=True)

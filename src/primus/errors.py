@@ -1,4 +1,4 @@
-"""Errors that a user can act on, and the exit codes they end in."""
+"""Errors that a user can act on, and their exit codes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PrimusError(Exception):
     PrimusError (1)
     +-- UsageError (2)     the command line or the configuration is wrong
     +-- UnfitError (3)     this machine cannot do what was asked
-    +-- FinalError (1)     the same would happen again: nobody should restart it
+    +-- FinalError (1)     not retryable: a restart would fail in the same way
 
     Args:
         problem: What is wrong and where, e.g. ``f.yaml:12: unknown key 'lrr'``.
@@ -43,13 +43,13 @@ class UsageError(PrimusError):
 
 
 class UnfitError(PrimusError):
-    """This machine, or this run folder, does not fit what was asked."""
+    """This machine or run folder does not meet the requirements of the command."""
 
     exit_code = EXIT_UNFIT
 
 
 class FinalError(PrimusError):
-    """The same would happen again: a person has to decide, a restart is no use."""
+    """Not retryable: a restart would fail in the same way, so operator action is needed."""
 
 
 def escape_controls(text: str) -> str:
@@ -69,20 +69,20 @@ def format_error_place(error: BaseException) -> str:
 
 
 MOST_LISTED = 20
-"""Valid names that a hint lists."""
+"""Maximum number of valid names that a hint lists."""
 SIMILAR = 5
-"""Similar names that it lists where there are more."""
+"""Number of similar names that a hint lists if there are more valid names."""
 LONGEST_COMPARED = 100
-"""Characters of a word that are compared."""
+"""Number of characters of a word that are compared."""
 SHORTEST_PREFIX = 4
-"""Letters from which on the beginning of a name stands for it."""
+"""Minimum length of a prefix that matches a name."""
 
 
 def find_nearest(word: str, valid: Iterable[str]) -> str | None:
     """The valid name that `word` was most likely meant to be, or None.
 
-    Case, `-` and `_` do not matter. A name is near where few letters differ, in proportion to the length of `word`,
-    or where `word` is the beginning of that name alone.
+    Case, `-` and `_` do not matter. A name is near if few letters differ, in proportion to the length of `word`,
+    or if `word` is a prefix of that name only.
     """
     names = {_keep_letters(name): name for name in valid}
     wanted = _keep_letters(word)
@@ -125,12 +125,12 @@ def _keep_letters(name: str) -> str:
 
 
 def _allowed_edits(word: str) -> int:
-    """Letters that may differ: one in a short word, at most about a fifth of a long one."""
+    """Maximum edit distance: one letter in a short word, about a fifth of a long one."""
     return 0 if len(word) < 2 else 1 if len(word) <= 5 else 2 if len(word) <= 12 else 3
 
 
 def did_you_mean(word: str, valid: Iterable[str]) -> str:
-    """A hint for an unknown `word`: the nearest valid name, else all of them, or similar ones where they are many."""
+    """A hint for an unknown `word`: the nearest valid name, else all valid names, or similar ones if there are many."""
     valid = sorted(valid)
     close = find_nearest(word, valid)
     if close:

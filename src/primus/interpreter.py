@@ -1,13 +1,14 @@
-"""Python programs of ours that find their modules whatever lies in the working folder.
+"""Start Python programs that do not import modules from the working folder.
 
 `python -m MODULE` and `python -c CODE` look for modules in the working folder first. A user may have a `random.py`
-there, a `torch.py` or a checkout with a folder `primus`. Python 3.11 has `-P` against that; this file serves 3.10 too:
+there, a `torch.py` or a checkout with a folder `primus`. Python 3.11 has the option `-P` for this; this file also works
+with 3.10:
 
-    python interpreter.py MODULE ARGUMENT...    as `python -m` does, but for the working folder
-    python interpreter.py -c CODE               as `python -c` does, but for the working folder
+    python interpreter.py MODULE ARGUMENT...    like `python -m`, without the working folder
+    python interpreter.py -c CODE               like `python -c`, without the working folder
 
-Folders that PYTHONPATH names are kept. Its empty entries, which mean the working folder and come from
-`PYTHONPATH=$PYTHONPATH:DIR`, are not.
+Folders in PYTHONPATH are kept. Its empty entries, which mean the working folder and result from
+`PYTHONPATH=$PYTHONPATH:DIR`, are removed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def exclude_working_folder() -> None:
     """Import nothing from the working folder in this process, unless PYTHONPATH names it or this package is there."""
     try:
         here = os.getcwd()
-    except FileNotFoundError:  # it was deleted
+    except FileNotFoundError:  # the working folder was deleted
         here = ""
     named = [os.path.realpath(entry) for entry in _named_folders(os.environ.get("PYTHONPATH", ""))]
     source = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))

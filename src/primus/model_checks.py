@@ -45,7 +45,7 @@ def check_parallel(
 
 
 def find_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
-    """Everything that makes a shape impossible."""
+    """List the problems of an impossible shape."""
     yield from _attention_problems(spec)
     yield from _latent_attention_problems(spec)
     yield from _rope_problems(spec)
@@ -152,7 +152,7 @@ _KEYS_OF_KINDS = {
     "H": ("window_size", "q_lora_rank", "o_lora_rank"),
     "S": ("window_size", "q_lora_rank", "o_lora_rank", "dsa_indexer_n_heads", "dsa_indexer_head_dim"),
 }
-"""What each character of hybrid_layer_pattern needs."""
+"""Fields that each character of hybrid_layer_pattern requires."""
 
 
 def _pattern_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
@@ -250,6 +250,6 @@ class ModelProblem(Struct, frozen=True):
     key: str
     """The key to change."""
     text: str
-    """What is wrong with it."""
+    """Description of the problem."""
     hint: str = ""
-    """What to do about it."""
+    """How to fix it."""

@@ -55,7 +55,7 @@ class MixerSize(Struct, frozen=True):
     vectors: int = 0
     """Biases, norms, sinks, decay rates."""
     state: float = 0.0
-    """Multiply-adds of a token in the forward pass besides those of matrices and of attention over the sequence."""
+    """Multiply-adds of a token in the forward pass, without those of matrices and of attention over the sequence."""
 
     @property
     def parameters(self) -> int:
@@ -71,7 +71,7 @@ def list_layers(spec: ModelSpec) -> list[LayerKind]:
 def _make_layer(spec: ModelSpec, index: int) -> LayerKind:
     pattern = spec.hybrid_layer_pattern
     mixer: MixerKind = PATTERN_KINDS[pattern[index % len(pattern)]] if pattern else "attention"
-    # Megatron-LM's hybrid models give the feed-forward a layer of its own; a Mamba-2 layer never has one.
+    # In Megatron-LM's hybrid models the feed-forward is a separate layer; a Mamba-2 layer never has one.
     feed_forward = mixer == "none" or not (mixer == "mamba" or "-" in (pattern or ""))
     moe = (
         feed_forward

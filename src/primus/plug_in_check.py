@@ -93,7 +93,7 @@ def _list_user_files() -> list[Path]:
 
 
 def _locate_file(path: Path) -> PlugInFile:
-    """The plug-in that `path` is, by the folder of a kind above it.
+    """Identify the plug-in at `path` by the folder of a kind above it.
 
     Raises:
         UsageError: The file does not exist, or no folder above it is that of a kind.

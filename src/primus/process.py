@@ -1,4 +1,5 @@
-"""Programs without orphans: ask one within a time limit, or end one with all that it has started; and end this one."""
+"""Run programs without leaving orphans: with a time limit, or stopped with all their processes; and exit this
+process."""
 
 from __future__ import annotations
 
@@ -22,30 +23,30 @@ if TYPE_CHECKING:
 
 POLL_S = 0.01
 KILL_S = 2.0
-"""Time that is waited for processes which were killed; one that the kernel holds may take longer."""
+"""Time to wait for killed processes; a process in uninterruptible sleep may take longer."""
 
 
 class CommandResult(Struct, frozen=True, kw_only=True):
-    """How a program answered."""
+    """Result of a program."""
 
     state: Literal["ok", "missing", "failed", "slow"]
-    """`slow` was ended at the limit."""
+    """`slow`: it was killed at the limit."""
     text: str = ""
     """Standard output."""
     problem: str = ""
-    """Why there is no good answer: the last line of standard error, or the exit code."""
+    """Reason of a failure: the last line of standard error, or the exit code."""
     duration_s: float = 0.0
 
 
 def count_usable_cpus() -> int:
-    """Processors that this process may use; all where the system knows no affinity, as macOS."""
+    """Number of CPUs that this process may use; all on systems without CPU affinity, such as macOS."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def read_output(argv: Sequence[str], timeout_s: float = 5.0, cwd: Path | None = None) -> str | None:
-    """Standard output of a command without its last newline; None where it is missing, fails or takes too long."""
+    """Standard output of a command without its last newline; None if it is missing, fails or times out."""
     answer = run_command(argv, limit_s=timeout_s, cwd=cwd)
     return answer.text.rstrip("\n") if answer.state == "ok" else None
 
@@ -53,10 +54,10 @@ def read_output(argv: Sequence[str], timeout_s: float = 5.0, cwd: Path | None = 
 def run_command(
     argv: Sequence[str], environ: Mapping[str, str] | None = None, limit_s: float = 5.0, cwd: Path | None = None
 ) -> CommandResult:
-    """What the program `argv` says; it and all that it started are killed at the limit, or when it has ended.
+    """Run the program `argv`; it and all processes it started are killed at the limit, or when it has ended.
 
     Args:
-        environ: Its environment, whose PATH finds it; None for that of this process.
+        environ: Its environment, with the PATH for the search; None for that of this process.
     """
     program = shutil.which(argv[0], path=None if environ is None else environ.get("PATH", os.defpath))
     if program is None:
@@ -73,7 +74,7 @@ def run_command(
             return CommandResult(state="slow", problem=f"{argv[0]} gave no answer in {limit_s:g} s", duration_s=limit_s)
         finally:
             end_program(child)
-            for pipe in (child.stdout, child.stderr):  # which another process may hold
+            for pipe in (child.stdout, child.stderr):  # which another process may keep open
                 if pipe is not None:
                     pipe.close()
             _running.discard(child.pid)
@@ -86,9 +87,9 @@ def run_command(
 
 
 _running: set[int] = set()
-"""Programs that are being asked, maybe by a thread that nobody waits for when this process is interrupted."""
+"""Process ids of running programs, to be killed at exit; a thread that started one may not be joined then."""
 _starting = threading.Lock()
-"""Held while a program is started and noted, so that none is missed."""
+"""Held while a program is started and recorded, so that none is missed at exit."""
 
 
 def _start_program(argv: Sequence[str], environ: Mapping[str, str] | None, cwd: Path | None) -> subprocess.Popen[str]:
@@ -110,25 +111,27 @@ def _start_program(argv: Sequence[str], environ: Mapping[str, str] | None, cwd: 
 
 @atexit.register
 def _kill_running() -> None:
-    _starting.acquire(timeout=KILL_S)  # and never released: nothing is started any more
+    _starting.acquire(timeout=KILL_S)  # never released, so that no further program is started
     for pid in list(_running):
         with contextlib.suppress(ProcessLookupError):
+            # The group, because each program leads its own session, and so its own group.
             os.killpg(pid, signal.SIGKILL)
 
 
 def end_program(child: subprocess.Popen[Any], patience_s: float = 0.0, mark: str = "") -> None:
-    """End a program that leads a session, and what is left of all that it started.
+    """Stop a program that leads a session, and all remaining processes that it started.
 
     Args:
         child: The program; it may have ended.
-        patience_s: Time that they have after they are asked; without any they are killed at once.
-        mark: ``NAME=VALUE`` in the environment of the program, by which what has left its session is found as well.
+        patience_s: Time between SIGTERM and SIGKILL; with 0 they are killed at once.
+        mark: ``NAME=VALUE`` in the environment of the program, which also finds processes that have left its session.
     """
     if child.poll() is not None and not mark and not any(_list_session(child.pid)):
         return
     found: dict[int, psutil.Process] = {}
     asked = [(signal.SIGTERM, patience_s)] if patience_s else []
     for number, limit_s in (*asked, (signal.SIGKILL, KILL_S)):
+        # Listed again before SIGKILL: a process may have started others after SIGTERM.
         found |= {process.pid: process for process in _find_started_processes(child, mark)}
         for process in found.values():
             _send_signal(process, number)
@@ -139,8 +142,8 @@ def end_program(child: subprocess.Popen[Any], patience_s: float = 0.0, mark: str
 
 
 def _find_started_processes(child: subprocess.Popen[Any], mark: str) -> list[psutil.Process]:
-    """The program, its tree, its session, and all that bear its mark."""
-    import psutil  # takes 20 ms, and is seldom needed
+    """The program, its descendants, its session, and all processes with its mark."""
+    import psutil  # takes 20 ms, and is rarely needed
 
     found = []
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -156,7 +159,7 @@ def _find_started_processes(child: subprocess.Popen[Any], mark: str) -> list[psu
 
 
 def _list_session(leader: int) -> Iterable[int]:
-    """Processes of the session that `leader` began."""
+    """Processes of the session of `leader`."""
     for pid in _list_pids():
         with contextlib.suppress(OSError):
             if os.getsid(pid) == leader:
@@ -172,7 +175,7 @@ def _list_pids() -> Iterable[int]:
 
 
 def _read_environ(process: psutil.Process) -> Mapping[str, str]:
-    """The variables that a process was started with; none where it is another user's."""
+    """The initial environment of a process; empty for a process of another user."""
     import psutil
 
     try:
@@ -198,21 +201,22 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def run_until_end(main: Callable[[], int]) -> NoReturn:
-    """End this process with the exit code of `main`: all that atexit knows is called, Python's finalization is not.
+    """Exit with the exit code of `main`: runs the atexit handlers and skips Python's finalization.
 
-    A thread of a library that takes the interpreter's lock during finalization ends the process by SIGABRT, when all
-    its work is done; Gloo's do now and then (github.com/pytorch/pytorch/pull/179291).
+    A library thread that takes the interpreter lock during finalization aborts the process (SIGABRT) after all its work
+    is done; threads of Gloo sometimes do (github.com/pytorch/pytorch/pull/179291).
     """
     code = 1
 
     def leave() -> None:
         _kill_running()
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # a reader that has gone; a stream that was closed
+            with contextlib.suppress(OSError, ValueError):  # the reader has exited, or the stream was closed
                 stream.flush()
+        # Skips the finalization of the interpreter; buffers were flushed above, and atexit handlers have run.
         os._exit(code)
 
-    atexit.register(leave)  # ahead of what `main` registers, so called after it
+    atexit.register(leave)  # registered before handlers of `main`, and therefore called after them
     try:
         sys.exit(main())
     except SystemExit as end:  # its own, or one of a library

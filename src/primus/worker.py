@@ -29,8 +29,8 @@ from primus.runs.store import Run
 from primus.task import TASKS
 
 PEERS_S = 0.3
-"""Time that a failed rank of several lives on. A killed rank makes its peers fail within milliseconds; the agent looks
-every 0.1 s, and so sees the killed rank end before its peers."""
+"""Delay before a failed rank exits. When a rank is killed, its peers fail within milliseconds. The agent polls every
+0.1 s, so it sees the killed rank end before its peers."""
 
 
 def main(argv: list[str], environ: Mapping[str, str]) -> int:
@@ -38,12 +38,14 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     learn(environ)  # secrets, before the first line of output
     run, number = Run(Path(argv[0])), int(argv[1])
     rank = int(environ.get("RANK", "0"))
+    # The log is open before the first import of user code, so that every message of a plug-in is in it.
     console = _redirect_output(run.attempt_folder(number) / f"rank_{rank}.log")
     local_rank, world_size = int(environ.get("LOCAL_RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
+    # Before the first heartbeat, from which the launcher knows the process id: by default SIGUSR2 ends a process.
     write_stacks_when_asked(run.attempt_folder(number), rank)
     attempt = Attempt(run, number, rank, local_rank, world_size, console)
     attempt.listen_for_signals()
-    exclude_working_folder_of_children()  # data loaders start children of their own
+    exclude_working_folder_of_children()  # data loaders start child processes
     try:
         request = read_json(run.directory / "request.json", LaunchRequest)
         _apply_patches(attempt, environ)
@@ -54,6 +56,7 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
         return error.exit_code
     except Exception as error:
         traceback.print_exc()
+        # Before the delay below, so that the file is complete when the launcher sees the rank end.
         attempt.record_failure(error, EXIT_FAILED)
         if world_size > 1:
             time.sleep(PEERS_S)
@@ -61,7 +64,7 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     finally:
         attempt.close()
         forget_stacks(attempt.folder, rank)
-        with contextlib.suppress(OSError):  # the reader of the console is gone
+        with contextlib.suppress(OSError):  # the reader of the console has exited
             console.close()
     return EXIT_OK
 
@@ -94,6 +97,7 @@ def _redirect_output(log: Path) -> TextIO:
     """Redirect standard output and error of this process, C libraries included, to `log`; gives the original output."""
     log.parent.mkdir(parents=True, exist_ok=True)
     console = redacting(os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", errors="backslashreplace"))
+    # O_APPEND: a restarted attempt and child processes write to the same file without overwriting each other.
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # text in the buffer belongs to the console

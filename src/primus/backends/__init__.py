@@ -1,1 +1,1 @@
-"""Backends: what trains; each file or package is a plug-in."""
+"""Backends: training engines; each file or package is a plug-in."""

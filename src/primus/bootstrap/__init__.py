@@ -1,1 +1,1 @@
-"""What `./primus-cli` needs before the packages of primus are installed: the standard library only."""
+"""The part of `./primus-cli` that runs before its packages are installed; it uses the standard library only."""

@@ -1,4 +1,4 @@
-"""The accelerators of this machine from a few files, for the choice of a build of PyTorch."""
+"""Read the accelerators of this machine from a few files, to choose a build of PyTorch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PROCESSING_ACCELERATOR, CONTROLLER_3D, CONTROLLER_VGA = 0x1200, 0x0302, 0x0300
 
 
 def read_hardware(root: Path = Path("/")) -> Hardware:
-    """The devices of one vendor, NVIDIA's before AMD's: those may be the processor's graphics.
+    """The devices of one vendor, NVIDIA before AMD, whose device may be the integrated graphics of the CPU.
 
-    A device without a driver counts only where its class says that it is there to compute.
+    A device without a driver counts only if its PCI class is that of a compute device.
     """
     return _nvidia(root) or _amd(root) or Hardware()
 
@@ -37,7 +37,7 @@ def _nvidia(root: Path) -> Hardware | None:
 
 
 def _driver(root: Path) -> str:
-    """Version of the NVIDIA driver's kernel module, from a line that differs between its open and its closed one."""
+    """Version of the NVIDIA kernel module; the open and the proprietary module format the line differently."""
     text = _read(root / "proc/driver/nvidia/version")
     match = re.search(r"NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text + " ")
     return match[1] if match else _read(root / "sys/module/nvidia/version").strip()

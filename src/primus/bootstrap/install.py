@@ -1,4 +1,4 @@
-"""Install primus into the environment of this interpreter, with the build of PyTorch that its hardware needs."""
+"""Install primus into the environment of this interpreter, with the build of PyTorch for its hardware."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from primus.bootstrap.torch_builds import Build, Hardware
 
 PYTORCH_INDEX = "https://download.pytorch.org/whl"
 FAILED, STOPPED, NO_BUILD = 1, 3, 4
-"""Exit codes: an installer failed; nothing that works can be had; nothing for this Python, another one may do."""
+"""Exit codes: the installer failed; no working build is available; none for this Python, another version may have
+one."""
 
 WHEEL_GB = {"cpu": 0.2, "cuda": 0.9, "rocm": 4.5}
 LIBRARIES_GB = {"cpu": 0.05, "cuda": 2.5, "rocm": 0.3}
-"""Roughly what PyTorch 2.13 downloads where an index tells no size: NVIDIA's libraries are packages of their own."""
+"""Approximate download of PyTorch 2.13 if the index states no size; NVIDIA's libraries are separate packages."""
 
 PINNED_WITH_TORCH = ("filelock", "fsspec", "jinja2", "networkx", "numpy", "setuptools", "sympy", "typing-extensions")
-"""Requirements of PyTorch: another version of it than the pinned one may need other versions of these."""
+"""Requirements of PyTorch whose pins are dropped with another version of PyTorch than the pinned one."""
 SHARED_FILE = "primus-shared.pth"
 WISH_FILE = "primus-torch"
-"""What $PRIMUS_TORCH was when the environment was made, for its updates."""
+"""File with the value of $PRIMUS_TORCH at the installation, for updates of the environment."""
 
 VERIFY = """
 import json, torch
@@ -52,7 +53,7 @@ print(json.dumps({"path": [entry for entry in sys.path if entry]}))
 
 
 class InstallError(Exception):
-    """Nothing is installed, and why."""
+    """The installation is not possible; the message gives the reason."""
 
     def __init__(self, text: str, code: int = STOPPED) -> None:
         super().__init__(text)
@@ -61,15 +62,15 @@ class InstallError(Exception):
 
 @dataclass(frozen=True)
 class Choice:
-    """A build of PyTorch, and where it comes from."""
+    """A build of PyTorch, and its source."""
 
     version: str
-    """As the index names it, build included."""
+    """Version as named by the index, including the build."""
     options: tuple[str, ...]
-    """Where to look for it, as pip's words."""
+    """Options of pip that select its source."""
     source: str
     size: int | None = None
-    """Bytes of its wheel."""
+    """Size of its wheel in bytes."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -106,11 +107,14 @@ class Installation:
 
     def run(self) -> int:
         """Choose, install and verify."""
+        # A shared PyTorch needs no choice. The choice comes before the installation, so that a machine without a
+        # working build is reported before anything is downloaded.
         shared = self._share() if self.wish != "none" else []
         choice = None if shared or self.wish == "none" else self._choose()
         if choice:
             self._say_choice(choice)
         constraints = self.venv / "primus-constraints.txt"
+        # Kept in the environment, where later calls of pip in it can use the same pins.
         constraints.write_text("".join(f"{line}\n" for line in self._constraints(choice, shared)), encoding="utf-8")
         extras = [extra for extra in self.extras if not (extra == "native" and self.wish == "none")]
         words = ["--constraint", str(constraints), "--editable", f".[{','.join(extras)}]"]
@@ -119,6 +123,7 @@ class Installation:
         )  # uv ignores packages in shared folders, and would install PyTorch again
         self._say(f"installing the packages that primus needs with {'uv' if uv else 'pip'}: a few minutes at most")
         installed = packages.installed_version("torch")
+        # Happens when $PRIMUS_TORCH has changed since the environment was installed.
         if choice and installed and installed != choice.version:
             packages.uninstall("torch", self.log)  # for pip, an installed 2.13.0+cpu satisfies the requirement 2.13.0
         code = packages.install(self.root, words, choice.options if choice else (), self.config, uv, self.log)
@@ -126,6 +131,7 @@ class Installation:
             return FAILED
         if self.wish != "none":
             self._verify()
+        # Written last: it records only a choice whose PyTorch has been verified.
         (self.venv / WISH_FILE).write_text(f"{self.wish}\n", encoding="utf-8")
         return 0
 
@@ -137,8 +143,10 @@ class Installation:
     def _share(self) -> list[str]:
         """Folders of the interpreter that the environment shares, because their PyTorch works on this machine."""
         site = Path(sysconfig.get_path("purelib"))
+        # Decided by an earlier installation. The environment stays shared, so that an update does not download PyTorch.
         if (site / SHARED_FILE).is_file():
             return re.findall(r"addsitedir\('(.*?)'\)", (site / SHARED_FILE).read_text(encoding="utf-8"))
+        # In a separate process: only the base interpreter knows its own sys.path.
         found, _ = packages.ask_python(self.base, LIST_PATH) if self.base else ({}, "")
         path = found.get("path")
         folders = [str(entry) for entry in path if str(entry).endswith("-packages")] if isinstance(path, list) else []
@@ -154,6 +162,8 @@ class Installation:
             self._say(f"not using {name}: {mismatch}")
             return []
         self._say(f"using {name}")
+        # A .pth file rather than --system-site-packages: only these folders are shared, and they come after the
+        # environment's own packages.
         lines = "".join(f"import site; site.addsitedir({folder!r})\n" for folder in folders)
         (site / SHARED_FILE).write_text(lines, encoding="utf-8")
         return folders
@@ -168,10 +178,10 @@ class Installation:
     # Choose a build
 
     def _choose(self) -> Choice:
-        """The build to install.
+        """Choose the build to install.
 
         Raises:
-            InstallError: None that works can be had.
+            InstallError: No working build is available.
         """
         wanted = self._list_candidate_builds()
         own = os.environ.get("PRIMUS_TORCH_INDEX")
@@ -179,10 +189,12 @@ class Installation:
         if own:
             found = self._from_own_index(own, wanted, tried)
         else:
+            # The user's configured sources first: a site with a mirror often has no route to pytorch.org.
             found = self._from_configured(wanted) or self._from_pytorch(PYTORCH_INDEX, wanted, tried)
             found = found or self._from_default(wanted, tried)
         if found:
             return found
+        # Another Python cannot help if the index is unreachable, so `primus-cli` stops instead of trying one.
         is_out_of_reach = any("cannot be reached" in each or "offline" in each for each in tried)
         raise InstallError(self._explain_no_build(wanted, tried), STOPPED if is_out_of_reach else NO_BUILD)
 
@@ -197,11 +209,13 @@ class Installation:
         return wanted
 
     def _best(self, versions: Sequence[str], wanted: Sequence[Build], *, is_pypi: bool = False) -> str | None:
+        # An explicit wish overrides the detected hardware, for example in an image that is built on a machine without a
+        # GPU.
         hardware = self.hardware if self.wish == "auto" else Hardware()
         return torch_builds.choose_version(versions, wanted, hardware, self.pin, self.least, is_pypi=is_pypi)
 
     def _from_own_index(self, own: str, wanted: Sequence[Build], tried: list[str]) -> Choice | None:
-        """From $PRIMUS_TORCH_INDEX: a folder of wheels, an index, or what holds one for each kind of build."""
+        """Choose from $PRIMUS_TORCH_INDEX: a folder of wheels, an index, or a parent of one index per kind of build."""
         folder = packages.folder_of(own)
         if folder is not None:
             if not folder.is_dir():
@@ -210,13 +224,14 @@ class Installation:
             version = self._best(packages.list_versions(["--no-index", *options], self.log), wanted)
             tried.append(f"{folder} has none")
             return Choice(version, options, str(folder), _size_of_file(folder, version)) if version else None
+        # A page /torch/ identifies a package index. Without it the URL is the parent of indexes such as /rocm7.2.
         page, _ = packages.open_page(f"{own.rstrip('/')}/torch/", self.config)
         if page.status == 200:
             return self._from_index(own.rstrip("/"), page, wanted, tried, is_pypi=self.wish == "auto")
         return self._from_pytorch(own.rstrip("/"), wanted, tried)
 
     def _from_configured(self, wanted: Sequence[Build]) -> Choice | None:
-        """From where pip is configured to look, if that has builds whose versions tell what they are for."""
+        """Choose from the configured indexes of pip, if they have builds with a local version such as +rocm7.2."""
         if not self.config.has_sources:
             return None
         version = self._best(packages.list_versions([], self.log), wanted)
@@ -225,7 +240,7 @@ class Installation:
         return Choice(version, (), "where pip is configured to look", next(iter(sizes), None)) if version else None
 
     def _from_pytorch(self, base: str, wanted: Sequence[Build], tried: list[str]) -> Choice | None:
-        """From the indexes of PyTorch, one for each kind of build: the first that has the pinned version."""
+        """Choose from the indexes of PyTorch, one per kind of build: the first with the pinned version."""
         if sys.platform == "darwin" or self.config.is_offline:
             tried += ["pip is configured to be offline (no-index)"] if self.config.is_offline else []
             return None
@@ -233,12 +248,15 @@ class Installation:
         for build in wanted:
             index = f"{base}/{torch_builds.name_index(build)}"
             page, _ = packages.open_page(f"{index}/torch/", self.config)
+            # Without a response from the host the other indexes there would time out as well.
             if not page.status:
                 tried.append(f"{mask(index)} cannot be reached ({page.problem})")
                 break
             found = None if page.status == 404 else self._from_index(index, page, [build], tried)
             if page.status == 404:
                 tried.append(f"{mask(index)} is not there")
+            # The first index with the pinned version wins. On ROCm the order of the indexes decides, because the build
+            # has to match the installed ROCm.
             if found and (self.hardware.rocm or found.version.partition("+")[0] == self.pin):
                 return found
             if found and (best is None or _torch_of(found.version) > _torch_of(best.version)):
@@ -256,7 +274,7 @@ class Installation:
         return Choice(version, ("--extra-index-url", index), mask(index), size)
 
     def _from_default(self, wanted: Sequence[Build], tried: list[str]) -> Choice | None:
-        """From PyPI or its mirror, whose build for Linux is one for a single version of CUDA."""
+        """Choose from PyPI or its mirror, whose build for Linux supports a single version of CUDA."""
         if self.hardware.vendor and sysconfig.get_platform() != "linux-x86_64":
             return None
         versions = packages.list_versions([], self.log)
@@ -283,7 +301,7 @@ class Installation:
         self._say(f"downloading {size}, and about {LIBRARIES_GB[kind]:g} GB of its libraries (log: {self.log_path})")
 
     def _constraints(self, choice: Choice | None, shared: Sequence[str]) -> list[str]:
-        """The pins, without those of packages that are shared, and with PyTorch's as chosen."""
+        """The pins, without those of shared packages, and with the chosen version of PyTorch."""
         left_out = packages.names_in(shared) if shared else set()
         if choice and torch_builds.build_of_version(choice.version).torch != self.pin:
             left_out |= set(PINNED_WITH_TORCH)
@@ -296,14 +314,15 @@ class Installation:
                 lines.append(line)
         return lines
 
-    # Whether it works
+    # Verification
 
     def _verify(self) -> None:
-        """Look at what was installed, and use each device once.
+        """Import the installed PyTorch, and run an operation on each device.
 
         Raises:
-            InstallError: It cannot work here.
+            InstallError: It does not work on this machine.
         """
+        # A separate process: a failing device library may abort the interpreter, and this one has no torch loaded.
         found, error = packages.ask_python(sys.executable, VERIFY)
         if not found:
             raise InstallError(f"the installed PyTorch does not work: {error}\n{self._ways_out()}")
@@ -312,6 +331,8 @@ class Installation:
         mismatch = self._find_mismatch(build)
         problems = found.get("problems")
         told = "; ".join(map(str, problems)) if isinstance(problems, list) else ""
+        # A build without kernels for this GPU can never work. Other problems of a device may be temporary, and are
+        # warnings.
         if mismatch or re.search("no kernel image|invalid device function", told):
             what = f"PyTorch {found['version']} cannot work on {self.hardware.name}"
             raise InstallError(f"{what}: {mismatch or told}\n{self._ways_out()}")
@@ -344,7 +365,7 @@ class Installation:
 
 
 def read_wish(venv: Path) -> str:
-    """The kind of build that is asked for: ``auto``, ``none``, or a name such as ``cpu``, ``cu126`` or ``rocm7.2``.
+    """The requested kind of build: ``auto``, ``none``, or a name such as ``cpu``, ``cu126`` or ``rocm7.2``.
 
     Raises:
         InstallError: $PRIMUS_TORCH is none of these.

@@ -1,4 +1,4 @@
-"""pip and uv: what they are configured with, what an index offers, and one installation."""
+"""Read the configuration of pip, query package indexes, and run pip or uv."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import TextIO
 
 REACH_S = 5.0
-"""An index that does not answer in this time counts as out of reach: pip itself tries for minutes."""
+"""An index that does not answer in this time counts as unreachable; pip itself retries for minutes."""
 QUERY_LIMIT_S = 120.0
 CONFIGURED = ("index-url", "extra-index-url", "find-links", "no-index", "cert")
 
 
 @dataclass(frozen=True)
 class PipConfig:
-    """Where pip looks for packages, by its files and variables."""
+    """Configuration of pip, from its files and variables."""
 
     values: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -37,21 +37,22 @@ class PipConfig:
 
     @property
     def is_offline(self) -> bool:
-        """Whether pip asks no index."""
+        """Whether pip uses no index."""
         return any(value.lower() in ("1", "true", "yes", "on") for value in self.get("no-index"))
 
     @property
     def has_sources(self) -> bool:
-        """Whether anything but PyPI is configured."""
+        """Whether a source other than PyPI is configured."""
         return any(self.get(name) for name in ("index-url", "extra-index-url", "find-links"))
 
 
 def read_pip_config() -> PipConfig:
-    """The configuration of this interpreter's pip; an environment variable wins over its files."""
+    """The configuration of this interpreter's pip; environment variables take precedence over its files."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     text = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
     values: dict[str, tuple[str, ...]] = {}
     lines = [re.match(r"([\w:.-]+?)\.([\w-]+)='?(.*?)'?$", line) for line in text.splitlines()]
+    # Environment variables are sorted last, so that they override the files.
     for match in sorted(filter(None, lines), key=lambda match: match[1] == ":env:"):
         if match[2] in CONFIGURED and match[1] in ("global", "install", ":env:", "site", "user"):
             values[match[2]] = tuple(match[3].replace("\\n", " ").split())
@@ -59,7 +60,8 @@ def read_pip_config() -> PipConfig:
 
 
 def list_versions(options: Sequence[str], log: TextIO) -> list[str]:
-    """Versions of PyTorch that pip finds for this interpreter and machine; empty where it finds none."""
+    """Versions of PyTorch that pip finds for this interpreter and machine; empty if it finds none."""
+    # No retries: an unreachable index must fail fast, because the next source is tried after it.
     limits = ["--timeout", f"{REACH_S:g}", "--retries", "0", "--no-input", "--disable-pip-version-check"]
     command = [sys.executable, "-m", "pip", "index", "versions", "torch", *limits, *options]
     try:
@@ -76,17 +78,18 @@ def list_versions(options: Sequence[str], log: TextIO) -> list[str]:
 
 @dataclass(frozen=True)
 class Page:
-    """What an index answered."""
+    """Response of an index."""
 
     status: int = 0
-    """0 where it gave no answer."""
+    """Status; 0 without a response."""
     text: str = ""
     problem: str = ""
 
 
 def open_page(url: str, config: PipConfig, method: str = "GET") -> tuple[Page, int | None]:
-    """The page at `url` and the length that it states, within the time limit: a name server may take longer."""
+    """The page at `url` and its stated length, within the time limit, which name resolution alone may exceed."""
     found: list[tuple[Page, int | None]] = []
+    # A daemon thread, because the timeout of urlopen does not include name resolution, which gets the same time again.
     thread = threading.Thread(target=lambda: found.append(_open(url, config, method)), daemon=True)
     thread.start()
     thread.join(2 * REACH_S)
@@ -101,6 +104,7 @@ def _open(url: str, config: PipConfig, method: str) -> tuple[Page, int | None]:
 
         pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
         headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
+        # urllib does not send credentials of a URL, and its errors would show them.
         url = urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
     try:
         context = ssl.create_default_context(cafile=next(iter(config.get("cert")), None))
@@ -114,12 +118,14 @@ def _open(url: str, config: PipConfig, method: str) -> tuple[Page, int | None]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLError):
-            return Page(1, problem=str(reason)), None  # it is there; pip may know its certificate
+            return Page(1, problem=str(reason)), None  # it is reachable; pip may trust its certificate
         return Page(problem=str(reason)), None
 
 
 def find_size(page: Page, index: str, version: str, config: PipConfig) -> int | None:
-    """Bytes of the wheel of PyTorch `version` for this interpreter, by the page of an index; None where not told."""
+    """Bytes of the wheel of PyTorch `version` for this interpreter, from the page of an index; None if it is not
+    stated.
+    """
     python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
     machine = sysconfig.get_platform().rpartition("-")[2]
     for link in re.findall(r'href="([^"#]+\.whl)', page.text):
@@ -131,39 +137,41 @@ def find_size(page: Page, index: str, version: str, config: PipConfig) -> int | 
 
 
 def find_uv() -> str | None:
-    """Path of uv; $PRIMUS_INSTALLER=pip does without."""
+    """Path of uv; None if it is not installed or $PRIMUS_INSTALLER is pip."""
     return None if os.environ.get("PRIMUS_INSTALLER") == "pip" else shutil.which("uv")
 
 
 def install(
     root: Path, requirements: Sequence[str], options: Sequence[str], config: PipConfig, uv: str | None, log: TextIO
 ) -> int:
-    """Install into this interpreter's environment, and give the exit code.
+    """Install into this interpreter's environment; gives the exit code.
 
     Args:
         root: Folder of the checkout, which is ``.`` in the requirements.
         requirements: Words such as ``--editable .[native]``, and files of constraints.
-        options: Where else to look, as pip's words.
-        config: Where pip looks, which uv does not know of its own accord.
-        uv: uv's path; pip installs where it is None.
-        log: Gets what the installer prints.
+        options: Further sources, as options of pip.
+        config: Configuration of pip, which uv does not read.
+        uv: Path of uv; None uses pip.
+        log: Receives the output of the installer.
     """
     command = [sys.executable, "-m", "pip", "install", *options, *requirements]
     environ = _environment()
     if uv:
-        # unsafe-best-match is what pip does: an index of PyTorch's holds old versions of other packages too.
+        # unsafe-best-match is the strategy of pip. PyTorch's indexes also have old versions of other packages.
         strategy = ["--index-strategy", "unsafe-best-match"]
         command = [uv, "pip", "install", "--python", sys.executable, *strategy]
+        # uv does not read pip's configuration, so it is translated into options.
         command += [*_for_uv(config, environ), *options, *requirements]
         if config.get("cert"):
             environ.setdefault("SSL_CERT_FILE", config.get("cert")[0])
+    # Without credentials, because users attach this log to bug reports.
     log.write(f"$ {mask(' '.join(command))}\n")
     log.flush()
     return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, cwd=root).returncode
 
 
 def installed_version(name: str) -> str | None:
-    """Version of a package that is installed in this environment itself."""
+    """Version of a package in this environment, without shared folders."""
     from importlib.metadata import distributions
 
     return next((each.version for each in distributions(path=[sysconfig.get_path("purelib")], name=name)), None)
@@ -176,6 +184,7 @@ def uninstall(name: str, log: TextIO) -> None:
 
 
 def _for_uv(config: PipConfig, environ: dict[str, str]) -> list[str]:
+    # Variables of uv are a more specific choice of the user than the configuration of pip.
     if any(name in environ for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_FIND_LINKS")):
         return []
     words = [word for name in CONFIGURED[:3] for value in config.get(name) for word in (f"--{name}", value)]
@@ -183,7 +192,7 @@ def _for_uv(config: PipConfig, environ: dict[str, str]) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Variables for pip: nothing that leads it out of the environment, nothing that makes it ask."""
+    """Variables for pip: none that redirects the installation, no prompts."""
     environ = {
         name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PIP_TARGET", "PIP_PREFIX")
     }
@@ -196,7 +205,7 @@ def mask(text: str) -> str:
 
 
 def ask_python(python: str, program: str, limit_s: float = 300.0) -> tuple[dict[str, object], str]:
-    """What the last line of a program prints as JSON, and what it said on standard error."""
+    """Run a program; gives the last line of its output, read as JSON, and the last line of its standard error."""
     try:
         done = subprocess.run(
             [python, "-c", program], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s

@@ -1,4 +1,4 @@
-"""Builds of PyTorch: what one is compiled for, and which of them work on given hardware."""
+"""Builds of PyTorch: their targets, and which of them work on given hardware."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ release notes, table of toolkit and driver versions)."""
 FIRST_BLACKWELL_ID = 0x2900
 """PCI device ids ascend with the generations (pci.ids): Hopper 23xx, Ada 26xx to 28xx, Blackwell from 29xx on."""
 BLACKWELL_CUDA: Version = (12, 8)
-"""Builds for older CUDA versions hold no code for compute capability 10.0 (PyTorch RELEASE.md, CUDA support matrix)."""
+"""Builds for older CUDA versions contain no code for compute capability 10.0 (PyTorch RELEASE.md, CUDA support
+matrix)."""
 FIRST_TURING_ID = 0x1E00
 VOLTA_CUDA: Version = (12, 6)
-"""Builds for newer CUDA versions hold no code for Volta and older devices (the same matrix)."""
+"""Builds for newer CUDA versions contain no code for Volta and older devices (the same matrix)."""
 
 ROCM_TARGETS = (
     *("gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx950"),
     *("gfx1030", "gfx1100", "gfx1101", "gfx1102", "gfx1150", "gfx1151", "gfx1200", "gfx1201"),
 )
 """AMD architectures that the ROCm builds are compiled for (PYTORCH_ROCM_ARCH in pytorch/.ci/docker/manywheel/build.sh).
-The graphics part of a processor is mostly another one, and computes nothing."""
+Integrated graphics of CPUs mostly have another architecture, and are not used."""
 
 CUDA_INDEXES: tuple[Version, ...] = ((13, 2), (13, 0), (12, 9), (12, 8), (12, 6), (12, 4), (11, 8))
 ROCM_INDEXES: tuple[Version, ...] = ((7, 14), (7, 2), (7, 1), (7, 0), (6, 4), (6, 3), (6, 2))
@@ -59,14 +60,14 @@ PYPI_CUDA: tuple[tuple[Version, Version], ...] = (
     ((2, 7), (12, 6)),
     ((2, 6), (12, 4)),
 )
-"""CUDA version of the builds for Linux on PyPI, whose versions do not tell, by the first version of PyTorch."""
+"""CUDA version of the Linux builds on PyPI, whose versions do not state it, by the first version of PyTorch."""
 
 
 class Build(NamedTuple):
-    """What a build of PyTorch is compiled for."""
+    """Target of a build of PyTorch."""
 
     kind: str
-    """``cpu``, ``cuda`` or ``rocm``; empty where a version does not tell, as those of PyPI do not."""
+    """``cpu``, ``cuda`` or ``rocm``; empty if the version does not state it, as on PyPI."""
     version: Version = (0, 0)
     """Of CUDA or ROCm."""
     torch: str = ""
@@ -79,22 +80,22 @@ class Build(NamedTuple):
 
 
 class Hardware(NamedTuple):
-    """What decides which build works."""
+    """Facts that decide which build works."""
 
     vendor: str = ""
     """``amd``, ``nvidia``, or empty without an accelerator."""
     num_devices: int = 0
     name: str = ""
-    """The devices in words."""
+    """Name of the devices for messages."""
     driver: str = ""
-    """Version of the NVIDIA driver; empty where it is not known."""
+    """Version of the NVIDIA driver; empty if unknown."""
     rocm: Version | None = None
     """Installed ROCm."""
     device_ids: tuple[int, ...] = ()
     """PCI device ids."""
     has_driver: bool = True
     has_compat: bool = False
-    """Whether there is a library by which data-centre devices run a newer CUDA version than their driver's."""
+    """Whether cuda-compat is installed, with which data-center devices run a newer CUDA version than their driver's."""
 
     @property
     def cuda(self) -> Version | None:
@@ -103,7 +104,7 @@ class Hardware(NamedTuple):
 
 
 def cuda_of_driver(driver: str | None) -> Version | None:
-    """The CUDA version that an NVIDIA driver such as ``550.54.15`` brings; None where that is not known."""
+    """The CUDA version that an NVIDIA driver such as ``550.54.15`` brings; None if unknown."""
     match = re.match(r"\d+", driver or "")
     if not match:
         return None
@@ -128,7 +129,7 @@ def has_forward_compatibility(root: Path) -> bool:
 
 
 def find_installed_build(path: Iterable[str]) -> Build | None:
-    """The build that an import would take from `path`; read from its version file, without an import."""
+    """The build that an import from `path` would load, read from its version file without importing it."""
     for entry in path:
         file = Path(entry) / "torch" / "version.py"
         if os.access(file, os.R_OK):
@@ -154,7 +155,7 @@ def _find_assigned_value(text: str, name: str) -> str | None:
 
 
 def find_mismatch(build: Build, hardware: Hardware) -> str | None:
-    """Why `build` cannot use the devices of `hardware`; None where nothing speaks against it."""
+    """Why `build` cannot use the devices of `hardware`; None if no reason is known."""
     if not hardware.vendor:
         return None
     if build.kind == "cpu":
@@ -180,7 +181,7 @@ def _cuda_mismatch(build: Build, hardware: Hardware) -> str | None:
 
 
 def choose_indexes(hardware: Hardware) -> list[Build]:
-    """The builds to look for on PyTorch's own indexes, best first."""
+    """The builds to search for on PyTorch's indexes, best first."""
     if hardware.vendor == "amd":
         return [Build("rocm", version) for version in _choose_rocm(hardware.rocm)]
     if hardware.vendor == "nvidia":
@@ -195,7 +196,7 @@ def choose_indexes(hardware: Hardware) -> list[Build]:
 
 
 def _choose_rocm(installed: Version | None) -> list[Version]:
-    """Not newer than what is installed, newest first; then the few newer ones that its driver still runs."""
+    """Releases up to the installed one, newest first; then the few newer ones that its driver supports."""
     if installed is None:
         return list(ROCM_INDEXES)
     older = [version for version in ROCM_INDEXES if version <= installed]
@@ -204,7 +205,7 @@ def _choose_rocm(installed: Version | None) -> list[Version]:
 
 
 def name_index(build: Build) -> str:
-    """Name of the index of PyTorch's that holds builds like `build`: ``rocm7.2``, ``cu126``, ``cpu``."""
+    """Name of PyTorch's index for builds like `build`: ``rocm7.2``, ``cu126``, ``cpu``."""
     major, minor = build.version
     if build.kind == "rocm":
         return INDEX_NAMES.get(build.version, f"rocm{major}.{minor}")
@@ -214,15 +215,15 @@ def name_index(build: Build) -> str:
 def choose_version(
     versions: Iterable[str], wanted: Iterable[Build], hardware: Hardware, pin: str, least: str, *, is_pypi: bool = False
 ) -> str | None:
-    """The best of the `versions` that an index offers; None where none of them works.
+    """The best of the `versions` of an index; None if none works.
 
     Args:
-        versions: As the index names them: ``2.13.0+cu126``.
+        versions: Versions as named by the index: ``2.13.0+cu126``.
         wanted: Builds that work, best first.
-        hardware: What they must work on.
+        hardware: Hardware on which they must work.
         pin: Version of PyTorch that is preferred over every other one.
-        least: The oldest that will do.
-        is_pypi: Whether versions that do not tell their build are those of PyPI.
+        least: Minimum version.
+        is_pypi: Whether versions that do not state their build are those of PyPI.
     """
     order = {(build.kind, build.version): rank for rank, build in enumerate(wanted)}
     ranked = []
@@ -239,13 +240,13 @@ def choose_version(
             continue
         by_rocm = (
             place if build.kind == "rocm" and hardware.rocm else 0
-        )  # its driver decides; any CUDA of one major version will do
+        )  # the driver decides; any CUDA release of one major version works
         ranked.append((-by_rocm, build.torch == pin, parse_version(build.torch), -place, text))
     return max(ranked)[-1] if ranked else None
 
 
 def _build_of_pypi(build: Build, hardware: Hardware) -> Build:
-    """What PyPI's build is for. On a machine without accelerators any build works."""
+    """Target of PyPI's build. On a machine without accelerators any build works."""
     if not hardware.vendor:
         return Build("cpu", torch=build.torch)
     major_minor = parse_version(build.torch)[:2]

@@ -1,1 +1,1 @@
-"""The command line: words in, exit code out."""
+"""The command line interface: arguments in, exit code out."""

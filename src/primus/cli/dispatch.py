@@ -25,7 +25,7 @@ from primus.task import TASKS, Task, TaskContext
 
 
 def run_command(command: Command, words: tuple[str, ...], environ: Mapping[str, str]) -> int:
-    """Run `command`, which was typed as `words`; gives the exit code.
+    """Run `command`, parsed from `words`; gives the exit code.
 
     Raises:
         PrimusError: An option is wrong, or the task fails.
@@ -43,7 +43,7 @@ def run_command(command: Command, words: tuple[str, ...], environ: Mapping[str, 
 
 
 def _run_runtime_command(command: Command, environ: Mapping[str, str]) -> int:
-    """Run what a runtime does without a task, such as `kubernetes list`."""
+    """Run a command of a runtime that needs no task, such as `kubernetes list`."""
     segment, given = command.request.runtimes[-1], command.options
     runtime = registry.load_plug_in(RUNTIMES, segment.name)
     facts = partial(_read_facts(environ, given.dry_run), None)
@@ -129,7 +129,7 @@ def _read_facts(environ: Mapping[str, str], is_dry_run: bool) -> Callable[[str |
 
 
 def _run_with_workers(invocation: Invocation) -> int:
-    """Plan the workers of the job and let the task start them; its exit code counts."""
+    """Plan the workers of the job and run the task, which starts them; gives the exit code of the task."""
     from primus.launch.prepare import prepare_launch
 
     launch = prepare_launch(invocation)

@@ -1,4 +1,4 @@
-"""Help for the command, its runtimes and its tasks; only what is asked about is imported."""
+"""Help for the command, its runtimes and its tasks; only the requested plug-in is imported."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ TASK_GROUPS = {
     ),
     "machine": ("preflight", "env show", "analyze topology", "hooks list", "patches list", "node-smoke"),
 }
-"""Tasks in the order of the help: most used first in each group. A task that is named nowhere follows the tasks with
-the same first word; of those with a new first word the last group is made."""
+"""Tasks in the order of the help, most used first in each group. An unlisted task follows the tasks with the same first
+word; unlisted tasks with a new first word form the last group."""
 OTHER_GROUP = "other tasks"
 RUNTIME_ORDER = ("direct", "container", "slurm", "kubernetes", "ssh")
 
@@ -69,7 +69,7 @@ def _group_tasks() -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def format_help(request: LaunchRequest) -> str:
-    """Help of the task of `request`, or of its runtimes where it has none."""
+    """Help of the task of `request`, or of its runtimes if it has no task."""
     tasks = registry.list_plug_ins("tasks")
     if request.task in tasks:
         return _format_task_help(request.runtimes[-1].name, request.task)
@@ -80,7 +80,7 @@ def format_help(request: LaunchRequest) -> str:
 
 
 def _list_task_summaries() -> list[tuple[str, str]]:
-    """Tasks in the order of the help, without those that only primus itself calls: their summaries say so."""
+    """Tasks in the order of the help, without internal ones, which their summaries identify."""
     order = [name for names in TASK_GROUPS.values() for name in names]
     names = sorted(registry.list_plug_ins("tasks"), key=lambda name: _find_position(name, order))
     tasks = [(name, registry.read_summary("tasks", name)) for name in names]
@@ -88,7 +88,7 @@ def _list_task_summaries() -> list[tuple[str, str]]:
 
 
 def _find_position(name: str, order: Sequence[str]) -> float:
-    """Where `name` is listed: in `order`, else behind the last one that has the same first word, else at the end."""
+    """Position of `name`: that in `order`, else after the last name with the same first word, else the end."""
     if name in order:
         return order.index(name)
     same = [number for number, each in enumerate(order) if each.split()[0] == name.split()[0]]

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_and_report_errors(words: list[str]) -> int:
-    """The exit code; every error is one message, or with `--debug` a traceback."""
+    """Run the command; reports an error as one message, or with `--debug` as a traceback. Gives the exit code."""
     try:
         code = _run_words(words, os.environ)
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Words behind a task that belong elsewhere: a misspelt option of it, a runtime's option, a file without its option."""
+"""Detect misplaced arguments of a task: misspelled options, options of a runtime, files without their option."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from primus.runtime import RUNTIMES
 from primus.task import Task
 
 FILES = (".yaml", ".yml", ".toml", ".json")
-"""Ends of the names of files that somebody may take for an experiment."""
+"""Extensions of files that may be meant as an experiment."""
 
 OTHER_NAMES = {
     "nproc_per_node": "nproc",
@@ -35,7 +35,7 @@ OTHER_NAMES = {
 
 
 class _StrayArgument(Struct, frozen=True):
-    """A word that no option of the task takes, with the words that go with it."""
+    """An unknown argument of the task, with its values."""
 
     word: str
     value: tuple[str, ...] = ()
@@ -45,12 +45,12 @@ def check(extra: Sequence[str], task: Task, request: LaunchRequest) -> None:
     """Accept the words of a task that are not its options as overrides.
 
     Args:
-        extra: These words.
+        extra: Words that are not options of the task.
         task: The task.
-        request: The whole command, whose runtimes have options of their own.
+        request: The whole command, whose runtimes have their own options.
 
     Raises:
-        UsageError: One of them is no override, and where it belongs is known.
+        UsageError: A word is not an override, and its intended place is known.
     """
     own = [name for flag in flags.list_flags(task.Options) for name in flag.names if name.startswith("--")]
     for stray in _find_strays(extra):
@@ -67,7 +67,7 @@ def check(extra: Sequence[str], task: Task, request: LaunchRequest) -> None:
 
 
 def _find_strays(extra: Sequence[str]) -> Iterator[_StrayArgument]:
-    """Options with the values behind them, and words that stand alone."""
+    """Options with their values, and positional words."""
     words = list(extra)
     while words:
         word = words.pop(0)
@@ -79,7 +79,7 @@ def _find_strays(extra: Sequence[str]) -> Iterator[_StrayArgument]:
 
 
 def _is_of_a_backend(name: str) -> bool:
-    """Whether a backend has a key `name`; one that cannot be loaded has none, and is named where it is asked for."""
+    """Whether a backend has a key `name`; a backend that cannot be loaded is skipped, and reported when it is used."""
     key = name.removeprefix("--").replace("-", "_").partition(".")[0]
     for backend in registry.list_plug_ins("backends"):
         with contextlib.suppress(PrimusError):
@@ -96,7 +96,7 @@ def _check_file(word: str, own: Sequence[str], request: LaunchRequest) -> None:
 
 
 def _check_runtimes(stray: _StrayArgument, name: str, request: LaunchRequest) -> None:
-    """Refuse an option of a runtime, those of this command's chain first."""
+    """Reject an option of a runtime; the runtimes of this command are tried first."""
     chain = [segment.name for segment in request.runtimes]
     for runtime in dict.fromkeys([*reversed(chain), *registry.list_plug_ins("runtimes")]):
         spelling = _find_spelling(runtime, name)
@@ -115,7 +115,7 @@ def _list_values(stray: _StrayArgument) -> tuple[str, ...]:
 
 
 def _find_spelling(runtime: str, name: str) -> str | None:
-    """The option of `runtime` that `name` is, as that runtime spells it."""
+    """The option of `runtime` that equals `name`, as that runtime spells it."""
     options = registry.load_plug_in(RUNTIMES, runtime).Options
     spellings = {each: flag.names[0] for flag in flags.list_flags(options) for each in flag.names}
     other = OTHER_NAMES.get(name.lstrip("-").replace("-", "_"))

@@ -1,4 +1,4 @@
-"""Checks that need more than one value: of the configuration with itself, and with the number of processes."""
+"""Check values of the configuration against each other, and against the number of processes."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def accumulation_steps(resolved: Resolved, world_size: int) -> int:
 
 
 def check_lengths(resolved: Resolved) -> None:
-    """The sequence fits the model, and the schedule of the learning rate the run.
+    """Check that the sequence fits the model, and the learning-rate schedule fits the run.
 
     Raises:
-        UsageError: They do not; the message names the line.
+        UsageError: One does not fit; the message names the line.
     """
     trainer = resolved.experiment.trainer
     limit = trainer.model.max_position_embeddings
@@ -77,7 +77,7 @@ def check_lengths(resolved: Resolved) -> None:
 
 
 def _schedule_problems(resolved: Resolved) -> Iterator[tuple[str, str, str]]:
-    """Key, problem and hint of everything that makes a schedule impossible.
+    """Key, problem and hint of each contradiction in a learning-rate schedule.
 
     Megatron-LM asserts the same: both ways to give a warm-up exclude each other (`validate_args`), and the warm-up ends
     before the decay does (`OptimizerParamScheduler`).
@@ -106,12 +106,12 @@ def _schedule_problems(resolved: Resolved) -> Iterator[tuple[str, str, str]]:
 
 
 def check_data(resolved: Resolved) -> None:
-    """The experiment names exactly one source of data, which exists, and whose tokens the model has.
+    """Check that the experiment names one existing source of data, whose token ids fit the model.
 
-    The blend and the split make sense, too.
+    Also checks the blend and the split.
 
     Raises:
-        UsageError: Something of this does not hold; the message names the line.
+        UsageError: A check fails; the message names the line.
     """
     data = resolved.experiment.trainer.data
     given = [name for name in ("dataset", "train_data_path", "mock_data") if getattr(data, name)]
@@ -133,7 +133,7 @@ def check_data(resolved: Resolved) -> None:
 
 
 def _check_dataset(data: DataConfig, origins: dict[str, str]) -> None:
-    """A named dataset is known, and there is something to tokenize it with; the hub's own names are for the hub."""
+    """Check that a named dataset and its tokenizer exist; names on the Hub are not checked here."""
     assert data.dataset
     if "/" not in data.dataset:
         try:
@@ -149,7 +149,7 @@ def _check_dataset(data: DataConfig, origins: dict[str, str]) -> None:
 
 
 def _check_vocabulary(resolved: Resolved, prefixes: list[Path]) -> None:
-    """The model has a row for each token of the tokenizers that are known without loading them."""
+    """Check that the embedding has a row for each token of tokenizers that can be sized without loading them."""
     trainer = resolved.experiment.trainer
     known = [found for found in map(data_tokenizer, prefixes) if found]
     name = trainer.data.tokenizer_model

@@ -15,10 +15,10 @@ from primus.errors import UsageError, find_nearest
 from primus.redaction import MASK, is_secret_name, redact
 
 DEFAULT = "default"
-"""Origin of a value that is not set anywhere."""
+"""Origin of a value that is not set."""
 
 LONGEST_SHOWN = 80
-"""Characters of a wrong value that a message repeats."""
+"""Number of characters of an invalid value that a message shows."""
 
 
 def find_origin(item: Leaf | Tree) -> str:
@@ -34,7 +34,7 @@ def make_group(group: str, settings: Tree) -> tuple[Any, dict[str, str]]:
     """The group's Struct from the flat settings, and the origin of each field.
 
     Raises:
-        UsageError: Values are wrong or missing; all of them are listed.
+        UsageError: Values are invalid or missing; all of them are listed.
     """
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -59,14 +59,14 @@ def make_group(group: str, settings: Tree) -> tuple[Any, dict[str, str]]:
 
 
 def _leaves_default(item: Leaf | Tree, field: msgspec.structs.FieldInfo) -> bool:
-    """Whether null is written for a key that cannot be null, and whose default says the same: 0, false, no scaling."""
+    """Whether null is set for a key that cannot be null but has an equivalent default: 0, false, no scaling."""
     is_null = isinstance(item, Leaf) and item.value is None
     takes_null = type(None) in union_members(field.type)
     return is_null and not takes_null and not field.required and not needs_value(field)
 
 
 def _without_zero(item: Leaf | Tree, name: str) -> Leaf | Tree:
-    """`item`, or null where it is the 0 of a key for which that says the same."""
+    """`item`, or null for the 0 of a key where both mean the same."""
     if name in ZERO_IS_NONE and isinstance(item, Leaf) and type(item.value) in (int, float) and item.value == 0:
         return Leaf(None, item.origin)
     return item
@@ -79,7 +79,7 @@ def convert_value(item: Leaf | Tree, kind: Any) -> Any:
     a string or as a number.
 
     Raises:
-        ValidationError: It cannot be.
+        ValidationError: The conversion is not possible.
     """
     if not isinstance(item, Leaf):
         return msgspec.convert(strip_origins(item), kind)
@@ -100,12 +100,12 @@ def convert_value(item: Leaf | Tree, kind: Any) -> Any:
 
 
 def _read_scalar(value: Any) -> Any:
-    """The number or the like that a quoted `"${VARIABLE}"` holds."""
+    """The scalar in a quoted `"${VARIABLE}"`, such as a number."""
     return parse_scalar(value) if isinstance(value, str) else value
 
 
 def _check_scalars(value: Any) -> None:
-    """Refuse what no file, no tensor and no operating system takes."""
+    """Reject values that no file, tensor or operating system accepts."""
     if isinstance(value, list):
         for each in value:
             _check_scalars(each)
@@ -116,7 +116,7 @@ def _check_scalars(value: Any) -> None:
 
 
 def conversion_problem(item: Leaf | Tree, kind: Any, error: msgspec.ValidationError) -> str:
-    """Why `item` is not a `kind`, in the words of someone who wrote YAML."""
+    """Why `item` is not a `kind`, in terms of YAML."""
     reason = str(error).replace("`", "").replace("Expected", "expected").split(" - at")[0]
     if not isinstance(item, Leaf):
         return f"{reason} (a mapping)"
@@ -133,7 +133,7 @@ def conversion_problem(item: Leaf | Tree, kind: Any, error: msgspec.ValidationEr
 
 
 def _is_large_integer(value: Any) -> bool:
-    """Whether `value` is an integer that the reader has left as text, since no tensor can hold it."""
+    """Whether `value` is an integer that the reader kept as text, because it exceeds 64 bits."""
     return isinstance(value, str) and _INTEGER.fullmatch(value) is not None
 
 

@@ -48,7 +48,7 @@ class _TextLoader(_Base):  # type: ignore[misc]
 
 
 def read_data_file(path: Path) -> DataFile:
-    """Read a data file whose top level is a mapping.
+    """Read a data file, whose top level is a mapping.
 
     Raises:
         UsageError: It cannot be read, is not YAML, or repeats a key.
@@ -58,18 +58,18 @@ def read_data_file(path: Path) -> DataFile:
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError, TypeError):
         values = None
     if not isinstance(values, dict):
-        read_yaml(path, None)  # slower, and knows what is wrong at which line
+        read_yaml(path, None)  # slower, and reports the error with its line
         raise UsageError(f"{format_path(path)}: cannot be read as a data file", "write plain keys and values")
     return DataFile(path, values)
 
 
 def convert_data(values: dict[str, Any], kind: type[_Record], files: Sequence[DataFile]) -> _Record:
-    """The record that `values` describe.
+    """Convert `values` to a record.
 
     Args:
-        values: What `files` say together.
+        values: The merged values of `files`.
         kind: Its type, which forbids unknown fields.
-        files: The files, that of the record itself first; where `values` are wrong, their lines are named.
+        files: The files, that of the record itself first; errors name their lines.
 
     Raises:
         UsageError: A key is unknown, a value does not fit its field, or a field is missing.
@@ -106,7 +106,7 @@ def _parse_integer(text: Any) -> int:
 
 
 def _find_problems(tree: Tree, kind: type[Struct]) -> Iterator[str]:
-    """What is wrong with the keys and values of one file, or of one mapping in it."""
+    """List the problems of the keys and values of a file, or of a mapping in it."""
     fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
     for key, item in tree.items():
         if key in fields:

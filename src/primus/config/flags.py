@@ -14,11 +14,11 @@ from primus.errors import UsageError, did_you_mean
 
 Options = TypeVar("Options", bound=Struct)
 Positional = Annotated[str, Meta(extra={"positional": True})]
-"""Type of a field that is a word of its own rather than a flag."""
+"""Type of a field that is a positional argument instead of a flag."""
 
 
 class Flag(Struct, frozen=True):
-    """One field as a person types it."""
+    """One field as a command-line flag."""
 
     field: str
     names: tuple[str, ...]
@@ -56,8 +56,8 @@ def parse_options(
         options: Struct whose fields are the flags.
         words: The command line after the name.
         what: How errors name this part of the command line: ``runtime 'direct'``.
-        extra: Whether words that are no flags are given back rather than refused.
-        check_extra: Looks at these words first, since one of them may be a misspelt flag that is missing then.
+        extra: Whether unknown words are returned instead of rejected.
+        check_extra: Called with the unknown words before missing flags are reported: one may be a misspelled flag.
 
     Raises:
         UsageError: A flag is unknown, lacks its value, has a wrong one or is missing.
@@ -87,10 +87,10 @@ def describe_flags(options: type[Struct]) -> list[tuple[str, str]]:
 
 
 def convert_flag_value(flag: Flag, value: Any, what: str) -> Any:
-    """`value`, as it was typed, as the flag's kind has it.
+    """Convert the typed `value` to the kind of the flag.
 
     Raises:
-        UsageError: It is none of these.
+        UsageError: It is not a valid value.
     """
     try:
         return msgspec.convert(value, flag.kind, strict=False)

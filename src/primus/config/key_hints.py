@@ -11,15 +11,15 @@ from primus.config.source import Leaf, Tree
 from primus.errors import UsageError, find_nearest
 
 MOST_SHOWN = 10
-"""Unknown keys that a message shows; more are counted."""
+"""Number of unknown keys that a message lists; further ones are counted."""
 
 
 def unknown_keys(unknown: Mapping[str, Leaf | Tree], valid: Iterable[str]) -> UsageError:
-    """The error for keys that neither the schema nor the backend has.
+    """Build the error for keys that neither the schema nor the backend has.
 
     Args:
         unknown: The keys, in the order in which they were written.
-        valid: Keys that the backend takes.
+        valid: Keys that the backend accepts.
     """
     names = (*valid, *TOP_KEYS)
     lines, engines = [], set[str]()
@@ -34,7 +34,7 @@ def unknown_keys(unknown: Mapping[str, Leaf | Tree], valid: Iterable[str]) -> Us
 
 
 def synonym_hint(key: str) -> str:
-    """What `key`, of another framework, is called here: ``use lr``; empty where nothing says the same."""
+    """Hint with the equivalent of another framework's `key`: ``use lr``; empty without an equivalent."""
     parts = [part.replace("-", "_").lower() for part in key.split(".")]
     for name in (".".join(parts), parts[-1]):
         if name in SYNONYMS:
@@ -43,7 +43,7 @@ def synonym_hint(key: str) -> str:
 
 
 def find_engine(key: str) -> str:
-    """The engine that has a setting `key`; empty where none is known."""
+    """The engine that has a setting `key`; empty if none is known."""
     for engine, names in ENGINE_KEYS.items():
         if key in names:
             return engine
@@ -64,7 +64,7 @@ def _make_hint(key: str, item: Leaf | Tree, valid: tuple[str, ...]) -> str:
 
 
 def _group_hint(key: str, group: Tree) -> str:
-    """For a mapping where a value belongs: our own groups are not written, those of torchtitan are."""
+    """Hint for a mapping instead of a value: groups are written in torchtitan's files, and not here."""
     inner = next(_walk_paths(group), None)
     if inner:
         if inner[-1] in OWNERS:

@@ -34,7 +34,8 @@ from primus.config.source import Leaf, Tree, read_yaml, strip_origins
 from primus.errors import UsageError, did_you_mean, find_nearest
 
 LONGEST_NAME = 200
-"""Bytes of an experiment's name; file systems take 255, and what is made from it is longer."""
+"""Maximum length of an experiment's name in bytes; names derived from it must stay below 255, the limit of file
+systems."""
 
 STAGES: tuple[str, ...] = get_args(Stage)
 
@@ -55,14 +56,14 @@ def load_experiment(
     Args:
         file: The experiment's YAML.
         overrides: Words of the command line: ``--lr 1e-4``, ``--lr=1e-4``, ``lr=1e-4``, ``--flag``.
-        environ: Values for ``${VAR}``; None leaves `${` as it stands.
+        environ: Values for ``${VAR}``; None leaves `${` unchanged.
         stage: Module to take; the file's only one when None.
 
     Raises:
-        UsageError: Anything is wrong with the file, a preset or an override; all problems of one kind are listed.
+        UsageError: The file, a preset or an override is invalid; all problems of one kind are listed.
     """
     tree = _load_extended_file(file, environ)
-    if "modules" not in tree:  # then its other keys tell what it is
+    if "modules" not in tree:  # its other keys then identify its format
         _reject_unknown(tree, ExperimentFile.__struct_fields__, "experiment file")
     stage = stage or _only_stage(tree, file)
     top, flat = _split_overrides(parse_overrides(overrides, stage))
@@ -83,7 +84,7 @@ def load_model(name: str, environ: Mapping[str, str] | None = None) -> ModelSpec
     """The model preset `name` (a preset's name or a path), without any override.
 
     Raises:
-        UsageError: There is no such preset, or it is not a valid model.
+        UsageError: The preset does not exist, or is not a valid model.
     """
     settings = _load_extended_file(_locate_file("models", Leaf(name, name, name), Path()), environ or {}, kind="models")
     _reject_unknown_settings(settings)
@@ -108,7 +109,7 @@ def _load_extended_file(
 
 
 def _extend_tree(base: Tree, over: Tree) -> Tree:
-    """A preset or an experiment file `over` the one that it extends, whose alternatives it replaces at either level."""
+    """Merge a file `over` the one that it extends; its keys replace their alternatives at both levels."""
     merged = _override_tree(base, over)
     modules, below, above = (tree.get("modules") for tree in (merged, base, over))
     if isinstance(modules, dict) and isinstance(below, dict) and isinstance(above, dict):
@@ -137,7 +138,7 @@ def _as_leaves(extends: Leaf | Tree | None) -> list[Leaf]:
 
 
 def _locate_file(kind: str | None, name: Leaf, folder: Path) -> Path:
-    """The file that `name` means: beside the file that names it, in the working directory, or a preset."""
+    """Find the file `name`: next to the file that refers to it, in the working directory, or among presets."""
     if not isinstance(name.value, str) or not name.value:
         raise UsageError(f"{name.origin}: expected the name of a file, got {name.value!r}")
     for candidate in (folder / name.value, Path(name.value)):
@@ -164,7 +165,7 @@ def _merge_trees(base: Tree, over: Tree) -> Tree:
 
 
 def _override_tree(base: Tree, over: Tree) -> Tree:
-    """`over` on top of `base`, where a key that is set replaces its alternatives (`min_lr` and `min_lr_ratio`)."""
+    """`over` on top of `base`; a key replaces its alternatives, such as `min_lr` and `min_lr_ratio`."""
     replaced = {
         other
         for keys in ALTERNATIVES
@@ -208,7 +209,7 @@ def _engine_keys(module: Tree) -> Collection[str]:
     """Keys that the module's backend takes in addition to those of the schema: its own `KEYS`.
 
     Raises:
-        UsageError: There is no such backend; before any key is judged, since which are known depends on it.
+        UsageError: The backend does not exist. Checked before any key, because the valid keys depend on it.
     """
     framework = module.get("framework", Leaf("native", DEFAULT))
     if not isinstance(framework, Leaf) or not isinstance(framework.value, str):
@@ -288,7 +289,7 @@ def _reject_unknown_settings(settings: Tree, engine_keys: Collection[str] = ()) 
         if key not in OWNERS and key != "backend_args" and key not in engine_keys
     }
     if unknown:
-        from primus.config.key_hints import unknown_keys  # not for what is right
+        from primus.config.key_hints import unknown_keys  # imported only for errors
 
         raise unknown_keys(unknown, [*OWNERS, *engine_keys])
 
@@ -328,7 +329,7 @@ def _read_variable(item: Leaf | Tree) -> str:
 
 
 def _check_names(experiment: Mapping[str, str], origins: Mapping[str, str]) -> None:
-    """An experiment's name is one folder's name; none of the names disturbs a terminal that shows it."""
+    """Check that the experiment's name is a valid folder name, and that no name contains control characters."""
     for key, value in experiment.items():
         if not value.isprintable():
             raise UsageError(f"{origins[key]}: {key} {value!r} holds a control character", "use printable characters")

@@ -50,7 +50,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _describe_properties(group: type[ConfigGroup]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """JSON Schema of each field, with `${VAR:default}` allowed wherever a value may stand."""
+    """JSON Schema of each field, with `${VAR:default}` allowed for every value."""
     docs = field_docs(group)
     (_,), components = msgspec.json.schema_components([group], ref_template="#/$defs/{name}")
     fields = components.pop(group.__name__)["properties"]
@@ -66,7 +66,7 @@ def _describe_properties(group: type[ConfigGroup]) -> tuple[dict[str, Any], dict
 
 
 def _other_spellings(name: str) -> list[dict[str, Any]]:
-    """What the loader takes beside the type of a key: 0 and 1 for booleans, null or 0 for none."""
+    """Values that the loader accepts in addition to the type of a key: 0 and 1 for booleans, null or 0 for none."""
     if name not in OWNERS:
         return []
     found: list[dict[str, Any]] = [{"enum": [0, 1]}] if name in list_switch_keys() else []
@@ -106,7 +106,7 @@ def _format_yaml(value: Any) -> str:
 
 
 def type_name(kind: Any) -> str:
-    """A field's type as people read it: ``integer >= 1 or null``."""
+    """A field's type, human-readable: ``integer >= 1 or null``."""
     schema = msgspec.json.schema(kind)
     return " or ".join(_kind_name(option) for option in schema.get("anyOf", [schema]))
 

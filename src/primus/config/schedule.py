@@ -1,4 +1,4 @@
-"""What the keys of the learning rate and of evaluation come to, for a run of some length."""
+"""Derive the learning-rate schedule and the evaluation interval from the configuration."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def final_learning_rate(config: OptimizerConfig) -> float:
 
 
 def evaluation_interval(training: TrainingConfig) -> int | None:
-    """Steps between evaluations; None where there are none."""
+    """Steps between evaluations; None without evaluation."""
     return training.eval_interval if training.eval_iters else None

@@ -1,4 +1,4 @@
-"""Read YAML text into values that know their file and line."""
+"""Read YAML into values with their file and line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from primus.redaction import learn
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NOT_OURS = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp")
-"""What YAML 1.1 reads otherwise than people mean it: `1e-5` is text, `1:30` and `010` numbers, `2024-01-01` a date."""
+"""Scalars that YAML 1.1 reads unexpectedly: `1e-5` as text, `1:30` and `010` as numbers, `2024-01-01` as a date."""
 
 
 class _Loader(_Base):  # type: ignore[misc]
@@ -38,13 +38,13 @@ _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][\d_]*)$|0x[0-9a-fA-F]+$"), list("-+0123456789")
 )
 _LARGEST_INTEGER = 2**63 - 1
-"""Largest integer that JSON readers and tensors hold."""
+"""Largest integer that JSON readers and tensors can store."""
 _MOST_DIGITS = 20
-"""Longest spelling of an integer that is converted at all: Python refuses thousands of digits."""
+"""Maximum length of an integer that is converted; Python rejects thousands of digits."""
 
 
 def _construct_integer(loader: Any, node: yaml.ScalarNode) -> int | str:
-    """An integer; one that no tensor can hold stays text, which a key that wants a number refuses."""
+    """An integer; one that exceeds 64 bits stays text, which keys for numbers reject."""
     text: str = loader.construct_scalar(node)
     digits = text.replace("_", "")
     if len(digits) > _MOST_DIGITS:
@@ -58,16 +58,16 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _construct_integer)
 MOST_BYTES = 16 << 20
 """Largest file that is read; a list of 100,000 token files is smaller."""
 DEEPEST = 200
-"""Levels of nesting that are read; libyaml's composer overflows the stack at some ten thousand."""
+"""Maximum nesting depth; libyaml's composer overflows the stack at about ten thousand levels."""
 MOST_REPEATED = 100_000
-"""Values that aliases (`*name`) may stand for in addition to those that are written."""
+"""Maximum number of values that aliases (`*name`) may add to the written ones."""
 
 
 _DumperBase: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class _SourceDumper(_DumperBase):  # type: ignore[misc]
-    """Quotes what the loader would not read as text."""
+    """Quotes text that the loader would read as another type."""
 
     yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
@@ -104,8 +104,8 @@ def read_yaml(
 
     Args:
         path: The file.
-        environ: Values of the variables; None leaves `${` as it stands.
-        shown: How origins name the file; its path relative to the working directory when None.
+        environ: Values of the variables; None leaves `${` unchanged.
+        shown: Name of the file in origins; its path relative to the working directory if None.
         may_be_empty: Whether a file without keys is an empty mapping.
 
     Raises:
@@ -150,7 +150,7 @@ def _compose_document(text: str) -> Any:
     """The one document of `text`, whose aliases do not expand without bound.
 
     Raises:
-        YAMLError: It is not YAML, is nested too deeply, contains itself, or its aliases stand for too much.
+        YAMLError: It is not YAML, is nested too deeply, contains itself, or its aliases expand to too many values.
     """
     if len(text) > DEEPEST:
         _check_depth(text)
@@ -170,7 +170,7 @@ def _compose_document(text: str) -> Any:
 
 
 def _check_depth(text: str) -> None:
-    """Refuse deep nesting by the parser's events, which take no stack."""
+    """Reject deep nesting by the events of the parser, which does not recurse."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -179,7 +179,7 @@ def _check_depth(text: str) -> None:
 
 
 class _Extent(Struct, frozen=True):
-    """How large a value is once every alias is replaced by what it stands for."""
+    """Size of a value after all aliases are expanded."""
 
     values: int
     levels: int
@@ -246,7 +246,7 @@ def dump_yaml(value: Any) -> str:
 
 
 def format_path(path: Path) -> str:
-    """`path` relative to the working directory where it is below it."""
+    """`path`, relative to the working directory if it is below it."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))
     except ValueError:
@@ -298,7 +298,7 @@ class _TreeReader:
             key = str(_construct_value(self.loader, key_node))
             if key in seen:
                 raise UsageError(f"{self.format_place(key_node)}: key '{key}' is given twice")
-            if id(key_node) in own:  # those that `<<` merges in may be given again
+            if id(key_node) in own:  # keys that `<<` merges in may be overridden
                 seen.add(key)
             _learn_secrets(key, value_node)
             tree[key] = (
@@ -337,7 +337,7 @@ class _TreeReader:
 
 
 def _learn_secrets(key: str, node: yaml.Node) -> None:
-    """Let redaction know what a file holds of secrets: below keys that say so, and inside of any value."""
+    """Register the secrets of a file with redaction: values of secret keys, and secrets inside any value."""
     if isinstance(node, yaml.ScalarNode) and "${" not in node.value:
         learn({key: node.value})
 

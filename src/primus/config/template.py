@@ -1,4 +1,4 @@
-"""A commented experiment file to start from, for one model."""
+"""Generate a commented experiment file for a model."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ _SHORT_SEQUENCE = 4096
 
 
 def starting_file(model_name: str, spec: ModelSpec, docs: Mapping[str, str] | None = None) -> str:
-    """An experiment file that pre-trains `model_name` on random tokens, each line below its meaning.
+    """An experiment file that pre-trains `model_name` on random tokens; a comment above each key explains it.
 
     Args:
         model_name: Name of the model preset.
-        spec: What the preset holds.
+        spec: The model of the preset.
         docs: Meaning of each key; the schema's own docstrings when None.
     """
     docs = key_docs() if docs is None else docs
@@ -107,7 +107,7 @@ def _top_lines(model_name: str, docs: Mapping[str, str]) -> Iterable[str]:
 
 
 def _choose_values(spec: ModelSpec) -> dict[str, Any]:
-    """Defaults of the schema, with what makes this file run as it is."""
+    """Defaults of the schema, with the values that make the file runnable without changes."""
     values = {
         field.name: field.default
         for struct in GROUPS.values()
@@ -118,7 +118,7 @@ def _choose_values(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _format_entry(key: str, value: Any, docs: Mapping[str, str], indent: int) -> list[str]:
-    """The meaning of a key, and below it the key with its value."""
+    """A comment with the meaning of a key, followed by the key with its value."""
     margin = " " * indent
     return [f"{margin}# {docs[key]}", f"{margin}{key}: {_format_scalar(value)}"]
 

@@ -1,4 +1,4 @@
-"""Token files as users name them: one prefix, several, a blend with weights, a pattern, a folder; and their split."""
+"""Parse token files and their split: a prefix, several prefixes, a weighted blend, a pattern, or a folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def weighted_prefixes(given: str | list[str | float] | None, key: str) -> list[t
     A string with spaces is read as such a list.
 
     Raises:
-        UsageError: There is no such file, a weight is missing or no number above 0, or a prefix occurs twice.
+        UsageError: A file does not exist, a weight is missing or not above 0, or a prefix is repeated.
     """
     if not given:
         return []
@@ -37,10 +37,10 @@ def weighted_prefixes(given: str | list[str | float] | None, key: str) -> list[t
 
 
 def resolve_prefix(given: str, key: str) -> Path:
-    """The prefix of a pair of .bin and .idx that a user means, given with or without extension or ``_text_document``.
+    """The prefix of a pair of .bin and .idx files, given with or without extension or ``_text_document``.
 
     Raises:
-        UsageError: There is no such pair; the message names the nearest.
+        UsageError: The pair does not exist; the message names the nearest.
     """
     path = Path(given).expanduser()
     if path.suffix in (".bin", ".idx"):
@@ -61,7 +61,7 @@ def find_prefixes(given: Sequence[str]) -> list[Path]:
     """Prefixes, each once, in the order given; those of a pattern or of a folder in the order of their names.
 
     Raises:
-        UsageError: There are none for one of the words, or the name of one is not UTF-8.
+        UsageError: A word matches no files, or a name is not UTF-8.
     """
     found = [prefix for word in given for prefix in _find_matches(word)]
     return list(dict.fromkeys(found))

@@ -44,7 +44,7 @@ class _DataManifest(Struct):
 def tokenizer_size(name: str) -> int | None:
     """Largest token id + 1 of a local tokenizer.json or SentencePiece model, given by its file or folder.
 
-    None for a name on a hub, and for what cannot be read: loading it says why.
+    None for a name on a hub, and for an unreadable file, which loading it reports.
     """
     path = Path(name).expanduser()
     try:
@@ -59,7 +59,7 @@ def tokenizer_size(name: str) -> int | None:
 
 
 def data_tokenizer(prefix: Path) -> tuple[str, int] | None:
-    """Name and size of the tokenizer that token files were made with; None where no manifest says."""
+    """Name and size of the tokenizer that token files were made with; None if no manifest states it."""
     try:
         content = prefix.with_name(f"{prefix.name}.manifest.json").read_bytes()
         tokenizer = msgspec.json.decode(content, type=_DataManifest).tokenizer

@@ -1,1 +1,1 @@
-"""From words to processes: the request, the plan that it becomes, and the one place that acts on it."""
+"""Launch: parses a command line into a request, composes a plan from it, and executes the plan."""

@@ -18,7 +18,7 @@ LEVELS = ("cluster", "container", "node")
 """Levels of runtimes, outermost first. A chain has at most one runtime of each, in this order."""
 
 GLOBAL_WORDS = ("--dry-run", "--dry_run", "--debug", "--json")
-"""Global options that are accepted at any position."""
+"""Global options, which are accepted at any position."""
 
 HELP_WORDS = ("-h", "--help")
 
@@ -26,7 +26,7 @@ SHORT = {"k8s": "kubernetes"}
 """Short names of runtimes."""
 
 NODE_END = "direct"
-"""Runtime that every chain ends with; it is added where it was not typed."""
+"""Last runtime of every chain; added if it was not typed."""
 
 
 class GlobalOptions(Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class Command(Struct, frozen=True):
 
     options: GlobalOptions
     request: LaunchRequest
-    """Without a task where the runtime has commands itself, such as `kubernetes list`."""
+    """Has no task if the runtime has its own commands, such as `kubernetes list`."""
     is_help: bool = False
     notes: tuple[str, ...] = ()
     """The options that come from a launcher file."""
@@ -105,7 +105,7 @@ def parse_segment_options(segment: RequestSegment) -> Struct:
 
 @lru_cache(maxsize=16)
 def _parse_words(runtime: Any, name: str, words: tuple[str, ...]) -> Struct:
-    """A command asks for the options of its runtimes several times, and making a parser takes 3 ms."""
+    """Cached, because a command parses these options several times, and building a parser takes 3 ms."""
     if runtime.parse:
         parsed: Struct = runtime.parse(words)
         return parsed
@@ -116,14 +116,14 @@ def _parse_words(runtime: Any, name: str, words: tuple[str, ...]) -> Struct:
 
 
 def _complete_segment(segment: RequestSegment) -> tuple[RequestSegment, list[list[str]]]:
-    """A runtime whose own words name a task, as `kubernetes create --exp FILE` does, without them and with the task."""
+    """The segment without the words that name a task (`kubernetes create --exp FILE`), and that task."""
     module = registry.load_plug_in(RUNTIMES, segment.name)
     words, task = module.implied(segment.words)
     return RequestSegment(segment.name, words), [list(task)] if task else []
 
 
 def _is_command(segment: RequestSegment) -> bool:
-    """Whether the runtime does something by itself, without a task: by a command, or by an option."""
+    """Whether the runtime runs without a task, because of a command or an option."""
     commands = registry.load_plug_in(RUNTIMES, segment.name).COMMANDS
     return any(word in commands for word in segment.words[:1]) or any(
         word in commands for word in segment.words if word.startswith("--")
@@ -141,13 +141,13 @@ def _split_segments(argv: Sequence[str]) -> list[list[str]]:
 
 
 def _split_passed_through(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words of a task, and a further `--` with what follows it: the command line of another program."""
+    """Split the words of a task at a further `--`, which starts the command line of another program."""
     num_own = words.index("--") if "--" in words else len(words)
     return words[:num_own], words[num_own:]
 
 
 def _take_globals(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """`words` without the options that may stand anywhere, and these by their fields."""
+    """`words` without the global options, and the global options by field."""
     given = {word.removeprefix("--").replace("-", "_"): True for word in words if word in GLOBAL_WORDS}
     return [word for word in words if word not in GLOBAL_WORDS], given
 
@@ -219,7 +219,7 @@ def _make_task_error(words: Sequence[str], runtimes: list[RequestSegment], tasks
             f"'{stray[0]}' is a task: put ' -- ' before it", f"primus-cli {runtimes[-1].name} -- {stray[0]} ..."
         )
     if not words:
-        for segment in runtimes:  # a word that is none of its options says more
+        for segment in runtimes:  # an unknown option is the more useful error
             parse_segment_options(segment)
         name = runtimes[-1].name
         commands = "|".join(registry.load_plug_in(RUNTIMES, name).COMMANDS)

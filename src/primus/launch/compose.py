@@ -1,4 +1,4 @@
-"""A request becomes a plan: the runtimes of the chain wrap it, innermost first."""
+"""Compose a plan from a request: the runtimes of the chain wrap it, innermost first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from primus.runtime import RUNTIMES
 
 
 def compose_plan(request: LaunchRequest, plan: LaunchPlan, context: PlanContext) -> LaunchPlan:
-    """`plan` wrapped by the request's runtimes, innermost first.
+    """Wrap `plan` in the request's runtimes, innermost first.
 
     Raises:
         UsageError: An option of a runtime is wrong.
@@ -27,11 +27,11 @@ def compose_plan(request: LaunchRequest, plan: LaunchPlan, context: PlanContext)
 def compose_outer_plan(
     request: LaunchRequest, context: PlanContext, env: Mapping[str, Variable], given: GlobalOptions
 ) -> LaunchPlan:
-    """The plan of the runtimes that leave this machine; inside them `primus-cli` does the rest of the chain.
+    """Compose the plan of the runtimes outside of the node level; inside them `primus-cli` runs the rest of the chain.
 
     Args:
-        env: Variables that the rest of the chain wants by name.
-        given: Global options, which hold there too.
+        env: Variables that are passed by name to the rest of the chain.
+        given: Global options, which also apply there.
 
     Raises:
         UsageError: An option of a runtime is wrong.
@@ -54,7 +54,7 @@ def _compose_runtimes(
 
 
 def _make_remote_command(request: LaunchRequest, first: int, passed_on: tuple[str, ...]) -> tuple[str, ...]:
-    """The command that does the chain from runtime number `first` on."""
+    """The command that runs the chain from runtime number `first` on."""
     runtimes = request.runtimes[first:] or (RequestSegment(NODE_END),)
     words = [word for segment in runtimes for word in (segment.name, *segment.words, "--")]
     if registry.load_plug_in(RUNTIMES, runtimes[-1].name).LEVEL != "node":
@@ -63,7 +63,7 @@ def _make_remote_command(request: LaunchRequest, first: int, passed_on: tuple[st
 
 
 def find_entry_point() -> str:
-    """The `primus-cli` that other nodes and containers start: of the checkout where there is one, else as installed."""
+    """Path of the `primus-cli` that other nodes and containers start: the checkout's, else the installed one."""
     checkout = registry.PACKAGE.parents[1] / "primus-cli"
     installed = Path(sys.prefix) / "bin" / "primus-cli"
     return str(checkout if checkout.is_file() else installed if installed.is_file() else "primus-cli")

@@ -52,8 +52,10 @@ def run_in_foreground(
     Raises:
         PrimusError: It cannot be started.
     """
+    # The child writes to the same file directly, so that buffered text would appear after its output.
     sys.stdout.flush()
     heard: list[int] = []
+    # Handlers are installed before the child starts, so that no signal in between is lost.
     with _note_signals(heard):
         try:
             child = subprocess.Popen(argv, env=dict(environ), start_new_session=not has_terminal, preexec_fn=prepare)
@@ -63,6 +65,7 @@ def run_in_foreground(
             while (code := _wait_for_child(child)) is None:
                 while heard:
                     number = heard.pop(0)
+                    # A terminal sends Ctrl-C to its whole foreground group, so the child has it already.
                     if not (has_terminal and number == signal.SIGINT and _is_foreground()):
                         deliver(child, number)
     return code if code >= 0 else 128 - code
@@ -70,6 +73,7 @@ def run_in_foreground(
 
 def _wait_for_child(child: Child) -> int | None:
     try:
+        # Returns early when the child ends. A handler only appends to a list, which the caller reads after this wait.
         return child.wait(POLL_S)
     except subprocess.TimeoutExpired:
         return None
@@ -77,9 +81,10 @@ def _wait_for_child(child: Child) -> int | None:
 
 @contextlib.contextmanager
 def _note_signals(heard: list[int]) -> Iterator[None]:
-    """While open, signals to this process are noted; those that it was started to ignore, as nohup wants, stay so."""
+    """Record signals to this process while open; signals that were ignored at its start (nohup) stay ignored."""
 
     def note(number: int, frame: FrameType | None) -> None:
+        # Only appends: a handler may interrupt any code, including a lock that `deliver` would need.
         heard.append(number)
 
     numbers = [each for each in (*PASSED_ON, signal.SIGINT) if signal.getsignal(each) is not signal.SIG_IGN]
@@ -87,6 +92,7 @@ def _note_signals(heard: list[int]) -> Iterator[None]:
     try:
         yield
     finally:
+        # Restored also after an error, so that the caller's own handlers work again.
         for number, handler in before.items():
             signal.signal(number, handler)
 

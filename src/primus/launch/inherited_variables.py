@@ -1,4 +1,4 @@
-"""Variables of the user's shell that a run reads, and that go with it where no shell takes them."""
+"""Variables of the user's shell that a run reads, and that are passed to nodes that do not inherit them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ NAMES = frozenset(
     "TOKENIZED_DATA_PATH BACKEND_PATH USING_AINIC REBUILD_PRIMUS_TURBO GPU_ARCHS REBUILD_BNXT PATH_TO_BNXT_TAR_PACKAGE "
     "ENABLE_NUMA_BINDING SDMA_ALL_GATHER PATCH_TE_FLASH_ATTN DUMP_HLO DUMP_HLO_DIR".split()
 )
-"""With the families, what a run reads: facts of the launch, the libraries' and the trackers' settings (from the
-documentation of AMD-AGI/Primus, and that of the libraries)."""
+"""In addition to the prefixes, variables that a run reads: the layout of the launch, and settings of libraries and
+experiment trackers (from their documentation and that of AMD-AGI/Primus)."""
 KEPT_OUT = frozenset(
     "CUDA_HOME CUDA_PATH CUDA_ROOT HIP_PATH HSA_PATH PRIMUS_PYTHON PRIMUS_CONTAINER_ENGINE PRIMUS_LAUNCHER_FILE "
     "PRIMUS_LAUNCHER_PID PRIMUS_PROGRESS PRIMUS_SAFE_TOKEN SLURM_JWT SLURM_CONF".split()
 )
-"""Places of this machine's own software, which would hide the other's, and what belongs to this process."""
+"""Paths of this machine's software, which would hide those of the other machine, and state of this process."""
 
 
 def list_inherited_names(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Names of the variables that a run needs of those that are set."""
+    """Names of the variables that are set and that a run needs."""
     return tuple(sorted(name for name in environ if _is_read(name)))
 
 

@@ -1,4 +1,4 @@
-"""One call of `primus-cli` as a value: what its executors (run_inline, run_node, run_remote) need to know of it."""
+"""One call of `primus-cli` as a value, as its executors (run_inline, run_node, run_remote) read it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from primus.task import Task, TaskContext
 
 
 class Invocation(Struct, frozen=True, kw_only=True):
-    """A parsed command line with its task, and the machine that it was typed on."""
+    """A parsed command line with its task and the facts of the machine that it was typed on."""
 
     command: Command
-    """With the defaults of the launcher files."""
+    """The command, including defaults of the launcher files."""
     words: tuple[str, ...]
     """The command line as typed."""
     task: Task
     options: Any
     """Options of the task."""
     parse_task_words: Callable[[Sequence[str]], tuple[Any, tuple[str, ...]]]
-    """Parses words of the task into its options and its overrides; hooks may add words."""
+    """Parses the words of the task into options and overrides; hooks may add words."""
     job: LaunchJob | None
-    """What the task wants of worker processes; None if it needs none."""
+    """The job that the task describes; None if it needs no worker processes."""
     task_context: TaskContext
     plan_context: PlanContext
 

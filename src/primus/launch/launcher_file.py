@@ -1,6 +1,6 @@
-"""Default options of the runtimes from the user's launcher file, below what is typed.
+"""Default options of the runtimes from launcher files; options of the command line take precedence.
 
-`~/.primus.yaml`, and over it the file of `primus-cli --config FILE`, have a section for each runtime:
+`~/.primus.yaml`, and the file of `primus-cli --config FILE`, which overrides it, have a section for each runtime:
 
     slurm: {partition: gpu, time: "2:00:00"}
     container: {options: {image: rocm/primus:v26.5, device: [/dev/kfd, /dev/dri]}}
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 USER_FILE = "~/.primus.yaml"
 VARIABLE = "PRIMUS_LAUNCHER_FILE"
-"""Names the user's file where it is another one; empty for none."""
+"""Variable with the path of the user's launcher file; empty disables it."""
 GLOBALS = ("debug", "dry_run", "json")
 """Keys of the section `main`."""
 OTHER_NAMES = {"direct": {"gpus-per-node": "nproc"}}
-"""Keys of AMD-AGI/Primus that have another name here."""
+"""Keys of AMD-AGI/Primus that are spelled differently here."""
 
 
 class LauncherFileChoice(Struct, frozen=True):
@@ -41,7 +41,7 @@ class LauncherFileChoice(Struct, frozen=True):
     given: str | None = None
     """File of --config."""
     is_off: bool = False
-    """Whether none is, since another launcher has read them."""
+    """Whether none is read, because an outer launcher has already applied them."""
 
 
 class Default(Struct, frozen=True):
@@ -55,10 +55,10 @@ class Default(Struct, frozen=True):
 
 
 def take_choice(words: Sequence[str]) -> tuple[list[str], LauncherFileChoice]:
-    """`words` without the options before the task that choose launcher files, and that choice.
+    """`words` without the options that choose launcher files, and that choice; options of the task are kept.
 
     Raises:
-        UsageError: --config names no file, or a second one.
+        UsageError: --config has no value, or is repeated.
     """
     num_ours = _num_before_task(words)
     rest = list(words[:num_ours])
@@ -81,7 +81,7 @@ def take_choice(words: Sequence[str]) -> tuple[list[str], LauncherFileChoice]:
 
 
 def _num_before_task(words: Sequence[str]) -> int:
-    """Number of words before those of the task, whose own --config is another one."""
+    """Number of words before those of the task, which may have its own option --config."""
     begins, after_config = True, False
     for number, word in enumerate(words):
         is_head = begins and not word.startswith("-") and not after_config
@@ -93,10 +93,10 @@ def _num_before_task(words: Sequence[str]) -> int:
 
 
 def apply_defaults(command: Command, choice: LauncherFileChoice, environ: Mapping[str, str]) -> Command:
-    """`command` with the defaults of the launcher files before what was typed.
+    """`command` with the defaults of the launcher files in front of the typed options.
 
     Raises:
-        UsageError: A file cannot be read, or has a key that means nothing.
+        UsageError: A file cannot be read, or has an unknown key.
     """
     sections = {} if choice.is_off else _merge_files(choice, environ)
     if not sections:
@@ -124,7 +124,7 @@ def _merge_files(choice: LauncherFileChoice, environ: Mapping[str, str]) -> dict
     """Leaves by section and option; a key of the later file replaces that of the earlier."""
     sections: dict[str, dict[str, Any]] = {}
     for path, shown in _list_files(choice, environ):
-        from primus.config import source  # takes a YAML reader, where there is something to read
+        from primus.config import source  # loads a YAML reader, which is needed only if there is a file
 
         content: dict[str, Any] = source.read_yaml(path, environ, shown, may_be_empty=True)
         for name, tree in content.items():
@@ -161,7 +161,7 @@ def _find_section(name: str, tree: Any, shown: str) -> str:
 
 
 def _find_origin(tree: Any) -> str:
-    """Where the first value of `tree` was written."""
+    """File and line of the first value of `tree`."""
     while isinstance(tree, dict):
         if not tree:
             return ""
@@ -170,7 +170,7 @@ def _find_origin(tree: Any) -> str:
 
 
 def _flatten_section(section: str, tree: Mapping[str, Any], leaf: Any) -> dict[str, Any]:
-    """Leaves by option; `options` below a section is the section itself, and `env` may be names and values."""
+    """Leaves by option; a mapping `options` is merged into its section, and `env` may be a mapping."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         name = key.replace("_", "-")
@@ -204,7 +204,7 @@ def _is_on(section: Mapping[str, Any], name: str) -> bool:
 
 
 def _complete_chain(request: LaunchRequest, sections: Mapping[str, Any]) -> tuple[RequestSegment, ...]:
-    """The runtimes, with the one that every chain ends with where it has defaults and was not typed."""
+    """The runtimes, with the default last runtime added if it has defaults and was not typed."""
     last = registry.load_plug_in(RUNTIMES, request.runtimes[-1].name)
     if last.LEVEL != "node" and request.task and sections.get(NODE_END):
         return (*request.runtimes, RequestSegment(NODE_END))
@@ -212,7 +212,7 @@ def _complete_chain(request: LaunchRequest, sections: Mapping[str, Any]) -> tupl
 
 
 def _find_new_defaults(segment: RequestSegment, section: Mapping[str, Any]) -> list[Default]:
-    """Defaults of the runtime that its words do not overrule; those that may be repeated add up."""
+    """Defaults of the runtime that its words do not override; values of repeatable options accumulate."""
     if not section:
         return []
     from primus.config import flags
@@ -271,12 +271,12 @@ def _convert_values(name: str, item: Any, flag: flags.Flag | None, module: Runti
 
 
 def _format_scalar(item: Any) -> str:
-    """A scalar as it was written."""
+    """The scalar as written in the file."""
     return str(item.text or item.value) if not isinstance(item.value, str) else item.value
 
 
 def _format_words(runtime: str, default: Default) -> list[str]:
-    """The option as it would be typed; switching off what only the runtime's program knows is not giving it."""
+    """The option as it would be typed; a pass-through option that is false is omitted."""
     if isinstance(default.values, tuple):
         return [f"{default.name}={value}" for value in default.values]
     if default.values:

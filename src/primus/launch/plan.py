@@ -1,4 +1,4 @@
-"""A launch as a value: what dry-run prints, the snapshot keeps and the executor performs."""
+"""A launch as a value: dry-run prints it, the run folder keeps it, and the executor runs it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from primus.redaction import MASK, redact_args, redact_value
 
 
 class Variable(Struct, frozen=True):
-    """A value that a plan sets, and who set it."""
+    """A variable that a plan sets, and its origin."""
 
     value: str
     source: str
     """``--env``, ``exp.yaml:12``, ``direct`` ..."""
     is_secret: bool = False
-    """Whether the value is a secret under a name that does not tell."""
+    """Whether the value is a secret although its name does not indicate it."""
 
     def format_value(self, name: str) -> str:
         """The value of the variable `name`, or the mask."""
@@ -29,7 +29,7 @@ class Variable(Struct, frozen=True):
 
 
 class BindMount(Struct, frozen=True):
-    """A folder that is seen inside."""
+    """A folder that is mounted in a container."""
 
     source: str
     target: str
@@ -43,122 +43,123 @@ class Action(Struct, frozen=True, kw_only=True):
     file: str
     stage: Stage = "before"
     once: bool = False
-    """Once per job, on node 0, rather than on each node."""
+    """Runs once per job, on node 0, instead of on each node."""
     locked: bool = False
-    """Alone on its node."""
+    """Runs under the lock of its node, alone among such actions."""
     timeout_s: float
     functions: tuple[str, ...] = ()
     """Decorated functions of a Python file; without them it is a plain script."""
 
 
 class RestartPolicy(Struct, frozen=True, kw_only=True):
-    """How workers are watched and restarted."""
+    """Supervision and restarts of the workers."""
 
     max_restarts: int = 0
-    """Restarts after failures without progress in between; preemption and time limits do not count."""
+    """Maximum consecutive restarts after failures without progress; preemption and time limits do not count."""
     backoff_s: float = 30.0
-    """Time before the first restart after a failure; each further one takes twice as long."""
+    """Delay before the first restart after a failure; it doubles for each further one without progress."""
     hang_timeout_s: float = 600.0
-    """Time without progress after which workers count as hanging; 0 for never."""
+    """Time without progress after which workers count as hanging; 0 disables the check."""
 
 
 class LaunchPlan(Struct, frozen=True, kw_only=True):
-    """One level of a launch; `inner` is what its processes start in turn."""
+    """One level of a launch; its processes start `inner`."""
 
     argv: tuple[str, ...]
     env: dict[str, Variable] = {}
-    """Variables that this level sets over the inherited environment; those of `inner` are among them, so that a value
-    need not stand in `argv`."""
+    """Variables that this level adds to the inherited environment. They include those of `inner`, so that `argv`
+    contains no values."""
     inherited: tuple[str, ...] = ()
-    """Variables that are passed on by name, their values being those of the machine where the level starts."""
+    """Variables that are passed by name; their values are read on the machine where the level starts."""
     mounts: tuple[BindMount, ...] = ()
     files: dict[str, str] = {}
-    """Files that are written before the start, text by path."""
+    """Files that are written before the start: text by path."""
     notes: tuple[str, ...] = ()
-    """What happens besides, in words."""
+    """Notes for the user about further effects."""
     actions: tuple[Action, ...] = ()
     """Hooks and patches of this node in running order."""
     layout: ClusterLayout | None = None
-    """Nodes and processes, where this level decides them."""
+    """Nodes and processes, if this level decides them."""
     policy: RestartPolicy | None = None
-    """How its workers are watched and restarted, where this level does that."""
+    """Supervision and restarts of its workers, if this level supervises them."""
     inner: LaunchPlan | None = None
 
 
 class LaunchJob(Struct, frozen=True, kw_only=True):
-    """What a task wants of worker processes, before any runtime is known."""
+    """The worker processes that a task needs, independent of any runtime."""
 
     name: str
-    """Name of the experiment or benchmark; the folder of its runs."""
+    """Name of the experiment or benchmark, and of the folder of its runs."""
     workspace: str
     files: dict[str, str] = {}
     """Files of the run folder by relative path, such as the resolved configuration."""
     env: dict[str, Variable] = {}
     """Variables that the experiment sets for its workers."""
     check: Callable[[int], None] = lambda world_size: None
-    """Raises UsageError where the task cannot run with this many processes."""
+    """Raises UsageError if the task cannot run with this number of processes."""
     check_node: Callable[[ClusterLayout], None] = lambda layout: None
-    """Raises UnfitError where this node is not fit; called on each node before anything starts there."""
+    """Raises UnfitError if this node is unfit; called on each node before anything starts there."""
     check_start: Callable[[], None] = lambda: None
-    """Raises UsageError where the job must not start now; called where its run folder would be made, before that."""
+    """Raises UsageError if the job must not start now; called on the machine that creates its run folder, before
+    that."""
     amend: Callable[[tuple[str, ...]], LaunchJob] | None = None
-    """The job with further words that change the experiment, such as a hook may add; None where it takes none."""
+    """Returns the job with further overrides, which hooks may add; None if the job accepts none."""
     patches: tuple[str, ...] = ()
     """Patch files that a replayed run had."""
     device: DeviceKind | None = None
-    """What the workers compute on (see machine/accelerators.py); None where the launch does not check that."""
+    """Device of the workers (see machine/accelerators.py); None if the launch does not check it."""
     framework: str | None = None
-    """Backend of the experiment, which may have hooks of its own."""
+    """Backend of the experiment, which may have its own hooks."""
     workload: JobWorkload | None = None
-    """What the variables of its workers depend on; None for a job of no backend."""
+    """Facts that decide the variables of its workers; None for a job without a backend."""
     elsewhere: tuple[str, ...] | None = None
-    """Words that follow `--run DIR` where the job is done on another machine in a run folder that was made here; None
-    where the task is done there as it was typed."""
+    """Words after `--run DIR` if the job runs on another machine in a run folder that was created here; None if the
+    task runs there as typed."""
     resume: str | None = None
     """Run folder to continue."""
     notes: tuple[str, ...] = ()
-    """What the plan should say about the job."""
+    """Notes about the job for the plan."""
     replay_of: str | None = None
-    """Run folder that is replayed."""
+    """Run folder to replay."""
     forced: tuple[str, ...] = ()
-    """Differences that a forced replay goes over."""
+    """Differences that a forced replay ignores."""
 
 
 class PlanContext(Struct, frozen=True, kw_only=True):
-    """What a runtime may know of the machine where it plans."""
+    """Facts that a runtime may use for its plan."""
 
     environ: Mapping[str, str]
     python: str
     """Interpreter that starts the workers."""
     facts: Callable[[str | None], MachineFacts] = lambda master: MachineFacts()
-    """What this machine is, and by which interface it reaches a master; read only where a runtime needs it."""
+    """Facts about this machine, and its interface to a master; read only if a runtime needs them."""
     starts_workers: bool = True
-    """Whether the task needs worker processes; one that is done in the launcher's needs nothing of the machine."""
+    """Whether the task needs worker processes; a task that runs in the launcher uses no device."""
     hooks: Callable[[], tuple[Action, ...]] = tuple
     """Finds the hooks of the task."""
     patches: tuple[str, ...] = ()
     """Patch files that the job brings."""
     settings: Mapping[str, Variable] = {}
-    """What hooks and patches set."""
+    """Variables that hooks and patches set."""
     workload: JobWorkload | None = None
-    """What the variables of the workers depend on."""
+    """Facts that decide the variables of the workers."""
     terminal: str | None = None
-    """Path of the terminal that progress may be drawn on."""
+    """Path of the terminal for the progress bar."""
     is_here: bool = True
-    """Whether the level is performed on this machine. If not it is planned only to be shown: where it is performed
-    `primus-cli` plans it again, and finds out there what depends on the machine."""
+    """Whether the level runs on this machine. If not, it is planned only to be shown: `primus-cli` plans it again where
+    it runs, with the facts of that machine."""
     there: tuple[str, ...] = ()
-    """The command that a level which leaves this machine starts: `primus-cli` with the rest of the chain."""
+    """The command that a cluster or container level starts: `primus-cli` with the rest of the chain."""
     directory: str = ""
-    """Run folder, absolute, for a level that leaves this machine; it exists once anything is performed."""
+    """Absolute run folder for a cluster or container level; it is created before the level starts."""
     attempt: int = 0
-    """Which attempt of the run this is."""
+    """Number of this attempt of the run."""
     name: str = ""
-    """What the job may be called: its experiment, else its task."""
+    """Default name of the job: its experiment, else its task."""
 
 
 def extends_list(name: str, value: str, before: str | None) -> bool:
-    """Whether `value` is a list such as PATH with all that it had before."""
+    """Whether `value` is a path list, such as PATH, that keeps all previous entries."""
     return name.endswith("PATH") and before is not None and f":{before}:" in f":{value}:"
 
 

@@ -23,13 +23,13 @@ class Launch(Struct, frozen=True, kw_only=True):
     job: LaunchJob
     request: LaunchRequest
     command: tuple[str, ...]
-    """Words that were typed."""
+    """Typed words."""
     directory: str
     """Run folder."""
     attempt: int
     plan: LaunchPlan
     context: PlanContext
-    """What it was planned with, settings of hooks and patches among it."""
+    """Context of the plan, including settings of hooks and patches."""
 
 
 def prepare_launch(invocation: Invocation) -> Launch:
@@ -47,7 +47,7 @@ def prepare_launch(invocation: Invocation) -> Launch:
     else:
         directory, attempt = Path(job.workspace).absolute() / job.name / new_id(), 0
     launch = plan_attempt(job, invocation.request, invocation.words, invocation.plan_context, directory, attempt)
-    if launch.plan.layout is not None and launch.plan.layout.node_rank == 0:  # the others join the run of node 0
+    if launch.plan.layout is not None and launch.plan.layout.node_rank == 0:  # other nodes join the run of node 0
         job.check_start()
     return launch
 
@@ -70,10 +70,10 @@ def plan_attempt(
     job.check(folded.layout.world_size)
     workers = {**context.environ, **{name: variable.value for name, variable in folded.env.items()}}
     if job.device:
-        from primus.machine import accelerators  # not for what is done in the launcher
+        from primus.machine import accelerators  # a task without workers runs in the launcher
 
         accelerators.check_launch(job.device, context.facts(_find_master(folded.layout)), workers)
-    patch.chosen_names(workers)  # refuses what does not exist, before anything starts
+    patch.chosen_names(workers)  # rejects unknown names before anything starts
     return Launch(
         job=job,
         request=request,
@@ -86,12 +86,12 @@ def plan_attempt(
 
 
 def _find_master(shape: ClusterLayout) -> str | None:
-    """The address that the plan has read the facts with."""
+    """The master address with which the plan has read the facts."""
     return shape.master_addr if shape.nnodes > 1 else None
 
 
 def _seen_by_workers(context: PlanContext, job: LaunchJob) -> PlanContext:
-    """`context` with the machine as the workers use it: without its accelerators where they run on the CPU."""
+    """`context` with the machine as the workers use it: without accelerators if they run on the CPU."""
     if job.device != "cpu":
         return context
     from primus.machine import accelerators
@@ -100,10 +100,10 @@ def _seen_by_workers(context: PlanContext, job: LaunchJob) -> PlanContext:
 
 
 def amend_launch(launch: Launch, env: Mapping[str, Variable], extra: tuple[str, ...]) -> Launch:
-    """`launch` with variables and words that hooks and patches add; what the user has set stays.
+    """`launch` with variables and words that hooks and patches add; settings of the user take precedence.
 
     Raises:
-        UsageError: The words are no settings of the experiment, or the job cannot run with them.
+        UsageError: The words are not settings of the experiment, or the job cannot run with them.
     """
     job = launch.job
     if extra:

@@ -1,4 +1,4 @@
-"""What was asked, as a value: replay starts here."""
+"""The typed command as a value; a replay starts from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENV_FLAGS = ("--env", "-e")
 
 
 class RequestSegment(Struct, frozen=True):
-    """A runtime or a task with the words that follow it."""
+    """A runtime or a task with its words."""
 
     name: str
     words: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class LaunchRequest(Struct, frozen=True, kw_only=True):
 
 
 def without_secrets(request: LaunchRequest) -> LaunchRequest:
-    """`request` as a run folder may hold it."""
+    """`request` without secrets, as a run folder stores it."""
     runtimes = tuple(RequestSegment(segment.name, tuple(redact_args(segment.words))) for segment in request.runtimes)
     return LaunchRequest(runtimes=runtimes, task=request.task, words=tuple(redact_args(request.words)))
 
@@ -41,11 +41,11 @@ VARIABLES = {"--hf_token": "HF_TOKEN", "--hf-token": "HF_TOKEN"}
 
 
 def reference_variables(words: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """`words` of a runtime with each secret of `--env NAME=VALUE` left to its name, and the values by name.
+    """Replace each secret `--env NAME=VALUE` in `words` by `--env NAME`; also gives the values by name.
 
     An option of VARIABLES becomes `--env NAME`.
 
-    So they can stand in the command line of another program, which gets the values in its environment.
+    The words are then safe in the command line of another program, which gets the values in its environment.
     """
     found: dict[str, str] = {}
     kept: list[str] = []

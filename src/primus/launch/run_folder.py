@@ -1,4 +1,4 @@
-"""Make the run folder of a job, with what was asked."""
+"""Create the run folder of a job, with its request."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from primus.runs.store import Run, RunMetadata, create_run
 
 
 def make_run_folder(directory: Path, job: LaunchJob, request: LaunchRequest, command: tuple[str, ...]) -> Run:
-    """The run folder `directory`, new, of `job`; `command` is what was typed.
+    """Create the run folder `directory` of `job`; `command` is the typed command.
 
     Raises:
-        PrimusError: It cannot be made.
+        PrimusError: It cannot be created.
     """
     run = create_run(directory, _make_metadata(directory, job, request, command))
     write_files(directory, job)
@@ -28,7 +28,7 @@ def make_run_folder(directory: Path, job: LaunchJob, request: LaunchRequest, com
 
 
 def format_files(directory: Path, job: LaunchJob, request: LaunchRequest, command: tuple[str, ...]) -> dict[str, str]:
-    """What `make` would write, by relative path."""
+    """The files of a new run folder, by relative path."""
     metadata = to_json(_make_metadata(directory, job, request, command)) + "\n"
     return {"metadata.json": metadata, **job.files, "request.json": to_json(without_secrets(request)) + "\n"}
 
@@ -41,7 +41,7 @@ def write_files(directory: Path, job: LaunchJob) -> None:
 
 def _make_metadata(directory: Path, job: LaunchJob, request: LaunchRequest, command: tuple[str, ...]) -> RunMetadata:
     revision = process.read_output(["git", "rev-parse", "HEAD"], timeout_s=2)
-    look = ["git", "--no-optional-locks", "status", "--porcelain", "--untracked-files=no"]  # and write no index
+    look = ["git", "--no-optional-locks", "status", "--porcelain", "--untracked-files=no"]  # without an index
     changes = process.read_output(look, timeout_s=2)
     return RunMetadata(
         id=directory.name,

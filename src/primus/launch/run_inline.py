@@ -38,7 +38,7 @@ def plan_inline(invocation: Invocation) -> LaunchPlan:
 def run_inline(invocation: Invocation, plan: LaunchPlan) -> int:
     """Run the hooks, the task and the hooks that follow it; gives the task's exit code.
 
-    Variables of `--env` are set in this process, since the task runs in it.
+    Variables of `--env` are set in this process, because the task runs in it.
 
     Raises:
         PrimusError: A hook, a patch or the task fails.
@@ -54,7 +54,7 @@ def run_inline(invocation: Invocation, plan: LaunchPlan) -> int:
 
 def _run_with_hooks(invocation: Invocation, actions: tuple[Action, ...], context: TaskContext) -> int:
     """Run the task between its hooks; what hooks set takes effect only where the user has set nothing."""
-    import signal  # imported here, since most tasks have no hooks
+    import signal  # imported here, because most tasks have no hooks
     import tempfile
 
     from primus.launch.hooks import runner
@@ -65,10 +65,11 @@ def _run_with_hooks(invocation: Invocation, actions: tuple[Action, ...], context
     def accept(result: HookResult) -> list[str]:
         kept = [name for name, each in result.env.items() if name in users and not _extends(name, each.value)]
         os.environ.update({name: each.value for name, each in result.env.items() if name not in kept})
-        words[:0] = result.extra  # before the user's words, which thereby win
+        words[:0] = result.extra  # before the user's words, which take precedence
         invocation.parse_task_words(words)
         return [f"{name}: the value set by the user is kept" for name in kept]
 
+    # Kept for an exception that no clause below handles, so that the hooks of the stage `failure` run.
     outcome = RunOutcome(state="failed", exit_code=EXIT_FAILED, reason="an error in primus itself")
     with tempfile.TemporaryDirectory(prefix="primus-hooks-") as logs:
         hook_context = runner.HookContextFacts(
@@ -93,6 +94,7 @@ def _run_with_hooks(invocation: Invocation, actions: tuple[Action, ...], context
             outcome = RunOutcome(state="interrupted", exit_code=code, reason=signal.Signals(code - 128).name)
             raise
         finally:
+            # In `finally`, because hooks release what `before` hooks have acquired.
             runner.run_after_hooks(actions, hook_context, os.environ, outcome)
     return code
 

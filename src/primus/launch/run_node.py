@@ -1,4 +1,4 @@
-"""Runs a prepared job on this node: makes or continues its run folder, executes the plan, records the outcome.
+"""Run a prepared job on this node: create or continue its run folder, execute the plan, record the outcome.
 
     node 0    run folder -> checks, hooks `before` -> rendezvous -> attempts -> record, hooks `after` -> exit barrier
     node k    private folder -> checks, hooks ---> rendezvous -> run folder -> attempts -> hooks `after` -> exit barrier
@@ -45,7 +45,7 @@ from primus.runs.files import write_json, write_text
 from primus.runs.store import Run, RunOutcome
 
 RENDEZVOUS_TIMEOUT_S = 600.0
-"""Time for all nodes to join, without that of hooks: nodes may be started by hand, or pull an image first."""
+"""Time for all nodes to join, without that of hooks: nodes may be started manually, or pull an image first."""
 HOOK_LOGS = "logs/hooks"
 CONFIG_FILE = "config/primus_config.yaml"
 
@@ -67,11 +67,13 @@ def run_node(launch: Launch, say: Say, leaving: ExitStack) -> tuple[Run, RunOutc
     """
     shape = launch.plan.layout
     assert shape is not None
+    # Connections exist from here on, so that a failure before the rendezvous can still be sent to the other nodes.
     nodes = _NodeConnections(launch, shape)
     leaving.push(nodes.leave_job)  # also after an error: other nodes wait for this one
     if shape.node_rank > 0:
         return _run_other_node(launch, shape, say, nodes)
     if shape.master_port is not None:
+        # Only node 0 listens. Checked first: this takes milliseconds, and the hooks that follow may take an hour.
         rendezvous.check_port_free(shape.master_port)
     return _run_head_node(launch, shape, say, nodes)
 
@@ -107,7 +109,7 @@ class _NodeConnections:
             log.close()
 
     def open_channel(self) -> None:
-        """Start the thread that tells the other nodes each second that this one is alive, while hooks run."""
+        """Start the thread that sends "alive" to the other nodes each second while hooks run."""
         assert self.control_channel
 
     def leave_job(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -123,11 +125,13 @@ class _NodeConnections:
             exit_barrier.wait_for_all_nodes(self.control_channel, self._shape.node_rank, self._limit_s)
             self._record_release()
         else:
+            # An unexpected error: this node leaves at once, and the others see its connection end.
             self.control_channel.close()
 
 
 def _run_head_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: _NodeConnections) -> tuple[Run, RunOutcome]:
     """Node 0, or the only one."""
+    # Before the run folder exists: none of its files may contain a secret of the workers.
     learn(_make_environment(launch))
     run = _open_run(launch)
     with run.hold_lock() as is_ours:
@@ -157,6 +161,7 @@ def _run_head_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: _NodeC
 
 def _run_other_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: _NodeConnections) -> tuple[Run, RunOutcome]:
     """Another node: check it and run its hooks, join node 0, then work in the run folder that node 0 names."""
+    # On the local disk: the name of the run folder is known only after the rendezvous.
     private = Path(tempfile.mkdtemp(prefix="primus-node-"))
     run_folder.write_files(private, launch.job)
     context = _make_hook_context(launch, shape, private, None, say)
@@ -171,6 +176,7 @@ def _run_other_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: _Node
             shutil.rmtree(private)
         raise
     run = _open_run(launch)
+    # Before the workers start, so that readers of the run folder find the logs of the hooks there.
     _move_files(private, run.directory, shape)
     shutil.rmtree(private)
     context = _make_hook_context(launch, shape, run.directory, run, say)
@@ -351,7 +357,7 @@ def _join_run(pending: _PendingLaunch, shape: ClusterLayout, nodes: _NodeConnect
     # Planned again in that folder; then the settings that node 0 made for all nodes are applied.
     launch = pending.launch
     directory = Path(launch.directory).parent / reply.run_id
-    # On a shared file system node 0 has made the folder already; otherwise this node makes its own, of the same name.
+    # On a shared file system node 0 has created the folder; otherwise this node creates one with the same name.
     job = structs.replace(launch.job, resume=str(directory) if directory.exists() else None)
     there = plan_attempt(job, launch.request, launch.command, launch.context, directory, reply.attempt)
     return amend_launch(there, reply.env, reply.extra)
@@ -360,6 +366,7 @@ def _join_run(pending: _PendingLaunch, shape: ClusterLayout, nodes: _NodeConnect
 def _compute_fingerprint(launch: Launch, shape: ClusterLayout) -> str:
     """Hash of what must be equal on all nodes: the configuration and the number of processes."""
     # Not the hosts, devices or variables: nodes of one job may differ in them.
+    # Names and texts are separated by NUL, so that different files cannot give the same bytes.
     digest = hashlib.sha256(f"{shape.nnodes} {shape.nproc} {launch.request.task}".encode())
     for name, text in sorted(launch.job.files.items()):
         digest.update(f"{name}\0{text}\0".encode())

@@ -42,9 +42,9 @@ class RemoteLaunch(Struct, frozen=True, kw_only=True):
 
     job: LaunchJob
     request: LaunchRequest
-    """As it was typed."""
+    """The typed request."""
     command: tuple[str, ...]
-    """Words that were typed."""
+    """Typed words."""
     directory: str
     """Run folder."""
     plan: LaunchPlan
@@ -106,7 +106,7 @@ def _choose_run_folder(job: LaunchJob) -> tuple[Path, int]:
 def _by_name(
     runtimes: tuple[RequestSegment, ...], environ: Mapping[str, str]
 ) -> tuple[tuple[RequestSegment, ...], dict[str, Variable]]:
-    """The runtimes without secrets in their words, and as variables these, and what the innermost one names."""
+    """The runtimes without secrets in their words, and as variables the secrets and those that the last one names."""
     kept: list[RequestSegment] = []
     found: dict[str, Variable] = {}
     for segment in runtimes:
@@ -114,25 +114,23 @@ def _by_name(
         references = registry.load_plug_in(RUNTIMES, segment.name).REFERENCES
         kept.append(RequestSegment(segment.name, _without_secrets(words, references)))
         found |= {name: Variable(value, "--env", is_secret=True) for name, value in secrets.items()}
-        if (
-            registry.load_plug_in(RUNTIMES, segment.name).LEVEL == "node"
-        ):  # the others pass on themselves what they name
+        if registry.load_plug_in(RUNTIMES, segment.name).LEVEL == "node":  # the others pass their own variables on
             named = {name: Variable(environ[name], "--env") for name in named_variables(words, environ)}
             found = named | found
     return tuple(kept), found
 
 
 def _masked_in_folder(job: LaunchJob) -> dict[str, Variable]:
-    """Secrets that the experiment sets: the configuration in the run folder holds their names alone."""
+    """Secrets that the experiment sets; the configuration in the run folder holds only their names."""
     return {name: variable for name, variable in job.env.items() if variable.format_value(name) != variable.value}
 
 
 def _without_secrets(words: tuple[str, ...], references: Collection[str] = ()) -> tuple[str, ...]:
-    """`words`, which become the command line of another program.
+    """Check that `words`, which become the command line of another program, contain no secret.
 
     Args:
-        words: They.
-        references: Options whose values name secrets that are kept elsewhere.
+        words: Words of a runtime or task.
+        references: Options whose values only name a secret, such as one of a cluster.
 
     Raises:
         UsageError: One of them is a secret.
@@ -157,6 +155,7 @@ def run_remote(remote: RemoteLaunch, say: Say) -> int:
 
 
 def _run_in_folder(remote: RemoteLaunch, say: Say) -> int:
+    # Read before the new run replaces it, to restore it if the scheduler rejects the job.
     latest = _read_latest(remote)
     run = _open_run(remote) if remote.needs_folder else None
     try:
@@ -174,7 +173,7 @@ def _run_in_folder(remote: RemoteLaunch, say: Say) -> int:
 def _run_claimed(remote: RemoteLaunch, run: Run, say: Say) -> int:
     with run_claims.hold_for_submission(
         run, remote.context.environ
-    ):  # the files are for a scheduler, and may be another job's already
+    ):  # the files are for a scheduler, and may belong to another job by now
         return _run_outermost(remote, run, say)
 
 
@@ -182,6 +181,7 @@ def _run_outermost(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
     if run:
         _note_plan(remote, run)
     for path, text in remote.plan.files.items():
+        # Checked although secrets are passed by name: a script stays on disk, and users of a cluster share folders.
         if holds_secret(text):
             raise UsageError(
                 f"{Path(path).name}: refusing to write a secret into this script: {redact(_first_secret_line(text))}",
@@ -193,6 +193,7 @@ def _run_outermost(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
     runtime = registry.load_plug_in(RUNTIMES, remote.request.runtimes[0].name)
     if runtime.start:
         return runtime.start(remote, run, say)
+    # Compared after the tool has ended: nodes may have recorded an outcome, which counts more than its exit code.
     before = run.read_metadata() if run else None
     code = foreground.run_in_foreground(remote.plan.argv, remote.make_environ)
     return conclude_remote(run, before, code, f"{remote.plan.argv[0]} exited with code {code}")
@@ -203,7 +204,7 @@ class SubmissionRejected(PrimusError):
 
     @classmethod
     def from_error(cls, error: PrimusError) -> SubmissionRejected:
-        """The same, with its exit code."""
+        """A rejection with the message and exit code of `error`."""
         found = cls(error.problem, error.hint)
         found.exit_code = error.exit_code
         return found
@@ -232,6 +233,7 @@ def _remove_run(remote: RemoteLaunch, run: Run | None, latest: str) -> None:
     experiment = run.directory.parent
     shutil.rmtree(run.directory, ignore_errors=True)
     with contextlib.suppress(OSError):
+        # Another command may have started a newer run meanwhile, whose link stays.
         if _read_latest(remote) == run.id:
             (experiment / "latest").unlink()
             if latest:
@@ -253,12 +255,12 @@ def _open_run(remote: RemoteLaunch) -> Run:
 
 def _note_plan(remote: RemoteLaunch, run: Run) -> None:
     rank = node_rank(remote.context.environ)
-    name = f"launch.{remote.request.runtimes[0].name}"  # plan.json is what a node does
+    name = f"launch.{remote.request.runtimes[0].name}"  # plan.json is the plan of a node
     write_json(run.directory / f"{name}{f'.node_{rank}' if rank else ''}.json", redact_plan(remote.plan))
 
 
 def node_rank(environ: Mapping[str, str]) -> int:
-    """Number of this node among those that a runtime outside has started; 0 where there is none."""
+    """Rank of this node, as set by an outer runtime; 0 without one."""
     return next((int(environ[name]) for name in RANKS if environ.get(name, "").isdecimal()), 0)
 
 
@@ -271,17 +273,17 @@ def conclude_remote(
     state: State | None = None,
     is_said: bool = False,
 ) -> int:
-    """Give the exit code of a run on other machines: that of the run, not of the tool that started it.
+    """Determine the exit code of a run on other machines: that of the run, not of the tool that started it.
 
     Usually node 0 records and reports the outcome. If no node started, or all launchers were killed, the outcome is
     recorded and reported here.
 
     Args:
-        run: The run; None where there is no run folder.
+        run: The run; None without a run folder.
         before: Its metadata before the start; an outcome that is unchanged belongs to an earlier attempt.
         code: Exit code of the tool.
         reason: How the tool ended.
-        state: State of the run, if the exit code does not tell.
+        state: State of the run, if the exit code does not determine it.
         is_said: Whether the reason was printed already.
     """
     if run is None or before is None:
@@ -289,6 +291,7 @@ def conclude_remote(
     reported = read_reported_outcome(run, before)
     if reported is not None:
         return EXIT_OK if reported.state == "done" else reported.exit_code or code or EXIT_FAILED
+    # A tool that succeeded needs no record here: its nodes may keep theirs on another file system.
     if code == EXIT_OK:
         return code
     nodes = (
@@ -296,6 +299,7 @@ def conclude_remote(
         if run.read_metadata().attempts == before.attempts
         else "and no node recorded a reason"
     )
+    # 128 + N is a signal to the tool, which interrupts the run. 137 is excluded: SIGKILL is usually out of memory.
     how: State = state or ("interrupted" if code > 128 and code != 128 + signal.SIGKILL else "failed")
     outcome = RunOutcome(state=how, exit_code=code, reason=reason if is_said else f"{reason}, {nodes}")
     run.update_metadata(ended=time.time(), outcome=outcome)

@@ -1,4 +1,4 @@
-"""A plan as text: every level, with the source of each variable and without secrets."""
+"""Format a plan as text: every level, with the origin of each variable and without secrets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from primus.redaction import redact_args
 
 
 def format_plan(plan: LaunchPlan) -> str:
-    """The plan as indented text, one block for each level."""
+    """Format the plan as indented text, one block per level."""
     blocks = []
     level: LaunchPlan | None = plan
     depth = 0

@@ -2,7 +2,7 @@
 
 SIGUSR1 is a warning: a scheduler sends it some time before a time limit or a preemption, and then enforces the limit
 itself. SIGTERM, SIGINT and SIGHUP are urgent. Schedulers and launchers often signal every process of a job, so one
-request arrives here several times within moments; a repetition after that comes from a person.
+request arrives here several times within moments; a later repetition comes from the user.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from collections.abc import Iterator
 from types import FrameType
 
 INSISTS_AFTER_S = 1.0
-"""The same signal again after this time is from a person who insists; before, it is the same request on another way."""
+"""A signal that is repeated after this time is a second request by the user; before, it is the same request that
+arrived on another path."""
 TOGETHER_S = 0.1
 """Signals within this time are one request: handlers interrupt each other, so their order means nothing."""
 
 
 class StopSignals:
-    """Notes the signals that ask this process to stop, while it is open.
+    """Records the signals that ask this process to stop, while it is open.
 
     Handlers run in the main thread between two bytecodes, and only set attributes; the main thread reads them.
     """
@@ -35,13 +36,14 @@ class StopSignals:
         self.insists = False
         """Whether an urgent signal was repeated: processes are killed at once."""
         self._noted: dict[int, float] = {}
-        """When each signal first came, to this process or to another node."""
+        """Time of the first of each signal, to this process or to another node."""
         self._received: dict[int, float] = {}
-        """When each signal first came to this process."""
+        """Time of the first of each signal to this process."""
 
     def __enter__(self) -> StopSignals:
         is_main = threading.current_thread() is threading.main_thread()
-        # Only the main thread may set handlers (Python's signal module); elsewhere this class notes nothing by itself.
+        # Only the main thread may set handlers (Python's signal module); in other threads this class records nothing by
+        # itself.
         handled = [number for number in self.HANDLED if signal.getsignal(number) is not signal.SIG_IGN]  # by nohup
         self._before = {number: signal.signal(number, self._on_signal) for number in handled} if is_main else {}
         return self
@@ -61,7 +63,8 @@ class StopSignals:
         return signal.SIGUSR1 if warned_at - self._noted[number] < TOGETHER_S else number
 
     def note_signal(self, number: int) -> None:
-        """Note a signal to this process or to the launcher of another node."""
+        """Record a signal to this process or to the launcher of another node."""
+        # The first time counts: a repeated signal must not change which one was first.
         self._noted.setdefault(number, time.monotonic())
         self.is_urgent |= number != signal.SIGUSR1
 
@@ -69,6 +72,8 @@ class StopSignals:
         # A repeated SIGUSR1 is only another warning: schedulers send one for each limit.
         now = time.monotonic()
         if number != signal.SIGUSR1 and now - self._received.setdefault(number, now) > INSISTS_AFTER_S:
+            # Compared with signals to this process only: another node's copy of the same request must not count as a
+            # second one.
             self.insists = True
         self.note_signal(number)
 

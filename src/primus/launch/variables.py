@@ -36,7 +36,7 @@ def check_name(name: str, where: str) -> str:
     """`name`, if shells and libraries can have a variable of it.
 
     Raises:
-        UsageError: They cannot; `where` it stands is said.
+        UsageError: A value is invalid; the message begins with `where`.
     """
     if not is_name(name):
         raise UsageError(f"{where}: {name!r} is not a valid variable name")

@@ -5,10 +5,10 @@ and error, logs, generated scripts, reports. A secret is known in three ways:
 
     by name     the variable, option or key that holds it: names.is_secret_name
     by form     tokens of known makers, passwords in URLs and connection strings, private keys: forms.find_secrets
-    by value    what was found in either way is a secret in any other place, too: known.KnownSecrets
+    by value    a secret that was found in either way is also one elsewhere: known.KnownSecrets
 
-Values are known to the process as a whole, since any text may hold any of them. What reads a variable, an option or a
-configuration file teaches them (`learn`), and what writes text asks (`redact`).
+Values are known to the whole process, because any text may contain any of them. Readers of variables, options and
+configuration files call `learn`, and writers of text call `redact`.
 """
 
 from primus.redaction.args import redact_args, redact_value

@@ -13,7 +13,7 @@ _ASSIGNMENT = re.compile(r"(-{0,2}[A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 
 
 def redact_value(name: str, value: str) -> str:
-    """`value` of the variable, option or key `name`, or the mask; of other values the parts that are secret."""
+    """`value` of the variable, option or key `name`, or the mask; other values without their secret parts."""
     if is_secret_name(name):
         return MASK
     inner = _ASSIGNMENT.fullmatch(value)

@@ -1,4 +1,4 @@
-"""Secrets that their form gives away, in any text: tokens of known makers, URLs, connection strings, assignments."""
+"""Find secrets by their form in any text: tokens of known vendors, URLs, connection strings, assignments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from primus.redaction.names import is_secret_name
 MASK = "<secret>"
 Span = tuple[int, int]
 Naming = Literal["none", "assigned", "any"]
-"""Which names before a value count: none, those of `NAME=VALUE`, or also those of `NAME: VALUE` and `--name VALUE`."""
+"""Names before a value that are checked: none, those of `NAME=VALUE`, or also those of `NAME: VALUE` and `--name
+VALUE`."""
 
 
 class _Pattern:
@@ -37,7 +38,7 @@ _SHAPES = _Pattern(
     r"|\bnpm_[A-Za-z0-9]{16,}|\bpypi-[\w-]{16,}|\bdckr_pat_[\w-]{16,}|\bnvapi-[\w-]{16,}|\bhvs\.[\w-]{16,}|\bdapi[0-9a-f]{32}\b"
     r"|\beyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)*"  # JSON web tokens (RFC 7519)
 )
-"""Tokens by how their makers begin them."""
+"""Tokens by the prefixes of their vendors."""
 _PEM = _Pattern(r"-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----(?P<secret>.+?)(?:-----END|\Z)", re.DOTALL)
 _HEADER = _Pattern(
     r"Authorization[\"']?\s*[:=]\s*[\"']?(?:(?:Bearer|Basic|Token|Digest|Negotiate)\s+)?(?P<secret>[^\s\"',;]{4,})",
@@ -72,16 +73,16 @@ _FORMS = (
     (_COOKIE, "secret", ("cookie:",)),
     (_ASSIGNED_PASSWORD, "secret", ("password", "pwd", "access key", "secret")),
 )
-"""Each pattern with words of which its matches hold at least one: finding a word is 100 times faster."""
+"""Each pattern with words, one of which every match contains: a search for words is 100 times faster."""
 _FORM_WORDS = tuple((word, number) for number, (_, _, words) in enumerate(_FORMS) for word in words)
 
-# Beginnings and lengths are bounded: without that, a long line of letters takes time quadratic in its length.
+# Prefixes and lengths are bounded: otherwise a long line of letters takes quadratic time.
 _AUTHORITY = _Pattern(r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,30})://(?P<rest>[^\s\"'<>|]*)")
 _PORT = _Pattern(r"[^:/?#]*:\d{1,5}(?:[/?#]|$)")
 _ANY_AUTHORITY = _Pattern(r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,30})://(?P<rest>\S*)")
-"""In a value that is a URL as a whole, quotes belong to it."""
+"""If the whole value is a URL, quotes are part of it."""
 _TOKEN_SCHEMES = frozenset(("http", "https", "ws", "wss", "ftp", "ftps"))
-"""Schemes in which what stands alone before `@` may be a token; elsewhere, as in `ssh://ann@host`, it is a name."""
+"""Schemes in which a single word before `@` may be a token; in others, as in `ssh://ann@host`, it is a user name."""
 
 _NAMED = _Pattern(r"""(?<![\w.])(?P<option>--)?(?P<name>[A-Za-z_][\w.-]{0,100})(?P<is>["']?\s{0,2}[=:]\s{0,2}|\s+)""")
 _VALUE = _Pattern(r"""(?:"(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s"',;&)]+)""")
@@ -89,12 +90,12 @@ _PLAIN = frozenset(("none", "null", "true", "false", "nan", "error"))
 
 
 def find_secrets(text: str, naming: Naming = "none", *, is_value: bool = False) -> Iterator[Span]:
-    """Where `text` holds secrets by their form, in no order; spans may overlap.
+    """Spans of secrets in `text` by their form, unordered; they may overlap.
 
     Args:
         text: Any text.
-        naming: Which names before a value are looked at.
-        is_value: Whether the text is one value, of a variable or a setting.
+        naming: Names before a value that are checked.
+        is_value: Whether the text is a single value of a variable or a setting.
     """
     lowered = text.lower()
     for number in {number for word, number in _FORM_WORDS if word in lowered}:
@@ -107,13 +108,13 @@ def find_secrets(text: str, naming: Naming = "none", *, is_value: bool = False) 
 
 
 def has_shape(text: str) -> bool:
-    """Whether `text` holds a token of a known maker."""
+    """Whether `text` contains a token of a known vendor."""
     lowered = text.lower()
     return any(word in lowered for word in _SHAPE_BEGINNINGS) and _SHAPES.compiled.search(text) is not None
 
 
 def cover(text: str, spans: Iterator[Span] | list[Span]) -> str:
-    """`text` with each of `spans` replaced by the mask; what is the mask already stays."""
+    """Replace each of `spans` in `text` by the mask; spans that are the mask already stay."""
     parts: list[str] = []
     end = 0
     for begin, finish in sorted(span for span in spans if text[span[0] : span[1]].strip("\"'") != MASK):
@@ -126,10 +127,10 @@ def cover(text: str, spans: Iterator[Span] | list[Span]) -> str:
 
 
 def _find_in_urls(text: str, pattern: re.Pattern[str]) -> Iterator[Span]:
-    """Passwords and tokens before the host of a URL, and secret values of its query.
+    """Find passwords and tokens before the host of a URL, and secret values of its query.
 
-    A password ends at the last `@`, since people write passwords as they are. Without one, an `@` behind a host
-    with a port belongs to the path.
+    A password ends at the last `@`, because users do not always escape one in it. Without a password, an `@` after
+    HOST:PORT is part of the path.
     """
     for url in pattern.finditer(text):
         begin, rest = url.start("rest"), url["rest"]
@@ -159,7 +160,7 @@ def _is_token(word: str) -> bool:
 
 
 def _find_named(text: str, naming: Naming) -> Iterator[Span]:
-    """Values behind names and options that hold secrets."""
+    """Find values after names and options that are secret."""
     end = 0
     if naming == "assigned" and not any(sign in text for sign in ("=", "':", '":')):
         return

@@ -1,4 +1,4 @@
-"""Secrets by their value, as this process knows them."""
+"""Find the secrets that this process knows by their value."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from primus.redaction.forms import Naming, Span, cover, find_secrets
 from primus.redaction.names import is_secret_name
 
 SHORTEST = 4
-"""Characters of the shortest value that is looked for in other text."""
+"""Minimum length of a value that is searched for anywhere in text."""
 SHORTEST_ANYWHERE = 8
-"""A shorter value is looked for as a whole word, and only where it is not a plain word or number."""
+"""Minimum length of a value that is searched for as a whole word, unless it is a common word or number."""
 SHORTEST_WORD = 6
-"""Of letters alone."""
+"""Minimum length of a value that consists of letters only."""
 SHORTEST_NUMBER = 10
 COMMON = frozenset(
     "true false none null auto default disabled enabled anonymous unknown password secret changeme localhost"
@@ -25,11 +25,11 @@ COMMON = frozenset(
     " required optional username production development public private direct docker podman master worker"
     " output config backend machine compute running planned failed interrupted damaged session latest".split()
 )
-"""Values that no text may lose, and that protect nothing."""
+"""Common values that are never masked, because they protect nothing."""
 
 
 class KnownSecrets:
-    """Values of secrets, and every form in which text may hold them."""
+    """Values of secrets, in every encoding that text may contain."""
 
     def __init__(self) -> None:
         self._values: set[str] = set()
@@ -38,14 +38,14 @@ class KnownSecrets:
         self._is_stale = False
 
     def add(self, value: str) -> None:
-        """Learn a value; one that would hide ordinary text is left alone."""
+        """Learn a value, unless masking it would hide ordinary text."""
         for each in (value, value.strip(), *(line.strip() for line in value.splitlines() if "-----" not in line)):
             if each not in self._values and is_distinctive(each):
                 self._values.add(each)
                 self._is_stale = True
 
     def find(self, text: str) -> Iterator[Span]:
-        """Where `text` holds one of the values."""
+        """Spans of `text` that equal one of the values."""
         if self._is_stale:
             self._prepare()
         for literal in self._literals:
@@ -58,7 +58,7 @@ class KnownSecrets:
             yield from (found.span() for found in pattern.finditer(text))
 
     def literals(self) -> tuple[str, ...]:
-        """The values in all forms, for a quick look at files."""
+        """The values in all encodings, for a fast scan of files."""
         if self._is_stale:
             self._prepare()
         return (*self._literals, *(value for value in self._values if len(value) < SHORTEST_ANYWHERE))
@@ -78,7 +78,7 @@ class KnownSecrets:
                 continue
             literals |= set(_forms_of(value))
             words = value.split()
-            if len(words) > 1:  # text may be folded between them, as YAML does
+            if len(words) > 1:  # YAML may fold text between them
                 patterns.append(re.compile(r"(?:\s|\\[nrt]|\\\s*\n\s*\\?)+".join(map(re.escape, words))))
         self._literals = tuple(sorted(literals, key=len, reverse=True))
         self._patterns = tuple(patterns)
@@ -86,7 +86,7 @@ class KnownSecrets:
 
 
 def is_distinctive(value: str) -> bool:
-    """Whether text that holds `value` most likely holds the secret: it is no number, common word or existing path."""
+    """Whether `value` in other text is most likely the secret: not a number, a common word or an existing path."""
     if len(value) < SHORTEST or value.lower() in COMMON or "<secret>" in value:
         return False
     if _is_number(value):
@@ -106,7 +106,7 @@ def _is_number(value: str) -> bool:
 
 def _forms_of(value: str) -> Iterator[str]:
     """`value` as JSON, Python, shells, YAML, URLs and HTTP headers write it."""
-    import base64  # these two only where there is a secret: every command imports this module
+    import base64  # imported only if there is a secret: every command imports this module
     import json
 
     data = value.encode("utf-8", "surrogateescape")
@@ -130,7 +130,7 @@ def _forms_of(value: str) -> Iterator[str]:
         .replace("'", "&#x27;")
     )
     yield data.hex()
-    for shift in range(3):  # base64 of a text in which it stands, such as `user:password`
+    for shift in range(3):  # base64 of a text that contains it, such as `user:password`
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             core = encode(b"\0" * shift + data).decode().rstrip("=")
             whole = core[4 * bool(shift) :][: -1 if (len(data) + shift) % 3 else None]
@@ -139,12 +139,12 @@ def _forms_of(value: str) -> Iterator[str]:
 
 
 _known = [KnownSecrets()]
-"""What the process knows: the last one. A process is one command, but for tests, which run several in one."""
+"""Stack of scopes; the last one is in use. A process runs one command, except in tests."""
 
 
 @contextmanager
 def scope() -> Iterator[None]:
-    """What is learnt within is forgotten afterwards."""
+    """Forget secrets that are learned while open."""
     _known.append(_known[-1].copy())
     try:
         yield
@@ -153,11 +153,11 @@ def scope() -> Iterator[None]:
 
 
 HIDDEN_VARIABLE = "PRIMUS_HIDDEN_VARIABLES"
-"""Variable that tells processes on other machines which variables are secret though their names do not say so."""
+"""Variable with the names of secret variables whose names do not indicate it, for processes on other machines."""
 
 
 def learn(variables: Mapping[str, str]) -> None:
-    """Learn the secrets among variables: those whose names say so, and those inside of any value."""
+    """Learn the secrets among variables: by name, and by form inside any value."""
     hidden = variables.get(HIDDEN_VARIABLE, "").split(",")
     for name, value in variables.items():
         if is_secret_name(name) or name in hidden:
@@ -166,7 +166,7 @@ def learn(variables: Mapping[str, str]) -> None:
 
 
 def learn_value(value: str, *, is_secret: bool = True) -> None:
-    """Learn a secret, or what of a text is one by its form."""
+    """Learn a secret, or the parts of a text that are secret by form."""
     if is_secret:
         _known[-1].add(value)
     for begin, end in find_secrets(value, "assigned", is_value=True):
@@ -176,7 +176,7 @@ def learn_value(value: str, *, is_secret: bool = True) -> None:
 
 
 REFERENCES = frozenset(("--secret", "--pull-secret", "--pull_secret"))
-"""Options whose values name a secret that is kept elsewhere, in a Kubernetes cluster."""
+"""Options whose values are names of secrets in a Kubernetes cluster."""
 
 
 def learn_args(args: Iterable[str]) -> None:
@@ -198,7 +198,7 @@ def learn_args(args: Iterable[str]) -> None:
 
 
 def holds_secret(text: str) -> bool:
-    """Whether `text` holds a secret that is known, or one by its form."""
+    """Whether `text` contains a known secret, or one by its form."""
     return redact(text) != text
 
 
@@ -208,7 +208,7 @@ def redact(text: str) -> str:
 
 
 def redact_log_text(text: str, *, assigned_only: bool = False) -> str:
-    """`text` of a log or script without secrets, also those that only a name before them gives away."""
+    """`text` of a log or script without secrets, including values after secret names."""
     naming: Naming = "assigned" if assigned_only else "any"
     return cover(text, [*_known[-1].find(text), *find_secrets(text, naming)]) if text else text
 
@@ -216,7 +216,7 @@ def redact_log_text(text: str, *, assigned_only: bool = False) -> str:
 def redact_tree(value: Any) -> Any:
     """JSON values with every string redacted, keys included.
 
-    Most trees hold no secret. One look at all strings, joined by line feeds, finds that out: no form of a secret is
+    Most trees contain no secret. One search in all strings, joined by line feeds, shows that: no form of a secret is
     recognised by the end of its text, so that joining hides none.
     """
     return _redact_strings(value) if holds_secret("\n".join(_list_strings(value))) else value

@@ -1,4 +1,4 @@
-"""Which names of variables, options and keys say that the value is a secret."""
+"""Decide by the name of a variable, option or key whether its value is a secret."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ANYWHERE = re.compile(
     r"PASSWORD|PASSWD|PASSPHRASE|PASSCODE|SECRET|CREDENTIAL|APIKEY|ACCESSKEY|PRIVATEKEY|SECRETKEY|WEBHOOK|ACCESSTOKEN"
     r"|AUTHTOKEN|CONNSTR|CONNECTIONSTRING"
 )
-"""What makes a word secret wherever it stands in it."""
+"""Substrings that make a word secret."""
 _WORDS = frozenset(
     "PASS PWD CREDS JWT COOKIE COOKIES DSN AUTH AUTHORIZATION PAT PIN BEARER SAS OTP TOTP SIG PASSKEY MNEMONIC".split()
 )
@@ -22,7 +22,7 @@ _PAIRS = frozenset(
 )
 
 _PLACES = frozenset("FILE PATH DIR FOLDER SOCK SOCKET EXPIRY TTL TIMEOUT LIFETIME".split())
-"""A name that ends so says where a secret is, or for how long, and not which."""
+"""Last words of names whose values describe a secret (its location, its lifetime) and are not secret."""
 _NO_PASS = frozenset(
     "FORWARD BACKWARD SINGLE ONE TWO MULTI FIRST SECOND NUM MAX MIN LAST EACH BAND BY HIGH LOW".split()
 )
@@ -35,7 +35,7 @@ _TEXT_TOKENS = frozenset(
     "EOS BOS PAD UNK MASK SEP CLS EOD EOT FIM PREFIX SUFFIX MIDDLE PER START END STOP NEXT SPECIAL IMAGE AUDIO VIDEO"
     " VISION FIRST LAST ADDED DROP NUM MAX MIN EVERY EACH SAMPLE BEGIN".split()
 )
-"""What a language model's tokens are called: `eos_token`, `loss_per_token`."""
+"""Words of names about a language model's tokens: `eos_token`, `loss_per_token`."""
 _OF_TEXT_TOKENS = frozenset(
     "ID IDS TYPE TYPES COUNT LENGTH LEN NUM LIMIT BUDGET SIZE LOSS EMBEDDING EMBEDDINGS MASK LEVEL SHIFT RATE CAPACITY"
     " DISPATCHER DROP DROPPING DROPOUT POSITION POSITIONS INDEX PARALLEL PARALLELISM BUFFER FACTOR ORDER".split()

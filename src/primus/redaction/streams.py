@@ -1,4 +1,4 @@
-"""Redaction of what goes to standard output, standard error and logs."""
+"""Redaction of standard output, standard error and logs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from primus.redaction.known import known_literals, redact
 
 
 class RedactingStream:
-    """A text stream that hides secrets in what is written to it; all else is the stream's."""
+    """A text stream that masks secrets in written text; everything else is delegated to the stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -32,13 +32,13 @@ class RedactingStream:
 
 
 def redacting(stream: TextIO) -> TextIO:
-    """`stream` with redaction, once."""
+    """`stream` with redaction; a stream that has it already is returned as it is."""
     return stream if isinstance(stream, RedactingStream) else cast(TextIO, RedactingStream(stream))
 
 
 @contextlib.contextmanager
 def redirected_streams() -> Iterator[None]:
-    """Standard output and error of this process with redaction, for a while."""
+    """Redact standard output and error of this process while open."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = redacting(sys.stdout), redacting(sys.stderr)
     try:
@@ -48,10 +48,10 @@ def redirected_streams() -> Iterator[None]:
 
 
 def redact_file(path: Path) -> None:
-    """Remove secrets from a log whose writers have ended; one that holds none is not touched.
+    """Remove secrets from a log whose writers have ended; a log without secrets is not changed.
 
-    What Python writes in a worker is redacted on its way. This is for libraries in C and for programs that they start,
-    which write to the file themselves.
+    Python output of a worker is redacted when it is written. This function covers C libraries and child processes,
+    which write to the file directly.
     """
     try:
         if not path.is_file() or path.is_symlink() or not _may_hold_secret(path):

@@ -1,1 +1,1 @@
-"""Run folders: what a run leaves behind, and the only channel between planning, node, workers and later tools."""
+"""Run folders: the record of a run, and the only channel between planning, nodes, workers and later tools."""

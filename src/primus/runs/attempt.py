@@ -1,4 +1,4 @@
-"""One rank's side of a running attempt: what it says, records and hears."""
+"""A running attempt as seen by one rank: its output, records and signals."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from primus.runs.store import RankFailure, Run
 
 HEARTBEAT_INTERVAL_S = 1.0
 LAUNCHER_VARIABLE = "PRIMUS_LAUNCHER_PID"
-"""Variable by which a launcher tells its workers who it is; an agent may stand between them."""
+"""Variable with the launcher's process id for its workers, which may be children of an agent."""
 INSISTS_AFTER_S = 3.0
-"""A signal that comes again later than this ends a worker; sooner, a scheduler and the launcher both send it."""
+"""A signal that is repeated after this time ends a worker; before, it is the same request from scheduler and
+launcher."""
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-"""Signals that ask a worker to save and end; SIGUSR1 announces a time limit or a preemption."""
+"""Signals that ask a worker to save and exit; SIGUSR1 is the warning before a time limit or a preemption."""
 
 
 class Attempt:
-    """What a worker is given: its run, its place among the ranks, and its channels to the outside.
+    """The context of a worker: its run, its ranks, and its channels to the launcher and the user.
 
     Args:
         run: The run folder.
         number: Which attempt of the run this is, from 0.
         rank: Global rank, `local_rank` on this node, of `world_size`.
-        console: Where rank 0 speaks to people; None where nobody listens.
+        console: Output of rank 0 for the user; None without a console.
     """
 
     def __init__(
@@ -49,18 +50,18 @@ class Attempt:
         self.console = console if rank == 0 else None
         self.folder = run.attempt_folder(number)
         self.stop_signal: str | None = None
-        """Name of the signal that asked the worker to stop; the trainer looks between steps."""
+        """Name of the signal that asked the worker to stop; the trainer reads it between steps."""
         self._events = EventLog(run.events) if rank == 0 else None
         self._asked_at: dict[int, float] = {}
         self._heartbeat = HeartbeatWriter(heartbeat_file(self.folder, rank), local_rank)
 
     def say(self, text: str) -> None:
-        """Print a line for people: rank 0 on the console, every rank in its own log."""
+        """Print a human-readable line: rank 0 on the console, every rank in its own log."""
         print(text, flush=True)
         if self.console is not None:
             try:
                 print(text, file=self.console, flush=True)
-            except OSError:  # the reader of the console has gone; the log remains
+            except OSError:  # the reader of the console has exited; the log remains
                 self.console = None
 
     def event(self, kind: str, **fields: Any) -> None:
@@ -72,7 +73,7 @@ class Attempt:
         """Record progress; phases are init, data, compile, train, eval, test, checkpoint and exit.
 
         Args:
-            phase: What the rank does now.
+            phase: Current activity of the rank.
             step: Last step that it has finished.
             timings: Of that step: `step_time_s`, and `compute_time_s`, the rank's own computing without waiting for
                 others, by which ranks can be compared.
@@ -80,12 +81,12 @@ class Attempt:
         self._heartbeat.set(phase, step, timings)
 
     def listen_for_signals(self) -> None:
-        """Note the first signal of `STOPPING` in `stop_signal`; SIGTERM or SIGINT that comes again later ends."""
+        """Record the first signal of `STOPPING` in `stop_signal`; a repeated SIGTERM or SIGINT ends the process."""
         for number in STOPPING:
             signal.signal(number, self._on_signal)
 
     def record_failure(self, error: BaseException, exit_code: int) -> None:
-        """Leave the reason where the launcher looks for the first failing rank."""
+        """Write the reason to the file in which the launcher looks for the first failing rank."""
         problem = error.problem if isinstance(error, PrimusError) else f"{type(error).__name__}: {error}"
         failure = RankFailure(
             rank=self.rank,
@@ -110,24 +111,27 @@ class Attempt:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
+        # Runs in the main thread between two bytecodes, and only sets attributes: the trainer saves when it reads
+        # `stop_signal`.
         insists = now - self._asked_at.setdefault(number, now) > INSISTS_AFTER_S
         if insists and number != signal.SIGUSR1:
+            # The default action gives the exit status of a killed process, which a handler cannot produce.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.stop_signal = self.stop_signal or signal.Signals(number).name
 
 
 def write_stacks_when_asked(folder: Path, rank: int) -> None:
-    """Have SIGUSR2 write the stacks of all threads of this process: whatever it does then, the interpreter answers."""
+    """Have SIGUSR2 write the stacks of all threads. faulthandler needs no bytecode to run, so this works in a hang."""
     import faulthandler
 
-    with contextlib.suppress(OSError):  # a full disk: what can be done without is not what the worker fails of
-        file = stacks_file(folder, rank).open("a")  # stays open as long as the process
+    with contextlib.suppress(OSError):  # a full disk: stacks are optional, so the worker continues
+        file = stacks_file(folder, rank).open("a")  # stays open until the process exits
         faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
 
 
 def forget_stacks(folder: Path, rank: int) -> None:
-    """Leave no empty file behind where nobody asked."""
+    """Delete the file if no stacks were requested."""
     with contextlib.suppress(OSError):
         file = stacks_file(folder, rank)
         if file.stat().st_size == 0:
@@ -135,12 +139,12 @@ def forget_stacks(folder: Path, rank: int) -> None:
 
 
 def heartbeat_file(folder: Path, rank: int | str) -> Path:
-    """Where a rank says that it lives, in the folder of the attempt; `*` for the pattern of all."""
+    """Heartbeat file of a rank, in the folder of the attempt; rank `*` gives the pattern of all."""
     return folder / f"rank_{rank}.heartbeat.json"
 
 
 def stacks_file(folder: Path, rank: int) -> Path:
-    """Where the stacks of a rank are written, in the folder of the attempt."""
+    """File for the stacks of a rank, in the folder of the attempt."""
     return folder / f"rank_{rank}.stacks.txt"
 
 
@@ -157,24 +161,29 @@ class HeartbeatWriter:
         self._timings: Mapping[str, float] = {}
         self._closed = threading.Event()
         self._parent = os.getppid()
+        # The parent may be the elastic agent, which can outlive the launcher for a while. Both are watched.
         self._launcher = int(os.environ.get(LAUNCHER_VARIABLE, self._parent))
         self._thread = threading.Thread(target=self._write_periodically, name="heartbeat", daemon=True)
         self._write_heartbeat()
         self._thread.start()
 
     def set(self, phase: str, step: int, timings: Mapping[str, float] | None = None) -> None:
+        # Replaced as a whole and never modified: the thread may read it at any time, and no lock is needed.
         kept = timings if timings is not None else self._timings
         self._timings = kept
         self._state = {"phase": phase, "step": step, "progress_time": time.time(), **kept}
 
     def close(self) -> None:
         self._closed.set()
+        # Bounded: a stalled file system must not keep a finished rank from exiting.
         self._thread.join(timeout=5)
+        # The last phase distinguishes a rank that ended from one whose heartbeats stopped.
         self._state["phase"] = "exit"
         self._write_heartbeat()
 
     def _write_periodically(self) -> None:
         while not self._closed.wait(HEARTBEAT_INTERVAL_S):
+            # SIGKILL, because a handler of another signal would not run while the main thread waits in a collective.
             if os.getppid() != self._parent or not process_state(self._launcher):
                 os.kill(os.getpid(), signal.SIGKILL)
             self._write_heartbeat()
@@ -195,7 +204,7 @@ class HeartbeatWriter:
 
 
 def process_state(pid: int) -> str:
-    """State of a process as the kernel says it, such as R, S, or T where it is stopped; empty where it has ended."""
+    """State of a process in proc(5), such as R, S, or T if it is stopped; empty if it has ended."""
     try:
         os.kill(pid, 0)
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -204,6 +213,6 @@ def process_state(pid: int) -> str:
         return ""
     except FileNotFoundError:
         return "" if os.path.isdir("/proc/self") else "S"
-    except OSError:  # somebody else's process
+    except OSError:  # a process of another user
         return "S"
-    return "" if found in "ZX" else found  # a zombie has ended, though nobody has waited for it yet
+    return "" if found in "ZX" else found  # a zombie has ended, although its parent has not waited for it yet

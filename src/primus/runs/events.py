@@ -19,6 +19,7 @@ class EventLog:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Before the first append: otherwise the new event would continue the broken line, and be lost with it.
         _end_half_line(path)
         # Unbuffered and in append mode: each event is one write(2) at the end of the file, so that events of several
         # processes do not mix, and a process that is killed loses none.
@@ -34,7 +35,7 @@ class EventLog:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """All complete events of `path`; nothing where the file does not exist.
+    """All complete events of `path`; none if the file does not exist.
 
     An incomplete line, left by a writer that was killed, is skipped.
     """
@@ -51,6 +52,7 @@ class EventFollower:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        # Starts at the end: events of earlier attempts are not news.
         self._offset = path.stat().st_size if path.exists() else 0
 
     def read_new_events(self) -> list[Event]:
@@ -59,6 +61,7 @@ class EventFollower:
             return []
         with self._path.open("rb") as file:
             file.seek(self._offset)
+            # Stops at the last newline. The rest of an event that is being written is read by the next call.
             complete = file.read().rpartition(b"\n")[0]
         if not complete:
             return []
@@ -80,7 +83,7 @@ def _decode_event(line: bytes) -> Event | None:
 def read_steps(path: Path) -> list[Event]:
     """The `step` events in order of their step.
 
-    Of a step that was repeated after a restart or a rewind it is the last; of those that a rewind has undone, none.
+    Of a step that was repeated after a restart or a rewind, only the last event; none of a step that a rewind undid.
     """
     last: dict[int, Event] = {}
     for event in read_events(path):
@@ -92,7 +95,7 @@ def read_steps(path: Path) -> list[Event]:
 
 
 def _end_half_line(path: Path) -> None:
-    """End the line that a killed writer left, so that the next event starts on its own."""
+    """End an incomplete line of a killed writer, so that the next event starts on a new line."""
     if not path.exists() or path.stat().st_size == 0:
         return
     with path.open("r+b") as file:

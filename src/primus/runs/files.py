@@ -1,4 +1,4 @@
-"""Files that are complete or absent, and JSON values in them."""
+"""Write files atomically, and JSON values to and from them."""
 
 from __future__ import annotations
 

@@ -62,14 +62,17 @@ def hold_run(directory: Path) -> Iterator[bool]:
             return
         import threading  # only by a process that executes a run
 
+        # The thread renews the record while the main thread blocks in hooks or waits for workers.
         over = threading.Event()
         renewing = threading.Thread(target=_renew_record, args=(file.fileno(), over), name="run-lock", daemon=True)
+        # Written before the thread starts, so that another host sees the holder at once.
         _write_record(file.fileno(), renewal=0)
         renewing.start()
         try:
             yield True
         finally:
             over.set()
+            # Joined first: a renewal after the truncation would leave the record of an ended holder.
             renewing.join()
             with contextlib.suppress(OSError):
                 os.ftruncate(file.fileno(), 0)
@@ -78,14 +81,17 @@ def hold_run(directory: Path) -> Iterator[bool]:
 def find_holder(directory: Path) -> LockHolder | None:
     """The process that executes the run; changes nothing and does not wait.
 
-    For `STALE_S` after its death a holder on another host is still returned: `is_renewed` tells the two apart.
+    For `STALE_S` after its death a holder on another host is still returned: `is_renewed` distinguishes the two.
     """
     path = directory / FILE
     record = read_record(path)
     try:
         with path.open() as file:
+            # A shared lock, so that several readers do not see each other as holders. One try, because the caller does
+            # not wait.
             if not _lock_file(file, fcntl.LOCK_SH, tries=1):
                 return record or LockHolder(host=os.uname().nodename, pid=0)
+            # The clock of a file server may be ahead of this host's, so the sign of the age means nothing.
             age_s = abs(time.time() - os.fstat(file.fileno()).st_mtime)
     except OSError:
         return None
@@ -94,10 +100,11 @@ def find_holder(directory: Path) -> LockHolder | None:
 
 
 def is_renewed(directory: Path, holder: LockHolder) -> bool:
-    """Whether `holder`, of another host, lives: waits up to `WATCH_S` for a renewal of its record."""
+    """Whether `holder`, on another host, is alive: waits up to `WATCH_S` for a renewal of its record."""
     deadline = time.monotonic() + WATCH_S
     while time.monotonic() < deadline:
         record = read_record(directory / FILE)
+        # The holder has ended in order: it empties the record before it releases the lock.
         if record is None:
             return False
         if record != holder:
@@ -122,14 +129,15 @@ def _renew_record(file: int, over: threading.Event) -> None:
 
 
 def _write_record(file: int, renewal: int) -> None:
-    """Replace the record in place, all of it by one call: a rename would take the lock away, which is the file's."""
+    """Replace the record in place by one call; a rename would replace the locked file, and lose the lock."""
     record = LockHolder(host=os.uname().nodename, pid=os.getpid(), renewal=renewal)
-    with contextlib.suppress(OSError):  # a full disk: flock alone has to do
+    # Host and process id are constant; only the counter changes, which shows a reader that the holder is alive.
+    with contextlib.suppress(OSError):  # a full disk: flock alone protects the run
         os.pwrite(file, msgspec.json.encode(record).ljust(RECORD_BYTES), 0)
 
 
 def _lock_file(file: TextIO, kind: int, tries: int = 10) -> bool:
-    """Lock `file` until it is closed. Several tries, because `find_holder` holds a shared lock for a moment."""
+    """Lock `file` until it is closed. It retries, because `find_holder` holds a shared lock for a moment."""
     for _ in range(tries):
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What a run keeps of the patch files that it was launched with, so that a replay applies the same."""
+"""Record the patch files of a run, so that a replay applies the same ones."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class PatchRecord(Struct, frozen=True, kw_only=True):
     """One patch file of a run."""
 
     file: str
-    """As it was given."""
+    """Path as given on the command line."""
     name: str
     """Its copy in the run's `env/patches`."""
     sha256: str
-    """Of what was run."""
+    """Hash of the file that was run."""
     is_masked: bool = False
-    """Whether the copy lacks secrets that the file held."""
+    """Whether secrets of the file were removed from the copy."""
     state: State = "started"
     exit_code: int | None = None
 
@@ -44,7 +44,7 @@ def index_path(node_rank: int) -> str:
 
 
 def read_records(run: Run, node_rank: int = 0) -> list[PatchRecord]:
-    """The patch files of `run` in the order of their application on a node; none where it had none.
+    """The patch files of `run` in the order of their application on a node; empty if it had none.
 
     Raises:
         PrimusError: The record is damaged.
@@ -83,10 +83,10 @@ def keep_copy(directory: Path, record: PatchRecord, content: bytes) -> None:
 
 
 def list_copies(run: Run) -> tuple[str, ...]:
-    """The patch files of `run` to apply once more.
+    """The copies of the patch files of `run`, for a replay.
 
     Raises:
-        PrimusError: A copy is missing, or is not what was run.
+        PrimusError: A copy is missing, or was modified.
         UsageError: A copy lacks secrets.
     """
     return tuple(str(_check_intact(run.directory / FOLDER / record.name, record)) for record in read_records(run))

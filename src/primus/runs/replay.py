@@ -1,4 +1,4 @@
-"""What differs between the machine that a run was made on and this one."""
+"""Compare the machine of a run with this one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUMERIC_VARIABLES = re.compile(
 
 
 class Difference(Struct, frozen=True):
-    """One thing that is not as it was."""
+    """One difference from the replayed run."""
 
     what: str
     then: str
@@ -90,9 +90,9 @@ def _read_content(file: str) -> bytes:
 
 
 def list_replay_variables(run: Run, environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables to set so that workers see what those of `run` saw: what the run set, and what may change numbers.
+    """Variables that give workers the environment of those of `run`: set by the run, or relevant to numerical results.
 
-    Secrets are not among them; they come from today's environment.
+    Secrets are excluded; they are read from the current environment.
 
     Raises:
         PrimusError: The run has no plan, or no dump of its environment.
@@ -102,7 +102,7 @@ def list_replay_variables(run: Run, environ: Mapping[str, str]) -> dict[str, str
 
 
 def _numeric_variables(run: Run) -> dict[str, str]:
-    """Variables that may change a number, whoever set them."""
+    """Variables that may change numerical results, regardless of their origin."""
     found: dict[str, str] = {}
     for line in _read_lines(run, "primus_env_dump.txt"):
         name, equals, value = line.rpartition("  # ")[0].partition("=")
@@ -112,9 +112,9 @@ def _numeric_variables(run: Run) -> dict[str, str]:
 
 
 def _planned_variables(run: Run) -> dict[str, str]:
-    """Variables that the run set, but for those that every launch finds out for itself.
+    """Variables that the run set, except those that every launch computes.
 
-    Among these are PATH and the like, where a hook added to those of the shell.
+    The latter include path lists, such as PATH, that a hook has extended.
     """
     planned = read_json(run.directory / "plan.json", _Plan).env
     return {
@@ -132,7 +132,7 @@ class _Variable(Struct, frozen=True):
 
 
 class _Plan(Struct, frozen=True):
-    """What a replay needs of a plan.json."""
+    """The part of plan.json that a replay reads."""
 
     env: dict[str, _Variable]
 

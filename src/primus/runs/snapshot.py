@@ -1,4 +1,4 @@
-"""What a run keeps of the machine it ran on: variables, system, packages."""
+"""Record the machine of a run: variables, system, packages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SystemInfo(Struct, frozen=True, kw_only=True):
     devices: list[str] = []
     """Model of each accelerator."""
     facts: MachineFacts | None = None
-    """All that was known of the machine; None in runs of older versions."""
+    """All facts about the machine; None in runs of older versions."""
 
 
 def write_environment(
@@ -41,8 +41,8 @@ def write_environment(
     Args:
         folder: The run's `env/`.
         environ: Variables of the workers.
-        sources: Who set a variable; the others came from the shell.
-        facts: The machine, where it is known already.
+        sources: Origin of each variable that the launch set; the others come from the shell.
+        facts: Facts about the machine, if they are known already.
     """
     lines = [
         f"{name}={redact_value(name, value)}  # {sources.get(name, 'shell')}" for name, value in sorted(environ.items())
@@ -59,7 +59,7 @@ def write_environment(
 
 
 def system_info(facts: MachineFacts | None = None) -> SystemInfo:
-    """The machine as it is now; it is looked at where no `facts` are given."""
+    """Describe the machine; reads it if no `facts` are given."""
     facts = facts or probe(environ=os.environ)
     return SystemInfo(
         host=facts.host,
@@ -81,7 +81,7 @@ def list_packages() -> dict[str, str]:
 
 
 def _write_toolkit_versions(folder: Path, software: Software) -> None:
-    """rocm_version.txt and cuda_version.txt, where there is such a toolkit or driver."""
+    """Write rocm_version.txt and cuda_version.txt if such a toolkit or driver is installed."""
     if software.rocm:
         write_text(folder / "rocm_version.txt", software.rocm + "\n")
     if software.cuda or software.nvidia_driver:

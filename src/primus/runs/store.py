@@ -18,11 +18,11 @@ from primus.runs.files import read_json, write_json
 
 State = Literal["planned", "running", "done", "failed", "interrupted"]
 Action = Literal["retry", "exclude", "stop"]
-"""What a failure asks for: the same once more, the same without its node, or a person."""
+"""Reaction to a failure: restart, restart without its node, or stop because operator action is needed."""
 
 
 class RankFailure(Struct, frozen=True, kw_only=True):
-    """What a rank failed of."""
+    """Failure of a rank."""
 
     rank: int
     host: str
@@ -39,7 +39,7 @@ class RankFailure(Struct, frozen=True, kw_only=True):
 
 
 class RunOutcome(Struct, frozen=True, kw_only=True):
-    """How a run stands, or ended."""
+    """State or outcome of a run."""
 
     state: State = "planned"
     exit_code: int | None = None
@@ -52,7 +52,7 @@ class RunMetadata(Struct, frozen=True, kw_only=True):
 
     id: str
     name: str
-    """exp_name, or the task where there is no experiment."""
+    """exp_name, or the task if there is no experiment."""
     command: list[str] = []
     """Words that were typed, secrets masked."""
     task: str
@@ -71,7 +71,7 @@ class RunMetadata(Struct, frozen=True, kw_only=True):
     """Attempts that were started."""
     replay_of: str | None = None
     forced: list[str] = []
-    """Differences that a forced replay went over."""
+    """Differences that a forced replay ignored."""
     outcome: RunOutcome = RunOutcome()
 
 
@@ -117,7 +117,7 @@ class Run:
         return metadata
 
     def hold_lock(self) -> contextlib.AbstractContextManager[bool]:
-        """Hold the run while it is being executed; gives False where another process of this host holds it."""
+        """Hold the run while it is being executed; gives False if another process of this host holds it."""
         return lock.hold_run(self.directory)
 
     def is_active(self) -> bool:
@@ -129,17 +129,18 @@ RUN_ID = re.compile(r"\d{8}_\d{6}-[0-9a-f]{4}")
 
 
 def new_id(now: float | None = None) -> str:
-    """A fresh run id, `<YYYYmmdd_HHMMSS>-<4 hex>` in local time: sorted by name is sorted by time."""
+    """A new run id, `<YYYYmmdd_HHMMSS>-<4 hex>` in local time: the order by name is the order by time."""
     return f"{time.strftime('%Y%m%d_%H%M%S', time.localtime(now))}-{os.urandom(2).hex()}"
 
 
 def create_run(directory: Path, metadata: RunMetadata) -> Run:
-    """Make the run folder `directory`, and point `latest` beside it to it.
+    """Create the run folder `directory`, and point the link `latest` next to it to it.
 
     Raises:
-        PrimusError: The folder cannot be made.
+        PrimusError: The folder cannot be created.
     """
     try:
+        # Fails if the folder exists: two runs with the same id must not share it.
         directory.mkdir(parents=True)
     except OSError as error:
         raise PrimusError(f"{directory}: cannot be created: {error.strerror}", "choose another --workspace") from None
@@ -149,6 +150,7 @@ def create_run(directory: Path, metadata: RunMetadata) -> Run:
 
 
 def _point_latest(directory: Path) -> None:
+    # Created next to the link and renamed over it, so that `latest` always exists for readers.
     temporary = directory.with_name(f".latest.tmp.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(directory.name)
@@ -156,7 +158,7 @@ def _point_latest(directory: Path) -> None:
 
 
 OURS = ("request.json", "events.jsonl", "config/primus_config.yaml", "env/primus_env_dump.txt")
-"""Files by which a folder with the name of a run is known as one, though its metadata cannot be read."""
+"""Files that identify a folder with the name of a run as a run if its metadata cannot be read."""
 
 
 def is_run(folder: Path) -> bool:
@@ -170,21 +172,21 @@ def is_run(folder: Path) -> bool:
 
 
 def is_damaged_run(folder: Path) -> bool:
-    """Whether `folder` is provably a run of ours, though its metadata cannot be read.
+    """Whether `folder` is certainly a run of primus although its metadata cannot be read.
 
-    Metadata that are sound JSON of another kind are those of another tool.
+    Metadata that is valid JSON of another structure belongs to another tool.
     """
     if folder.is_symlink() or not RUN_ID.fullmatch(folder.name) or is_run(folder):
         return False
     try:
         msgspec.json.decode((folder / "metadata.json").read_bytes())
-    except (OSError, ValueError):  # absent, or cut off
+    except (OSError, ValueError):  # absent or truncated
         return any((folder / name).is_file() for name in OURS)
     return False
 
 
 def list_runs(folder: Path) -> list[Run]:
-    """Runs of one experiment, oldest first; damaged ones are among them."""
+    """Runs of one experiment, oldest first, including damaged ones."""
     if not os.path.isdir(folder):  # unlike Path.is_dir, False for a name that is too long
         return []
     return [Run(entry) for entry in sorted(folder.iterdir()) if is_run(entry) or is_damaged_run(entry)]
@@ -199,10 +201,10 @@ def list_workspace_runs(workspace: Path) -> list[Run]:
 
 
 def find_run(name: str, workspace: Path) -> Run:
-    """The run that `name` means: a folder, an id or the beginning of one, an experiment (its newest run).
+    """Find a run by its folder, its id or a prefix of it, or its experiment (the newest run).
 
     Raises:
-        UsageError: There is none, or several begin so.
+        UsageError: No run matches, or several ids have this prefix.
     """
     if os.path.isfile(Path(name) / "metadata.json"):
         return Run(Path(name).resolve())

@@ -1,4 +1,4 @@
-"""What a run came to, in a few numbers."""
+"""Summarize a run in a few numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from primus.runs import events
 from primus.runs.store import Run, RunMetadata
 
 WARM_UP_STEPS = 3
-"""First steps of an attempt that no rate is taken from."""
+"""Number of warm-up steps of an attempt, which are excluded from rates."""
 
 
 class RunSummary(Struct, frozen=True, kw_only=True):
@@ -23,7 +23,7 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     id: str
     name: str
     state: str
-    """As in metadata.json; ``died`` where the launcher ended without a word, ``damaged`` where it is unreadable."""
+    """As in metadata.json; ``died`` if the launcher ended without an outcome, ``damaged`` if it is unreadable."""
     directory: str
     created: float
     """Seconds since the epoch."""
@@ -35,12 +35,12 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """Median over the steps after warm-up."""
     rewinds: int
     checkpoints: int
-    """Complete ones, without those that a rewind has set aside."""
+    """Complete checkpoints, without those that a rewind has renamed."""
     size_bytes: int
 
 
 def summarise_run(run: Run) -> RunSummary:
-    """Summarise a run folder, whatever state its writer left it in."""
+    """Summarize a run folder in any state, also after a crash of its writer."""
     try:
         metadata = run.read_metadata()
         state = find_run_state(run, metadata)
@@ -71,9 +71,9 @@ def summarise_run(run: Run) -> RunSummary:
 
 
 def find_run_state(run: Run, metadata: RunMetadata) -> str:
-    """The run's state; ``died`` where it says running and nothing executes it on this machine."""
+    """The run's state; ``died`` if its metadata says running but no process executes it on this machine."""
     if metadata.outcome.state == "planned" and (run.directory / "submission.json").is_file():
-        return "planned"  # a scheduler has it: `jobs list` says how it stands
+        return "planned"  # a scheduler has it: `jobs list` shows its state
     if metadata.outcome.state in ("running", "planned") and not run.is_active():
         return "died"
     return metadata.outcome.state
@@ -84,7 +84,7 @@ def folder_size(directory: Path) -> int:
     total = 0
     for folder, _, names in os.walk(directory):
         for name in names:
-            with contextlib.suppress(OSError):  # a run that is going on may replace it now
+            with contextlib.suppress(OSError):  # an active run may replace it at any time
                 total += os.lstat(os.path.join(folder, name)).st_size
     return total
 
@@ -102,7 +102,7 @@ def flat_settings(run: Run) -> dict[str, object]:
 
 
 def _flatten_overrides(tree: dict[str, object]) -> dict[str, object]:
-    """Keys of `overrides:` and of the top level as they are; the layers around them go."""
+    """Keys of the top level and of `overrides:`, without the levels around them."""
     flat: dict[str, object] = {}
     for key, value in tree.items():
         if key == "env" and isinstance(value, dict):

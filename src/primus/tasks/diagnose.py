@@ -65,7 +65,7 @@ def run(options: Options, context: TaskContext) -> int:
     """Print the diagnosis and return 0 if the cause is known or nothing failed, else 4.
 
     Raises:
-        UsageError: There is no such run, job or log.
+        UsageError: The run, job or log does not exist.
         PrimusError: A log cannot be read.
     """
     load_signatures()  # a wrong file of the user is reported before anything is read

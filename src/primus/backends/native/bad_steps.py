@@ -26,8 +26,8 @@ class BadSteps(FinalError):
     Args:
         first: The first bad step; a checkpoint of a step before it is good.
         last: The last one seen; the data up to it is skipped by a rewind.
-        answer: What the policy says.
-        reason: What is wrong with them.
+        answer: Reaction of the policy.
+        reason: Description of the problem.
     """
 
     def __init__(self, first: int, last: StepReport, answer: Literal["rewind", "stop"], reason: str) -> None:
@@ -71,7 +71,7 @@ class BadStepDetector(Callback):
         Raises:
             BadSteps: The run cannot continue from it.
         """
-        # Without this step: the message and the begin of a spike compare it with those before.
+        # Without this step: the message and the start of the spike compare it with the steps before.
         before = list(self._recent)
         # The same rule as on the device, so that a restored window decides the same.
         if self.window is not None and math.isfinite(report.loss):

@@ -1,12 +1,12 @@
 """Checkpoints of a training run, written by torch.distributed.checkpoint while training continues.
 
-The protocol, for every process: make an empty folder (the first process), copy the state to the host, write the own
+The protocol, for every process: create an empty folder (the first process), copy the state to the host, write the own
 files, compute their checksums, gather them, write the manifest (the first process), delete older checkpoints. The
 manifest is the last file, written by rename: a folder without one was interrupted, and no reader loads it.
 
 The copy is taken on the training thread, so the checkpoint is that of its step. Writing runs in a daemon thread with a
 separate process group: collectives of training and of the writer must not mix on one group. At most one checkpoint is
-in writing; the next `save` waits for it.
+being written; the next `save` waits for it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class CheckpointSaver:
     ) -> None:
         self.settings, self.processes = settings, processes
         self.last_step: int | None = None
-        """Step of the newest checkpoint that was begun."""
+        """Step of the newest checkpoint that was started."""
         self._saved = saved
         self._writing: _CheckpointWrite | None = None
 
@@ -94,21 +94,24 @@ class CheckpointSaver:
         recent_losses: Sequence[float] = (),
         callbacks: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Save `state` as it is now; it may change as soon as this returns. `callbacks` may not.
+        """Save `state` as it is now. The caller may change it after this returns, but not `callbacks`.
 
         Raises:
             PrimusError: This checkpoint, or the one before it, cannot be written.
         """
         # One checkpoint at a time: a second writer would double the memory, and could overtake the first.
         self.finish_writing()
+        # The losses are copied, because training changes the window while the thread writes.
         position = TrainingPosition(step, consumed_samples, list(recent_losses), callbacks)
         writing = _CheckpointWrite(self.settings, self.processes, position, num_bytes=_count_bytes(state))
+        # A collective, on the training thread: all processes are at the same step here.
         writing.prepare_folder()
         if self.settings.is_async:
             # The copy is complete when this returns: the next step may overwrite the weights.
             writing.start_thread(_copy_to_host(state))
         else:
             writing.write(state)
+        # Set only if the write has started, so that a failed `save` can be repeated for the same step.
         self._writing, self.last_step = writing, step
         if not self.settings.is_async:
             self.finish_writing()
@@ -132,6 +135,7 @@ class CheckpointSaver:
         """
         if self._writing is None or not self._writing.wait(timeout_s):
             return
+        # Cleared before the result is read, which may raise: a failed write is reported once.
         writing, self._writing = self._writing, None
         saved = writing.take_result()
         if saved is not None:
@@ -139,7 +143,7 @@ class CheckpointSaver:
 
 
 class _CheckpointWrite:
-    """One checkpoint in writing."""
+    """One checkpoint while it is written."""
 
     def __init__(
         self, settings: CheckpointSettings, processes: Processes, position: TrainingPosition, num_bytes: int
@@ -158,18 +162,18 @@ class _CheckpointWrite:
         return self._thread is None or not self._thread.is_alive()
 
     def prepare_folder(self) -> None:
-        """Make an empty folder for the checkpoint, in place of what a killed writer may have left there.
+        """Create an empty folder for the checkpoint; replaces the incomplete one of a killed writer.
 
         Raises:
-            PrimusError: It cannot be made, or has no room for the checkpoint.
+            PrimusError: It cannot be created, or the disk has too little space.
         """
-        # All processes wait for the folder, and all raise if it cannot be made: nobody is left in a collective.
+        # All processes wait for the folder, and all raise if it cannot be created: no process stays in a collective.
         problem = self._processes.broadcast_from_first(self._make_folder() if self._processes.is_first else "")
         if problem:
             raise self._build_failure(problem)
 
     def _make_folder(self) -> str:
-        """Make the folder; returns the problem, if there is one."""
+        """Create the folder; returns the problem, if there is one."""
         try:
             if self._folder.exists():
                 # A complete checkpoint of this step is only there if the step was repeated: the new one replaces it.
@@ -182,6 +186,7 @@ class _CheckpointWrite:
     def _find_lack_of_space(self) -> str:
         """The lack of space in words; empty if the checkpoint fits."""
         free = shutil.disk_usage(self._settings.folder).free
+        # The size of all processes against one file system: nodes share the folder of checkpoints.
         if free >= self._num_bytes:
             return ""
         return f"no space left: it needs {self._num_bytes / GIB:.3f} GiB, and {free / GIB:.3f} GiB are free"
@@ -195,6 +200,8 @@ class _CheckpointWrite:
     def wait(self, timeout_s: float | None) -> bool:
         """Wait for the thread; returns whether it is over."""
         if self._thread is not None:
+            # A limit is given only after a failure, when the peers of this process may be dead and the write may never
+            # end.
             self._thread.join(timeout_s)
         return self.is_over
 
@@ -203,6 +210,7 @@ class _CheckpointWrite:
         from torch.distributed.checkpoint.api import CheckpointException
 
         try:
+            # Runs in the writer thread. All collectives in here use the writer group.
             write_state(state, self._folder, self._processes)
             self._complete_checkpoint()
         except (CheckpointException, Exception) as error:  # noqa: BLE001 - the edge of a thread; `take_result` raises it
@@ -240,12 +248,14 @@ class _CheckpointWrite:
             raise OSError(problem)
         if not self._processes.is_first:
             return
+        # Only the first process gets here; the others have no further part in the checkpoint.
         written = self._build_manifest([entry for entries, _ in gathered for entry in entries])
         # From here on the checkpoint counts. Older ones are deleted only afterwards.
         manifest.write_manifest(self._folder, written)
         seconds = time.monotonic() - self._started
         self._saved = SavedCheckpoint(self._position.step, self._folder, written.total_bytes, seconds)
         if self._settings.keep_last_n is not None:
+            # Never the one that was just written: it is the newest complete one.
             folders.prune_checkpoints(self._settings.folder, self._settings.keep_last_n)
 
     def _list_own_entries(self) -> tuple[list[FileEntry], str]:
@@ -309,6 +319,7 @@ def _copy_to_host(state: State) -> State:
     """A copy in the host's memory, complete when this returns."""
     from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
+    # Blocking, although the name says async: only the write after it is asynchronous.
     copied = BlockingAsyncStager().stage(state)
     assert isinstance(copied, dict)
     return copied

@@ -12,13 +12,13 @@ from primus import patch
 from primus.errors import UnfitError
 
 QUOTING_PATCH = "inductor-library-paths"
-"""Patch that lets torch lie in a folder with a space."""
+"""Name of the patch for an installation of torch in a path with a space."""
 
 COMPILE_S = 45.0
 """Time that torch.compile of model and loss takes: 32 and 45 s for 8 layers on two x86 cores, torch 2.13."""
 
 SAVED_SHARE = 0.2
-"""Share of the eager time that it saves at the least: 1.25 times faster on a CPU at a vocabulary of 2048 in fp32."""
+"""Minimum share of the eager time that it saves: 1.25 times faster on a CPU at a vocabulary of 2048 in fp32."""
 
 MARGIN = 2.0
 """Ratio of saving to cost above which a run is compiled; both are estimates."""

@@ -18,7 +18,7 @@ REPLAYED_DATA_FILE = "config/replayed_data_config.yaml"
 
 
 def open_data(trainer: Trainer, attempt: Attempt, global_batch_size: int) -> Datasets:
-    """The run's data, which its folder then describes."""
+    """Open the run's data, and describe it in the run folder."""
     training = trainer.training
     data = open_datasets(trainer.data, trainer.model.vocab_size, training.seq_length, training.seed)
     if evaluation_interval(training) and data.valid is None:
@@ -41,7 +41,7 @@ def build_document_handling(data: DataConfig, eod_id: int | None) -> DocumentHan
 
 
 def _check_replayed(run: Run, fingerprint: str) -> None:
-    """A replay has the data of the run that it repeats."""
+    """Check that a replay has the data of the run that it repeats."""
     import yaml
 
     path = run.directory / REPLAYED_DATA_FILE
@@ -56,7 +56,7 @@ def _check_replayed(run: Run, fingerprint: str) -> None:
 
 
 def _describe_data(run: Run, trainer: Trainer, data: Datasets, num_samples: int) -> None:
-    """Write what the run reads, and how much of each corpus it consumes."""
+    """Record the data of the run, and the share of each corpus that it consumes."""
     import yaml
 
     described = {

@@ -57,6 +57,8 @@ class Processes:
         """Every process's `value` by rank, in every process."""
         if self.world == 1:
             return [value]
+        # The writer group by default, since values are on the host and gloo needs no device. A thread passes its own
+        # group.
         values: list[Any] = [None] * self.world
         dist.all_gather_object(values, value, group=group or self.writer_group)
         return values
@@ -111,6 +113,7 @@ def seed_everything(seed: int, deterministic: bool) -> None:
     torch.manual_seed(seed)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # Raises at the first operation without a deterministic kernel, instead of giving other losses.
         torch.use_deterministic_algorithms(True)
 
 
@@ -149,6 +152,7 @@ def _share_cores(environ: Mapping[str, str]) -> None:
     """Divide the cores among the CPU processes of a node, unless $OMP_NUM_THREADS is set."""
     if "OMP_NUM_THREADS" not in environ:
         # torch starts one thread per core in every process otherwise, and they compete.
+        # Processes on this node, not of the run: nodes do not share cores.
         local_world = int(environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(max(1, count_usable_cpus() // local_world))
 

@@ -79,6 +79,7 @@ def _masked_attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tens
 
 
 def _eager_cpu(x: Tensor) -> bool:
+    # The compiler fuses the plain formulas itself.
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -111,6 +112,7 @@ class _SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, gate_up: Tensor) -> Tensor:
+        # The input only: the backward pass computes the activation again, which saves memory.
         ctx.save_for_backward(gate_up)
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate).mul_(up)
@@ -160,6 +162,7 @@ class _CausalAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor) -> Tensor:
+        # No probabilities: [B, H, S, S] would grow with the square of the sequence.
         ctx.save_for_backward(q_BHSC, k_BKSC, v_BKSC)
         return _compute_attention(q_BHSC, k_BKSC, v_BKSC)
 
@@ -199,7 +202,9 @@ def _attention_block(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, start: int) 
     scores = q @ k.transpose(1, 2)
     # Only the last square is partly masked; all earlier keys are visible to all queries of the block.
     scores.unflatten(1, (-1, num_rows))[..., start:] += future
+    # Computed again from queries and keys, as in FlashAttention (arXiv 2205.14135, section 3.1).
     probabilities = torch.softmax(scores, -1)
     grad_probabilities = grad @ v.transpose(1, 2)
+    # The derivative of softmax needs its output only, not the scores.
     grad_scores = torch.ops.aten._softmax_backward_data(grad_probabilities, probabilities, -1, scores.dtype)
     return grad_scores @ k, grad_scores.transpose(1, 2) @ q, probabilities.transpose(1, 2) @ grad

@@ -23,20 +23,21 @@ from primus.errors import FinalError
 def recover_from_bad_steps(training: Training, bad: BadSteps) -> None:
     """Rewind to the newest checkpoint from before the bad steps, and skip the data up to their end.
 
-    Before the first checkpoint of a run it rewinds to what the run began with. Every process must call it.
+    Before the first checkpoint of a run it rewinds to the initial state of the run. Every process must call it.
 
     Raises:
         FinalError: The policy ends the run, or it cannot be rewound.
     """
     training.attempt.beat("checkpoint", bad.last.step)
-    # A checkpoint in writing may be the one to go back to, or one that must be renamed.
+    # The checkpoint that is being written may be the one to go back to, or one to rename.
     training.saver.finish_writing()
     limit = training.experiment.trainer.training.max_rewinds
     if bad.answer == "stop" or len(training.rewinds) >= limit:
-        # Skipped steps leave good weights behind; a spike has begun to change them before it was found.
+        # Skipped steps leave good weights; a spike may have changed them before it was detected.
         if bad.is_spike or bad.answer == "rewind":
             _report_set_aside(training, lambda: rewind.set_aside_from(training.search.folder, bad.first))
         raise bad if bad.answer == "stop" else FinalError(f"{bad.problem}; {limit} rewinds have not helped", bad.hint)
+    # From here on the order is that of the protocol in the docstring of this module.
     start = _find_good_start(training, bad)
     _record_rewind(training, bad, start)
     _rewind_to_start(training, start)
@@ -48,6 +49,7 @@ def _find_good_start(training: Training, bad: BadSteps) -> ResumePoint | None:
     had_any = training.processes.broadcast_from_first(bool(folders.list_checkpoints(training.search.folder)))
     start = training.search.find_start(before=bad.first)
     is_own = start is not None and start.manifest.run == training.attempt.run.id
+    # The run had checkpoints, but none from before the bad steps is left: the initial weights would lose all progress.
     if had_any and not is_own:
         _report_set_aside(training, lambda: rewind.set_aside_from(training.search.folder, bad.first))
         raise FinalError(
@@ -106,6 +108,7 @@ def _rewind_to_start(training: Training, start: ResumePoint | None) -> None:
         training.callbacks.restore_state(training.initial_callback_state)
     else:
         training.callbacks.restore_state(start.callback_state)
+    # After their state was restored, so that callbacks see the step that they continue from.
     training.callbacks.call("after_rewind", training.step)
     training.attempt.beat("train", training.step)
     rewound = training.rewinds[-1]

@@ -62,8 +62,8 @@ class CheckpointSearch:
     """Finds the checkpoint that a run starts from; every process must make the same calls, in the same order.
 
     The run's own checkpoints come first, newest first, then those of `load:`. A checkpoint counts when it has a
-    manifest and its files have their checksums. The processes share the files, and one that finds damage decides for
-    all.
+    manifest and its files have their checksums. The processes share the files, and if one finds damage, all reject the
+    checkpoint.
     """
 
     run: Run
@@ -86,9 +86,10 @@ class CheckpointSearch:
 
         Raises:
             UsageError: `load:` names no checkpoint or one of another model; `save:` holds those of another run.
-            PrimusError: All that `load:` names are damaged.
+            PrimusError: All checkpoints of `load:` are damaged.
         """
         newest_first = reversed(folders.list_checkpoints(self.folder))
+        # A checkpoint of a step from `before` on contains bad steps.
         possible = [found for found in newest_first if before is None or folders.parse_step(found) < before]
         own = [found for found in possible if self._is_own(found)]
         # Own checkpoints win over `load:`, so that a restarted run does not begin again.
@@ -130,10 +131,13 @@ class CheckpointSearch:
                 found = manifest.read_manifest(folder)
                 problem = "" if found else "it is not complete"
             except PrimusError as error:
+                # A damaged manifest is handled like damaged files: an older checkpoint may still be good.
                 found, problem = None, error.problem
             # Each process has checked its share of the files; the gathered problem makes all of them reject it or none.
             problem = find_first_problem(self.processes.all_gather_values(problem or self._find_damage(folder, found)))
             if found is not None and not problem:
+                # The search ends at the first good one; older checkpoints are not read, which would take minutes for
+                # large models.
                 return ResumePoint(folder, found)
             self._reject_checkpoint(folder, problem)
         return None

@@ -12,7 +12,7 @@ from primus.data.training.dataset import Datasets
 from primus.runs.files import write_text
 
 TEMPERATURE = 0.8
-"""Below 1, so that a small model stays on the likelier side of what it knows."""
+"""Temperature below 1, so that a small model generates its likelier tokens."""
 
 
 class TextSampler(Callback):

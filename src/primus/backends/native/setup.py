@@ -92,7 +92,7 @@ def set_up_training(
         step=start.step if start else 0,
         consumed_samples=start.consumed_samples if start else 0,
     )
-    # The checkpoint that was loaded need not be saved again.
+    # The loaded checkpoint need not be saved again.
     training.saver.last_step = training.step
     _report_setup(training, decision, start)
     _add_callbacks(training, choices, start)
@@ -111,6 +111,7 @@ def _add_callbacks(training: Training, choices: Sequence[CallbackChoice], start:
     for choice in choices:
         callbacks.build(choice, training)
     callbacks.add(training.bad_steps)
+    # Before the checkpoint's state is restored: a rewind to the initial weights needs the state of the beginning.
     training.initial_callback_state = callbacks.collect_state()
     if start is not None:
         callbacks.restore_state(start.callback_state)
@@ -127,6 +128,7 @@ def _global_batch_size(trainer: Trainer, world: int) -> int:
 def _read_run_rewinds(search: CheckpointSearch) -> list[Rewind]:
     """The run's rewinds so far; finishes the renaming of bad checkpoints that a killed attempt may have left undone."""
     run, processes = search.run, search.processes
+    # Read by one process: others on a shared file system may see an older version of the file.
     rewinds: list[Rewind] = processes.broadcast_from_first(read_rewinds(run) if processes.is_first else None)
     if rewinds:
         set_aside(processes, lambda: set_aside_undone(search.folder, run, rewinds), search.say, search.event)
@@ -200,7 +202,7 @@ def _build_model_and_optimizer(
 def _build_trainable(
     trainer: Trainer, processes: Processes, compiled: bool, documents: DocumentHandling | None
 ) -> Trainable:
-    """The model with its initial weights, sharded where there are several processes."""
+    """The model with its initial weights, sharded if there are several processes."""
     training = trainer.training
     built = model.build_model(trainer.model, "meta", training.seed)
     built.documents = documents
@@ -258,7 +260,7 @@ def _build_bar(terminal: str | None, train_iters: int, done: int) -> ProgressBar
         return None
     try:
         return ProgressBar(terminal, train_iters, done)
-    except OSError:  # the terminal was closed since
+    except OSError:  # the terminal was closed in the meantime
         return None
 
 

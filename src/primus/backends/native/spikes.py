@@ -70,7 +70,7 @@ def find_spike_begin(spike: int, before: Sequence[tuple[int, float]], factor: fl
 
 
 def _median_and_deviation(losses: Tensor) -> tuple[Tensor, Tensor]:
-    """By sorting, which does not wait for the device; a NaN comes last in a sorted tensor, and makes both NaN."""
+    """Sort, which does not wait for the device; with a NaN, which is sorted last, both results are NaN."""
     middle = (losses.numel() - 1) // 2
     ordered = losses.sort().values
     median = ordered[middle] + 0.0 * ordered[-1]

@@ -32,9 +32,9 @@ class Trainable:
     """A model ready for `train_step`."""
 
     model: Transformer
-    """The model; its parameters are float32 (the masters), sharded where there are several processes."""
+    """The model; its parameters are float32 (the masters), sharded if there are several processes."""
     loss: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """(tokens, targets, scale) -> scale x summed loss; compiled if that was asked for."""
+    """(tokens, targets, scale) -> scale x summed loss; compiled if requested."""
     device: torch.device
     """Device of this process."""
     world: int
@@ -86,7 +86,7 @@ def prepare_model(
         model: From `model.build_model`; changed in place.
         device: Where it trains.
         bf16: Compute in bfloat16; the parameters, their gradients and the optimizer stay float32.
-        compile: torch.compile of the model with its loss (of each layer, where there are several processes).
+        compile: torch.compile of the model with its loss (of each layer if there are several processes).
         world: Processes in the default process group, which must exist when there are several.
         shard: Shard parameters, gradients and optimizer state over the processes; else every process has all of them.
         recompute: Recompute the activations of each layer in the backward pass.
@@ -124,6 +124,7 @@ def train_step(
     whose loss or gradient is not finite, or whose loss is a spike in `window`, changes nothing. The host never waits
     for the device.
     """
+    # Stays on the device: the number of tokens is needed on the host only in the report.
     counts = torch.stack([count_targets(targets) for _, targets in micro_batches])
     num_tokens = _global_sum(counts.sum(), trainable)
     # The divisor is known before the first pass, so gradients add up to those of the mean without a pass over them.
@@ -133,11 +134,14 @@ def train_step(
         _synchronise_gradients(trainable.model, index == len(micro_batches) - 1)
         with timer.measure_step() if timer else nullcontext():
             part = trainable.loss(tokens, targets, scale)
+            # With FSDP the reduction of the gradients overlaps with this pass in the last micro batch.
             part.backward()
+        # Detached, because the sum would otherwise keep the graphs of all micro batches in memory.
         loss = loss + part.detach()
     # Reduced before it is judged: every process then has the same bits, and decides the same.
     loss = _global_sum(loss, trainable)
     grad_norm = _gradient_norm(trainable.model)
+    # A tensor rather than a branch: a branch on its value would wait for the device.
     skipped = NONFINITE * ~(loss.isfinite() & grad_norm.isfinite())
     if window is not None:
         skipped = torch.where(skipped == 0, SPIKE * window.add_loss(loss), skipped)
@@ -157,7 +161,8 @@ def evaluate_batches(trainable: Trainable, batches: Sequence[Batch]) -> float:
 
 
 def _shard_model(model: Transformer, device: torch.device, bf16: bool, compile: bool, world: int, shard: bool) -> None:
-    """FSDP2 over all processes: each layer is gathered when it runs (torch.distributed.fsdp.fully_shard)."""
+    """Shard by FSDP2 over all processes: each layer is gathered when it runs (torch.distributed.fsdp.fully_shard)."""
+    # Without sharding, a mesh of replicas: the same code path, and gradients are reduced by FSDP2 as well.
     sizes = {"shard": world} if shard else {"replicate": world, "shard": 1}
     mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     policy = MixedPrecisionPolicy(
@@ -168,6 +173,7 @@ def _shard_model(model: Transformer, device: torch.device, bf16: bool, compile: 
     # Each layer is compiled for itself: a graph of the whole model would contain the gathering of weights.
     for layer in model.layers:
         if compile:
+            # Before fully_shard, whose hooks then run outside of the compiled graph.
             layer.compile()
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
@@ -180,11 +186,13 @@ def _shard_model(model: Transformer, device: torch.device, bf16: bool, compile: 
 def _synchronise_gradients(model: Transformer, now: bool) -> None:
     """Reduce gradients over the processes after the last micro batch only."""
     if isinstance(model, FSDPModule):
+        # Without it each micro batch would reduce its gradients: the same result with more communication.
         model.set_requires_gradient_sync(now)
 
 
 def _global_sum(value: Tensor, trainable: Trainable) -> Tensor:
     if trainable.world > 1:
+        # In place and asynchronous on GPUs: the host does not wait for the sum.
         dist.all_reduce(value)
     return value
 
@@ -194,7 +202,7 @@ def _gradient_norm(model: Transformer) -> Tensor:
 
 
 def _compute_divisor(grad_norm: Tensor, clip_grad: float) -> Tensor:
-    """What gradients are divided by, so that their norm is at most `clip_grad`."""
+    """Divisor of the gradients that limits their norm to `clip_grad`."""
     if clip_grad == 0.0:
         return torch.ones_like(grad_norm, dtype=torch.float32)
     return (grad_norm / clip_grad).clamp_min(1.0).float()  # fused optimizers read a float32
@@ -211,4 +219,5 @@ def _apply_update(optimizer: torch.optim.AdamW, learning_rate: float, divisor: T
     optimizer.grad_scale = divisor  # type: ignore[attr-defined]
     optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]
     optimizer.step()
+    # None rather than zeros: the next backward pass then writes gradients instead of adding to them.
     optimizer.zero_grad(set_to_none=True)

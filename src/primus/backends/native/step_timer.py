@@ -1,4 +1,4 @@
-"""The time of each step, and the reports that are made of it."""
+"""Measure the time of each step, and build the reports of steps."""
 
 from __future__ import annotations
 
@@ -58,11 +58,13 @@ class StepTimer(Callback):
         self._rates, self._device = rates, device
         self._pending: LaunchedStep | None = None
         self._restarts = True
-        """The time since the last report does not count: set by whatever is not training, cleared by the next step."""
+        """Whether the time since the last report is excluded: set by activities other than training, cleared by the
+        next step."""
         self._mark = time.perf_counter()
 
     def before_step(self) -> None:
         if self._restarts:
+            # The clock restarts at the next step, so that the time between is counted for none.
             self._mark, self._restarts = time.perf_counter(), False
 
     def after_evaluation(self, report: EvaluationReport) -> None:
@@ -77,6 +79,7 @@ class StepTimer(Callback):
 
     def add_step(self, launched: LaunchedStep) -> list[StepReport]:
         """Reports of the steps that can be read without leaving the device idle."""
+        # The next step is queued on the device now, so reading the last one leaves it busy.
         ready = self.take_pending()
         self._pending = launched
         return ready + self.take_pending() if self._device.type == "cpu" else ready
@@ -90,7 +93,7 @@ class StepTimer(Callback):
         loss, grad_norm, skipped, _ = step.result.values.tolist()  # waits for the step, once
         now = time.perf_counter()
         seconds, self._mark = now - self._mark, now
-        # Loggers import their packages at the first report; the step after it must not pay for that.
+        # Loggers import their packages at the first report; this time must not count for the next step.
         self._restarts = self._restarts or self.num_reports == 0
         self.num_reports += 1
         rates = self._rates

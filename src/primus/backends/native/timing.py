@@ -65,6 +65,7 @@ class ComputeTimer:
 
     def pause(self) -> bool:
         """Exclude what follows, until `resume`; returns whether the timer was measuring."""
+        # Waits may be nested: the inner one must not resume a timer that the outer one has paused.
         was_measuring = self._is_measuring
         self.stop()
         return was_measuring
@@ -90,6 +91,7 @@ class ComputeTimer:
             self._due = now + INTERVAL_S
         if not was_measured or not self.is_complete or not marks:
             return None
+        # The events of a GPU are read later, when the step is reported and has ended anyway.
         return _DeviceTime(marks) if self._on_gpu else _HostTime(marks)
 
     def _begin_interval(self) -> None:
@@ -120,6 +122,7 @@ class _DeviceTime:
         self._marks = marks
 
     def seconds(self) -> float:
+        # Starts and stops alternate, so that each pair is one interval of computing.
         pairs = zip(self._marks[::2], self._marks[1::2], strict=True)
         return sum(start.elapsed_time(end) for start, end in pairs) / 1000
 
@@ -130,7 +133,7 @@ def _wrap_waits(model: nn.Module, waits: tuple[str, ...], timer: ComputeTimer) -
     groups = [
         group for module in model.modules() if isinstance(module, FSDPModule) for group in _get_parameter_groups(module)
     ]
-    # A wait that is not wrapped would count as computing, and blame the wrong rank: better no measurement.
+    # A wait that is not wrapped would count as computing, and blame the wrong rank: then nothing is measured.
     if any(not callable(getattr(group, name, None)) for group in groups for name in (*waits, END)):
         return False
     for group in groups:

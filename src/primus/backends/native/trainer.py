@@ -1,7 +1,8 @@
 """The training of one run, to be read from top to bottom: set up, train, step, evaluate, save, finish.
 
-What is not needed to train a model is a callback (`primus.callback`): reports and loggers (`report`), times of steps
-(`step_timer`), detection of bad steps (`bad_steps`), the text sample (`samples`), and those that the experiment names.
+Everything that is not needed to train a model is a callback (`primus.callback`): reports and loggers (`report`), times
+of steps (`step_timer`), detection of bad steps (`bad_steps`), the text sample (`samples`), and those that the
+experiment names.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from primus.runs.attempt import Attempt
 ABANDON_S = 10.0
 """Time that a checkpoint in writing has to complete after a failure; the peers of a failed rank wait as long."""
 CONTINUE, FINISH, INTERRUPT = 0, 1, 2
-"""What a process wants before a step; of all processes the largest counts, so that they stop after the same step."""
+"""Request of a process before a step; the largest of all processes decides, so that they stop after the same step."""
 
 
 def train(experiment: Experiment, attempt: Attempt) -> None:
@@ -49,6 +50,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     place = (attempt.rank, attempt.local_rank, attempt.world_size)
     device = experiment.trainer.training.device
     with _explain_errors(), join_processes(*place, timeout, os.environ, device) as processes:
+        # Inside of the process group: the set-up already communicates, for example to agree on the checkpoint.
         training = set_up_training(experiment, attempt, processes, os.environ)
         try:
             train_to_end(training)
@@ -58,11 +60,12 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
                 training.saver.finish_writing(ABANDON_S)
             raise
         finally:
+            # Also after an error; callbacks must not communicate here, because other processes may have ended.
             training.callbacks.call("close")
 
 
 def train_to_end(training: Training) -> None:
-    """Train until the run is over, through as many rewinds as it takes."""
+    """Train until the run is over, rewinding after bad steps."""
     train_iters = training.experiment.trainer.training.train_iters
     if training.step > train_iters:
         raise UsageError(
@@ -76,6 +79,7 @@ def train_to_end(training: Training) -> None:
     is_over = False
     while not is_over:
         try:
+            # Raises BadSteps in every process at the same step, because all of them judge the same reduced values.
             is_over = train_steps(training)
         except BadSteps as bad:
             recover_from_bad_steps(training, bad)
@@ -91,6 +95,8 @@ def train_steps(training: Training) -> bool:
     training.consumed_samples = find_next_sample(training.consumed_samples, training.rewinds)
     with _open_batches(training) as batches:
         while training.step < train_iters:
+            # One all-reduce between steps: a signal reaches processes at different times, and all must stop after the
+            # same step.
             wanted = training.processes.all_reduce_max(_choose_next_action(training))
             if wanted == INTERRUPT:
                 interrupt(training)
@@ -99,6 +105,7 @@ def train_steps(training: Training) -> bool:
                 _report_early_stop(training)
                 break
             step(training, batches)
+            # Reports a finished checkpoint early, and never waits, so that a slow disk does not slow down the steps.
             training.saver.poll()
             if _is_due(training, evaluation_interval(training.experiment.trainer.training)):
                 evaluate_validation(training)
@@ -122,6 +129,7 @@ def step(training: Training, batches: Batches) -> None:
         to_batch(tokens, find_masked_token(training), training.processes.device) for tokens in next(batches)
     ]
     data_time_s = time.perf_counter() - started
+    # The phase `compile` has a longer hang timeout; it ends with the first report.
     if training.step_timer.num_reports == 0:
         training.attempt.beat("compile" if training.compiled else "train", training.step)
     learning_rate = compute_learning_rate(training.step + 1, trainer.optimizer, trainer.training.train_iters)
@@ -200,6 +208,7 @@ def interrupt(training: Training) -> None:
     training.print_line(f"{signal}: stopping after step {training.step}")
     _save_unless_saved(training)
     training.saver.finish_writing()
+    # After the checkpoint is complete, so that the event implies a checkpoint to resume from.
     training.append_event("interrupted", signal=signal, step=training.step)
 
 

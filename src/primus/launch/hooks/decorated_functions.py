@@ -19,19 +19,19 @@ class HookFunction(Struct, frozen=True):
 
     name: str
     action: Action
-    """The file's, as the decorator changes it."""
+    """The file's declaration, as changed by the decorator."""
 
 
 def find_functions(path: Path, text: str, plain: Action) -> list[HookFunction]:
-    """The decorated functions of a Python file; none where Python cannot read it, which is told when it runs.
+    """The decorated functions of a Python file; none if it has a syntax error, which is reported when it runs.
 
     Args:
         path: The file, for messages.
-        text: What it holds.
-        plain: What the file is to do as a script, which the decorators change.
+        text: Its content.
+        plain: The action of the file as a script, which the decorators change.
 
     Raises:
-        UsageError: A decorator stands where it has no meaning, or takes what there is not.
+        UsageError: A decorator is misplaced, or has an unknown or invalid argument.
     """
     try:
         tree = ast.parse(text, str(path))
@@ -52,7 +52,7 @@ def find_functions(path: Path, text: str, plain: Action) -> list[HookFunction]:
 
 
 def is_library(text: str) -> bool:
-    """Whether a Python file only defines functions or classes, for hooks beside it to import: run, it does nothing."""
+    """Whether a Python file only defines functions or classes that other hooks import; running it has no effect."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -67,7 +67,7 @@ _PURE_CALLS = re.compile(
     r"|.*\.(resolve|absolute|expanduser|joinpath|with_name)",
     re.DOTALL,
 )
-"""Calls that name something and change nothing; a value that comes of another call may be the work of a script."""
+"""Calls without side effects; any other call at module level may be the work of a script."""
 
 
 def _only_defines(node: ast.stmt) -> bool:

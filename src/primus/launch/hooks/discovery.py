@@ -1,4 +1,4 @@
-"""Hooks of a task: found in folders by name, read for what they declare, never run.
+"""Find the hooks of a task in folders by name, and read their declarations without running them.
 
 A folder of hooks holds files for every task that starts workers, folders `<task>/` and `<task>/<subtask>/` for one, and
 in these `<framework>/` for experiments of one backend. Directly in each of them, or in its `before/`, are hooks that
@@ -24,9 +24,9 @@ from primus.machine.tree import build_sort_key
 
 TIMEOUT_S = 600.0
 PRIMUS_TIMEOUT_S = 3600.0
-"""Of hooks of AMD-AGI/Primus, which build packages and prepare data, and declare no limit."""
+"""Time limit of hooks of AMD-AGI/Primus, which build packages and prepare data, and declare no limit."""
 PRIMUS_RUNNER = "execute_hooks.sh"
-"""Lies beside the folder of hooks of AMD-AGI/Primus."""
+"""File next to the folder of hooks of AMD-AGI/Primus, which identifies it."""
 TIMEOUT_VARIABLE = "PRIMUS_HOOK_TIMEOUT"
 HEADER_LINES = 20
 
@@ -42,12 +42,12 @@ def find_hooks(
 
     Args:
         task: ``train pretrain``.
-        environ: Tells the folders and the time limit.
-        starts_workers: Whether hooks that are for no task in particular are among them.
-        framework: Backend of its experiment, whose own hooks come last.
+        environ: Variables with the folders and the time limit.
+        starts_workers: Whether hooks for every task are included.
+        framework: Backend of its experiment; the hooks of the backend come last.
 
     Raises:
-        UsageError: A hook cannot be read, or declares something that there is not.
+        UsageError: A hook cannot be read, or has an invalid declaration.
     """
     limit_s = time_limit(environ)
     words = (*task.split(), framework) if framework else tuple(task.split())
@@ -76,17 +76,17 @@ def list_hook_folders(environ: Mapping[str, str]) -> list[Path]:
     plug_ins = [os.path.join(root, "hooks") for root in environ.get("PRIMUS_PLUGINS", "").split(os.pathsep) if root]
     own = [root for root in environ.get("PRIMUS_HOOKS", "").split(os.pathsep) if root]
     named = [os.path.join(home, "primus", "hooks"), *plug_ins, *own, "hooks"]
-    found = [Path(os.path.expanduser(place)) for place in named]  # which leaves ~ where there is no home
+    found = [Path(os.path.expanduser(place)) for place in named]  # leaves ~ unexpanded without a home directory
     return list({os.path.realpath(place): place for place in found}.values())
 
 
 def has_primus_runner(root: Path) -> bool:
-    """Whether a folder of hooks is the one of an AMD-AGI/Primus checkout."""
+    """Whether a folder of hooks belongs to an AMD-AGI/Primus checkout."""
     return (root.resolve().parent / PRIMUS_RUNNER).is_file()
 
 
 def is_primus_hook(file: Path) -> bool:
-    """Whether a hook is one of an AMD-AGI/Primus checkout."""
+    """Whether a hook belongs to an AMD-AGI/Primus checkout."""
     return _primus_folder(file) is not None
 
 
@@ -95,7 +95,7 @@ def _primus_folder(file: Path) -> Path | None:
 
 
 def primus_variables(file: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables that hooks of AMD-AGI/Primus read beside those of any hook, where `file` is one; else none.
+    """Additional variables that hooks of AMD-AGI/Primus read; none if `file` is not such a hook.
 
     Source: AMD-AGI/Primus runner/helpers/envs/base_env.sh, which its launcher reads before the hooks.
     """
@@ -110,7 +110,7 @@ def primus_variables(file: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def time_limit(environ: Mapping[str, str]) -> float | None:
-    """Seconds that the user gives every script, None where each has its own limit.
+    """Time limit in seconds that the user sets for every script; None if each has its own limit.
 
     Raises:
         UsageError: The variable is not a number above 0.
@@ -120,10 +120,10 @@ def time_limit(environ: Mapping[str, str]) -> float | None:
 
 
 def read_declaration(path: Path, kind: str = "hook", timeout_s: float = TIMEOUT_S) -> Action:
-    """A script as it declares itself in its name and its first lines: `# primus: once, lock, timeout=60`.
+    """Read the declaration of a script from its name and its first lines: `# primus: once, lock, timeout=60`.
 
     Raises:
-        UsageError: It cannot be read, or declares something that there is not.
+        UsageError: It cannot be read, or its declaration is invalid.
     """
     action = Action(kind="patch" if kind == "patch" else "hook", file=str(path), timeout_s=timeout_s)
     if ".once." in path.name:
@@ -159,8 +159,8 @@ def _list_level_folders(
     Args:
         level: Depth and folder names.
         roots: The places.
-        num_names: Words in the task's name. Below these AMD-AGI/Primus has no level of its own: the folders of backends
-            hold what a hook of the task starts with arguments of its own (train/pretrain/prepare_experiment.sh).
+        num_names: Words in the task's name. AMD-AGI/Primus has no level below them: its folders of backends hold
+            scripts that a hook of the task starts with arguments (train/pretrain/prepare_experiment.sh).
     """
     depth, words = level
     for root in roots:
@@ -180,7 +180,7 @@ def _list_files(folder: Path) -> Iterator[tuple[Stage, Path]]:
 
 
 def _list_folder(folder: Path) -> list[Path]:
-    """Files of `folder`, and links to what is not there; none where it is no folder.
+    """Files of `folder`, and its broken links; empty if `folder` is not a folder.
 
     Raises:
         UsageError: It cannot be read.
@@ -202,8 +202,8 @@ def _read_script(path: Path, kind: str) -> str:
 
 
 def _make_actions(path: Path, stage: Stage, timeout_s: float) -> list[Action]:
-    """What one file is to do: a script one thing, a file of functions one for each stage and place of theirs, a library
-    nothing."""
+    """The actions of one file: one for a script, one per stage and placement for a file of functions, none for a
+    library."""
     plain = structs.replace(read_declaration(path, timeout_s=timeout_s), stage=stage)
     if path.suffix != ".py":
         return [plain]

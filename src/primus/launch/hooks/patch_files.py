@@ -1,4 +1,4 @@
-"""The files of `--patch`, planned: scripts that run on each node after the hooks."""
+"""Plan the files of `--patch`: scripts that run on each node after the hooks."""
 
 from __future__ import annotations
 

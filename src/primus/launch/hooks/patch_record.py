@@ -18,7 +18,7 @@ class PatchRecorder:
     """Keeps a node's record of the patches up to date while they are applied; node 0 keeps copies, too.
 
     Args:
-        directory: The run folder, or what stands for it until it is known; None records nothing.
+        directory: The run folder, or its stand-in until the rendezvous; None records nothing.
         node_rank: The node.
     """
 
@@ -28,7 +28,7 @@ class PatchRecorder:
         self._records: list[PatchRecord] = []
 
     def record_start(self, action: Action) -> None:
-        """Record the patch that is about to run; its copy has none of the secrets.
+        """Record the patch that is about to run; secrets are removed from its copy.
 
         Raises:
             PrimusError: It cannot be read, or the copy cannot be written.
@@ -48,19 +48,20 @@ class PatchRecorder:
             sha256=patch_records.hash_patch(content),
             is_masked=shown != text,
         )
+        # The copy is written before the record that refers to it, so that a killed launch leaves no dangling record.
         if self._node_rank == 0:
             patch_records.keep_copy(self._directory, record, shown.encode("utf-8", "surrogateescape"))
         self._records.append(record)
         patch_records.write_records(self._directory, self._node_rank, self._records)
 
     def record_end(self, state: State, exit_code: int | None) -> None:
-        """Record how the patch that was started last has ended."""
+        """Record the result of the patch that was started last."""
         if self._directory is not None:
             self._records[-1] = structs.replace(self._records[-1], state=state, exit_code=exit_code)
             patch_records.write_records(self._directory, self._node_rank, self._records)
 
 
 def _own_name(path: Path) -> str:
-    """The name that a copy of another run's record had before it got its number; empty for a file of the user."""
+    """Original name of a copy from another run's record, without its number; empty for a file of the user."""
     is_copy = path.parent.parts[-2:] == tuple(patch_records.FOLDER.split("/"))
     return re.sub(r"^\d+_", "", path.name) if is_copy else ""

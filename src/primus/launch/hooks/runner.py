@@ -136,6 +136,7 @@ def run_after_hooks(
     with StopSignals() as signals:
         for action in _select_stage(actions, stage, context.layout):
             context.say(f"{stage} hook {action.file}")
+            # A failure is only reported: the outcome is decided, and the remaining hooks still release their resources.
             ended, _ = _run_action(action, context, signals, {**environ, **variables})
             if ended.problem:
                 problems.append(str(_make_failure(action, context, ended)))
@@ -164,6 +165,7 @@ def _run_action(
 ) -> tuple[ScriptResult, HookReply]:
     """Run one action; gives its result, and what it sets."""
     learn(environ)
+    # Secrets of the environment, the command line and the script itself are learned before the script can print them.
     learn_args(context.words)
     with contextlib.suppress(OSError):  # an unreadable file cannot be run either, and running it gives the message
         learn_value(Path(action.file).read_text(encoding="utf-8", errors="replace"), is_secret=False)
@@ -172,6 +174,7 @@ def _run_action(
         result = Path(private) / "result.json"
         own = discovery.primus_variables(Path(action.file), environ) if action.kind == "hook" else {}
         env = {**environ, **_make_hook_variables(action, context), **own, RESULT_VARIABLE: str(result)}
+        # Later hooks cannot set anything: the workers have ended. Decorated functions reply in a file instead.
         reads_settings = action.stage == "before" and not action.functions
         ended = refused or scripts.run(
             _make_argv(action, context),
@@ -298,6 +301,7 @@ def _hold_node_lock(action: Action, signals: StopSignals) -> Iterator[ScriptResu
     if not action.locked:
         yield None
         return
+    # The wait has its own time limit, as long as that of the action.
     deadline = time.monotonic() + action.timeout_s
     with _lock_file().open("a") as file:
         while True:
@@ -323,7 +327,9 @@ def _lock_file() -> Path:
         PrimusError: The folder belongs to another user, who could delete or replace the lock.
     """
     folder = Path(tempfile.gettempdir()) / f"primus-{os.getuid()}"
+    # 0700: another user must not be able to hold the lock.
     folder.mkdir(mode=0o700, exist_ok=True)
+    # Checked after mkdir, which also succeeds if another user has created the folder or a link.
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         raise PrimusError(f"{folder} belongs to another user", "set TMPDIR to a folder that you own")
     return folder / "hooks.lock"

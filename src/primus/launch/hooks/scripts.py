@@ -71,9 +71,11 @@ class ScriptLog:
 
     def append_line(self, line: bytes) -> None:
         """Append a line of the script; beyond the size limit only the tail is kept, in memory."""
+        # Kept even beyond the limit: the last lines usually contain the error.
         self._tail.append(line)
         if self._left_bytes > 0:
             data = self._format_line(line).encode() + b"\n"
+            # The write that crosses the limit is replaced by the note; later lines do not get here.
             self._left_bytes -= len(data)
             self._file.write(data if self._left_bytes > 0 else b"[further output is not logged]\n")
 
@@ -103,15 +105,15 @@ def run(
 ) -> ScriptResult:
     """Run a script until its end, its time limit or a signal to the launcher.
 
-    What it has started ends with it; where it has succeeded, what has left its session is let live.
+    All its processes are stopped with it. After a success, processes that left its session keep running (daemons).
 
     Args:
         argv: The command.
         environ: Its whole environment.
         timeout_s: Time limit in seconds.
         file: Log to append to.
-        reads_settings: Whether lines of its standard output may set something.
-        interrupted: The signal that asks the launcher to stop, if there was one.
+        reads_settings: Whether lines of its standard output may set variables or settings.
+        interrupted: Returns the signal that asked the launcher to stop; None if there was none.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab") as handle:
@@ -119,16 +121,21 @@ def run(
         log.append_note(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(redaction.redact_args(argv))}")
         started = time.monotonic()
         output = _ScriptOutput(log, reads_settings=reads_settings)
+        # Unique among all scripts on this node, because it decides which processes are killed.
         mark = f"{os.getpid()}.{time.time_ns()}"
         try:
             child = _start_script(argv, {**environ, MARK: mark})
         except OSError as error:
             return ScriptResult(problem=f"{argv[0]} cannot be started: {error.strerror}")
+        # The order matters: the shell outlives the cleanup, so that a launcher killed during it leaves no process.
         with _end_with_this_process(child):
             try:
                 stopped, heard = _follow_output(child, output, timeout_s, interrupted)
             finally:
+                # After a success only the session is stopped: a daemon that a hook has started deliberately may keep
+                # running.
                 process.end_program(child, GRACE_S, mark="" if child.poll() == 0 else f"{MARK}={mark}")
+                # After all writers were stopped, because the pipe then reaches its end.
                 output.drain(child)
         problem = stopped or _describe_exit_code(child.returncode)
         log.append_note(f"{problem or 'exit code 0'}, {time.monotonic() - started:.1f} s")
@@ -151,20 +158,22 @@ def _start_script(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess
 
 @contextlib.contextmanager
 def _end_with_this_process(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Have a shell kill the child's group when this process dies, however that happens: its input ends then."""
+    """Have a shell kill the child's process group when this process dies, even by SIGKILL."""
     argv = ["sh", "-c", 'read -r word || kill -s KILL -- "-$0"', str(child.pid)]
     null = subprocess.DEVNULL
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True) as watcher:
         try:
             yield
         finally:
+            # A line tells the shell that the script was stopped in order. Only end of file without a line makes it
+            # kill.
             watcher.communicate(b"over\n")
 
 
 def _follow_output(
     child: subprocess.Popen[bytes], output: _ScriptOutput, timeout_s: float, interrupted: Callable[[], int | None]
 ) -> tuple[str, int | None]:
-    """Read output until the child ends, or must end: why, and the signal if that is the reason."""
+    """Read output until the child ends or must be stopped; gives the reason for a stop, and the signal behind it."""
     deadline = time.monotonic() + timeout_s
     with selectors.DefaultSelector() as selector:
         for stream in (child.stdout, child.stderr):
@@ -172,11 +181,14 @@ def _follow_output(
             os.set_blocking(stream.fileno(), False)
             selector.register(stream, selectors.EVENT_READ)
         while child.poll() is None:
+            # Checked on every round, which lasts POLL_S at most, so that a silent script cannot delay a time limit or a
+            # signal.
             if time.monotonic() > deadline:
                 return f"it was not over after {timeout_s:g} s", None
             heard = interrupted()
             if heard is not None:
                 return f"interrupted by {signal.Signals(heard).name}", heard
+            # Both pipes are closed but the script is alive: only its exit remains to wait for.
             if not selector.get_map():
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(POLL_S)
@@ -194,7 +206,7 @@ def _describe_exit_code(returncode: int) -> str:
 
 
 class _ScriptOutput:
-    """Lines of both streams: what they set is collected, all else is logged."""
+    """Lines of both streams: settings are collected, and every line is logged."""
 
     def __init__(self, log: ScriptLog, *, reads_settings: bool) -> None:
         self.env: dict[str, str] = {}
@@ -204,7 +216,7 @@ class _ScriptOutput:
         self._begun = {True: b"", False: b""}
 
     def read(self, stream: IO[bytes], *, is_stdout: bool) -> bool:
-        """Take what is there; False at the end of the stream."""
+        """Read what is available; False at the end of the stream."""
         try:
             data = os.read(stream.fileno(), 2**16)
         except BlockingIOError:
@@ -212,15 +224,18 @@ class _ScriptOutput:
         *lines, rest = (self._begun[is_stdout] + data).split(b"\n")
         for line in lines:
             self._take_line(line, is_stdout=is_stdout)
+        # Bounds the memory for a line without end. A few bytes beyond the limit stay, so that a secret at the limit is
+        # still recognized as a whole.
         self._begun[is_stdout] = rest[: LINE_LIMIT_BYTES + LONGEST_SECRET_BYTES]
         return bool(data)
 
     def drain(self, child: subprocess.Popen[bytes]) -> None:
-        """Take what is left in the pipes of an ended child, and the last half lines."""
+        """Read the rest of the pipes after the child has ended, and the last incomplete lines."""
         deadline = time.monotonic() + DRAIN_S
         for stream, is_stdout in ((child.stdout, True), (child.stderr, False)):
             assert stream
             os.set_blocking(stream.fileno(), False)
+            # A daemon that inherited the pipe may write forever, so the deadline bounds the loop.
             while time.monotonic() < deadline and _has_data(stream) and self.read(stream, is_stdout=is_stdout):
                 pass
             stream.close()
@@ -237,7 +252,7 @@ class _ScriptOutput:
             self._log.append_note("the line above sets nothing: expected env.NAME=VALUE or extra.name=VALUE")
 
     def _take_setting(self, line: bytes) -> bool:
-        """Note what a line sets; False where it is malformed."""
+        """Record the setting of a line; False if the line is malformed."""
         try:
             text = line.decode()
         except UnicodeDecodeError:
@@ -247,6 +262,7 @@ class _ScriptOutput:
             return False
         if env:
             self.env[env[1]] = env[2]
+            # Before the line is logged: the value of a secret variable must be masked in the line that sets it.
             redaction.learn({env[1]: env[2]})
         if extra:
             self.extra[extra[1]] = extra[2]

@@ -64,6 +64,7 @@ def query_states(submissions: Sequence[Submission], environ: Mapping[str, str]) 
     for runtime in sorted({each.runtime for each in submissions}):
         asked = []
         for each in (each for each in submissions if each.runtime == runtime):
+            # An end is final, so that it needs no query. This also works after the scheduler has forgotten the job.
             known_end = _read_known_end(each, environ)
             if known_end:
                 found[runtime, each.id] = known_end
@@ -91,6 +92,7 @@ def _record_answer(submission: Submission, state: JobState, environ: Mapping[str
     if state.state in ENDED:
         with contextlib.suppress(PrimusError):
             write_json(_end_file(submission, environ), state)  # schedulers forget their jobs
+    # A young job that is gone may not be registered yet, so nothing is recorded for it.
     is_deleted = state.is_deleted and time.time() - submission.submitted > GONE_AFTER_S
     if state.state in ENDED or is_deleted:
         with contextlib.suppress(PrimusError):
@@ -100,7 +102,7 @@ def _record_answer(submission: Submission, state: JobState, environ: Mapping[str
 def wait_for_job(
     submission: Submission, environ: Mapping[str, str], say: Callable[[str], None], timeout_s: float | None = None
 ) -> JobState:
-    """State of the job when it has ended, or after `timeout_s`; a failing query is reported and repeated."""
+    """Wait until the job has ended, at most `timeout_s`; gives its state. A failing query is reported and repeated."""
     watch = JobWatch(submission, environ, say)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while not watch.poll_state() and (deadline is None or time.monotonic() < deadline):
@@ -124,6 +126,7 @@ class JobWatch:
         try:
             state = query_state(self._submission, self._environ)
         except PrimusError as error:
+            # Each problem is printed once, not at every retry.
             if error.problem != self._problem:
                 self._say(f"{error.problem}; retrying")
             self._problem = error.problem
@@ -133,7 +136,10 @@ class JobWatch:
                 self.pause_s = FIRST_POLL_S
                 self._say(f"job {self._submission.id} is {format_state(state)}")
             self.state = state
+            # Reset by any other answer: only consecutive ones show that the job is really gone.
             self._num_gone = self._num_gone + 1 if state.state == "gone" else 0
+        # Grows by 20 percent, so that short jobs are reported quickly and the longest pause is reached after about 15
+        # queries.
         self.pause_s = min(self.pause_s * 1.2, LONGEST_POLL_S)
         return self.state.state in ENDED or self._num_gone >= NUM_GONE
 
@@ -174,6 +180,7 @@ def report_end(submission: Submission, state: JobState, say: Callable[[str], Non
     A job that its scheduler stopped at the time limit has exit code 124, whatever its run recorded.
     """
     outcome = _read_outcome(submission)
+    # A job that is not over may still write its outcome, so the recorded one may be old.
     if outcome is None or state.state in ("queued", "running", "unknown"):
         return find_exit_code_of_job(state)
     if outcome.state != "done":
@@ -192,6 +199,7 @@ def _read_outcome(submission: Submission) -> RunOutcome | None:
         metadata = Run(Path(submission.directory)).read_metadata()
     except PrimusError:  # the run folder was removed
         return None
+    # The end of an earlier job of the same run is older than this submission.
     is_new = metadata.ended is not None and metadata.ended >= submission.submitted
     is_ours = (holder.runtime, holder.id) == (submission.runtime, submission.id)
     return metadata.outcome if is_ours and is_new and metadata.outcome.state not in ("planned", "running") else None
@@ -220,6 +228,7 @@ def record_end(submission: Submission, state: JobState) -> None:
         holder = read_json(run.directory / RECORD, Submission)
     except PrimusError:  # the run folder was removed
         return
+    # Nodes record their own end, which knows more than the scheduler. It is never overwritten.
     if before not in ("planned", "running") or holder.id != submission.id:
         return
     if state.state == "done":

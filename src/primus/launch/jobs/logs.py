@@ -1,4 +1,4 @@
-"""Print the logs of a job: what is there, and what is added until the job ends."""
+"""Print the logs of a job: existing content, and with follow new lines until the job ends."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ POLL_S = 0.3
 
 
 def list_log_files(submission: Submission, rank: int | None = None) -> list[Path]:
-    """The job's logs that exist, or that of one rank.
+    """The existing logs of the job, or the log of one rank.
 
-    A pattern that is not absolute begins in the run folder.
+    Relative patterns are resolved in the run folder.
     """
     if rank is not None:
         path = Path(submission.directory) / "logs" / f"rank_{rank}.log"
@@ -30,7 +30,7 @@ def list_log_files(submission: Submission, rank: int | None = None) -> list[Path
 
 
 def print_logs(paths: Sequence[Path], tail: int | None, out: TextIO) -> None:
-    """Print whole logs, or the last `tail` lines of each, under their names where there are several."""
+    """Print all of each log or its last `tail` lines; several logs get headings with their names."""
     for path in paths:
         if len(paths) > 1:
             out.write(f"==> {path} <==\n")
@@ -48,13 +48,14 @@ def follow_logs(
     tail: int | None = None,
     rank: int | None = None,
 ) -> JobState:
-    """Print the job's logs as they grow, until it ends; gives how it ended."""
+    """Print the job's logs as they grow, until it ends; gives its final state."""
     watch = JobWatch(submission, environ, say)
     reader = _LogPrinter(out, tail)
     next_look = 0.0
     is_over = False
     while True:
         if time.monotonic() >= next_look:
+            # Polled before the logs are read: lines that arrive before the end are then read in this round.
             is_over = watch.poll_state()
             next_look = time.monotonic() + watch.pause_s
         reader.print_new_lines(list_log_files(submission, rank))
@@ -64,7 +65,7 @@ def follow_logs(
 
 
 class _LogPrinter:
-    """Prints what files have gained since it last looked; a rank's log may become another file at a restart."""
+    """Prints what was appended to files since the last call; a restart may give a rank another log file."""
 
     def __init__(self, out: TextIO, tail: int | None) -> None:
         self._out = out
@@ -76,10 +77,12 @@ class _LogPrinter:
         for path in paths:
             with path.open("rb") as file:
                 self._print_file(path, file, len(paths) > 1)
+        # Only the first call shortens logs; files that appear later are new, and printed whole.
         self._tail = None
 
     def _print_file(self, path: Path, file: BinaryIO, is_one_of_several: bool) -> None:
         facts = os.fstat(file.fileno())
+        # By inode, not by name: after a restart the name may lead to another file, whose lines are all new.
         key = (facts.st_dev, facts.st_ino)
         if key not in self._at and self._tail is not None:
             self._at[key] = _last_lines(file, self._tail)
@@ -96,7 +99,7 @@ class _LogPrinter:
 
 
 def _last_lines(file: BinaryIO, count: int) -> int:
-    """Where the last `count` lines of a file begin."""
+    """Offset of the last `count` lines of a file."""
     begins: deque[int] = deque([0], count + 1)
     for line in file:
         begins.append(begins[-1] + len(line))

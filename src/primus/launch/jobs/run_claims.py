@@ -1,4 +1,4 @@
-"""Claims of jobs on run folders: at most one job that waits or runs may have a run."""
+"""Claims of jobs on run folders: at most one queued or running job may own a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from primus.runs.store import Run
 
 
 def check_free(run: Run, environ: Mapping[str, str]) -> None:
-    """Raise PrimusError if a job that waits or runs has this run, or if the scheduler cannot tell."""
+    """Raise PrimusError if a queued or running job owns this run, or if the scheduler does not answer."""
     holder = read_holder(run.directory)
     if holder is None:
         return
@@ -26,7 +26,7 @@ def check_free(run: Run, environ: Mapping[str, str]) -> None:
 
 
 def is_held(run: Run, environ: Mapping[str, str]) -> bool:
-    """Whether a job that waits or runs has this run; True as well if the scheduler cannot tell."""
+    """Whether a queued or running job owns this run; also True if the scheduler does not answer."""
     try:
         check_free(run, environ)
     except PrimusError:
@@ -43,7 +43,8 @@ def hold_for_submission(run: Run, environ: Mapping[str, str]) -> Iterator[None]:
     message.
 
     Raises:
-        PrimusError: A job that waits or runs has the run, another command submits it now, or the scheduler cannot tell.
+        PrimusError: A queued or running job owns the run, another command is submitting it, or the scheduler does not
+            answer.
     """
     with (run.directory / ".submission.lock").open("w") as file:
         is_ours = True

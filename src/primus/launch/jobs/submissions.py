@@ -24,7 +24,7 @@ class Submission(Struct, frozen=True, kw_only=True):
 
     runtime: str
     id: str
-    """As the scheduler calls it."""
+    """Id given by the scheduler."""
     name: str
     directory: str
     """Run folder."""
@@ -35,7 +35,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     command: tuple[str, ...] = ()
     """The command line, secrets masked."""
     place: dict[str, str] = {}
-    """What the runtime needs to find the job again, such as its cluster, namespace or URL; no secrets.
+    """Location by which the runtime finds the job again, such as its cluster, namespace or URL; no secrets.
 
     ``array`` marks several jobs, none of which writes the run's outcome.
     """
@@ -46,6 +46,7 @@ class Submission(Struct, frozen=True, kw_only=True):
 def remember_submission(submission: Submission, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
     """Write both records; a failure to write is only reported, because the job is already submitted."""
     for path in (Path(submission.directory) / RECORD, find_index_folder(environ) / format_file_name(submission)):
+        # Independent of each other: a full disk or a missing home directory must not cost both records.
         try:
             write_json(path, submission)
         except PrimusError as error:

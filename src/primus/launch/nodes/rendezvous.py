@@ -172,7 +172,7 @@ def _accept_peers(
     waiting: dict[int, RendezvousPeer],
     kept: dict[int, RendezvousPeer] | None,
 ) -> None:
-    """Fill `waiting` with a connection of each other node; that of a node that is refused goes to `kept`."""
+    """Fill `waiting` with a connection of each other node; that of a rejected node goes to `kept`."""
     deadline = Deadline(timeout_s)
     # A node may die while it waits, so every round checks the connections again.
     while missing := [rank for rank in range(1, nnodes) if not _is_connected(waiting.get(rank))]:

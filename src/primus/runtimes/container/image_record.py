@@ -47,6 +47,7 @@ def record_image(run: Run | None, container: ContainerSpec, environ: Mapping[str
         yield
         return
     is_over = threading.Event()
+    # A daemon thread: the record is optional, and must delay neither the start nor the end of the container.
     writer = threading.Thread(
         target=_write_image_record_when_known, args=(run, container, environ, is_over), daemon=True
     )
@@ -65,6 +66,7 @@ def _write_image_record_when_known(
     wait_s = FIRST_WAIT_S
     while not _write_image_record(run, container, environ) and not is_over.wait(wait_s):
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+    # A last try: a short container may end before the first query after the pull.
     if is_over.is_set():
         _write_image_record(run, container, environ)
 

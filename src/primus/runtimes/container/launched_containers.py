@@ -18,7 +18,8 @@ from primus.runtimes.container.engines import ContainerEngine
 ENGINE_LIMIT_S = 30.0
 """Time for a command of the engine; a busy daemon takes several seconds."""
 LAUNCHER = "primus.launcher"
-"""Label with the launcher's process: PID.START.RANDOM; the start time tells it from a later process of the same id."""
+"""Label with the launcher's process: PID.START.RANDOM; the start time distinguishes it from a later process with the
+same id."""
 ENDED = ("exited", "created", "dead", "configured", "stopped", "initialized")
 """States of docker and podman in which nothing runs in a container."""
 
@@ -48,6 +49,7 @@ def remove_ended_containers(engine: ContainerEngine, environ: Mapping[str, str],
         say(f"{engine.program} keeps no ended containers: nothing to remove")
         return
     for found in list_containers(engine, environ, {}):
+        # A live launcher removes its own container, and may still read its exit code.
         if found.state in ENDED and not found.is_led:
             remove_orphaned_container(engine, environ, found, 0, say)
 
@@ -67,6 +69,7 @@ def remove_orphaned_container(
 
 def stop_container(engine: ContainerEngine, environ: Mapping[str, str], identity: str, grace_s: float) -> None:
     """Stop a container, which has `grace_s` to save, and remove it."""
+    # The engine enforces the grace period; the limit here only bounds a daemon that does not respond.
     process.run_command([engine.program, "stop", "-t", f"{grace_s:.0f}", identity], environ, grace_s + ENGINE_LIMIT_S)
     process.run_command([engine.program, "rm", "-f", identity], environ, ENGINE_LIMIT_S)
 
@@ -82,6 +85,7 @@ def list_containers(
     ours = {"primus.user": str(os.getuid()), "primus.host": get_host_name(), **labels}
     found = []
     for identity in list_container_ids(engine, environ, [f"{name}={value}" for name, value in ours.items()], must=True):
+        # One call per container, because `ps` of docker and podman format labels differently.
         form = "{{.State.Status}} {{json .Config.Labels}}"
         answer = process.run_command(
             [engine.program, "container", "inspect", "--format", form, identity], environ, ENGINE_LIMIT_S

@@ -66,6 +66,7 @@ def run_container(launch: ContainerLaunch, argv: Sequence[str], *, removes_ended
         return _run_engine(launch, argv)
     except PrimusError as error:
         if launch.run and launch.container.rank == 0:
+            # The launcher inside did not start, so nobody else records the failure. Node 0 does, as for any run.
             outcome = RunOutcome(state="failed", exit_code=error.exit_code, reason=error.problem)
             launch.run.update_metadata(ended=time.time(), outcome=outcome)
         raise
@@ -89,12 +90,14 @@ def _prepare_container(launch: ContainerLaunch, removes_ended: bool) -> None:
         container.engine, launch.environ, {"primus.run": container.labels["primus.run"]}
     ):
         is_same = found.labels.get("primus.node") == container.labels["primus.node"]
+        # A live launcher owns this container: two containers of one run and node would write the same files.
         if found.is_led and is_same and found.state not in launched_containers.ENDED:
             pid = found.labels[launched_containers.LAUNCHER].partition(".")[0]
             raise PrimusError(
                 f"this run is already running in container {found.id[:12]}, started by process {pid}",
                 "wait until it ends, or stop that process",
             )
+        # Its launcher and its watchdog were killed, for example with all processes of their session.
         if not found.is_led:
             launched_containers.remove_orphaned_container(
                 container.engine, launch.environ, found, launch.grace_s, launch.say
@@ -103,9 +106,13 @@ def _prepare_container(launch: ContainerLaunch, removes_ended: bool) -> None:
 
 def _run_engine(launch: ContainerLaunch, argv: Sequence[str]) -> int:
     engine = launch.container.engine
+    # Process id and start time let other commands test whether this launcher is alive; the random part separates two
+    # containers of one launcher.
     token = f"{os.getpid()}.{launched_containers.read_process_start(str(os.getpid()))}.{secrets.token_hex(4)}"
     label = f"{launched_containers.LAUNCHER}={token}" if engine.is_daemon else ""
     words = [
+        # Labels follow `docker run`, before the planned options. They are not part of the plan, because they change
+        # with each start.
         *argv[:2],
         *(["--label", label, "--label", f"primus.host={launched_containers.get_host_name()}"] if label else []),
         *argv[2:],
@@ -132,7 +139,8 @@ def _run_engine(launch: ContainerLaunch, argv: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _stop_container_if_killed(launch: ContainerLaunch, label: str, token: str) -> Iterator[None]:
-    """While open, a process in a session of its own stops the container if this process is killed."""
+    """Run a watchdog while open: a process in a separate session that stops the container if this process is killed."""
+    # -I: the watchdog must start whatever is in the working folder or PYTHONPATH.
     command = [sys.executable, "-I", watchdog.__file__, launch.container.engine.program, label]
     child = subprocess.Popen(
         [*command, f"{launch.grace_s:.0f}", f"{MARK}={token}"],
@@ -147,6 +155,7 @@ def _stop_container_if_killed(launch: ContainerLaunch, label: str, token: str) -
         yield
     finally:
         with contextlib.suppress(subprocess.TimeoutExpired):  # it ends by itself
+            # The line tells the watchdog that the container has ended in order.
             child.communicate(b"done\n", timeout=launched_containers.ENGINE_LIMIT_S)
 
 
@@ -163,10 +172,14 @@ def _kill_container_after_grace(launch: ContainerLaunch, label: str) -> Iterator
     exit without a checkpoint. The wakeup file descriptor reports signals to a thread, because the main thread waits for
     the client and its handlers belong to `foreground`.
     """
+    # Only the main thread may set a wakeup descriptor. Without one, the watchdog still enforces the end.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    # CPython's C handler writes the number of each handled signal to the pipe, even while the main thread is in a
+    # system call.
     read, write = os.pipe()
+    # Required by set_wakeup_fd; a full pipe loses a signal that is there many times already.
     os.set_blocking(write, False)
     before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     watcher = threading.Thread(target=_wait_for_deadline, args=(launch, label, read), daemon=True)
@@ -197,12 +210,13 @@ def _wait_for_deadline(launch: ContainerLaunch, label: str, read: int) -> None:
 
 
 def _kill_container(launch: ContainerLaunch, label: str) -> None:
-    """Kill what this launcher has started."""
+    """Kill the container or the processes that this launcher has started."""
     engine = launch.container.engine
     if label:
         for identity in launched_containers.list_container_ids(engine, launch.environ, [label]):
             process.run_command([engine.program, "kill", identity], launch.environ, launched_containers.ENGINE_LIMIT_S)
         return
+    # apptainer has no daemon: the processes of the container are children of this one, and carry MARK.
     import psutil
 
     for child in psutil.Process().children(recursive=True):

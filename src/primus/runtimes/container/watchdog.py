@@ -1,7 +1,7 @@
-"""Stop a container whose launcher was killed: `watchdog.py ENGINE LABEL GRACE MARK`, in a session of its own.
+"""Stop a container whose launcher was killed: `watchdog.py ENGINE LABEL GRACE MARK`, in a separate session.
 
-The launcher holds the other end of standard input. A line says that the launcher has ended its container itself; the
-end of the input without a line says that the launcher was killed, which no code of its own can handle. Then:
+The launcher holds the other end of standard input. It writes a line after it has ended its container itself. End of
+file without a line means that the launcher was killed, which it cannot handle itself. Then:
 
     1. the engine stops and removes the container with LABEL, which has GRACE seconds to save;
     2. the engine's client gets SIGTERM: it may still be fetching the image, and has no container to stop;
@@ -27,20 +27,24 @@ POLL_S = 1.0
 def main(argv: list[str]) -> None:
     """Wait for the end of the launcher, and stop its container if the launcher was killed."""
     engine, label, grace, mark = argv
+    # Blocks for the whole life of the launcher. The kernel closes the pipe however the launcher ends.
     if sys.stdin.readline():
         return
     grace_s = int(grace)
     if label:
         stop_containers(engine, label, grace_s)
+    # After the container was stopped: a client that still waits for it has ended by now.
     clients = find_marked_processes(mark)
     if clients:
         _send_signal(clients[0], signal.SIGTERM)  # the client; apptainer passes it on to what runs inside
     deadline = time.monotonic() + grace_s
     while time.monotonic() < deadline and find_marked_processes(mark):
         time.sleep(POLL_S)
+    # Listed again, because a process may have started others since the loop above.
     for pid in find_marked_processes(mark):
         _send_signal(pid, signal.SIGKILL)
     if label:
+        # Without a grace period: it has started after its launcher died, and has nothing to save.
         stop_containers(engine, label, 0)
 
 

@@ -125,6 +125,7 @@ class KubernetesClient:
         """Lines at `path` as they arrive, until the server or the network closes the connection."""
         from urllib3.exceptions import HTTPError
 
+        # Retried only until the response begins; after that the caller resumes at the last timestamp.
         response = self._request_with_retries("GET", path, None, query, "application/json", is_stream=True)
         rest = b""
         try:
@@ -183,6 +184,7 @@ class KubernetesClient:
         for delay in (*DELAYS_S, None):
             try:
                 answer = self._send_request(method, url, body, kind, is_stream)
+            # Not transient: a certificate or an address does not change between attempts.
             except (SSLError, LocationParseError) as error:
                 problem = error
                 break
@@ -194,9 +196,11 @@ class KubernetesClient:
             else:
                 if answer.status < HTTPStatus.BAD_REQUEST:
                     return answer
+                # After the last attempt a busy server counts as a rejection, with its own message.
                 if answer.status not in AGAIN or delay is None:
                     raise self._build_refusal(answer, path)
                 wait = _read_retry_after(answer, delay)
+                # Returns the connection to the pool; an unread response would keep it.
                 answer.release_conn()
             if wait is not None:
                 time.sleep(wait)
@@ -205,6 +209,7 @@ class KubernetesClient:
     def _send_request(self, method: str, url: str, body: str | None, kind: str, is_stream: bool) -> BaseHTTPResponse:
         from urllib3 import Timeout
 
+        # Read for every request: a token of an exec plug-in or of the pod expires and is renewed.
         settings = self._client.configuration.auth_settings()
         headers = {each["key"]: each["value"] for each in settings.values() if each.get("in") == "header"}
         answer: BaseHTTPResponse = self._client.rest_client.pool_manager.request(
@@ -213,6 +218,7 @@ class KubernetesClient:
             body=body.encode() if body is not None else None,
             headers={"Accept": "application/json", "Content-Type": kind, **headers},
             timeout=Timeout(connect=CONNECT_S, read=READ_S),
+            # The loop in `_request_with_retries` retries, with limits that also bound Retry-After.
             retries=False,
             preload_content=not is_stream,
         )

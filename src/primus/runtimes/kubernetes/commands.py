@@ -194,6 +194,7 @@ class _OutageTolerance:
             is_refusal = isinstance(error, UsageError) or (
                 isinstance(error, RequestRefused) and error.status < SERVER_ERROR
             )
+            # A rejection is final: the same request would be rejected again.
             if is_refusal or not self._has_responded:
                 raise
             if error.problem != self._problem:
@@ -269,6 +270,8 @@ def _poll_until_ended(server: KubernetesTarget, place: Place, options: Options, 
             state = _query_job_state(server, place, options, context, was_there=bool(shown))
             if state.state in job_states.ENDED:
                 context.result(state, f"{options.job_id}: {_state_text(state)}")
+                # A job that was submitted from this machine has a run folder, whose outcome is more precise than the
+                # job's state.
                 known = _find_submissions(options.job_id, place, context.environ)
                 if not known:
                     return job_states.find_exit_code_of_job(state)
@@ -277,6 +280,7 @@ def _poll_until_ended(server: KubernetesTarget, place: Place, options: Options, 
             if state.raw != shown:
                 shown = state.raw
                 print(f"{options.job_id}: {state.raw}", file=sys.stderr, flush=True)
+        # Checked after the query, so that `--timeout 0` queries once.
         if deadline is not None and time.monotonic() >= deadline:
             print(f"primus-cli: {options.job_id} is still {shown}", file=sys.stderr)
             return EXIT_TIMED_OUT
@@ -290,6 +294,7 @@ def _query_job_state(
         return server.get_job(place, options.job_id, context.environ).state
     except UsageError as error:
         if was_there:
+            # Not a usage error any more: the job existed in an earlier round.
             problem = f"{options.job_id} was deleted while waiting for it"
             raise RequestRefused(problem, error.hint, HTTPStatus.NOT_FOUND) from None
         raise

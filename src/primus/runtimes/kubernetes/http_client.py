@@ -46,7 +46,7 @@ HINTS = {
 
 
 class UncertainRequestError(PrimusError):
-    """The request may have been carried out: the answer was lost, or does not tell."""
+    """The request may have been carried out: the response was lost or is not conclusive."""
 
 
 class SafeServer:
@@ -93,7 +93,7 @@ class SafeServer:
         self._request_with_retries("DELETE", path)
 
     def post_json(self, path: str, body: Any) -> Any:
-        """Create a resource; retries only after 429, with which the server has not begun.
+        """Create a resource; retries only after 429, which the server sends before it creates anything.
 
         Raises:
             UncertainRequestError: The resource may have been created.
@@ -103,12 +103,14 @@ class SafeServer:
             try:
                 return self._request_once("POST", path, body)
             except _Busy as error:
+                # Another busy status may come from a proxy after the server has created the workload.
                 if error.status != http.client.TOO_MANY_REQUESTS:
                     raise UncertainRequestError(error.problem, error.hint) from None
                 if delay is None:
                     raise RequestRefused(error.problem, error.hint, error.status) from None
                 time.sleep(error.wait_s or delay)
             except _NoAnswer as error:
+                # Without a connection the server has not seen the request, so that nothing can have been created.
                 if error.is_unsent:
                     raise PrimusError(error.problem, error.hint) from None
                 raise UncertainRequestError(error.problem, error.hint) from None
@@ -123,6 +125,7 @@ class SafeServer:
                     raise PrimusError(error.problem, error.hint) from None
                 time.sleep(error.wait_s or delay)
             except RequestRefused as error:
+                # In a second attempt 404 means that the first one was carried out.
                 if method == "DELETE" and number and error.status == http.client.NOT_FOUND:
                     return None
                 raise
@@ -133,6 +136,7 @@ class SafeServer:
         request = urllib.request.Request(f"{self.url}{BASE}{path}", data, self._headers, method=method)  # noqa: S310
         try:
             with self._opener.open(request, timeout=TIMEOUT_S) as answer:
+                # Bounded: a wrong address may lead to an endless response.
                 content = answer.read(LARGEST_ANSWER_BYTES + 1)
         except urllib.error.HTTPError as error:
             with error:
@@ -157,6 +161,7 @@ class SafeServer:
             code, message = str(body.get("errorCode") or ""), str(body.get("errorMessage") or "")
         except (ValueError, AttributeError, OSError, http.client.HTTPException):
             pass
+        # Servers repeat parts of a rejected request in their messages.
         for value in self._hidden:
             message = message.replace(value, MASK)
         problem = f"{self.url}: {message or error.reason} ({code or f'HTTP {error.code}'})"

@@ -128,7 +128,7 @@ def secret_references(options: Options) -> dict[str, tuple[str, str]]:
 def job_name(options: Options, name: str, run_id: str) -> str:
     """The name of a job, as a DNS label; by default unique, since it contains the run's id.
 
-    The longest derived name is that of a pod: JOB-node-0-NUMBER-abcde. Primus-SaFE has a limit of its own.
+    The longest derived name is that of a pod: JOB-node-0-NUMBER-abcde. Primus-SaFE has its own limit.
     """
     is_safe = options.target_name == "safe"
     longest = SAFE_LABEL if is_safe else LONGEST_LABEL - len(f"-node-0-{options.replica - 1}-abcde")

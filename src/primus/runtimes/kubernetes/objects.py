@@ -113,11 +113,13 @@ def create_job(job_spec: JobSpec, place: Place, environ: Mapping[str, str], say:
     server = KubernetesClient(place)
     *before, job = manifests.build_manifests(job_spec)
     hidden = manifests.build_secret_manifest(job_spec)
+    # The job is created last: its pods mount the ConfigMap and the Secret, and would wait for them.
     wanted = [*before, *([hidden] if hidden else []), job]
     paths = [f"{PATHS[each['kind']].format(server.namespace)}/{each['metadata']['name']}" for each in wanted]
     created: list[str] = []  # also the one whose answer has not come
     try:
         for path, each in zip(paths, wanted, strict=True):
+            # Before the request: if its answer is lost, the object may exist and has to be deleted.
             created.append(path)
             _create_or_verify(server, path, each, job_spec)
     except PrimusError as error:
@@ -127,6 +129,7 @@ def create_job(job_spec: JobSpec, place: Place, environ: Mapping[str, str], say:
                 error.problem, f"look for {job_spec.name} with 'kubernetes list' before you try again"
             ) from None
         raise
+    # Also for Ctrl-C: a half-created job would start without its user knowing.
     except BaseException:
         _delete_created_objects(server, created, job_spec)
         raise
@@ -139,6 +142,8 @@ def _create_or_verify(server: KubernetesClient, path: str, each: Manifest, job_s
     try:
         server.create_object(path.rpartition("/")[0], each)
     except RequestRefused as error:
+        # 409 for an object of this run is the answer to a repeated POST. The names contain the run's id, so other runs
+        # have others.
         if error.status != HTTPStatus.CONFLICT or not _is_created_by_run(server, path, job_spec):
             raise
 
@@ -161,6 +166,7 @@ def _set_owner_references(
 ) -> None:
     """Make the job the owner of its parts, so that Kubernetes deletes them with it."""
     try:
+        # Owner references need the uid, which the server assigns. They are set afterwards for this reason.
         uid = server.get_object(job_path)["metadata"]["uid"]
         owner = {
             "apiVersion": job["apiVersion"],
@@ -187,6 +193,7 @@ def list_jobs(place: Place, environ: Mapping[str, str]) -> list[JobView]:
     server = KubernetesClient(place)
     kind = KINDS[place["target"]]
     items = server.list_items(PATHS[kind].format(server.namespace), labelSelector=f"{names.OURS}=primus")
+    # Owned objects belong to a job that is in the list already.
     own = [each for each in items if not each["metadata"].get("ownerReferences")]  # a TrainJob creates a JobSet
     views = [status.build_job_view({"kind": kind, **each}, (), ()) for each in own]  # items of a list have no kind
     return sorted(views, key=lambda view: (view.created, view.id))

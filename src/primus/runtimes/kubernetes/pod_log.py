@@ -33,11 +33,13 @@ class PodLogFollower:
     def read(self, pod: str, *, follow: bool) -> None:
         """Write the new lines of `pod`; with `follow`, until the connection ends, possibly long before the pod does."""
         if pod != self._pod:
+            # The pod was replaced: its last lines may have been written after the connection was lost.
             self._write_last_lines()
             self._pod, self._last, self._num_at_last = pod, "", 0
         query = {"container": REPLICATED_JOB, "timestamps": "true"}
         query |= {"follow": "true"} if follow else {}
         if self._last:
+            # Takes precedence over the tail, which counts for the first connection only.
             query["sinceTime"] = self._last
         elif self._tail is not None:
             query["tailLines"] = str(self._tail)
@@ -57,6 +59,7 @@ class PodLogFollower:
 
     def _write_new(self, lines: Iterable[str]) -> None:
         """Write `lines`, except those that were written before a connection was lost."""
+        # The server repeats all lines of the last second; these two say where the unwritten ones begin.
         known, num_known = self._last, self._num_at_last
         for line in lines:
             moment, _, text = line.partition(" ")

@@ -143,6 +143,8 @@ def create_job(job_spec: JobSpec, place: Place, environ: Mapping[str, str], say:
     server = SafeServer(place, environ, hidden=tuple(job_spec.secrets.values()))
     body = build_workload_request(job_spec)
     problem: PrimusError | None = None
+    # Three attempts. After a lost answer the delay gives the server time to list a created workload, which is then
+    # found.
     for delay in (*DELAYS_S[:2], 0.0):
         try:
             return str(server.post_json("/workloads", body)["workloadId"])
@@ -261,11 +263,13 @@ class _SafeLogReader:
         new = [str(line).rstrip("\n") for line in answer.get("logs") or []]
         for line in new[_count_overlap(self._seen, new) :]:
             self._write(f"{line}\n")
+        # Kept for the next request, which returns mostly the same lines.
         self._seen = new
 
 
 def _count_overlap(seen: Sequence[str], new: Sequence[str]) -> int:
     """Number of lines at the head of `new` that are the last ones of `seen`."""
+    # The longest overlap, because a repeated line would otherwise match too early.
     for length in range(min(len(seen), len(new)), 0, -1):
         if seen[-length:] == new[:length]:
             return length

@@ -47,7 +47,7 @@ REQUEUE_LIMIT_S = 600.0
 
 
 class BatchJob(Struct, frozen=True, kw_only=True):
-    """What a batch script asks for."""
+    """Input of a batch job."""
 
     command: tuple[str, ...]
     """srun with its options and the launcher; the nodes are added here."""
@@ -74,6 +74,7 @@ def run_batch_job(job: BatchJob) -> int:
     """
     if "SLURM_JOB_ID" not in job.environ or not (job.num_nodes or "SLURM_JOB_NUM_NODES" in job.environ):
         raise PrimusError("jobs run-step: SLURM_JOB_ID is not set", "batch scripts call it; submit with slurm sbatch")
+    # The handler is installed before the first step: the default action of SIGUSR1 would end the batch script.
     with BatchJobSupervisor(job).handle_warning() as supervisor:
         return supervisor.run_array_step() if job.run is None else supervisor.run_steps(job.run)
 
@@ -90,7 +91,7 @@ class BatchJobSupervisor:
 
     @contextlib.contextmanager
     def handle_warning(self) -> Iterator[BatchJobSupervisor]:
-        """While open, SIGUSR1 is a warning; the batch script has ignored it until now."""
+        """Treat SIGUSR1 as the warning while open; the batch script has ignored it until now."""
 
         def note(number: int, frame: FrameType | None) -> None:
             self._is_warned = True
@@ -104,6 +105,7 @@ class BatchJobSupervisor:
     def run_array_step(self) -> int:
         """Run the only step of a job of an array."""
         code = self._run_step((), signal.SIGTERM)
+        # With code 0 the task has finished its shards in time, and a requeue would only repeat a check.
         return self._requeue(code) if code and self._is_warned else code
 
     def run_steps(self, run: Run) -> int:
@@ -112,6 +114,7 @@ class BatchJobSupervisor:
         while True:
             code = self._run_step(excluded, signal.SIGUSR1)
             try:
+                # State `deciding`.
                 decision = self._decide(run, code, excluded)
             except (PrimusError, OSError) as error:  # such as a full disk: the step's own exit code is what is left
                 _say(f"cannot decide what follows the step: {error}")
@@ -121,9 +124,10 @@ class BatchJobSupervisor:
                 return self._requeue(code)
             if decision.action != "restart":
                 return decision.exit_code
+            # State `delayed`.
             excluded = decision.exclude
             self._wait_for_restart(decision.delay_s)
-            if self._is_warned:  # the time that is left is for a checkpoint, and there is nothing to save
+            if self._is_warned:  # no step can finish in the remaining time, and there is nothing to save
                 return self._requeue(code)
 
     def _run_step(self, excluded: tuple[str, ...], warning: signal.Signals) -> int:
@@ -150,13 +154,15 @@ class BatchJobSupervisor:
 
     def _watch_step(self, child: Child, warning: signal.Signals, follower: EventFollower | None) -> int:
         """Wait for srun: pass a warning on once, and end an srun that outlives its launchers."""
-        is_passed_on = False  # a second SIGUSR1 to the launchers would say nothing new
+        is_passed_on = False  # a second SIGUSR1 has no further effect on the launchers
         next_look = time.monotonic()
         while (code := _wait_for_child(child, POLL_S)) is None:
             if self._is_warned and not is_passed_on:
+                # Once only: the launchers take a second urgent signal as an order to stop without a checkpoint.
                 is_passed_on = True
                 _say(f"time limit or preemption signal received for job {self._name}: stopping the step")
                 foreground.send_signal(child, warning)
+            # Less often than srun is polled: each look reads from a shared file system.
             if follower and time.monotonic() >= next_look:
                 next_look = time.monotonic() + EVENTS_POLL_S
                 # Node 0 records `nodes_left` when the hooks of all nodes are done and all launchers have left.
@@ -177,13 +183,15 @@ class BatchJobSupervisor:
 
     def _wait_for_restart(self, delay_s: float) -> None:
         deadline = time.monotonic() + delay_s
+        # The handler sets the flag between two sleeps, so that a warning ends the delay within POLL_S.
         while not self._is_warned and (left_s := deadline - time.monotonic()) > 0:
             time.sleep(min(POLL_S, left_s))
 
     def _requeue(self, code: int) -> int:
-        """Have Slurm queue the job again, where that was asked for; gives the exit code where Slurm does not."""
+        """Have Slurm queue the job again if requested; gives the exit code if Slurm does not."""
         if not self._job.can_requeue:
             return code or EXIT_FAILED
+        # State `requeued`. Slurm keeps the job's id, so that the record of its submission stays valid.
         answer = queries.run_query(["scontrol", "requeue", self._job.environ["SLURM_JOB_ID"]], self._environ)
         if answer.code == EXIT_OK:
             time.sleep(REQUEUE_LIMIT_S)  # Slurm ends this process; a script that ends first would complete the job
@@ -210,6 +218,7 @@ def _wait_for_child(child: Child, limit_s: float) -> int | None:
 
 def _end_srun(child: Child) -> int:
     """Wait for an srun whose launchers have left, then end it; gives its exit code."""
+    # Three waits: until srun ends by itself, after SIGTERM, and after SIGKILL without a limit.
     for number, limit_s in ((None, SRUN_EXIT_LIMIT_S), (signal.SIGTERM, KILL_AFTER_S), (signal.SIGKILL, None)):
         if number is not None:
             foreground.send_signal(child, number)

@@ -75,6 +75,7 @@ def run_query(argv: Sequence[str], environ: Mapping[str, str] | None = None, lim
     Raises:
         PrimusError: The command is not installed.
     """
+    # Format and filter variables of the user would change the output that is parsed here.
     env = {name: value for name, value in (environ or os.environ).items() if not name.startswith(PREFIXES)}
     try:
         done = subprocess.run(
@@ -105,6 +106,7 @@ def query_states(submissions: Sequence[Submission]) -> dict[str, JobState]:
 def _query_states_in_cluster(submissions: Sequence[Submission], where: list[str]) -> dict[str, JobState]:
     ids = [each.id for each in submissions]
     found = _query_squeue(ids, where)
+    # In the order of cost: one squeue and one sacct for all jobs, then one scontrol for each job without an exit code.
     if missing := [each for each in ids if each not in found or found[each].raw == ENDED_ARRAY]:
         found |= _query_sacct(missing, where)
     for each in submissions:
@@ -128,6 +130,7 @@ def _query_squeue(ids: Sequence[str], where: list[str]) -> dict[str, JobState]:
         fields = [*line.split("|"), ""]
         if len(fields) > 4 and _strip_array_index(fields[0]) in ids:
             state = _build_job_state(_strip_array_index(fields[0]), fields[1], reason=fields[2], nodes=fields[3])
+            # The batch script runs on the first node. A job that has lost it has nobody to supervise its steps.
             is_headless = state.raw == "RUNNING" and state.nodes and fields[4] not in ("", "n/a", *state.nodes)
             found.append((fields[0], structs.replace(state, reason=HEADLESS) if is_headless else state))
     return _merge_array_states(found)
@@ -153,6 +156,7 @@ def _merge_array_states(found: Iterable[tuple[str, JobState]]) -> dict[str, JobS
 
 def _combine_array_states(states: Sequence[JobState]) -> JobState:
     """State of an array: unfinished while a task is, else failed if a task has failed."""
+    # An unfinished task decides first, because waiting must not end while one is left.
     order: tuple[State, ...] = ("running", "queued", "unknown", "failed", "cancelled", "done")
     first = min(states, key=lambda each: order.index(each.state))
     codes = [each.exit_code for each in states if each.exit_code is not None]
@@ -312,6 +316,7 @@ def _read_partial_output(argv: Sequence[str], environ: Mapping[str, str], limit_
         try:
             out, _ = child.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
+            # The output before the limit is complete for the nodes that responded.
             child.kill()
             out, _ = child.communicate()
     return out.decode(errors="replace")

@@ -1,7 +1,7 @@
-"""Decide what follows a step of a batch job: the end, another step, or a requeue.
+"""Decide after a step of a batch job whether to stop, restart or requeue.
 
-How the step ended comes from three places, in this order: what its nodes have recorded in the run folder, the warning
-signal that the batch script has received, and the nodes that Slurm lists as down or that no longer start a step.
+The result of the step comes from three sources, in this order: the records of its nodes in the run folder, the warning
+signal to the batch script, and the nodes that Slurm lists as down or on which no step starts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SlurmStepResult(Struct, frozen=True, kw_only=True):
 
 
 class StepDecision(Struct, frozen=True, kw_only=True):
-    """What follows a step."""
+    """Decision after a step."""
 
     action: Literal["finish", "restart", "requeue", "stop"]
     reason: str
@@ -113,13 +113,16 @@ def _find_attempt_result(
     has_started = metadata.attempts > _count_started_attempts(run)
     number = metadata.attempts - 1 if has_started else metadata.attempts
     recorded = next((end for end in past if end.attempt == number and has_started), None)
+    # The nodes know best. The following sources are used only if they could not record a result.
     if recorded and recorded.kind in ("done", "interrupted", "preempted"):
         return recorded
+    # After a warning Slurm kills the remaining tasks, so that their exit codes say nothing about the cause.
     if step.is_warned:
         preempted = recorded or AttemptResult(attempt=number, kind="preempted")
         return structs.replace(preempted, kind="preempted", reason="time limit or preemption signal received")
     if step.exit_code == 0:
         return recorded or AttemptResult(attempt=number, kind="done")
+    # With spare nodes the lost node is replaced at once. Without, Slurm is asked first whether it is really lost.
     if recorded and recorded.kind == "lost node" and has_spares:
         return recorded
     newest = attempt_history.find_newest_checkpoint(run)
@@ -155,12 +158,14 @@ def _count_started_attempts(run: Run) -> int:
 def _find_lost_nodes(step: SlurmStepResult, nodes: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
     """Nodes that Slurm lists as down, or on which no step starts while one starts on others."""
     used = [node for node in nodes if node not in step.excluded]
+    # A single node runs this batch script, so it responds.
     if len(used) < 2:
         return ()
     down = queries.find_down_nodes(used, environ)
     asked = [node for node in used if node not in down]
     responding = queries.find_responding_nodes(asked, environ) if asked else set()
     silent = [node for node in asked if node not in responding]
+    # Silence counts only if another node responds: otherwise the controller or srun itself is the problem.
     return tuple(node for node in used if node in down or (node in silent and responding))
 
 

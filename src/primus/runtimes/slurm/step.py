@@ -1,12 +1,12 @@
 """Run a step with srun in the foreground, and pass signals to its tasks.
 
 srun kills all tasks on SIGTERM, SIGHUP and a second Ctrl-C within a second, and prints the state of the tasks on the
-first Ctrl-C (srun(1), SIGNALS). It therefore runs in a session of its own, out of reach of the terminal's signals, and
+first Ctrl-C (srun(1), SIGNALS). It therefore runs in its own session, out of reach of the terminal's signals, and
 Slurm sends them to the tasks of the step. The tasks are the launchers of the nodes:
 
     signal to this process     effect
     SIGINT, SIGTERM, SIGHUP    Slurm sends the same signal to all tasks: they save, and exit with 128 + signal
-    a second one               the same once more: the launchers kill their workers
+    a second one               Slurm sends it again: the launchers kill their workers
     a third one                SIGTERM to srun, which kills the remaining tasks
     SIGUSR1, SIGUSR2           srun passes them on
 
@@ -54,6 +54,7 @@ def run_step(remote: RemoteLaunch, run: Run | None, environ: Mapping[str, str], 
     """
     has_terminal = find_option_value(parse(remote.request.runtimes[0].words).slurm_options, "pty") is not None
     before = run.read_metadata() if run else None
+    # Signals go to srun itself if the step has a terminal: it then handles Ctrl-C as users of `srun --pty` expect.
     relay = SignalRelay(environ, say)
     code = foreground.run_in_foreground(
         remote.plan.argv,
@@ -64,6 +65,7 @@ def run_step(remote: RemoteLaunch, run: Run | None, environ: Mapping[str, str], 
     )
     reason = f"srun exited with code {code}"
     state: State | None = None
+    # A signal explains the exit code, unless the run ended successfully before the signal took effect.
     if relay.first is not None and code != EXIT_OK:
         code = 128 + relay.first if relay.is_withdrawn or run is not None else code
         reason, state = signal.Signals(relay.first).name, "interrupted"
@@ -73,6 +75,7 @@ def run_step(remote: RemoteLaunch, run: Run | None, environ: Mapping[str, str], 
 def _end_with_launcher() -> None:
     """Have the kernel send SIGUSR1 to srun when this process is killed (prctl(2)): its tasks save and exit."""
     if sys.platform == "linux":
+        # Runs in the child between fork and exec. Survives exec, because srun is not set-user-ID (prctl(2)).
         ctypes.CDLL(None).prctl(1, signal.SIGUSR1)  # PR_SET_PDEATHSIG
 
 
@@ -102,6 +105,7 @@ class SignalRelay:
         if self._num_received and now - self._received_at < INSISTS_AFTER_S:  # the same event, delivered twice
             return
         self.first = self.first or number
+        # Called from `run_in_foreground` between two polls, never from a handler, so that it may run commands of Slurm.
         self._num_received, self._received_at = self._num_received + 1, now
         if self._num_received == 2:  # the launchers compare the arrival times of both signals
             time.sleep(max(0.0, self._delivered_at + INSISTS_AFTER_S + ARRIVAL_S - now))
@@ -120,6 +124,7 @@ class SignalRelay:
             foreground.send_signal(child, signal.SIGUSR1)
             return
         if step is None:
+            # srun treats SIGTERM before the allocation as a withdrawal of its request.
             self.is_withdrawn = True
             self._say(f"{name}: no task has started yet; the request for nodes is withdrawn")
             foreground.send_signal(child, signal.SIGTERM)
@@ -137,11 +142,13 @@ class SignalRelay:
         deadline = time.monotonic() + DELIVERY_LIMIT_S
         problem = ""
         while child.poll() is None:
+            # Looked up for every attempt: the step gets its id only when its nodes are allocated.
             step = find_step(child.pid, self._environ)
             if step is None:
                 return None
             command = ["scancel", f"--signal={name.removeprefix('SIG')}", step]
             answer = queries.run_query(command, self._environ, QUERY_LIMIT_S)
+            # scancel may print an error and still exit with 0.
             if answer.code == 0 and "error" not in answer.err:
                 self._delivered_at = time.monotonic()
                 return step
@@ -162,6 +169,7 @@ def find_step(pid: int, environ: Mapping[str, str]) -> str | None:
     answer = queries.run_query(["scontrol", "--oneliner", "show", "step"], environ, QUERY_LIMIT_S)
     if answer.code != 0 and "No job steps" not in answer.out + answer.err:
         raise PrimusError(f"scontrol does not respond: {answer.err or answer.code}")
+    # A user may have several srun processes on several login nodes: host and process id identify this one.
     host = os.uname().nodename.partition(".")[0]
     for line in answer.out.splitlines():
         values = dict(re.findall(r"(StepId|SrunHost:Pid)=(\S+)", line))

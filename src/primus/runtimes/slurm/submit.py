@@ -97,17 +97,21 @@ def _submit_job(remote: RemoteLaunch, run: Run, options: Options, environ: Mappi
         logs = _make_log_folders(options, run)
     except PrimusError as error:
         raise SubmissionRejected.from_error(error) from None
+    # Name and comment identify the job if sbatch is killed before it prints the id; the comment contains the run
+    # folder.
     name = find_option_value(typed, "job-name") or remote.context.name
     comment = find_option_value(typed, "comment") or script.format_job_comment(str(run.directory))
     try:
         answer = queries.run_query(remote.plan.argv, environ, SUBMIT_LIMIT_S)
     except KeyboardInterrupt:
+        # The signal may arrive after Slurm has accepted the job. Its record is then written before the command ends.
         accepted = _find_job_after_interrupt(name, comment, environ, run, say)
         if accepted:
             _remember_submission(remote, run, options, (accepted, ""), logs, say)
         raise
     number, _, cluster = answer.out.strip().rpartition("\n")[2].partition(";")
     if answer.code != 0 or not number.isdecimal():
+        # sbatch may time out although the controller has accepted the job, so a failure is not final yet.
         number = _find_job_after_timeout(answer, name, comment, environ, run)
     elif answer.err:
         say(answer.err)
@@ -131,6 +135,7 @@ def _remember_submission(
         place=({"cluster": cluster} if cluster else {}) | _get_array_place(options.slurm_options),
         logs=tuple(_fill_job_number(each, number, options) for each in logs),
     )
+    # Before the event, because `jobs list` and a resume read the record.
     submissions.remember_submission(submission, remote.make_environ, say)
     with contextlib.suppress(OSError):
         log = EventLog(run.events)
@@ -188,7 +193,7 @@ def _get_array_place(typed: tuple[SlurmOption, ...]) -> dict[str, str]:
 
 
 def _fill_job_number(pattern: str, number: str, options: Options) -> str:
-    """`pattern` with the job's number; each task of an array has a further number of its own (%j)."""
+    """`pattern` with the job's number; each task of an array also has its own number (%j)."""
     return re.sub("%j", "*", pattern).replace("%A", number) if options.is_array else re.sub("%[jA]", number, pattern)
 
 

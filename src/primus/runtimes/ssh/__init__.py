@@ -128,6 +128,7 @@ def ssh_command(host: SshHost, options: Options) -> tuple[str, ...]:
     wrong = [word for word in options.option if not _OPTION.fullmatch(word)]
     if wrong:
         raise UsageError(f"--option {wrong[0]}: expected NAME=VALUE", "for example IdentityFile=~/.ssh/cluster")
+    # For a repeated option ssh uses the first value (ssh_config(5)): the user's options override all but BatchMode.
     settings = (
         "BatchMode=yes",  # no password prompts: several hosts would ask at once
         *options.option,
@@ -190,6 +191,8 @@ def _build_rendezvous_variables(
     if len(nodes) == 1:
         return {"NNODES": Variable("1", "ssh")}
     run = f"{Path(context.directory).name} {context.attempt}"
+    # Derived from run and attempt, so that runs of several users on one host rarely share a port, and a restart does
+    # not meet sockets of the attempt before it.
     port = options.master_port or FIRST_PORT + zlib.crc32(run.encode()) % NUM_PORTS
     return {
         "NNODES": Variable(str(len(nodes)), "--hosts"),

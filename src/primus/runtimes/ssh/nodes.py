@@ -81,11 +81,13 @@ def run_nodes(targets: Sequence[SshNode], environ: Mapping[str, str], run: Run |
         PrimusError: ssh is not installed.
     """
     sys.stdout.flush()
+    # Read before the start: only an outcome that differs belongs to this attempt.
     before = run.read_metadata() if run else None
     folder = run.directory / LOGS if run else None
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
     connections: list[SshConnection] = []
+    # Signals are recorded before the first connection is opened, and passed on to all connections afterwards.
     with _SshSignalHandler() as signals:
         try:
             for rank, target in enumerate(targets):
@@ -107,6 +109,7 @@ class SshConnection:
         self.login = target.login
         self.log = folder / f"{rank}-{re.sub(r'[^A-Za-z0-9_.-]', '_', self.label)}.log" if folder and rank else None
         self.tail: deque[str] = deque(maxlen=NUM_TAIL_LINES)
+        # A queue, because a write to a stalled connection would block the thread that watches all nodes.
         self._words: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.process = self._start_ssh(target.argv, environ)
         writer = threading.Thread(
@@ -117,7 +120,7 @@ class SshConnection:
         self._reader.start()
 
     def _start_ssh(self, argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start ssh in a session of its own: Ctrl-C is passed on as a word, and must not end the connection."""
+        """Start ssh in its own session: Ctrl-C is passed on as a word, and must not end the connection."""
         own = self.rank == 0
         try:
             return subprocess.Popen(
@@ -139,6 +142,7 @@ class SshConnection:
         """Stop ssh if it is still running."""
         if self.process.poll() is None:
             self.send_signal_name(None)
+            # Closing the input stops the task on the host; SIGTERM stops an ssh that still connects and reads no input.
             self.process.terminate()
             try:
                 self.process.wait(SSH_EXIT_LIMIT_S)
@@ -150,6 +154,7 @@ class SshConnection:
 
     def join_reader(self) -> None:
         """Wait until all output of an ssh that has ended is copied."""
+        # Bounded: a background process of ssh (ControlPersist) may keep the pipe open.
         self._reader.join(SSH_EXIT_LIMIT_S)
 
     def _write_stdin(self, first: bytes) -> None:
@@ -171,6 +176,7 @@ class SshConnection:
         with stream, open(self.log, "ab") if self.log else contextlib.nullcontext() as log:
             for line in stream:
                 self.tail.append(redact(line.decode(errors="replace")).rstrip())
+                # Decoded with surrogates, so that bytes that are not UTF-8 are copied unchanged.
                 shown = redact(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
                 if log:
                     log.write(shown)
@@ -193,6 +199,7 @@ def _wait_for_nodes(connections: Sequence[SshConnection], signals: _SshSignalHan
             num_passed_on += 1
             # SIGUSR1 and SIGUSR2 leave the end to the launchers: they are warnings of a scheduler further out.
             if number in STOP_SIGNALS:
+                # A second signal does not extend the grace period of the first one.
                 cut_at = min(cut_at, now + GRACE_S)
         # After a signal, nodes exit with codes other than 0 on purpose: only an unsignalled end is a failure.
         if failure is None and not signals.seen:
@@ -201,10 +208,12 @@ def _wait_for_nodes(connections: Sequence[SshConnection], signals: _SshSignalHan
                 end_at = now + (0 if failure.exit_code == EXIT_UNFIT else PEERS_S)
         if now > end_at:
             _signal_all_nodes(connections, "TERM")
+            # State `stopping`; SIGTERM is sent once.
             end_at, cut_at = math.inf, now + GRACE_S
         if now > cut_at:
             break
         time.sleep(POLL_S)
+    # The loop may end before it has seen the exit of the last node.
     return failure or _first_failure(connections)
 
 
@@ -254,6 +263,7 @@ _LOST = re.compile(r"Timeout, server .* not responding|closed by remote host|Con
 
 def _describe_failure(connection: SshConnection, code: int) -> SshNodeFailure:
     connection.join_reader()
+    # The reader was joined first, because the last lines of ssh give the reason.
     who = f"node {connection.rank} ({connection.label})"
     output = "\n".join(connection.tail)
     if code != SSH_FAILED:
@@ -293,10 +303,13 @@ def _report_end(
         cut = [connection.label for connection, code in zip(connections, codes, strict=True) if code < 0]
         if cut:
             print(f"primus-cli: {', '.join(cut)} did not stop in time; connections closed", file=sys.stderr)
+        # A launcher's own exit code is preferred over 255, which ssh also gives for a connection that was closed on
+        # purpose.
         code = next((code for code in codes if 0 < code != SSH_FAILED), 128 + signals.seen[0] if any(codes) else 0)
         return conclude_remote(run, before, code, signal.Signals(signals.seen[0]).name, state="interrupted")
     if failure is None:
         return conclude_remote(run, before, 0, "")
+    # Hosts may not share the run folder; then nobody has printed the failure.
     is_reported = run is not None and before is not None and read_reported_outcome(run, before) is not None
     if not is_reported or connections[failure.rank].process.returncode == SSH_FAILED:  # else node 0 has printed it
         _print_failure(connections[failure.rank], failure)

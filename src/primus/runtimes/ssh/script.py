@@ -1,13 +1,13 @@
 """Format the script that a host reads from standard input: variables, working folder and command.
 
 An SSH server passes the command line to the user's login shell, which parses it again, and every user of the host can
-read it. The command line is therefore a constant (BOOTSTRAP), and the script comes on standard input. Without a
-terminal no signal crosses a connection. Standard input therefore stays open after the script:
+read it. The command line is therefore a constant (BOOTSTRAP), and the script is sent on standard input. Without a
+terminal a connection transports no signals. Standard input therefore stays open after the script:
 
     a line with a signal's name     sends that signal to the command
-    the end of the input            the connection or the launcher is gone: SIGTERM, after GRACE_S SIGKILL
+    the end of the input            the connection or the launcher is lost: SIGTERM, after GRACE_S SIGKILL
 
-It has to be shell: it runs on hosts before any Python is found (`primus-cli` finds or makes the environment), and the
+It is a shell script because it runs before any Python is found (`primus-cli` finds or creates the environment). The
 command replaces it (exec), so that signals also reach that first phase.
 """
 
@@ -70,6 +70,6 @@ def format_remote_script(command: Sequence[str], directory: str, variables: Mapp
 
 
 def encode_with_length(script: str) -> bytes:
-    """`script` with its length in front, as BOOTSTRAP reads it."""
+    """`script` with its length in the first line, as BOOTSTRAP reads it."""
     data = os.fsencode(script)
     return b"%d\n" % len(data) + data

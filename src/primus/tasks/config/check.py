@@ -23,7 +23,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 def run(options: Options, context: TaskContext) -> None:
-    """Say that the experiment is valid.
+    """Print that the experiment is valid.
 
     Raises:
         UsageError: It is not.

@@ -30,7 +30,7 @@ def run(options: Options, context: TaskContext) -> None:
     """Print or write the starting file.
 
     Raises:
-        UsageError: There is no such model, or the file exists.
+        UsageError: The model does not exist, or the file exists already.
     """
     file = registry.find_plug_in_file("models", options.model)
     name = file.stem if file else options.model

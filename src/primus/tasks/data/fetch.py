@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from primus.data.shards.workers import ShardProgress as Shown
 
 SHOWN_BAD = 5
-"""Bad documents that are named on the screen."""
+"""Maximum number of bad documents that are printed."""
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ def _convert_progress(progress: FetchProgress) -> Shown:
 
 
 def _list_remarks(fetched: FetchedDataset, num_samples: int | None) -> list[str]:
-    """What a person should know of what was fetched."""
+    """Remarks for the user about the fetched dataset."""
     documents = sum(each.documents for each in fetched.done)
     bad = [item for each in fetched.done for item in each.bad]
     remarks = [f"{fetched.folder}: skipped {len(bad):,} bad documents"] if bad else []

@@ -30,9 +30,9 @@ class FingerprintComparison(Struct, kw_only=True):
     fingerprint: str
     """From the tokens, or with --quick from the manifest."""
     manifest: str | None
-    """What the manifest says; null where there is none."""
+    """Value in the manifest; null without a manifest."""
     same: bool | None
-    """Whether both are equal; null where that was not compared."""
+    """Whether both are equal; null if they were not compared."""
 
 
 def run(options: Options, context: TaskContext) -> int:
@@ -42,7 +42,7 @@ def run(options: Options, context: TaskContext) -> int:
         1 if tokens differ from their manifest.
 
     Raises:
-        UsageError: There are no such files, or --quick finds no manifest.
+        UsageError: The files do not exist, or --quick finds no manifest.
     """
     from primus.config import token_files
     from primus.data.megatron import fingerprint

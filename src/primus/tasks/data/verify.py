@@ -43,7 +43,7 @@ def run(options: Options, context: TaskContext) -> int:
         1 if there are findings.
 
     Raises:
-        UsageError: There are no such files.
+        UsageError: The files do not exist.
         PrimusError: A file changed while it was read, or the tokenizer cannot be loaded.
     """
     from primus.config import token_files

@@ -38,7 +38,7 @@ def run(options: Options, context: TaskContext) -> None:
     """Print the hooks.
 
     Raises:
-        UsageError: There is no such task or backend, or a hook cannot be read.
+        UsageError: The task or backend does not exist, or a hook cannot be read.
     """
     if options.framework and options.framework not in registry.list_plug_ins("backends"):
         raise UsageError(

@@ -37,7 +37,7 @@ def run(options: Options, context: TaskContext) -> None:
     """Print the patches.
 
     Raises:
-        UsageError: There is no such run, or no such patch.
+        UsageError: The run or the patch does not exist.
     """
     if options.run:
         _show_run(store.find_run(options.run, Path(options.workspace)), context)

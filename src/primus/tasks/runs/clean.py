@@ -43,11 +43,11 @@ class Options(Struct, frozen=True, kw_only=True):
 def run(options: Options, context: TaskContext) -> None:
     """Delete the runs that match every condition.
 
-    Only a folder whose name is the run id in its own metadata is a run here; links are not followed. A run that is
-    being executed, or that a queued or running job has, is never deleted.
+    Only a folder whose name equals the run id in its metadata is a run here; links are not followed. An active run, or
+    one of a queued or running job, is never deleted.
 
     Raises:
-        UsageError: No condition is given, or there is no such experiment.
+        UsageError: No condition is given, or the experiment does not exist.
         PrimusError: A run cannot be deleted.
     """
     if not (options.failed or options.damaged or options.keep or options.older_than_days):
@@ -100,7 +100,7 @@ def _find_matching_runs(folder: Path, options: Options) -> list[summary.RunSumma
 
 
 def _is_provable(run: Run) -> bool:
-    """Whether a folder is without doubt the run that its name says; a renamed copy is somebody's own."""
+    """Whether a folder is certainly the run with its name; a renamed copy was made on purpose, and is kept."""
     return store.is_damaged_run(run.directory) or run.read_metadata().id == run.directory.name
 
 
@@ -119,14 +119,17 @@ def _is_in_use(item: summary.RunSummary, context: TaskContext) -> bool:
 
 
 def _delete_run(run: Run) -> bool:
-    """Take the run out of sight in one step, then delete it; gives False where a launcher has taken it meanwhile."""
+    """Rename the run, then delete it; gives False if a launcher has started it in the meantime."""
     directory = run.directory
     doomed = directory.with_name(DELETED + directory.name)
     try:
+        # The lock excludes a launcher that resumes the run between the check and the deletion.
         with run.hold_lock() as is_ours:
             if not is_ours:
                 return False
+            # A rename is atomic: readers see the whole run or none. Its name marks the rest for the next cleaning.
             directory.rename(doomed)
+        # Outside of the lock, which is a file in the folder.
         shutil.rmtree(doomed)
     except OSError as error:
         raise PrimusError(f"{directory}: cannot be deleted: {error}", "delete it by hand, or ask its owner") from None
@@ -140,7 +143,7 @@ def _delete_run(run: Run) -> bool:
 
 
 def _finish_deletions(folder: Path) -> None:
-    """Delete what is left of runs whose deletion was cut off."""
+    """Finish deletions of runs that were interrupted."""
     for left in folder.glob(f"{DELETED}*"):
         if store.RUN_ID.fullmatch(left.name.removeprefix(DELETED)) and not left.is_symlink():
             shutil.rmtree(left, ignore_errors=True)

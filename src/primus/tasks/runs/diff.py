@@ -27,7 +27,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 class RunDifference(Struct, frozen=True):
-    """One thing that differs."""
+    """One difference."""
 
     what: str
     a: Any
@@ -44,7 +44,7 @@ class LossDifference(Struct, frozen=True, kw_only=True):
     first_step: int | None
     """The first of these."""
     first_absolute: float | None
-    """Difference there; None where one of the losses is not a number."""
+    """Difference there; None if one of the losses is not a number."""
     max_absolute: float | None
     """Largest difference."""
     max_absolute_step: int | None
@@ -56,10 +56,10 @@ class LossDifference(Struct, frozen=True, kw_only=True):
 
 
 def run(options: Options, context: TaskContext) -> None:
-    """Print what differs.
+    """Print the differences.
 
     Raises:
-        UsageError: There is no such run.
+        UsageError: A run does not exist.
     """
     a, b = (store.find_run(name, Path(options.workspace)) for name in (options.a, options.b))
     sections = {
@@ -134,7 +134,7 @@ def _compare_losses(a: Run, b: Run) -> LossDifference:
 
 
 def _parse_loss(loss: Any) -> float | None:
-    """A loss; None where it is missing or not finite."""
+    """A loss; None if it is missing or not finite."""
     return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
 
 

@@ -30,7 +30,7 @@ def run(options: Options, context: TaskContext) -> None:
     """Print the run.
 
     Raises:
-        UsageError: There is no such run.
+        UsageError: The run does not exist.
     """
     found = store.find_run(options.run, Path(options.workspace))
     metadata, item = found.read_metadata(), summary.summarise_run(found)

@@ -174,7 +174,7 @@ def _name_files_before_hooks(files: dict[str, str]) -> dict[str, str]:
 
 
 def _mark_hook_origins(found: Resolved, asked: Resolved) -> Resolved:
-    """`found` with the origins of the settings that hooks changed."""
+    """`found` with the origins of settings that hooks changed."""
     origins = {
         key: f"hook: {origin}" if origin.startswith("--") and asked.origins.get(key) != origin else origin
         for key, origin in found.origins.items()
@@ -270,7 +270,9 @@ def _check_ended(same: Sequence[Run], context: TaskContext) -> None:
 
 
 def _find_user(run: Run, context: TaskContext) -> str:
-    """The process or queued job that executes `run`, in words; empty if there is none. A dry run asks no scheduler."""
+    """Description of the process or queued job that executes `run`; empty if there is none. A dry run asks no
+    scheduler.
+    """
     holder = lock.find_holder(run.directory)
     if holder and holder.host != socket.gethostname():
         if not context.dry_run:
