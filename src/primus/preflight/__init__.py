@@ -1,1 +1,1 @@
-"""Is this node, are these nodes, fit for a long job?"""
+"""Checks whether nodes are fit for a long job."""

@@ -1,4 +1,4 @@
-"""All checks of one node, at once and each for itself."""
+"""Run all checks of one node concurrently and independently."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from primus.preflight.node import GROUPS, Group, PreflightNode
 
 Check = Callable[[PreflightNode], Iterator[CheckFinding]]
 MARGIN_S = 15.0
-"""What a check may take beside the programs that it waits for."""
+"""Time that a check may take in addition to the programs that it runs."""
 CHECKS: dict[Group, tuple[Check, ...]] = {
     "host": host.CHECKS + kernel_log.CHECKS + error_counts.HOST_CHECKS + site_checks.HOST_CHECKS,
     "gpu": gpu.CHECKS + gpu_health.CHECKS + error_counts.GPU_CHECKS + site_checks.GPU_CHECKS,
@@ -41,12 +41,12 @@ CHECKS: dict[Group, tuple[Check, ...]] = {
 
 
 def compute_limit_s(node: PreflightNode) -> float:
-    """Seconds that the slowest check may take: the one of the devices, which asks their tools and then PyTorch."""
+    """Time limit of the slowest check, in seconds: `gpu_health.check_live` runs the management tools, then PyTorch."""
     return node.limits.smi_limit_s + torch_devices.compute_limit_s(node) + MARGIN_S
 
 
 def run(node: PreflightNode, groups: Iterable[Group] = GROUPS, limit_s: float | None = None) -> NodeReport:
-    """Do the checks of `groups` side by side; one that has not ended at the limit (`limit_s_of`) has failed."""
+    """Run the checks of `groups` concurrently; a check that is still running after `compute_limit_s` has failed."""
     limit_s = compute_limit_s(node) if limit_s is None else limit_s
     began = time.monotonic()
     asked = set(groups)
@@ -56,9 +56,12 @@ def run(node: PreflightNode, groups: Iterable[Group] = GROUPS, limit_s: float | 
     def do(group: Group, check: Check) -> None:
         found[check] = _run_check(group, check, node)
 
+    # Threads, not a pool: a read from a hung file system or driver cannot be interrupted, and an executor would wait
+    # for its threads at exit. Daemon threads are abandoned at the limit.
     threads = [Thread(target=do, args=pair, daemon=True) for pair in chosen]
     for thread in threads:
         thread.start()
+    # All threads share one deadline, so that several hung checks cost one limit and not one each.
     for thread in threads:
         thread.join(max(0.0, began + limit_s - time.monotonic()))
     return NodeReport(
@@ -67,14 +70,18 @@ def run(node: PreflightNode, groups: Iterable[Group] = GROUPS, limit_s: float | 
         time=node.now,
         duration_s=round(time.monotonic() - began, 3),
         findings=tuple(
-            finding for group, check in chosen for finding in found.get(check, [_report_timeout(group, check, limit_s)])
+            # A check stores its findings in one assignment when it has finished: a missing entry means that it is
+            # still running.
+            finding
+            for group, check in chosen
+            for finding in found.get(check, [_report_timeout(group, check, limit_s)])
         ),
         stack=describe_stack(node),
     )
 
 
 def _report_timeout(group: Group, check: Check, limit_s: float) -> CheckFinding:
-    """A file system or a driver that does not answer cannot be interrupted, only left."""
+    """The failure of a check that did not finish within the limit."""
     return CheckFinding(
         check=f"{group}.{check.__name__.removeprefix('check_')}",
         status="fail",
@@ -86,10 +93,10 @@ def _report_timeout(group: Group, check: Check, limit_s: float) -> CheckFinding:
 
 
 def _run_check(group: Group, check: Check, node: PreflightNode) -> Sequence[CheckFinding]:
-    """The findings of one check; a check that breaks off has failed, and the others go on."""
+    """The findings of one check; an exception is a failure of that check only."""
     try:
         return list(check(node))
-    except Exception as error:  # noqa: BLE001 - a fault of ours must neither pass a node nor hide its other faults
+    except Exception as error:  # noqa: BLE001 - a bug in one check must neither pass a node nor hide other findings
         return [
             CheckFinding(
                 check=f"{group}.{check.__name__.removeprefix('check_')}",
@@ -103,7 +110,7 @@ def _run_check(group: Group, check: Check, node: PreflightNode) -> Sequence[Chec
 
 
 def describe_stack(node: PreflightNode) -> dict[str, str]:
-    """What is equal on all nodes of a sane cluster, by name."""
+    """Properties that must be the same on all nodes of a cluster, by name."""
     facts, held = node.facts, node.facts.software
     nics: dict[str, int] = {}
     for device in facts.rdma:

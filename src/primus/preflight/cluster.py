@@ -1,4 +1,4 @@
-"""Several nodes judged together: what drifts between them, who is fit, and who never spoke."""
+"""Compare several nodes: differences between them, which are fit, and which did not respond."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from primus.preflight.node import format_names, judge_value
 
 Verdict = Literal["pass", "unknown", "fail"]
 MUST_AGREE = ("GPU model", "GPU count", "RDMA ports")
-"""A job cannot run well where these differ."""
+"""Properties that must be the same on all nodes for a job to run well."""
 
 
 class ClusterReport(Struct, frozen=True, kw_only=True):
-    """All that is known of the nodes of one preflight."""
+    """Findings about all nodes of one preflight."""
 
     id: str
-    """Of this preflight, from the time at which node 0 began."""
+    """ID of this preflight, derived from the start time of node 0."""
     version: str
-    """Of primus."""
+    """Version of primus."""
     checks: tuple[str, ...]
-    """Groups that were asked for."""
+    """Groups of checks that were requested."""
     world_size: int = 1
     nodes: tuple[NodeReport, ...] = ()
     """By node rank."""
     findings: tuple[CheckFinding, ...] = ()
-    """Between nodes, and of nodes that never spoke; `host` names the node."""
+    """Findings that compare nodes or concern nodes that did not respond; `host` names the node."""
     expected_nodes: tuple[str, ...] = ()
-    """Short host names, sorted; a node that never spoke and has no known name is ``node-<rank>``."""
+    """Short host names, sorted; a node that did not respond and has no known name is ``node-<rank>``."""
     ignored: tuple[str, ...] = ()
-    """Checks that were overridden by name."""
+    """Checks that were ignored by name."""
     is_strict: bool = False
     """Whether warnings make a node unfit."""
     duration_s: float = 0.0
-    """Of all, measurements included."""
+    """Duration of the whole preflight, including measurements."""
 
     def list_host_findings(self, host: str) -> list[CheckFinding]:
         """All findings of one node, without the ignored ones."""
@@ -48,7 +48,7 @@ class ClusterReport(Struct, frozen=True, kw_only=True):
         return [finding for finding in [*own, *about] if finding.check not in self.ignored]
 
     def list_general_findings(self) -> list[CheckFinding]:
-        """Findings of no node that is known by name, without the ignored ones."""
+        """Findings that concern no node known by name, without the ignored ones."""
         return [
             finding
             for finding in self.findings
@@ -61,7 +61,7 @@ class ClusterReport(Struct, frozen=True, kw_only=True):
 
     @property
     def overall_verdict(self) -> Verdict:
-        """The worst verdict of all nodes, and of what concerns all of them."""
+        """The worst verdict of all nodes and of the findings that concern all of them."""
         verdicts = [
             _judge_findings(self.list_general_findings(), is_strict=self.is_strict),
             *map(self.judge_host, self.expected_nodes),
@@ -83,7 +83,7 @@ def _judge_findings(findings: Sequence[CheckFinding], *, is_strict: bool) -> Ver
 def compare_nodes(
     nodes: Sequence[NodeReport], skew_limit_s: float, offsets_s: Mapping[str, float]
 ) -> Iterator[CheckFinding]:
-    """What differs between nodes; the majority is right, and the others are named.
+    """Differences between nodes; the value of the majority is taken as correct, and the other nodes are named.
 
     Args:
         offsets_s: Distance of each node's clock from node 0's, by host.
@@ -112,7 +112,7 @@ def _find_drift(name: str, values: Mapping[str, str]) -> Iterator[CheckFinding]:
     if len(counts) < 2:
         return
     usual, votes = max(counts.items(), key=lambda item: (item[1], build_sort_key(item[0])))
-    is_count = all(value.isdecimal() for value in counts)  # where nobody has the majority, the larger number is right
+    is_count = all(value.isdecimal() for value in counts)  # on a tie the larger number is right
     is_tie = list(counts.values()).count(votes) > 1 and not is_count
     check = f"cluster.{'_'.join(name.lower().replace('-', ' ').split())}"
     shown = f"{usual} on {votes} of {len(values)} nodes"
@@ -138,7 +138,7 @@ def _format_votes(counts: Mapping[str, int]) -> str:
 
 
 def report_missing_nodes(names: Iterable[str], limit_s: float) -> Iterator[CheckFinding]:
-    """Nodes that were expected and never spoke."""
+    """Expected nodes that did not respond."""
     for host in names:
         yield judge_value(
             False,

@@ -1,4 +1,5 @@
-"""The nodes of one launch meet: node 0 hears all of them, judges, and tells each what it decided."""
+"""Exchange of reports between the nodes of a launch: node 0 collects all reports, judges them and sends its
+decision."""
 
 from __future__ import annotations
 
@@ -18,19 +19,19 @@ from primus.preflight.finding import CheckFinding, NodeReport
 from primus.preflight.node import format_names, judge_value
 
 Judge = Callable[[Sequence[NodeReport], Sequence[CheckFinding]], ClusterReport]
-"""The report of some nodes, with findings between them."""
+"""Builds the cluster report from the reports of the nodes and the findings between them."""
 
 
 class PreflightDecision(Struct, frozen=True, kw_only=True):
-    """What node 0 tells the others."""
+    """Decision that node 0 sends to the other nodes."""
 
     hosts: dict[int, str]
     """Name of each node in the report, by rank."""
     verdicts: dict[str, Verdict]
     reasons: dict[str, tuple[str, ...]] = {}
-    """Of nodes that are not fit."""
+    """Reasons of the nodes that are not fit, by host."""
     goes_on: bool = True
-    """Whether all nodes are there to be measured together."""
+    """Whether all nodes have reported, so that they can be measured together."""
 
 
 Decide = Callable[[ClusterReport], PreflightDecision]
@@ -45,19 +46,22 @@ def collect_reports(
     decide: Decide,
     names: Sequence[str] = (),
 ) -> tuple[ClusterReport, PreflightDecision]:
-    """Node 0: hear all nodes within the limit, judge them and tell them.
+    """Node 0: collect the reports of all nodes within the time limit, judge them and send the decision.
 
     Args:
-        names: Host names of the nodes by rank, where they are known, for those that never come.
+        names: Known host names of the nodes by rank, to name nodes that do not respond.
 
     Raises:
         PrimusError: The port is in use.
     """
     assert layout.master_port is not None
+    # Every node calls this function or `send_report` at the same point of its run. The collector listens on the port
+    # of the rendezvous, which is free before the workers start and after they exit.
     with ReportCollector(layout.master_port, layout.nnodes, timeout_s) as meeting:
         came = meeting.collect_reports(own.host)
         reports = _select_distinct_hosts([own, *_decode_reports(came)])
         hosts = {report.node_rank: report.host for report in reports}
+        # A node is absent if it did not connect, timed out after it arrived, or sent a report that cannot be decoded.
         absent = [_format_node_name(rank, names) for rank in range(layout.nnodes) if rank not in hosts]
         unreached = {0: meeting.unreached} | {node.node_rank: node.unreached for node in came}
         offsets_s = {hosts[node.node_rank]: node.offset_s for node in came if node.node_rank in hosts}
@@ -68,12 +72,14 @@ def collect_reports(
         ]
         report = judge(reports, between)
         decision = structs.replace(decide(report), hosts=hosts, goes_on=not absent)
+        # The other nodes block until this answer: it is sent also if nodes are absent, so that the rest exit with a
+        # verdict.
         meeting.send_answer(msgspec.json.encode(decision))
     return report, decision
 
 
 def send_report(own: NodeReport, layout: ClusterLayout, now: float, timeout_s: float) -> PreflightDecision | None:
-    """Another node: deliver its report; gives what node 0 decided, None where it said nothing.
+    """Another node: send its report and return node 0's decision; None if node 0 sent none.
 
     Raises:
         PrimusError: Node 0 was not reached.
@@ -90,7 +96,7 @@ def send_report(own: NodeReport, layout: ClusterLayout, now: float, timeout_s: f
 
 
 def _decode_reports(came: Iterable[CollectedReport]) -> Iterator[NodeReport]:
-    """The reports that can be read; a node that sent anything else counts as missing."""
+    """The reports that can be decoded; a node whose report cannot be decoded counts as missing."""
     for node in came:
         try:
             report = msgspec.json.decode(node.report or b"", type=NodeReport)
@@ -100,7 +106,7 @@ def _decode_reports(came: Iterable[CollectedReport]) -> Iterator[NodeReport]:
 
 
 def _select_distinct_hosts(reports: Sequence[NodeReport]) -> list[NodeReport]:
-    """Reports whose hosts differ: several nodes may be containers of one machine."""
+    """Reports with distinct host names: several nodes may be containers on one host."""
     hosts = [report.host for report in reports]
     return [
         structs.replace(report, host=f"{report.host}-{report.node_rank}") if hosts.count(report.host) > 1 else report
@@ -115,7 +121,7 @@ def _format_node_name(rank: int, names: Sequence[str]) -> str:
 def _report_unreachable_nodes(
     unreached: Mapping[int, Sequence[int]], hosts: Mapping[int, str]
 ) -> Iterator[CheckFinding]:
-    """Nodes that others cannot connect to; who can reach hardly anybody is the one at fault."""
+    """Nodes that other nodes cannot connect to; a node that reaches less than half of the others is itself at fault."""
     for rank, host in sorted(hosts.items()):
         lonely = len(unreached.get(rank, ())) > (len(hosts) - 1) / 2
         by = [hosts[other] for other, missed in sorted(unreached.items()) if rank in missed and other in hosts]
@@ -140,7 +146,7 @@ _RANGE = re.compile(r"\[([^\]]*)\]")
 
 
 def expand_hosts(nodes: str) -> list[str]:
-    """Host names of a list as Slurm writes it: ``a[01-03,7],b`` (as `scontrol show hostnames` would print it).
+    """Host names in a Slurm host list: ``a[01-03,7],b`` (as `scontrol show hostnames` prints them).
 
     Raises:
         UsageError: A bracket is not closed, or does not hold numbers.

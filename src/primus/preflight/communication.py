@@ -1,4 +1,4 @@
-"""What the measured communication of ranks says of their fitness: collectives, and pairs."""
+"""Judge the measured communication between ranks: collectives and pairs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from primus.preflight.performance_baselines import FLOOR_RANKS, PerformanceBasel
 from primus.report import table
 
 SLOW_ON_CPU = 0.9
-"""Relative distance below what is usual that a pair of CPU processes is named for: they share cores with all else."""
+"""Relative distance below the usual bandwidth at which a pair of CPU processes is reported: the processes share cores
+with other programs."""
 ALONE = "a single process: start several"
 
 
 class CommunicationJudge:
-    """The findings of what ranks did together."""
+    """Findings about the communication between ranks."""
 
     def __init__(self, baseline: PerformanceBaseline) -> None:
         self._baseline = baseline
@@ -29,7 +30,7 @@ class CommunicationJudge:
         self._on_gpu = baseline.on_gpu
 
     def judge_collectives(self) -> Iterator[CheckFinding]:
-        """What each operation reached in each group of ranks, and who is to blame for wrong elements."""
+        """Bandwidth of each operation in each group of ranks, and the ranks responsible for wrong elements."""
         by_group: dict[tuple[str, tuple[int, ...], str], list[Collective]] = defaultdict(list)
         for found in self._results.collectives:
             by_group[found.scope, found.ranks, found.operation].append(found)
@@ -58,7 +59,7 @@ class CommunicationJudge:
         return len({(scope, ranks) for scope, groups in asked for ranks in groups}) or 1
 
     def _judge_sweep(self, sweep: Sequence[Collective]) -> Iterator[CheckFinding]:
-        """One operation over all sizes in one group."""
+        """Findings about one operation over all sizes in one group."""
         check, about = self._describe_collective(sweep[0])
         timed = [found for found in sweep if found.busbw_gb_per_s is not None]
         for problem in dict.fromkeys(found.problem for found in sweep if found.busbw_gb_per_s is None):
@@ -73,14 +74,14 @@ class CommunicationJudge:
             yield from self._find_dips(check, timed, about)
 
     def _describe_collective(self, found: Collective) -> tuple[str, dict[str, Any]]:
-        """The check's name, and the node that it is about."""
+        """Name of the check and the node that it concerns."""
         about = {"subject": f"ranks {format_ranges(found.ranks)}"} if self._is_part(found) else {}
         if found.scope == "all":
             return f"performance.{found.operation}_between_nodes", about
         return f"performance.{found.operation}", {**about, "host": self._baseline.find_host(found.ranks[0])}
 
     def _is_part(self, found: Collective) -> bool:
-        """Whether it ran among some of the ranks only that there are, on the node or in all."""
+        """Whether the group is a subset of the ranks of its node or of all ranks."""
         first = self._baseline.ranks.get(found.ranks[0])
         there = [rank for rank in self._results.ranks if found.scope == "all" or (first and rank.node == first.node)]
         return len(found.ranks) < len(there)
@@ -111,7 +112,7 @@ class CommunicationJudge:
         met: Sequence[fault_localization.PairResult],
         bad: Iterable[fault_localization.PairResult],
     ) -> str:
-        """Who sent or received wrong elements; of a sum that is wrong everywhere nobody can say whose part it was."""
+        """Ranks that sent or received wrong elements; a sum that is wrong on all ranks does not identify the source."""
         blamed = fault_localization.find_culprits(met, bad)
         if blamed:
             return f"; attributed to: {format_names(self._baseline.format_rank_name(rank) for rank in blamed)}"
@@ -119,7 +120,7 @@ class CommunicationJudge:
         return f" received by {format_names(self._baseline.format_rank_name(rank) for rank in receivers)}"
 
     def _judge_bandwidth(self, check: str, timed: Sequence[Collective], about: Mapping[str, Any]) -> CheckFinding:
-        """The bus bandwidth of the largest size and the time of the smallest, beside the floor where there is one."""
+        """Bus bandwidth of the largest size and time of the smallest, compared with the floor if there is one."""
         shown = f"busbw {_format_busbw(timed[-1])}, {_format_latency(timed[0])}, {len(timed[0].ranks)} ranks"
         floored = [
             (found, floor) for found in timed for floor in [self._baseline.find_collective_floor(found)] if floor
@@ -155,7 +156,7 @@ class CommunicationJudge:
             )  # fmt: skip
 
     def judge_pairs(self) -> Iterator[CheckFinding]:
-        """Who is slow or wrong with several partners."""
+        """Ranks that are slow or wrong with several partners."""
         for between_nodes in (False, True):
             found = [pair for pair in self._results.pairs if pair.between_nodes == between_nodes]
             expected = self._report_pair_count(between_nodes)
@@ -176,7 +177,7 @@ class CommunicationJudge:
         return sum(math.comb(size, 2) for size in sizes.values())
 
     def _judge_pairs(self, scan: Sequence[Pair], between_nodes: bool) -> Iterator[CheckFinding]:
-        """Who is slow or wrong with several partners; which link is, where nobody is to blame."""
+        """Ranks that are slow or wrong with several partners, or else the faulty link."""
         check = _name_pair_check(between_nodes)
         results = {
             fault_localization.PairResult(pair.first, pair.second, None if pair.wrong else pair.gb_per_s): pair
@@ -185,7 +186,7 @@ class CommunicationJudge:
         below = self._baseline.demands.outlier_percent / 100 if self._on_gpu else SLOW_ON_CPU
         bad = fault_localization.find_bad_pairs(results, below=below)
         blamed = fault_localization.find_culprits(results, bad)
-        if not self._on_gpu:  # one slow pair says nothing where they share cores
+        if not self._on_gpu:  # CPU processes share cores: a single slow pair is not significant
             bad = [result for result in bad if result.value is None or {result.first, result.second} & {*blamed}]
         rates = [pair.gb_per_s for pair in scan if pair.gb_per_s]
         shown = (

@@ -1,4 +1,4 @@
-"""Errors that memory, PCIe, links and device blocks have counted: since boot, and while a load runs."""
+"""Error counters of memory, PCIe, links and device blocks: since boot, and under load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from primus.preflight.node import PreflightNode, format_names, judge_value, repo
 from primus.preflight.ports import list_counted_ports
 
 Severity = Literal["fatal", "recovered", "flap"]
-"""An error that lost data or a transaction, one that hardware corrected, and a link that went down."""
+"""Severity: data or a transaction was lost, the hardware corrected the error, or a link went down."""
 
 EDAC = "sys/devices/system/edac/mc"
 KERNEL_RAS = "Linux Documentation/admin-guide/RAS/main.rst"
@@ -26,22 +26,24 @@ AER_FILES: dict[str, Severity] = {
 }
 RAS_FILE = re.compile(r"(\w+)_err_count$")
 MEMORY_BLOCK = "umc"
-"""Its errors are those of the device's memory: gpu.ecc_correctable and gpu.ecc_uncorrectable."""
+"""This block counts the errors of device memory, which gpu.ecc_correctable and gpu.ecc_uncorrectable report."""
 NVLINK_LINE = re.compile(r"Link (\d+): ([\w ]+?)(?: Errors?| Error Counter)?: (\d{1,20})\s*$")
 NVLINK_LOST = "recovery"
-"""A recovery retrains the link; what replays and CRC errors spoil is resent (NVML API, nvmlNvLinkErrorCounter)."""
+"""A recovery retrains the link; replays and CRC errors are corrected by retransmission (NVML API,
+nvmlNvLinkErrorCounter)."""
 NVLINK_TRAFFIC = re.compile(r"(tx|rx) (packets|bytes)")
-"""What NVLink 5 counts beside errors."""
+"""Counters of NVLink 5 that do not count errors."""
 FABRIC_READY = ("completed", "n/a", "not supported")
-"""States of a device that may use NVLink through switches, or that has none (NVML API, nvmlGpuFabricState)."""
+"""Fabric states in which a device can use NVLink switches, or has none (NVML API, nvmlGpuFabricState)."""
 FABRIC_HEALTH = {"Summary": "Unhealthy", "Bandwidth": "Degraded"}
-"""What a section ``Health`` says of a device whose fabric is set up and does not do (NVML API, fabric definitions)."""
+"""Values in the section ``Health`` that indicate a fault although the fabric is set up (NVML API, fabric
+definitions)."""
 NVLINK = ("nvidia-smi", "nvlink", "--errorcounters")
 FABRIC = ("nvidia-smi", "-q")
 
 
 class ErrorCounter(NamedTuple):
-    """Where errors are counted."""
+    """Location of an error counter."""
 
     check: str
     subject: str
@@ -53,7 +55,7 @@ Counts = dict[ErrorCounter, int]
 
 
 def read_counts(node: PreflightNode) -> Counts:
-    """Every counter that the kernel and the tools show without more rights."""
+    """All counters that the kernel and the tools expose without additional privileges."""
     found = dict(_read_host_memory_counts(node))
     found |= dict(_read_pcie_counts(node))
     for device in node.facts.devices:
@@ -64,9 +66,11 @@ def read_counts(node: PreflightNode) -> Counts:
 
 
 def find_grown_counts(before: Counts, after: Counts) -> Iterator[CheckFinding]:
-    """Errors that were counted under load, by check and subject; a counter that fell was reset and starts at 0."""
+    """Errors counted under load, by check and subject; a counter that decreased was reset and starts at 0."""
     growth: dict[tuple[str, str], dict[ErrorCounter, int]] = {}
     for place, count in after.items():
+        # Counters restart at 0 when a device is reset or a driver is reloaded under load: the new value is then the
+        # growth.
         new = count - before.get(place, 0)
         new = count if new < 0 else new
         growth.setdefault((place.check, place.subject), {}).update({place: new} if new else {})
@@ -103,7 +107,7 @@ def _read_host_memory_counts(node: PreflightNode) -> Iterator[tuple[ErrorCounter
 
 
 def _read_pcie_counts(node: PreflightNode) -> Iterator[tuple[ErrorCounter, int]]:
-    """Of the devices that carry a job's data, and of the bridges above them."""
+    """Counters of devices that carry a job's data, and of the bridges above them."""
     own = [(f"GPU {gpu.index}", gpu.bdf, gpu.pci_path) for gpu in node.facts.devices]
     own += [(device.name, device.bdf, device.pci_path) for device in node.facts.rdma]
     named = {bdf: name for name, bdf, _ in own if bdf}
@@ -119,7 +123,7 @@ def _read_pcie_counts(node: PreflightNode) -> Iterator[tuple[ErrorCounter, int]]
 
 
 def _read_block_counts(node: PreflightNode, device: Device) -> Iterator[tuple[ErrorCounter, int]]:
-    """Errors of each block of an AMD device besides its memory: ``gfx``, ``sdma``, ``xgmi_wafl``, ..."""
+    """Errors of the blocks of an AMD device other than its memory: ``gfx``, ``sdma``, ``xgmi_wafl``, ..."""
     folder = f"{pci.DEVICES}/{device.bdf}/ras"
     for file in node.tree.list_names(folder) if device.bdf else []:
         match = RAS_FILE.fullmatch(file)
@@ -159,7 +163,7 @@ def parse_nvlink_counts(said: str) -> Counts:
 
 
 def _read_interface_counts(node: PreflightNode) -> Iterator[tuple[ErrorCounter, int]]:
-    """How often the interfaces of the RDMA ports lost their carrier (kernel ABI sysfs-class-net)."""
+    """Carrier losses of the network interfaces of the RDMA ports (kernel ABI sysfs-class-net)."""
     for device, _ in list_counted_ports(node)[0]:
         if device.interface:
             count = node.tree.read_number(f"sys/class/net/{device.interface}/carrier_down_count")
@@ -168,7 +172,7 @@ def _read_interface_counts(node: PreflightNode) -> Iterator[tuple[ErrorCounter, 
 
 
 def check_host_memory(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Errors of the host's memory since boot."""
+    """Errors of the host memory since boot."""
     counts = dict(_read_host_memory_counts(node))
     if not counts:
         yield report_info(
@@ -187,7 +191,7 @@ def check_host_memory(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_pcie(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Errors of PCIe on the route to devices and NICs since boot."""
+    """PCIe errors on the path to devices and NICs since boot."""
     counts = dict(_read_pcie_counts(node))
     lost, corrected = _sum_by_subject(counts)
     subjects = dict.fromkeys(place.subject for place in counts)
@@ -221,12 +225,12 @@ def check_blocks(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_nvlink(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Errors of NVLink since the driver was loaded."""
+    """NVLink errors since the driver was loaded."""
     yield from judge_nvlink_counts(dict(_read_nvlink_counts(node)))
 
 
 def judge_nvlink_counts(counts: Mapping[ErrorCounter, int]) -> Iterator[CheckFinding]:
-    """What the counters of NVLink mean: a recovery is a fault, what was resent is counted only."""
+    """Finding for the NVLink counters: a recovery is a fault, retransmissions are reported only."""
     lost, corrected = _sum_by_subject(counts)
     for subject in dict.fromkeys(place.subject for place in counts):
         bad = [f"{place.counter} {count}" for place, count in counts.items() if place.subject == subject and count]
@@ -238,13 +242,13 @@ def judge_nvlink_counts(counts: Mapping[ErrorCounter, int]) -> Iterator[CheckFin
 
 
 def check_fabric(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Whether NVIDIA's fabric manager has set up the NVLink switches for each device."""
+    """Whether NVIDIA's fabric manager has configured the NVLink switches for each device."""
     if node.tree.is_live and any(device.vendor == "nvidia" for device in node.facts.devices):
         yield from judge_fabric(node.run_program(FABRIC).text)
 
 
 def judge_fabric(said: str) -> Iterator[CheckFinding]:
-    """What the sections ``Fabric`` in the output of ``nvidia-smi -q`` mean; drivers before R525 print none."""
+    """Findings for the sections ``Fabric`` in the output of ``nvidia-smi -q``; drivers before R525 print none."""
     for number, gpu in enumerate(re.split(r"^GPU [0-9A-Fa-f:.]+$", said, flags=re.MULTILINE)[1:]):
         section = re.search(r"^    Fabric\n((?: {8}.*\n?)+)", gpu, re.MULTILINE)
         values = dict(re.findall(r"^ +([^:\n]+?) *: (.*?) *$", section[1] if section else "", re.MULTILINE))
@@ -263,7 +267,7 @@ def judge_fabric(said: str) -> Iterator[CheckFinding]:
 
 
 def _sum_by_subject(counts: Mapping[ErrorCounter, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Errors by subject: those that lost something, and those that were corrected."""
+    """Errors by subject: uncorrected ones and corrected ones."""
     subjects = dict.fromkeys((place.subject for place in counts), 0)
     lost, corrected = dict(subjects), dict(subjects)
     for place, count in counts.items():

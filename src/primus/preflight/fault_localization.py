@@ -1,4 +1,4 @@
-"""Which of many is slow or broken, from measurements of pairs, of groups and of each alone."""
+"""Locate slow or faulty members from measurements of pairs, of groups and of single members."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 BELOW_MEDIAN = 0.05
-"""Relative distance below the median that is conspicuous (microsoft/superbenchmark's variance rule; ROCm/cvs uses the
-same 5 % for dips over sizes)."""
+"""Relative distance below the median that counts as an outlier (microsoft/superbenchmark's variance rule; ROCm/cvs uses
+the same 5 % for dips over sizes)."""
 ROBUST_Z = 3.5
 """Modified z-score beyond which a value is an outlier (Iglewicz and Hoaglin, How to Detect and Handle
 Outliers, 1993)."""
@@ -21,20 +21,21 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class PairResult(NamedTuple):
-    """What two members of a group reached together."""
+    """Result of a measurement between two members of a group."""
 
     first: Hashable
     second: Hashable
     value: float | None
-    """None where the pair did not work; a number otherwise, larger is better."""
+    """None if the pair failed; otherwise a number, larger is better."""
 
 
 def find_bad_pairs(
     results: Iterable[PairResult], floor: float | None = None, below: float = BELOW_MEDIAN
 ) -> list[PairResult]:
-    """Results that failed, or are below `floor`, or more than `below` under what is usual.
+    """Results that failed, are below `floor`, or are more than `below` under the usual value.
 
-    Usual is the median of the better half of the pairs: where members are few, one bad one spoils most pairs.
+    The usual value is the median of the better half of the pairs: in a small group one bad member slows down most
+    pairs.
     """
     results = list(results)
     values = sorted((result.value for result in results if result.value is not None), reverse=True)
@@ -44,11 +45,11 @@ def find_bad_pairs(
 
 
 def find_culprits(results: Iterable[PairResult], bad: Iterable[PairResult]) -> list[Hashable]:
-    """The members who explain the bad pairs, the worst first; empty where no pair is bad.
+    """The members that explain the bad pairs, the worst first; empty if no pair is bad.
 
-    One who is bad with several partners, and with more than half of them, is to blame; one who is not blamed is a
-    known-good partner. A bad pair between two members who are good with others is a bad link, and blames nobody; where
-    there is only one pair, either may be at fault, and both are named.
+    A member that is bad with several partners, and with more than half of them, is a culprit; any other member is a
+    known-good partner. A bad pair of two members that are good with others is a bad link and has no culprit. If
+    there is only one pair, either member may be at fault, and both are returned.
     """
     partners = Counter(member for result in results for member in (result.first, result.second))
     left = {(result.first, result.second) for result in bad}
@@ -56,8 +57,10 @@ def find_culprits(results: Iterable[PairResult], bad: Iterable[PairResult]) -> l
         return sorted((member for pair in left for member in pair), key=str)
     blamed: list[Hashable] = []
     while left:
+        # Greedy: a culprit explains all of its bad pairs, so those are removed before the next one is looked for.
         counts = Counter(member for pair in left for member in pair)
         worst = min(counts, key=lambda member: (-counts[member], str(member)))
+        # Pairs with earlier culprits say nothing about this member and are not counted as good.
         good_partners = partners[worst] - len(blamed)
         if counts[worst] < 2 or 2 * counts[worst] <= good_partners:
             break
@@ -67,7 +70,7 @@ def find_culprits(results: Iterable[PairResult], bad: Iterable[PairResult]) -> l
 
 
 class PairOutlier(NamedTuple):
-    """A value that stands out to the bad side."""
+    """Distance of an outlier below the usual value."""
 
     below: float
     """Relative distance below the median."""
@@ -76,7 +79,8 @@ class PairOutlier(NamedTuple):
 
 
 def find_outliers(values: Mapping[Name, float], below: float = BELOW_MEDIAN) -> dict[Name, PairOutlier]:
-    """Members whose value is more than `below` under the median of at least three, with how far."""
+    """Members whose value is more than `below` under the median, with their distance; empty for fewer than three
+    members."""
     if len(values) < 3:
         return {}
     median = statistics.median(values.values())
@@ -89,7 +93,7 @@ def find_outliers(values: Mapping[Name, float], below: float = BELOW_MEDIAN) -> 
 
 
 def find_dips(by_size: Mapping[int, float], drop: float = BELOW_MEDIAN) -> list[tuple[int, int]]:
-    """Neighbouring sizes of which the larger has a bandwidth lower by more than `drop`."""
+    """Neighbouring sizes where the bandwidth of the larger is lower by more than `drop`."""
     sizes = sorted(by_size)
     return [
         (small, large) for small, large in itertools.pairwise(sizes) if by_size[large] < by_size[small] * (1 - drop)
@@ -99,11 +103,11 @@ def find_dips(by_size: Mapping[int, float], drop: float = BELOW_MEDIAN) -> list[
 def bisect_group(
     group: Sequence[Name], works: Callable[[Sequence[Name]], bool], reference: Sequence[Name] = ()
 ) -> list[Name]:
-    """The smallest set of members that fails together, found by halving; empty where `group` works.
+    """The smallest set of members that fails together, found by bisection; empty if `group` works.
 
     Args:
-        works: Tries some members; a try that yields nothing has not worked.
-        reference: Known-good members, tried along with each half so that a half of one can communicate.
+        works: Tests a set of members; returns False also if the test has no result.
+        reference: Known-good members, added to each half so that a single member has a partner.
     """
     if works([*reference, *group]):
         return []
@@ -111,11 +115,13 @@ def bisect_group(
 
 
 def _find_smallest_group(group: list[Name], fails: Callable[[list[Name]], bool], needed: list[Name]) -> list[Name]:
-    """Members of a failing `group` without which, beside `needed`, nothing fails.
+    """Minimal subset of the failing `group` that fails together with `needed`.
 
-    Where neither half fails alone, each half is made small while the other is kept (Zeller and Hildebrandt,
+    If neither half fails alone, each half is reduced while the other is kept (Zeller and Hildebrandt,
     Simplifying and Isolating Failure-Inducing Input, 2002).
     """
+    # Invariant: `group` and `needed` fail together. Each call of `fails` is a measurement of several seconds on all
+    # nodes.
     if len(group) == 1 or (needed and fails(needed)):
         return [] if needed and fails(needed) else group
     middle = len(group) // 2
@@ -124,5 +130,7 @@ def _find_smallest_group(group: list[Name], fails: Callable[[list[Name]], bool],
         return _find_smallest_group(first, fails, needed)
     if fails([*needed, *second]):
         return _find_smallest_group(second, fails, needed)
+    # The order matters: the second half is reduced against the already reduced first half, which keeps the result
+    # minimal.
     from_first = _find_smallest_group(first, fails, [*needed, *second])
     return [*from_first, *_find_smallest_group(second, fails, [*needed, *from_first])]

@@ -1,4 +1,4 @@
-"""What a check found, and what that means for a node."""
+"""Findings of checks and their status."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Literal
 from msgspec import Struct
 
 Status = Literal["ok", "info", "warn", "unknown", "fail"]
-"""`unknown` could not be measured, and is never ok; `info` has no expectation."""
+"""`unknown` was not measured and never counts as ok; `info` has no expected value."""
 ORDER: tuple[Status, ...] = ("ok", "info", "warn", "unknown", "fail")
 """From good to bad."""
 
 
 class CheckFinding(Struct, frozen=True, kw_only=True):
-    """The result of one check on one thing."""
+    """Result of one check on one subject."""
 
     check: str
     """Group and name: ``host.memlock``, ``gpu.pcie_link``, ``network.rdma_port``."""
     subject: str = ""
-    """What was looked at: ``GPU 3``, ``mlx5_0 port 1``; empty for the node."""
+    """Subject of the check: ``GPU 3``, ``mlx5_0 port 1``; empty for the whole node."""
     status: Status
     measured: str
-    """With its unit."""
+    """Measured value with its unit."""
     expected: str = ""
     reason: str = ""
-    """Why that is expected, with its source."""
+    """Why this value is expected, with its source."""
     advice: str = ""
-    """What to do; always there where the status is warn, unknown or fail."""
+    """Recommended action; always set if the status is warn, unknown or fail."""
     value: float | None = None
-    """`measured` as a number, where nodes are compared by it."""
+    """`measured` as a number, to compare nodes."""
     host: str = ""
-    """Node that it is about, where a check looks at several; empty for the one that the report is of, or for all."""
+    """Node that the finding concerns if a check covers several nodes; empty for the node of the report, or for all."""
 
     @property
     def group(self) -> str:
@@ -39,18 +39,18 @@ class CheckFinding(Struct, frozen=True, kw_only=True):
 
 
 class NodeReport(Struct, frozen=True, kw_only=True):
-    """All findings of one node, and what must agree between nodes."""
+    """All findings of one node, and the properties that must be the same on all nodes."""
 
     host: str
     node_rank: int = 0
     time: float
-    """Seconds since the epoch, at the start."""
+    """Start of the checks, in seconds since the epoch."""
     duration_s: float
     findings: tuple[CheckFinding, ...] = ()
     stack: dict[str, str] = {}
-    """Driver, firmware, kernel, packages, ...: what is equal on all nodes of a sane cluster."""
+    """Driver, firmware, kernel, packages, ...: properties that are the same on all nodes of a consistent cluster."""
 
 
 def find_worst_status(findings: Iterable[CheckFinding]) -> Status:
-    """The worst status among `findings`; ok without any."""
+    """The worst status among `findings`; ok if there are none."""
     return max((finding.status for finding in findings), key=ORDER.index, default="ok")

@@ -1,4 +1,4 @@
-"""Checks of the devices that need no load: which they are, and how they are connected."""
+"""Checks of the devices without load: identity and connections."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from primus.report import table
 
 SAFE = "AMD-AGI/Primus-SaFE node monitors"
 MODE_PARTITIONS = {"SPX": 1, "DPX": 2, "TPX": 3, "QPX": 4}
-"""Partitions of a GPU by its mode; in CPX every accelerator die is one (AMD, MI300X partitioning guide)."""
+"""Partitions of a GPU by its mode; in CPX mode every accelerator die is one (AMD, MI300X partitioning guide)."""
 MEMORY_TOLERANCE = 0.05
-"""Part of the memory that firmware and error correction may keep to themselves."""
+"""Share of the memory that firmware and error correction may reserve."""
 
 
 def check_count(node: PreflightNode) -> Iterator[CheckFinding]:
-    """As many devices as expected, and visible to processes."""
+    """The number of devices is as expected, and processes can see all of them."""
     facts, asked = node.facts, node.expected.gpus
     there = len(facts.partitions)
     if not there:
@@ -56,7 +56,7 @@ def check_count(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def _find_usual_count(node: PreflightNode, text: str) -> CheckFinding:
-    """Where nobody says how many: a server is whole, or a part of one is given away by a hypervisor."""
+    """The number of GPUs fits the server sizes of this model; a hypervisor may pass through only some of them."""
     gpus = len(node.facts.devices)
     sizes = sorted({size for _, profile in node.list_profiles for size in profile.server_sizes})
     is_whole = not sizes or gpus == 1 or any(gpus % size == 0 for size in sizes)
@@ -74,7 +74,8 @@ def _find_usual_count(node: PreflightNode, text: str) -> CheckFinding:
 
 
 def check_undriven(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Every GPU on the bus can be used. A job or a container sees all GPUs of its host, and may be given a part."""
+    """Every GPU on the bus has a driver. A job or a container sees all GPUs of its host, and may be allocated only
+    some."""
     without = [device for device in node.facts.devices if not device.partitions]
     if not without or len(without) == len(node.facts.devices):
         return
@@ -91,7 +92,7 @@ def check_undriven(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def _is_given(node: PreflightNode) -> bool:
-    """Whether the scheduler says that this job has just the devices that are seen."""
+    """Whether the scheduler has allocated exactly the visible devices to this job."""
     return node.environ.get("SLURM_GPUS_ON_NODE") == str(len(node.facts.partitions))
 
 
@@ -118,7 +119,7 @@ def _describe_devices(node: PreflightNode) -> str:
 
 
 def check_model(node: PreflightNode) -> Iterator[CheckFinding]:
-    """One known model on the whole node."""
+    """All devices of the node are of one known model."""
     if not node.has_devices:
         return
     models = sorted({device.model or device.name or "unknown" for device in node.facts.devices})
@@ -145,7 +146,7 @@ def check_model(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_memory(node: PreflightNode) -> Iterator[CheckFinding]:
-    """As much memory as the model has."""
+    """The devices have the memory of their model."""
     for device, profile in node.list_profiles:
         least = (profile.memory_bytes or 0) * (1 - MEMORY_TOLERANCE)
         if not profile.memory_bytes:
@@ -168,7 +169,7 @@ def check_memory(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_partitions(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Every GPU divided alike, and no part of one missing."""
+    """All GPUs use the same partition mode, and no partition is missing."""
     devices = node.facts.devices
     if not devices:
         return
@@ -213,7 +214,7 @@ def _count_wanted_partitions(device: Device, profile: Profile | None, usual: int
 
 
 def check_pcie_link(node: PreflightNode) -> Iterator[CheckFinding]:
-    """The slowest link between the host and each GPU as fast and as wide as its ports allow."""
+    """The slowest PCIe link between the host and each GPU has the speed and width that its ports support."""
     known = {device.index: profile for device, profile in node.list_profiles}
     for device in node.facts.devices:
         yield _judge_pcie_link(device, known.get(device.index))
@@ -255,7 +256,7 @@ def _judge_pcie_link(device: Device, profile: Profile | None) -> CheckFinding:
 
 
 def check_links(node: PreflightNode) -> Iterator[CheckFinding]:
-    """The GPUs of a hive are linked as their model is."""
+    """The GPUs of a hive are linked as their model specifies."""
     gpus = [device for device, profile in node.list_profiles if (profile.hive_size or 1) > 1]
     if len(gpus) < 2:
         return
@@ -316,7 +317,7 @@ def check_links(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def _find_lacking_pairs(hives: Mapping[str, Sequence[int]], direct: Sequence[Link]) -> str:
-    """Pairs of one hive without a direct link; empty where there are none."""
+    """Pairs of GPUs of one hive without a direct link."""
     joined = {frozenset((link.first, link.second)) for link in direct}
     missing = [
         f"{first}-{second}"
@@ -328,7 +329,7 @@ def _find_lacking_pairs(hives: Mapping[str, Sequence[int]], direct: Sequence[Lin
 
 
 def _find_lacking_gpus(node: PreflightNode, hives: Mapping[str, Sequence[int]]) -> str:
-    """GPUs that have fewer links than the others of their hive, or no way to some; empty where there are none."""
+    """GPUs with fewer links than the others of their hive, or without a path to some of them."""
     weak = relations.find_weakly_linked_gpus(node.facts)
     islands = relations.build_topology(node.facts).islands
     apart = [
@@ -343,7 +344,7 @@ def _find_lacking_gpus(node: PreflightNode, hives: Mapping[str, Sequence[int]]) 
 
 
 def check_affinity(node: PreflightNode) -> Iterator[CheckFinding]:
-    """An RDMA device on the NUMA node of each GPU."""
+    """Each GPU has an RDMA device on its NUMA node."""
     if not node.has_rdma:
         return
     near = {nic.numa_node for nic in node.facts.rdma if any(port.is_active for port in nic.ports)}
@@ -363,7 +364,7 @@ def check_affinity(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_readings(node: PreflightNode) -> Iterator[CheckFinding]:
-    """What could not be read of the devices, or on which two sources disagree."""
+    """Values that could not be read, or that differ between two sources."""
     for problem in node.facts.problems:
         if problem.where.startswith(("GPU", "/sys/class/kfd", "/sys/class/drm", "/proc/driver/nvidia")):
             yield judge_value(

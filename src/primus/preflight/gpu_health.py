@@ -1,4 +1,4 @@
-"""Checks of how the devices are: whether their tools answer, who uses them, errors, heat and power."""
+"""Checks of the state of the devices: tool responses, processes, errors, temperature and power."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ SAFE = "AMD-AGI/Primus-SaFE node monitors"
 SMOKE = "AMD-AGI/Primus node_smoke"
 GIB = 1 << 30
 HARMLESS = ("gpuagent", "rocm-smi-daemon", "amd-smi", "rocm-smi", "dcgm-exporter", "nv-hostengine", "nvidia-smi")
-"""Programs that watch devices and compute nothing (AMD-AGI/Primus node_smoke)."""
+"""Programs that monitor devices and do not compute (AMD-AGI/Primus node_smoke)."""
 COMMAND_LENGTH = 15
-"""Characters of a program's name that the kernel keeps (proc(5), comm)."""
+"""Number of characters of a program's name that the kernel stores (proc(5), comm)."""
 POWER_THROTTLES = ("ppt", "sw_power_cap", "gpu_idle", "applications_clocks_setting")
-"""Reasons for lower clocks that belong to a healthy device (NVIDIA NVML, clocks event reasons; AMD SMI, ppt)."""
+"""Reasons for lower clocks that are normal on a healthy device (NVIDIA NVML, clocks event reasons; AMD SMI, ppt)."""
 REQUIRED = {
     "processes": "who uses the devices",
     "memory_used_bytes": "memory in use",
     "ecc_uncorrectable": "uncorrectable errors",
 }
-"""Without these a device may be another's, or broken; the rest (heat, clocks, power) only costs speed."""
+"""Without these values a device may be in use or broken; the others (temperature, clocks, power) affect only speed."""
 CAP_TOLERANCE = 0.01
-"""A power cap is the model's within this part of it, as in power tests (ROCm Validation Suite)."""
+"""Relative tolerance of a power cap, as in power tests (ROCm Validation Suite)."""
 
 
 def check_live(node: PreflightNode) -> Iterator[CheckFinding]:
-    """All that the management tools and the kernel say of the devices now."""
+    """The current state of the devices, as the management tools and the kernel report it."""
     if not node.has_devices:
         return
     read = machine_health.read_health(node.facts, node.environ, node.limits.smi_limit_s, root=node.tree.root)
     yield from judge_health(node, read)
+    # PyTorch runs afterwards: its process opens the devices and would be listed among the processes that use them.
     yield from torch_devices.check_torch_devices(node)  # afterwards: its process is one that uses the devices
 
 
 def judge_health(node: PreflightNode, read: Health) -> Iterator[CheckFinding]:
-    """What the values of the devices mean."""
+    """Findings for the state of the devices."""
     yield from judge_tools(node, read)
     yield judge_processes(node, read.devices)
     for device in read.devices:
@@ -54,7 +55,7 @@ def judge_health(node: PreflightNode, read: Health) -> Iterator[CheckFinding]:
 
 
 def judge_tools(node: PreflightNode, read: Health) -> Iterator[CheckFinding]:
-    """A management tool answers, and soon."""
+    """The management tools respond within the time limits."""
     limit, warn = node.limits.smi_limit_s, node.limits.smi_warn_s
     expected, reason = f"an answer within {warn:g} s", f"a hung tool indicates a hung driver ({SMOKE})"
     lacking = [said for name, said in REQUIRED.items() if any(_is_lacking(one, name) for one in read.devices)]
@@ -108,7 +109,7 @@ def _is_lacking(device: DeviceHealth, name: str) -> bool:
 
 
 def judge_processes(node: PreflightNode, devices: Sequence[DeviceHealth]) -> CheckFinding:
-    """Nobody else uses the devices; a process that holds no memory counts as well."""
+    """No other process uses the devices; a process without device memory counts as well."""
     expected = "monitoring processes only"
     reason = f"a process that shares a GPU slows the job or takes its memory ({SMOKE})"
     if all(device.processes is None for device in devices):
@@ -141,7 +142,7 @@ def _is_allowed(process: Process, more: Sequence[str]) -> bool:
 
 
 def _judge_use(node: PreflightNode, device: DeviceHealth, subject: str, *, is_asked: bool) -> Iterator[CheckFinding]:
-    """Whether a device is free; one of which an answering tool says nothing is lost, and never ok."""
+    """Whether a device is free; a device that is missing in the output of a responding tool counts as lost."""
     limits = node.limits
     if device.shares_host_memory and device.memory_used_bytes is None:
         yield report_info("gpu.memory_used", "it has no separate memory; it uses host memory", subject=subject)
@@ -225,7 +226,7 @@ def _judge_power_cap(node: PreflightNode, device: DeviceHealth, subject: str) ->
 
 
 def _judge_error_sums(node: PreflightNode, devices: Sequence[DeviceHealth]) -> Iterator[CheckFinding]:
-    """Errors that hardware mends are harmless until there are many."""
+    """Corrected errors of all devices, which are harmless up to a threshold."""
     limits = node.limits
     for name, counts, most in (
         ("ecc_correctable", [device.ecc_correctable for device in devices], limits.ecc_correctable),

@@ -1,8 +1,8 @@
-"""Checks of errors in the memory of devices: those that were repaired pass, those that call for a new GPU fail.
+"""Checks of memory errors of devices: repaired errors pass, errors that require a replacement of the GPU fail.
 
 NVIDIA: GPU Memory Error Management (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt), error recovery and response flags,
 RMA policy thresholds for row-remapping. AMD: Linux drivers/gpu/drm/amd/amdgpu/amdgpu_ras_eeprom.c, whose threshold of
-bad pages decides when the driver calls for a new GPU.
+bad pages determines when the driver requires a replacement of the GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RETURN = "replace the GPU (RMA)"
 
 
 def judge_errors(device: DeviceHealth, subject: str) -> Iterator[CheckFinding]:
-    """What the errors of a device's memory mean."""
+    """Findings for the memory errors of a device."""
     yield from _judge_uncorrectable_errors(device, subject)
     yield from _judge_recovery_action(device, subject)
     yield from _judge_pages(device, subject)
@@ -103,7 +103,7 @@ def _judge_pages(device: DeviceHealth, subject: str) -> Iterator[CheckFinding]:
 
 
 def _judge_bad_pages(device: DeviceHealth, subject: str) -> CheckFinding:
-    """Retired pages cost a little memory; from the driver's threshold on the GPU is to be replaced."""
+    """Retired pages reduce the memory slightly; from the driver's threshold on, the GPU must be replaced."""
     count, threshold = device.bad_pages, device.bad_page_threshold
     is_reached = count is not None and threshold is not None and 0 < threshold <= count
     has_exceeded = is_reached or bool(device.has_exceeded_bad_pages)

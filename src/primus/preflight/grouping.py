@@ -1,4 +1,4 @@
-"""Findings of many nodes and devices as few lines: what says the same of several of them is said once."""
+"""Summarise the findings of many nodes and devices: equal findings share one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from primus.preflight.node import format_ranges
 
 WEIGHT: dict[Status, int] = {"fail": 0, "unknown": 1, "warn": 2, "info": 3, "ok": 3}
 MOST_NAMES = 3
-"""Of more subjects the first, the last and their number are shown."""
+"""For more subjects the line contains the first, the last and the count."""
 
 Row = tuple[str, CheckFinding]
 """A host and one of its findings."""
@@ -21,7 +21,7 @@ Key = tuple[object, ...]
 
 
 class ReportLine(Struct, frozen=True, kw_only=True):
-    """What one or more findings say in one row."""
+    """A row that represents one or more findings."""
 
     status: Status
     hosts: tuple[str, ...]
@@ -34,10 +34,10 @@ class ReportLine(Struct, frozen=True, kw_only=True):
 
 
 def group_lines(rows: Iterable[Row]) -> list[ReportLine]:
-    """Rows as they are shown, the worst first; those that say the same of several nodes or subjects are one line.
+    """Rows in the order of severity, the worst first; equal findings of several nodes or subjects share one row.
 
-    Figures that differ count as the same, and their spread is shown. Nodes whose findings need attention share a line
-    only where these are of the same subjects, so that a line names no device of a node that has no such finding.
+    Findings that differ only in their figures are equal, and the row contains the range. Nodes whose findings need
+    attention share a row only if the subjects are the same, so that every device in a row has the finding.
     """
     bundles: dict[Key, list[Row]] = {}
     for host, finding in rows:
@@ -73,7 +73,7 @@ def _build_line(bundle: Sequence[Row]) -> ReportLine:
 
 
 def _format_spread(findings: Sequence[CheckFinding]) -> str:
-    """What was measured; of several figures the smallest, the largest and the one in the middle."""
+    """The measured value; for several figures the minimum, the maximum and the median."""
     if len({finding.measured for finding in findings}) == 1:
         return findings[0].measured
     ranked = sorted(findings, key=lambda finding: finding.value or 0.0)
@@ -87,7 +87,7 @@ def _format_names(names: Iterable[str]) -> str:
 
 
 def group_by_hosts(shown: Iterable[ReportLine]) -> Mapping[tuple[str, ...], list[ReportLine]]:
-    """Lines by the nodes that they are of, so that each set of nodes is named once."""
+    """Rows grouped by their set of nodes, so that each set is printed once."""
     found: dict[tuple[str, ...], list[ReportLine]] = {}
     for line in shown:
         found.setdefault(tuple(sorted(line.hosts, key=build_sort_key)), []).append(line)
@@ -95,7 +95,7 @@ def group_by_hosts(shown: Iterable[ReportLine]) -> Mapping[tuple[str, ...], list
 
 
 def fold_hosts(hosts: Iterable[str]) -> str:
-    """Host names as Slurm lists them: ``n[01-04,07],login``."""
+    """Host names as a Slurm host list: ``n[01-04,07],login``."""
     groups: dict[tuple[str, int, str], list[int]] = {}
     plain: dict[str, None] = {}
     for host in sorted(set(hosts), key=build_sort_key):

@@ -1,4 +1,4 @@
-"""Checks of the host: processors, memory, limits, settings of the kernel, clock and drives."""
+"""Checks of the host: processors, memory, limits, kernel settings, clock and drives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMOKE = "AMD-AGI/Primus node_smoke"
 
 
 def check_system(node: PreflightNode) -> Iterator[CheckFinding]:
-    """What this node is."""
+    """Hardware and operating system of this node."""
     facts, software, cpu = node.facts, node.facts.software, node.facts.cpu
     around = ", ".join(filter(None, [facts.container and f"in {facts.container}", facts.scheduler]))
     yield report_info("host.system", f"{software.os or 'unknown OS'}, kernel {software.kernel or '-'}")
@@ -157,7 +157,7 @@ def check_kernel_settings(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_boot_arguments(node: PreflightNode) -> Iterator[CheckFinding]:
-    """What the kernel was booted with, where AMD devices ask for something."""
+    """Boot arguments of the kernel that AMD devices need."""
     if not any(device.vendor == "amd" for device in node.facts.devices):
         return
     line = node.facts.software.boot_arguments
@@ -181,7 +181,7 @@ def check_boot_arguments(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_access_control(node: PreflightNode) -> Iterator[CheckFinding]:
-    """PCIe bridges that redirect traffic between devices to the root (ACS)."""
+    """PCIe bridges that redirect peer-to-peer traffic to the root complex (ACS)."""
     if not node.has_devices or not node.tree.is_live:
         return
     reason = f"ACS routes peer-to-peer traffic through the root complex ({SAFE})"
@@ -196,24 +196,24 @@ def check_access_control(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def judge_acs(bridges: list[str], reason: str) -> CheckFinding:
-    """What bridges that redirect traffic between devices mean."""
+    """Finding for the bridges that redirect peer-to-peer traffic."""
     text = f"on {len(bridges)} bridges: {format_names(bridges, 4)}" if bridges else "off on every bridge"
     advice = "disable ACS in the firmware, or with setpci on these bridges"
     return judge_value(not bridges, "warn", "host.pcie_acs", text, "off on every bridge", reason, advice)
 
 
 def find_redirecting_bridges(lspci: str) -> list[str]:
-    """Addresses of the devices in the text of ``lspci -vvv`` whose ACS source validation is on."""
+    """Addresses of the devices in the output of ``lspci -vvv`` whose ACS source validation is on."""
     blocks = re.split(r"\n(?=\S)", lspci)
     return [block.split(maxsplit=1)[0] for block in blocks if re.search(r"ACSCtl:\s*SrcValid\+", block)]
 
 
 CLOCK_DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "phc2sys", "openntpd", "ntpsec")
-"""Names in /proc/<pid>/comm, which has 15 characters, of programs that set the clock."""
+"""Programs that synchronise the clock, as named in /proc/<pid>/comm, which has 15 characters."""
 
 
 def check_clock(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Whether something keeps the clock right."""
+    """Whether a program synchronises the clock."""
     running = {node.tree.read_text(f"proc/{pid}/comm") or "" for pid in node.tree.list_names("proc") if pid.isdecimal()}
     daemons = sorted(running & set(CLOCK_DAEMONS))
     reason = "logs and certificates need synchronized clocks"
@@ -236,7 +236,7 @@ def check_clock(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 class SmartLog(msgspec.Struct, frozen=True):
-    """What is read of ``nvme smart-log -o json``."""
+    """Fields of the output of ``nvme smart-log -o json``."""
 
     critical_warning: int = 0
     media_errors: int = 0
@@ -244,7 +244,7 @@ class SmartLog(msgspec.Struct, frozen=True):
 
 
 def check_drives(node: PreflightNode) -> Iterator[CheckFinding]:
-    """The health of each NVMe drive, as it says itself."""
+    """The health of each NVMe drive, as its own log reports it."""
     names = [name for name in node.tree.list_names("sys/class/nvme") if re.fullmatch(r"nvme\d+", name)]
     if not names or not node.tree.is_live:
         return
@@ -262,7 +262,7 @@ def check_drives(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def judge_drive(name: str, smart_log: str, most_entries: int) -> CheckFinding:
-    """What a drive's log says of it."""
+    """Findings for the log of a drive."""
     expected = f"no critical warning, no media errors, <= {most_entries} failed entries"
     try:
         log = msgspec.json.decode(smart_log, type=SmartLog, strict=False)

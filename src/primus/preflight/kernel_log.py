@@ -1,4 +1,4 @@
-"""What the kernel has complained of since it was booted."""
+"""Checks of the kernel log since boot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from primus.preflight.node import PreflightNode, judge_value, report_info, repor
 CHECK = "host.kernel_log"
 LIMIT_S = 3.0
 DAMAGE = ("gpu-uncorrectable-ecc", "gpu-lost", "gpu-ipc-handle")
-"""Signatures of failed runs that show damage of the node although they are not kernel messages."""
+"""Signatures of failed runs that indicate damage of the node although they are not kernel messages."""
 SUSPECT = (
     r"gpu reset",
     r"hung_task",
@@ -24,7 +24,7 @@ SUSPECT = (
     r"\*ERROR\*",
     r"amdgpu.*(error|fail|timeout)",
 )
-"""What is no sign of a failure, but worth a look (AMD-AGI/Primus node_smoke)."""
+"""Patterns that are not signs of a failure but should be looked at (AMD-AGI/Primus node_smoke)."""
 
 _HARMLESS = re.compile(
     r"severity[=:] ?correct(ed|able)|HEST: Enabling Firmware First"
@@ -35,11 +35,11 @@ _HARMLESS = re.compile(
     r"|\b0 (new )?(un)?correctable hardware error",
     re.IGNORECASE,
 )
-"""Said of errors that the hardware corrected, and details of others; the checks of devices count those."""
+"""Corrected errors, and details of other errors; the checks of devices count them."""
 
 
 def check_kernel_log(node: PreflightNode) -> Iterator[CheckFinding]:
-    """The lines since boot, of the last hours at most, against the table."""
+    """Match the lines since boot, at most those of the last hours, against the signature table."""
     if node.expected.skips_kernel_log:
         yield report_info(CHECK, "not read: --skip-dmesg")
         return
@@ -55,7 +55,7 @@ def check_kernel_log(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def find_signatures(lines: Iterable[str], hours: float) -> Iterator[CheckFinding]:
-    """One finding for each sign that `lines` show often enough, without those whose lines were named before."""
+    """One finding for each signature with enough matching lines, unless all its lines are already part of a finding."""
     suspects = _drop_recovered_lines(
         line for line in lines if _compile_suspect_pattern().search(line) and not _HARMLESS.search(line)
     )
@@ -65,6 +65,7 @@ def find_signatures(lines: Iterable[str], hours: float) -> Iterator[CheckFinding
         hits: list[str], least: int, severity: Literal["fail", "warn"], **words: str
     ) -> Iterator[CheckFinding]:
         if len(hits) >= least and not named.issuperset(hits):
+            # The signatures are in the order of priority: a line that several of them match is reported once.
             named.update(hits)
             measured = f"{len(hits)} times in {hours:g} h, last: {hits[-1].strip()[:160]}"
             yield judge_value(False, severity, CHECK, measured, f"fewer than {least}", **words)
@@ -90,7 +91,8 @@ def find_signatures(lines: Iterable[str], hours: float) -> Iterator[CheckFinding
 
 
 def _drop_recovered_lines(lines: Iterable[str]) -> list[str]:
-    """The lines without those of a GPU from before the driver said that it needs no recovery any more (Xid 154)."""
+    """The lines without those of a GPU that precede the driver's message that no recovery is needed any more (Xid
+    154)."""
     kept: list[str] = []
     for line in lines:
         recovered = _RECOVERED.search(line)
@@ -106,7 +108,7 @@ _RECOVERED = re.compile(r"NVRM: Xid \(([^)]*)\): 154,.*to 0x0 \(None\)")
 
 @functools.cache
 def _list_damage_signatures() -> tuple[Signature, ...]:
-    """Signatures that show damage of the node, not of the program. Those that are certain make it unfit."""
+    """Signatures that indicate damage of the node, not a fault of the program. Certain ones make the node unfit."""
     table = get_signature_table()
     kernel = (each for each in table.signatures if each.is_kernel and each.strength in ("certain", "likely"))
     return (*(table.by_name[name] for name in DAMAGE), *kernel)
@@ -122,12 +124,14 @@ _TIMESTAMP = re.compile(r"\[\s*(\d+\.\d+)\]")
 
 
 def _read_log(node: PreflightNode) -> tuple[list[str] | None, str]:
-    """Lines of the kernel log within the time that counts, by dmesg, else from the journal."""
+    """Lines of the kernel log within the time limit, from dmesg or else from the journal."""
     uptime_s = float((node.tree.read_text("proc/uptime") or "0").split()[0])
     hours = node.limits.kernel_log_hours
     answer = node.run_program(["dmesg"], LIMIT_S)
     if answer.state == "ok":
         return select_recent_lines(answer.text.splitlines(), uptime_s - hours * 3600), ""
+    # Many distributions reserve dmesg for root, but let members of the groups adm and systemd-journal read the
+    # journal.
     journal = node.run_program(
         ["journalctl", "--dmesg", "--boot", "--no-pager", "--output=short-monotonic", f"--since=-{hours * 60:.0f}min"],
         LIMIT_S,
@@ -138,7 +142,7 @@ def _read_log(node: PreflightNode) -> tuple[list[str] | None, str]:
 
 
 def select_recent_lines(lines: Iterable[str], since_s: float) -> list[str]:
-    """The lines that were written `since_s` seconds after boot, or later; one without a time stays."""
+    """Lines from `since_s` seconds after boot on; a line without a timestamp is kept."""
     kept = []
     for line in lines:
         stamp = _TIMESTAMP.search(line)

@@ -1,4 +1,4 @@
-"""Checks of the network: interfaces, the route to the other nodes, and what the environment says of it."""
+"""Checks of the network: interfaces, the route to the other nodes, and the related environment variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from primus.preflight.ports import list_counted_ports
 
 
 def check_expressions(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Interfaces and NICs that the environment names are there and up."""
+    """Interfaces and NICs that the environment names exist and are up."""
     for name in (*SOCKET_VARIABLES, "NCCL_IB_HCA"):
         text = node.environ.get(name)
         if not text:
@@ -41,7 +41,7 @@ def _list_candidates(node: PreflightNode) -> list[str]:
 
 
 def check_route(node: PreflightNode) -> Iterator[CheckFinding]:
-    """The way to the master goes over the chosen interface."""
+    """The route to the master uses the chosen interface."""
     used = node.facts.master_interface
     is_here = (_resolve_address(node.layout.master_addr) or "").startswith(("127.", "::1"))
     if node.layout.nnodes == 1 or node.layout.node_rank == 0 or is_here:
@@ -65,7 +65,7 @@ def check_route(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_rendezvous(node: PreflightNode) -> Iterator[CheckFinding]:
-    """This node's name is known, and the port of the launch is free on node 0."""
+    """The name of the master can be resolved, and the port of the launch is free on node 0."""
     host = node.facts.host or socket.gethostname()
     reason = "workers find each other by name"
     if node.layout.nnodes > 1:
@@ -94,6 +94,8 @@ def check_rendezvous(node: PreflightNode) -> Iterator[CheckFinding]:
             subject=host,
         )
     port = node.layout.master_port
+    # Only node 0 listens on the port. The check closes its socket at once: the report exchange and the workers use
+    # the port later.
     if port is not None and node.layout.node_rank == 0:
         yield judge_value(
             _is_free(port),
@@ -142,7 +144,7 @@ def check_interfaces(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_environment(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Variables that contradict each other, or the machine."""
+    """Variables that contradict each other or the machine."""
     said = sorted(_find_contradictions(node))
     for subject, problem, advice in said:
         yield judge_value(

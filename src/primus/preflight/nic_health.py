@@ -1,4 +1,4 @@
-"""Checks of what the NICs of the network count: errors and pauses of their ports, and their self test."""
+"""Checks of the NICs: error and pause counters of their ports, and their self test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from primus.preflight.ports import format_port_name, list_counted_ports
 
 COUNTERS = ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "VL15_dropped")
 HARDWARE_COUNTERS = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err")
-"""Files of counters/ and hw_counters/ that grow when a cable or a switch is bad (kernel ABI sysfs-class-infiniband)."""
+"""Files in counters/ and hw_counters/ that increase with a bad cable or switch (kernel ABI sysfs-class-infiniband)."""
 STATISTIC = re.compile(r"^\s*(\S+): (\d+)$", re.MULTILINE)
 ERROR = re.compile(r"discard|crc_err|symbol_err|fcs|pause_storm")
 PAUSE = re.compile(r"prio\d+_pause$|pripause|pfc_(ena_frames|frames)")
@@ -27,7 +27,7 @@ Counters = dict[str, dict[str, int]]
 
 
 def read_counters(node: PreflightNode) -> Counters:
-    """What the ports that count have counted since they came up, and their interfaces."""
+    """Counters of the RDMA ports in use since they came up, and of their interfaces."""
     found: Counters = {}
     for device, port in list_counted_ports(node)[0]:
         folder = f"sys/class/infiniband/{device.name}/ports/{port.number}"
@@ -36,6 +36,7 @@ def read_counters(node: PreflightNode) -> Counters:
         found[format_port_name(device, port)] = {name: value for name, value in read.items() if value is not None}
     for interface in _list_interfaces(node):
         answer = node.run_program(["ethtool", "-S", interface], STATISTICS_LIMIT_S)
+        # A missing or hung ethtool is the same for every interface: another call would only cost its limit again.
         if answer.state in ("missing", "slow"):
             break
         found[interface] = parse_statistics(answer.text)
@@ -43,7 +44,7 @@ def read_counters(node: PreflightNode) -> Counters:
 
 
 def _list_interfaces(node: PreflightNode) -> list[str]:
-    """Interfaces of the Ethernet ports that count, on the running machine."""
+    """Interfaces of the Ethernet ports in use, on the running machine only."""
     if not node.tree.is_live:
         return []
     ports = (pair for pair in list_counted_ports(node)[0] if pair[1].link_layer == "Ethernet")
@@ -51,12 +52,12 @@ def _list_interfaces(node: PreflightNode) -> list[str]:
 
 
 def parse_statistics(said: str) -> dict[str, int]:
-    """The errors and pauses in the output of ``ethtool -S``."""
+    """The error and pause counters in the output of ``ethtool -S``."""
     return {name: int(count) for name, count in STATISTIC.findall(said) if ERROR.search(name) or PAUSE.search(name)}
 
 
 def find_grown_counters(before: Counters, after: Counters, *, is_loaded: bool = False) -> Iterator[CheckFinding]:
-    """Errors that were counted between two readings; pauses too, unless the network `is_loaded`, where they belong."""
+    """Errors counted between two readings; pauses as well, unless the network `is_loaded`, where they are normal."""
     for subject, counts in after.items():
         growth = {
             name: count - before.get(subject, {}).get(name, 0)
@@ -79,9 +80,11 @@ def find_grown_counters(before: Counters, after: Counters, *, is_loaded: bool = 
 
 
 def check_errors(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Errors and pauses that ports count while we look."""
+    """Errors and pauses that ports count within `WATCH_S` without load."""
     before = read_counters(node)
     if any(before.values()) and node.tree.is_live:
+        # Totals since boot include link training and cable work before the job, so only growth within this second
+        # counts.
         time.sleep(WATCH_S)
         yield from find_grown_counters(before, read_counters(node))
     else:
@@ -89,7 +92,7 @@ def check_errors(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_self_test(node: PreflightNode) -> Iterator[CheckFinding]:
-    """What NICs find when they test themselves without stopping traffic; root may ask."""
+    """Self test of the NICs that does not interrupt traffic; requires root."""
     names = _list_interfaces(node)
     if names and not node.is_root:
         yield report_info("network.self_test", f"not run on {format_names(names)}", "only root may")
@@ -100,12 +103,13 @@ def check_self_test(node: PreflightNode) -> Iterator[CheckFinding]:
             yield report_info("network.self_test", answer.problem)
             return
         yield judge_self_test(name, answer.text, answer.problem)
+        # A driver that hangs in one self test is not asked for the next NIC.
         if answer.state == "slow":
             return
 
 
 def judge_self_test(interface: str, said: str, problem: str) -> CheckFinding:
-    """What the output of ``ethtool -t`` means; many drivers offer no test."""
+    """Finding for the output of ``ethtool -t``; many drivers do not support a test."""
     result = re.search(r"test result is (PASS|FAIL)", said)
     if result is None:
         return report_info("network.self_test", problem or "the driver has no self test", subject=interface)

@@ -1,4 +1,4 @@
-"""What the checks of one node look at, and how they say what they found."""
+"""Data about a node that the checks use, and functions that create findings."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from primus.process import CommandResult
 
 Group = Literal["host", "gpu", "network", "storage", "software"]
 GROUPS: tuple[Group, ...] = ("host", "gpu", "network", "storage", "software")
-"""What can be looked at without load, in the order of a report."""
+"""Groups of checks without load, in the order of a report."""
 
 
 class NodeExpectations(Struct, frozen=True, kw_only=True):
-    """What the person who asks expects of every node."""
+    """Values that the user expects on every node."""
 
     gpus: int | None = None
-    """Devices that processes see; None expects those that are there."""
+    """Number of devices that processes see; None expects the number of existing devices."""
     rdma_nics: int | None = None
-    """RDMA devices with an active port."""
+    """Number of RDMA devices with an active port."""
     rdma_nic_allowlist: str | None = None
-    """Which RDMA devices count, as NCCL_IB_HCA is written."""
+    """RDMA devices in use, in the syntax of NCCL_IB_HCA."""
     tools: tuple[str, ...] = ()
-    """Programs that must be there."""
+    """Programs that must be installed."""
     folders: tuple[tuple[str, str], ...] = ()
-    """Folders that a run writes to, with what each is for."""
+    """Folders that a run writes to, each with its purpose."""
     allowed_processes: tuple[str, ...] = ()
-    """Names of programs that may use devices besides those that are known to be harmless."""
+    """Names of programs that may use devices in addition to those known to be harmless."""
     allows_foreign_processes: bool = False
     skips_kernel_log: bool = False
     site: SiteExpectations | None = None
-    """Expectations of the site's file; None without one."""
+    """Expectations in the site's file; None if there is no such file."""
 
 
 class PreflightNode(Struct, frozen=True, kw_only=True):
-    """One node, read; nothing here changes it."""
+    """Facts and expectations of one node; read-only."""
 
     facts: MachineFacts
     tree: FileTree
@@ -54,7 +54,7 @@ class PreflightNode(Struct, frozen=True, kw_only=True):
     expected: NodeExpectations = NodeExpectations()
     layout: ClusterLayout = ClusterLayout(nproc=1)
     now: float = 0.0
-    """Seconds since the epoch, when the checks began."""
+    """Start of the checks, in seconds since the epoch."""
     is_root: bool = False
 
     @property
@@ -63,41 +63,41 @@ class PreflightNode(Struct, frozen=True, kw_only=True):
 
     @property
     def has_rdma(self) -> bool:
-        """Whether an RDMA device can carry data now."""
+        """Whether an RDMA port is active."""
         return any(port.is_active for device in self.facts.rdma for port in device.ports)
 
     def run_program(self, argv: Sequence[str], limit_s: float | None = None) -> CommandResult:
-        """What a read-only program says within a limit (default: that of the management tools)."""
+        """Result of a read-only program within a time limit (default: that of the management tools)."""
         return process.run_command(argv, self.environ, limit_s or self.limits.smi_limit_s)
 
     @property
     def list_profiles(self) -> list[tuple[Device, Profile]]:
-        """The devices whose model is known, with what describes it."""
+        """The devices of known models, with their profiles."""
         known = ((device, profiles.find_profile_by_name(device.model)) for device in self.facts.devices if device.model)
         return [(device, profile) for device, profile in known if profile is not None]
 
 
 def report_ok(check: str, measured: str, expected: str = "", reason: str = "", **more: Any) -> CheckFinding:
-    """Measured, and as it should be."""
+    """The value is as expected."""
     return _build_finding("ok", check, measured, expected, reason, more)
 
 
 def report_info(check: str, measured: str, reason: str = "", **more: Any) -> CheckFinding:
-    """Measured; nothing is expected of it."""
+    """A measured value without an expectation."""
     return _build_finding("info", check, measured, "", reason, more)
 
 
 def judge_value(
     good: bool, otherwise: Status, check: str, measured: str, expected: str, reason: str, advice: str, **more: Any
 ) -> CheckFinding:
-    """ok where it is good, else a finding of the status `otherwise` with its advice."""
+    """Status ok if `good`, otherwise a finding with the status `otherwise` and its advice."""
     if good:
         return _build_finding("ok", check, measured, expected, reason, more)
     return _build_finding(otherwise, check, measured, expected, reason, {**more, "advice": advice})
 
 
 def report_unknown(check: str, why: str, expected: str, reason: str, advice: str, **more: Any) -> CheckFinding:
-    """What could not be measured although it counts."""
+    """A required value that could not be measured."""
     return _build_finding("unknown", check, why, expected, reason, {**more, "advice": advice})
 
 
@@ -115,7 +115,7 @@ def format_names(names: Iterable[object], most: int = 8) -> str:
 
 
 def format_pcie(link: PcieLink) -> str:
-    """`16 GT/s x8 at 0000:4c:00.0`, the port being named where it is not the device's own."""
+    """`16 GT/s x8 at 0000:4c:00.0`; the port is named if it is not the device's own."""
     return f"{link.speed_gts:g} GT/s x{link.width}" + (f" at {link.port}" if link.port else "")
 
 

@@ -1,4 +1,4 @@
-"""The options of a preflight, and what they mean: limits, demands, what is measured."""
+"""The options of a preflight, and the limits, demands and measurements that they select."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OLD_TESTS = {
     "inter-ring-p2p": "collectives",
     "host_copy": "copies",
 }
-"""What measures the same as a test of the existing system (AMD-AGI/Primus preflight)."""
+"""Tests that measure the same as a test of Primus (AMD-AGI/Primus preflight)."""
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -148,17 +148,17 @@ class Options(Struct, frozen=True, kw_only=True):
 
     @property
     def measures(self) -> bool:
-        """Whether anything is measured."""
+        """Whether any measurement is selected."""
         return self.perf or bool(self.tests) or self.level in ("full", "soak")
 
     @property
     def burns_in(self) -> bool:
-        """Whether the devices are loaded for a time."""
+        """Whether the devices are loaded for a given time."""
         return "burn_in" in self.chosen_tests
 
     @property
     def chosen_tests(self) -> tuple[str, ...]:
-        """What is measured, in order.
+        """The selected measurements, in the order of execution.
 
         Raises:
             UsageError: --tests names nothing that can be measured.
@@ -168,12 +168,12 @@ class Options(Struct, frozen=True, kw_only=True):
 
     @property
     def starts_workers(self) -> bool:
-        """Whether something is measured that needs processes of PyTorch."""
+        """Whether a selected measurement needs PyTorch processes."""
         return any(test not in measurements.NODE_TESTS for test in self.chosen_tests)
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The groups of checks that were chosen; all where none was."""
+        """The selected groups of checks; all groups if none is selected."""
         chosen = tuple(group for group in GROUPS if getattr(self, group))
         return chosen or GROUPS
 
@@ -192,11 +192,11 @@ LIMITS = {
     "gpu_activity_warn_pct": "gpu_activity_percent",
     "clock_skew_warn_sec": "clock_skew_s",
 }
-"""Thresholds by the option that sets each."""
+"""Thresholds by the option that sets them."""
 
 
 def build_limits(options: Options) -> Thresholds:
-    """The thresholds of the file, changed by the options.
+    """The thresholds of the file, overridden by the options.
 
     Raises:
         UsageError: The file is wrong.
@@ -209,7 +209,7 @@ def build_limits(options: Options) -> Thresholds:
 
 
 def load_site(options: Options) -> SiteExpectations | None:
-    """The expectations of --expect; None without one.
+    """The expectations of --expect; None without that option.
 
     Raises:
         UsageError: The file is wrong, or that of --write-expect is there already.
@@ -222,7 +222,7 @@ def load_site(options: Options) -> SiteExpectations | None:
 
 
 def build_demands(options: Options, context: TaskContext, facts: MachineFacts) -> Demands:
-    """What the user demands of the measurements."""
+    """The user's demands on the measurements."""
     limits = build_limits(options)
     given = Demands(
         floors=limits.list_floors(facts.model),
@@ -236,7 +236,7 @@ def build_demands(options: Options, context: TaskContext, facts: MachineFacts) -
 
 
 def build_measurement_plan(options: Options, context: TaskContext, facts: MachineFacts) -> MeasurementPlan:
-    """What the workers shall measure.
+    """The measurements for the workers.
 
     Raises:
         UsageError: --tests, or an option of sizes, names nothing that can be measured.
@@ -259,7 +259,7 @@ def build_measurement_plan(options: Options, context: TaskContext, facts: Machin
 
 
 def _parse_group_sizes(which: str, text: str | None) -> tuple[int, ...]:
-    """Sizes without ``all``, which is measured whatever is asked."""
+    """Group sizes without ``all``, which is always measured."""
     words = {word.strip() for word in (text or "all").split(",")} - {"all"}
     if not all(word.isdecimal() and int(word) > 1 for word in words):
         raise UsageError(f"--{which}-group-sizes {text}: numbers from 2 are separated by commas", "such as 2,4,all")
@@ -288,10 +288,10 @@ def _parse_sizes(which: str, text: str | None) -> tuple[int, ...]:
 
 
 def validate_check_names(options: Options) -> None:
-    """Refuse names that mean nothing.
+    """Reject unknown names of checks, files and nodes.
 
     Raises:
-        UsageError: --ignore names no group of checks, --report-file-name is no name, or --expected-nodes no list.
+        UsageError: --ignore names an unknown group of checks, or --report-file-name or --expected-nodes is invalid.
     """
     for name in options.ignore:
         group, dot, _ = name.partition(".")
@@ -304,7 +304,7 @@ def validate_check_names(options: Options) -> None:
 
 
 def find_unused_options(options: Options) -> Iterator[tuple[str, str]]:
-    """Options that were given in vain, and why."""
+    """Options that have no effect, and the reason."""
     docs = field_docs(Options)
     yield from ((name, docs[name].partition(": ")[2]) for name in WITHOUT_EFFECT if getattr(options, name))
     if not options.measures:

@@ -1,4 +1,4 @@
-"""Check that NICs can reach device memory directly: a kernel module, or DMA-BUF."""
+"""Check that NICs can access device memory directly: by a kernel module or DMA-BUF."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from primus.preflight.finding import CheckFinding
 from primus.preflight.node import PreflightNode, judge_value, report_info
 
 NVIDIA_MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
-"""NVIDIA GPUDirect RDMA documentation; its former name; that of Amazon's EFA NICs (amzn-drivers)."""
+"""NVIDIA's module (GPUDirect RDMA documentation), its former name, and the module of Amazon's EFA NICs
+(amzn-drivers)."""
 AMD_PEERS = "sys/kernel/mm/memory_peers/amdkfd/version"
-"""Made by the peer memory client of amdgpu with MLNX_OFED (ROCm/rccl, net_ib)."""
+"""Created by amdgpu's peer memory client with MLNX_OFED (ROCm/rccl, net_ib)."""
 AMD_SYMBOL = re.compile(r"\bib_register_peer_memory_client\b")
-"""In /proc/kallsyms where the kernel has the peer memory interface (ROCm/rccl, net_ib)."""
+"""Symbol in /proc/kallsyms if the kernel has the peer memory interface (ROCm/rccl, net_ib)."""
 DMABUF_OPTIONS = ("CONFIG_DMABUF_MOVE_NOTIFY", "CONFIG_PCI_P2PDMA")
-"""Kernel options without which RCCL does not register device memory by DMA-BUF (ROCm/rccl, rocmwrap)."""
+"""Kernel options that RCCL needs to register device memory by DMA-BUF (ROCm/rccl, rocmwrap)."""
 DMABUF_KERNEL = (5, 12)
 """First kernel whose RDMA core registers DMA-BUF memory (Linux 5.12, ibv_reg_dmabuf_mr)."""
 REASON = "without it, inter-node data passes through host memory at a fraction of the bandwidth"
 
 
 def check_peer_memory(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Device memory can be registered with the RDMA NICs, where a node has both."""
+    """Device memory can be registered with the RDMA NICs, if the node has both."""
     if not node.has_devices or not node.has_rdma:
         return
     is_amd = any(device.vendor == "amd" for device in node.facts.devices)
@@ -62,7 +63,7 @@ def _find_amd_ways(node: PreflightNode) -> list[str]:
 
 
 def _has_symbol(node: PreflightNode) -> bool:
-    """Read line by line: the file is larger than what a tree reads at once."""
+    """Whether the kernel has the symbol. The file is larger than `tree.MAX_BYTES` and is read line by line."""
     try:
         with (node.tree.root / "proc/kallsyms").open(errors="replace") as lines:
             return any(AMD_SYMBOL.search(line) for line in lines)

@@ -1,4 +1,4 @@
-"""What the measured performance of nodes says of their fitness."""
+"""Judge the measured performance of nodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from primus.report import table
 from primus.runs.files import read_json
 
 CONFIG_FILE = "config/preflight.json"
-"""Where the workers of a run find what they are asked to measure."""
+"""File of a run that contains the plan for its workers."""
 
 __all__ = [
     "CONFIG_FILE",
@@ -47,10 +47,10 @@ __all__ = [
 ]
 
 GPU_SIZES = tuple(2**power for power in range(3, 35))
-"""8 B to 16 GiB, as nccl-tests users sweep."""
+"""8 B to 16 GiB, the usual range of nccl-tests."""
 CPU_SIZES = tuple(2**power for power in range(3, 27, 3))
 BUFFERS_SHARE = 6
-"""Part of a device's memory that a message may have: it is sent, received and checked there."""
+"""A message takes at most 1/6 of a device's memory, which also holds the receive buffer and the check."""
 KERNELS = ("copy", "mul", "add", "triad", "dot")
 JUDGED_BY_SOAK = (*measurements.SOAK_TESTS, "host_triad")
 NO_FLOOR = "no floor is known for this device"
@@ -58,7 +58,8 @@ CPU_FLOOR = "CPUs have no floor: results depend on other processes"
 
 
 def complete_demands(environ: Mapping[str, str], given: Demands) -> Demands:
-    """`given`, completed from the existing system's PRIMUS_PREFLIGHT_MIN_TFLOPS and _MIN_FREE_MEM_GB.
+    """`given`, completed with the variables PRIMUS_PREFLIGHT_MIN_TFLOPS and _MIN_FREE_MEM_GB of Primus
+    (AMD-AGI/Primus).
 
     Raises:
         UsageError: A variable is not a positive number.
@@ -75,7 +76,7 @@ def complete_demands(environ: Mapping[str, str], given: Demands) -> Demands:
 def plan_measurements(
     facts: MachineFacts, demands: Demands, *, is_quick: bool, timeout_s: float = 120.0
 ) -> MeasurementPlan:
-    """What to measure on machines like the one of `facts`."""
+    """The measurements for machines like the one of `facts`."""
     demanded_bytes = demands.rccl_size_mb * MIB
     if not facts.devices:
         return MeasurementPlan(
@@ -100,7 +101,7 @@ def plan_measurements(
 
 
 def read_results(folder: Path, asked: MeasurementPlan, world_size: int) -> MeasurementResults:
-    """What the workers of the run in `folder` measured, as far as they came.
+    """The results of the workers of the run in `folder`; incomplete if workers ended early.
 
     Raises:
         PrimusError: A file of theirs is damaged.
@@ -115,7 +116,7 @@ def read_results(folder: Path, asked: MeasurementPlan, world_size: int) -> Measu
 
 
 def judge_results(results: MeasurementResults, facts: MachineFacts, demands: Demands) -> list[CheckFinding]:
-    """Judge what was measured; `host` of a finding names the node that it is about, empty for all."""
+    """Judge the results; `host` of a finding names its node, or is empty for all nodes."""
     return list(PerformanceJudge(PerformanceBaseline(results, facts, _find_profile(facts), demands)).judge_all())
 
 
@@ -136,7 +137,7 @@ def _parse_number(environ: Mapping[str, str], name: str) -> float | None:
 
 
 class PerformanceJudge:
-    """The findings of one run."""
+    """Findings for the results of one run."""
 
     def __init__(self, baseline: PerformanceBaseline) -> None:
         self._baseline = baseline
@@ -145,7 +146,7 @@ class PerformanceJudge:
         self._on_gpu = baseline.on_gpu
 
     def judge_all(self) -> Iterator[CheckFinding]:
-        """Everything, devices first."""
+        """All findings, those of single devices first."""
         yield self._judge_completeness()
         if self._results.ranks:
             for test in self._list_expected_tests():
@@ -189,7 +190,7 @@ class PerformanceJudge:
         return list(dict.fromkeys([*expected, *others]))
 
     def _judge_device_test(self, test: str) -> Iterator[CheckFinding]:
-        """One finding for each device that stands out, and one for all others of each node."""
+        """One finding for each outlier, and one for all other devices of each node."""
         figures = {rank.rank: _find_figure(rank, test) for rank in self._results.ranks}
         values = {
             rank: figure.value
@@ -214,11 +215,11 @@ class PerformanceJudge:
             yield self._report_usual_figures(test, ranks, [values[rank] for rank in ranks])
 
     def _is_compared(self, test: str) -> bool:
-        """Whether devices of the same model must reach about the same."""
+        """Whether devices of the same model must reach similar figures in this test."""
         return self._on_gpu and test != "sanity"
 
     def _find_fault(self, rank: RankResult, test: str, figure: MeasuredFigure | None) -> CheckFinding | None:
-        """Problems with one device in itself."""
+        """The fault of a single device, without comparison with others."""
         about = {"subject": format_device_name(rank), "host": self._baseline.find_host(rank.rank)}
         check, floor, peak = f"performance.{test}", self._baseline.find_floor(test), self._baseline.find_peak(test)
         if figure is None:
@@ -271,7 +272,7 @@ class PerformanceJudge:
         )
 
     def _report_usual_figures(self, test: str, ranks: Sequence[int], values: Sequence[float]) -> CheckFinding:
-        """What the healthy devices of one node reached."""
+        """Figures of the healthy devices of one node."""
         first, floor, peak = self._ranks[ranks[0]], self._baseline.find_floor(test), self._baseline.find_peak(test)
         low, high, median = min(values), max(values), statistics.median(values)
         spread = (
@@ -295,7 +296,7 @@ class PerformanceJudge:
 
 
 def _find_figure(rank: RankResult, test: str) -> MeasuredFigure | None:
-    """A rank's figure of a test; one that ended a whole group of tests stands for each of them."""
+    """A rank's figure of a test; a problem of a group of tests applies to each of them."""
     by_name = {figure.test: figure for figure in rank.figures}
     group = {"host_to_device": "copies", "device_to_host": "copies"}.get(test, test.partition("_")[0])
     return by_name.get(test) or by_name.get(group)

@@ -1,4 +1,4 @@
-"""What the devices of a run, and groups of them, should reach."""
+"""Reference values for the measurements of devices and of groups of devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from primus.report import table
 MIB = 2**20
 GIB = 2**30
 FLOOR_RANKS = 8
-"""Devices whose collectives the profiles' floors are of."""
+"""Number of devices of the collectives to which the profiles' floors apply."""
 SMALL_BYTES, LARGE_BYTES, LARGEST_BYTES = 64 * MIB, GIB, 8 * GIB
 """Sizes for which floors are stated: 64 MiB, and 8 GiB and above; from 1 GiB on `LARGE_SHARE` of the latter counts."""
 LARGE_SHARE = 0.9
@@ -29,33 +29,33 @@ ports of 400 Gb/s, ROCm/cvs demands 330 and AMD-AGI/Primus-SaFE 288 between two 
 
 
 class Demands(Struct, frozen=True, kw_only=True):
-    """What the user demands of every device; None leaves it to the device's profile."""
+    """The user's demands on every device; None uses the device's profile."""
 
     gemm_tflops_min: float | None = None
     hbm_gbs_min: float | None = None
-    """Of the memory's copy rate."""
+    """Rate of memory copies."""
     rccl_gbs_min: float | None = None
-    """Of the bus bandwidth of a node's all_reduce of `rccl_size_mb`."""
+    """Bus bandwidth of a node's all_reduce of `rccl_size_mb`."""
     rccl_size_mb: int = 64
-    """MiB."""
+    """Size in MiB."""
     free_memory_gb_min: float = 1.0
-    """Of each device, 1e9 B (AMD-AGI/Primus, PRIMUS_PREFLIGHT_MIN_FREE_MEM_GB)."""
+    """Free memory of each device, 1e9 B (AMD-AGI/Primus, PRIMUS_PREFLIGHT_MIN_FREE_MEM_GB)."""
     floors: Mapping[str, float] = {}
-    """By test, over those of the device's profile: ``gemm_bf16`` in TFLOP/s, ``memory_copy`` in GB/s."""
+    """Floors by test, which override the profile's: ``gemm_bf16`` in TFLOP/s, ``memory_copy`` in GB/s."""
     host_gb_per_s_min: Floor | None = None
-    """Of the triad of a whole host."""
+    """Triad bandwidth of a whole host."""
     outlier_percent: float = 100 * fault_localization.BELOW_MEDIAN
-    """A device this far below the median of all is named."""
+    """Relative distance below the median at which a device is reported."""
 
 
 class PerformanceBaseline:
-    """The results of one run beside what its devices should reach.
+    """The results of one run with the reference values of its devices.
 
     Args:
-        results: What was measured.
-        facts: A node like all of them.
-        profile: Of its devices; None where they are not known, or where there are none.
-        demands: Of the user.
+        results: The measurements.
+        facts: Facts of one node; all nodes are assumed to be alike.
+        profile: Profile of its devices; None if they are unknown or there are none.
+        demands: The user's demands.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class PerformanceBaseline:
         self._profile = profile
         self._facts = facts
         self._of_card = len(facts.devices) / len(facts.partitions) if facts.partitions else 1.0
-        """Part of a GPU that a process has."""
+        """Fraction of a GPU that a process uses."""
 
     def find_unit(self, test: str) -> str:
         """Unit of a test's figures."""
@@ -76,7 +76,7 @@ class PerformanceBaseline:
         return next((figure.unit for figure in figures if figure.test == test and figure.unit), "GB/s")
 
     def find_floor(self, test: str) -> Floor | None:
-        """What a device must reach in a test, of the user or known."""
+        """The floor of a device in a test, from the user or the profile."""
         demands = self.demands
         wanted = {
             f"gemm_{self.results.asked.dtype}": demands.gemm_tflops_min,
@@ -88,14 +88,14 @@ class PerformanceBaseline:
         return self._find_known_floor(test)
 
     def _find_known_floor(self, test: str) -> Floor | None:
-        """The thresholds file's, else the profile's."""
+        """The floor of the thresholds file, or else of the profile."""
         floor = self._profile.floors.get(test) if self._profile else None
         if test in self.demands.floors:
             floor = Floor(value=self.demands.floors[test], unit=self.find_unit(test), source="thresholds file")
         return structs.replace(floor, value=floor.value * self._of_card) if floor else None
 
     def find_peak(self, test: str) -> float | None:
-        """What a device cannot exceed in a test."""
+        """The theoretical maximum of a device in a test."""
         if self._profile is None:
             return None
         peaks: Mapping[Any, float] = self._profile.peaks
@@ -103,13 +103,13 @@ class PerformanceBaseline:
         return peak * self._of_card if peak else None
 
     def find_best(self, test: str) -> float | None:
-        """The best that was ever measured in a test."""
+        """The best known measurement of a test."""
         achieved: Mapping[Any, float] = self._profile.achieved if self._profile else {}
         best = achieved.get(test.removeprefix("gemm_")) if test.startswith("gemm_") else None
         return best * self._of_card if best else None
 
     def find_collective_floor(self, found: Collective) -> Floor | None:
-        """The least bus bandwidth of a collective, where one is known for its size and for the type of its node."""
+        """The floor of a collective's bus bandwidth, if one is known for its size and node type."""
         demands = self.demands
         is_own = found.scope == "node" and found.operation == "all_reduce"
         if is_own and demands.rccl_gbs_min is not None and _is_near(found.size_bytes, demands.rccl_size_mb * MIB):
@@ -132,7 +132,7 @@ class PerformanceBaseline:
         return structs.replace(floor, value=floor.value * LARGE_SHARE, source=source)
 
     def _find_inter_node_floor(self, found: Collective) -> Floor | None:
-        """By the NICs of each node, unless the links inside a node are slower; for whole nodes of 8."""
+        """Floor from the NICs of each node, unless the links inside a node are slower; for whole nodes of 8 devices."""
         nodes = {rank.node for rank in self.ranks.values() if rank.rank in found.ranks}
         is_whole = len(nodes) > 1 and len(found.ranks) == FLOOR_RANKS * len(nodes)
         inside, network = self._find_known_floor("all_reduce"), self._compute_network_gb_per_s()
@@ -145,37 +145,37 @@ class PerformanceBaseline:
         return Floor(value=value, unit="GB/s", source=f"{source} (ROCm/cvs rccl_config.json)")
 
     def _compute_network_gb_per_s(self) -> float:
-        """Of the active RDMA ports of the fastest kind of a node; slower ones are for management."""
+        """Sum of the active RDMA ports of the fastest kind; slower ports are management ports."""
         rates = [port.rate_gbps for device in self._facts.rdma for port in device.ports if port.is_active]
         known = [rate for rate in rates if rate]
         return sum(rate for rate in known if rate == max(known)) / 8
 
     def find_host(self, rank: Hashable) -> str:
-        """Short name of a rank's node, as reports have it; empty where the rank never spoke."""
+        """Short host name of a rank as in the report; empty if the rank did not respond."""
         found = self.ranks.get(rank) if isinstance(rank, int) else None
         return found.host.partition(".")[0] if found else ""
 
     def format_rank_name(self, rank: Hashable) -> str:
-        """A rank, and where it is."""
+        """A rank and its host."""
         return f"rank {rank} on {self.find_host(rank)}" if self.find_host(rank) else f"rank {rank}"
 
 
 def format_floor(floor: Floor) -> str:
-    """A floor in words."""
+    """A floor as text."""
     return f"at least {table.format_number(floor.value)} {floor.unit}"
 
 
 def format_device_name(rank: RankResult) -> str:
-    """A rank's device, as findings name it."""
+    """A rank's device as findings name it."""
     kind, _, number = rank.device.partition(":")
     return f"rank {rank.rank} (GPU {number})" if kind == "cuda" else f"rank {rank.rank}"
 
 
 def _is_near(size_bytes: int, wanted_bytes: int) -> bool:
-    """Whether a size is the wanted one, rounded to whole elements for each rank."""
+    """Whether a size equals the wanted one, rounded to whole elements for each rank."""
     return abs(size_bytes - wanted_bytes) <= wanted_bytes // 1000
 
 
 def _is_below(size_bytes: int, wanted_bytes: int) -> bool:
-    """Whether a size is smaller than the wanted one, which is rounded to whole elements."""
+    """Whether a size is smaller than the wanted one, rounded to whole elements."""
     return size_bytes < wanted_bytes and not _is_near(size_bytes, wanted_bytes)

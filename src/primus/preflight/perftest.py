@@ -1,4 +1,4 @@
-"""Run `ib_write_bw` of perftest as a server or a client on one RDMA port, and read its table."""
+"""Run `ib_write_bw` of perftest as a server or a client on one RDMA port, and parse its table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from primus import process
 
 PROGRAM = "ib_write_bw"
 MESSAGE_BYTES = 8 << 20
-"""Size at which ROCm/cvs states its floors for 400 Gb/s."""
+"""Message size of the floors in ROCm/cvs for 400 Gb/s."""
 LISTEN_LIMIT_S = 10.0
 POLL_S = 0.02
 UNITS = {"Gb/sec": 1.0, "MB/sec": 8 * 2**20 / 1e9, "MiB/sec": 8 * 2**20 / 1e9}
@@ -27,14 +27,14 @@ UNITS = {"Gb/sec": 1.0, "MB/sec": 8 * 2**20 / 1e9, "MiB/sec": 8 * 2**20 / 1e9}
 
 
 class Rail(Struct, frozen=True, kw_only=True):
-    """An RDMA port; those with the same index on all nodes belong together."""
+    """An RDMA port; ports with the same index on all nodes form a rail."""
 
     index: int
     hca: str
     port: int
     rate_gbps: float | None = None
     gid_index: int | None = None
-    """RoCE needs one; InfiniBand does not."""
+    """Required for RoCE, not for InfiniBand."""
 
     @property
     def name(self) -> str:
@@ -42,21 +42,21 @@ class Rail(Struct, frozen=True, kw_only=True):
 
 
 class TransferReading(Struct, frozen=True, kw_only=True):
-    """What one transfer reached."""
+    """Result of one transfer."""
 
     gbps: float | None = None
     problem: str = ""
 
 
 def build_argv(rail: Rail, tcp_port: int, seconds: int, address: str = "") -> list[str]:
-    """The command of a server, or with the address of one of its client."""
+    """Arguments of a server, or with an `address` those of its client."""
     gid = [] if rail.gid_index is None else ["-x", str(rail.gid_index)]
     words = ["-d", rail.hca, "-i", str(rail.port), "-p", str(tcp_port), "-s", str(MESSAGE_BYTES), "-D", str(seconds)]
     return [PROGRAM, *words, *gid, "-F", "--report_gbits", *([address] if address else [])]
 
 
 def parse_bandwidth(text: str) -> float | None:
-    """Average bandwidth in Gb/s in the row under the header of perftest's table; None where there is no such row."""
+    """Average bandwidth in Gb/s in the row below the header of perftest's table; None if there is no such row."""
     lines = text.splitlines()
     for number, line in enumerate(lines):
         header = re.search(r"#bytes.*?BW average\[([\w/]+)\]", line)
@@ -74,7 +74,7 @@ def parse_bandwidth(text: str) -> float | None:
 def send_data(
     rail: Rail, address: str, tcp_port: int, seconds: int, environ: Mapping[str, str], limit_s: float
 ) -> TransferReading:
-    """Send to a server for some seconds."""
+    """Run a client against a server for some seconds."""
     answer = process.run_command(build_argv(rail, tcp_port, seconds, address), environ, limit_s)
     gbps = parse_bandwidth(answer.text) if answer.state == "ok" else None
     return TransferReading(
@@ -83,25 +83,28 @@ def send_data(
 
 
 class PerftestServer:
-    """A server that waits for one client; `end` kills it with all that it started.
+    """A server that waits for one client; `stop` kills it with all its child processes.
 
     Args:
         rail: The port that it serves.
-        seconds: As its client has them: perftest compares the two.
+        seconds: Duration, the same as the client's: perftest compares both.
         environ: Its environment.
     """
 
     def __init__(self, rail: Rail, seconds: int, environ: Mapping[str, str]) -> None:
+        # Another program may take the port before perftest binds it. perftest then exits, and its last line becomes
+        # the problem.
         self.tcp_port = _find_free_port()
         self.problem = ""
         self._child: subprocess.Popen[bytes] | None = None
-        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in end()
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in stop()
         program = shutil.which(PROGRAM, path=environ.get("PATH", os.defpath))
         if program is None:
             self.problem = f"{PROGRAM} is not installed"
             return
         words = [program, *build_argv(rail, self.tcp_port, seconds)[1:]]
         try:
+            # Own session, so that stop() also ends child processes of a wrapper script.
             self._child = subprocess.Popen(
                 words, env=dict(environ), stdin=subprocess.DEVNULL, stdout=self._said, stderr=self._said,
                 start_new_session=True,
@@ -112,8 +115,10 @@ class PerftestServer:
         self._wait_until_listening()
 
     def _wait_until_listening(self) -> None:
-        """Until it listens: a client that comes too early gives up."""
+        """Wait until the server listens; a client that connects earlier fails."""
         assert self._child is not None
+        # States: starting -> listening (return), exited or timed out (problem is set). The caller reads `problem` in
+        # any state.
         deadline = time.monotonic() + LISTEN_LIMIT_S
         while not is_listening(self.tcp_port):
             if self._child.poll() is not None:

@@ -1,4 +1,4 @@
-"""Checks of the RDMA ports: which count, whether they are up, and what they and their NICs complain of."""
+"""Checks of the RDMA ports: which are used, whether they are up, and the problems that they and their NICs report."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from primus.preflight.node import PreflightNode, format_names, format_pcie, judg
 
 MAX_NICS = 3
 ENCODING = 128 / 130
-"""Payload of a PCIe symbol from 8 GT/s on (PCI Express base specification)."""
+"""Share of payload in a PCIe symbol from 8 GT/s on (PCI Express base specification)."""
 PAYLOAD = 0.95
-"""Part of a port's rate that a PCIe link must carry: 100 Gb/s ports are sold for 16 GT/s x8 slots of 126 Gb/s, 200 Gb/s
-ports for x16, 400 Gb/s ports for 32 GT/s x16; a generation less carries half."""
+"""Share of a port's rate that its PCIe link must carry: 100 Gb/s ports are sold for 16 GT/s x8 slots of 126 Gb/s, 200
+Gb/s ports for x16, 400 Gb/s ports for 32 GT/s x16; a generation less carries half."""
 LOW_RATE_GBPS = 100.0
-"""Slower RDMA ports are management ports where faster ones are there (AMD-AGI/Primus node_smoke)."""
+"""Slower RDMA ports are management ports if faster ones exist (AMD-AGI/Primus node_smoke)."""
 
 
 def list_counted_ports(node: PreflightNode) -> tuple[list[tuple[RdmaDevice, RdmaPort]], list[str]]:
-    """The RDMA ports that a job would use, and the others with the reason why not.
+    """The RDMA ports that a job would use, and the excluded ports with reasons.
 
-    An allow-list decides, else NCCL_IB_HCA, else what is known of ports: disabled ones, members of a bond, and slow
-    ones beside fast ones are for management. A slower port of the NICs that are fast is one of them, and degraded;
-    while it is down its rate says nothing.
+    The allow-list decides, else NCCL_IB_HCA, else the properties of the ports: disabled ports, members of a bond and
+    ports slower than the others are management ports. A slower port of the fast kind of NIC is a degraded data port;
+    the rate of a port that is down is not meaningful.
     """
     ports = [(device, port) for device in node.facts.rdma for port in device.ports]
     chosen = node.expected.rdma_nic_allowlist or node.environ.get("NCCL_IB_HCA")
@@ -52,7 +52,7 @@ def list_counted_ports(node: PreflightNode) -> tuple[list[tuple[RdmaDevice, Rdma
 
 
 def _compute_data_rate(device: RdmaDevice, port: RdmaPort, fastest: float, fast_kinds: Set[str | None]) -> float:
-    """A port with a lower rate is for management."""
+    """Minimum rate of a data port; a port with a lower rate is a management port."""
     if _find_kind(device) not in fast_kinds:
         return fastest
     return LOW_RATE_GBPS if port.is_active else 0.0
@@ -63,7 +63,7 @@ def _find_kind(device: RdmaDevice) -> str | None:
 
 
 def check_rdma(node: PreflightNode) -> Iterator[CheckFinding]:
-    """RDMA ports: as many as expected, active, equally fast, with a usable GID."""
+    """The RDMA ports have the expected number, are active, equally fast, and have a usable GID."""
     kept, left_out = list_counted_ports(node)
     asked, wanted = node.expected.rdma_nics, node.environ.get("PRIMUS_EXPECT_IB", "")
     source = "--expected-rdma-nics" if asked is not None else "$PRIMUS_EXPECT_IB"
@@ -128,7 +128,7 @@ def _report_disabled_nics(node: PreflightNode, kept: list[tuple[RdmaDevice, Rdma
 
 
 def _find_nic(device: RdmaDevice) -> str:
-    """What the ports of one NIC have in common: the place on the bus without the function."""
+    """Common key of the ports of one NIC: the PCI address without the function."""
     return (device.bdf or device.name).partition(".")[0]
 
 
@@ -176,12 +176,12 @@ def _judge_port(device: RdmaDevice, port: RdmaPort, fastest: float) -> Iterator[
 
 
 def format_port_name(device: RdmaDevice, port: RdmaPort) -> str:
-    """A port as findings name it."""
+    """Name of a port in findings."""
     return f"{device.name} port {port.number}"
 
 
 def check_firmware(node: PreflightNode) -> Iterator[CheckFinding]:
-    """NICs of one kind have one firmware."""
+    """All NICs of one kind have the same firmware."""
     kinds: dict[str, dict[str, list[str]]] = {}
     for device in node.facts.rdma:
         if device.firmware:
@@ -203,7 +203,8 @@ def check_firmware(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_pcie_link(node: PreflightNode) -> Iterator[CheckFinding]:
-    """The slowest PCIe link between the host and each NIC as its ports allow, and enough for the NIC's rate."""
+    """The slowest PCIe link between the host and each NIC has the speed that its ports support, and carries the NIC's
+    rate."""
     rates: dict[str, float] = {}
     counted = [pair for pair in list_counted_ports(node)[0] if pair[1].is_active]
     for device, port in counted:

@@ -1,8 +1,9 @@
-"""Find the RDMA ports that are slow: a tournament of all nodes on all rails at once, then bisection of the suspects.
+"""Find slow RDMA ports: a tournament of all nodes on all rails concurrently, then bisection of the suspects.
 
-A member is a port of a node. In a round of the tournament each node meets another one on every rail in both directions,
-one after the other, so that a slow port is slow with each partner. Members that explain the slow pairs are tried again
-with known-good partners: alone, and together, since some are slow only where they share a way.
+A member is a port of a node. In a round of the tournament each node is paired with another one. All rails of all pairs
+transfer concurrently, first in one direction, then in the other. A slow port is slow with each partner. Members that
+explain the slow pairs are measured again with known-good partners: alone, and together, since some ports are slow only
+if they share a path.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from primus.report import table
 
 CHECK = "performance.rdma_bandwidth"
 FLOOR_SHARE = 0.7
-"""Of a port's rate: 280 of 400 Gb/s at 8 MiB (ROCm/cvs, ib_write_bw)."""
+"""Minimum share of a port's rate: 280 of 400 Gb/s at 8 MiB (ROCm/cvs, ib_write_bw)."""
 BELOW_OTHERS = 0.1
-"""Relative distance below what is usual for the other ports that is conspicuous."""
+"""Relative distance below the usual rate of the other ports at which a port is reported."""
 MOST_ROUNDS = 7
-"""Of a tournament: each node then meets as many others; more nodes would take too long."""
+"""Maximum number of rounds of a tournament, and so of partners of each node, which limits its duration."""
 
 
 class Member(NamedTuple):
@@ -37,44 +38,44 @@ class Member(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """One member sends to another one of the same rail."""
+    """A transfer from one member to another one of the same rail."""
 
     sender: Member
     receiver: Member
 
 
 class RdmaInventory(Struct, frozen=True, kw_only=True):
-    """What a node brings."""
+    """RDMA ports of a node."""
 
     address: str = ""
     rails: tuple[Rail, ...] = ()
     problem: str = ""
-    """Why it cannot take part."""
+    """Why the node cannot take part."""
 
 
 Transfers = Callable[[Sequence[Transfer]], Mapping[Transfer, TransferReading]]
-"""Runs transfers at once."""
+"""Runs transfers concurrently."""
 
 
 class TournamentResult(NamedTuple):
-    """What a tournament and the trials after it found."""
+    """Result of a tournament and of the following bisection."""
 
     readings: dict[Transfer, list[TransferReading]]
     guilty: list[tuple[Member, ...]]
-    """Members that are slow: alone, or only together."""
+    """Groups of members that are slow: single members, or several that are slow only together."""
     doubtful: list[Member]
-    """Members of slow pairs that no trial with known-good partners could confirm or clear."""
+    """Members of slow pairs that have no known-good partner on their rail."""
     cleared: list[Member]
-    """Members that were slow in the tournament and well with known-good partners."""
+    """Members that were slow in the tournament and reach the required share with known-good partners."""
 
 
 class Tournament:
-    """Measures and blames.
+    """Measures the transfers and finds the slow members.
 
     Args:
-        inventories: By node rank, of the nodes that take part.
+        inventories: Inventories of the participating nodes, by node rank.
         transfer: Runs transfers.
-        say: Told how it goes.
+        say: Receives progress messages.
     """
 
     def __init__(
@@ -86,33 +87,38 @@ class Tournament:
         self._readings: dict[Transfer, list[TransferReading]] = defaultdict(list)
 
     def run_tournament(self) -> TournamentResult:
-        """All rounds, then the trials."""
+        """Run all rounds, then bisect the suspects."""
+        # The circle method pairs every two nodes exactly once. Rounds are independent, so a prefix of them is a fair
+        # sample. A single node transfers from each port to itself.
         meetings = list_pair_rounds(len(self._nodes))[:MOST_ROUNDS] if len(self._nodes) > 1 else [[(0, 0)]]
         for number, meeting in enumerate(meetings):
             self._say(f"RDMA bandwidth: round {number + 1} of {len(meetings)}")
             ahead = [self._list_transfers(self._nodes[a], self._nodes[b]) for a, b in meeting]
+            # The reverse direction runs afterwards: the floor is that of transfers in one direction (ib_write_bw without
+            # --bidirectional).
             back = [self._list_transfers(self._nodes[b], self._nodes[a]) for a, b in meeting if a != b]
             self._measure_shares([transfer for some in ahead for transfer in some])
             self._measure_shares([transfer for some in back for transfer in some])
         return self._judge_rounds()
 
     def _list_transfers(self, sender: int, receiver: int) -> list[Transfer]:
-        """On every rail that both nodes have."""
+        """Transfers on every rail that both nodes have."""
         own = [member for member in self._rails if member.node == sender]
         return [Transfer(m, Member(receiver, m.rail)) for m in own if Member(receiver, m.rail) in self._rails]
 
     def _measure_shares(self, transfers: Sequence[Transfer]) -> list[float]:
-        """Shares of its rate that each transfer reached; 0 where it failed."""
+        """Share of the port rate that each transfer reached; 0 if it failed."""
         if not transfers:
             return []
         found = self._transfer(transfers)
+        # A transfer without a reading counts as 0: a node that stopped responding must be a suspect, not be ignored.
         lost = TransferReading(problem="no response from the node")
         for transfer in transfers:
             self._readings[transfer].append(found.get(transfer, lost))
         return [self._compute_share(transfer, found.get(transfer, lost)) for transfer in transfers]
 
     def _compute_share(self, transfer: Transfer, reading: TransferReading) -> float:
-        """Of the lower rate of both ports; a port without a known rate counts by Gb/s alone."""
+        """Share of the lower rate of both ports; for a port without a known rate, the bandwidth in Gb/s."""
         rates = [self._rails[member].rate_gbps for member in transfer]
         return (reading.gbps or 0.0) / min((rate for rate in rates if rate), default=1.0)
 
@@ -127,7 +133,7 @@ class Tournament:
         return self._bisect_suspects(suspects, references, least)
 
     def _compute_pair_shares(self) -> dict[tuple[Member, Member], float]:
-        """The worse direction of each pair."""
+        """Share of the slower direction of each pair."""
         found: dict[tuple[Member, Member], float] = {}
         for transfer, readings in self._readings.items():
             pair = (min(transfer), max(transfer))
@@ -136,7 +142,9 @@ class Tournament:
         return found
 
     def _compute_required_share(self, shares: Sequence[float]) -> float:
-        """The share of its rate that a transfer must reach; where no rate is known, what is usual decides."""
+        """Minimum share of a transfer; if a rate is unknown, only the comparison with the other transfers counts."""
+        # The upper quartile: up to three quarters of the pairs may contain a slow port without lowering the usual
+        # value.
         usual = sorted(shares, reverse=True)[len(shares) // 4] if shares else 0.0
         knows_rates = all(rail.rate_gbps for rail in self._rails.values())
         return max(FLOOR_SHARE if knows_rates else 1e-9, usual * (1 - BELOW_OTHERS))
@@ -144,7 +152,7 @@ class Tournament:
     def _find_suspects(
         self, shares: Mapping[tuple[Member, Member], float], bad: Sequence[tuple[Member, Member]]
     ) -> list[Member]:
-        """Who explains the bad pairs, rail by rail; both members of those that nobody explains."""
+        """Members that explain the bad pairs of each rail, and both members of unexplained pairs."""
         found: set[Hashable] = set()
         for rail in {first.rail for first, _ in bad}:
             own = [
@@ -157,11 +165,12 @@ class Tournament:
         return [member for member in self._rails if member in found]
 
     def _bisect_suspects(self, suspects: list[Member], references: Sequence[Member], least: float) -> TournamentResult:
-        """Bisect the suspects with known-good partners on their rails, until what is left works."""
+        """Bisect the suspects with known-good partners on their rails, until the remaining ones work together."""
         partners = {rail: [m for m in references if m.rail == rail] for rail in {m.rail for m in self._rails}}
         doubtful = [member for member in suspects if not partners[member.rail]]
         left = [member for member in suspects if partners[member.rail]]
         guilty: list[tuple[Member, ...]] = []
+        # Each pass removes one minimal failing group, so the loop ends after at most one pass per suspect.
         while left:
             self._say(f"RDMA bandwidth: bisecting {len(left)} ports")
             found = fault_localization.bisect_group(left, lambda some: self._reaches_share(some, partners, least))
@@ -172,9 +181,12 @@ class Tournament:
         return TournamentResult(dict(self._readings), guilty, doubtful, left)
 
     def _reaches_share(self, some: Sequence[Member], partners: Mapping[int, Sequence[Member]], least: float) -> bool:
-        """Whether members reach enough at once, each with a partner of its own where there are enough of them."""
+        """Whether all members reach the required share concurrently, each with a separate partner if there are
+        enough."""
         batches: dict[int, list[Transfer]] = defaultdict(list)
         turns: dict[int, int] = defaultdict(int)
+        # The partners of a rail are reused batch after batch: two suspects on one partner would halve each other's
+        # rate.
         for member in some:
             batch, place = divmod(turns[member.rail], len(partners[member.rail]))
             turns[member.rail] += 1
@@ -193,7 +205,7 @@ def report_tournament(
     hosts: Mapping[int, str],
     lost: Sequence[int] = (),
 ) -> Iterator[CheckFinding]:
-    """What was found of each node; `host` of a finding names it."""
+    """Findings of the tournament for each node, which `host` names."""
     rails = {Member(node, rail.index): rail for node, one in inventories.items() for rail in one.rails}
     readings = outcome.readings
     bad = {member for group in outcome.guilty for member in group} | {*outcome.doubtful}
@@ -284,7 +296,7 @@ def _format_reached_rate(member: Member, readings: Mapping[Transfer, Sequence[Tr
 
 
 def report_absent_nodes(inventories: Mapping[int, RdmaInventory], hosts: Mapping[int, str]) -> Iterator[CheckFinding]:
-    """Nodes that cannot take part, and why."""
+    """Nodes that cannot take part, with the reason."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for node, one in inventories.items():
         if one.problem:
@@ -296,7 +308,7 @@ def report_absent_nodes(inventories: Mapping[int, RdmaInventory], hosts: Mapping
 
 
 def report_uneven_nodes(inventories: Mapping[int, RdmaInventory], hosts: Mapping[int, str]) -> Iterable[CheckFinding]:
-    """Nodes with fewer ports than the others, whose rails have no partner there."""
+    """Nodes with fewer ports than others; their missing rails have no partner."""
     most = max((len(one.rails) for one in inventories.values()), default=0)
     for node, one in inventories.items():
         if 0 < len(one.rails) < most:

@@ -1,4 +1,4 @@
-"""Measure RDMA bandwidth between the nodes of a preflight: node 0 leads, and every node runs perftest."""
+"""Measure RDMA bandwidth between the nodes of a preflight: node 0 coordinates, and every node runs perftest."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from primus.preflight.ports import list_counted_ports
 from primus.preflight.rdma_bandwidth import RdmaInventory, Tournament, Transfer
 
 SECONDS, QUICK_SECONDS = 5, 1
-"""How long one transfer takes."""
+"""Duration of one transfer."""
 SLACK_S = 20.0
-"""For perftest's set-up, and for nodes to find each other."""
+"""Time for the set-up of perftest and for the connection between nodes."""
 
 ARRIVAL_LIMIT_S = 300.0
-"""Nodes come here from measurements of their own, of which that of slow folders takes longest."""
+"""The nodes first finish their own measurements, of which slow folders take longest."""
 
 
 class SendRequest(Struct, frozen=True, kw_only=True):
-    """One transfer, as its sender is told."""
+    """A transfer, as the sender receives it."""
 
     rail: int
     address: str
@@ -36,23 +36,23 @@ class SendRequest(Struct, frozen=True, kw_only=True):
 
 
 class RdmaRequest(Struct, frozen=True, kw_only=True):
-    """What a node shall do in one step: report itself, serve on some rails, or send."""
+    """Request to one node for one step: report its inventory, start servers on some rails, or send."""
 
     asks_inventory: bool = False
     serves: tuple[int, ...] = ()
-    """Rails; a rail may be there several times. All servers of earlier steps are ended."""
+    """Rails, possibly repeated. All servers of earlier steps are stopped."""
     sends: tuple[SendRequest, ...] = ()
 
 
 class ServerPort(Struct, frozen=True, kw_only=True):
-    """A server that waits, or why there is none."""
+    """A waiting server, or why it could not be started."""
 
     tcp_port: int
     problem: str = ""
 
 
 class RdmaReply(Struct, frozen=True, kw_only=True):
-    """What came of an order, in its order."""
+    """Results of a request, in the order of its entries."""
 
     inventory: RdmaInventory | None = None
     servers: tuple[ServerPort, ...] = ()
@@ -60,7 +60,7 @@ class RdmaReply(Struct, frozen=True, kw_only=True):
 
 
 class RdmaWorker:
-    """One node's part: its servers and clients. `close` ends what is left of them."""
+    """Servers and clients of one node. `close` stops the remaining ones."""
 
     def __init__(self, node: PreflightNode, seconds: int) -> None:
         self._node, self._seconds = node, seconds
@@ -68,6 +68,8 @@ class RdmaWorker:
         self._servers: list[PerftestServer] = []
 
     def handle_request(self, order: RdmaRequest) -> RdmaReply:
+        # One node handles one request at a time. Servers live from their `serves` request to the next one or `close`,
+        # so that the `sends` request of the following step finds them listening.
         if order.asks_inventory:
             return RdmaReply(inventory=self._build_inventory())
         if order.serves:
@@ -78,6 +80,8 @@ class RdmaWorker:
             return RdmaReply(
                 servers=tuple(ServerPort(tcp_port=one.tcp_port, problem=one.problem) for one in self._servers)
             )
+        # One thread for each client: the transfers of a step must overlap, or ports that share a path would look
+        # healthy.
         with ThreadPoolExecutor(max(1, len(order.sends))) as pool:
             return RdmaReply(readings=tuple(pool.map(self._send_data, order.sends)))
 
@@ -99,7 +103,7 @@ class RdmaWorker:
 
 
 def list_rails(node: PreflightNode) -> tuple[Rail, ...]:
-    """The active ports that count, in their order."""
+    """The active ports in use, in their order."""
     active = [(device, port) for device, port in list_counted_ports(node)[0] if port.is_active]
     return tuple(
         Rail(
@@ -114,7 +118,7 @@ def list_rails(node: PreflightNode) -> tuple[Rail, ...]:
 
 
 def _find_own_address(node: PreflightNode) -> str:
-    """The address by which this node reaches the master, and the others reach this node."""
+    """The address of this node on the route to the master, by which the other nodes reach it."""
     layout = node.layout
     if layout.nnodes == 1:
         return "localhost"
@@ -124,7 +128,7 @@ def _find_own_address(node: PreflightNode) -> str:
         ways = socket.getaddrinfo(layout.master_addr, layout.master_port, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, address = min(ways, key=lambda way: way[0] != socket.AF_INET)
         with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)  # of a datagram socket: chooses the route, sends nothing
+            probe.connect(address)  # on a datagram socket: selects the route and sends nothing
             return str(probe.getsockname()[0])
     except OSError:
         return socket.gethostname()
@@ -133,7 +137,7 @@ def _find_own_address(node: PreflightNode) -> str:
 def lead_measurements(
     node: PreflightNode, host: str, hosts: Mapping[int, str], say: Callable[[str], None], *, is_quick: bool = False
 ) -> list[CheckFinding]:
-    """Node 0: findings of all nodes."""
+    """Node 0: run the measurements and return the findings of all nodes."""
     seconds = QUICK_SECONDS if is_quick else SECONDS
     performer = RdmaWorker(node, seconds)
     try:
@@ -169,16 +173,18 @@ def _run_transfers(
     inventories: Mapping[int, RdmaInventory],
     transfers: Sequence[Transfer],
 ) -> dict[Transfer, TransferReading]:
-    """Run transfers at once: a step in which the receivers begin to serve, and one in which the senders send."""
+    """Run transfers concurrently in two steps: the receivers start their servers, then the senders send."""
     receivers: dict[int, list[Transfer]] = defaultdict(list)
     for transfer in transfers:
         receivers[transfer.receiver.node].append(transfer)
+    # All servers listen before any client starts: the replies of this step are a barrier.
     served = leader.request_step(
         {rank: RdmaRequest(serves=tuple(one.receiver.rail for one in some)) for rank, some in receivers.items()}
     )
     found: dict[Transfer, TransferReading] = {}
     senders: dict[int, list[tuple[Transfer, SendRequest]]] = defaultdict(list)
     for rank, some in receivers.items():
+        # A receiver that did not reply has no servers: its transfers stay without a reading, which counts as 0.
         servers = served[rank].servers if rank in served else ()
         for transfer, server in zip(some, servers, strict=False):
             if server.problem:
@@ -197,10 +203,12 @@ def _run_transfers(
 
 
 def follow_measurements(node: PreflightNode, host: str, *, is_quick: bool = False) -> None:
-    """Another node: does what node 0 orders."""
+    """Another node: handle the requests of node 0 until it ends the session."""
     seconds = QUICK_SECONDS if is_quick else SECONDS
     performer = RdmaWorker(node, seconds)
     try:
+        # Longer than node 0's limit for a step: node 0 starts to collect replies only after its own part, which
+        # includes the start of its servers.
         steps.follow_steps(
             node.layout,
             host,
@@ -214,5 +222,7 @@ def follow_measurements(node: PreflightNode, host: str, *, is_quick: bool = Fals
 
 
 def _compute_limit_s(seconds: int) -> float:
-    """Of one step; a node that is late by more is lost."""
+    """Limit of one step; a node that exceeds it is lost."""
+    # Servers start within LISTEN_LIMIT_S, a client runs for `seconds` and its slack; the second slack is for the
+    # exchange.
     return seconds + 2 * SLACK_S + LISTEN_LIMIT_S

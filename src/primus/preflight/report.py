@@ -1,4 +1,4 @@
-"""A preflight's report: Markdown, one HTML file, JSON, and lists of nodes that srun takes."""
+"""The report of a preflight: Markdown, one HTML file, JSON, and node lists for srun."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ TITLES = {
     "software": "Software",
     "performance": "Performance",
 }
-"""Sections by group of the checks, in the order of a report."""
+"""Sections by group of checks, in the order of the report."""
 
 VERDICT_WORDS: dict[Verdict, str] = {"pass": "fit", "unknown": "not known to be fit", "fail": "unfit"}
 BADGES: dict[Verdict, str] = {"pass": "ok", "unknown": "unknown", "fail": "fail"}
 COLOURS: dict[Status, str] = {"ok": "32", "info": "34", "warn": "33", "unknown": "35", "fail": "31"}
-"""Colour codes of terminals (ECMA-48)."""
+"""Terminal colour codes (ECMA-48)."""
 LONGEST_HOSTS = 40
-"""Characters of a list of nodes in a table."""
+"""Maximum length of a list of nodes in a table, in characters."""
 
 
 def write_report(report: ClusterReport, folder: Path) -> Path:
-    """Write the whole report into a folder of its own below `folder`; gives that folder.
+    """Write the whole report into a separate folder below `folder`; returns that folder.
 
     Raises:
         PrimusError: A file cannot be written.
     """
     target = folder / report.id
-    for stale in (target / "nodes").glob("*.json"):  # of an older report that was given the same name
+    for stale in (target / "nodes").glob("*.json"):  # remains of an older report with the same name
         stale.unlink(missing_ok=True)
     for node in report.nodes:
         write_json(target / "nodes" / f"{node.host}.json", node)
@@ -65,7 +65,7 @@ def build_json(report: ClusterReport) -> dict[str, object]:
 
 
 def format_headline(report: ClusterReport) -> str:
-    """One sentence: fit or not, and how many nodes are what."""
+    """One sentence: the verdict and the number of nodes with each verdict."""
     general = report.list_general_findings()
     if len(report.expected_nodes) == 1:
         host = report.expected_nodes[0]
@@ -87,7 +87,7 @@ def _count_statuses(findings: Sequence[CheckFinding]) -> str:
 
 
 def list_rows(report: ClusterReport, group: str) -> list[Row]:
-    """The findings of a group, node by node, then those of all nodes."""
+    """The findings of a group by node, then those that concern all nodes."""
     own = [
         (host, finding)
         for host in report.expected_nodes
@@ -98,7 +98,7 @@ def list_rows(report: ClusterReport, group: str) -> list[Row]:
 
 
 def format_text(report: ClusterReport, *, is_coloured: bool) -> str:
-    """The report for a terminal: a table for each group, what needs attention first, and the verdict at the end."""
+    """The report for a terminal: a table for each group, sorted by severity, then the verdict."""
     parts = [
         f"{title}\n{_format_text_table(group_lines(rows), len(report.expected_nodes) > 1, is_coloured=is_coloured)}"
         for group, title in TITLES.items()
@@ -134,7 +134,7 @@ def _format_text_table(shown: Sequence[ReportLine], has_hosts: bool, *, is_colou
 
 
 def _format_hosts(line: ReportLine) -> str:
-    """The nodes of a line, all of them as long as that is short."""
+    """The nodes of a line; all of them if the list is short."""
     if len(line.hosts) <= MOST_NAMES:
         return ", ".join(line.hosts)
     folded = fold_hosts(line.hosts)
@@ -147,19 +147,19 @@ def _format_comparison(line: ReportLine) -> str:
 
 
 def _format_report_duration(report: ClusterReport) -> str:
-    """Of all, or of the slowest node's checks where that is not known."""
+    """Duration of the preflight, or of the checks on the slowest node if that is unknown."""
     longest = report.duration_s or max((node.duration_s for node in report.nodes), default=0.0)
     return format_seconds(longest)
 
 
 def format_seconds(duration_s: float) -> str:
-    """A duration with three digits."""
+    """A duration with three significant digits."""
     digits = 0 if duration_s >= 100 else 1 if duration_s >= 10 else 2
     return f"{duration_s:.{digits}f} s"
 
 
 def _list_header_facts(report: ClusterReport) -> list[tuple[str, str]]:
-    """The header of a report."""
+    """Rows of the report's header."""
     began = min((node.time for node in report.nodes), default=0.0)
     return [
         ("verdict", format_headline(report)),
@@ -197,7 +197,7 @@ def _format_cells(line: ReportLine) -> list[str]:
 
 
 def list_reasons(report: ClusterReport, host: str) -> list[str]:
-    """Why a node is not fit, each reason as one sentence."""
+    """Reasons why a node is not fit, one sentence each."""
     return [
         _format_sentence(line)
         for line in group_lines(_select_unfit_rows(report, [(host, each) for each in report.list_host_findings(host)]))
@@ -205,7 +205,7 @@ def list_reasons(report: ClusterReport, host: str) -> list[str]:
 
 
 def _select_unfit_rows(report: ClusterReport, rows: Iterable[Row]) -> list[Row]:
-    """The rows that make a node unfit."""
+    """Rows that make a node unfit."""
     counted = ("fail", "unknown", "warn") if report.is_strict else ("fail", "unknown")
     return [(host, finding) for host, finding in rows if finding.status in counted]
 
@@ -220,9 +220,9 @@ def _list_unfit_hosts(report: ClusterReport) -> list[str]:
 
 
 def _list_causes(report: ClusterReport) -> list[tuple[str, Verdict, list[str]]]:
-    """What makes nodes unfit, and what is wrong with no node in particular: who, how, and why.
+    """Causes that make nodes unfit, and problems of no particular node: nodes, problem and reason.
 
-    Problems with several nodes is said once for all of them.
+    A problem of several nodes is listed once.
     """
     rows = _select_unfit_rows(
         report, [(host, each) for host in _list_unfit_hosts(report) for each in report.list_host_findings(host)]
@@ -293,7 +293,7 @@ def _format_html_cause(who: str, verdict: Verdict, why: Sequence[str]) -> page.H
 
 
 def _format_html_lines(shown: Sequence[ReportLine]) -> page.Html:
-    """What needs attention as a table, and all else behind a click."""
+    """Rows that need attention as a table, and all others in a collapsible element."""
     urgent = [line for line in shown if line.status not in ("ok", "info")]
     calm = [line for line in shown if line.status in ("ok", "info")]
     parts = []
@@ -313,5 +313,5 @@ def _format_html_cells(line: ReportLine) -> list[object]:
 
 
 def _mark_commands(text: str) -> page.Html:
-    """Text whose words between backticks are commands."""
+    """HTML text in which words between backticks are marked as code."""
     return page.Html(re.sub("`([^`]+)`", r"<code>\1</code>", page.escape(text)))

@@ -1,4 +1,4 @@
-"""One preflight from its options to its exit code: on one node, or on all nodes of a launch."""
+"""One preflight from options to exit code: on one node, or on all nodes of a launch."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ from primus.runs.store import Run, RunOutcome, new_id
 from primus.task import TaskContext
 
 RUN = "performance.run"
-"""The check that the measurements ended as they should."""
+"""Check that the measurements completed."""
 Started = tuple[Run, RunOutcome] | PrimusError
-"""How the workers ended, or why they did not start."""
+"""Run and outcome of the workers, or why they did not start."""
 SILENT_FILE = "config/silent"
-"""There where the workers shall not write on standard output."""
+"""Present if the workers must not write to standard output."""
 
 
 def prepare(options: Options, context: TaskContext) -> LaunchJob | None:
-    """The job that measures; None where nothing is measured.
+    """The job that measures; None if there is nothing to measure.
 
     Raises:
-        UsageError: An option names nothing, or a threshold is above the peak of its device.
+        UsageError: An option contains an unknown name, or a threshold is above the peak of its device.
     """
     build_limits(options)
     load_site(options)
@@ -75,26 +75,32 @@ def prepare(options: Options, context: TaskContext) -> LaunchJob | None:
     facts = MachineFacts() if context.dry_run or options.device == "cpu" else context.facts()
     asked = build_measurement_plan(options, context, facts)
     files = {performance.CONFIG_FILE: to_json(asked)} | ({SILENT_FILE: ""} if context.json else {})
-    device: Literal["cpu"] | None = "cpu" if options.device == "cpu" else None  # what is unfit is told in the report
+    device: Literal["cpu"] | None = "cpu" if options.device == "cpu" else None  # the report lists unfit devices
     return LaunchJob(name="preflight", workspace=options.workspace, files=files, device=device)
 
 
 def build_worker_config(attempt: Attempt) -> MeasurementPlan:
-    """What a worker is asked to measure; where standard output carries JSON, it speaks in its log only."""
+    """The plan of a worker; if standard output carries JSON, the worker writes only to its log."""
     if (attempt.run.directory / SILENT_FILE).exists():
         attempt.console = None
     return read_json(attempt.run.directory / performance.CONFIG_FILE, MeasurementPlan)
 
 
 def run(options: Options, context: TaskContext) -> int:
-    """Check, measure where that was asked, and say what was found; 3 where a node is not fit.
+    """Run the checks and the requested measurements, and report the findings; returns 3 if a node is not fit.
 
     Raises:
         PrimusError: Node 0 is not reached, its port is in use, or the report cannot be written.
     """
+    # Checks and measurements of all nodes run in the same steps:
+    # 1. every node checks itself;
+    # 2. the nodes report to node 0, which answers with its decision;
+    # 3. if all nodes responded, all start workers, then the RDMA session;
+    # 4. the nodes report again, and node 0 prints the report.
+    # A node that fails in step 3 still takes part in step 4: otherwise node 0 would wait for the whole limit.
     for name, why in find_unused_options(options):
         context.say(f"--{name.replace('_', '-')} has no effect: {why}")
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # an orderly end leaves no program behind that was asked
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # runs the finally blocks, which stop child processes
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     node = build_node(options, context)
     if options.report and node.layout.node_rank == 0:
@@ -108,21 +114,21 @@ def run(options: Options, context: TaskContext) -> int:
 
 
 def examine_node(options: Options, context: TaskContext) -> ClusterReport:
-    """This node by itself, looked at and judged; nothing is measured."""
+    """The findings and verdict of this node, without measurements."""
     node = build_node(options, context)
     return _build_report(options, node, [check.run(node, options.groups)], [])
 
 
 class MeasuredFindings(NamedTuple):
-    """What the measurements found."""
+    """Findings of the measurements."""
 
     findings: list[CheckFinding]
     is_interrupted: bool = False
-    """Whether the user ended them; what was found until then is reported."""
+    """Whether the user interrupted the measurements; partial results are reported."""
 
 
 class OtherPreflight(Struct, frozen=True):
-    """What is read of the JSON of another preflight."""
+    """Fields of another preflight's JSON report."""
 
     verdict: cluster.Verdict
     verdicts: dict[str, cluster.Verdict]
@@ -136,7 +142,8 @@ def _run_single_node(own: NodeReport, node: PreflightNode, options: Options, con
 
 
 def _run_leader(own: NodeReport, node: PreflightNode, options: Options, context: TaskContext) -> int:
-    """Node 0 of several: everybody meets, is measured where all have come, and meets again to hear the end."""
+    """Node 0 of several: collect the reports, measure if all nodes responded, and collect the results of the other
+    nodes."""
     names = _list_host_names(options, context)
 
     def judge(reports: Sequence[NodeReport], between: Sequence[CheckFinding]) -> ClusterReport:
@@ -152,8 +159,9 @@ def _run_leader(own: NodeReport, node: PreflightNode, options: Options, context:
             RUN, "not measured", "measured on all nodes", "a node is missing", "start it and run again"
         )
         return _report_result(structs.replace(first, findings=(*first.findings, skipped)), node, options, context)
+    # State: all nodes have received the decision and start their workers now, at the same time as this one.
     found, is_interrupted = _run_measurements(node, decision.hosts, options, context)
-    if is_interrupted:  # the other nodes were ended as well, and do not come again
+    if is_interrupted:  # the other nodes were interrupted too and send no second report
         _report_result(structs.replace(first, findings=(*first.findings, *found)), node, options, context)
         return EXIT_INTERRUPTED
 
@@ -162,6 +170,7 @@ def _run_leader(own: NodeReport, node: PreflightNode, options: Options, context:
         told = _read_other_preflight(reports, decision.hosts, found)
         return structs.replace(first, findings=(*first.findings, *gone, *found, *told))
 
+    # The second exchange: `final` keeps the findings of the first one and adds those of the measurements.
     last, _ = collect_reports.collect_reports(
         own, node.layout, node.limits.clock_skew_s, options.time_limit, final, _build_decision, names
     )
@@ -171,7 +180,7 @@ def _run_leader(own: NodeReport, node: PreflightNode, options: Options, context:
 def _read_other_preflight(
     reports: Sequence[NodeReport], hosts: Mapping[int, str], found: Sequence[CheckFinding]
 ) -> Iterator[CheckFinding]:
-    """What the other nodes found while all were measured; of a run that failed node 0 may know already."""
+    """Findings of the other nodes during the measurements, without failed runs that node 0 already reports."""
     known = {finding.host for finding in found if finding.check == RUN}
     for one in reports:
         host = hosts.get(one.node_rank, one.host)
@@ -184,15 +193,20 @@ def _read_other_preflight(
 
 
 def _run_follower(own: NodeReport, node: PreflightNode, options: Options, context: TaskContext) -> int:
-    """Another node: only what is wrong with it is said here; node 0 has the report."""
+    """Another node: prints only its own problems; node 0 has the report."""
     decision = collect_reports.send_report(own, node.layout, time.time(), options.time_limit)
+    # `goes_on` is node 0's answer for all nodes: either all start workers or none, or the rendezvous would wait for
+    # its limit.
     if decision and decision.goes_on and options.measures:
         started, during = _run_workers(node, options, context)
         if _is_interrupted(started):
             raise KeyboardInterrupt
+        # After a failed run as well: node 0 leads the RDMA session unless the user interrupted it, and waits for
+        # every node.
         if "rdma" in options.chosen_tests:
             rdma_session.follow_measurements(node, own.host, is_quick=options.quick)
         own = structs.replace(own, findings=(*_report_own_problems(started, node.layout), *during))
+        # Node 0 answers only after its own measurements, each of which has the time limit.
         limit_s = options.time_limit * len(measurements.ALL_TESTS)
         decision = collect_reports.send_report(own, node.layout, time.time(), limit_s)
     if decision is None:
@@ -220,7 +234,7 @@ def _build_decision(judged: ClusterReport) -> PreflightDecision:
 def _build_report(
     options: Options, node: PreflightNode, nodes: Sequence[NodeReport], findings: Sequence[CheckFinding]
 ) -> ClusterReport:
-    """The report of all nodes; those that were expected by name and did not come are missing."""
+    """The report of all nodes; nodes that were expected by name and did not respond are missing."""
     there = [one.host for one in nodes]
     named = [finding.host for finding in findings if finding.check == "cluster.missing"]
     wanted = [host.partition(".")[0] for host in collect_reports.expand_hosts(options.expected_nodes or "")]
@@ -252,7 +266,7 @@ def _report_result(judged: ClusterReport, node: PreflightNode, options: Options,
 
 
 def _write_expectations(judged: ClusterReport, node: PreflightNode, file: str) -> str:
-    """Write what this node has as what the others must have, unless it is unfit; gives what was done."""
+    """Write the properties of this node as expectations, unless it is unfit; returns a message."""
     own = next(one.host for one in judged.nodes if one.node_rank == node.layout.node_rank)
     if judged.judge_host(own) != "pass":
         return f"{file} was not written: {own} is {report.VERDICT_WORDS[judged.judge_host(own)]}"
@@ -261,10 +275,10 @@ def _write_expectations(judged: ClusterReport, node: PreflightNode, file: str) -
 
 
 def _make_report_folder(folder: Path) -> None:
-    """Make the folder of the report before anything takes time.
+    """Create the folder of the report before any long step.
 
     Raises:
-        PrimusError: It cannot be made.
+        PrimusError: It cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -275,7 +289,7 @@ def _make_report_folder(folder: Path) -> None:
 def _run_measurements(
     node: PreflightNode, hosts: Mapping[int, str], options: Options, context: TaskContext
 ) -> MeasuredFindings:
-    """Findings of the measurements, and of the errors that ports counted meanwhile.
+    """Findings of the measurements, and of errors that ports counted meanwhile.
 
     Args:
         hosts: Name of each node in the report, by rank.
@@ -286,6 +300,7 @@ def _run_measurements(
     is_interrupted = _is_interrupted(started)
     if started is not None:
         found = [*_judge_workers(started, node, hosts, options, context), *found]
+    # The RDMA session starts after the workers have exited: it uses the port of their rendezvous.
     if "rdma" in options.chosen_tests and not is_interrupted:
         try:
             found += rdma_session.lead_measurements(node, host, hosts, _show_progress, is_quick=options.quick)
@@ -302,7 +317,7 @@ def _show_progress(text: str) -> None:
 def _judge_workers(
     started: Started, node: PreflightNode, hosts: Mapping[int, str], options: Options, context: TaskContext
 ) -> list[CheckFinding]:
-    """Findings of what the workers measured."""
+    """Findings for the results of the workers."""
     if isinstance(started, PrimusError):
         advice = started.hint or "fix it and measure again"
         return [report_unknown(RUN, started.problem, "measured", "the workers did not start", advice)]
@@ -331,8 +346,9 @@ def _is_interrupted(started: Started | None) -> bool:
 def _run_workers(
     node: PreflightNode, options: Options, context: TaskContext
 ) -> tuple[Started | None, list[CheckFinding]]:
-    """Run the workers and what this node measures by itself; gives how the workers ended, and what was found: errors
-    that were counted meanwhile, and the node's own figures."""
+    """Run the workers and this node's own measurements; returns the outcome of the workers, and the findings: errors
+    counted meanwhile, and the node's own figures."""
+    # Read before and after, on each node for itself: the difference contains the errors under load of all tests.
     ports, counts = nic_health.read_counters(node), error_counts.read_counts(node)
     started = _launch_workers(context) if context.launch else None
     found: list[CheckFinding] = []
@@ -347,7 +363,7 @@ def _run_workers(
 
 
 def _find_host_floor(node: PreflightNode) -> Floor | None:
-    """What the host's memory must reach: as the site says, else half of what its modules could."""
+    """Floor of the host's memory bandwidth: the site's, or else half of the peak of its modules."""
     wanted = node.expected.site.memory.bandwidth_gb_per_s if node.expected.site else None
     if wanted is not None:
         return Floor(value=wanted, unit="GB/s", source="the site's file of --expect")
@@ -357,13 +373,13 @@ def _find_host_floor(node: PreflightNode) -> Floor | None:
 
 
 def _fill_host(rank: RankResult, hosts: Mapping[int, str], nproc: int) -> RankResult:
-    """With the node that it was started on: a rank that never met the others does not know its own."""
+    """The result with the node on which the rank was started: a rank without a rendezvous does not know its node."""
     number = rank.rank // nproc
     return structs.replace(rank, node=number, host=hosts.get(number, rank.host))
 
 
 def _report_failed_run(outcome: RunOutcome, host: str, run: Run) -> CheckFinding:
-    """The measurements ended early: of the node whose rank failed first."""
+    """The measurements ended early: names the node whose rank failed first."""
     failure = outcome.first_failure
     who = f"rank {failure.rank}" if failure else ""
     log = f"{run.directory}/{failure.log}" if failure and failure.log else f"{run.directory}/logs"
@@ -374,7 +390,7 @@ def _report_failed_run(outcome: RunOutcome, host: str, run: Run) -> CheckFinding
 
 
 def _report_own_problems(started: Started | None, layout: ClusterLayout) -> list[CheckFinding]:
-    """What this node alone may know of how its workers ended: where node 0 does not see its files."""
+    """Failures of the workers that only this node knows, if node 0 cannot read its files."""
     if started is None:
         return []
     if isinstance(started, PrimusError):
@@ -386,7 +402,7 @@ def _report_own_problems(started: Started | None, layout: ClusterLayout) -> list
 
 
 def _report_unmeasured_nodes(complete: Set[int], hosts: Mapping[int, str], nproc: int) -> Iterator[CheckFinding]:
-    """Nodes some of whose ranks did not come to the end of the tests: not known to be healthy."""
+    """Nodes with ranks that did not complete the tests; they are not known to be healthy."""
     for node_rank, host in sorted(hosts.items()):
         short = set(range(node_rank * nproc, (node_rank + 1) * nproc)) - complete
         if short:
@@ -409,7 +425,7 @@ def _launch_workers(context: TaskContext) -> Started:
 
 
 def build_node(options: Options, context: TaskContext) -> PreflightNode:
-    """This node, read."""
+    """Facts and expectations of this node."""
     layout = context.layout or ClusterLayout(nproc=1)
     return PreflightNode(
         facts=context.facts(),
@@ -446,5 +462,5 @@ def _list_folders(options: Options, context: TaskContext) -> Iterator[tuple[str,
 
 
 def _list_host_names(options: Options, context: TaskContext) -> list[str]:
-    """Host names of the nodes by rank, where Slurm or the user tells them."""
+    """Host names of the nodes by rank, as Slurm or the user specifies them; empty if neither does."""
     return collect_reports.expand_hosts(context.environ.get("SLURM_STEP_NODELIST", "") or options.expected_nodes or "")

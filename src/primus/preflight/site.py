@@ -96,7 +96,7 @@ class LimitExpectation(Struct, frozen=True, kw_only=True):
 
 
 class SiteExpectations(Struct, frozen=True, kw_only=True):
-    """Everything that a node of the site must have; what is left out is not checked."""
+    """Everything that a node of the site must have; a value that is not specified is not checked."""
 
     gpus: GpuExpectation = GpuExpectation()
     nics: NicExpectation = NicExpectation()
@@ -109,17 +109,17 @@ class SiteExpectations(Struct, frozen=True, kw_only=True):
 
 
 def load(path: Path) -> SiteExpectations:
-    """The expectations of a YAML file.
+    """The expectations in a YAML file.
 
     Raises:
-        UsageError: A key is unknown, or a value is not of its kind; names the line and the nearest key.
+        UsageError: A key is unknown, or a value has the wrong type; names the line and the nearest key.
     """
     site: SiteExpectations = _read_struct(source.read_yaml(path, None), SiteExpectations)
     return site
 
 
 def save(site: SiteExpectations, path: Path) -> None:
-    """Write `site` as a file that `load` reads; what it does not state is left out.
+    """Write `site` as a file that `load` reads; unset values are omitted.
 
     Raises:
         PrimusError: The file cannot be written.
@@ -132,7 +132,7 @@ def save(site: SiteExpectations, path: Path) -> None:
 
 
 def _strip_unset_values(value: Any) -> Any:
-    """Plain values without what is not stated; one accepted version is written as itself, not as a list."""
+    """Plain values without unset ones; a single accepted version is a plain value, not a list."""
     if isinstance(value, Struct):
         pairs = ((name, _strip_unset_values(item)) for name, item in structs.asdict(value).items())
         return {name: item for name, item in pairs if item not in (None, {}, ())}
@@ -174,7 +174,7 @@ def _convert_item(item: Leaf | Tree, hint: Any, key: str) -> Any:
 
 
 def _find_mapping_reader(hint: Any) -> Callable[[Tree, str], Any] | None:
-    """How a mapping becomes a value of the type `hint`; None where the type is not one of mappings."""
+    """The function that converts a mapping into a value of the type `hint`; None if the type does not use mappings."""
     if isinstance(hint, type) and issubclass(hint, Struct):
         return lambda tree, _: _read_struct(tree, hint)
     if get_origin(hint) is dict:
@@ -184,14 +184,14 @@ def _find_mapping_reader(hint: Any) -> Callable[[Tree, str], Any] | None:
 
 
 def _parse_versions(item: Leaf) -> tuple[str, ...]:
-    """Versions as written: YAML reads 28.39 as a number."""
+    """Versions as text: YAML reads 28.39 as a number."""
     if isinstance(item.value, list):
         return tuple(str(entry) for entry in item.value)
     return (item.text or str(item.value),)
 
 
 def locate_item(item: Leaf | Tree) -> str:
-    """Where an item stands; a mapping stands where its first value does."""
+    """Position of an item in the file; a mapping has the position of its first value."""
     while not isinstance(item, Leaf):
         if not item:
             return "an empty mapping"

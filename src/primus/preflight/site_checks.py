@@ -1,4 +1,4 @@
-"""Checks of a node against what its site expects (`--expect`), and the expectations that a node itself meets."""
+"""Check a node against the expectations of its site (`--expect`), and derive expectations from a node."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def check_gpus(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_nics(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Number, rate and firmware of the RDMA devices that count."""
+    """Number, rate and firmware of the RDMA devices in use."""
     site = node.expected.site
     if site is None:
         return
@@ -93,7 +93,7 @@ def check_software(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_host(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Processors, memory, modules of memory, and limits."""
+    """Processors, memory, memory modules, and limits."""
     site = node.expected.site
     if site is None:
         return
@@ -158,7 +158,7 @@ def _check_limits(node: PreflightNode, wanted: LimitExpectation) -> Iterator[Che
 
 
 def check_mounts(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Mounted file systems: there, of the right type and source, with their options and free space."""
+    """Mounted file systems: present, with the expected type, source, options and free space."""
     site = node.expected.site
     if site is None:
         return
@@ -200,7 +200,7 @@ def _read_free_gib(point: str) -> float | None:
 
 
 def read_mounts(node: PreflightNode) -> list[MountedFileSystem]:
-    """What is mounted; of several on one point the last one counts."""
+    """Mounted file systems; of several on one mount point the last one counts."""
     lines = (line.split() for line in (node.tree.read_text("proc/self/mounts") or "").splitlines())
     found = {
         words[1]: MountedFileSystem(
@@ -216,12 +216,13 @@ def read_mounts(node: PreflightNode) -> list[MountedFileSystem]:
 
 
 def _decode_mount_text(text: str) -> str:
-    """Text of /proc/self/mounts, which has spaces and the like as three octal digits (proc_pid_mounts(5))."""
+    """Decodes text of /proc/self/mounts, which encodes spaces and other characters as octal digits
+    (proc_pid_mounts(5))."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
 def read_dimms(node: PreflightNode) -> tuple[list[Dimm], str]:
-    """The memory modules, by dmidecode where that may be asked, else by the kernel; and why there are none."""
+    """The memory modules from dmidecode if it may be run, else from the kernel; and why there are none."""
     if node.is_root and node.tree.is_live:
         answer = node.run_program(["dmidecode", "-t", "17"], DMIDECODE_LIMIT_S)
         found = dimms.parse_dmidecode(answer.text)
@@ -232,7 +233,7 @@ def read_dimms(node: PreflightNode) -> tuple[list[Dimm], str]:
 
 
 def build_expectations(node: PreflightNode) -> SiteExpectations:
-    """What this node has, as expectations of others like it."""
+    """The properties of this node as expectations of similar nodes."""
     facts, cpu, held = node.facts, node.facts.cpu, node.facts.software
     gpus, counted = facts.devices, list_counted_ports(node)[0]
     memories = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes]
@@ -282,12 +283,12 @@ def build_expectations(node: PreflightNode) -> SiteExpectations:
 
 
 def _round_down(value: float) -> float:
-    """To thousandths, so that the node itself still has as much."""
+    """Rounded down to thousandths, so that the node itself meets the expectation."""
     return math.floor(value * 1000) / 1000
 
 
 def _find_common_value(values: Iterable[str | None]) -> str | None:
-    """The only value that there is."""
+    """The only value; None if there are several or none."""
     found = set(values)
     return found.pop() if len(found) == 1 else None
 

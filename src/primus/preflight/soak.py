@@ -1,4 +1,4 @@
-"""What a soak says of the fitness of devices: burn-in, telemetry, reference trainings, and the host's memory."""
+"""Judge the results of a soak: burn-in, telemetry, reference trainings, and host memory."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from primus.preflight.performance_baselines import PerformanceBaseline, format_d
 from primus.report import table
 
 COMPARED_S = 60.0
-"""The first minute is compared with the last one, where the burn-in is long enough; else its first third."""
+"""The first minute is compared with the last one; a shorter burn-in is compared by thirds."""
 SLOWER = 0.05
-"""Loss of speed over time that is conspicuous: the variance rule of microsoft/superbenchmark."""
+"""Relative loss of speed over time that is reported: the variance rule of microsoft/superbenchmark."""
 SLOW_HOST = 0.15
-"""Relative distance below the median of the nodes: a host's memory bandwidth varies more than a device's."""
+"""Relative distance below the median of the nodes: the memory bandwidth of hosts varies more than that of devices."""
 SILENT = "silent data corruption: wrong results without an error message"
 TAKE_OUT = "remove the node; run the vendor's diagnostics; replace the device"
 
 
 class SoakJudge:
-    """The findings of the tests that take long."""
+    """Findings of the long tests."""
 
     def __init__(self, baseline: PerformanceBaseline) -> None:
         self._baseline = baseline
@@ -34,13 +34,17 @@ class SoakJudge:
         self._on_gpu = baseline.on_gpu
 
     def judge_burn_in(self) -> Iterator[CheckFinding]:
-        """Each device's results, speed over time, and what its GPU's telemetry says."""
+        """Results, speed over time and telemetry of each device."""
         done = {rank.rank: rank.burn_in for rank in self._ranks if rank.burn_in and rank.burn_in.windows}
         for rank in self._ranks:
             if rank.rank not in done:
                 yield self._report_not_measured("performance.burn_in", rank, "burn_in")
+        # A digest is compared only with ranks of the same key: other models and libraries round differently without a
+        # fault.
         disputed = find_minority({rank: (result.key, result.digest) for rank, result in done.items()})
         unsteady = [rank for rank, result in done.items() if result.wrong_words]
+        # If every device gives irreproducible results, the library or the kernel is at fault, not all devices at
+        # once.
         is_software = len(done) > 1 and len(unsteady) == len(done)
         slow = (
             fault_localization.find_outliers({rank: _compute_rate(result.windows) for rank, result in done.items()})
@@ -148,7 +152,7 @@ class SoakJudge:
         )  # fmt: skip
 
     def _judge_telemetry(self) -> Iterator[CheckFinding]:
-        """Throttling, heat and errors under load of each GPU, and GPUs whose clocks stand out."""
+        """Throttling, temperature and errors under load of each GPU, and GPUs whose clocks are outliers."""
         gpus = {(rank.node, gpu.gpu): (rank, gpu) for rank in self._ranks for gpu in rank.telemetry}
         clocks = {name: gpu.clock_mean_mhz for name, (_, gpu) in gpus.items() if gpu.clock_mean_mhz}
         low = fault_localization.find_outliers(clocks)
@@ -167,7 +171,8 @@ class SoakJudge:
             yield report_info("performance.telemetry", "no samples", reason)
 
     def judge_quickstart(self) -> Iterator[CheckFinding]:
-        """The same small training on every device, twice: bit-equal on one device, and between devices of one model."""
+        """The same small training on every device, twice: bit-identical on one device, and between devices of one
+        model."""
         check = "performance.quickstart"
         done = {rank.rank: rank.trainings for rank in self._ranks if rank.trainings}
         for rank in self._ranks:
@@ -200,7 +205,7 @@ class SoakJudge:
             )  # fmt: skip
 
     def judge_host_memory(self) -> Iterator[CheckFinding]:
-        """The triad of all processes of a node together, beside its floor and the other nodes."""
+        """The triad of all processes of a node concurrently, compared with its floor and the other nodes."""
         check, rates = "performance.host_memory", self._list_host_rates()
         for rank in self._ranks:
             figure = next((one for one in rank.figures if one.test == "host_triad"), None)
@@ -236,8 +241,8 @@ class SoakJudge:
 
 
 def find_minority(results: Mapping[int, tuple[str, str]]) -> dict[int, str]:
-    """Ranks whose digest differs from that of most others with the same key, with what is wrong; all of them where
-    none has the majority.
+    """Ranks whose digest differs from that of the majority with the same key, with the difference; all of them if there
+    is no majority.
 
     Args:
         results: Key and digest by rank.
@@ -258,9 +263,9 @@ def find_minority(results: Mapping[int, tuple[str, str]]) -> dict[int, str]:
 
 
 def split_windows(result: BurnIn) -> tuple[float, float]:
-    """Median rate of the first and of the last minute; of the first and last third of a shorter burn-in.
+    """Median rate of the first and of the last minute, or of the first and last third of a shorter burn-in.
 
-    The first window warms the device up, and is left out where there are others.
+    The first window warms up the device and is skipped if there are others.
     """
     windows = result.windows[1:] if len(result.windows) > 3 else result.windows
     span = min(COMPARED_S, result.duration_s / 3)

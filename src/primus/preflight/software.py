@@ -1,4 +1,4 @@
-"""Checks of what is installed: versions, libraries that load, and programs that must be there."""
+"""Checks of installed software: versions, loadable libraries, and required programs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from primus.preflight.node import PreflightNode, format_names, judge_value, repo
 LOAD_LIMIT_S = 20.0
 TOOL_LIMIT_S = 5.0
 COMPAT = "usr/local/cuda*/compat*/**/libcuda.so.*"
-"""Libraries by which data center devices run a newer CUDA version than their driver's (CUDA compatibility guide,
-forward compatibility); images of NGC bring them."""
+"""Libraries that let data center devices run a newer CUDA version than their driver's (CUDA compatibility guide,
+forward compatibility); NGC images contain them."""
 PACKAGES = (
     "torch",
     "transformers",
@@ -30,11 +30,11 @@ PACKAGES = (
     "torchtitan",
     "numpy",
 )
-"""What a difference of between nodes is worth naming."""
+"""Packages whose differences between nodes are reported."""
 
 
 class TorchInstallation:
-    """An installed PyTorch, read without importing it."""
+    """Properties of an installed PyTorch, read without importing it."""
 
     def __init__(self, folder: Path) -> None:
         text = (folder / "version.py").read_text(encoding="utf-8", errors="replace")
@@ -54,7 +54,7 @@ class TorchInstallation:
 
 
 def find_torch(path: list[str]) -> TorchInstallation | None:
-    """The PyTorch that an import would take from `path`."""
+    """The PyTorch that Python would import from `path`."""
     for entry in path:
         if (Path(entry) / "torch" / "version.py").is_file():
             return TorchInstallation(Path(entry) / "torch")
@@ -62,12 +62,12 @@ def find_torch(path: list[str]) -> TorchInstallation | None:
 
 
 def check_torch(node: PreflightNode) -> Iterator[CheckFinding]:
-    """PyTorch is there, and built for these devices."""
+    """PyTorch is installed and built for these devices."""
     yield from judge_torch(node, find_torch(sys.path))
 
 
 def judge_torch(node: PreflightNode, found: TorchInstallation | None) -> Iterator[CheckFinding]:
-    """What an installed PyTorch, or none, means for the devices of a node."""
+    """Findings for an installed or missing PyTorch on a node with devices."""
     text = f"{found.version}, built for {found.format_build}" if found else "not installed"
     if not node.has_devices:
         yield report_info("software.torch", text, "training needs it")
@@ -90,7 +90,7 @@ def judge_torch(node: PreflightNode, found: TorchInstallation | None) -> Iterato
 
 
 def _find_cuda_driver(node: PreflightNode, file: Path) -> CheckFinding:
-    """The driver runs the CUDA version that PyTorch is built for; what toolkit is installed does not matter."""
+    """The driver supports the CUDA version that PyTorch is built for; an installed toolkit does not matter."""
     build, driver = torch_builds.read_build(file), node.facts.software.nvidia_driver
     runs = torch_builds.cuda_of_driver(driver)
     reason = "a driver runs builds of its own CUDA major version and older ones (CUDA compatibility guide)"
@@ -112,7 +112,7 @@ def _find_cuda_driver(node: PreflightNode, file: Path) -> CheckFinding:
 
 
 def check_versions(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Python and the driver's stack."""
+    """Versions of Python and of the driver stack."""
     held = node.facts.software
     yield report_info("software.python", held.python or sys.version.split()[0])
     for name, version in (
@@ -126,12 +126,12 @@ def check_versions(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_libraries(node: PreflightNode) -> Iterator[CheckFinding]:
-    """The collective library loads, as a worker will load it."""
+    """The collective library can be loaded, as in a worker."""
     if not node.has_devices or not node.tree.is_live:
         return
     name = "librccl.so.1" if node.facts.devices[0].vendor == "amd" else "libnccl.so.2"
     found = find_torch(sys.path)
-    # A worker's library comes with torch, from its own folder or from a package beside it; the loader knows the rest.
+    # A worker's library comes with torch, from its own folder or from a package next to it; the loader finds others.
     bundled = [found.folder / "lib" / name, found.folder / "lib" / "librccl.so"] if found else []
     bundled += [found.folder.parent / "nvidia" / "nccl" / "lib" / name] if found else []
     path = next((str(candidate) for candidate in bundled if candidate.exists()), name)
@@ -166,7 +166,7 @@ def check_libraries(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def _list_nic_plugins(node: PreflightNode) -> Iterator[CheckFinding]:
-    """The library that NCCL or RCCL needs for NICs which it does not reach by itself."""
+    """Libraries that NCCL or RCCL need for NICs that they do not support themselves."""
     kinds = {device.kind for device in node.facts.rdma if any(port.is_active for port in device.ports)}
     for found in (profile.load_nic(kind) for kind in sorted(filter(None, kinds))):
         if found is None or not found.plugins:
@@ -190,7 +190,7 @@ def _list_nic_plugins(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_tools(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Programs that must be there, and answer."""
+    """Required programs are installed and run."""
     for name in node.expected.tools:
         answer = node.run_program([name, "--version"], TOOL_LIMIT_S)
         is_there = answer.state in ("ok", "failed")  # not every program knows --version
@@ -207,7 +207,7 @@ def check_tools(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_packages(node: PreflightNode) -> Iterator[CheckFinding]:
-    """The installed Python packages as one hash, which nodes compare."""
+    """Hash of the installed Python packages, which nodes compare."""
     installed = list_installed_packages()
     digest = hashlib.sha256("\n".join(f"{name} {version}" for name, version in sorted(installed.items())).encode())
     shown = [f"{name} {installed[name]}" for name in PACKAGES if name in installed]
@@ -219,7 +219,7 @@ def check_packages(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def list_installed_packages() -> dict[str, str]:
-    """Version by name of the packages that this interpreter finds, read from the names of their folders."""
+    """Version by name of the packages that this interpreter finds, from the names of their folders."""
     found: dict[str, str] = {}
     for entry in metadata.MetadataPathFinder.find_distributions():
         folder = getattr(entry, "_path", None)

@@ -1,7 +1,8 @@
-"""Steps that nodes take together: node 0 orders, every node does its part, and node 0 hears the replies.
+"""Steps that all nodes run together: node 0 sends requests, every node handles its own, and node 0 collects the
+replies.
 
-Each step is one exchange of `launch.gather`: the nodes deliver the replies to the last orders, and node 0 answers with
-the next ones. Where a node does not come in time, that was the last step.
+Each step is one exchange of `launch.nodes.report_collection`: the nodes deliver their replies to the last requests,
+and node 0 answers with the next ones. A node that does not respond in time ends the session.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ Perform = Callable[[Order], Reply]
 
 
 class StepLeader(Generic[Order, Reply]):
-    """Node 0's side, between `__enter__`, which waits for the other nodes, and `__exit__`, which lets them go.
+    """Node 0's side: `__enter__` waits for the other nodes, `__exit__` releases them.
 
     Args:
-        layout: Of the launch.
+        layout: Layout of the launch.
         host: Name of this node.
-        perform: Does this node's own part of a step.
-        reply_type: What each node replies.
-        limit_s: Time that one step may take.
-        arrival_limit_s: Time that the nodes may take to come, by which one may be behind the others.
+        perform: Handles the requests to this node.
+        reply_type: Type of each node's reply.
+        limit_s: Time limit of one step.
+        arrival_limit_s: Time limit of the first exchange, since nodes may arrive late; default `limit_s`.
 
     Raises:
         PrimusError: The port is in use.
@@ -53,7 +54,7 @@ class StepLeader(Generic[Order, Reply]):
         self._reply_type = reply_type
         self._meeting: ReportCollector | None = None
         self.lost: tuple[int, ...] = ()
-        """Ranks of the nodes that did not come in time."""
+        """Ranks of the nodes that did not respond in time."""
 
     def __enter__(self) -> StepLeader[Order, Reply]:
         self._collect_replies(self._arrival_limit_s)
@@ -65,14 +66,18 @@ class StepLeader(Generic[Order, Reply]):
         self._send_requests({})
 
     def request_step(self, orders: Mapping[int, Order]) -> dict[int, Reply]:
-        """What the nodes reply to their orders, by node rank; nothing where a node has been lost."""
+        """The replies to `orders`, by node rank; empty after a node has been lost."""
+        # States: open (every node waits for requests) -> lost (a node is missing). Lost is final: the remaining nodes
+        # are released by __exit__, and later steps would only measure without a partner.
         if self.lost:
             return {}
         self._send_requests(orders)
+        # Node 0 does its own part between sending and collecting, while the other nodes do theirs.
         replies = {0: self._perform(orders[0])} if 0 in orders else {}
         return replies | {rank: reply for rank, reply in self._collect_replies(self._limit_s).items() if rank in orders}
 
     def _send_requests(self, orders: Mapping[int, Order]) -> None:
+        # The answer of the previous exchange carries the requests. Without an open exchange no node waits for them.
         if self._meeting is not None:
             self._meeting.send_answer(msgspec.json.encode({str(rank): order for rank, order in orders.items()}))
             self._meeting.__exit__()
@@ -92,8 +97,9 @@ class StepLeader(Generic[Order, Reply]):
         return found
 
     def _open_meeting(self, limit_s: float) -> ReportCollector:
-        """A meeting on the port of the last one, which a program that is just being started may hold for a moment."""
+        """A collector on the port of the previous one; retried for `PORT_LIMIT_S` while the port is in use."""
         assert self._layout.master_port is not None
+        # A child process that starts meanwhile inherits the previous listener until its exec closes it.
         deadline = time.monotonic() + PORT_LIMIT_S
         while True:
             try:
@@ -112,8 +118,10 @@ def follow_steps(
     limit_s: float,
     arrival_limit_s: float | None = None,
 ) -> None:
-    """Another node's side: perform what node 0 orders until it lets this node go, or is gone."""
+    """Another node's side: handle the requests of node 0 until it sends none, or is not reachable."""
     assert layout.master_port is not None
+    # The first report is empty: it only announces the node. Node 0 may still be measuring, hence the longer first
+    # limit.
     report, patience_s = b"null", arrival_limit_s or limit_s
     while True:
         arrival = NodeArrival(node_rank=layout.node_rank, host=host, time=time.time())
@@ -125,8 +133,10 @@ def follow_steps(
             return
         patience_s = limit_s
         orders = _decode_reply(answer or b"", dict[int, order_type])  # type: ignore[valid-type]
+        # No requests at all, or no answer: the leader has left its context.
         if not orders:
             return
+        # A node without an own request still takes part, with an empty reply: every node is in every exchange.
         own = orders.get(layout.node_rank)
         report = msgspec.json.encode(perform(own)) if own is not None else b"null"
 

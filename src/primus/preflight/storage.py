@@ -1,4 +1,4 @@
-"""Checks of the folders that a run uses: writable, roomy, and how fast a small file goes there and back."""
+"""Checks of the folders of a run: writable, enough space, and the time to write and read a small file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from primus.report import table
 
 GIB = 1 << 30
 SAMPLE_BYTES = 4 << 20
-"""Small enough for any file system, large enough to be written in more than one block."""
+"""Small enough for any file system, large enough for more than one block."""
 NETWORK_TYPES = (
     "nfs",
     "nfs4",
@@ -31,11 +31,11 @@ NETWORK_TYPES = (
 
 
 OFTEN_READ_ONLY = ("data", "HF_HOME")
-"""What a job may be given ready, and only read."""
+"""Folders that may exist in advance and are only read."""
 
 
 def check_folders(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Each folder that a run uses, once; one that is not there yet is judged by the folder that it will be made in."""
+    """Each folder of a run, once; a missing folder is judged by its nearest existing parent."""
     seen: set[Path] = set()
     for path, purpose in node.expected.folders:
         folder = Path(path).expanduser().absolute()
@@ -95,7 +95,7 @@ def _check_folder(node: PreflightNode, folder: Path, purpose: str) -> Iterator[C
 
 
 def _measure_sample(folder: Path) -> tuple[str, float]:
-    """Write, sync, read and remove a small file; gives the problem, empty where all went well, and the seconds."""
+    """Write, sync, read and remove a small file; returns the problem, empty on success, and the seconds."""
     path = folder / f".primus-preflight.{os.getpid()}"
     data = os.urandom(SAMPLE_BYTES)
     began = time.monotonic()
@@ -113,7 +113,7 @@ def _measure_sample(folder: Path) -> tuple[str, float]:
 
 
 def find_file_system(folder: Path, mounts: str) -> str:
-    """Type of the file system of a folder, by the text of /proc/self/mounts; the longest mount point wins."""
+    """Type of the file system of a folder, from the text of /proc/self/mounts; the longest mount point wins."""
     best, kind = "", "unknown file system"
     real = str(folder.resolve())
     for line in mounts.splitlines():

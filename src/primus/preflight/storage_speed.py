@@ -1,4 +1,4 @@
-"""How fast the folders of a run are written and read: by fio where it is installed, else by own direct I/O."""
+"""Write and read rates of the folders of a run, by fio if it is installed, else by direct I/O."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ BLOCK_BYTES = 4 << 20
 """A multiple of any device's block, large enough for a striped file system."""
 FILE_BYTES, QUICK_BYTES = 1 << 30, 32 << 20
 SECONDS, QUICK_SECONDS = 10.0, 1.0
-"""How long a folder is written, and how long it is read."""
+"""Duration of writing a folder, and of reading it."""
 FREE_SHARE = 4
-"""A file takes at most this part of the free space."""
+"""Maximum share of the free space that a file uses."""
 
 
 class FioTransfer(Struct, frozen=True):
-    """A direction of a job in the output of ``fio --output-format=json``."""
+    """One direction of a job in the output of ``fio --output-format=json``."""
 
     bw_bytes: float = 0.0
 
@@ -43,7 +43,7 @@ class FioOutput(Struct, frozen=True):
 
 
 class StorageSpeed(Struct, frozen=True, kw_only=True):
-    """What one folder reached, in 1e6 B/s."""
+    """Rates of one folder in 1e6 B/s."""
 
     write_mb_per_s: float
     read_mb_per_s: float
@@ -51,7 +51,7 @@ class StorageSpeed(Struct, frozen=True, kw_only=True):
 
 
 def measure_folders(node: PreflightNode, *, is_quick: bool = False) -> Iterator[CheckFinding]:
-    """Each folder of a run that is written, and that is there."""
+    """Rates of the folders that a run writes to, or of their nearest existing parents."""
     seen: set[Path] = set()
     for path, purpose in node.expected.folders:
         folder = Path(path).expanduser().absolute()
@@ -74,7 +74,7 @@ def measure_folders(node: PreflightNode, *, is_quick: bool = False) -> Iterator[
 
 
 def judge_speed(speed: StorageSpeed, subject: str, least: float) -> CheckFinding:
-    """What a folder's speed means."""
+    """Findings for the rates of a folder."""
     slowest = min(speed.write_mb_per_s, speed.read_mb_per_s)
     shown = (
         f"written {table.format_number(speed.write_mb_per_s)} MB/s, read "
@@ -101,7 +101,7 @@ def _choose_duration(is_quick: bool) -> float:
 
 
 def _measure_with_fio(node: PreflightNode, folder: Path, is_quick: bool) -> StorageSpeed | None:
-    """By fio; None where it is not installed, or gives no figures."""
+    """Rates from fio; None if it is not installed or prints no figures."""
     rates = {}
     path = folder / f".primus-fio.{os.getpid()}"
     seconds = _choose_duration(is_quick)
@@ -124,7 +124,7 @@ def _measure_with_fio(node: PreflightNode, folder: Path, is_quick: bool) -> Stor
 
 
 def parse_fio(text: str, direction: str) -> float | None:
-    """Bytes a second of a direction in fio's JSON, which may follow lines of notes; None where there are none."""
+    """Bytes per second of a direction in fio's JSON, which may follow lines of notes; None if there are none."""
     start = text.find("{")
     try:
         jobs = msgspec.json.decode(text[max(start, 0) :], type=FioOutput).jobs
@@ -137,10 +137,10 @@ def parse_fio(text: str, direction: str) -> float | None:
 
 
 def measure_with_direct_io(folder: Path, size_bytes: int, seconds: float) -> StorageSpeed:
-    """Write a file past the page cache, sync it, and read it again; removes it.
+    """Write a file without the page cache, sync it, and read it back; removes it.
 
     Raises:
-        OSError: It cannot be written or read, or what was read differs.
+        OSError: It cannot be written or read, or the data that was read differs.
     """
     path = folder / f".primus-speed.{os.getpid()}"
     try:
@@ -151,6 +151,8 @@ def measure_with_direct_io(folder: Path, size_bytes: int, seconds: float) -> Sto
             path.unlink(missing_ok=True)
             file, how = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "through the page cache"
         try:
+            # Without direct I/O the data is still in the page cache: its pages are dropped, so that the read uses the
+            # disk.
             written, write_rate = _write_blocks(file, size_bytes, seconds)
             with contextlib.suppress(OSError):
                 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -163,11 +165,12 @@ def measure_with_direct_io(folder: Path, size_bytes: int, seconds: float) -> Sto
 
 
 def _write_blocks(file: int, size_bytes: int, seconds: float) -> tuple[int, float]:
-    """Bytes written until the size or the time is reached, and bytes a second."""
+    """Bytes written until the size or the time is reached, and bytes per second."""
     with mmap.mmap(-1, BLOCK_BYTES) as block:  # aligned to pages, as direct I/O demands
         block.write(os.urandom(BLOCK_BYTES))
         begun, written = time.monotonic(), 0
         while written < size_bytes and time.monotonic() - begun < seconds:
+            # Each block starts with its offset, which the read compares: a misplaced or repeated block is detected.
             block[:8] = written.to_bytes(8, "little")
             count = os.write(file, block)
             if count != BLOCK_BYTES:
@@ -178,7 +181,7 @@ def _write_blocks(file: int, size_bytes: int, seconds: float) -> tuple[int, floa
 
 
 def _read_blocks(file: int, size_bytes: int) -> float:
-    """Bytes a second of reading what was written."""
+    """Bytes per second of reading the file back."""
     os.lseek(file, 0, os.SEEK_SET)
     with mmap.mmap(-1, BLOCK_BYTES) as block:
         begun = time.monotonic()

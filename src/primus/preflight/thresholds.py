@@ -1,4 +1,4 @@
-"""What a fit node must reach: defaults with their source, and a file that changes them."""
+"""Thresholds of a fit node: defaults with their source, and a file that overrides them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     those of the model's profile, of a whole GPU; ``default`` holds those of any model."""
 
     def list_floors(self, model: str | None) -> dict[str, float]:
-        """The floors that the file gives for a device model, by test."""
+        """The floors in the file for a device model, by test."""
         return self.floors.get("default", {}) | self.floors.get(model or "", {})
 
 
@@ -78,7 +78,7 @@ FLOORS = (
     "all_reduce",
     "all_reduce_64m",
 )
-"""Tests of a device that a floor may be given for."""
+"""Device tests that may have a floor."""
 
 
 def find_unit(test: str) -> str:
@@ -87,10 +87,10 @@ def find_unit(test: str) -> str:
 
 
 def load_thresholds(path: Path) -> Thresholds:
-    """Thresholds of a YAML file, over the defaults.
+    """Thresholds in a YAML file, on top of the defaults.
 
     Raises:
-        UsageError: A key is unknown, a value is no number, or a floor is above the peak of its device.
+        UsageError: A key is unknown, a value is not a number, or a floor is above the peak of its device.
     """
     tree = source.read_yaml(path, None)
     fields = {field.name: field.type for field in structs.fields(Thresholds)}
@@ -137,7 +137,7 @@ def _parse_floor(item: Leaf | Tree, test: str, profile: Profile | None, path: Pa
 
 
 def find_peak(profile: Profile, test: str) -> float | None:
-    """What a device cannot exceed in a test; None where that is not known."""
+    """The theoretical maximum of a device in a test; None if unknown."""
     if test.startswith("gemm_"):
         dtype = test.removeprefix("gemm_")
         return next((peak for name, peak in profile.peaks.items() if name == dtype), None)
@@ -155,7 +155,7 @@ def _parse_number(item: Leaf | Tree, key: str, path: Path, kind: Any) -> Any:
 
 
 def _locate_item(item: Leaf | Tree, path: Path) -> str:
-    """Where an item stands; a mapping stands where its first value does."""
+    """Position of an item in the file; a mapping has the position of its first value."""
     while not isinstance(item, Leaf):
         if not item:
             return source.format_path(path)

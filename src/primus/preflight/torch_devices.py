@@ -1,4 +1,4 @@
-"""What PyTorch sees of the devices, asked in a process of its own: their number, and which reach each other."""
+"""The devices that PyTorch sees, queried in a separate process: their number, and peer access between them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from primus.preflight.finding import CheckFinding
 from primus.preflight.node import PreflightNode, format_names, judge_value, report_info
 
 LIMIT_S = 60.0
-"""Starting PyTorch on a node of 8 devices takes 10 to 15 s, more where its files are on a network file system."""
+"""PyTorch starts in 10 to 15 s on a node with 8 devices, and more slowly from a network file system."""
 USUAL_DEVICES = 8
 DEVICE_LIMIT_S = 1.0
-"""For each further device, such as the 64 partitions of a node in CPX mode."""
+"""Added for each further device, such as the 64 partitions of a node in CPX mode."""
 REASON = "ranks get their devices from PyTorch"
 ADVICE = (
     "check that PyTorch is built for this driver (software.torch) and that this user may open /dev/kfd and /dev/dri"
@@ -31,23 +31,25 @@ print(json.dumps({"count": n, "apart": [pair for pair in pairs if not torch.cuda
 
 
 class TorchDeviceView(Struct, frozen=True):
-    """What the process prints."""
+    """Output of the process."""
 
     count: int
     apart: tuple[tuple[int, int], ...] = ()
-    """Pairs of devices of which the first cannot reach the second's memory."""
+    """Pairs of devices where the first cannot access the second's memory."""
 
 
 def compute_limit_s(node: PreflightNode) -> float:
-    """Seconds that PyTorch has to look at the devices of a node."""
+    """Time limit of PyTorch for the devices of a node, in seconds."""
     return LIMIT_S + DEVICE_LIMIT_S * max(0, len(node.facts.partitions) - USUAL_DEVICES)
 
 
 def check_torch_devices(node: PreflightNode, python: str = sys.executable) -> Iterator[CheckFinding]:
-    """PyTorch sees the devices that the driver shows, and those of one hive reach each other."""
+    """PyTorch sees the devices of the driver, and devices of one hive can access each other's memory."""
     if not node.has_devices or not node.tree.is_live:
         return
     expected = len(visible.list_usable_devices(node.facts, node.environ))
+    # A separate process: this one does not import torch, a CUDA context would stay open during the measurements,
+    # and run_program can kill a process whose driver call hangs.
     answer = node.run_program(interpreter.code_command(python, PROGRAM), compute_limit_s(node))
     if "No module named 'torch'" in answer.problem:
         yield report_info("gpu.torch_count", "PyTorch is not installed here")
@@ -64,7 +66,7 @@ def check_torch_devices(node: PreflightNode, python: str = sys.executable) -> It
 
 
 def judge_peers(node: PreflightNode, view: TorchDeviceView) -> CheckFinding:
-    """Whether devices of one hive reach each other's memory."""
+    """Whether devices of one hive can access each other's memory."""
     hives = _list_hives(node, view.count)
     reason = "intra-node collectives copy between devices"
     if hives is None:
@@ -84,7 +86,8 @@ def judge_peers(node: PreflightNode, view: TorchDeviceView) -> CheckFinding:
 
 
 def _list_hives(node: PreflightNode, count: int) -> Sequence[str] | None:
-    """The hive of each device that PyTorch sees; None where there is none, or it sees other devices than the driver."""
+    """The hive of each device that PyTorch sees; None if there is none, or PyTorch and the driver list different
+    devices."""
     linked = [device for device, profile in node.list_profiles if (profile.hive_size or 1) > 1]
     hives = {part: device.hive or device.vendor for device in linked for part in device.partitions}
     used = visible.list_usable_devices(node.facts, node.environ)
