@@ -1,1 +1,1 @@
-"""The machine: facts that are read, never changed."""
+"""Facts about the machine; reading them changes nothing."""

@@ -1,4 +1,4 @@
-"""A device from values, each with the source that it came from."""
+"""Build a device from values, each with its source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NOTHING: tuple[object, ...] = (None, "", {}, (), PcieLink())
 
 
 def build_device(index: int, vendor: Vendor, found: Sourced, partitions: tuple[Partition, ...] = ()) -> Device:
-    """The device with the values of `found`, and the sources of those that say something."""
+    """The device with the values of `found`, and the sources of the values that are set."""
     return Device(
         index=index,
         vendor=vendor,

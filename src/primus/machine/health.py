@@ -43,6 +43,7 @@ def read_health(
     tree = FileTree(root)
     devices = tuple(DeviceHealth(index=device.index) for device in facts.devices)
     calls: list[ToolCall] = []
+    # Order of the sources: kernel files, then tools, then NVML. Each fills only values that the previous ones lack.
     for vendor, kind in (("amd", health_amd), ("nvidia", health_nvidia)):
         gpus = [device for device in facts.devices if device.vendor == vendor]
         if not gpus:
@@ -66,6 +67,7 @@ def _is_incomplete(devices: Sequence[DeviceHealth], gpus: Sequence[Device]) -> b
 
 def _has_hung(calls: Sequence[ToolCall], timeout_s: float) -> bool:
     """Whether a tool was killed at the time limit; the driver's library would hang as well."""
+    # A call that was killed at the limit has the limit as its duration (`process.run_command`, `ask_query`).
     return any(call.seconds >= timeout_s for call in calls)
 
 

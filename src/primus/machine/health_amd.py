@@ -97,6 +97,7 @@ def _read_processes(tree: FileTree, gpus: Sequence[Device]) -> dict[int, tuple[P
         return None
     gpu_of = {tree.read_text(f"{amd.NODES}/{part.node}/gpu_id"): gpu.index for gpu in gpus for part in gpu.partitions}
     found: dict[int, dict[int, Process]] = {gpu.index: {} for gpu in gpus}
+    # Processes exit while the folders are read: a missing file counts as no memory.
     for pid in tree.list_names(PROCESSES):
         for file in tree.list_names(f"{PROCESSES}/{pid}"):
             index = gpu_of.get(file.removeprefix("vram_")) if file.startswith("vram_") else None
@@ -115,6 +116,7 @@ def read_tool_vitals(
 ) -> Iterator[tuple[str, dict[int, Vitals], list[ToolCall]]]:
     """Values of each GPU from amd-smi, or from rocm-smi if amd-smi is not installed."""
     answers, calls = ask_tools(AMD_SMI, environ, timeout_s)
+    # Calls without a result are a failed or hung amd-smi: rocm-smi would use the same driver, so it is not tried.
     if calls:
         yield "amd-smi", ask_amd_smi(answers, gpus, calls), calls
         return

@@ -123,6 +123,8 @@ def ask_query(query: tuple[str, Sequence[str]], environ: Mapping[str, str], time
     flag, fields = query
     asked = {field: field for field in fields}
     deadline = time.monotonic() + timeout_s
+    # Each pass renames or removes one field, so the loop ends after at most two passes for each field; all passes
+    # share one deadline.
     while True:
         left_s = max(0.1, deadline - time.monotonic())
         answer = process.run_command([TOOL, f"{flag}={','.join(asked.values())}", "--format=csv"], environ, left_s)
@@ -135,6 +137,7 @@ def ask_query(query: tuple[str, Sequence[str]], environ: Mapping[str, str], time
             asked[unknown] = older
         else:
             del asked[unknown]
+    # A later pass has less than the whole limit: if it is killed, the call counts as one that took the whole limit.
     seconds = timeout_s if answer.state == "slow" else round(answer.duration_s, 3)
     call = ToolCall(tool=f"{TOOL} {flag}", seconds=seconds, problem=answer.problem)
     is_readable = answer.state in ("ok", "failed")

@@ -180,6 +180,8 @@ def _count_usable_cpus(tree: FileTree, threads: int | None) -> int | None:
 
 def _read_cpu_quotas(tree: FileTree) -> Iterator[float]:
     """Processors' time that each control group around this process allows, in processors."""
+    # Each group around the process may limit it: the caller uses the smallest quota. Version 2 has both values in one
+    # file.
     for folder in _list_group_folders(tree, "cpu"):
         quota, _, period = (tree.read_text(f"{folder}/cpu.max") or "").partition(" ")
         quota = quota or tree.read_text(f"{folder}/cpu.cfs_quota_us") or ""

@@ -105,6 +105,7 @@ def _read_interface(tree: FileTree, name: str, master: str | None, addresses: It
         name=name,
         kind=_find_interface_kind(tree, name, has_device=has_device),
         state=state,
+        # Only while the interface is up: the kernel returns EINVAL for others.
         speed_mbps=_read_speed(tree, folder) if state == "up" else None,
         mtu=tree.read_number(f"{folder}/mtu"),
         addresses=tuple(addresses),
@@ -162,6 +163,8 @@ def _read_live_v4_addresses() -> list[tuple[str, str]]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         size = 64 * IFREQ.size
         while True:
+            # The kernel fills whole entries up to `size` and does not report truncation: a full buffer may be
+            # incomplete, so the call is repeated with a larger one.
             buffer = array("B", bytes(size))
             wanted = struct.pack("iP", size, buffer.buffer_info()[0])
             (filled,) = struct.unpack_from("i", fcntl.ioctl(any_socket, SIOCGIFCONF, wanted))
@@ -263,6 +266,8 @@ def _resolve_host(tree: FileTree, master: str, lookup: Lookup | None) -> list[Ad
 def _resolve_in_time(lookup: Lookup, name: str) -> list[str]:
     """Result of `lookup` within the time limit."""
     found: list[str] = []
+    # State: `found` is empty until the lookup returns. After the limit the thread may still run and extend the list,
+    # so the caller gets a copy.
     thread = threading.Thread(
         target=lambda: found.extend(lookup(name)), daemon=True
     )  # a daemon: getaddrinfo cannot be interrupted

@@ -87,7 +87,7 @@ def choose_network(
 
 
 def _build_assumed_network(facts: MachineFacts, nnodes: int, environ: Mapping[str, str]) -> Network:
-    """What is known without the machine: the kind of its NICs, but not their names."""
+    """The network of an assumed machine: the kind of its NICs, but not their names."""
     ports = [(device, port) for device in facts.rdma for port in device.ports]
     kind, _ = _find_nic_kind(ports, environ)
     return Network(

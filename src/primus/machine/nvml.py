@@ -80,6 +80,9 @@ Answer = TypeVar("Answer")
 
 def _ask_devices(tree: FileTree, library: str, of_gpu: Callable[[_NvmlLibrary, int], Answer]) -> list[Answer] | None:
     """`of_gpu` of each GPU, in a thread that is abandoned where the driver hangs."""
+    # The thread writes these lists and the caller reads them. `failure` starts with the timeout message, which
+    # remains if the thread does not return; only a complete answer clears it. A late write changes nothing: the
+    # caller has returned its result by then.
     found: list[Answer] = []
     problems: list[str] = []
     failure: list[str] = [f"no response within {LIMIT_S:g} s"]
@@ -148,6 +151,7 @@ class _NvmlLibrary:
     """The library, loaded and initialised; `problems` collects failures of single GPUs."""
 
     def __init__(self, library: str, problems: list[str]) -> None:
+        # ctypes releases the interpreter lock during a call, so a hung call does not stop the waiting thread.
         self.library = ctypes.CDLL(library)
         self.problems = problems
         self.require_function("nvmlInit_v2")
@@ -163,6 +167,8 @@ class _NvmlLibrary:
             raise _NvmlError(f"{name} failed: {_explain_code(code)}")
 
     def read_devices(self, of_gpu: Callable[[_NvmlLibrary, int], Answer]) -> list[Answer]:
+        # NVML counts initialisations: each nvmlInit of the constructor is paired with a shutdown, also after an
+        # error.
         try:
             count = ctypes.c_uint()
             self.require_function("nvmlDeviceGetCount_v2", ctypes.byref(count))
@@ -172,6 +178,7 @@ class _NvmlLibrary:
 
     def read_device(self, index: int) -> NvidiaReading:
         device, info, memory = ctypes.c_void_p(), _PciInfo(), _Memory()
+        # A lost GPU has no handle: the other GPUs are read nevertheless, and nvidia.py assigns its address.
         if not self.has_value(index, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device)):
             return NvidiaReading(bdf=None, is_lost=True)
         has_address = self.has_value(index, "nvmlDeviceGetPciInfo_v3", device, ctypes.byref(info))
@@ -234,6 +241,7 @@ class _NvmlLibrary:
         )
 
     def list_processes(self, device: ctypes.c_void_p) -> tuple[Process, ...] | None:
+        # The buffer has a fixed size: with more processes NVML returns INSUFFICIENT_SIZE, and the list is unknown.
         room, found = ctypes.c_uint(MAX_PROCESSES), (_Process * MAX_PROCESSES)()
         if self.call_function("nvmlDeviceGetComputeRunningProcesses_v3", device, ctypes.byref(room), found):
             return None
@@ -261,6 +269,8 @@ class _NvmlLibrary:
         return None if code else buffer.value.decode(errors="replace")
 
     def list_link_peers(self, device: ctypes.c_void_p) -> Iterable[str]:
+        # Functions for links fail on GPUs without NVLink or for links that do not exist; both are skipped without a
+        # problem.
         """Peer of each active link; `unknown` where the platform does not report it."""
         for link in range(MAX_LINKS):
             is_active, info = ctypes.c_uint(), _PciInfo()

@@ -2,7 +2,7 @@
 
 Sources, of Linux: Documentation/admin-guide/cgroup-v2.rst (memory.events, memory.max) and cgroup-v1/memory.rst there
 (memory.oom_control, memory.stat), mm/vmstat.c (oom_kill of /proc/vmstat). A container sees its own group at the root of
-/sys/fs/cgroup, whatever /proc/self/cgroup calls it.
+/sys/fs/cgroup, regardless of the path in /proc/self/cgroup.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ def read_oom_kills(root: Path = Path("/")) -> OomKills:
     """The current counters, from a few small files."""
     host = _read_kill_counter(root / "proc/vmstat")
     places = _list_group_folders(root)
+    # Innermost folder first: the group's own counter, not that of a group with other jobs. In each folder the file of
+    # version 2 is tried first.
     for place in places:
         for name in ("memory.events", "memory.oom_control"):
             group = _read_kill_counter(place / name)

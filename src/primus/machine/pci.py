@@ -24,7 +24,7 @@ DISPLAY = 0x0380
 decides."""
 PACKAGE_PORTS = {(0x1002, 0x14A0), (0x1022, 0x14C7), (0x1022, 0x1500)}
 """Vendor and device id of the upstream port of MI100, MI200 and MI300 packages (RCCL tools/topo_expl/models). The link
-above it is the slot's; those below are inside the package, and report their full speed whatever the speed of the
+above it is the slot's; those below are inside the package, and report their full speed regardless of the speed of the
 slot."""
 
 

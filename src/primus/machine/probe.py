@@ -22,8 +22,8 @@ NVIDIA_DRIVER = "proc/driver/nvidia"
 FABRICS = ("sys/class/infiniband", "sys/class/cxi")
 
 Cards = tuple[tuple[Device, ...], tuple[Link, ...]]
-"""GPUs of one vendor, and the links between them. What reads them is imported on machines that have something to do
-with that vendor."""
+"""GPUs of one vendor, and the links between them. The modules that read them are imported only on machines with files
+or devices of that vendor."""
 
 
 def find_machine_root(environ: Mapping[str, str]) -> Path:
@@ -51,6 +51,8 @@ def probe(
         UsageError: PRIMUS_GPU_MODEL is not a known model.
     """
     tree, environ = FileTree(root, files_only=tools == "never"), environ or {}
+    # Files, and NVML on NVIDIA machines, are read first. Tools run afterwards in separate processes, only for values
+    # that are missing, because a tool takes seconds and hangs with a hung driver.
     functions = pci.list_accelerators(tree)
     devices, links = _read_gpus(tree, functions)
     devices, drivers = _add_tool_values(tree, devices, environ, tools or ("missing" if tree.is_live else "never"))
@@ -76,6 +78,7 @@ def probe(
         ),
         container=host.detect_container(tree, environ),
         scheduler=host.detect_scheduler(environ),
+        # Evaluated last: each of the reads above may add problems to the tree.
         problems=tuple(dict.fromkeys(tree.problems)),
     )
 

@@ -110,7 +110,7 @@ def load_all_profiles() -> tuple[Profile, ...]:
 
 @cache
 def _load_profiles(name: str) -> tuple[Profile, ...]:
-    """The model in one file, checked; a Python plug-in of a user may hold several."""
+    """The model in one file, checked; a user's Python plug-in may contain several."""
     files = _read_chain("profiles", name)
     if not files:
         profiles = registry.load_plug_in(PROFILE_MODULES, name).PROFILES
@@ -159,7 +159,7 @@ def _find_extended_file(kind: str, name: object, chain: list[DataFile]) -> Path 
 
 @cache
 def _read_file(path: Path) -> DataFile:
-    """A data file, whose settings without `source:` have that of the file."""
+    """A data file; its settings without `source:` get that of the file."""
     file = read_data_file(path)
     settings = file.values.get("settings")
     for setting in settings.values() if isinstance(settings, dict) else ():
@@ -169,7 +169,7 @@ def _read_file(path: Path) -> DataFile:
 
 
 def _merge_files(files: list[DataFile]) -> dict[str, Any]:
-    """The values of a chain of files, of which the first one wins."""
+    """The values of a chain of files; the first file has precedence."""
     merged: dict[str, Any] = {}
     for file in reversed(files):
         inherited = {key: value for key, value in merged.items() if key not in NOT_INHERITED}
@@ -186,21 +186,22 @@ def _drop_nulls(value: Any) -> Any:
 
 
 def find_profile_by_id(vendor: Vendor, device_id: int) -> Profile | None:
-    """The model of a PCI device, whatever its maker calls it; None where it is not known."""
+    """The model of a PCI device, regardless of its marketing name; None if it is not known."""
     return _index_by_id().get((vendor, device_id))
 
 
 def find_profile_by_name(text: str) -> Profile | None:
-    """The model that a driver's or tool's name holds as whole words, the longest name first; None where it is none.
+    """The model whose name occurs as whole words in the name from a driver or tool, the longest name first; None if
+    there is none.
 
-    `H20` is not in ``NVIDIA H200``, nor `B200` in ``GB200``; ``AMD Radeon Graphics`` says nothing.
+    `H20` is not in ``NVIDIA H200``, nor `B200` in ``GB200``; ``AMD Radeon Graphics`` matches no model.
     """
     words = f" {_normalize_name(text)} "
     return next((profile for name, profile in _index_by_name() if f" {name} " in words), None)
 
 
 def find_profile(word: str) -> Profile:
-    """The model that a person types: ``mi355x``, ``a100-40gb``.
+    """The model by its typed name: ``mi355x``, ``a100-40gb``.
 
     Raises:
         UsageError: There is none; the message names the nearest.

@@ -1,4 +1,4 @@
-"""What the data files of `machine/profiles`, `machine/architectures` and `machine/nics` may hold."""
+"""Schema of the data files in `machine/profiles`, `machine/architectures` and `machine/nics`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     device_ids: tuple[int, ...] = ()
     """PCI device ids, physical and virtual functions."""
     names: tuple[str, ...] = ()
-    """Parts of the name that tools give it, where no id is at hand; the model itself always counts."""
+    """Parts of the name that tools give it, for devices without a known id; the model name itself always counts."""
     compute_units: int | None = None
     xcds: int = 1
     """Accelerator dies: the largest number of compute partitions."""

@@ -22,7 +22,7 @@ CXI = "sys/class/cxi"
 TOOLS = (("ibstat",), ("ibv_devinfo", "-v"))
 TOOL_LIMIT_S = 5.0
 EMPTY_GIDS = 16
-"""The kernel fills the lowest free entry of a GID table of up to 256: after so many empty ones nothing follows."""
+"""The kernel fills the lowest free entry of a GID table of up to 256 entries: no entry follows this many empty ones."""
 
 
 def read_rdma_devices(tree: FileTree) -> tuple[RdmaDevice, ...]:
@@ -133,6 +133,7 @@ def _read_gids(tree: FileTree, folder: str) -> tuple[Gid, ...]:
     """Entries that are not all zero; the type file of an empty entry cannot be read."""
     found: list[Gid] = []
     for index in (int(name) for name in tree.list_names(f"{folder}/gids") if name.isdecimal()):
+        # Each entry is a query to the driver, so the rest of the table is not read.
         if index > (found[-1].index if found else 0) + EMPTY_GIDS:
             break
         gid = tree.read_text(f"{folder}/gids/{index}")
@@ -206,6 +207,7 @@ def _read_tools(tree: FileTree) -> tuple[RdmaDevice, ...]:
     """Output of the first tool that lists a device, also where it fails: ibstat exits with 255 if one of many devices
     is lost."""
     for argv in TOOLS:
+        # Each tool has a separate limit: after one that hangs on a device, the next may still list the others.
         answer = run_command(argv, limit_s=TOOL_LIMIT_S)
         if answer.state == "missing":
             continue

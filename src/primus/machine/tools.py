@@ -30,10 +30,13 @@ def add_tool_values(
             # Evaluated before each tool: the first one usually completes the values, and torch takes seconds.
             is_wanted = ask_all or is_incomplete(tree, devices)
             is_other = devices and devices[0].vendor != vendor
+            # torch completes devices but does not define them, since visibility variables limit what it lists.
             if not is_wanted or is_other or (source.tool == "torch" and not devices):
                 continue
             readings, problems, is_slow = smi.ask_source(source, environ, limit_s)
             tree.problems += problems
+            # A driver that hangs in one tool usually hangs in the next: the lower limit keeps the sum of all tools
+            # short.
             limit_s = smi.AFTER_SLOW_LIMIT_S if is_slow else limit_s
             if readings and readings[0].driver:
                 drivers.setdefault(vendor, readings[0].driver)

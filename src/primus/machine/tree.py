@@ -39,9 +39,13 @@ class FileTree:
     def read_text(self, path: str) -> str | None:
         """The file's stripped text; None if it does not exist. An existing file that cannot be read is recorded as a
         problem."""
+        # A read has no time limit: the files of a hung driver can block in the kernel, where no signal ends the read.
+        # Callers that must not block use a thread that they can abandon, as preflight's checks do.
+        # The size limit bounds the read of an unexpected file.
         try:
             with (self.root / path).open("rb") as file:
                 return file.read(MAX_BYTES).decode(errors="replace").strip()
+        # A device may disappear between the listing of its folder and the read: this counts as a missing file.
         except FileNotFoundError:
             return None
         except OSError as error:

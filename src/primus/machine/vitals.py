@@ -74,7 +74,7 @@ class Vitals(Struct, frozen=True, kw_only=True):
     """Recovery action that the driver requires before the GPU is used again: `None`, `Reset`, `Reboot`, `Drain P2P`
     ..."""
     shares_host_memory: bool | None = None
-    """Whether the device uses host memory, so that it has no memory in use of its own."""
+    """Whether the device uses host memory, so that it reports no separate memory in use."""
     throttle: tuple[str, ...] | None = None
     """Why the clock is throttled now; empty if it is not."""
     pcie_replays: int | None = None
@@ -102,6 +102,7 @@ def ask_tools(
     # Each command takes seconds on a node in CPX mode; run_command kills a hung one, so the pool always ends.
     with ThreadPoolExecutor(len(questions)) as pool:
         answers = list(pool.map(lambda argv: run_command(argv, environ, timeout_s), questions))
+    # The state `missing` is not a call: the caller then tries the next tool or source.
     calls = [
         ToolCall(tool=" ".join(argv[:2]), seconds=round(answer.duration_s, 3), problem=answer.problem)
         for argv, answer in zip(questions, answers, strict=True)

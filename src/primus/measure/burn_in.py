@@ -57,11 +57,14 @@ def run(
         on_window: Called with the result so far after each window.
         is_stopped: Returns whether to stop early.
     """
+    # At most `LONGEST_WINDOW_S`, and at least `WINDOWS` windows in a short burn-in, so that slowing down is visible.
     window_s = min(LONGEST_WINDOW_S, duration_s / WINDOWS)
     # A batch of at most half a window, so that a short burn-in still ends on time.
     load = _BurnInLoad(device, size, dtype, clock, memory_bytes, multiply, min(BATCH_S, window_s / 2))
     started = time.monotonic()
     result = BurnIn(key=comparable_key(device, size, dtype), digest=load.digest, wrong_at_first=load.wrong_at_first)
+    # A window is the unit of progress: stop requests, the deadline and the heartbeat are handled only between
+    # windows.
     while True:
         before = time.monotonic()
         rate = load.run_window(window_s)
@@ -138,6 +141,7 @@ class _BurnInLoad:
             if spent >= seconds:
                 break
         self.products += products
+        # Copied to the host once per window, not after each product.
         self.wrong_words = int(self._differing)
         self.wrong_memory += count_wrong(self._memory, pattern)
         return products * self._flop / spent / 1e12

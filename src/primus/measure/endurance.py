@@ -111,6 +111,7 @@ def _burn_in(place: EnduranceContext, rank: RankResult, keep: Callable[[RankResu
     sampler = _create_sampler(place)
 
     def on_window(result: BurnIn) -> None:
+        # A heartbeat and a result for each window: a burn-in may be longer than the limit of the hang detector.
         attempt.beat("test", len(result.windows))
         keep(structs.replace(rank, burn_in=result, telemetry=sampler.summarise_telemetry() if sampler else ()))
         attempt.say(
@@ -118,6 +119,7 @@ def _burn_in(place: EnduranceContext, rank: RankResult, keep: Callable[[RankResu
             f"{result.wrong_words + result.wrong_memory} wrong words"
         )
 
+    # The sampler runs only during the burn-in, so that its samples are taken under load.
     with sampler or nullcontext(), _use_deterministic_kernels():
         burn_in.run(
             place.device,
@@ -155,5 +157,6 @@ def _create_sampler(place: EnduranceContext) -> telemetry.TelemetrySampler | Non
 def _pattern_bytes(place: EnduranceContext) -> int:
     if place.device.type == "cuda":
         return int(torch.cuda.mem_get_info(place.device)[0] * PATTERN_SHARE)
+    # On a CPU all processes of the node share the host's memory.
     free_bytes = int(psutil.virtual_memory().available * HOST_SHARE) // place.num_local
     return min(free_bytes, HOST_PATTERN_BYTES)

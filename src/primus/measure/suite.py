@@ -94,6 +94,8 @@ class Suite:
         self._num_local = 1
         self._num_tests = 0
         self._watchdog = Watchdog(asked.timeout_s, self._handle_expiry)
+        # Ranks wait for each other in barriers for at most MOST_FIGURES limits. The process group has the same limit,
+        # so that the watchdog of the hung rank, which knows the test, expires first.
         self._patience = timedelta(seconds=asked.timeout_s * MOST_FIGURES)
         self._part = RankMeasurements(
             rank=RankResult(
@@ -140,6 +142,7 @@ class Suite:
             dist.destroy_process_group()
 
     def _handle_expiry(self, error: PrimusError) -> None:
+        # Called by the watchdog in its own thread: writes files only, without any collective.
         self.keep_problem(error)
         self._attempt.record_failure(error, EXIT_TIMED_OUT)
 
@@ -313,6 +316,8 @@ class Suite:
             torch.cuda.empty_cache()
 
     def _write_part(self, **changes: object) -> None:
+        # The whole part is replaced by rename after each result: whatever ends the process, the last state is
+        # readable.
         self._part = structs.replace(self._part, **changes)
         write_json(self._attempt.run.directory / measurements.find_measurements_file(self._attempt.rank), self._part)
 

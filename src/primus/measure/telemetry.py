@@ -38,6 +38,8 @@ class TelemetrySampler:
     def __init__(self, read: Read, duration_s: float) -> None:
         self._read = read
         self._interval_s = min(INTERVAL_S, duration_s / SAMPLES)
+        # The thread appends samples while the test reads summaries after each window: `_lock` protects `_samples`.
+        # `_is_over` is set once and ends the thread; it also interrupts the wait between two samples.
         self._is_over = threading.Event()
         self._lock = threading.Lock()
         self._samples: dict[int, list[DeviceHealth]] = {}
@@ -61,6 +63,7 @@ class TelemetrySampler:
 
     def _run_sampling(self) -> None:
         while not self._is_over.wait(self._interval_s):
+            # Outside the lock: a reading takes seconds, and summaries must not wait for it.
             read = self._read()
             if self._is_over.is_set():  # the load ended while the tool ran: not a sample under load
                 return

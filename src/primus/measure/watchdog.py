@@ -25,6 +25,7 @@ class Watchdog:
     @contextmanager
     def limit_time(self, what: str, num_parts: int = 1) -> Iterator[None]:
         """Limit the time of the body, which does `what` in a number of parts."""
+        # The bodies follow one another in the main thread: each has a separate timer and starts with its full limit.
         limit_s = self._limit_s * num_parts
         timer = threading.Timer(limit_s, self._end_process, [what, limit_s])
         timer.daemon = True  # a timer that is still pending must not keep the process alive
@@ -35,6 +36,8 @@ class Watchdog:
             timer.cancel()
 
     def _end_process(self, what: str, limit_s: float) -> None:
+        # Runs in the timer's thread while the main thread is blocked in the hung call: on_expiry must not wait for
+        # it.
         try:
             self._on_expiry(
                 PrimusError(

@@ -94,7 +94,7 @@ class Tournament:
         for number, meeting in enumerate(meetings):
             self._say(f"RDMA bandwidth: round {number + 1} of {len(meetings)}")
             ahead = [self._list_transfers(self._nodes[a], self._nodes[b]) for a, b in meeting]
-            # The reverse direction runs afterwards: the floor is that of transfers in one direction (ib_write_bw without
+            # The reverse direction runs afterwards: the floor is that of transfers in one direction (without
             # --bidirectional).
             back = [self._list_transfers(self._nodes[b], self._nodes[a]) for a, b in meeting if a != b]
             self._measure_shares([transfer for some in ahead for transfer in some])

@@ -1,1 +1,1 @@
-"""Results for people: tables and numbers with units."""
+"""Human-readable results: tables, pictures, and numbers with units."""
