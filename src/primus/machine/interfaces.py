@@ -75,6 +75,7 @@ def find_route(tree: FileTree, found: Iterable[Interface], master: str, lookup: 
     ways = [holders.get(target) or _choose_interface(routes, target) for target in targets if not target.is_loopback]
     if any(ways):
         return next(way for way in ways if way)
+    # Last, since a loopback address is a valid route only if all processes are on this node.
     if any(target.is_loopback for target in targets):
         return "lo"
     if targets:
@@ -278,6 +279,7 @@ def _resolve_in_time(lookup: Lookup, name: str) -> list[str]:
 
 def _look_up_host(name: str) -> list[str]:
     """Addresses of a name in the resolver's order."""
+    # Runs in the thread of _resolve_in_time: the resolver may retry unreachable name servers for a minute.
     with suppress(OSError, UnicodeError):
         return [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     return []

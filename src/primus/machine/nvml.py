@@ -84,6 +84,7 @@ def _ask_devices(tree: FileTree, library: str, of_gpu: Callable[[_NvmlLibrary, i
     # remains if the thread does not return; only a complete answer clears it. A late write changes nothing: the
     # caller has returned its result by then.
     found: list[Answer] = []
+    # `problems` is separate from `failure`: a failed GPU is a problem of this GPU, and the answer remains valid.
     problems: list[str] = []
     failure: list[str] = [f"no response within {LIMIT_S:g} s"]
 

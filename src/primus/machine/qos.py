@@ -18,6 +18,7 @@ def read_traffic_classes(tree: FileTree) -> tuple[int, int] | None:
     answer = run_command(COMMAND, limit_s=LIMIT_S)
     if answer.state == "missing":
         return None
+    # A nicctl that failed may have printed some NICs: its output is used, and only a unique result counts.
     classes = parse_traffic_classes(answer.text)
     if len(classes) == 1:
         return classes.pop()

@@ -211,6 +211,8 @@ def _read_tools(tree: FileTree) -> tuple[RdmaDevice, ...]:
         answer = run_command(argv, limit_s=TOOL_LIMIT_S)
         if answer.state == "missing":
             continue
+        # The output is parsed regardless of the exit code: a lost device makes the tool fail after it has listed the
+        # others.
         found, problems = parse_rdma_devices(answer.text, argv[0])
         told = MachineProblem(argv[0], answer.problem)
         tree.problems += problems + ((told,) if answer.problem and told not in problems else ())

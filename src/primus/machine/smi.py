@@ -61,6 +61,7 @@ def ask_source(
 ) -> tuple[list[ToolReading], list[MachineProblem], bool]:
     """Readings of a tool, problems, and whether it timed out; a tool that is not installed gives no readings and no
     problem."""
+    # States of a command: ok and failed (both with output), slow (killed at the limit), missing (not installed).
     problems, texts, is_slow = [], [], False
     for question in source.questions:
         answer = run_command(question, environ, limit_s)

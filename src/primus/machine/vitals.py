@@ -120,6 +120,7 @@ def parse_answer(
     try:
         return parse(text)
     except NOT_UNDERSTOOD as error:
+        # The problem is added to the record of the call; an earlier problem is more precise and is kept.
         problem = f"its output cannot be parsed: {error}"[:200]
         calls[:] = [
             structs.replace(made, problem=made.problem or problem) if made.tool == tool else made for made in calls

@@ -27,6 +27,7 @@ def own_device(local_rank: int, environ: Mapping[str, str], asked: DeviceKind = 
             "start at most that many processes (--nproc), or check CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES",
         )
     device = torch.device("cuda", local_rank)
+    # Before the first allocation: otherwise every process would open a context on device 0.
     torch.cuda.set_device(device)
     return device
 

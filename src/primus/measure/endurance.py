@@ -75,6 +75,7 @@ def _host_memory(place: EnduranceContext) -> MeasuredFigure:
     threads = max(1, len(os.sched_getaffinity(0)) // place.num_local)
     free_bytes = int(psutil.virtual_memory().available * HOST_SHARE) // place.num_local
     is_quick = place.asked.is_quick
+    # Every process runs the triad at the same time: with all cores each, they would measure contention.
     with _limit_threads(threads):
         kernels = {"triad": memory.KERNELS["triad"]}
         cpu, clock = torch.device("cpu"), HostClock()
@@ -99,6 +100,7 @@ def _run_training(place: EnduranceContext) -> Iterator[ReferenceTraining]:
     train = place.workload.train
     if train is None:
         return
+    # The keys of both runs are equal, so different digests mean that this device is not reproducible.
     for _ in range(TRAININGS):
         with _limit_threads(1):  # the result of a sum on a CPU depends on the number of threads
             digest, loss = train(place.device)

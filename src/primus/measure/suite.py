@@ -112,6 +112,8 @@ class Suite:
         """All tests, in order."""
         # Groups are created first and by all ranks in the same order, as torch.distributed requires.
         with self._limit_collective_part("the rendezvous of the ranks"):
+            # State after this block: all ranks of all nodes have met and all groups exist. A rank that is missing
+            # fails here, within one limit, and not in the first measurement.
             everyone = self._join_all_ranks()
             nodes = _find_nodes(collectives.gather_from_all(self._attempt.rank - self._attempt.local_rank, everyone))
             groups = [
@@ -154,6 +156,8 @@ class Suite:
         with self._watchdog.limit_time(what, num_parts):
             try:
                 yield
+            # torch.distributed reports a lost peer as RuntimeError; other exceptions are bugs and keep their
+            # traceback.
             except RuntimeError as error:
                 raise PrimusError(
                     f"{what}: {_first_line(error)}",
@@ -179,6 +183,8 @@ class Suite:
             if len(ranks) == everyone.size:
                 handle = everyone.handle
             elif len(ranks) > 1:
+                # Every rank creates every group, also those that it does not belong to: new_group is a collective
+                # call.
                 handle = dist.new_group(ranks, timeout=self._patience)
             if self._attempt.rank in ranks:
                 own = RankGroup(scope, ranks, ranks.index(self._attempt.rank), self._device, handle)
@@ -196,6 +202,8 @@ class Suite:
         """Tests that each rank runs on its own, concurrently with the others."""
         for name in (name for name in measurements.DEVICE_TESTS if name in self._asked.tests):
             with self._limit_collective_part(f"waiting for all ranks before test {name}", MOST_FIGURES):
+                # The barrier waits MOST_FIGURES limits: a slow rank may use one limit for each figure of the previous
+                # test.
                 collectives.barrier(everyone)
             figures = self._measure_figures(name)
             while self._test_next(name, figures):
@@ -273,6 +281,8 @@ class Suite:
         """All pairs of members, with as many concurrent pairs as possible; groups up to the `largest` run in step."""
         meetings = list_pair_rounds(group.size) if group else []
         pairs: list[Pair] = []
+        # Groups of different sizes have different numbers of rounds. A rank without a pair, or without a group, waits
+        # in the barrier of each round, so that all ranks count the same rounds.
         for number in range(len(list_pair_rounds(largest))):
             with self._limit_collective_part(
                 f"round {number} of the pairs of {largest} {'nodes' if between_nodes else 'ranks'}"
@@ -291,6 +301,7 @@ class Suite:
         parts: list[RankMeasurements | None] = [self._part]
         if everyone.size > 1:
             parts = [None] * everyone.size
+            # Over the network and not through the run folder, which the nodes may not share.
             dist.all_gather_object(parts, self._part, group=everyone.handle)
         if self._attempt.rank > 0:
             return
@@ -313,6 +324,8 @@ class Suite:
         )
         self._attempt.say(f"{figure.test}: {shown}")
         if self._device.type == "cuda":
+            # Memory that the allocator keeps would reduce the arrays of the next test, whose size depends on free
+            # memory.
             torch.cuda.empty_cache()
 
     def _write_part(self, **changes: object) -> None:

@@ -179,8 +179,10 @@ def _calls_a_sample(call: Callable[[], object], clock: Clock) -> tuple[int, floa
         samples, wall_s = _take_samples(call, clock, 3, calls)
         if min(samples) >= SHORTEST_SAMPLE_S:
             return calls, min(samples)
+        # A clock that does not advance would double forever.
         if calls >= MAX_CALLS:
             return calls, wall_s / 3
+        # Doubling needs few rounds, and overshoots the shortest sample by less than a factor of two.
         calls *= 2
 
 

@@ -64,6 +64,8 @@ def collect_reports(
         # A node is absent if it did not connect, timed out after it arrived, or sent a report that cannot be decoded.
         absent = [_format_node_name(rank, names) for rank in range(layout.nnodes) if rank not in hosts]
         unreached = {0: meeting.unreached} | {node.node_rank: node.unreached for node in came}
+        # Offsets include the delay of the arrival message, milliseconds, which is far below the allowed skew of
+        # seconds.
         offsets_s = {hosts[node.node_rank]: node.offset_s for node in came if node.node_rank in hosts}
         between = [
             *cluster.compare_nodes(reports, skew_limit_s, offsets_s),
@@ -102,6 +104,7 @@ def _decode_reports(came: Iterable[CollectedReport]) -> Iterator[NodeReport]:
             report = msgspec.json.decode(node.report or b"", type=NodeReport)
         except msgspec.MsgspecError:
             continue
+        # The rank of the connection counts, not the one in the report: node 0 has checked that it is unique.
         yield structs.replace(report, node_rank=node.node_rank)
 
 

@@ -45,6 +45,7 @@ def read_counters(node: PreflightNode) -> Counters:
 
 def _list_interfaces(node: PreflightNode) -> list[str]:
     """Interfaces of the Ethernet ports in use, on the running machine only."""
+    # ethtool asks the running kernel, which knows nothing of a recorded machine.
     if not node.tree.is_live:
         return []
     ports = (pair for pair in list_counted_ports(node)[0] if pair[1].link_layer == "Ethernet")

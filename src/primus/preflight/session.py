@@ -209,6 +209,8 @@ def _run_follower(own: NodeReport, node: PreflightNode, options: Options, contex
         # Node 0 answers only after its own measurements, each of which has the time limit.
         limit_s = options.time_limit * len(measurements.ALL_TESTS)
         decision = collect_reports.send_report(own, node.layout, time.time(), limit_s)
+    # None in either exchange: node 0 exited, timed out, or rejected the connection because the rank had already
+    # arrived.
     if decision is None:
         raise PrimusError(
             "node 0 did not respond: it exited, or another node uses this rank",
@@ -296,6 +298,7 @@ def _run_measurements(
     """
     started, during = _run_workers(node, options, context)
     host = hosts.get(node.layout.node_rank, "")
+    # Findings of node 0 get its host here; those of other nodes get theirs in _read_other_preflight.
     found = [structs.replace(finding, host=host) for finding in during]
     is_interrupted = _is_interrupted(started)
     if started is not None:
@@ -350,9 +353,11 @@ def _run_workers(
     counted meanwhile, and the node's own figures."""
     # Read before and after, on each node for itself: the difference contains the errors under load of all tests.
     ports, counts = nic_health.read_counters(node), error_counts.read_counts(node)
+    # Blocks until the workers of this node have exited; the launcher ends them if another node fails.
     started = _launch_workers(context) if context.launch else None
     found: list[CheckFinding] = []
     if "storage" in options.chosen_tests and not _is_interrupted(started):
+        # Storage is measured after the workers: both would compete for processors and for the network.
         found += storage_speed.measure_folders(node, is_quick=options.quick)
     found += [
         one
@@ -397,6 +402,7 @@ def _report_own_problems(started: Started | None, layout: ClusterLayout) -> list
         return [report_unknown(RUN, started.problem, "measured", "the workers did not start here", started.hint)]
     run, outcome = started
     failure = outcome.first_failure
+    # A failure on another node is known to node 0 from that node: it is reported once.
     is_own = failure is not None and failure.rank // layout.nproc == layout.node_rank
     return [_report_failed_run(outcome, "", run)] if is_own else []
 
