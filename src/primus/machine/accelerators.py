@@ -46,8 +46,8 @@ def check_launch(asked: DeviceKind, facts: MachineFacts, environ: Mapping[str, s
     """Reject a launch whose workers could not use the accelerators of this machine; reads files only.
 
     Args:
-        asked: What the job computes on.
-        facts: What the machine is.
+        asked: Device that the job requests.
+        facts: Facts about the machine.
         environ: Variables of the workers.
 
     Raises:
@@ -71,7 +71,7 @@ def choose_device_type(asked: DeviceKind, num_visible: int, environ: Mapping[str
     """``cuda`` or ``cpu`` for a worker in which PyTorch sees `num_visible` devices.
 
     Args:
-        asked: What the job computes on.
+        asked: Device that the job requests.
         num_visible: Devices that PyTorch sees.
         environ: Variables of this process.
         error: PyTorch's own error, where it sees no device.

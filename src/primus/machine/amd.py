@@ -146,7 +146,7 @@ def _is_die(group: Sequence[KfdNode]) -> bool:
 
 
 def _find_partner_dies(tree: FileTree, dies: Sequence[KfdNode]) -> dict[int, int]:
-    """Node of the other die of the same GPU, by the links inside the package; empty where the kernel does not count
+    """Node of the other die of the same GPU, by the links inside the package; empty if the kernel does not count
     them."""
     counts = {
         (die.number, values.get("node_to", -1)): _count_links(values)
@@ -278,7 +278,7 @@ def _find_partition_mode(group: Sequence[KfdNode], known: Profile | None) -> str
 
 
 def _count_expected_partitions(group: Sequence[KfdNode], known: Profile) -> int | None:
-    """Partitions of a whole GPU, from the dies in its first partition; None where the kernel does not report them."""
+    """Partitions of a whole GPU, from the dies in its first partition; None if the kernel does not report them."""
     dies = group[0].values.get("num_xcc", 0)
     return known.xcds // dies if dies and known.xcds % dies == 0 else None
 

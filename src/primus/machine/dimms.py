@@ -24,7 +24,7 @@ class Dimm(Struct, frozen=True, kw_only=True):
     slot: str
     size_bytes: int
     speed_mts: int | None = None
-    """Megatransfers/s as configured; None where the source does not report it."""
+    """Megatransfers/s as configured; None if the source does not report it."""
 
 
 def read_edac(tree: FileTree) -> list[Dimm]:
@@ -65,7 +65,7 @@ def _parse_dimm(block: str) -> Dimm | None:
 
 
 def compute_peak_gb_per_s(dimms: list[Dimm]) -> float | None:
-    """Bandwidth of all modules with one module per channel, 1e9 B/s; None where a speed is unknown."""
+    """Bandwidth of all modules with one module per channel, 1e9 B/s; None if a speed is unknown."""
     speeds = [dimm.speed_mts for dimm in dimms]
     if not speeds or None in speeds:
         return None

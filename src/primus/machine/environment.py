@@ -149,10 +149,10 @@ def build_environment(
         given: Values of the experiment and of a replayed run, distinguished by their source.
         typed: Values given for this launch by files and `--env`; the last wins.
         workload: The job that they run; None for a job without a backend.
-        torch: Version of the PyTorch that they use; None where it is not known.
+        torch: Version of the PyTorch that they use; None if it is not known.
         hooks: Values that hooks print.
         patches: Values that patches print.
-        rocm_library: Folder of ROCm's libraries where there is one, see `find_rocm_library`.
+        rocm_library: Folder of ROCm's libraries if there is one, see `find_rocm_library`.
 
     Raises:
         UsageError: A value contradicts deterministic mode, or gives an address instead of an interface name.

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 Vendor = Literal["amd", "nvidia"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
-"""What a job computes on: `auto` is the accelerators of the machine, or the CPU if there are none; `cuda` includes AMD
+"""Device of a job: `auto` selects the accelerators of the machine, or the CPU if there are none; `cuda` includes AMD
 accelerators, as in PyTorch."""
 LinkKind = Literal["xgmi", "nvlink", "pcie"]
 
@@ -60,7 +60,7 @@ class Device(Struct, frozen=True, kw_only=True):
     """Index among the GPUs of the node, from 0, in the driver's order."""
     vendor: Vendor
     model: str | None = None
-    """Name of its profile: ``MI300X``; None where the device id is unknown."""
+    """Name of its profile: ``MI300X``; None if the device id is unknown."""
     name: str = ""
     """Name reported by the driver or a tool; may be an OEM's."""
     device_id: int | None = None
@@ -78,9 +78,9 @@ class Device(Struct, frozen=True, kw_only=True):
     partitions: tuple[Partition, ...] = ()
     """Devices that processes see; one entry for a GPU without partitions."""
     partition_mode: str | None = None
-    """SPX, DPX, TPX, QPX or CPX on AMD, MIG on NVIDIA; None where the GPU has no such mode."""
+    """SPX, DPX, TPX, QPX or CPX on AMD, MIG on NVIDIA; None if the GPU has no such mode."""
     memory_mode: str | None = None
-    """NPS1, NPS2, NPS4; None where it is not known."""
+    """NPS1, NPS2, NPS4; None if it is not known."""
     hive: str | None = None
     """Id of the xGMI hive: GPUs of one hive are linked directly."""
     numa_node: int | None = None
@@ -103,7 +103,7 @@ class Link(Struct, frozen=True, kw_only=True):
     weight: int | None = None
     """The kernel's distance; smaller is nearer."""
     bandwidth_mb_per_s: int | None = None
-    """As reported by the kernel; None where it reports none (0 is not a fault)."""
+    """As reported by the kernel; None if it reports none (0 is not a fault)."""
     num_links: int | None = None
     """Physical links of a direct connection (NVLinks, xGMI links); None if unknown."""
     hops: int = 1
@@ -193,7 +193,7 @@ class Cpu(Struct, frozen=True, kw_only=True):
     """Logical processors that this process may use."""
     numa_nodes: int | None = None
     governors: dict[str, int] = {}
-    """Number of processors by frequency governor; empty where the kernel has none."""
+    """Number of processors by frequency governor; empty if the kernel has none."""
 
 
 class Memory(Struct, frozen=True, kw_only=True):
@@ -216,7 +216,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class Software(Struct, frozen=True, kw_only=True):
-    """Versions; None where not installed or unknown."""
+    """Versions; None if not installed or unknown."""
 
     os: str | None = None
     kernel: str | None = None

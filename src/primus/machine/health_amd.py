@@ -92,7 +92,7 @@ def _parse_error_count(kind: str, errors: str) -> int | None:
 
 
 def _read_processes(tree: FileTree, gpus: Sequence[Device]) -> dict[int, tuple[Process, ...]] | None:
-    """Processes by GPU, from KFD's files `vram_<gpu_id>`; None where the kernel has no such list."""
+    """Processes by GPU, from KFD's files `vram_<gpu_id>`; None if the kernel has no such list."""
     if not (tree.root / PROCESSES).is_dir():
         return None
     gpu_of = {tree.read_text(f"{amd.NODES}/{part.node}/gpu_id"): gpu.index for gpu in gpus for part in gpu.partitions}

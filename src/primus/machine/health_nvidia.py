@@ -82,7 +82,7 @@ class NvidiaSmiAnswer(Struct, frozen=True):
     fields: tuple[str, ...]
     """The columns, by the names of `QUERIES`: without those that this version does not support."""
     call: ToolCall | None
-    """None where the tool is not installed."""
+    """None if the tool is not installed."""
 
 
 def read_kernel_vitals(tree: FileTree, gpus: Sequence[Device]) -> dict[int, Vitals]:

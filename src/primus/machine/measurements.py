@@ -125,7 +125,7 @@ class Collective(Struct, frozen=True, kw_only=True):
     rank_times_s: tuple[float, ...] = ()
     algbw_gb_per_s: float | None = None
     busbw_gb_per_s: float | None = None
-    """None for a single rank, where it is not defined."""
+    """None for a single rank, for which it is not defined."""
     wrong: tuple[WrongElements, ...] = ()
     problem: str = ""
     """Why there is no time: ``not offered by gloo``, ``single rank``."""
@@ -188,7 +188,7 @@ class ReferenceTraining(Struct, frozen=True, kw_only=True):
 
 
 class Telemetry(Struct, frozen=True, kw_only=True):
-    """State of a GPU under load; None where no source has a value."""
+    """State of a GPU under load; None if no source has a value."""
 
     gpu: int = field(name="card")  # the key in run folders
     """Index among the GPUs of the node."""

@@ -165,7 +165,7 @@ def _explain_exclusion(device: RdmaDevice, port: RdmaPort, interfaces: Sequence[
 
 
 def _choose_master_interface(facts: MachineFacts) -> tuple[str | None, str]:
-    """The interface to the master, and the reason; None and a hint if there is none that can be used."""
+    """The interface to the master, and the reason; None and a hint if no interface can be used."""
     name = facts.master_interface
     by_name = {interface.name: interface for interface in facts.interfaces}
     member = by_name.get(name or "")

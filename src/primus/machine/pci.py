@@ -170,6 +170,6 @@ def _parse_speed(text: str | None) -> float | None:
 
 
 def _parse_width(text: str | None) -> int | None:
-    """Number of lanes; None where the kernel reports 0 or 255 (unknown)."""
+    """Number of lanes; None if the kernel reports 0 or 255 (unknown)."""
     lanes = parse_int(text or "")
     return lanes if lanes and 0 < lanes < 255 else None

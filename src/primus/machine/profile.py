@@ -127,7 +127,7 @@ def _load_profiles(name: str) -> tuple[Profile, ...]:
 
 
 def _read_chain(kind: str, name: str) -> list[DataFile]:
-    """The file of a plug-in and those that it extends, nearest first; none where the plug-in is a Python module.
+    """The file of a plug-in and those that it extends, nearest first; none if the plug-in is a Python module.
 
     Raises:
         UsageError: A file is wrong, or extends itself.
@@ -228,7 +228,7 @@ def list_layers(profile: Profile) -> list[tuple[str, Mapping[str, Setting]]]:
 
 
 def list_architecture_layers(name: str) -> list[tuple[str, Mapping[str, Setting]]]:
-    """Settings of an architecture by layer, lowest first; none where it is not known.
+    """Settings of an architecture by layer, lowest first; none if it is not known.
 
     Raises:
         UsageError: A file is wrong, a layer below does not exist, or the layers form a ring.
@@ -256,7 +256,7 @@ def _load_layer(name: str) -> ProfileLayer:
 
 @cache
 def load_nic(kind: str) -> Nic | None:
-    """The kind of NIC of that name; None where it is not known.
+    """The kind of NIC of that name; None if it is not known.
 
     Raises:
         UsageError: Its file is wrong.

@@ -8,7 +8,8 @@ from primus.machine.profile_schema import Dtype, Profile
 FORMULA_TOLERANCE = 0.002
 """Between a published AMD peak and units x clock x FLOP: the rounding of data sheets."""
 RATIO_TOLERANCE = 0.02
-"""Between dense fp8 and twice bf16 on NVIDIA, whose L40S sheet says 733 and 362; a sparse figure is off by 100 %."""
+"""Between dense fp8 and twice bf16 on NVIDIA, whose L40S data sheet lists 733 and 362; a sparse figure is off by
+100 %."""
 
 
 def check_profile(profile: Profile, file: str) -> None:

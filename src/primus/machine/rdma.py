@@ -204,7 +204,7 @@ def _merge_port_line(port: RdmaPort, key: str, value: str) -> RdmaPort:
 
 
 def _read_tools(tree: FileTree) -> tuple[RdmaDevice, ...]:
-    """Output of the first tool that lists a device, also where it fails: ibstat exits with 255 if one of many devices
+    """Output of the first tool that lists a device, even if it fails: ibstat exits with 255 if one of many devices
     is lost."""
     for argv in TOOLS:
         # Each tool has a separate limit: after one that hangs on a device, the next may still list the others.

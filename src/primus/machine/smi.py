@@ -31,7 +31,7 @@ NOT_UNDERSTOOD = (ValueError, TypeError, AttributeError, LookupError, RecursionE
 
 
 class ToolReading(Struct, frozen=True, kw_only=True):
-    """One GPU as a tool reports it; None where the tool has no value."""
+    """One GPU as a tool reports it; None if the tool has no value."""
 
     tool: str
     index: int

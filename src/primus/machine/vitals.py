@@ -28,7 +28,7 @@ BANKS = ("max", "high", "partial", "low", "none")
 
 
 class RowRemapping(Struct, frozen=True, kw_only=True):
-    """Memory rows that a GPU has remapped to spare rows; None where it does not report a value.
+    """Memory rows that a GPU has remapped to spare rows; None if it does not report a value.
 
     NVIDIA GPU Memory Error Management: a remapped row is repaired. The failure flag requires replacing the GPU (RMA),
     the pending flag a reset; few spare rows in a bank predict a failure."""
@@ -45,7 +45,7 @@ class RowRemapping(Struct, frozen=True, kw_only=True):
 
 
 class Vitals(Struct, frozen=True, kw_only=True):
-    """Live values of a GPU; None where no source has one."""
+    """Live values of a GPU; None if no source has one."""
 
     temperature_c: float | None = None
     """The hottest spot of the die."""

@@ -329,8 +329,8 @@ class Suite:
             torch.cuda.empty_cache()
 
     def _write_part(self, **changes: object) -> None:
-        # The whole part is replaced by rename after each result: whatever ends the process, the last state is
-        # readable.
+        # The whole part is replaced by rename after each result: the last state is readable
+        # however the process ends.
         self._part = structs.replace(self._part, **changes)
         write_json(self._attempt.run.directory / measurements.find_measurements_file(self._attempt.rank), self._part)
 

@@ -30,7 +30,7 @@ _HARMLESS = re.compile(
     r"severity[=:] ?correct(ed|able)|HEST: Enabling Firmware First"
     r"|Corrected error|no (user )?action (is )?(required|needed)"  # mce_amd.c, amdgpu_ras.c
     r"|_STATUS\[[^\]]*\bCE\b"
-    r"|Machine check events logged"  # of every kind; lines that follow say which
+    r"|Machine check events logged"  # for any event; the following lines have the details
     r"|Hardware Error\]: +(Error Addr|PPIN|IPID|TSC|PROCESSOR|cache level|Syndrome|CPU:|Machine Check: 0 )"
     r"|\b0 (new )?(un)?correctable hardware error",
     re.IGNORECASE,

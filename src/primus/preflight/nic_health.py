@@ -58,7 +58,7 @@ def parse_statistics(said: str) -> dict[str, int]:
 
 
 def find_grown_counters(before: Counters, after: Counters, *, is_loaded: bool = False) -> Iterator[CheckFinding]:
-    """Errors counted between two readings; pauses as well, unless the network `is_loaded`, where they are normal."""
+    """Errors counted between two readings; pauses as well, unless `is_loaded`: a busy network pauses normally."""
     for subject, counts in after.items():
         growth = {
             name: count - before.get(subject, {}).get(name, 0)

@@ -102,8 +102,8 @@ def check_rdma(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def _report_disabled_nics(node: PreflightNode, kept: list[tuple[RdmaDevice, RdmaPort]]) -> Iterator[CheckFinding]:
-    """Disabled NICs of the kind that carries data, where that leaves fewer of them than GPUs: nobody says that
-    they should be off. The second port of a NIC may be."""
+    """Disabled NICs of the kind that carries data, if fewer of them than GPUs remain and no option states their
+    number. A disabled second port of a NIC is not reported."""
     if node.expected.rdma_nics is not None or node.expected.rdma_nic_allowlist or node.environ.get("NCCL_IB_HCA"):
         return
     gpus, used = len(node.facts.devices), {_find_nic(device) for device, _ in kept}

@@ -1,4 +1,4 @@
-"""What a site expects of each of its nodes: the file of `--expect`, and how one is written."""
+"""Expectations of a site for each of its nodes: the file of `--expect`, and how it is written."""
 
 from __future__ import annotations
 
