@@ -111,6 +111,7 @@ def _read_pcie_counts(node: PreflightNode) -> Iterator[tuple[ErrorCounter, int]]
     own = [(f"GPU {gpu.index}", gpu.bdf, gpu.pci_path) for gpu in node.facts.devices]
     own += [(device.name, device.bdf, device.pci_path) for device in node.facts.rdma]
     named = {bdf: name for name, bdf, _ in own if bdf}
+    # Both ends of a link count its errors, so the bridges above a device are read as well.
     above = {
         part: f"bridge {part} above {name}" for name, _, path in own for part in path if pci.normalize_address(part)
     }
@@ -147,6 +148,7 @@ def parse_nvlink_counts(said: str) -> Counts:
     found: Counts = {}
     subject = ""
     for line in said.splitlines():
+        # State of the parser: the lines of the links follow the line of their GPU.
         gpu = re.match(r"GPU (\d+):", line.strip())
         if gpu:
             subject = f"GPU {gpu[1]}"

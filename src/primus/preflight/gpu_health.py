@@ -72,6 +72,7 @@ def judge_tools(node: PreflightNode, read: Health) -> Iterator[CheckFinding]:
                 False, without, "gpu.tool", f"no management tool is installed{so}", expected, reason, advice
             )
         return
+    # A call that was killed at the limit has the limit as its duration.
     hung = [call for call in read.calls if call.seconds >= limit]
     if hung:
         yield judge_value(
@@ -91,6 +92,7 @@ def judge_tools(node: PreflightNode, read: Health) -> Iterator[CheckFinding]:
             yield judge_value(
                 False, without, "gpu.tool", call.problem + so, expected, reason, advice, subject=call.tool
             )
+    # The calls run concurrently and delay each other: the fastest shows how quickly the driver responds.
     fastest = min(read.calls, key=lambda call: call.seconds)
     yield judge_value(
         fastest.seconds <= warn,
@@ -142,7 +144,7 @@ def _is_allowed(process: Process, more: Sequence[str]) -> bool:
 
 
 def _judge_use(node: PreflightNode, device: DeviceHealth, subject: str, *, is_asked: bool) -> Iterator[CheckFinding]:
-    """Whether a device is free; a device that is missing in the output of a responding tool counts as lost."""
+    """Whether a device is free; a device without values from a responding tool is never ok."""
     limits = node.limits
     if device.shares_host_memory and device.memory_used_bytes is None:
         yield report_info("gpu.memory_used", "it has no separate memory; it uses host memory", subject=subject)

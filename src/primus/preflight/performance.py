@@ -106,6 +106,7 @@ def read_results(folder: Path, asked: MeasurementPlan, world_size: int) -> Measu
     Raises:
         PrimusError: A file of theirs is damaged.
     """
+    # Rank 0 writes the merged file at the end. Without it the tests ended early, and the files of single ranks count.
     if (folder / measurements.FILE).is_file():
         return read_json(folder / measurements.FILE, MeasurementResults)
     files = [folder / measurements.find_measurements_file(rank) for rank in range(world_size)]

@@ -267,6 +267,7 @@ def split_windows(result: BurnIn) -> tuple[float, float]:
 
     The first window warms up the device and is skipped if there are others.
     """
+    # With up to three windows none can be spared.
     windows = result.windows[1:] if len(result.windows) > 3 else result.windows
     span = min(COMPARED_S, result.duration_s / 3)
     begin, end = windows[0].begin_s, windows[-1].begin_s
