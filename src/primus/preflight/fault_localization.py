@@ -75,7 +75,7 @@ class PairOutlier(NamedTuple):
     below: float
     """Relative distance below the median."""
     z: float
-    """Modified z-score; infinite where more than half of the values are equal."""
+    """Modified z-score; infinite if more than half of the values are equal."""
 
 
 def find_outliers(values: Mapping[Name, float], below: float = BELOW_MEDIAN) -> dict[Name, PairOutlier]:

@@ -10,7 +10,7 @@ from msgspec import Struct
 Status = Literal["ok", "info", "warn", "unknown", "fail"]
 """`unknown` was not measured and never counts as ok; `info` has no expected value."""
 ORDER: tuple[Status, ...] = ("ok", "info", "warn", "unknown", "fail")
-"""From good to bad."""
+"""Statuses from best to worst."""
 
 
 class CheckFinding(Struct, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ def check_live(node: PreflightNode) -> Iterator[CheckFinding]:
     read = machine_health.read_health(node.facts, node.environ, node.limits.smi_limit_s, root=node.tree.root)
     yield from judge_health(node, read)
     # PyTorch runs afterwards: its process opens the devices and would be listed among the processes that use them.
-    yield from torch_devices.check_torch_devices(node)  # afterwards: its process is one that uses the devices
+    yield from torch_devices.check_torch_devices(node)
 
 
 def judge_health(node: PreflightNode, read: Health) -> Iterator[CheckFinding]:

@@ -161,7 +161,7 @@ class Options(Struct, frozen=True, kw_only=True):
         """The selected measurements, in the order of execution.
 
         Raises:
-            UsageError: --tests names nothing that can be measured.
+            UsageError: --tests contains an unknown test.
         """
         everything = measurements.ALL_TESTS if self.level == "soak" else measurements.TESTS
         return (_parse_tests(self.tests) or everything) if self.measures else ()
@@ -212,7 +212,7 @@ def load_site(options: Options) -> SiteExpectations | None:
     """The expectations of --expect; None without that option.
 
     Raises:
-        UsageError: The file is wrong, or that of --write-expect is there already.
+        UsageError: The file is invalid, or the file of --write-expect exists.
     """
     if options.write_expect and Path(options.write_expect).exists():
         raise UsageError(
@@ -239,7 +239,7 @@ def build_measurement_plan(options: Options, context: TaskContext, facts: Machin
     """The measurements for the workers.
 
     Raises:
-        UsageError: --tests, or an option of sizes, names nothing that can be measured.
+        UsageError: --tests or an option with sizes is invalid.
     """
     limit_s = min(options.time_limit, options.per_gpu_timeout_sec or options.time_limit)
     asked = performance.plan_measurements(

@@ -104,7 +104,7 @@ def read_results(folder: Path, asked: MeasurementPlan, world_size: int) -> Measu
     """The results of the workers of the run in `folder`; incomplete if workers ended early.
 
     Raises:
-        PrimusError: A file of theirs is damaged.
+        PrimusError: A result file is damaged.
     """
     # Rank 0 writes the merged file at the end. Without it the tests ended early, and the files of single ranks count.
     if (folder / measurements.FILE).is_file():

@@ -18,14 +18,14 @@ GIB = 2**30
 FLOOR_RANKS = 8
 """Number of devices of the collectives to which the profiles' floors apply."""
 SMALL_BYTES, LARGE_BYTES, LARGEST_BYTES = 64 * MIB, GIB, 8 * GIB
-"""Sizes for which floors are stated: 64 MiB, and 8 GiB and above; from 1 GiB on `LARGE_SHARE` of the latter counts."""
+"""Sizes with floors: 64 MiB, and 8 GiB and above; from 1 GiB on the floor is `LARGE_SHARE` of that at 8 GiB."""
 LARGE_SHARE = 0.9
-"""Of the floor at 8 GiB that 1 GiB must reach, and that rings of all_gather and reduce_scatter must reach at any large
-size: on 8 H100 they reach 361 and 363 where all_reduce reaches 367 (stas00/ml-engineering)."""
+"""Share of the floor at 8 GiB that applies to 1 GiB, and to all_gather and reduce_scatter of any large size: on 8 H100
+they reach 361 and 363 GB/s where all_reduce reaches 367 (stas00/ml-engineering)."""
 RING_OPERATIONS = ("all_gather", "reduce_scatter")
 NETWORK_SHARE = 0.7
-"""Of the rate of all RDMA ports of a node that a collective between nodes must reach at 8 GiB: of 400 GB/s, which are 8
-ports of 400 Gb/s, ROCm/cvs demands 330 and AMD-AGI/Primus-SaFE 288 between two nodes."""
+"""Share of the rate of a node's RDMA ports that a collective between nodes must reach at 8 GiB: of 400 GB/s (8 ports of
+400 Gb/s) ROCm/cvs demands 330 and AMD-AGI/Primus-SaFE 288 between two nodes."""
 
 
 class Demands(Struct, frozen=True, kw_only=True):

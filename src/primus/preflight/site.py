@@ -148,7 +148,7 @@ def _read_struct(tree: Tree, kind: type[Struct]) -> Any:
     hints, values = get_type_hints(kind), {}
     for key, item in tree.items():
         if key not in hints:
-            longer = [name for name in hints if name.startswith(key)]  # of gpu, gpus is nearer than cpu
+            longer = [name for name in hints if name.startswith(key)]  # suggests gpus, not cpu, for gpu
             raise UsageError(f"{locate_item(item)}: unknown key '{key}'", did_you_mean(key, longer or hints))
         values[key] = _convert_item(item, hints[key], key)
     return kind(**values)

@@ -193,7 +193,7 @@ def check_tools(node: PreflightNode) -> Iterator[CheckFinding]:
     """Required programs are installed and run."""
     for name in node.expected.tools:
         answer = node.run_program([name, "--version"], TOOL_LIMIT_S)
-        is_there = answer.state in ("ok", "failed")  # not every program knows --version
+        is_there = answer.state in ("ok", "failed")  # some programs do not support --version
         yield judge_value(
             is_there,
             "fail",

@@ -78,7 +78,7 @@ def _check_folder(node: PreflightNode, folder: Path, purpose: str) -> Iterator[C
         subject=subject,
         value=free,
     )
-    if held.f_files:  # 0 where the file system counts none, as btrfs does
+    if held.f_files:  # 0 if the file system does not count them, such as btrfs
         yield judge_value(
             held.f_favail >= node.limits.free_inodes,
             "warn",
