@@ -1,4 +1,8 @@
-"""Write files atomically (temporary name, sync, rename), and lock files between processes."""
+"""Write files atomically (temporary name, sync, rename), and lock files between processes.
+
+Locks are ``flock`` locks: the kernel releases them when the process dies, also after SIGKILL, so no lock becomes stale.
+The lock files themselves may remain; an unlocked lock file has no meaning.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +18,27 @@ from pathlib import Path
 from primus.errors import PrimusError
 
 POLL_S = 0.1
+"""Interval between attempts to lock: ``flock`` has no time limit, so a bounded wait has to poll."""
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def build_temporary_path(path: Path) -> Path:
-    """Name beside `path` for its content while it is being written."""
+    """Name for the content of `path` while it is written; in the same folder, because only there a rename is atomic."""
     return path.with_name(f"{path.name}.tmp.{os.getpid()}")
 
 
 def remove_stale(folder: Path, name: str) -> None:
-    """Delete what killed writers left of the files ``NAME.*``; call it with the lock held."""
+    """Delete temporary files ``NAME.*`` of killed writers.
+
+    Call it with the lock of these files held: without it, the files of a running writer are deleted too.
+    """
     for file in folder.glob("*.tmp.*"):
         if file.name.startswith(f"{name}."):
             file.unlink(missing_ok=True)
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder so that it is gone at once for whoever still looks into it."""
+    """Delete a folder in one step, as seen by processes that still read it."""
     gone = build_temporary_path(folder)
     # Deleting takes time; a rename is atomic, so that no process sees a folder with some of its files.
     try:
@@ -43,6 +51,7 @@ def remove_folder(folder: Path) -> None:
 def publish_file(written: Path, path: Path) -> None:
     """Rename a file that is on disk (see `sync_to_disk`) to its final name, and wait until the name is on disk."""
     os.replace(written, path)
+    # The name belongs to the folder: without this sync a power failure can undo the rename, or reorder two of them.
     sync_to_disk(path.parent)
 
 
@@ -57,10 +66,10 @@ def sync_to_disk(path: Path) -> None:
 
 @contextmanager
 def stage_files(contents: dict[Path, bytes], durable: bool = True) -> Iterator[Callable[[], None]]:
-    """Small files on disk under temporary names, and a function that gives them theirs, in order.
+    """Write small files under temporary names, and yield a function that renames them to their final names in order.
 
-    Whatever can fail for lack of space has happened before the block begins. Files that need not be `durable` may be
-    empty after a loss of power.
+    Everything that needs disk space happens before the block begins. Without `durable`, files may be empty after a power
+    failure.
     """
     written = {build_temporary_path(path): path for path in contents}
     try:
@@ -81,27 +90,27 @@ def stage_files(contents: dict[Path, bytes], durable: bool = True) -> Iterator[C
 
 @contextmanager
 def hold_lock(path: Path, timeout_s: float, waiting: Callable[[str], None] = lambda holder: None) -> Iterator[None]:
-    """Hold the lock file `path`, which is removed afterwards; the kernel frees it when its holder dies.
+    """Hold an exclusive lock within the block and remove the lock file afterwards.
 
     Args:
         path: The lock file; its folder exists.
-        timeout_s: How long to wait for another holder.
-        waiting: Called once with the holder's description when there is something to wait for.
+        timeout_s: Longest wait for another holder.
+        waiting: Called once, with a description of the holder, if another process holds the lock.
 
     Raises:
-        PrimusError: The holder did not finish in time, or the file system has no locks.
+        PrimusError: The holder did not finish in time, or the file system does not support locks.
     """
     descriptor = _acquire_lock(path, time.monotonic() + timeout_s, waiting)
     try:
         yield
     finally:
-        # Unlink before the lock is released: nobody can lock a file that is about to lose its name.
+        # Unlink while the lock is held. After the release, another process may hold a lock on this name.
         path.unlink(missing_ok=True)
         os.close(descriptor)
 
 
 def remove_lock(path: Path) -> None:
-    """Delete a lock file that a killed holder has left."""
+    """Delete the lock file of a killed holder; a lock that is held stays."""
     if path.exists() and (descriptor := try_acquire(path)) is not None:
         path.unlink(missing_ok=True)
         os.close(descriptor)
@@ -109,10 +118,10 @@ def remove_lock(path: Path) -> None:
 
 @contextmanager
 def hold_in_use(path: Path) -> Iterator[None]:
-    """Mark something as in use by a shared lock, which ends with the process; several processes can hold it at once.
+    """Hold a shared lock within the block, which marks something as in use. Several processes can hold it at once.
 
     Raises:
-        PrimusError: The file system has no locks.
+        PrimusError: The file system does not support locks.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -123,34 +132,40 @@ def hold_in_use(path: Path) -> Iterator[None]:
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether a process holds `hold_in_use` on the file."""
+    """Whether a process is in a `hold_in_use` block of the file."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
+        # An exclusive lock is granted only while no shared lock exists. Closing the descriptor releases it again.
         return not _try_flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, path)
     finally:
         os.close(descriptor)
 
 
 def try_acquire(path: Path) -> int | None:
-    """A descriptor that holds the lock file `path` until it is closed; None where somebody else holds it.
+    """Try to lock the file `path` without waiting.
+
+    Returns:
+        A descriptor that holds the lock until it is closed, or None if another process holds the lock.
 
     Raises:
-        PrimusError: The file system has no locks.
+        PrimusError: The file system does not support locks.
     """
+    # O_CLOEXEC: a child process that inherits the descriptor would keep the lock after this process has ended.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     if not _try_lock(descriptor, path):
         os.close(descriptor)
         return None
+    # The content only describes the holder in messages; the lock itself is in the kernel.
     os.truncate(descriptor, 0)
     os.write(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode())
     return descriptor
 
 
 def build_write_error(output: Path, error: OSError) -> PrimusError:
-    """What to tell somebody whose output could not be written."""
+    """Error for an output that cannot be written; a full disk is reported with its free space."""
     reason = error.strerror or str(error)
     if error.errno not in FULL_DISK:
         return PrimusError(f"{error.filename or output}: cannot be written, {reason}", "give another --output")
@@ -176,15 +191,15 @@ def _acquire_lock(path: Path, deadline: float, waiting: Callable[[str], None]) -
 
 
 def _try_lock(descriptor: int, path: Path) -> bool:
-    """Whether the lock is ours; a lock on a file that its holder has removed meanwhile does not count."""
+    """Whether this process now holds the lock; a lock on a file that has been removed meanwhile does not count."""
     try:
         if not _try_flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, path):
             return False
     except PrimusError:
         os.close(descriptor)
         raise
-    # The holder may have unlinked the file between our open and our lock: then the lock is on a nameless file, which
-    # protects nothing, and another process may hold a lock on a new file of the same name.
+    # The previous holder may unlink the file between `open` and `flock`. The lock is then on a file without a name and
+    # protects nothing: another process may hold a lock on a new file of the same name.
     try:
         return os.fstat(descriptor).st_ino == path.stat().st_ino
     except FileNotFoundError:
@@ -192,13 +207,13 @@ def _try_lock(descriptor: int, path: Path) -> bool:
 
 
 def _try_flock(descriptor: int, operation: int, path: Path) -> bool:
-    """Whether a lock could be had."""
+    """Apply a lock operation to an open file; return whether the lock was granted."""
     try:
         fcntl.flock(descriptor, operation)
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno == errno.ESTALE:  # on NFS: its holder on another machine has removed it
+        if error.errno == errno.ESTALE:  # NFS: the holder on another machine has removed the file
             return False
         raise PrimusError(
             f"{path.parent}: this file system has no file locks ({error.strerror})",

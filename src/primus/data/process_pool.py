@@ -1,4 +1,4 @@
-"""Processes that read parts of token files, and that are ended in silence when their parent is interrupted."""
+"""Process pool for reading token files; its processes ignore Ctrl-C, which the parent handles."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from primus.interpreter import exclude_working_folder_of_children
 
 @contextmanager
 def process_pool(workers: int) -> Iterator[Executor]:
-    """An executor of fresh processes; what waits for them is called off by an exception in the ``with`` block.
+    """Executor of spawned processes. An exception in the ``with`` block cancels the pending tasks.
 
     Args:
         workers: Number of processes.
     """
+    # Spawned processes import this package again. The working folder must not be on their path: a file there could
+    # shadow a module.
     exclude_working_folder_of_children()
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which the processes inherit, and keep
+        # Children inherit the signal mask, so SIGINT stays blocked in them. Ctrl-C, which the terminal sends to the
+        # whole process group, then prints one message of the parent and no traceback of each child.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             for _ in range(workers):
-                pool.submit(os.getpid)  # each starts a process
+                pool.submit(os.getpid)  # the executor starts a process for each of the first tasks
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         try:

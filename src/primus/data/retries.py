@@ -1,4 +1,4 @@
-"""Requests that are sent again where a server is overloaded or asks to wait (429 and 503 with ``Retry-After``)."""
+"""Retry HTTP requests after transient errors; ``Retry-After`` of 429 and 503 responses is honoured."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
-"""Answers after which a server may give another one (RFC 9110, section 15; RFC 6585 for 429)."""
+"""Status codes after which a retry may succeed (RFC 9110, section 15; RFC 6585 for 429)."""
 
 TRIES = 5
+"""Number of attempts; the pauses add up to 15 s, within which an overloaded server usually recovers."""
 FIRST_PAUSE_S = 1.0
-"""Before the second try, twice as long before each further one, unless the server says how long."""
+"""Pause before the second attempt; doubled before each further one unless the response has ``Retry-After``."""
 LONGEST_WAIT_S = 300.0
-"""No longer wait is honoured, and no try begins later than this after the first."""
+"""Longest ``Retry-After`` that is honoured, and latest start of an attempt after the first one."""
 
 Result = TypeVar("Result")
 Say = Callable[[str], None]
 
 
 def print_stderr(text: str) -> None:
-    """Print a line for people."""
+    """Print a line to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def retry_request(server: str, act: Callable[[], Result], say: Say = print_stderr) -> Result:
-    """What `act` returns, tried again while it raises an error of an answer that is `TRANSIENT`.
+    """Return the result of `act`; call it again while it raises an error with a `TRANSIENT` status code.
 
     Args:
-        server: Name of the server, for people.
-        act: Sends requests that may be repeated.
+        server: Name of the server, for messages.
+        act: Sends requests. It may be called several times, so the requests must be idempotent.
         say: Receives a line before each wait.
 
     Raises:
-        Exception: What `act` raised last.
+        Exception: The last error of `act`.
     """
     start = time.monotonic()
     for attempt in range(1, TRIES):
@@ -50,11 +51,11 @@ def retry_request(server: str, act: Callable[[], Result], say: Say = print_stder
             status = _find_attribute(error, "status_code", "status")
             say(f"{server} answers {status}: trying again in {math.ceil(pause)} s ({attempt + 1} of {TRIES})")
             time.sleep(pause)
-    return act()
+    return act()  # the last attempt: its error is the caller's
 
 
 def compute_pause(error: BaseException, attempt: int) -> float | None:
-    """Seconds to wait after an error of the try with this number, from 1; None where another try is of no use."""
+    """Pause in seconds after a failure of attempt number `attempt` (from 1); None if the error is not transient."""
     if _find_attribute(error, "status_code", "status") not in TRANSIENT:
         return None
     asked = read_retry_after(error)
@@ -62,10 +63,10 @@ def compute_pause(error: BaseException, attempt: int) -> float | None:
 
 
 def read_retry_after(error: BaseException) -> float | None:
-    """Seconds that the answer which an error is about asks to wait; None where it does not.
+    """Value of ``Retry-After`` in the response of an error, in seconds; None if the response has none.
 
-    ``Retry-After`` is a number of seconds or a date (RFC 9110, section 10.2.3), which is compared with the server's own
-    clock where the answer has it.
+    The value is a number of seconds or a date (RFC 9110, section 10.2.3). A date is compared with the ``Date`` of the
+    response if it has one: the clocks of client and server may differ.
     """
     headers = _find_attribute(error, "headers")
     if not isinstance(headers, Mapping):
@@ -90,7 +91,7 @@ def _parse_date(value: str) -> datetime | None:
 
 
 def _find_attribute(error: BaseException, *names: str) -> Any:
-    """Of an HTTP library's error: that of its response, or its own, or that of the error that it was made from."""
+    """First attribute of these names on an HTTP error's response, on the error, or on the error that caused it."""
     at: BaseException | None = error
     while at is not None:
         for owner in (getattr(at, "response", None), at):

@@ -1,1 +1,1 @@
-"""From text to token files, and the steps before and after."""
+"""Encode text into token files."""

@@ -1,4 +1,4 @@
-"""The stage that turns the texts of a shard into tokens, the lengths of its sequences, and which ends a document."""
+"""Stage that encodes the texts of a shard into token ids, sequence lengths and document ends."""
 
 from __future__ import annotations
 
@@ -23,61 +23,66 @@ from primus.data.tokenizers.canary import Canary, check_samples
 from primus.data.tokenizers.tokenizer import Tokenizer
 
 METHOD = 1
-"""Changes with whatever decides the bytes of a shard's files, so that those of another version are not taken."""
+"""Version of the content of shard files. Increase it with each change of the content: files of another version are not
+reused."""
 
 BATCH_CHARACTERS = 1 << 21
+"""Characters in a batch: large enough to amortize the calls of the tokenizer, a few tens of MB with its ids."""
 BATCH_TEXTS = 4096
+"""Maximum number of texts in a batch, which bounds the Python objects of very short texts."""
 LONG_CHARACTERS = 1 << 22
-"""Length from which a text is tokenized in pieces, which take less memory."""
+"""Length above which a text is tokenized in pieces, to limit memory."""
 
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """A batch of sequences."""
+    """Encoded sequences of a batch of texts."""
 
     tokens: Tokens
-    """[sum of lengths] ids, one sequence after the other."""
+    """[sum of lengths] token ids of all sequences, concatenated."""
     lengths: NDArray[np.int32]
     """[n] tokens of each sequence."""
     ends_document: NDArray[np.bool_]
     """[n] whether a sequence is the last of its document."""
     characters: int
-    """Length of the texts."""
+    """Number of characters of the texts."""
     empty: int
-    """Documents without text, which have no sequence."""
+    """Number of documents without text; they have no sequence."""
     special_strings: int
-    """How often a text spells out the end-of-document token."""
+    """Number of occurrences of the end-of-document token as text."""
 
 
 @dataclass
 class EncodeStage:
-    """Tokens of the documents of an input; the same for any shards of it, one after the other."""
+    """Encodes the documents of an input. The joined output of all shards does not depend on their borders."""
 
     tokenizer: Tokenizer
     recipe: EncodeRecipe
     stamps: dict[str, str]
-    """What tells of each file whether it has changed."""
+    """Fingerprint of each input file; see `primus.data.shards.inputs.Inputs`."""
     identity: Any = field(init=False)
     _canary: Canary | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        # The limit of bad documents does not change the content, so raising it reuses finished shards.
         recipe = msgspec.structs.replace(self.recipe, max_bad=0)
         tokenizer = self.tokenizer
-        engine = "fast" if tokenizer.fast else "exact"  # where the fast way was wrong, the other takes nothing of it
+        engine = "fast" if tokenizer.fast else "exact"  # --no-fast must not reuse shards of a wrong fast tokenizer
         self.identity = ["encode", METHOD, engine, tokenizer.fingerprint, tokenizer.eod, recipe, self.stamps]
 
     def start(self) -> None:
-        """Processes are the parallelism: the library must not start threads beside."""
+        """Prepare this process. May be called again in a forked worker."""
+        # The processes use all cores; threads of the library would compete with them and would not survive a fork.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self._canary = self._canary or Canary(self.tokenizer, self.recipe.add_special_tokens)
 
     def run(self, shard: Shard, output: ShardOutput) -> None:
-        """Write a shard's files ``bin``, ``lengths`` (int32) and ``ends`` (a byte for each sequence), sorted if asked.
+        """Write a shard's files ``bin``, ``lengths`` (int32) and ``ends`` (a byte per sequence), shuffled if requested.
 
         Raises:
-            PrimusError: A file is damaged, or changed meanwhile, or the fast tokenizer is wrong.
+            PrimusError: An input file is damaged or has changed, or the fast tokenizer gives wrong ids.
         """
-        output.durable = False  # merging checks every file
+        output.durable = False  # merging verifies the checksum of every file, so a sync for each shard is not needed
         if self.recipe.shuffle_seed is None:
             with ExitStack() as stack:
                 names = ("bin", "lengths", "ends")
@@ -91,11 +96,12 @@ class EncodeStage:
         if self.tokenizer.fast and self.tokenizer.fast.failure:
             output.facts["fast_failure"] = self.tokenizer.fast.failure
         output.facts["contents"] = inputs.hash_contents(shard)
+        # Last: a file that changes while it is read must not become a finished shard.
         for part in shard.parts:
             inputs.check_fingerprint(part.file, self.stamps[part.file])
 
     def _encode_shard(self, shard: Shard, output: ShardOutput, files: Sequence[BinaryIO]) -> None:
-        """Write tokens, lengths and ends of a shard into files, in the order of the input."""
+        """Write the tokens, lengths and ends of a shard into files, in input order."""
         tokens, lengths, ends = files
         largest = 0
         for batch in _group_batches(self._read_texts(shard, output)):
@@ -108,7 +114,7 @@ class EncodeStage:
         output.facts["largest"] = largest
 
     def _read_texts(self, shard: Shard, output: ShardOutput) -> Iterator[TextDocument]:
-        """The texts of a shard; what is bad is left out, if it may be."""
+        """Read the texts of a shard; bad documents are recorded and skipped."""
         cut = not self.recipe.add_special_tokens
         for part in shard.parts:
             for item in inputs.read_part(part, self.recipe.json_key, self.recipe.text_documents, cut, lists=True):
@@ -121,14 +127,14 @@ class EncodeStage:
 
 
 def stored_dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
-    """Type of the tokens in the files."""
+    """Type of the token ids in the files (little endian)."""
     return smallest_dtype(tokenizer.vocab_size).newbyteorder("<")
 
 
 def encode_batch(
     texts: list[TextDocument], tokenizer: Tokenizer, recipe: EncodeRecipe, canary: Canary | None = None
 ) -> EncodedBatch:
-    """The tokens of one batch, of which `canary` takes a sample that is encoded again."""
+    """Encode one batch; `canary` compares a sample of it with the reference tokenizer."""
     kept = [text for text in texts if text.text or not (text.begins and text.ends)]
     strings = [text.text for text in kept]
     tokens, lengths = _tokenize_texts(strings, tokenizer, recipe.add_special_tokens)
@@ -155,7 +161,7 @@ def encode_batch(
 
 
 def _split_sentences(text: TextDocument, language: str, keep_newlines: bool) -> Iterator[TextDocument]:
-    """A text, or piece of one, in sentences."""
+    """Split a text, or a piece of a text, into sentences."""
     found = sentences.split_sentences(text.text, language, keep_newlines) or [""]
     for index, sentence in enumerate(found):
         begins, ends = text.begins and index == 0, text.ends and index == len(found) - 1
@@ -165,10 +171,13 @@ def _split_sentences(text: TextDocument, language: str, keep_newlines: bool) -> 
 def _without_empty(
     texts: list[TextDocument], lengths: NDArray[np.int64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], int]:
-    """Which pieces of a batch stay, which of all end a document, and how many documents have no tokens.
+    """Find the pieces without tokens in a batch.
 
-    The end of a document passes to its last piece that has tokens. Where that was in an earlier batch, an empty piece
-    stays for it.
+    The end of a document moves to its last piece that has tokens. If that piece is in an earlier batch, an empty piece
+    is kept to mark the end.
+
+    Returns:
+        Which pieces to keep, which pieces end a document, and the number of documents without tokens.
     """
     stays, ends = lengths > 0, np.zeros(len(texts), np.bool_)
     without_tokens = start = 0
@@ -187,27 +196,28 @@ def _without_empty(
 
 
 def _template_ends(tokenizer: Tokenizer) -> bool:
-    """Whether what the tokenizer's template puts around a text ends with the end of a document."""
+    """Whether the tokenizer's template ends with the end-of-document token."""
     ids, _ = tokenizer.encode_batch(["a"], add_special_tokens=True)
     return len(ids) > 0 and int(ids[-1]) == tokenizer.eod_id
 
 
 def _rough_place(text: TextDocument) -> str:
-    """Where a text is, without counting the lines before it as `Text.where` does."""
+    """Approximate location of a text, without counting the lines before it as `TextDocument.where` does."""
     return f"{text.part.file}: line or row {text.number} from {text.part.first}" if text.part else "a text"
 
 
 def _tokenize_texts(
     strings: list[str], tokenizer: Tokenizer, add_special_tokens: bool
 ) -> tuple[Tokens, NDArray[np.int64]]:
-    """Token ids of texts as they are stored; a long text, which is alone, is tokenized in pieces if it may be."""
+    """Token ids of texts in the stored type. A long text, which is alone in its batch, is tokenized in pieces if the
+    tokenizer allows it."""
     dtype = stored_dtype(tokenizer)
     if len(strings) != 1 or len(strings[0]) <= LONG_CHARACTERS or add_special_tokens:
         tokens, lengths = tokenizer.encode_batch(strings, add_special_tokens)
         return tokens.astype(dtype), lengths
     pieces = tokenizer.safe_cuts(strings[0], BATCH_CHARACTERS)[::-1]
     encoded = []
-    while pieces:  # each is given up when it is encoded
+    while pieces:  # `pop` frees each piece once it is encoded
         encoded.append(tokenizer.encode_batch([pieces.pop()])[0].astype(dtype))
     joined = np.concatenate(encoded)
     return joined, np.array([len(joined)])
@@ -216,7 +226,7 @@ def _tokenize_texts(
 def _with_eod(
     tokens: Tokens, lengths: NDArray[np.int64], wanted: NDArray[np.bool_], eod_id: int
 ) -> tuple[Tokens, NDArray[np.int64]]:
-    """The ids with an end-of-document token at the end of each sequence that is wanted to have one."""
+    """Append an end-of-document token to each sequence that is marked in `wanted`."""
     return np.insert(tokens, np.cumsum(lengths)[wanted], eod_id), lengths + wanted
 
 
@@ -241,7 +251,7 @@ def _group_batches(texts: Iterable[TextDocument]) -> Iterator[list[TextDocument]
         batch.append(text)
         size += len(text.text)
         is_full = size >= BATCH_CHARACTERS or len(batch) >= BATCH_TEXTS
-        if is_full and (text.ends or size >= LONG_CHARACTERS):  # the end of a document may pass to an earlier piece
+        if is_full and (text.ends or size >= LONG_CHARACTERS):  # keep a document together: see _without_empty
             yield batch
             batch, size = [], 0
     if batch:

@@ -1,4 +1,13 @@
-"""Tokenize text into token files, in any number of processes. A failed run leaves existing files unchanged."""
+"""Encode text into token files, in any number of processes. A failed run leaves existing files unchanged.
+
+Each process that runs a job takes these steps for each JSON key; several processes may be in the same step unless it
+holds the lock of the output:
+    find      an intact output of the same job ends the work
+    train     with the lock: train a tokenizer, if the job asks for one and no process has trained it
+    encode    process open shards until all are done
+    publish   with the lock: if no other process has published, merge the shards and rename the files
+Finished shards stay in the work folder when a process fails, and the next run resumes from them.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +38,17 @@ from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.errors import PrimusError, UsageError
 
 PARALLEL_BYTES = 32_000_000
-"""Size of the input from which starting more processes pays."""
+"""Input size above which several processes are faster than one, in spite of their start."""
 
 LOCK_TIMEOUT_S = 3600.0
+"""Longest wait for the process that trains the tokenizer or merges the shards, which may be hundreds of gigabytes."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeJob:
-    """What to prepare: `inputs` or a `dataset`, with a tokenizer, to an output prefix."""
+    """Settings of an encode job: `inputs` or a `dataset`, a tokenizer and an output prefix."""
 
     output: Path
     """Prefix; the files are ``OUTPUT_KEY_document.{bin,idx}`` as Megatron-LM's preprocess_data.py names them."""
@@ -53,18 +63,18 @@ class EncodeJob:
     eod: str | None = None
     """Token that ends a document; found in the vocabulary when None."""
     follow_declared: bool = False
-    """Whether the files beside the tokenizer decide that first, as in Megatron-LM."""
+    """Whether the files next to the tokenizer take precedence for `eod`, as in Megatron-LM."""
     recipe: EncodeRecipe = field(default_factory=EncodeRecipe)
-    """Settings that decide the tokens."""
+    """Settings that determine the tokens."""
     workers: int | None = None
-    """Processes that tokenize; chosen from the size of the input when None."""
+    """Number of processes; chosen from the size of the input when None."""
     executor: Executor = "local"
-    """Who does the shards."""
+    """Where the shards run."""
     fast: bool = True
-    """Tokenize the fast way where the tokenizer has one; the tokens are the same."""
+    """Use the fast path if it supports the tokenizer; the tokens are the same."""
     existing: Literal["check", "keep", "replace"] = "check"
-    """Files that are there already must be the same, are kept whatever they were made from, or are replaced where they
-    are not the same or are damaged."""
+    """Existing files must come from the same job (`check`), are kept in any case (`keep`), or are replaced if they
+    differ or are damaged (`replace`)."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +84,9 @@ class PreparedTokens:
     prefix: Path
     """Path without extension."""
     manifest: TokenFileManifest
-    """What it holds."""
+    """Manifest of the files."""
     made: bool
-    """Whether it was made now; false if it was there."""
+    """Whether this run created the files; False if it reused existing ones."""
 
 
 def prepare_token_files(
@@ -84,17 +94,17 @@ def prepare_token_files(
 ) -> list[PreparedTokens]:
     """Write the token files of a job, a pair for each JSON key; existing files of the same job are reused.
 
-    Any number of processes may run the same job at once, on any machines that share the output's folder. An interrupted
-    job resumes. Files appear complete or not at all, the manifest last.
+    Any number of processes may run the same job at the same time, on any machines that share the output's folder. An
+    interrupted job resumes. Files appear complete or not at all, the manifest last.
 
     Args:
-        job: What to prepare.
-        say: Receives lines for people.
+        job: Settings of the job.
+        say: Receives human-readable lines.
         show: Receives the progress.
 
     Raises:
-        UsageError: An input is missing, empty or unknown, the tokenizer too, or other data is at the output.
-        PrimusError: A document is bad, a file damaged, or the output cannot be written.
+        UsageError: An input or the tokenizer is missing, empty or unknown, or the output holds other data.
+        PrimusError: A document is bad, a file is damaged, or the output cannot be written.
     """
     _check_job(job)
     tokenizer = None if trained.is_trained(job.tokenizer) else load_job_tokenizer(job)
@@ -115,7 +125,7 @@ def output_prefix(job: EncodeJob, key: str) -> Path:
 
 
 def _check_job(job: EncodeJob) -> None:
-    """Find mistakes that need no reading."""
+    """Check the settings that can be checked without reading the input."""
     if bool(job.inputs) == bool(job.dataset):
         raise UsageError("both an input and a dataset" if job.inputs else "nothing to prepare", "give one of them")
     if job.dataset:
@@ -133,10 +143,10 @@ def _check_job(job: EncodeJob) -> None:
 
 
 def load_job_tokenizer(job: EncodeJob) -> Tokenizer:
-    """The tokenizer of a job that trains none.
+    """Load the tokenizer of a job that does not train one.
 
     Raises:
-        UsageError: There is no such tokenizer, or no token that ends its documents.
+        UsageError: The tokenizer does not exist, or it has no end-of-document token.
     """
     parse = job.recipe.parse_special_tokens
     tokenizer = load_tokenizer(job.tokenizer, job.eod, parse, job.fast, job.follow_declared)
@@ -154,7 +164,7 @@ def load_job_tokenizer(job: EncodeJob) -> Tokenizer:
 
 
 def _note_end(job: EncodeJob, tokenizer: Tokenizer) -> str:
-    """What is to be said of the end of documents, which nobody has named; empty where there is no doubt."""
+    """Message about the end-of-document token if the user has not chosen it; empty if it is unambiguous."""
     end, declared = tokenizer.declared_end, tokenizer.declared_eod
     if job.eod is not None:
         return ""
@@ -170,7 +180,7 @@ def _note_end(job: EncodeJob, tokenizer: Tokenizer) -> str:
 
 @dataclass
 class _Preparation:
-    """A job under way."""
+    """State of a job in this process."""
 
     job: EncodeJob
     text: Inputs
@@ -179,7 +189,7 @@ class _Preparation:
     folder: WorkFolder
     tokenizer: Tokenizer | None
     _reported: set[str] = field(default_factory=set)
-    """Keys of which it was said that they are made anew."""
+    """Keys whose replacement has been reported."""
 
     def run(self) -> list[PreparedTokens]:
         complete = False
@@ -187,6 +197,7 @@ class _Preparation:
             prepared = self._prepare_all()
             complete = True
         finally:
+            # Also after an error: queues that hold no finished shard are deleted, the others stay for the next run.
             self.folder.delete_unused(complete)
         return prepared
 
@@ -201,21 +212,23 @@ class _Preparation:
     def _make_token_files(self, key: str) -> PreparedTokens:
         recipe = self._build_recipe(key)
         stage = EncodeStage(self._load_or_train_tokenizer(), recipe, self.text.stamps)
-        if found := self._find_prepared(key):  # by somebody who was done while this process waited
+        if found := self._find_prepared(key):  # another process has published while this one waited for the lock
             return found
         board = shard_queue.open_shard_queue(stage, self.text.shards, self.folder.path, recipe.max_bad, self.job.output)
         try:
             with self.folder.mark_in_use(board):
                 rows = self._encode_shards(key, board)
+                # Every process arrives here when all shards are done. The first one with the lock publishes; the others
+                # find its output afterwards.
                 with self._hold_lock("prepare"):
                     return self._find_prepared(key) or self._publish_token_files(key, board, rows)
-        except FileNotFoundError:  # somebody was done and removed the folder just when it was opened
+        except FileNotFoundError:  # another process has published and removed the folder meanwhile
             if found := self._find_prepared(key):
                 return found
             raise
 
     def _encode_shards(self, key: str, board: ShardQueue) -> list[ShardResult]:
-        """The rows of all shards; an interrupt tells what is kept."""
+        """Results of all shards; an interrupt reports the number of finished shards."""
         try:
             return executors.run(board, self.job.executor, self._num_workers(board), f"encoding {key}", self.show)
         except KeyboardInterrupt:
@@ -251,12 +264,13 @@ class _Preparation:
         return PreparedTokens(self._build_prefix(key), manifest, made=False) if manifest else None
 
     def _find_existing(self, key: str) -> TokenFileManifest | None:
-        """The manifest at the output if the same job has made it, or if whatever is there is to be kept.
+        """Manifest of the existing output if the same job has created it, or if the job keeps any existing output.
 
         Raises:
-            UsageError: There is something else, and the job does not replace it.
+            UsageError: The output holds other data, and the job does not replace it.
         """
         prefix, replaces = self._build_prefix(key), self.job.existing == "replace"
+        # An interrupted publisher leaves files of two runs; they count as missing, whatever `existing` says.
         if self.folder.was_publishing(key):
             return None
         try:
@@ -284,13 +298,13 @@ class _Preparation:
         return None if difference else manifest
 
     def _report_replaced(self, key: str, reason: str) -> None:
-        """Say once why what is there is made anew."""
+        """Report once why the existing files are replaced."""
         if key not in self._reported:
             self._reported.add(key)
             self.say(f"{self._build_prefix(key)}: replaced: {reason}")
 
     def _find_difference(self, key: str, manifest: TokenFileManifest) -> str:
-        """Why what is there did not come from this job; empty if it did."""
+        """Describe how the existing output differs from this job; empty if it does not."""
         before, tokenizer = manifest.tokenizer, self.tokenizer
         asked = (tokenizer.fingerprint, tokenizer.eod) if tokenizer else (self.job.tokenizer, END_OF_TEXT)
         if asked != (before.fingerprint if tokenizer else before.name, before.eod):
@@ -322,7 +336,7 @@ class _Preparation:
         )
 
     def _num_workers(self, board: ShardQueue) -> int | None:
-        """Processes to start beside this one, None for all cores; what is a single shard is done here."""
+        """Number of processes to start; None for one per core, 0 to process a single shard in this process."""
         if self.job.executor == "local" and len(board.shards) == 1:
             return 0
         if self.job.workers or self.job.executor != "local":

@@ -1,4 +1,4 @@
-"""The files of encoded shards joined to one pair of token files, with each shard checked on the way."""
+"""Merge the files of encoded shards into one pair of token files, and verify the checksum of each shard file."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ from primus.data.shards.shard_queue import ShardQueue, ShardResult
 from primus.errors import PrimusError
 
 SEQUENCES = 1 << 17
+"""Sequences read at a time: 512 KiB of lengths."""
 TOKEN_BYTES = 1 << 20
-"""What is copied at a time: it stays in a core's cache while it is digested."""
+"""Tokens read at a time: they stay in a core's cache while the checksums are computed."""
 
 
 def merge_shards(board: ShardQueue, rows: Sequence[ShardResult], writer: IndexedWriter) -> Fingerprint:
     """Append the sequences of all shards, in constant memory.
 
     Args:
-        board: Shards of an `EncodeStage`.
-        rows: Their rows, in order.
+        board: Shard queue of an `EncodeStage`.
+        rows: Results of all shards, in order.
         writer: Receives the sequences.
 
     Returns:
-        The fingerprint of what was appended.
+        The fingerprint of the appended sequences.
 
     Raises:
-        PrimusError: A file is not as it was written; its shard is not done any more.
+        PrimusError: A file of a shard is damaged. The shard is reopened, so that the next run encodes it again.
     """
     fingerprint = Fingerprint()
     assert isinstance(board.stage, EncodeStage)
     if board.stage.recipe.shuffle_seed is not None:
+        # The merge reads the files of all shards in turn and by position, so they are verified in a pass before it.
         for row, suffix in product(rows, shuffle.SUFFIXES):
             deque(_read_checked(board, row, suffix, TOKEN_BYTES), maxlen=0)
         for batch in shuffle.merge_sorted(board, rows, writer.dtype.newbyteorder("<")):
@@ -64,7 +66,11 @@ def merge_shards(board: ShardQueue, rows: Sequence[ShardResult], writer: Indexed
 
 
 def _read_checked(board: ShardQueue, row: ShardResult, suffix: str, size: int) -> Iterator[memoryview]:
-    """A file of a shard, `size` bytes at a time; a piece is valid until the next one is asked for."""
+    """Read a file of a shard in pieces of `size` bytes, and check its size and checksum.
+
+    A piece is valid until the next one is requested: all pieces share one buffer. The checksum is known after the last
+    piece, so the caller must not publish anything before the iterator ends.
+    """
     path, facts = board.result_file(row, suffix), row.files[suffix]
     digest = xxhash.xxh3_128()
     buffer = bytearray(size)

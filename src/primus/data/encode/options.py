@@ -52,10 +52,10 @@ class EncodeOptions(Struct, frozen=True, kw_only=True):
 
 
 def output_prefix(given: str) -> Path:
-    """The prefix of the files that an option names.
+    """Path of the output prefix that an option gives.
 
     Raises:
-        UsageError: It names a folder.
+        UsageError: The option gives a folder.
     """
     if given.endswith("/"):
         raise UsageError(f"output '{given}' is a folder", f"give a prefix like {given}corpus")
@@ -71,16 +71,16 @@ def make_job(
     keep_newlines: bool = False,
     **changes: Any,
 ) -> EncodeJob:
-    """The job that the options describe.
+    """Create the job that the options describe.
 
     Args:
         options: The options.
         output: Prefix of the files.
         tokenizer: Name of the tokenizer.
-        append_eod: What to do where the options do not say it.
+        append_eod: Default of the option of this name.
         split_sentences: See `primus.data.megatron.manifest.EncodeRecipe`.
         keep_newlines: See `primus.data.megatron.manifest.EncodeRecipe`.
-        changes: Fields of the job that are not as in the options.
+        changes: Fields of the job that override the options.
     """
     from primus.data.encode.job import EncodeJob
     from primus.data.megatron.manifest import EncodeRecipe
@@ -112,10 +112,10 @@ def make_job(
 
 
 def _text_column(given: tuple[str, ...]) -> str:
-    """Name of the column that holds the text where nobody has named one.
+    """Name of the column that holds the text, if the user has not named one.
 
     Raises:
-        UsageError: There are several that could be meant, or an input is missing or unknown.
+        UsageError: Several columns are candidates, or an input is missing or of an unknown kind.
     """
     from primus.data import readers
 
@@ -123,10 +123,10 @@ def _text_column(given: tuple[str, ...]) -> str:
 
 
 def check_packages(task: str) -> None:
-    """Tell what is missing where only the command line is installed.
+    """Check that the required packages are installed; a minimal installation has only the command line.
 
     Raises:
-        UsageError: A package that every job needs is not there.
+        UsageError: A required package is not installed.
     """
     missing = [name for name in ("numpy", "tokenizers", "xxhash") if importlib.util.find_spec(name) is None]
     if missing:
@@ -134,7 +134,7 @@ def check_packages(task: str) -> None:
 
 
 def summarise_prepared(prepared: PreparedTokens) -> dict[str, object]:
-    """What to print of token files."""
+    """Summary of token files for the output of a command."""
     manifest = prepared.manifest
     return {
         "prefix": str(prepared.prefix),

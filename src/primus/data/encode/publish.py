@@ -1,4 +1,12 @@
-"""Token files of encoded shards: joined under temporary names, described, and given their names in a safe order."""
+"""Publish token files: merge encoded shards under temporary names, write the manifest, and rename in a safe order.
+
+The order of the renames, of which each is synced to disk before the next:
+    1. mark the key as being published; delete the manifest and the list of bad documents
+    2. delete the index, rename the .bin, rename the .idx
+    3. rename the tokenizer, the list of bad documents, and last the manifest
+A reader that finds a manifest therefore finds the files that it describes. A crash before 1 leaves the existing files
+unchanged; a crash later leaves the mark, and the next run publishes again.
+"""
 
 from __future__ import annotations
 
@@ -29,24 +37,25 @@ def publish_token_files(
     tokenizer_name: str,
     begin: Callable[[], None],
 ) -> TokenFileManifest:
-    """Make the token files of all shards of an `EncodeStage`; call it with the lock of the output held.
+    """Publish the token files of all shards of an `EncodeStage`. Call it with the lock of the output held.
 
     Args:
-        board: The shards.
-        rows: Their rows, in order.
+        board: The shard queue.
+        rows: Results of all shards, in order.
         prefix: Path of the files without extension.
-        text: What they were made from.
-        tokenizer_name: The tokenizer as it was asked for.
-        begin: Called before the first file that was at `prefix` is replaced.
+        text: Input of the shards.
+        tokenizer_name: The tokenizer as the user named it.
+        begin: Called before the first existing file at `prefix` is replaced; sets the mark of step 1.
 
     Returns:
-        The manifest of what was published.
+        The manifest of the published files.
 
     Raises:
-        PrimusError: An input has changed, or the file of a shard is damaged.
-        OSError: The files cannot be written; what was there is as it was.
+        PrimusError: An input has changed, or a file of a shard is damaged.
+        OSError: The files cannot be written; existing files are unchanged.
     """
     assert isinstance(board.stage, EncodeStage)
+    # The lock of the output is held, so temporary files of this prefix belong to killed publishers.
     atomic.remove_stale(prefix.parent, prefix.name)
     text.check_unchanged()
     with IndexedWriter(prefix, smallest_dtype(board.stage.tokenizer.vocab_size)) as writer:
@@ -54,8 +63,10 @@ def publish_token_files(
         writer.finish_files()
         manifest = _build_manifest(board.stage, rows, writer, fingerprint, text, tokenizer_name)
         bad = [item for row in rows for item in row.bad]
+        # All files are complete under temporary names when the block begins; inside, only renames and deletions happen.
         with atomic.stage_files(_encode_companions(prefix, board.stage, manifest, bad)) as publish_companions:
             begin()
+            # The old manifest goes first: no reader may take it for a description of the new files.
             manifests.manifest_path(prefix).unlink(missing_ok=True)
             _bad_path(prefix).unlink(missing_ok=True)
             writer.commit()
@@ -64,7 +75,7 @@ def publish_token_files(
 
 
 def find_damage(prefix: Path, manifest: TokenFileManifest) -> str:
-    """What is not as it was written of the files that a manifest describes; empty where all is."""
+    """Describe the first damaged or missing file of a manifest; empty if all checksums match."""
     for path, facts in ((bin_path(prefix), manifest.bin), (idx_path(prefix), manifest.idx)):
         if compute_checksum(path) != facts.xxh3:
             return f"{path} is damaged, its checksum is another"
@@ -135,7 +146,7 @@ def _build_manifest(
 def _encode_companions(
     prefix: Path, stage: EncodeStage, manifest: TokenFileManifest, bad: Sequence[BadItem]
 ) -> dict[Path, bytes]:
-    """The small files beside the tokens, the manifest last."""
+    """Content of the small files next to the token files, in the order of renaming: the manifest is last."""
     files = {_tokenizer_path(prefix, stage): stage.tokenizer.content}
     if bad:
         files[_bad_path(prefix)] = b"".join(msgspec.json.encode(each) + b"\n" for each in bad)

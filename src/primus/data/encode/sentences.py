@@ -1,4 +1,4 @@
-"""Documents divided into sentences by nltk's Punkt, as ``--split-sentences`` of Megatron-LM's script does."""
+"""Split documents into sentences with nltk's Punkt, like ``--split-sentences`` of Megatron-LM's preprocess_data.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from primus.errors import UsageError
 
 MOST_CHARACTERS = 1_000_000
-"""Characters that are divided at a time (Encoder.split in Megatron-LM, tools/preprocess_data.py)."""
+"""Characters that are split at a time (Encoder.split in Megatron-LM, tools/preprocess_data.py)."""
 
 
 def split_sentences(text: str, language: str, keep_newlines: bool) -> list[str]:
@@ -17,7 +17,7 @@ def split_sentences(text: str, language: str, keep_newlines: bool) -> list[str]:
     Args:
         text: The text.
         language: Name of a Punkt model, such as ``english``.
-        keep_newlines: Whether white space between sentences is kept.
+        keep_newlines: Whether to keep white space between sentences.
 
     Raises:
         UsageError: nltk or the model is not installed.
@@ -29,7 +29,7 @@ def split_sentences(text: str, language: str, keep_newlines: bool) -> list[str]:
 
 @lru_cache(maxsize=4)
 def load_splitter(language: str, keep_newlines: bool) -> Any:
-    """The splitter of a language.
+    """Load the Punkt splitter of a language.
 
     Raises:
         UsageError: nltk or the model is not installed.
@@ -57,7 +57,7 @@ def load_splitter(language: str, keep_newlines: bool) -> Any:
 
 
 def _build_keeping_variables(punkt: Any) -> Any:
-    """Punkt's settings with another pattern of a period, in which the white space after it is of the sentence."""
+    """Punkt's language variables with a period pattern in which the white space after a sentence belongs to it."""
     pattern: str = punkt.PunktLanguageVars._period_context_fmt
     look_ahead, space = "(?=(?P<after_tok>", r"\s+(?P<next_tok>"
     if pattern.count(look_ahead) != 1 or pattern.count(space) != 1:

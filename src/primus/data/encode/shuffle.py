@@ -1,7 +1,8 @@
-"""Documents in a random order, by an external sort: each shard is sorted by random keys, and the shards are merged.
+"""Shuffle documents by an external sort: each shard is sorted by random keys, then the shards are merged.
 
-The key of a document depends on the seed, its shard and its place there, and shards depend on the input alone: so the
-order is the same for any workers. All orders are equally likely, as keys are independent random numbers of 64 bits.
+The key of a document depends on the seed, its shard and its position in the shard. Shards depend only on the input, so
+the order does not depend on the number of workers. Keys are independent random 64-bit numbers, so that all orders are
+equally likely.
 """
 
 from __future__ import annotations
@@ -20,31 +21,31 @@ from primus.data.permutation import mix_numbers, random_words
 from primus.data.shards.shard_queue import ShardOutput, ShardQueue, ShardResult
 
 SUFFIXES = ("bin", "lengths", "ends", "keys", "counts")
-"""Files of a sorted shard: tokens; of each sequence its int32 length and whether it ends a document; of each document
-its uint64 key and its int32 number of sequences."""
+"""Files of a sorted shard. ``bin``: tokens. Per sequence, ``lengths``: int32 length, and ``ends``: whether it ends a
+document. Per document, ``keys``: uint64 key, and ``counts``: int32 number of sequences."""
 
 MERGED_TOKENS = 1 << 21
-"""Tokens that are put in order at a time, about; each takes some 30 bytes of memory."""
+"""Approximate number of tokens that are reordered at a time; each needs about 30 bytes of memory."""
 
 SHUFFLE_KEY = 0x53484646
-"""Sets these random numbers apart from others of the same seed."""
+"""Separates these random numbers from others of the same seed."""
 
 
 class KeyedDocuments(NamedTuple):
-    """Some documents, one after the other."""
+    """Consecutive documents with their sort keys."""
 
     keys: NDArray[np.uint64]
-    """[d] by which they are sorted."""
+    """[d] sort key of each document."""
     counts: NDArray[np.int64]
-    """[d] sequences of each."""
+    """[d] sequences of each document."""
     lengths: NDArray[np.int64]
     """[n] tokens of each sequence."""
     tokens: Tokens
-    """[sum of lengths]."""
+    """[sum of lengths] token ids."""
 
 
 class ShuffledBatch(NamedTuple):
-    """Documents in their new order, as `primus.data.megatron.indexed_dataset.IndexedWriter.add` takes them."""
+    """Documents in shuffled order, in the form of `primus.data.megatron.indexed_dataset.IndexedWriter.add_batch`."""
 
     tokens: Tokens
     lengths: NDArray[np.int64]
@@ -53,7 +54,7 @@ class ShuffledBatch(NamedTuple):
 
 @contextmanager
 def unsorted_files(output: ShardOutput) -> Iterator[list[BinaryIO]]:
-    """Files for the tokens, lengths and ends of a shard in the order of the input, which are gone after the block."""
+    """Temporary files for the tokens, lengths and ends of a shard in input order; deleted after the block."""
     paths = [_unsorted_path(output, suffix) for suffix in SUFFIXES[:3]]
     try:
         files: list[BinaryIO] = [path.open("wb") for path in paths]
@@ -68,12 +69,12 @@ def unsorted_files(output: ShardOutput) -> Iterator[list[BinaryIO]]:
 
 
 def sort_shard(output: ShardOutput, shard: int, seed: int, dtype: np.dtype[Any]) -> None:
-    """Write the sorted files of a shard from its `unsorted_files`, which are on disk as a whole.
+    """Write the sorted files of a shard from its `unsorted_files`, which must be complete and flushed.
 
     Args:
-        output: Of the shard.
-        shard: Its number.
-        seed: Of the order.
+        output: Output of the shard.
+        shard: Index of the shard.
+        seed: Seed of the order.
         dtype: Type of the tokens.
     """
     tokens, lengths, ends = (
@@ -96,13 +97,15 @@ def sort_shard(output: ShardOutput, shard: int, seed: int, dtype: np.dtype[Any])
 
 
 def merge_sorted(board: ShardQueue, rows: Sequence[ShardResult], dtype: np.dtype[Any]) -> Iterator[ShuffledBatch]:
-    """All documents of sorted shards in order.
+    """Merge the documents of sorted shards in the order of their keys.
 
     Args:
-        board: The shards.
-        rows: Their rows, whose files have been checked.
+        board: The shard queue.
+        rows: Results of the shards; their files have been verified.
         dtype: Type of the tokens.
     """
+    # Keys are uniform, so equal ranges of keys hold about equal numbers of tokens. Each range is read from every shard
+    # and sorted in memory: there is no heap, and memory does not grow with the input.
     runs = [_SortedRun(board, row, dtype) for row in rows if row.counts.get("documents", 0)]
     ranges = max(1, sum(row.counts.get("tokens", 0) for row in rows) // MERGED_TOKENS)
     for index in range(1, ranges + 1):
@@ -114,7 +117,7 @@ def merge_sorted(board: ShardQueue, rows: Sequence[ShardResult], dtype: np.dtype
 
 
 class _SortedRun:
-    """A sorted shard that is read from its beginning to its end; no file stays open."""
+    """Reads a sorted shard from beginning to end. No file stays open: shards can outnumber the allowed open files."""
 
     def __init__(self, board: ShardQueue, row: ShardResult, dtype: np.dtype[Any]) -> None:
         self._paths = {suffix: board.result_file(row, suffix) for suffix in SUFFIXES}
@@ -122,7 +125,7 @@ class _SortedRun:
         self._document = self._sequence = self._token = 0
 
     def take_until(self, end: int) -> KeyedDocuments:
-        """The next documents, up to those with the key `end`."""
+        """Next documents, up to and including those with the key `end`."""
         keys = _map_file(self._paths["keys"], "<u8")
         last = int(keys.searchsorted(np.uint64(end), side="right"))
         documents = slice(self._document, last)
@@ -150,7 +153,7 @@ def _reorder_documents(documents: KeyedDocuments) -> ShuffledBatch:
 
 
 def _expand_ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Places of consecutive things that begin at each of `starts`, one after the other."""
+    """Concatenated index ranges: `sizes[i]` consecutive indices from `starts[i]` for each i."""
     ends = np.cumsum(sizes)
     places = np.repeat(starts - (ends - sizes), sizes)
     places += np.arange(len(places))
@@ -165,7 +168,7 @@ def _mark_ends(counts: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _find_cuts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where to divide documents so that each part has about `MERGED_TOKENS`."""
+    """Indices at which to split documents into parts of about `MERGED_TOKENS` tokens."""
     return np.flatnonzero(np.diff(np.cumsum(sizes) // MERGED_TOKENS)) + 1
 
 
@@ -174,7 +177,7 @@ def _unsorted_path(output: ShardOutput, suffix: str) -> Path:
 
 
 def _map_file(path: Path, dtype: Any) -> NDArray[Any]:
-    """A file as an array that is not held in memory."""
+    """Memory-mapped array of a file."""
     if not path.stat().st_size:
         return np.empty(0, dtype)
     return np.asarray(np.memmap(path, dtype, "r"))

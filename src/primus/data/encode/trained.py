@@ -1,4 +1,4 @@
-"""A tokenizer trained on the text of a job, once for all processes that do the job."""
+"""Train a tokenizer on the text of a job, once for all processes of the job."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.errors import UsageError
 
 BPE = "bpe:"
-"""What the name of a tokenizer that is to be trained begins with."""
+"""Prefix of a tokenizer name that requests training."""
 
 TRAINING_CHARACTERS = 32_000_000
-"""Text that a tokenizer is trained on at most; more costs memory and changes little."""
+"""Maximum number of characters to train on; more needs memory and changes the vocabulary little."""
 
 TRAINING_SHARDS = 64
-"""Shards, evenly spread over the input, that the text is taken from at most."""
+"""Maximum number of shards to take text from, evenly spread over the input."""
 
 
 def is_trained(name: str) -> bool:
-    """Whether a tokenizer's name asks for one to be trained."""
+    """Whether a tokenizer name requests training."""
     return name.startswith(BPE)
 
 
 def check(name: str, eod: str | None) -> None:
-    """Make sure that the name of a tokenizer that is to be trained has a meaning.
+    """Check the name of a tokenizer that is to be trained.
 
     Raises:
-        UsageError: It has none.
+        UsageError: The name has no vocabulary size, or `eod` is not the token that trained tokenizers have.
     """
     if not name.removeprefix(BPE).isdecimal():
         raise UsageError(f"tokenizer '{name}'", "give the number of tokens, like bpe:8192")
@@ -47,18 +47,21 @@ def check(name: str, eod: str | None) -> None:
 def train_tokenizer_once(
     name: str, text: Inputs, keys: Iterable[str], recipe: EncodeRecipe, folder: Path, fast: bool
 ) -> Tokenizer:
-    """A byte-level BPE trained on the text, or the one in `folder` that somebody has trained on it.
+    """Train a byte-level BPE on the text, or load it from `folder` if another process has trained it.
+
+    Call it with the lock of the output held: one process trains, the others wait for the lock and load the result.
 
     Args:
         name: ``bpe:VOCAB``.
-        text: What to train on.
+        text: Input to train on.
         keys: Fields of a record that hold text.
-        recipe: Says how files become documents.
-        folder: Where all processes of the job find it; nobody else trains in it meanwhile.
-        fast: Whether to encode the fast way.
+        recipe: Settings that divide files into documents.
+        folder: Work folder of the job, which all its processes share.
+        fast: Whether to use the fast path.
     """
     keys = tuple(keys)
     digest = hashlib.sha256(repr((name, text.identity, keys, recipe.text_documents)).encode()).hexdigest()
+    # The name has a digest of everything that determines the result, so a file of this name is never another tokenizer.
     path = folder / f"tokenizer-{digest[:16]}.json"
     if not path.is_file():
         from primus.data.tokenizers.trained import train_byte_level_bpe
@@ -71,7 +74,7 @@ def train_tokenizer_once(
 
 
 def _sample_texts(shards: list[Shard], key: str, text_documents: str) -> Iterator[str]:
-    """The same amount of text from each of some shards; what is bad is told when it is encoded."""
+    """Equal amounts of text from evenly spaced shards. Bad documents are skipped; encoding reports them."""
     chosen = shards[:: -(-len(shards) // TRAINING_SHARDS)]
     for shard in chosen:
         items = (item for part in shard.parts for item in inputs.read_part(part, key, text_documents, lists=True))

@@ -1,4 +1,4 @@
-"""Named datasets in the data folder, prepared when they are first used."""
+"""Prepare named datasets in the data folder when they are first used."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from primus.errors import UsageError
 
 
 def ensure_dataset(data: DataConfig, vocab_size: int) -> Path:
-    """Prefix of the tokens of ``data.dataset`` with the experiment's tokenizer, prepared if they are not there yet.
+    """Return the prefix of the token files of ``data.dataset``; prepare them if they do not exist.
+
+    Several processes may call it at the same time: they share the work.
 
     Args:
         data: Names the dataset, its tokenizer and the data folder.
-        vocab_size: Size of the byte-level BPE where one is trained on the dataset.
+        vocab_size: Vocabulary size of the byte-level BPE, if one is trained on the dataset.
 
     Raises:
-        UsageError: There is no such dataset, or no tokenizer for it.
-        PrimusError: Preparing it failed, or another process did not finish preparing it.
+        UsageError: The dataset or its tokenizer does not exist.
+        PrimusError: The preparation failed, or another process did not finish it in time.
     """
     assert data.dataset
     tokenizer = _choose_tokenizer(data, vocab_size)
@@ -41,13 +43,13 @@ def ensure_dataset(data: DataConfig, vocab_size: int) -> Path:
 
 
 def choose_output_prefix(data_path: Path, dataset: str, tokenizer: str) -> Path:
-    """Where a named dataset lies in the data folder: ``data_path/DATASET/TOKENIZER/DATASET``."""
+    """Output prefix of a named dataset in the data folder: ``data_path/DATASET/TOKENIZER/DATASET``."""
     name = name_dataset_folder(dataset)
     return Path(os.path.expanduser(data_path)) / name / _label_tokenizer(tokenizer) / name
 
 
 def _choose_tokenizer(data: DataConfig, vocab_size: int) -> str:
-    """What `prepare` makes the tokenizer from."""
+    """Tokenizer name for the encode job."""
     if data.tokenizer_model:
         return data.tokenizer_model
     if data.tokenizer_type == "ByteLevelBPE":

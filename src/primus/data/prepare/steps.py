@@ -1,4 +1,4 @@
-"""What may come before and after tokenizing: text is fetched and cleaned, copies removed, token files verified."""
+"""Steps before and after encoding: fetch, clean and deduplicate text, and verify token files."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ from primus.errors import PrimusError, UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeSteps:
-    """What to do with the text first."""
+    """Steps to run before encoding."""
 
     clean: str | None = None
-    """Recipe of rules by which documents are removed or changed; see "
-    "`primus.data.filter.cleaning.recipe.load_recipe`."""
+    """Cleaning recipe; see `primus.data.filter.cleaning.recipe.load_recipe`."""
     dedup: Literal["none", "exact", "minhash"] = "none"
-    """Remove documents that repeat earlier ones, exactly or nearly."""
+    """Remove exact duplicates, or also near-duplicates."""
     data_path: Path = Path("data")
-    """Folder to which datasets of the hub are fetched."""
+    """Folder for downloaded datasets of the hub."""
     split: str = "train"
-    """Of a dataset of the hub."""
+    """Split of a dataset of the hub."""
     num_samples: int | None = None
-    """Take the first documents of a dataset of the hub only."""
+    """Number of documents to take from a dataset of the hub; None for all."""
 
 
 def run_steps(steps: EncodeSteps, job: EncodeJob, say: Say, show: Show) -> EncodeJob:
-    """The job of tokenizing what the steps leave of the text; what is done already is not done again.
+    """Run the steps and return the encode job for their output. Completed steps are reused.
 
     Raises:
-        UsageError: An input is missing or unknown, or cannot be treated so.
-        PrimusError: A document is bad, a file damaged, or an output cannot be written.
+        UsageError: An input is missing or unknown, or a step does not support it.
+        PrimusError: A document is bad, a file is damaged, or an output cannot be written.
     """
     is_hub = bool(job.dataset and hub.is_hub(job.dataset))
     if is_hub or steps.clean or steps.dedup != "none":
@@ -52,10 +51,10 @@ def run_steps(steps: EncodeSteps, job: EncodeJob, say: Say, show: Show) -> Encod
 
 
 def verify_prepared(made: Sequence[PreparedTokens], say: Say) -> None:
-    """Read token files again, and make sure that they are as they were meant.
+    """Read token files again and verify them.
 
     Raises:
-        PrimusError: They are not.
+        PrimusError: The verification reports a finding.
     """
     from primus.data.verify.verify import VerifySettings
     from primus.data.verify.verify import verify_token_files as reports
@@ -70,7 +69,7 @@ def verify_prepared(made: Sequence[PreparedTokens], say: Say) -> None:
 
 
 def _check_steps(steps: EncodeSteps, job: EncodeJob) -> None:
-    """Find what would only fail in a later step, after hours of another."""
+    """Check the settings of all steps first: a later step would fail only after hours of an earlier one."""
     if steps.clean:
         from primus.data.filter.cleaning.recipe import load_recipe
 

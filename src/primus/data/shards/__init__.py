@@ -1,1 +1,1 @@
-"""Work in shards that any number of processes share, and what reads and writes documents in it."""
+"""Process input in shards that any number of processes share; open inputs and write documents."""

@@ -1,4 +1,4 @@
-"""Lines of a data task for people, and below them on a terminal how far it is."""
+"""Human-readable output of a data command: lines, and a progress display on a terminal."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ if TYPE_CHECKING:
     from primus.data.shards.workers import ShardProgress
 
 SHOW_EVERY_S = 0.2
+"""Shortest interval between updates: faster updates cost time and are not visible."""
 
 
 class ProgressDisplay:
-    """Writes to standard error. It starts no thread, so that processes can be forked while it is in use."""
+    """Writes lines and progress to standard error. It starts no thread, so forking is safe while it is in use."""
 
     def __init__(self) -> None:
         self._live: Any = None
@@ -25,6 +26,7 @@ class ProgressDisplay:
             from rich.live import Live
 
             console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+            # A refresh thread could hold a lock at the time of a fork, and the child would wait for that lock forever.
             self._live = Live(console=console, auto_refresh=False, transient=True)
             self._live.start()
         return self
@@ -41,7 +43,7 @@ class ProgressDisplay:
             print(text, file=sys.stderr, flush=True)
 
     def show_progress(self, progress: ShardProgress) -> None:
-        """Show the progress on a terminal, a few times a second at most."""
+        """Update the progress display on a terminal, at most every `SHOW_EVERY_S`."""
         now = time.monotonic()
         if self._live and now - self._shown >= SHOW_EVERY_S:
             self._shown = now
@@ -49,7 +51,7 @@ class ProgressDisplay:
 
 
 def format_progress(progress: ShardProgress, seconds: float) -> str:
-    """How far a stage is: ``encoding text: 42 %  12,345 documents  34,567,890 tokens  8 s``."""
+    """Format the progress of a stage: ``encoding text: 42 %  12,345 documents  34,567,890 tokens  8 s``."""
     share = f"{100 * progress.done_bytes / progress.total_bytes:.0f} %" if progress.total_bytes else ""
     counts = (f"{amount:,} {name.replace('_', ' ')}" for name, amount in progress.counts.items() if amount)
     return "  ".join([f"{progress.stage}: {share}".rstrip(), *counts, f"{seconds:.0f} s"])

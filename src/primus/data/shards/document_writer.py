@@ -1,4 +1,4 @@
-"""Documents as compressed JSON lines, the form in which one stage of text leaves them to the next."""
+"""Write documents as compressed JSON lines, the exchange format between text stages."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from primus.data.readers import TextDocument
 
 SUFFIX = "jsonl.zst"
 LEVEL = 3
-"""Of zstd: its default."""
+"""Compression level; the default of zstd."""
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
 
 @dataclass
 class DocumentWriter:
-    """Writes one record for each document: its text, then the fields that came with it."""
+    """Writes one record per document: the text, then the other fields of the input record."""
 
     file: BinaryIO
     key: str
-    """Field of the text."""
+    """Name of the text field."""
     documents: int = 0
     text_bytes: int = 0
-    """UTF-8 of the texts."""
+    """Size of the texts in UTF-8."""
 
     def write(self, document: TextDocument, text: str | None = None) -> None:
-        """Write a document, or `text` in the place of its text."""
+        """Write a document; `text` replaces its text if given."""
         text = document.text if text is None else text
         record: dict[str, Any] = {self.key: text, **(document.fields or {})}
         try:
@@ -46,7 +46,7 @@ class DocumentWriter:
 
 
 def _make_encodable(value: Any) -> Any:
-    """A value in which what is no character, such as half of a surrogate pair, is U+FFFD."""
+    """Copy of a value in which code points that UTF-8 cannot encode (lone surrogates) are replaced by U+FFFD."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):
@@ -56,15 +56,15 @@ def _make_encodable(value: Any) -> Any:
 
 @contextmanager
 def open_writer(path: Path, key: str, compression: str = "zst") -> Iterator[DocumentWriter]:
-    """A writer of a new file, which is complete after the block.
+    """Open a writer of a new file. The file is complete when the block ends.
 
     Args:
         path: The file.
-        key: Field of the text.
+        key: Name of the text field.
         compression: ``zst``, ``gz`` or ``none``.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     with path.open("wb") as raw:
         if compression == "none":
@@ -75,7 +75,7 @@ def open_writer(path: Path, key: str, compression: str = "zst") -> Iterator[Docu
 
 
 def _open_compressed(raw: BinaryIO, compression: str) -> Any:
-    """A file that compresses what is written to it; equal content gives equal bytes."""
+    """A file object that compresses its input. Equal content gives equal bytes: gzip stores no name and no time."""
     if compression == "gz":
         return gzip.GzipFile("", "wb", fileobj=raw, mtime=0)
     import zstandard

@@ -1,7 +1,7 @@
-"""Who does the shards of a board: processes of this machine, or the tasks of a Ray cluster.
+"""Run the shards of a queue in processes of this machine or as tasks of a Ray cluster.
 
-Either way a shard is claimed through the board's folder, so that whoever runs the same command beside this one, on any
-machine and with any executor, shares the work.
+With both executors a shard is claimed through the folder of the queue. Several processes that run the same command
+therefore share the work, on any machine and with any executor.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from primus.process import count_usable_cpus
 Executor = Literal["local", "ray"]
 
 RETRIES = 3
-"""Of a shard whose Ray worker, or its node, has died; what a stage says of its input is final."""
+"""Retries of a shard whose Ray worker or node has died. Errors that a stage raises are not retried."""
 MAX_CALLS = 64
-"""Shards after which a process of Ray ends and another takes its place: caches of libraries grow."""
+"""Shards after which Ray replaces a worker process: caches of tokenizer libraries grow."""
 AHEAD = 2
-"""Tasks handed to Ray for each of its processors: some always wait, which is what an autoscaler looks for."""
+"""Tasks submitted for each CPU of the cluster. Pending tasks keep the CPUs busy and trigger an autoscaler."""
 CONNECT_LIMIT_S = 5.0
+"""Time limit of the connection to the head node; a reachable host answers within a round trip."""
 STORE_BYTES = 100 << 20
-"""Of the object store of a Ray that is started here: what goes through it are the rows of shards."""
+"""Size of the object store of a local Ray instance, which holds only the shard queue and shard results."""
 
 
 def run(
@@ -47,23 +48,23 @@ def run(
     show: Show = lambda progress: None,
     environ: Mapping[str, str] | None = None,
 ) -> list[ShardResult]:
-    """Do all shards of a board, beside anybody else who does them too.
+    """Process all shards of a queue. Other processes may process the same queue.
 
     Args:
-        board: The shards.
-        executor: ``local`` starts processes of this machine; ``ray`` makes each shard a task of the Ray cluster that
-            $RAY_ADDRESS names, or of a Ray that is started here for it.
-        num_workers: Processes, or tasks at the same time; None for as many as there are processors.
-        name: What is being done, for the progress.
+        board: The shard queue.
+        executor: ``local`` starts processes of this machine; ``ray`` submits each shard as a task to the Ray cluster at
+            $RAY_ADDRESS, or to a local Ray instance that this function starts.
+        num_workers: Number of processes or concurrent tasks; None for one per CPU.
+        name: Name of the work, for the progress display.
         show: Receives the progress.
-        environ: Variables of this process; its own by default.
+        environ: Environment variables; by default those of this process.
 
     Returns:
-        The rows of all shards, in order; fewer where somebody else has finished the whole and removed the folder.
+        The results of all shards, in order; fewer if another process has published the output and removed the folder.
 
     Raises:
-        UsageError: Ray is asked for and not installed, or its cluster is not reached.
-        PrimusError: A shard failed or a worker was killed; what is done stays.
+        UsageError: Ray is requested and not installed, or its cluster cannot be reached.
+        PrimusError: A shard failed or a worker was killed; finished shards are kept.
     """
     if executor == "local":
         count = count_usable_cpus() if num_workers is None else num_workers
@@ -83,12 +84,12 @@ def _import_ray() -> Any:
 
 @contextmanager
 def _connect_ray(ray: Any, environ: Mapping[str, str], num_workers: int | None) -> Iterator[None]:
-    """Within the block this process talks to Ray; a connection that was there before stays.
+    """Connect this process to Ray for the duration of the block.
 
     Raises:
-        UsageError: The cluster is not reached.
+        UsageError: The cluster cannot be reached.
     """
-    if ray.is_initialized():
+    if ray.is_initialized():  # a connection of the caller stays open after the block
         yield
         return
     address = environ.get("RAY_ADDRESS")
@@ -110,18 +111,18 @@ def _connect_ray(ray: Any, environ: Mapping[str, str], num_workers: int | None) 
 
 
 def _make_private_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables of a Ray that is for this process alone: it tells nobody, and nobody else may give it work."""
+    """Variables of a private Ray instance: it sends no usage statistics and accepts no work from other processes."""
     own = {} if "RAY_USAGE_STATS_ENABLED" in environ else {"RAY_USAGE_STATS_ENABLED": "0"}
     if any(name.startswith("RAY_AUTH_") for name in environ):
         return own
-    return own | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}  # else it writes one into the home folder
+    return own | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}  # without it, Ray writes a token to the home folder
 
 
 def _check_reachable(address: str) -> None:
-    """Try the port, where the address names one: Ray itself tries for minutes.
+    """Connect to the port of the address once, if it has one: Ray itself retries for minutes.
 
     Raises:
-        UsageError: Nobody answers.
+        UsageError: The connection fails.
     """
     place = urlsplit(address if "://" in address else f"//{address}")
     try:
@@ -145,29 +146,33 @@ def _explain_unreachable(address: str | None, problem: str) -> UsageError:
 
 @dataclass(frozen=True)
 class _RayTaskResult:
-    """What the task of a shard has to say."""
+    """Result of a Ray task."""
 
     row: ShardResult | None = None
-    """None where another process holds the shard or has done it."""
+    """None if another process holds the shard or has finished it."""
     problem: PrimusError | None = None
     blind_host: str = ""
-    """The node, where it does not see the folder."""
+    """Host name of the node, if it does not see the folder of the queue."""
 
 
 def _process_shard(boxed: list[Any], shard: Shard) -> _RayTaskResult:
-    """What a task of Ray does; the reference to the board is boxed, so that Ray leaves it one."""
+    """Ray task of one shard.
+
+    The reference to the queue is in a list: Ray resolves references that are direct arguments, so that each task would
+    deserialize the queue again.
+    """
     try:
         board = _fetch_queue(boxed[0])
         if not board.folder.is_dir():
             return _RayTaskResult(blind_host=socket.gethostname())
         return _RayTaskResult(row=board.process_shard(shard))
-    except PrimusError as error:
+    except PrimusError as error:  # returned, not raised: Ray would wrap it into its own exception type
         return _RayTaskResult(problem=error)
 
 
 @functools.lru_cache(maxsize=1)
 def _fetch_queue(reference: Any) -> ShardQueue:
-    """The board, ready to work: loaded once in each of Ray's processes, not for each shard."""
+    """The queue with its stage started; loaded once in each Ray worker process, not once for each shard."""
     import ray
 
     board: ShardQueue = ray.get(reference)
@@ -176,7 +181,7 @@ def _fetch_queue(reference: Any) -> ShardQueue:
 
 
 class _RayExecutor:
-    """The shards of a board as tasks of Ray, and what has become of them."""
+    """Submits the shards of a queue as Ray tasks and collects their results; runs in the process of the command."""
 
     def __init__(self, ray: Any, board: ShardQueue, num_workers: int | None, name: str, show: Show) -> None:
         self._ray = ray
@@ -195,14 +200,16 @@ class _RayExecutor:
             "runtime_env": {"env_vars": _build_python_path()},
         }
         self._task = ray.remote(**options)(_process_shard)
+        # Each task receives its shard as an argument, so the list of all shards is not sent to every worker.
         self._boxed = [ray.put(replace(board, shards=()))]
 
     def run(self) -> list[ShardResult]:
-        """All shards; those that others hold are waited for."""
+        """Process all shards, and wait for those that other processes hold."""
         shard_queue.check_bad(self._bad, self._board.max_bad)
         deadline = time.monotonic() + workers.PATIENCE_S
         while left := self._board.list_remaining():
             self._process_round(left)
+            # What remains is claimed by other processes: submit it again until they finish or die.
             if left := self._board.list_remaining():
                 if time.monotonic() > deadline:
                     raise PrimusError(
@@ -214,7 +221,7 @@ class _RayExecutor:
         return rows
 
     def _process_round(self, shards: list[Shard]) -> None:
-        """Each of `shards` once; no task outlives a failure."""
+        """Submit each of `shards` once; cancel the tasks in progress after a failure."""
         waiting = iter(shards)
         tasks: dict[Any, Shard] = {}
         try:
@@ -227,24 +234,26 @@ class _RayExecutor:
                 self._show(self._progress)
         finally:
             for task in tasks:
+                # Only `force` interrupts a task that runs native code. Its process exits, which releases the claim.
                 self._ray.cancel(task, force=True)
 
     def _start_tasks(self, tasks: dict[Any, Shard], waiting: Iterator[Shard]) -> None:
-        """Hand more shards to Ray, as many as it can use."""
+        """Submit shards up to the limit of concurrent tasks."""
+        # Asked again for each batch: an autoscaler changes the number of CPUs while the tasks run.
         limit = self._num_workers or AHEAD * max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         while len(tasks) < limit and (shard := next(waiting, None)):
             tasks[self._task.remote(self._boxed, shard)] = shard
 
     def _take_result(self, task: Any, shard: Shard) -> None:
-        """What a task has come to.
+        """Record the result of a finished task.
 
         Raises:
-            PrimusError: The shard failed, or it was left out too much.
+            PrimusError: The shard failed, or too many documents are skipped.
         """
         try:
             told: _RayTaskResult = self._ray.get(task)
         except self._ray.exceptions.RayTaskError:
-            raise  # an error of ours, with its trace
+            raise  # a defect in the stage, with its traceback
         except self._ray.exceptions.RayError as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise PrimusError(
@@ -253,6 +262,8 @@ class _RayExecutor:
             ) from None
         if told.problem:
             raise told.problem
+        # A missing folder has two meanings: the output is published, or the node does not mount the file system. The
+        # first holds here too, the second does not.
         if told.blind_host and self._board.folder.is_dir():
             raise PrimusError(
                 f"{told.blind_host}: does not see {self._board.folder}",
@@ -266,7 +277,7 @@ class _RayExecutor:
 
 
 def _build_python_path() -> dict[str, str]:
-    """Variables by which Ray's workers find this code, which they see as this process does."""
+    """PYTHONPATH for Ray workers, which import this package from the same path as this process."""
     source = str(Path(primus.__file__).parents[1])
     others = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each != source]
     return {"PYTHONPATH": os.pathsep.join([source, *others])}

@@ -1,4 +1,4 @@
-"""The input of a job: its files or named dataset in shards, and what tells whether it is still the same."""
+"""Input of a job: files or a named dataset, divided into shards, with fingerprints that detect changes."""
 
 from __future__ import annotations
 
@@ -25,64 +25,64 @@ from primus.errors import PrimusError, UsageError
 from primus.redaction import redact
 
 DATASET = "dataset:"
-"""What the part of a named dataset begins with, where that of a file has a path."""
+"""Prefix of a named dataset in the place of a file path."""
 
 BLOCK = 1 << 20
-"""Bytes of a file that have a checksum of their own, so that each worker digests what it reads."""
+"""Size of the blocks of a file that are hashed separately, so that each worker hashes only its own part."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """One thing that was given: a file, a folder, a pattern, a URL or a named dataset."""
+    """One input argument: a file, a folder, a glob pattern, a URL or a named dataset."""
 
     given: str
-    """As it was written."""
+    """The argument as the user wrote it."""
     files: tuple[str, ...]
-    """Its files in order."""
+    """Files of the input, in order."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Documents that any process reads in the same order and the same shards."""
+    """All inputs of a job. Every process reads them in the same order and in the same shards."""
 
     given: tuple[Input, ...]
-    """Where they come from."""
+    """The inputs in order."""
     stamps: dict[str, str]
-    """Size and time of the last change of each file, or the version of a dataset: the same, so is the content."""
+    """Fingerprint of each file (size and modification time) or dataset (version); it changes with the content."""
     shards: list[Shard]
-    """All of it."""
+    """Shards of all inputs."""
 
     @property
     def identity(self) -> str:
-        """Changes when any file does."""
+        """Digest that changes when any file changes."""
         return hashlib.sha256("\n".join(f"{file}\t{stamp}" for file, stamp in self.stamps.items()).encode()).hexdigest()
 
     @property
     def num_bytes(self) -> int:
-        """Size of all files, compressed where they are."""
+        """Size of all files on disk, in bytes."""
         return sum(shard.bytes for shard in self.shards)
 
     def __str__(self) -> str:
         return ", ".join(each.given.removeprefix(DATASET) for each in self.given)
 
     def check_unchanged(self) -> None:
-        """Make sure that no file has changed since it was found.
+        """Check that no file has changed since the input was opened.
 
         Raises:
-            PrimusError: One has.
+            PrimusError: A file has changed.
         """
         for file, before in self.stamps.items():
             check_fingerprint(file, before)
 
     def check_outside(self, output: Path, is_folder: bool = True) -> None:
-        """Make sure that what is written is no input, now or when the same is done again.
+        """Check that the output is not part of the input, in this run or when the command is repeated.
 
         Args:
-            output: A folder, or the path that the names of files begin with.
-            is_folder: Which of the two; into a folder of text no file is written beside another.
+            output: The output folder, or the common prefix of the output files.
+            is_folder: Whether `output` is a folder. No input file may then be inside it.
 
         Raises:
-            UsageError: The output is in an input, or an input in the folder.
+            UsageError: The output is inside an input, or an input is inside the output folder.
         """
         for each in self.given:
             if would_contain(each.given, output):
@@ -93,23 +93,23 @@ class Inputs:
             raise UsageError(f"{inside}: this input is in the output {output}", "give another --output")
 
     def collect_facts(self, contents: Sequence[Sequence[str]]) -> list[InputFacts]:
-        """What a manifest says of each input.
+        """Manifest entry of each input.
 
         Args:
-            contents: For each shard what `content` gave for each of its parts.
+            contents: Result of `hash_contents` for each shard.
         """
         parts = [part for shard in self.shards for part in shard.parts]
         digests = _combine_digests(zip(parts, chain.from_iterable(contents), strict=True))
         return [self._build_facts(each, digests) for each in self.given]
 
     def read_facts(self) -> list[InputFacts]:
-        """The same, where nobody else has read the files."""
+        """Like `collect_facts`, but reads and hashes the files in this process."""
         return self.collect_facts([hash_contents(shard) for shard in self.shards])
 
     def describe_difference(self, facts: Sequence[InputFacts]) -> str:
-        """Why facts are not those of these inputs, in words; empty where they are.
+        """Describe how manifest entries differ from these inputs; empty if they are equal.
 
-        A file of another time or name but of the same size, as a copy is, is read: its content decides.
+        A file with the same size but another modification time or name, such as a copy, is compared by its content.
         """
         if len(facts) == len(self.given) and all(map(self._is_same, self.given, facts)):
             return ""
@@ -147,18 +147,18 @@ class Inputs:
 def open_input(
     given: Iterable[str], dataset: str | None, output: Path, text_documents: str = "file", is_folder: bool = True
 ) -> Inputs:
-    """The documents of files or of a named dataset, of which none is where the result is written.
+    """Open files or a named dataset, and check that the output is outside of them.
 
     Args:
-        given: Files, folders, patterns and URLs.
-        dataset: Named dataset, instead of them.
+        given: Files, folders, glob patterns and URLs.
+        dataset: Named dataset; replaces `given`.
         output: See `Inputs.check_outside`.
-        text_documents: What is a document in a .txt file.
+        text_documents: Unit of a document in a .txt file.
         is_folder: See `Inputs.check_outside`.
 
     Raises:
-        UsageError: One of them does not exist, is empty or unknown, or the output is in it.
-        PrimusError: It cannot be read.
+        UsageError: An input does not exist, is empty or of an unknown kind, or contains the output.
+        PrimusError: An input cannot be read.
     """
     if dataset:
         return open_dataset(dataset)
@@ -168,11 +168,11 @@ def open_input(
 
 
 def open_files(given: Iterable[str], text_documents: str = "file") -> Inputs:
-    """The documents of files, folders, patterns and URLs.
+    """Open files, folders, glob patterns and URLs.
 
     Raises:
-        UsageError: One of them does not exist, is empty, or is of no known kind, or a file is given twice.
-        PrimusError: It cannot be read.
+        UsageError: An input does not exist, is empty or of an unknown kind, or a file is given twice.
+        PrimusError: An input cannot be read.
     """
     found = tuple(Input(each, tuple(readers.find_files(each))) for each in given)
     _check_once(found)
@@ -184,7 +184,7 @@ def open_files(given: Iterable[str], text_documents: str = "file") -> Inputs:
 
 
 def _check_once(given: Iterable[Input]) -> None:
-    """Make sure that no file is read twice, as where both a folder and a file of it are given."""
+    """Check that no file is given twice, for example by a folder and by its own path."""
     seen: dict[str, str] = {}
     for each in given:
         for file in each.files:
@@ -198,10 +198,10 @@ def _check_once(given: Iterable[Input]) -> None:
 
 
 def open_dataset(name: str) -> Inputs:
-    """The documents of a named dataset.
+    """Open a named dataset.
 
     Raises:
-        UsageError: There is no such dataset, or it is on the hub.
+        UsageError: The dataset does not exist, or it must be downloaded from the hub first.
     """
     source = None if "/" in name else registry.load_plug_in(SOURCES, name)
     if source is None or source.documents is None:
@@ -215,7 +215,7 @@ def open_dataset(name: str) -> Inputs:
 def read_part(
     part: FilePart, key: str, text_documents: str = "file", cut: bool = True, lists: bool = False
 ) -> Iterator[TextDocument | BadDocument]:
-    """Documents of a part of an input; see `primus.data.readers.read_documents`."""
+    """Read the documents of a part of an input; see `primus.data.readers.read_documents`."""
     if part.file.startswith(DATASET):
         yield from _read_dataset(part.file.removeprefix(DATASET))
     else:
@@ -223,10 +223,10 @@ def read_part(
 
 
 def check_fingerprint(file: str, before: str) -> None:
-    """Make sure that a file has not changed.
+    """Check that the fingerprint of a file is still `before`.
 
     Raises:
-        PrimusError: It has.
+        PrimusError: The file has changed.
     """
     try:
         same = file.startswith(DATASET) or fingerprint_file(file) == before
@@ -237,10 +237,10 @@ def check_fingerprint(file: str, before: str) -> None:
 
 
 def fingerprint_file(file: str) -> str:
-    """Size and time of the last change of a path, or what a server says of a URL.
+    """Fingerprint of a file: size and modification time of a path, size and version of a URL.
 
     Raises:
-        PrimusError: It cannot be read.
+        PrimusError: The file cannot be read.
     """
     if is_remote(file):
         from primus.data.readers import remote
@@ -255,19 +255,19 @@ def fingerprint_file(file: str) -> str:
 
 
 def hash_contents(shard: Shard) -> list[str]:
-    """What `content` gives for each part of a shard."""
+    """Result of `hash_part` for each part of a shard."""
     return [hash_part(part) for part in shard.parts]
 
 
 def hash_part(part: FilePart) -> str:
-    """Checksums of the blocks of a file that begin in a part of it, in hexadecimal digits; empty for what is no file.
+    """Checksums of the blocks of a file that begin in a part, in hexadecimal digits; empty for a dataset or a URL.
 
-    So those of the parts of a file, one after the other, are those of the file, however it is divided.
+    The concatenated checksums of all parts of a file do not depend on how the file is divided into parts.
     """
     if part.file.startswith(DATASET) or is_remote(part.file):
         return ""
     first, last = part.first, part.last
-    if detect_kind(part.file) in COLUMNS:  # such parts count row groups: the first stands for all
+    if detect_kind(part.file) in COLUMNS:  # parts are row groups, not bytes: the first part hashes the whole file
         first, last = (0, None) if part.first == 0 else (0, 0)
     with whole_file_errors(part.file), open(part.file, "rb") as file:
         return b"".join(_hash_blocks(file, -(-first // BLOCK), last)).hex()
@@ -283,7 +283,7 @@ def _hash_blocks(file: BufferedReader, block: int, last: int | None) -> Iterator
 
 
 def _combine_digests(contents: Iterable[tuple[FilePart, str]]) -> dict[str, str]:
-    """Digest of each file from what `content` gave for its parts, in their order."""
+    """Digest of each file from the result of `hash_part` for its parts, in order."""
     files: dict[str, list[str]] = {}
     for part, digests in contents:
         files.setdefault(part.file, []).append(digests)
@@ -299,7 +299,7 @@ def _read_file_bytes(file: str) -> int:
 
 
 def _relative_name(given: str, file: str) -> str:
-    """A file's name within what was given, which stays the same where that is moved or copied."""
+    """Name of a file relative to its input, which does not change when the input is moved or copied."""
     return os.path.relpath(file, os.path.expanduser(given)) if not is_remote(file) else file
 
 

@@ -5,8 +5,12 @@ States of shard 12, by the files in the folder:
     claimed   a process holds the file lock ``000012.claim``; the kernel releases it when the process dies
     done      ``000012.json``, the result, exists; it is written last, after the files ``000012.SUFFIX``
 
+Transitions: open -> claimed (`_claim_shard`), claimed -> done (`ShardOutput.commit`), claimed -> open (the process dies
+or the stage fails), done -> open (`ShardQueue.discard_result`). Any process may claim an open shard; only the process
+that holds the claim writes the files of the shard.
+
 A process that repeats the command skips the shards that are done. The process that publishes the output deletes the
-folder; the others take a missing folder as the end of the work.
+folder; the other processes treat a missing folder as the end of the work.
 """
 
 from __future__ import annotations
@@ -29,68 +33,69 @@ from primus.data.readers.shard import Shard
 from primus.errors import PrimusError
 
 CHUNK = 1 << 22
+"""Bytes of one read for a checksum: few system calls, and constant memory for a file of any size."""
 
 
 class BadItem(Struct, frozen=True):
-    """Something of the input that was left out."""
+    """An input document that was skipped."""
 
     where: str
     """File and line."""
     reason: str
-    """What is wrong with it."""
+    """Why the document is invalid."""
 
 
 class ShardResult(Struct, frozen=True, kw_only=True):
-    """What a finished shard has given."""
+    """Result of a finished shard; its JSON file marks the shard as done."""
 
     shard: int
-    """Its index."""
+    """Index of the shard."""
     files: dict[str, FileFacts]
-    """Its files by suffix."""
+    """Size and checksum of each file by suffix."""
     counts: dict[str, int] = {}
-    """Numbers that are added up over shards, such as documents."""
+    """Numbers that are summed over shards, such as the number of documents."""
     bad: list[BadItem] = []
-    """What was left out."""
+    """Skipped documents."""
     facts: dict[str, Any] = {}
-    """Whatever else the stage needs to know of it."""
+    """Additional values of the stage."""
 
 
 class Stage(Protocol):
-    """One step of a pipeline. It is pickled for processes that are not forked."""
+    """One step of a pipeline. It is pickled for processes that are not forked, such as Ray tasks."""
 
     identity: Any
-    """Everything but the shards that decides what its files hold, as JSON."""
+    """JSON value of every setting, apart from the shards, that determines the content of the files."""
 
     def start(self) -> None:
-        """Load what each process needs once; called again in a process that has it already."""
+        """Load what each process needs once. A forked worker calls it again, so a repeated call must be cheap."""
 
     def run(self, shard: Shard, output: ShardOutput) -> None:
-        """Do one shard: a pure function of the shard and the stage.
+        """Process one shard. The output depends only on the shard and the stage.
 
         Raises:
-            PrimusError: The input is bad; nothing of the shard is kept.
+            PrimusError: The input is invalid; no file of the shard is kept.
         """
 
 
 @dataclass
 class ShardOutput:
-    """Where a stage puts what a shard gives; nothing has its final name before the shard is done."""
+    """Output files of one shard. They have temporary names until `commit`."""
 
     stem: Path
     """Path of the shard's files without suffix."""
     max_bad: int = 0
-    """Items of all shards together that may be left out."""
+    """Maximum number of skipped documents in all shards."""
     report: Callable[[dict[str, int]], None] = lambda counts: None
-    """Called with what was added to the counts, for showing progress."""
+    """Called with each increment of the counts, for the progress display."""
     durable: bool = True
-    """Whether files must outlive a loss of power; a stage whose files are checked when they are used need not wait."""
+    """Whether `commit` syncs the files to disk. A stage whose files are verified on reading sets it to False."""
     counts: dict[str, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     bad_items: list[BadItem] = field(default_factory=list)
     _written: dict[str, Path] = field(default_factory=dict)
 
     def path(self, suffix: str) -> Path:
-        """Where to write the shard's file with this suffix."""
+        """Temporary path of the shard's file with this suffix."""
         return self._written.setdefault(suffix, atomic.build_temporary_path(_shard_file(self.stem, suffix)))
 
     def add_counts(self, **amounts: int) -> None:
@@ -100,16 +105,16 @@ class ShardOutput:
         self.report(amounts)
 
     def record_bad(self, where: str, reason: str) -> None:
-        """Leave something out.
+        """Record a skipped document.
 
         Raises:
-            PrimusError: More than `max_bad` were left out.
+            PrimusError: More than `max_bad` documents are skipped.
         """
         self.bad_items.append(BadItem(where, reason))
         check_bad(self.bad_items, self.max_bad)
 
     def commit(self, shard: Shard) -> ShardResult:
-        """Give the files their names, then write the row."""
+        """Rename the files to their final names, then write the result."""
         files = {}
         # Data before result: a crash between the two leaves an open shard, never a result without its files.
         for suffix, written in self._written.items():
@@ -123,43 +128,46 @@ class ShardOutput:
         return row
 
     def discard(self) -> None:
-        """Delete what a shard that failed has written."""
+        """Delete the temporary files of a failed shard; after `commit`, none exist."""
         for written in self._written.values():
             written.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
 class ShardQueue:
-    """Shards of a stage, and the folder that tells which of them are done."""
+    """Shards of a stage, and the folder that records which of them are done. Safe to use from several processes."""
 
     stage: Stage
     shards: Sequence[Shard]
     folder: Path
     max_bad: int = 0
     output: Path | None = None
-    """What the files are made for, to name where they cannot be written."""
+    """Final output, for error messages."""
     _done: dict[int, ShardResult] = field(default_factory=dict, repr=False)
+    """Results found so far: a finished shard stays done, so only open shards are read from the folder again."""
 
     def stem(self, shard: Shard) -> Path:
         """Path of a shard's files without suffix."""
         return self.folder / f"{shard.index:06d}"
 
     def find_result(self, shard: Shard) -> ShardResult | None:
-        """The row of a shard if it is done and its files are still there; looked up until it is."""
+        """Result of a shard if it is done and its files exist; None otherwise."""
         if found := self._done.get(shard.index) or self._read_result(self.stem(shard)):
             self._done[shard.index] = found
         return found
 
     def discard_result(self, row: ShardResult) -> None:
-        """Let a finished shard be done again, as where its files are damaged."""
+        """Reopen a finished shard, for example because one of its files is damaged."""
+        # Without its JSON file the shard is open. Its data files stay: the next commit replaces them.
         self._done.pop(row.shard, None)
         self.result_file(row, "json").unlink(missing_ok=True)
 
     def _read_result(self, stem: Path) -> ShardResult | None:
         try:
             row = msgspec.json.decode(_shard_file(stem, "json").read_bytes(), type=ShardResult)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, msgspec.MsgspecError):  # a result that a power failure truncated counts as missing
             return None
+        # Each look compares sizes only, which finds deleted and truncated files; readers verify the checksums.
         return (
             row
             if all(_read_file_size(_shard_file(stem, suffix)) == facts.bytes for suffix, facts in row.files.items())
@@ -167,26 +175,26 @@ class ShardQueue:
         )
 
     def list_remaining(self) -> list[Shard]:
-        """Shards that are not done; none where somebody has finished the whole and removed the folder."""
+        """Shards that are not done; empty if another process has published the output and removed the folder."""
         if not self.folder.is_dir():
             return []
         return [shard for shard in self.shards if not self.find_result(shard)]
 
     def list_results(self) -> list[ShardResult]:
-        """Rows of the shards that are done, in order."""
+        """Results of the finished shards, in order."""
         return [row for shard in self.shards if (row := self.find_result(shard))]
 
     def result_file(self, row: ShardResult, suffix: str) -> Path:
-        """A file of a finished shard."""
+        """Path of a file of a finished shard."""
         return _shard_file(self.folder / f"{row.shard:06d}", suffix)
 
     def process_shard(
         self, shard: Shard, report: Callable[[dict[str, int]], None] = lambda counts: None
     ) -> ShardResult | None:
-        """Do a shard; None where another process holds it or has done it.
+        """Claim and process a shard; return None if another process holds it or has finished it.
 
         Raises:
-            PrimusError: The input is bad, or the folder cannot be written.
+            PrimusError: The input is invalid, or the folder cannot be written.
         """
         if self.find_result(shard):
             return None
@@ -200,21 +208,26 @@ class ShardQueue:
             raise atomic.build_write_error(self.output or self.folder, error) from None
 
     def _run_stage(self, shard: Shard, report: Callable[[dict[str, int]], None]) -> ShardResult:
+        # Only the holder of the claim writes files of this shard, so existing temporary files belong to dead processes.
         atomic.remove_stale(self.folder, self.stem(shard).name)
         output = ShardOutput(self.stem(shard), self.max_bad, report)
         try:
             self.stage.run(shard, output)
             return output.commit(shard)
         finally:
+            # Runs while the claim is held: no other process can have files of the same temporary names.
             output.discard()
 
 
 def open_shard_queue(
     stage: Stage, shards: Sequence[Shard], parent: Path, max_bad: int = 0, output: Path | None = None
 ) -> ShardQueue:
-    """The board of a stage in a folder of its own below `parent`: another stage or input never finds these files."""
+    """Open the shard queue of a stage. Its folder below `parent` is named by a digest of the stage and the shards.
+
+    Processes with the same settings and input share the folder; other settings or another input use another folder.
+    """
     digest = hashlib.sha256(msgspec.json.encode([stage.identity, list(shards)], order="deterministic")).hexdigest()
-    folder = parent / digest[:16]
+    folder = parent / digest[:16]  # 64 bits: a work folder holds a handful of queues, so a collision is negligible
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -225,29 +238,30 @@ def open_shard_queue(
 def process_shards(
     board: ShardQueue, report: Callable[[dict[str, int]], None], done: Callable[[ShardResult], bool]
 ) -> bool:
-    """Do the shards that nobody has done or holds.
+    """Process the shards that are open, each at most once.
 
     Args:
-        board: The shards.
-        report: Called with counts while a shard is being done.
-        done: Called with each row that this process made; True ends the work early.
+        board: The shard queue.
+        report: Called with counts while a shard is processed.
+        done: Called with each result of this process; a return value of True stops the work early.
 
     Returns:
-        Whether no more is to be had; False where `done` ended it.
+        True if no open shard is left; False if `done` stopped the work.
 
     Raises:
         PrimusError: A shard failed.
     """
+    # A shard that another process holds is passed once, without waiting: callers repeat the call until none remains.
     return not any(
         row and done(row) for row in (board.process_shard(shard, report) for shard in board.list_remaining())
     )
 
 
 def check_bad(items: Sequence[BadItem], max_bad: int) -> None:
-    """Make sure that no more was left out than may be.
+    """Check that at most `max_bad` documents are skipped.
 
     Raises:
-        PrimusError: More was; the message names the first item that is too much.
+        PrimusError: More are skipped; the message names the first one above the limit.
     """
     if len(items) > max_bad:
         item = items[max_bad]
@@ -258,7 +272,7 @@ def check_bad(items: Sequence[BadItem], max_bad: int) -> None:
 
 
 def compute_checksum(path: Path) -> str:
-    """xxh3_128 of a file, in hexadecimal digits."""
+    """Checksum (xxh3_128) of a file, in hexadecimal digits."""
     digest = xxhash.xxh3_128()
     buffer = bytearray(CHUNK)
     view = memoryview(buffer)
@@ -270,7 +284,7 @@ def compute_checksum(path: Path) -> str:
 
 @contextmanager
 def _claim_shard(path: Path) -> Iterator[bool]:
-    """Whether a claim became ours."""
+    """Try to claim a shard without waiting; yield whether this process holds the claim within the block."""
     descriptor = atomic.try_acquire(path)
     try:
         yield descriptor is not None

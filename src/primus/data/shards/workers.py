@@ -1,8 +1,12 @@
 """Run the shards of a queue in processes of this machine.
 
-The parent starts the workers and reads their messages, one pipe a worker: ``counts`` and ``row`` for shards, then
-``problem`` (a PrimusError) or ``failure`` (a traceback), then the end of the pipe. Workers claim shards by the locks of
-the queue; the parent assigns none.
+The parent starts the workers and reads their messages from one pipe per worker: ``counts`` and ``row`` (a result) for
+shards, then ``problem`` (a PrimusError) or ``failure`` (a traceback), then the end of the pipe. Workers claim shards
+with the locks of the queue; the parent assigns none.
+
+A worker exits with 0 if no shard is open or it has reported an error. It exits with `RETIRED_EXIT_CODE` if its memory
+has grown by `GROWTH_BYTES`; the parent then starts a replacement. Any other exit is a failure. Only the parent stops
+workers; a worker whose parent dies exits.
 """
 
 from __future__ import annotations
@@ -26,30 +30,34 @@ from primus.data.shards.shard_queue import ShardQueue, ShardResult
 from primus.errors import PrimusError
 
 GROWTH_BYTES = 128 << 20
-"""Memory of its own at which a process ends after a shard and another takes its place: caches of libraries grow."""
+"""Growth of a worker's private memory after which it exits at the end of a shard and is replaced.
+
+Caches of tokenizer libraries grow with the text. The limit is above the one in `primus.data.tokenizers.fast`, at which
+the fast tokenizer drops its own cache, so that a worker is replaced only if that does not help.
+"""
 
 SHOW_EVERY_S = 0.2
-"""Interval of the progress display, in which a person still sees steady movement."""
+"""Interval of the progress display: often enough that it looks continuous."""
 GRACE_S = 5.0
-"""Time for a worker to exit after SIGTERM before SIGKILL; a worker has nothing to save, so that it exits at once."""
+"""Time between SIGTERM and SIGKILL for a worker. A worker has nothing to save and normally exits at once."""
 POLL_S = 0.2
-"""Interval of the look for shards that other processes finish; each look reads one folder."""
+"""Interval of the check for shards that other processes finish; each check reads one folder."""
 PATIENCE_S = 24 * 3600.0
-"""Longest wait for shards that another process holds: a shard of 32 MB takes minutes, a stopped process forever."""
+"""Longest wait for shards that another process holds. A shard of 32 MB takes minutes; a stopped process never ends."""
 
 
 @dataclass
 class ShardProgress:
-    """How far the shards of a stage are."""
+    """Progress of a stage."""
 
     stage: str
-    """What is being done."""
+    """Name of the work, for display."""
     total_bytes: int
-    """Size of all shards."""
+    """Size of all shards in bytes."""
     done_bytes: int = 0
-    """Size of those that are done, of which those of an earlier start."""
+    """Size of the finished shards in bytes, including those of an earlier run."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Sums over what this process and its workers did."""
+    """Sums of the counts of this process and its workers."""
 
     def add_counts(self, counts: dict[str, int]) -> None:
         """Add to the counts."""
@@ -61,19 +69,19 @@ Show = Callable[[ShardProgress], None]
 
 
 def run(board: ShardQueue, workers: int, name: str, show: Show = lambda progress: None) -> list[ShardResult]:
-    """Do all shards of a board in `workers` processes, beside any other process that does them too.
+    """Process all shards of a queue in `workers` processes. Other processes may process the same queue.
 
     Args:
-        board: The shards.
-        workers: Processes to start; 0 works in this process.
-        name: What is being done, for the progress.
-        show: Receives the progress, several times a second at most.
+        board: The shard queue.
+        workers: Number of processes to start; 0 runs in this process.
+        name: Name of the work, for the progress display.
+        show: Receives the progress, at most several times a second.
 
     Returns:
-        The rows of all shards, in order; fewer where somebody else has finished the whole and removed the folder.
+        The results of all shards, in order; fewer if another process has published the output and removed the folder.
 
     Raises:
-        PrimusError: A shard failed, a worker was killed, or too much was bad; what is done stays.
+        PrimusError: A shard failed, a worker was killed, or too many documents are invalid; finished shards are kept.
     """
     sizes = {shard.index: shard.bytes for shard in board.shards}
     found = board.list_results()
@@ -87,8 +95,10 @@ def run(board: ShardQueue, workers: int, name: str, show: Show = lambda progress
         shard_queue.check_bad(bad, board.max_bad)
 
     if len(found) < len(board.shards):
-        board.stage.start()
+        board.stage.start()  # before the fork: workers share the pages of the loaded tokenizer with this process
         deadline = time.monotonic() + PATIENCE_S
+        # A round processes every shard that is open now. What remains is claimed by other processes, and becomes open
+        # again when one of them dies, so the rounds continue until all shards are done or the folder is gone.
         while left := board.list_remaining():
             if workers:
                 _run_processes(board, min(workers, len(left)), progress, add_result, show)
@@ -96,12 +106,13 @@ def run(board: ShardQueue, workers: int, name: str, show: Show = lambda progress
                 _run_in_process(board, progress, add_result, show)
             _wait_for_others(board, deadline)
     rows = board.list_results()
+    # Each process has counted only the results that it found or made; the total of all processes is known here.
     shard_queue.check_bad([item for row in rows for item in row.bad], board.max_bad)
     return rows
 
 
 def _wait_for_others(board: ShardQueue, deadline: float) -> None:
-    """Give processes elsewhere a moment where all that is left is theirs."""
+    """Pause if all remaining shards are claimed by other processes."""
     if left := board.list_remaining():
         if time.monotonic() > deadline:
             raise PrimusError(f"{board.folder}: another process still holds {len(left)} shards", "stop it first")
@@ -136,6 +147,7 @@ def _run_processes(
             team.append(_start_worker(board))
         shown = 0.0
         while team:
+            # The timeout bounds the time between updates of the display; the work itself has no limit.
             for ready in wait([worker.messages for worker in team], timeout=SHOW_EVERY_S):
                 worker = next(each for each in team if each.messages is ready)
                 if _receive_message(worker, progress, add_result):
@@ -150,10 +162,10 @@ def _run_processes(
 
 
 def _receive_message(worker: _Worker, progress: ShardProgress, add_result: Callable[[ShardResult], None]) -> bool:
-    """Take one message of a worker; false where there are no more."""
+    """Receive one message of a worker; return False at the end of its pipe."""
     try:
         kind, value = worker.messages.recv()
-    except EOFError:
+    except EOFError:  # the worker has closed the pipe or died; messages sent before that have been received
         return False
     if kind == "counts":
         progress.add_counts(value)
@@ -162,22 +174,22 @@ def _receive_message(worker: _Worker, progress: ShardProgress, add_result: Calla
     elif kind == "problem":
         error, problem, hint = value
         raise error(problem, hint)
-    else:
+    else:  # "failure": a defect in the worker, with its traceback
         raise RuntimeError(f"a worker failed:\n{value}")
     return True
 
 
 RETIRED_EXIT_CODE = 17
-"""Exit code of a worker whose place another one is to take."""
+"""Exit code of a worker that requests a replacement; differs from 0 (finished) and 1 (its parent has died)."""
 
 
 def _needs_replacement(worker: _Worker) -> bool:
-    """Whether a worker that says no more wants a successor.
+    """Whether a worker whose pipe has ended requests a replacement.
 
     Raises:
-        PrimusError: It was killed.
+        PrimusError: The worker was killed.
     """
-    worker.process.join(GRACE_S)
+    worker.process.join(GRACE_S)  # a worker closes its pipe just before it exits, so this wait is short
     code = worker.process.exitcode
     if code in (0, RETIRED_EXIT_CODE):
         return bool(code)
@@ -190,7 +202,7 @@ def _needs_replacement(worker: _Worker) -> bool:
 
 @contextmanager
 def _manage_workers() -> Iterator[list[_Worker]]:
-    """Workers, of which none outlives the block."""
+    """List of workers that are stopped at the end of the block, also after an error."""
     team: list[_Worker] = []
     try:
         yield team
@@ -207,24 +219,26 @@ def _manage_workers() -> Iterator[list[_Worker]]:
 
 
 def _start_worker(board: ShardQueue) -> _Worker:
+    # A forked worker starts in milliseconds and shares the memory of the loaded stage; spawn would load it again.
     methods = multiprocessing.get_all_start_methods()
     context: Any = multiprocessing.get_context("fork" if "fork" in methods and os.name == "posix" else None)
     receiving, sending = context.Pipe(duplex=False)
     process = context.Process(target=_run_worker, args=(board, sending), daemon=True)
     process.start()
-    sending.close()  # else the parent would hold the pipe open, and never read the end of it
+    # Later workers inherit the parent's descriptors. The pipe ends only when no process but the worker holds this end.
+    sending.close()
     return _Worker(process, receiving)
 
 
 def _run_worker(board: ShardQueue, messages: Connection) -> None:
-    """What a worker process does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """Main function of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent stops its workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler that the parent has installed must not run here
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         board.stage.start()
         own = psutil.Process()
-        before = _private_bytes(own)
+        before = _private_bytes(own)  # after the start: only growth counts, not what the stage has loaded
 
         def send_result(row: ShardResult) -> bool:
             messages.send(("row", row))
@@ -234,21 +248,21 @@ def _run_worker(board: ShardQueue, messages: Connection) -> None:
     except PrimusError as error:
         messages.send(("problem", (type(error), error.problem, error.hint)))
         complete = True
-    except Exception:  # noqa: BLE001 - it goes to the parent, which raises it
+    except Exception:  # noqa: BLE001 - sent to the parent, which raises it
         messages.send(("failure", traceback.format_exc()))
         complete = True
     messages.close()
-    os._exit(
-        0 if complete else RETIRED_EXIT_CODE
-    )  # libraries' threads that were copied half by fork must not be joined
+    # A normal exit would join threads of libraries that existed in the parent and were not copied by the fork.
+    os._exit(0 if complete else RETIRED_EXIT_CODE)
 
 
 def _private_bytes(process: psutil.Process) -> int:
+    """Resident memory without the pages shared with other processes."""
     return int(process.memory_info().rss) - int(getattr(process.memory_info(), "shared", 0))
 
 
 def _end_with_parent() -> None:
-    """A killed parent leaves no orphan that works on."""
+    """Exit when the parent dies: a worker of a killed command must not hold claims or write files."""
     parent = multiprocessing.parent_process()
     if parent:
         parent.join()
