@@ -68,8 +68,8 @@ def sync_to_disk(path: Path) -> None:
 def stage_files(contents: dict[Path, bytes], durable: bool = True) -> Iterator[Callable[[], None]]:
     """Write small files under temporary names, and yield a function that renames them to their final names in order.
 
-    Everything that needs disk space happens before the block begins. Without `durable`, files may be empty after a power
-    failure.
+    Everything that needs disk space happens before the block begins. Without `durable`, files may be empty after a
+    power failure.
     """
     written = {build_temporary_path(path): path for path in contents}
     try:

@@ -1,8 +1,8 @@
-"""Identity of a stream of tokens and of its documents, whatever files, batches and token types they come in.
+"""Identity of a stream of tokens and of its documents, independent of files, batches and token types.
 
-The stream is cut every `CHUNK_TOKENS` tokens and the lengths of its documents every `CHUNK_DOCUMENTS`, counted from the
-beginning of the whole stream, so that any number of processes can digest parts of it; the fingerprint is the xxh3_128
-of the digests of all chunks. xxh3 finds damage and mistakes; it is not made to withstand somebody who forges data.
+The stream is cut every `CHUNK_TOKENS` tokens, and the lengths of its documents every `CHUNK_DOCUMENTS`, counted from
+the beginning of the whole stream. Any number of processes can therefore digest parts of it. The fingerprint is the
+xxh3_128 of the digests of all chunks. xxh3 detects damage and mistakes; it does not protect against forgery.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from primus.data.megatron.indexed_dataset import IndexedTokens
 from primus.data.process_pool import process_pool
 
 CHUNK_TOKENS = 1 << 18
-"""Tokens that are digested together: 0.5 or 1 MB, which stays in a core's cache."""
+"""Tokens in a chunk: 0.5 or 1 MB, which stays in a core's cache."""
 
 CHUNK_DOCUMENTS = 1 << 16
-"""Documents whose lengths are digested together."""
+"""Documents in a chunk of lengths."""
 
 RANGE_TOKENS = 128 * CHUNK_TOKENS
-"""What a process digests at a time."""
+"""Tokens that a process digests in one task: a multiple of a chunk, so that chunks do not cross tasks."""
 
 MAX_PIECES = 256
-"""Parts of a stream that have a checksum of their own in its manifest, so that damage can be located."""
+"""Maximum number of parts with a separate checksum in the manifest, by which damage is located."""
 
 PIECE_DIGITS = 16
 """Hexadecimal digits of the checksum of a piece (xxh3_64)."""
@@ -40,10 +40,10 @@ FORMAT = b"primus tokens 1"
 
 
 class Fingerprint:
-    """Identity of a stream of tokens that is fed in any batches, in order.
+    """Computes the fingerprint of a stream of tokens that is appended in order, in batches of any size.
 
-    ``fingerprint.add(...)`` takes what `IndexedWriter.add` takes. Two streams have equal fingerprints exactly when they
-    have the same token ids and the same document borders; how documents are cut into sequences does not matter.
+    `add_sequences` has the parameters of `IndexedWriter.add_batch`. Two streams have equal fingerprints if they have
+    the same token ids and the same document borders; the division of documents into sequences does not matter.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Fingerprint:
         """Append sequences.
 
         Args:
-            tokens: [sum of lengths] token ids of all sequences, one after the other.
+            tokens: [sum of lengths] token ids of all sequences, concatenated.
             lengths: [n] tokens of each sequence.
             ends_document: [n] whether a sequence is the last of its document.
         """
@@ -67,17 +67,17 @@ class Fingerprint:
         self._unfinished = total - int(ends[-1]) if len(ends) else self._unfinished + total
 
     def add_tokens(self, tokens: NDArray[Any]) -> None:
-        """Append token ids [n] without saying which documents they are of; see `add_documents`."""
+        """Append token ids [n]; `add_documents` appends the lengths of their documents."""
         self._tokens.add_values(tokens)
         self.num_tokens += len(tokens)
 
     def add_documents(self, lengths: NDArray[Any]) -> None:
-        """Append documents of which only the lengths [n] in tokens are known; their tokens go to `add_tokens`."""
+        """Append lengths [n] of documents in tokens; `add_tokens` appends their tokens."""
         self._documents.add_values(lengths)
         self.num_documents += len(lengths)
 
     def compute_fingerprint(self) -> str:
-        """The fingerprint of what was fed so far.
+        """Fingerprint of the tokens and documents so far.
 
         Raises:
             ValueError: The last sequence does not end its document.
@@ -89,16 +89,16 @@ class Fingerprint:
         )
 
     def compute_pieces(self) -> str:
-        """Checksums of up to `MAX_PIECES` equal parts of the stream, for telling where it differs; see `pieces`."""
+        """Checksums of up to `MAX_PIECES` equal parts of the stream, to locate differences; see `compute_pieces`."""
         return compute_pieces(self._tokens.compute_digests())
 
 
 class ChunkDigests:
-    """Digests of fixed numbers of values of a stream.
+    """Digests of the chunks of a stream of values.
 
     Args:
-        size: Values in a chunk; the last has fewer.
-        digest: From a chunk to its digest.
+        size: Number of values in a chunk; the last chunk may have fewer.
+        digest: Computes the digest of a chunk.
     """
 
     def __init__(self, size: int, digest: Callable[[NDArray[Any]], bytes]) -> None:
@@ -109,6 +109,7 @@ class ChunkDigests:
 
     def add_values(self, values: NDArray[Any]) -> None:
         """Append values [n]."""
+        # State: `_held` has less than a chunk, from the end of earlier calls. Whole chunks are digested without a copy.
         first = 0
         while first < len(values):
             part = values[first : first + self._size - self._num_held]
@@ -116,24 +117,24 @@ class ChunkDigests:
             if len(part) == self._size:
                 self._done += self._digest(part)
                 continue
-            self._held.append(part.copy())  # the caller may use the memory again
+            self._held.append(part.copy())  # the caller may reuse the memory
             self._num_held += len(part)
             if self._num_held == self._size:
                 self._done += self._digest(np.concatenate(self._held))
                 self._held, self._num_held = [], 0
 
     def compute_digests(self) -> bytes:
-        """Digests of all chunks, one after the other, that of an incomplete last one too."""
+        """Concatenated digests of all chunks, including an incomplete last one; may be called at any time."""
         rest = self._digest(np.concatenate(self._held)) if self._held else b""
         return bytes(self._done) + rest
 
 
 def token_digest(chunk: NDArray[Any], largest: int | None = None) -> bytes:
-    """Digest of token ids as the narrowest of u16, i32 and i64 that holds them, whatever type they come in.
+    """Digest of token ids, converted to the narrowest of u16, i32 and i64 that holds them.
 
     Args:
-        chunk: The token ids.
-        largest: The largest of them where it is known already and none is negative.
+        chunk: The token ids, of any integer type.
+        largest: The largest id, if it is known and no id is negative.
     """
     kind: np.dtype[Any] = np.dtype("<u2")
     if chunk.dtype != np.uint16 and len(chunk):
@@ -150,7 +151,7 @@ def length_digest(lengths: NDArray[Any]) -> bytes:
 
 
 def combine_digests(num_tokens: int, num_documents: int, token_digests: bytes, length_digests: bytes) -> str:
-    """The fingerprint of a stream from the digests of its chunks, one after the other."""
+    """Fingerprint of a stream from the concatenated digests of its chunks."""
     digest = xxhash.xxh3_128(FORMAT + struct.pack("<QQ", num_tokens, num_documents))
     digest.update(token_digests)
     digest.update(length_digests)
@@ -158,16 +159,16 @@ def combine_digests(num_tokens: int, num_documents: int, token_digests: bytes, l
 
 
 def chunks_in_piece(num_chunks: int) -> int:
-    """Chunks that each of at most `MAX_PIECES` equal parts has: a power of two."""
+    """Chunks in each of at most `MAX_PIECES` equal parts: a power of two."""
     return 1 << max(0, -(-num_chunks // MAX_PIECES) - 1).bit_length()
 
 
 def compute_pieces(token_digests: bytes, num_chunks: int | None = None) -> str:
-    """Checksums of equal parts of a stream, `PIECE_DIGITS` hexadecimal digits each, one after the other.
+    """Concatenated checksums of equal parts of a stream, `PIECE_DIGITS` hexadecimal digits each.
 
     Args:
         token_digests: Digests of the stream's chunks.
-        num_chunks: Chunks of the stream that it is to be compared with, where that may be another.
+        num_chunks: Number of chunks of the stream to compare with, if it may differ.
     """
     num_chunks = len(token_digests) // DIGEST_BYTES if num_chunks is None else num_chunks
     size = DIGEST_BYTES * chunks_in_piece(num_chunks)
@@ -176,11 +177,11 @@ def compute_pieces(token_digests: bytes, num_chunks: int | None = None) -> str:
 
 
 def fingerprint_prefixes(prefixes: Sequence[Path], workers: int = 1) -> str:
-    """The fingerprint of the stream that lies in token files, one after the other: the same as if it were in one.
+    """Fingerprint of the concatenated stream of several token files; equal to that of one file with all of them.
 
     Args:
         prefixes: Paths without extension, in order.
-        workers: Processes that read.
+        workers: Number of processes that read.
 
     Raises:
         UsageError: A file is missing, or the header or the sizes of a pair are wrong; see `IndexedTokens`.
@@ -203,7 +204,7 @@ def fingerprint_prefixes(prefixes: Sequence[Path], workers: int = 1) -> str:
 def document_starts(
     pointers: NDArray[Any], borders: NDArray[Any], first: int, last: int, num_bytes: int
 ) -> NDArray[np.int64]:
-    """First byte in the .bin of documents `first` to ``last - 1``; the one after the last stands for the end.
+    """First byte in the .bin of documents `first` to ``last - 1``; a border at the end gives the size of the .bin.
 
     Args:
         pointers: First byte of each sequence.
@@ -222,7 +223,7 @@ def document_starts(
 def document_lengths(
     pointers: NDArray[Any], borders: NDArray[Any], num_bytes: int, width: int
 ) -> Iterator[NDArray[np.int64]]:
-    """Tokens of each document, in arrays of up to `CHUNK_DOCUMENTS`, of an index that is in order.
+    """Yield the number of tokens of each document, in arrays of up to `CHUNK_DOCUMENTS`; the index must be valid.
 
     Args:
         pointers: First byte of each sequence.
@@ -236,7 +237,7 @@ def document_lengths(
 
 
 def lengths_in(file: IndexedTokens) -> Iterator[NDArray[np.int64]]:
-    """Tokens of each document of a token file, in constant memory; see `document_lengths`."""
+    """Yield the number of tokens of each document of a token file, in constant memory; see `document_lengths`."""
     width = file.dtype.itemsize
     for lengths in document_lengths(file.pointers, file.borders, file.num_tokens * width, width):
         yield lengths
@@ -244,7 +245,7 @@ def lengths_in(file: IndexedTokens) -> Iterator[NDArray[np.int64]]:
 
 
 class TokenRange(NamedTuple):
-    """Tokens that one process digests at a time."""
+    """Range of tokens that a process digests in one task."""
 
     first: int
     last: int

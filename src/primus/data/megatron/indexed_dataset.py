@@ -1,4 +1,4 @@
-"""Megatron token files: PREFIX.bin holds the tokens of all sequences, PREFIX.idx where each of them lies.
+"""Token files of Megatron-LM: PREFIX.bin has the tokens of all sequences, PREFIX.idx their lengths and offsets.
 
 Layout of the .idx, little endian (Megatron-LM, megatron/core/datasets/indexed_dataset.py):
 ``MMIDIDX\\0\\0`` | u64 version 1 | u8 dtype code | u64 sequences N | u64 document borders D |
@@ -44,12 +44,14 @@ UINT16_VOCABULARY = 65500
 """Vocabularies below this size are stored in two bytes (DType.optimal_dtype in indexed_dataset.py)."""
 
 CHUNK = 1 << 20
+"""Sequences that `IndexedTokens.verify_index` checks at a time, in constant memory."""
 COPY_BYTES = 1 << 20
+"""Bytes copied at a time; a multiple of 8, so that no number is divided."""
 AGAIN = "prepare the data again, or copy both files again"
 
 
 def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
-    """Token type that Megatron would choose for a vocabulary."""
+    """Token type that Megatron chooses for a vocabulary."""
     return np.dtype(np.uint16 if vocab_size < UINT16_VOCABULARY else np.int32)
 
 
@@ -66,11 +68,11 @@ def idx_path(prefix: Path) -> Path:
 class IndexedTokens:
     """The sequences of PREFIX.bin, memory-mapped: ``tokens[i]`` is a read-only array of one sequence.
 
-    Opening takes constant time and memory: it checks the header and the sizes of both files. What lies between is
-    checked by `verify`, and block by block by `block_lengths`.
+    Opening takes constant time and memory: it checks the header and the sizes of both files. `verify_index` checks the
+    rest of the index, and `block_lengths` a part of it.
 
     Raises:
-        UsageError: A file is missing, empty, truncated, longer than its index says, or no Megatron index.
+        UsageError: A file is missing, empty, truncated, longer than its index says, or not a Megatron index.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -101,19 +103,19 @@ class IndexedTokens:
         return self.tokens[start : start + length]
 
     def release_index(self) -> None:
-        """Give back the memory of what was read of the index, on the way through a huge one."""
+        """Release the memory of index pages that have been read; call it while iterating over a large index."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self._mapped_index.madvise(mmap.MADV_DONTNEED)
 
     def find_offset(self, index: int) -> int:
-        """First token of a sequence in the .bin; `index` may be one past the last."""
+        """Offset of a sequence in the .bin, in tokens; `index` may be one past the last."""
         return int(self.pointers[index]) // self.dtype.itemsize if index < self.num_sequences else self.num_tokens
 
     def block_lengths(self, first: int, last: int) -> NDArray[np.int64]:
-        """Lengths [last - first] in tokens of consecutive sequences, checked against their pointers.
+        """Lengths [last - first] of consecutive sequences in tokens, checked against their pointers.
 
         Raises:
-            PrimusError: The pointers do not follow from the lengths, so that tokens would silently be wrong.
+            PrimusError: The pointers contradict the lengths; reading would give wrong tokens without an error.
         """
         lengths = self.lengths[first:last].astype(np.int64)
         ends = np.append(self.pointers[first + 1 : last + 1], [self.num_tokens * self.dtype.itemsize])[: last - first]
@@ -142,7 +144,7 @@ class IndexedTokens:
 
 
 def _read_header(path: Path) -> tuple[bytes, int, int, int, int]:
-    """The header of an index whose size agrees with it."""
+    """Read the header of an index, and check it against the size of the file."""
     if not path.is_file():
         raise UsageError(f"{path}: no such file", "give the prefix that both the .bin and the .idx have")
     size = path.stat().st_size
@@ -188,7 +190,8 @@ def _build_broken_error(prefix: Path, problem: str) -> PrimusError:
 class IndexedWriter:
     """Writes PREFIX.bin and PREFIX.idx in constant memory, under temporary names until `commit`.
 
-    Leaving the ``with`` block without `commit` deletes what was written: nothing half-written ever has the final name.
+    Calls in the ``with`` block: `add_batch` (or `add_tokens` and `add_sequences`) for each batch, `finish_files`, then
+    `commit`. Leaving the block without `commit` deletes the temporary files: no incomplete file has a final name.
 
     Args:
         prefix: Path without extension, in a folder that exists.
@@ -216,7 +219,7 @@ class IndexedWriter:
 
     def __exit__(self, *error: object) -> None:
         for file in self._files.values():
-            with suppress(OSError):  # a full disk: the buffer cannot be flushed, and the file is deleted anyway
+            with suppress(OSError):  # on a full disk the buffer cannot be flushed; the file is deleted below
                 file.close()
         for path in self._paths.values():
             path.unlink(missing_ok=True)
@@ -225,7 +228,7 @@ class IndexedWriter:
         """Append sequences.
 
         Args:
-            tokens: [sum of lengths] token ids of all sequences, one after the other.
+            tokens: [sum of lengths] token ids of all sequences, concatenated.
             lengths: [n] tokens of each sequence.
             ends_document: [n] whether a sequence is the last of its document.
         """
@@ -235,12 +238,12 @@ class IndexedWriter:
         self.add_sequences(lengths, ends_document)
 
     def add_tokens(self, tokens: Tokens) -> None:
-        """Append tokens, contiguous and of the stored type, of which `add_sequences` tells the sequences."""
+        """Append tokens (contiguous, of the stored type); `add_sequences` appends the lengths of their sequences."""
         self._write_content("bin", tokens.data)
         self.num_tokens += len(tokens)
 
     def add_sequences(self, lengths: Tokens, ends_document: NDArray[np.bool_]) -> None:
-        """Append sequences whose tokens go to `add_tokens`; see `add`."""
+        """Append sequences whose tokens `add_tokens` appends; see `add_batch`."""
         self._files["lengths"].write(np.ascontiguousarray(lengths, dtype="<i4").data)
         borders = self.num_sequences + 1 + np.flatnonzero(ends_document)
         self._files["borders"].write(borders.astype("<i8").data)
@@ -248,11 +251,11 @@ class IndexedWriter:
         self.num_documents += len(borders)
 
     def add_document(self, tokens: Tokens) -> None:
-        """Append one document of one sequence."""
+        """Append a document that is one sequence."""
         self.add_batch(tokens, np.array([len(tokens)]), np.array([True]))
 
     def finish_files(self) -> None:
-        """Write the index and put everything on disk, still under temporary names."""
+        """Write the index and sync both files to disk, still under temporary names; renaming needs no space then."""
         self._write_index()
         for name in ("bin", "idx"):
             self._files[name].flush()
@@ -261,9 +264,11 @@ class IndexedWriter:
         self.sizes = {name: self._paths[name].stat().st_size for name in ("bin", "idx")}
 
     def commit(self) -> None:
-        """Give the files their names: no moment has an .idx that belongs to another .bin."""
+        """Rename the files to their final names; an .idx never exists next to the .bin of another run."""
         if not self.checksums:
             self.finish_files()
+        # The old index goes before the .bin changes, and the new one comes after it: a crash in between leaves a .bin
+        # without an index, which readers reject.
         idx_path(self.prefix).unlink(missing_ok=True)
         atomic.publish_file(self._paths["bin"], bin_path(self.prefix))
         atomic.publish_file(self._paths["idx"], idx_path(self.prefix))
@@ -288,7 +293,7 @@ class IndexedWriter:
 
 
 def _read_chunks(file: BinaryIO) -> Iterator[bytes]:
-    """What was written to a file, in pieces of whole numbers."""
+    """Read back the content of a temporary file from its beginning."""
     file.seek(0)
     while chunk := file.read(COPY_BYTES):
         yield chunk

@@ -1,4 +1,4 @@
-"""What `data prepare` writes beside the tokens, last: where they come from, their tokenizer and their checksums."""
+"""Manifest of token files: their input, tokenizer and checksums. It is written last, so it marks a complete output."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from primus.redaction import redact_tree
 
 SAMPLED_PIECES = 64
 SAMPLED_BYTES = 1 << 16
+"""Number and size of the samples of a file without a manifest: 4 MiB in total, for a file of any size."""
 
 
 class TokenizerFacts(Struct, frozen=True, kw_only=True):
     """The tokenizer of a token file."""
 
     name: str
-    """As it was asked for: a path, a hub name or ``bpe:VOCAB``."""
+    """Name given by the user: a path, a hub name or ``bpe:VOCAB``."""
     file: str
     """Copy of its tokenizer.json, relative to the manifest."""
     fingerprint: str
@@ -30,37 +31,37 @@ class TokenizerFacts(Struct, frozen=True, kw_only=True):
     eod: str | None
     """Token that ends a document."""
     eod_id: int | None
-    """Its id."""
+    """Id of `eod`."""
 
 
 class InputFacts(Struct, frozen=True, kw_only=True):
     """One input: a file, a folder or a named dataset."""
 
     path: str
-    """As it was given; ``dataset:NAME`` for a named dataset."""
+    """Path given by the user; ``dataset:NAME`` for a named dataset."""
     files: int = 0
-    """Files that were read."""
+    """Number of files."""
     bytes: int = 0
-    """Their size."""
+    """Total size of the files."""
     version: str = ""
-    """Of a named dataset."""
+    """Version of a named dataset."""
     stamp: str = ""
-    """Of the sizes and times of its files: where it is the same, they need not be read to know that they are."""
+    """Digest of the sizes and modification times of the files; if it is unchanged, the files are not read again."""
     sha256: str
-    """Of the names and checksums of its files, or of a dataset's name and version."""
+    """Digest of the names and checksums of the files, or of the name and version of a dataset."""
 
 
 class FileFacts(Struct, frozen=True, kw_only=True):
-    """One written file."""
+    """Size and checksum of a written file."""
 
     bytes: int
-    """Its size."""
+    """Size of the file."""
     xxh3: str = ""
-    """Its checksum, xxh3_128; empty where an older version wrote it."""
+    """Checksum (xxh3_128); empty if an older version wrote the file."""
 
 
 class EncodeRecipe(Struct, frozen=True, kw_only=True):
-    """Settings that decide which tokens an input becomes."""
+    """Settings that determine the tokens of an input."""
 
     json_key: str = "text"
     """Field of a record that holds the text."""
@@ -73,7 +74,7 @@ class EncodeRecipe(Struct, frozen=True, kw_only=True):
     text_documents: str = "file"
     """What is a document in a .txt file."""
     max_bad: int = 0
-    """Bad documents that may be left out."""
+    """Maximum number of bad documents to skip."""
     shuffle_seed: int | None = None
     """Seed of the order of documents; None for that of the input."""
     split_sentences: str | None = None
@@ -83,56 +84,56 @@ class EncodeRecipe(Struct, frozen=True, kw_only=True):
 
 
 class TokenFileManifest(Struct, frozen=True, kw_only=True):
-    """Everything known about one pair of .bin and .idx."""
+    """Manifest of one pair of .bin and .idx."""
 
     version: int = 2
     """Version of this format."""
     primus: str = ""
     """Version of the package that wrote it."""
     tokenizer: TokenizerFacts
-    """Its tokenizer."""
+    """Tokenizer of the files."""
     recipe: EncodeRecipe = EncodeRecipe()
-    """Settings that it was made with."""
+    """Settings of the encode job."""
     inputs: list[InputFacts] = []
-    """What it was made from."""
+    """Inputs of the encode job."""
     documents: int
-    """Documents."""
+    """Number of documents."""
     sequences: int
-    """Sequences; more than documents where a long text was cut."""
+    """Number of sequences; more than documents if long texts were cut."""
     tokens: int
-    """Tokens, with end-of-document tokens."""
+    """Number of tokens, including end-of-document tokens."""
     characters: int = 0
-    """Characters of text."""
+    """Number of characters of text."""
     max_token_id: int
     """Largest token id that occurs."""
     dtype: str
     """Type of the stored tokens."""
     empty_documents: int = 0
-    """Documents without text, left out."""
+    """Number of skipped documents without text."""
     bad_documents: int = 0
-    """Bad documents, left out and listed in ``PREFIX.bad.jsonl``."""
+    """Number of skipped bad documents, which ``PREFIX.bad.jsonl`` lists."""
     special_strings: int = 0
-    """How often a text spells out the end-of-document token."""
+    """Number of occurrences of the end-of-document token as text."""
     bin: FileFacts
-    """The tokens."""
+    """The .bin file."""
     idx: FileFacts
-    """The index."""
+    """The .idx file."""
     fingerprint: str = ""
-    """Identity of the tokens and documents, whatever files hold them; see `primus.data.megatron.fingerprint`."""
+    """Identity of the tokens and documents, independent of files; see `primus.data.megatron.fingerprint`."""
     pieces: str = ""
-    """Checksums of equal parts of the tokens, for telling where they differ; see `Fingerprint.pieces`."""
+    """Checksums of equal parts of the tokens, to locate differences; see `Fingerprint.compute_pieces`."""
 
 
 def manifest_path(prefix: Path) -> Path:
-    """File of the manifest of the tokens at `prefix`."""
+    """Path of the manifest of the tokens at `prefix`."""
     return prefix.with_name(prefix.name + ".manifest.json")
 
 
 def read_manifest(prefix: Path) -> TokenFileManifest | None:
-    """The manifest of the tokens at `prefix`; None where something else wrote them.
+    """Read the manifest of the tokens at `prefix`; None if there is no manifest.
 
     Raises:
-        UsageError: The manifest is damaged, or is not of the files beside it.
+        UsageError: The manifest is damaged, or does not match the files next to it.
     """
     path = manifest_path(prefix)
     try:
@@ -153,15 +154,16 @@ def read_manifest(prefix: Path) -> TokenFileManifest | None:
 
 
 def encode_manifest(manifest: TokenFileManifest) -> bytes:
-    """Content of a manifest's file."""
+    """Encode a manifest as JSON, without secrets."""
     return msgspec.json.format(msgspec.json.encode(redact_tree(msgspec.to_builtins(manifest))), indent=2) + b"\n"
 
 
 def fingerprint_tokens(prefix: Path, manifest: TokenFileManifest | None) -> str:
-    """Identity of the tokens at `prefix` that a run records: what its samples are made of and in which order.
+    """Identity of the tokens at `prefix` that a run records; it determines the samples and their order.
 
-    That of the stream, with the index where documents are cut into several sequences, which training shuffles; without
-    a manifest, or with one of an older version, that of evenly spread samples of both files.
+    It is the fingerprint of the stream. If documents are cut into several sequences, it includes the index, because
+    training shuffles sequences. Without a manifest, or with one of an older version, it is a digest of evenly spaced
+    samples of both files.
     """
     if not manifest or not manifest.fingerprint:
         return f"sampled-sha256:{_hash_values(*map(_hash_sampled_bytes, (bin_path(prefix), idx_path(prefix))))}"
@@ -171,7 +173,7 @@ def fingerprint_tokens(prefix: Path, manifest: TokenFileManifest | None) -> str:
 
 
 def combine_fingerprints(*fingerprints: str) -> str:
-    """Identity of several things in this order."""
+    """Combined identity of several fingerprints in this order."""
     return fingerprints[0] if len(fingerprints) == 1 else f"sha256:{_hash_values(*fingerprints)}"
 
 

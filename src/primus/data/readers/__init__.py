@@ -1,4 +1,4 @@
-"""Documents from files: text, source trees, records and tables, with each bad one named by file and line."""
+"""Read documents from text files, source trees, records and tables; bad documents are reported by file and line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 LONGEST_LINE = 256 << 20
-"""Bytes of a line, and so of a record, that is read; it needs several times as much memory."""
+"""Maximum size of a line, and so of a record, in bytes; reading it needs several times as much memory."""
 
 
 def read_documents(
@@ -41,20 +41,20 @@ def read_documents(
     longest_line: int = LONGEST_LINE,
     lists: bool = False,
 ) -> Iterator[TextDocument | BadDocument]:
-    """Documents of one file or part of it, in its order and in constant memory.
+    """Read the documents of a file, or of a part of it, in file order and in constant memory.
 
     Args:
-        part: A part that `plan` made, a path or a URL; the suffix says what it is.
+        part: A part from `plan_shards`, a path or a URL; the suffix determines the format.
         key: Field of a record, or column, that holds the text.
-        text_documents: What is a document in a .txt file: the file, a paragraph (up to a blank line) or a line.
+        text_documents: Unit of a document in a .txt file: the file, a paragraph (up to a blank line) or a line.
         cut: Cut long text files at line ends, so that one file can be shuffled and split.
-        fields: Give the other fields of each record too.
-        longest_line: A line of more bytes is a bad document.
-        lists: Take a list of texts in a JSON record for a document in pieces, not for a bad one.
+        fields: Return the other fields of each record too.
+        longest_line: Maximum size of a line in bytes; a longer line is a bad document.
+        lists: Treat a list of texts in a JSON record as a document in pieces, not as a bad document.
 
     Raises:
-        UsageError: A table has no such column.
-        PrimusError: The file as a whole cannot be read, as when it is truncated.
+        UsageError: A table does not have the column.
+        PrimusError: The file as a whole cannot be read, for example because it is truncated.
     """
     part = part if isinstance(part, FilePart) else FilePart(os.fspath(part))
     suffix = detect_kind(part.file)

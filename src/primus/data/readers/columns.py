@@ -1,4 +1,4 @@
-"""Documents of Apache Arrow tables: parquet files, and the .arrow and .feather files of data frames."""
+"""Read documents from Apache Arrow tables: .parquet, .arrow and .feather files."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from primus.errors import PrimusError, UsageError, did_you_mean
 
 MOST_ROWS = 1024
 BATCH_BYTES = 8 << 20
+"""Limits of a batch: rows, and estimated bytes, so that long texts do not fill the memory."""
 BUFFER = 1 << 20
 
 
 def read_rows(part: FilePart, key: str, fields: bool) -> Iterator[TextDocument | BadDocument]:
-    """The text of each row.
+    """Read the text of each row.
 
     Args:
         part: A file, or row groups of it.
         key: Column that holds the text.
-        fields: Give the other columns too.
+        fields: Return the other columns too.
 
     Raises:
-        UsageError: There is no such column, or it holds no text.
+        UsageError: The column does not exist or does not hold text.
         PrimusError: The file is damaged.
     """
     pa = _import_pyarrow(part.file)
@@ -43,7 +44,7 @@ def read_rows(part: FilePart, key: str, fields: bool) -> Iterator[TextDocument |
 
 
 def read_schema(file: str) -> dict[str, bool]:
-    """Names of the columns of a file, and whether each holds text.
+    """Read the names of the columns of a file, and whether each holds text.
 
     Raises:
         PrimusError: The file is damaged.
@@ -64,7 +65,7 @@ def read_schema(file: str) -> dict[str, bool]:
 
 
 def count_rows(file: str) -> int:
-    """Rows of a parquet file, of which only the end is read.
+    """Number of rows of a parquet file; only the metadata at the end of the file is read.
 
     Raises:
         PrimusError: The file is damaged.
@@ -80,7 +81,7 @@ def count_rows(file: str) -> int:
 
 
 def read_row_group_sizes(file: str) -> list[int]:
-    """Bytes in the file of each row group of a parquet file.
+    """Compressed size in bytes of each row group of a parquet file.
 
     Raises:
         PrimusError: The file is damaged.
@@ -121,7 +122,7 @@ def _read_parquet(part: FilePart, key: str, fields: bool) -> Iterator[Any]:
 
 
 def _choose_batch_rows(group: Any) -> int:
-    """Rows of a batch such that long texts do not fill the memory."""
+    """Number of rows in a batch of about `BATCH_BYTES`."""
     row_bytes = group.total_byte_size / max(group.num_rows, 1)
     return max(1, min(MOST_ROWS, int(BATCH_BYTES / max(row_bytes, 1))))
 
@@ -140,7 +141,7 @@ def _read_arrow(part: FilePart, key: str, fields: bool) -> Iterator[Any]:
 
 
 def _open_arrow_reader(pa: Any, stream: Any) -> Any:
-    """Reader of either format that has these suffixes: the file format has a magic word, the stream has none."""
+    """Open the file or the stream format, which share these suffixes; only the former begins with a magic word."""
     magic = stream.read(6)
     stream.seek(0)
     return pa.ipc.open_file(stream) if magic == b"ARROW1" else pa.ipc.open_stream(stream)
@@ -164,7 +165,7 @@ def _is_text(pa: Any, column: Any) -> bool:
 def _convert_batch(
     part: FilePart, batch: Any, key: str, fields: bool, before: int
 ) -> Iterator[TextDocument | BadDocument]:
-    """Rows of a batch, of which `before` come before it in the part."""
+    """Convert the rows of a batch; `before` is the number of rows before the batch in the part."""
     try:
         texts = batch.column(key).to_pylist()
     except UnicodeDecodeError:
@@ -176,7 +177,7 @@ def _convert_batch(
         return
     rest = _convert_other_columns(part.file, batch, key) if fields else [None] * len(texts)
     for number, (text, others) in enumerate(zip(texts, rest, strict=True), before + 1):
-        if isinstance(text, str):  # it was decoded from UTF-8, so it can be encoded
+        if isinstance(text, str):  # decoded from UTF-8, so it has no lone surrogate
             yield TextDocument(text, True, True, others, part, number)
         else:
             reason = check_text(text, "the text")
@@ -184,17 +185,17 @@ def _convert_batch(
 
 
 def _convert_other_columns(file: str, batch: Any, key: str) -> list[dict[str, Any]]:
-    """What each row has beside the text."""
+    """Columns of each row other than the text."""
     names = [name for name in batch.schema.names if name != key]
     values = [_convert_values(file, name, batch.column(name)) for name in names]
     return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)] or [{}] * batch.num_rows
 
 
 def _convert_values(file: str, name: str, column: Any) -> list[Any]:
-    """Values of a column; those that Python has not, such as the year 30000, as text.
+    """Values of a column; values that Python cannot represent, such as the year 30000, are converted to text.
 
     Raises:
-        PrimusError: They cannot be text either.
+        PrimusError: The values cannot be converted to text.
     """
     try:
         values: list[Any] = column.to_pylist()

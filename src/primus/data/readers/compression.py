@@ -1,4 +1,4 @@
-"""Compressed files as streams of what is in them; a truncated one is an error, not less text."""
+"""Open compressed files as streams of their content; a truncated file is an error, not a shorter text."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from primus.errors import UsageError
 BUFFER = 1 << 20
 
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
-"""What a stream raises whose content ends too early or makes no sense."""
+"""Exceptions of a stream whose content is truncated or invalid."""
 
 
 def open_decompressed(file: str, stream: BinaryIO) -> BinaryIO:
-    """The content of `stream`, decompressed as the name of its file says.
+    """Open the decompressed content of `stream`; the suffix of the file determines the format.
 
     Raises:
         UsageError: The package for this compression is not installed.
@@ -37,10 +37,10 @@ def open_decompressed(file: str, stream: BinaryIO) -> BinaryIO:
 
 
 def import_zstandard(file: str) -> Any:
-    """The package zstandard.
+    """Import the package zstandard.
 
     Raises:
-        UsageError: It is not installed.
+        UsageError: The package is not installed.
     """
     try:
         import zstandard as library
@@ -50,7 +50,7 @@ def import_zstandard(file: str) -> Any:
 
 
 class _Bzip2Stream(io.RawIOBase):
-    """Decompressed content of a .bz2, whose library says OSError for damage as if the disk were at fault."""
+    """Decompressed content of a .bz2. The library reports damage as OSError without errno; this raises EOFError."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._file = bz2.BZ2File(stream)
@@ -68,7 +68,11 @@ class _Bzip2Stream(io.RawIOBase):
 
 
 class _ZstandardStream(io.RawIOBase):
-    """Decompressed content of a .zst of any number of frames; unlike the library's reader it notices truncation."""
+    """Decompressed content of a .zst with any number of frames; unlike the library's reader, it detects truncation.
+
+    State: `_frame` decompresses the current frame (None between frames), `_ready` is decompressed content that has not
+    been read, and `_rest` is input after the end of the last frame. The file is complete if it ends between frames.
+    """
 
     def __init__(self, file: str, stream: BinaryIO) -> None:
         self._library = import_zstandard(file)

@@ -1,4 +1,4 @@
-"""A document that was read, or what could not be one."""
+"""Documents that have been read, and bad documents."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from primus.data.readers.shard import FilePart
 
 
 class TextDocument(Struct, frozen=True, eq=False, gc=False):
-    """A document, or a piece of a long one. Equal where the text is, wherever it was read."""
+    """A document, or a piece of a long one. Equality ignores the location."""
 
     text: str
     begins: bool = True
     ends: bool = True
     fields: dict[str, Any] | None = None
-    """What else its record has, where that was asked for."""
+    """Other fields of the record, if requested."""
     part: FilePart | None = None
-    """What it was read from."""
+    """File part that contains the document."""
     number: int = 0
-    """Its line or row in the part, from 1."""
+    """Line or row in the part, from 1."""
 
     @property
     def where(self) -> str:
-        """File and line, or file and row; found out when it is asked for."""
+        """File and line, or file and row; computed on access, because it may have to count lines."""
         return locate_document(self.part, self.number) if self.part else ""
 
     def __eq__(self, other: object) -> bool:
@@ -43,16 +43,16 @@ def _list_fields(text: TextDocument) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class BadDocument:
-    """Something that should have been a document."""
+    """Input that is not a valid document."""
 
     where: str
     """File and line."""
     reason: str
-    """What is wrong with it."""
+    """Why the document is invalid."""
 
 
 def decode_line(line: bytes) -> str | BadDocument:
-    """The text of a line in UTF-8, else why it is none."""
+    """Decode a line as UTF-8; a BadDocument without a location if that fails."""
     try:
         return line.decode()
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Files of an input: found by path, pattern, folder or URL, and opened for reading."""
+"""Find the files of an input by path, glob pattern, folder or URL, and open them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ PATTERN = frozenset("*?[")
 
 
 def find_files(given: str) -> list[str]:
-    """The files that an input means, in a fixed order.
+    """Find the files of an input, in a fixed order.
 
     Args:
-        given: A file, a pattern (``data/*.jsonl``), a folder, of which every file counts whose suffix is known, or the
-            URL of one of these (``s3://``, ``hf://``, ``https://``, which has files only).
+        given: A file, a glob pattern (``data/*.jsonl``), a folder (all its files with a known suffix), or a URL of one
+            of these (``s3://``, ``hf://``; ``https://`` supports files only).
 
     Raises:
-        UsageError: It does not exist, is empty, or is of no known kind.
-        PrimusError: Its host does not answer.
+        UsageError: The input does not exist, is empty, or is of an unknown kind.
+        PrimusError: The host does not respond.
     """
     if not given:
         raise UsageError("an input is an empty string", "give the path of a file or folder; . is this folder")
@@ -52,11 +52,11 @@ def find_files(given: str) -> list[str]:
 
 
 def would_contain(given: str, folder: Path) -> bool:
-    """Whether `find` would find what is written into a folder, which need not be there yet.
+    """Whether `find_files` would find files in a folder, which need not exist yet.
 
     Args:
-        given: An input, as for `find`.
-        folder: Any folder; links that lead to it, or from the input to it, count.
+        given: An input, as for `find_files`.
+        folder: Any folder; symbolic links to it, also from the input, are followed.
     """
     path, place = Path(os.path.expanduser(given)), Path(os.path.expanduser(folder)).resolve()
     if is_remote(given):
@@ -68,10 +68,10 @@ def would_contain(given: str, folder: Path) -> bool:
 
 
 def read_size(file: str) -> int:
-    """Size of a path or URL in bytes; 0 where a server does not tell it.
+    """Size of a path or URL in bytes; 0 if the server does not report it.
 
     Raises:
-        PrimusError: It cannot be read.
+        PrimusError: The file cannot be read.
     """
     if is_remote(file):
         return remote.read_remote_facts(file).size
@@ -80,20 +80,20 @@ def read_size(file: str) -> int:
 
 
 def open_raw(file: str) -> BinaryIO:
-    """The bytes of a path or URL.
+    """Open a path or URL for reading bytes.
 
     Raises:
-        OSError: It is a path that cannot be opened.
-        PrimusError: It is a URL that cannot be opened.
+        OSError: The path cannot be opened.
+        PrimusError: The URL cannot be opened.
     """
     return remote.open_url(file) if is_remote(file) else open(file, "rb")
 
 
 def open_seekable(file: str) -> BinaryIO:
-    """The same, where it has to be read here and there.
+    """Open a path or URL for random access.
 
     Raises:
-        PrimusError: It is a URL whose server does not allow that.
+        PrimusError: The server of the URL does not support range requests.
     """
     stream = open_raw(file)
     if not stream.seekable():
@@ -105,10 +105,10 @@ def open_seekable(file: str) -> BinaryIO:
 
 @contextmanager
 def open_content(file: str) -> Iterator[BinaryIO]:
-    """The bytes of a path or URL, decompressed as its name says; damage anywhere is an error that names the file.
+    """Open a path or URL and decompress it according to its suffix; errors within the block name the file.
 
     Raises:
-        PrimusError: It cannot be read, is damaged or truncated.
+        PrimusError: The file cannot be read, is damaged or truncated.
     """
     with whole_file_errors(file), open_raw(file) as raw, open_decompressed(file, raw) as content:
         yield content
@@ -116,19 +116,19 @@ def open_content(file: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def whole_file_errors(file: str) -> Iterator[None]:
-    """Turn what goes wrong with a file as a whole into an error that names it."""
+    """Convert exceptions about a file as a whole into errors that name the file."""
     try:
         yield
     except DAMAGED as error:
         raise PrimusError(f"{file}: damaged, {error}", "copy or download it again") from None
     except OSError as error:
-        if error.errno is None:  # of Arrow, which says so for what it cannot decompress
+        if error.errno is None:  # Arrow, if decompression fails
             raise PrimusError(f"{file}: damaged, {error}", "copy or download it again") from None
         raise PrimusError(f"{file}: cannot be read, {error.strerror or error}") from None
 
 
 def _require_content(given: str, files: list[str]) -> list[str]:
-    """Files of a folder or pattern, at least one of which has content."""
+    """Check that at least one file of a folder or pattern has content, and return the files."""
     if not files:
         raise UsageError(f"{given}: no text in this folder", f"{KNOWN}; plain .json only by name or pattern")
     if not is_remote(given) and not any(os.stat(file).st_size for file in files):
@@ -153,7 +153,7 @@ def _list_matching_files(pattern: str) -> list[str]:
 
 
 def _walk_folder(folder: str, entered: set[tuple[int, int]]) -> Iterator[str]:
-    """Files below a folder, each folder once whatever links lead to it."""
+    """Files below a folder. Each folder is entered once, even if several symbolic links lead to it."""
     identity = _identify_folder(folder)
     if identity in entered:
         return
@@ -167,14 +167,14 @@ def _walk_folder(folder: str, entered: set[tuple[int, int]]) -> Iterator[str]:
 
 
 def _list_entries(folder: str) -> list[os.DirEntry[str]]:
-    """What is in a folder by name, but for what is never text."""
+    """Entries of a folder, sorted by name, without hidden entries and `SKIPPED_FOLDERS`."""
     with os.scandir(folder) as entries:
         shown = [each for each in entries if not each.name.startswith(".") and each.name not in SKIPPED_FOLDERS]
     return sorted(shown, key=lambda each: each.name)
 
 
 def _list_folders(folder: str, entered: set[tuple[int, int]]) -> set[tuple[int, int]]:
-    """The folders that `_walk` looks into, without asking for each file what it is."""
+    """Folders that `_walk_folder` enters; faster, because it does not examine files."""
     identity = _identify_folder(folder)
     if identity not in entered:
         entered.add(identity)
@@ -185,13 +185,13 @@ def _list_folders(folder: str, entered: set[tuple[int, int]]) -> set[tuple[int, 
 
 
 def _identify_folder(folder: str | Path) -> tuple[int, int]:
-    """What is the same for all paths of a folder."""
+    """Device and inode of a folder, which are the same for all its paths."""
     status = os.stat(folder)
     return status.st_dev, status.st_ino
 
 
 def _is_one_of(place: Path, pattern: Path) -> bool:
-    """Whether a folder is one of those that a pattern names."""
+    """Whether a folder matches a glob pattern."""
     parts = Path(os.path.abspath(pattern)).parts
     fixed = next((index for index, part in enumerate(parts) if PATTERN & set(part)), len(parts))
     return _matches_pattern(place.parts, (*Path(*parts[:fixed]).resolve().parts, *parts[fixed:]))
@@ -206,10 +206,10 @@ def _matches_pattern(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether a path that was found is a file.
+    """Whether a path is a file.
 
     Raises:
-        UsageError: It is a link to data that is not there.
+        UsageError: The path is a broken symbolic link to a data file.
     """
     if path.is_symlink() and not path.exists() and detect_kind(str(path)) in RECORDS | COLUMNS | TABLES:
         raise UsageError(f"{path}: a link to nothing", "correct it or delete it")

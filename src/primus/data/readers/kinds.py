@@ -1,4 +1,4 @@
-"""What a file is by its name: its kind of text, and how it is compressed."""
+"""Detect the format and the compression of a file by its name."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ MANAGED = frozenset(".java .kt .scala .cs .js .jsx .ts .tsx .clj .hs .ml .ex .er
 SCRIPTS = frozenset(".py .pyi .ipynb .rb .php .jl .r .lua .pl .pm .sh .bash .zsh .ps1 .bat .sql".split())
 SETTINGS = frozenset(".xml .css .toml .yaml .yml .ini .cfg .proto .cmake .mk".split())
 TEXTS = PROSE | NATIVE | MANAGED | SCRIPTS | SETTINGS
-"""Suffixes by which a file is a text of its own."""
+"""Suffixes of plain-text files."""
 
 COMPRESSED = frozenset({".gz", ".zst", ".xz", ".bz2"})
 UNCLEAR_IN_TREES = frozenset({".json"})
-"""JSON lines when a file is named, more often settings when it is found in a folder."""
+"""Suffixes that are JSON lines if the user names the file, but mostly settings if the file is found in a folder."""
 
 KNOWN = "known: .txt .jsonl .json .csv .tsv .parquet .arrow (.gz .zst .xz .bz2 of text) and sources like .py .c .md"
 
 TEXT_DOCUMENTS = ("file", "paragraph", "line")
-"""What can be a document in a .txt file."""
+"""Units of a document in a .txt file."""
 
 
 def detect_kind(file: str) -> str:
-    """The suffix that says what a path or URL is, in lower case and without compression; empty if none is known."""
+    """Suffix of a path or URL that determines its format, in lower case, without compression; empty if unknown."""
     suffixes = _split_suffixes(file)
     if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
@@ -44,13 +44,13 @@ def detect_kind(file: str) -> str:
 
 
 def detect_compression(file: str) -> str:
-    """The suffix of a path or URL by which it is compressed; empty if it is not."""
+    """Compression suffix of a path or URL; empty if it is not compressed."""
     suffixes = _split_suffixes(file)
     return suffixes[-1] if suffixes and suffixes[-1] in COMPRESSED else ""
 
 
 def is_kept_in_trees(file: str) -> bool:
-    """Whether a file that is found in a folder is text."""
+    """Whether to read a file that is found in a folder."""
     return bool(detect_kind(file)) and (detect_kind(file) not in UNCLEAR_IN_TREES or bool(detect_compression(file)))
 
 

@@ -1,4 +1,4 @@
-"""Lines of a file or of a range of it, many at a time and none longer than a limit."""
+"""Read the lines of a file, or of a byte range of it, in groups and with a maximum length."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 BLOCK = 1 << 20
-"""Bytes that are read at a time."""
+"""Bytes of one read."""
 END_OF_LINE = 1 << 16
-"""Bytes that are read at a time after a range, to find the end of its last line."""
+"""Bytes of one read after a range, to find the end of its last line: most lines are much shorter."""
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UTF_16_MARKS = b"\xff\xfe", b"\xfe\xff"
 
 
 def read_line_groups(stream: BinaryIO, first: int, last: int | None, longest: int) -> Iterator[list[bytes | None]]:
-    """Lines without their newline; None stands for a line of more than `longest` bytes, which is never held.
+    """Yield groups of lines without their newlines; None replaces a line of more than `longest` bytes.
 
     Args:
-        stream: The file; seekable where `first` is not 0.
-        first: First byte of the range; a line belongs to it if its own first byte does.
+        stream: The file; seekable if `first` is not 0.
+        first: First byte of the range. A line belongs to the range that contains its first byte.
         last: One past the last byte; None for the end of the file.
-        longest: Longest line in bytes.
+        longest: Maximum length of a line in bytes.
     """
+    # `held` has the pieces of the current line, whose end has not been read, and `size` their length. The pieces of a
+    # line that is too long are dropped, but its length is still counted: the line becomes None at its end.
     held: list[bytes] = []
     size = 0
     unmarked = first > 0
@@ -44,7 +46,7 @@ def read_line_groups(stream: BinaryIO, first: int, last: int | None, longest: in
 
 
 def _join_pieces(held: list[bytes], size: int, longest: int, unmarked: bool) -> bytes | None:
-    """A line from its pieces, without the byte order mark of its file; None if it is too long."""
+    """Join the pieces of a line and remove a byte order mark; None if the line is too long."""
     if size > longest:
         return None
     line = b"".join(held)
@@ -52,8 +54,8 @@ def _join_pieces(held: list[bytes], size: int, longest: int, unmarked: bool) -> 
 
 
 def read_chunks(stream: BinaryIO, first: int, last: int | None) -> Iterator[bytes]:
-    """The bytes of the lines that begin in a range, in blocks."""
-    position = max(first - 1, 0)  # the newline before the range, if there is one, says that a line begins with it
+    """Yield the bytes of the lines that begin in a range, in blocks."""
+    position = max(first - 1, 0)  # a newline just before the range means that a line begins with the range
     if first:
         stream.seek(position)
         position = _skip_line(stream, position, last)
@@ -70,7 +72,7 @@ def _choose_block_size(position: int, last: int | None) -> int:
 
 
 def _skip_line(stream: BinaryIO, position: int, last: int | None) -> int:
-    """Go to the byte after the next newline, but not much past `last`; where the stream is then."""
+    """Seek to the byte after the next newline, but not far past `last`; return the new position."""
     while chunk := stream.read(END_OF_LINE):
         end = chunk.find(b"\n") + 1
         if end:
@@ -92,12 +94,12 @@ def _read_to_line_end(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def number_lines(groups: Iterable[list[bytes | None]]) -> Iterator[tuple[int, bytes | None]]:
-    """Each line with its number, from 1."""
+    """Yield each line with its number, from 1."""
     return enumerate((line for lines in groups for line in lines), 1)
 
 
 def read_whole_lines(stream: BinaryIO, longest: int) -> Iterator[bytes | None]:
-    """Lines of a whole file with their newline; None stands for a line of more than `longest` bytes."""
+    """Yield the lines of a file with their newlines; None replaces a line of more than `longest` bytes."""
     first = True
     while line := stream.readline(longest + 1):
         if len(line) > longest and not line.endswith(b"\n"):

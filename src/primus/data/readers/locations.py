@@ -1,4 +1,4 @@
-"""File and line of a document, for people; found by counting only when there is something to tell."""
+"""Human-readable location (file and line) of a document; lines are counted only when a message needs it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from primus.data.readers.kinds import COLUMNS, detect_kind, is_remote
 from primus.data.readers.shard import FilePart
 
 PIECE = 64 << 20
+"""Bytes whose newlines are counted and cached together, so that later locations in the same file are cheap."""
 FARTHEST_COUNT = 4 << 30
-"""Beyond this many bytes a line is named by its distance from a byte: counting would read the file again and again."""
+"""Offset beyond which a line is named relative to a byte, because counting would read gigabytes for each shard."""
 
 
 def locate_document(part: FilePart, number: int) -> str:
-    """``FILE:LINE`` or ``FILE: row ROW`` of line or row `number` (from 1) of a part."""
+    """Format the location of line or row `number` (from 1) of a part as ``FILE:LINE`` or ``FILE: row ROW``."""
     if detect_kind(part.file) in COLUMNS:
         return f"{part.file}: row {_count_rows_before(part.file, _read_change_time(part.file), part.first) + number}"
     if part.first and (is_remote(part.file) or part.first > FARTHEST_COUNT):
@@ -24,10 +25,10 @@ def locate_document(part: FilePart, number: int) -> str:
 
 
 def _count_lines_before(part: FilePart) -> int:
-    """Lines before the first that begins in a part."""
+    """Number of lines before the first line that begins in a part."""
     if not part.first:
         return 0
-    counted = part.first - 1  # the line that ends at or after this byte is the last that is not in the part
+    counted = part.first - 1  # the line that ends at or after this byte is the last one before the part
     changed = _read_change_time(part.file)
     whole = sum(_count_newlines(part.file, changed, start, PIECE) for start in range(0, counted - PIECE + 1, PIECE))
     rest = counted % PIECE

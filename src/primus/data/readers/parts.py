@@ -1,4 +1,4 @@
-"""The parts of files that workers read: byte ranges of lines, row groups of parquet, else whole files."""
+"""Divide files into the parts that workers read: byte ranges of lines, parquet row groups, or whole files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from primus.data.readers.shard import SHARD_BYTES, FilePart, Shard, group_parts
 
 
 def plan_shards(files: Iterable[str], text_documents: str = "file", shard_bytes: int = SHARD_BYTES) -> list[Shard]:
-    """Shards of the files in their order; a function of the files alone, whoever asks.
+    """Divide files into shards, in order. The result depends only on the arguments and the sizes of the files.
 
     Args:
         files: Paths and URLs.
-        text_documents: What is a document in a .txt file; only lines can be cut.
-        shard_bytes: Size of a shard where a file can be cut; a file that cannot is not.
+        text_documents: Unit of a document in a .txt file; a file can be divided only if the unit is a line.
+        shard_bytes: Maximum size of a shard; a file that cannot be divided may exceed it.
 
     Raises:
         PrimusError: A file cannot be read.
@@ -43,7 +43,7 @@ def _divide_file(file: str, text_documents: str, shard_bytes: int) -> Iterator[t
 
 
 def _list_row_groups(file: str, shard_bytes: int) -> Iterator[tuple[FilePart, int]]:
-    """Consecutive row groups of about `shard_bytes` together."""
+    """Yield ranges of consecutive row groups of about `shard_bytes`, with their sizes."""
     first = held = 0
     sizes = columns.read_row_group_sizes(file)
     for index, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""Documents of JSON lines; each bad line is one bad document and costs nothing else."""
+"""Read documents from JSON lines; an invalid line is one bad document and does not affect other lines."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ RecordReader = Callable[[bytes], tuple[str, "dict[str, Any] | None"]]
 def read_records(
     part: FilePart, groups: Iterable[list[bytes | None]], key: str, fields: bool, longest: int, lists: bool = False
 ) -> Iterator[TextDocument | BadDocument]:
-    """The text of each line; lines of white space are none.
+    """Read the text of each line; blank lines are skipped.
 
     Args:
-        part: What the lines are of.
-        groups: Lines, None for one that is too long.
+        part: File part that contains the lines.
+        groups: Groups of lines; None for a line that is too long.
         key: Field that holds the text.
-        fields: Give the other fields too.
-        longest: Longest line in bytes.
-        lists: Take a list of texts for a document in pieces.
+        fields: Return the other fields too.
+        longest: Maximum length of a line in bytes.
+        lists: Treat a list of texts as a document in pieces.
     """
     decode, decode_any = _build_decoder(key), _keep_other_fields if fields else _drop_other_fields
     before = 0
     for lines in groups:
         for number, line in enumerate(lines, before + 1):
-            if decode and line and line.isascii() and not fields:  # the decoder does not check what it skips
+            # The decoder of one field is faster, but does not validate skipped fields: it gets ASCII lines only.
+            if decode and line and line.isascii() and not fields:
                 try:
                     yield TextDocument(decode(line).text, True, True, None, part, number)
                     continue
@@ -52,13 +53,13 @@ def read_records(
 
 
 def describe_long_line(longest: int) -> str:
-    """Why a line was not read."""
+    """Reason text for a line that is too long."""
     size = f"{longest >> 20} MiB" if longest >= 1 << 20 else f"{longest} bytes"
     return f"a line of more than {size}"
 
 
 def check_text(text: Any, what: str) -> str | BadDocument:
-    """A text that can be encoded, else why `what` is none."""
+    """Check that a value is text without lone surrogates; otherwise return a BadDocument that names it `what`."""
     if not isinstance(text, str):
         return BadDocument("", f"{what} is {_json_name(text)}, not text")
     try:
@@ -69,7 +70,7 @@ def check_text(text: Any, what: str) -> str | BadDocument:
 
 
 def _build_decoder(key: str) -> Callable[[bytes], Any] | None:
-    """Decoder of records of which only one field is wanted; None where the library cannot have such a name."""
+    """Build a decoder that extracts one field of a record; None if msgspec does not support the name of the field."""
     try:
         record = msgspec.defstruct("Record", [("text", str)], rename={"text": key}, gc=False)
     except ValueError:
@@ -105,7 +106,7 @@ def _decode_record(
 def _read_text_list(
     bad: BadDocument, part: FilePart, number: int, line: bytes, key: str
 ) -> Iterator[TextDocument | BadDocument]:
-    """The texts of a record that is bad for having a list of them, as a document in pieces; else what is bad."""
+    """Yield the texts of a record with a list of texts as a document in pieces; otherwise yield `bad`."""
     try:
         record = msgspec.json.decode(line.strip())
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -130,7 +131,7 @@ def _extract_text(record: Any, key: str) -> str | BadDocument:
 
 
 def _parse_leniently(line: bytes) -> Any:
-    """What Python's own parser makes of a line, which takes NaN and lone surrogates; Bad if nothing."""
+    """Parse a line with Python's parser, which accepts NaN and lone surrogates; a BadDocument if that fails."""
     text = decode_line(line)
     if isinstance(text, BadDocument):
         return text

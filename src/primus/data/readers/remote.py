@@ -1,4 +1,8 @@
-"""Files behind URLs, by fsspec: found, measured and read with a bounded wait and retries."""
+"""Find and read files at URLs with fsspec, with time limits and retries.
+
+Two kinds of failures are retried: a failure of the network (`TRIES` attempts, within `ABORT_AFTER_S`), and a transient
+response of the server, which has the longer limits of `primus.data.retries`. Other failures are final.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,15 @@ from primus.errors import PrimusError, UsageError
 
 TRIES = 3
 FIRST_PAUSE_S = 0.5
+"""Pause before the second attempt; doubled before each further one."""
 CONNECT_TIMEOUT_S = 4.0
+"""Time limit of a connection: allows two retransmissions of a lost packet, after 1 s and 3 s (RFC 6298)."""
 READ_TIMEOUT_S = 15.0
 """Longest wait for the next bytes of a web server."""
 ABORT_AFTER_S = 25.0
-"""After this time a failure is not followed by another try."""
+"""Time after which a failure is final, so that an unreachable host is reported within half a minute."""
 BLOCK = 4 << 20
+"""Bytes of one range request."""
 
 WEB = ("http://", "https://")
 PACKAGES = {
@@ -36,24 +43,24 @@ PACKAGES = {
     "http": "fsspec[http]",
     "https": "fsspec[http]",
 }
-"""Package that reads a protocol, beside fsspec itself."""
+"""Package that a protocol needs in addition to fsspec."""
 
 FINAL_STATUSES = frozenset({400, 401, 403, 404, 410})
-"""What a web server says that it will say again."""
+"""Status codes that a retry does not change."""
 
 LIBRARIES = frozenset({"aiohttp", "botocore", "fsspec", "gcsfs", "httpx", "httpx2", "requests"})
-"""Packages whose own exceptions are of the network."""
+"""Packages whose exceptions count as network errors."""
 
 Result = TypeVar("Result")
 
 
 class RemoteFacts(NamedTuple):
-    """What a server tells of a file without sending it."""
+    """Metadata of a remote file."""
 
     size: int
-    """Bytes; 0 where it does not tell."""
+    """Size in bytes; 0 if the server does not report it."""
     version: str
-    """ETag, checksum or time of the last change; empty where it does not tell."""
+    """ETag, checksum or modification time; empty if the server does not report any."""
 
 
 def read_hub_endpoint() -> str:
@@ -62,11 +69,11 @@ def read_hub_endpoint() -> str:
 
 
 def find_remote_files(url: str) -> list[str]:
-    """Files of a URL: itself, what it matches, or what is below it and of a known kind, sorted.
+    """Find the files of a URL, sorted: the file itself, the matches of a pattern, or the known files of a folder.
 
     Raises:
-        UsageError: There is nothing, or the package for its protocol is not installed.
-        PrimusError: Its host does not answer.
+        UsageError: The URL does not exist, or the package for its protocol is not installed.
+        PrimusError: The host does not respond.
     """
     system, path = _find_file_system(url)
     if set("*?[") & set(path) and not url.startswith(WEB):
@@ -82,11 +89,11 @@ def find_remote_files(url: str) -> list[str]:
 
 
 def read_remote_facts(url: str) -> RemoteFacts:
-    """Size and version of the file of a URL.
+    """Read the size and version of the file at a URL.
 
     Raises:
-        UsageError: There is no such file.
-        PrimusError: Its host does not answer.
+        UsageError: The file does not exist.
+        PrimusError: The host does not respond.
     """
     system, path = _find_file_system(url)
     info: dict[str, Any] = _retry_request(url, lambda: system.info(path))
@@ -95,17 +102,21 @@ def read_remote_facts(url: str) -> RemoteFacts:
 
 
 def open_url(url: str) -> BinaryIO:
-    """The bytes of a URL, as they come; interrupted reading goes on where it was.
+    """Open the file at a URL; reading resumes at the same byte after a broken connection.
 
     Raises:
-        UsageError: There is no such file.
-        PrimusError: Its host does not answer.
+        UsageError: The file does not exist.
+        PrimusError: The host does not respond.
     """
     return io.BufferedReader(_RemoteFile(url), BLOCK)
 
 
 class _RemoteFile(io.RawIOBase):
-    """A remote file that is opened again at the same byte when the connection breaks."""
+    """A remote file that is reopened at the same byte when the connection breaks.
+
+    State: `_position` counts the bytes that the caller has received; `_file` is the open connection, or None after a
+    failure until the next attempt reopens it.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -144,6 +155,7 @@ class _RemoteFile(io.RawIOBase):
         try:
             return bytes(self._file.read(size))
         except BaseException:
+            # The file object may have lost its position or part of its buffer: the next attempt opens a new one.
             self._file, broken = None, self._file
             broken.close()
             raise
@@ -160,7 +172,7 @@ class _RemoteFile(io.RawIOBase):
 
 
 def _seek_file(file: Any, position: int) -> None:
-    """Go to a byte of a file that was just opened; a server without ranges sends everything before it again."""
+    """Seek in a file that has just been opened; without range requests, read the bytes before the position again."""
     if _has_ranges(file):
         file.seek(position)
         return
@@ -172,12 +184,12 @@ def _seek_file(file: Any, position: int) -> None:
 
 
 def _has_ranges(file: Any) -> bool:
-    """Whether a file can be read from anywhere; a stream of the web says so too, but has no size."""
+    """Whether a file supports random access; fsspec's web stream claims so too, but has no size."""
     return getattr(file, "size", 0) is not None
 
 
 def _retry_request(url: str, act: Callable[[], Result]) -> Result:
-    """What `act` returns, tried again after a pause where the network failed or the server asks to wait."""
+    """Return the result of `act`; retry it after failures of the network and transient responses."""
     start = time.monotonic()
     attempt = 0
     while True:
@@ -185,6 +197,7 @@ def _retry_request(url: str, act: Callable[[], Result]) -> Result:
         try:
             return act()
         except FileNotFoundError as error:
+            # fsspec may raise this error for any failed request; the cause distinguishes a network failure.
             if isinstance(error.__cause__, Exception) and _is_network_error(error.__cause__):
                 _pause_or_abort(url, attempt, start, error.__cause__)
                 continue
@@ -198,7 +211,7 @@ def _retry_request(url: str, act: Callable[[], Result]) -> Result:
 
 
 def _pause_or_abort(url: str, attempt: int, start: float, error: Exception) -> None:
-    """Wait after the try with this number, from 1; a server that answers is given more time than a silent one."""
+    """Pause after attempt number `attempt` (from 1), or raise after the last. A responding server gets more time."""
     waited, asked = time.monotonic() - start, retries.compute_pause(error, attempt)
     if asked is None:
         pause, is_over = FIRST_PAUSE_S * 2 ** (attempt - 1), attempt == TRIES or waited > ABORT_AFTER_S
@@ -216,7 +229,7 @@ def _pause_or_abort(url: str, attempt: int, start: float, error: Exception) -> N
 
 
 def _is_network_error(error: Exception) -> bool:
-    """Whether trying again may help; the libraries of the stores have exceptions of their own."""
+    """Whether a retry may succeed; the client libraries have separate exception types."""
     if getattr(error, "status", None) in FINAL_STATUSES:
         return False
     import asyncio  # slow, and no OSError raises its TimeoutError before Python 3.11
@@ -235,7 +248,7 @@ def _is_network_error(error: Exception) -> bool:
 
 
 def _find_file_system(url: str) -> tuple[Any, str]:
-    """File system and the path in it.
+    """Find the fsspec file system of a URL, and the path in it.
 
     Raises:
         UsageError: The protocol is unknown, or its package is not installed.
@@ -256,7 +269,7 @@ def _find_file_system(url: str) -> tuple[Any, str]:
 
 
 def _connect_file_system(protocol: str) -> Any:
-    """A file system of a protocol that needs settings of ours."""
+    """Create the file system of a protocol that needs the settings in `SETTINGS`."""
     import fsspec
 
     return fsspec.filesystem(protocol, **SETTINGS[protocol]())
@@ -264,7 +277,7 @@ def _connect_file_system(protocol: str) -> Any:
 
 @lru_cache(maxsize=1)
 def _build_web_settings() -> dict[str, Any]:
-    """Bounded waits, and the proxy of the environment."""
+    """Settings of the HTTP file system: time limits, and the proxy of the environment."""
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S)

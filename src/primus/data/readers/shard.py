@@ -1,4 +1,4 @@
-"""Work in pieces that do not depend on who does it: a shard is a fixed part of the input, the same for any workers."""
+"""Shards: fixed parts of the input, independent of the number of workers."""
 
 from __future__ import annotations
 
@@ -7,41 +7,42 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 SHARD_BYTES = 32 << 20
-"""Largest size of a shard of files that can be cut; a worker that is killed repeats at most this much."""
+"""Maximum size of a shard of files that can be divided; a killed worker loses at most this much work."""
 SMALLEST_SHARD_BYTES = 4 << 20
+"""Minimum size of a shard: below it, the overhead of a shard (claim, result, fingerprints) becomes noticeable."""
 SHARDS = 64
-"""So many shards, if none gets too small, keep the workers of a machine busy to the end."""
+"""Number of shards of a small input; enough to keep the workers of a machine busy until the end."""
 
 
 class FilePart(Struct, frozen=True):
-    """A range of one file, the whole of it by default."""
+    """A range of a file; the whole file by default."""
 
     file: str
     """Path or URL."""
     first: int = 0
-    """First byte of JSON lines, or first row group of parquet; a line is in the range that its first byte is in."""
+    """First byte of a text file or first row group of parquet. A line belongs to the range that has its first byte."""
     last: int | None = None
     """One past the last; None for the end of the file."""
 
 
 class Shard(Struct, frozen=True):
-    """What one worker does at a time: consecutive parts of the input."""
+    """Unit of work of a worker: consecutive parts of the input."""
 
     index: int
-    """Its place in the order of the input."""
+    """Position in the order of the input."""
     parts: tuple[FilePart, ...]
-    """In order."""
+    """Parts in order."""
     bytes: int
-    """Size in the files, compressed where they are."""
+    """Size on disk (compressed, if the files are)."""
 
 
 def choose_shard_size(total_bytes: int) -> int:
-    """Size of the shards of an input of `total_bytes`."""
+    """Choose the size of the shards of an input of `total_bytes`."""
     return min(max(total_bytes // SHARDS, SMALLEST_SHARD_BYTES), SHARD_BYTES)
 
 
 def group_parts(parts: Iterable[tuple[FilePart, int]], shard_bytes: int = SHARD_BYTES) -> list[Shard]:
-    """Shards of consecutive parts, each of about `shard_bytes`; a part is never divided.
+    """Group consecutive parts into shards of about `shard_bytes`; a part is never divided.
 
     Args:
         parts: Parts of the input in order, with the size of each in bytes.

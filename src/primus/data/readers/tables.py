@@ -1,4 +1,4 @@
-"""Documents of .csv and .tsv tables, whose first line names the columns."""
+"""Read documents from .csv and .tsv tables, whose first line names the columns."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from primus.errors import UsageError, did_you_mean
 def read_table(
     part: FilePart, stream: BinaryIO, key: str, fields: bool, longest: int
 ) -> Iterator[TextDocument | BadDocument]:
-    """The text of each row; a row may have line ends inside of quotes.
+    """Read the text of each row; a row may have line ends inside quotes.
 
     Args:
         part: The file.
-        stream: Its content.
+        stream: Content of the file.
         key: Column that holds the text.
-        fields: Give the other columns too.
-        longest: Longest line, and longest cell, in bytes.
+        fields: Return the other columns too.
+        longest: Maximum length of a line and of a cell in bytes.
 
     Raises:
-        UsageError: There is no such column.
+        UsageError: The column does not exist.
     """
     table = _TableReader(part, stream, longest)
     header = table.read_header()
@@ -52,7 +52,11 @@ def read_column_names(file: str, stream: BinaryIO) -> list[str]:
 
 
 class _TableReader:
-    """Rows of a table with the line at which each begins."""
+    """Reads the rows of a table and the line at which each row begins.
+
+    State: `_number` counts the lines that the csv reader has consumed; `_begin` is the first line of the current row (0
+    before its first line), because a quoted cell may span lines.
+    """
 
     def __init__(self, part: FilePart, stream: BinaryIO, longest: int) -> None:
         csv.field_size_limit(longest)
@@ -65,7 +69,7 @@ class _TableReader:
         self._reader = csv.reader(self._decode_lines(), dialect, strict=True)
 
     def read_header(self) -> list[str]:
-        """The cells of the first row that is not empty.
+        """Read the cells of the first row that is not empty.
 
         Raises:
             UsageError: The file is UTF-16.
@@ -76,7 +80,7 @@ class _TableReader:
         return row
 
     def read_rows(self) -> Iterator[tuple[int, list[str] | BadDocument]]:
-        """Each row that is left."""
+        """Yield each remaining row with its first line."""
         while True:
             self._begin = 0
             try:
@@ -90,7 +94,7 @@ class _TableReader:
                 yield begin, BadDocument(locate_document(self._part, begin), f"not a row of a table, {error}{lines}")
 
     def take_bad(self) -> list[BadDocument]:
-        """Lines that no row has, because they are too long."""
+        """Return, and forget, the lines that were dropped since the last call because they are too long."""
         bad, self._bad = self._bad, []
         return bad
 

@@ -1,4 +1,4 @@
-"""The column of a table, or the field of records, that holds the text."""
+"""Find the column of a table, or the field of records, that holds the text."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ PLAUSIBLE = frozenset(
     "content contents body document raw_content article story passage page_content markdown code sentence".split()
 )
 NAME = re.compile(r"[\w.-]+( [\w.-]+){0,3}")
-"""What names the only column of a table; anything else is rather a text, where the names are missing."""
+"""Plausible name of the only column of a table; anything else is probably text, in a table without a header."""
 LONGEST_SHOWN, MOST_SHOWN = 40, 40
 LOOKED_AT = 20
-"""Records from which the fields are learned."""
+"""Number of records to read for the names of the fields."""
 LONGEST_LOOKED_AT = 16 << 20
 
 
 def choose_text_column(files: Iterable[str], option: str = "--json-keys") -> str:
-    """Name of the column that holds the text of these files: ``text``, or else the only one that can be meant.
+    """Choose the column that holds the text of these files: ``text``, or else the only candidate.
 
     Args:
-        files: Paths and URLs, of which the first that has columns tells.
-        option: What a person names a column with.
+        files: Paths and URLs; the first file with columns determines the result.
+        option: Option that names a column, for the message.
 
     Raises:
-        UsageError: There is none or more than one; the message lists the columns.
+        UsageError: No column or more than one is a candidate; the message lists the columns.
         PrimusError: A file cannot be read.
     """
     file = next((file for file in files if detect_kind(file) in RECORDS | COLUMNS | TABLES), None)
@@ -57,13 +57,13 @@ def choose_text_column(files: Iterable[str], option: str = "--json-keys") -> str
 
 
 def _format_names(names: Iterable[str]) -> str:
-    """Names in a line, however long and many they are."""
+    """Format names in one line; long names and long lists are shortened."""
     shown = [name if len(name) <= LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}..." for name in names]
     return ", ".join([*shown[:MOST_SHOWN], *(["..."] if len(shown) > MOST_SHOWN else [])]) or "none"
 
 
 def _read_columns(file: str) -> dict[str, bool]:
-    """Names of the columns, and whether each holds text."""
+    """Read the names of the columns of a file, and whether each holds text."""
     if detect_kind(file) in COLUMNS:
         return columns.read_schema(file)
     with open_content(file) as stream:
@@ -77,7 +77,7 @@ def _read_columns(file: str) -> dict[str, bool]:
 
 
 def _is_texts(value: object) -> bool:
-    """Whether a value is a list of texts, as the sentences of a document are."""
+    """Whether a value is a list of texts, such as the sentences of a document."""
     return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
 
 

@@ -1,4 +1,4 @@
-"""Documents of text files: the file in pieces, its paragraphs or its lines."""
+"""Read documents from text files: the whole file in pieces, its paragraphs or its lines."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SMALLEST_PIECE = 1 << 16
 LARGEST_PIECE = 1 << 20
 PIECES_OF_A_FILE = 64
 LONGEST_OVERHANG = 1 << 20
-"""Bytes after the end of a piece in which a line may end; a longer line is cut."""
+"""Maximum number of bytes after a piece up to the end of its last line; a longer line is cut."""
 
 
 def read_line_documents(
     part: FilePart, groups: Iterable[list[bytes | None]], longest: int
 ) -> Iterator[TextDocument | BadDocument]:
-    """Each line that is not empty."""
+    """Read each line that is not blank as a document."""
     for number, line in _decode_lines(part, number_lines(groups), longest):
         if isinstance(line, BadDocument):
             yield line
@@ -31,7 +31,7 @@ def read_line_documents(
 
 
 def read_paragraph_documents(part: FilePart, stream: BinaryIO, longest: int) -> Iterator[TextDocument | BadDocument]:
-    """What is between empty lines; a paragraph of more than `longest` bytes becomes several."""
+    """Read the text between blank lines as documents; a paragraph of more than `longest` bytes becomes several."""
     paragraph: list[str] = []
     begin = size = 0
     for number, line in _decode_lines(part, enumerate(read_whole_lines(stream, longest), 1), longest):
@@ -52,7 +52,8 @@ def read_paragraph_documents(part: FilePart, stream: BinaryIO, longest: int) -> 
 def read_file_documents(
     part: FilePart, stream: BinaryIO, piece_bytes: int | None
 ) -> Iterator[TextDocument | BadDocument]:
-    """The whole file, in pieces of about `piece_bytes` that end where a line ends, or a very long line has a space."""
+    """Read the whole file in pieces of about `piece_bytes`, cut at line ends or, in a very long line, at a space."""
+    # A piece is held until the next one exists: only then is it known that it does not end the document.
     held, held_at = "", 1
     begins, number = True, 1
     pieces = _read_pieces(stream, piece_bytes) if piece_bytes else iter([stream.read()])
@@ -70,7 +71,7 @@ def read_file_documents(
 
 
 def choose_piece_size(file_bytes: int) -> int:
-    """Bytes of a piece of a file, such that a file of any size has some that can be shuffled."""
+    """Choose the size of the pieces of a file in bytes, so that there are pieces to shuffle."""
     return min(max(file_bytes // PIECES_OF_A_FILE, SMALLEST_PIECE), LARGEST_PIECE)
 
 
@@ -88,7 +89,7 @@ def _read_pieces(stream: BinaryIO, piece_bytes: int) -> Iterator[bytes]:
 
 
 def _find_cut(content: bytes) -> int:
-    """Where the last word of a text without line ends begins, with its space; else where its last character does."""
+    """Offset at which to cut a text without line ends: before its last space, or before an incomplete character."""
     space = max(content.rfind(b" "), content.rfind(b"\t"))
     if space > 0:
         return space

@@ -1,1 +1,1 @@
-"""Tokenizers: their contract (`tokenizer`), loading one by name (`load`), and the libraries that encode."""
+"""Tokenizers: their interface (`tokenizer`), loading by name (`load`), and the engines that encode."""

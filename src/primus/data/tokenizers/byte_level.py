@@ -1,4 +1,4 @@
-"""Byte-level vocabularies of other libraries as a tokenizer.json with the same ids."""
+"""Convert byte-level vocabularies of other libraries to a tokenizer.json with the same ids."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from primus.data.tokenizers.cuts import GPT2
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 LETTERS = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + place) for place, byte in enumerate(_OTHERS)}
-"""Character that stands for each byte in such a file; bytes_to_unicode of GPT-2's encoder.py."""
+"""Character that represents each byte in a tokenizer.json (bytes_to_unicode in GPT-2's encoder.py)."""
 
 
 def from_ranks(ranks: dict[bytes, int], pattern: str, special: dict[str, int], before: Sequence[str] = ()) -> bytes:
-    """A tokenizer.json with the ids that tiktoken gives.
+    """Build a tokenizer.json that gives the same ids as tiktoken.
 
-    tiktoken merges whatever pair makes the token of the lowest rank. Here that is a list of merges: each way to make a
-    token of two, in the order of ranks, and a piece that is a token as a whole stays one (transformers'
-    convert_slow_tokenizer.py, TikTokenConverter). The special tokens stand in the vocabulary too, as the library would
-    number them anew otherwise.
+    tiktoken merges the pair that forms the token of the lowest rank. A tokenizer.json expresses that as a list of
+    merges: every split of a token into two tokens, in the order of ranks. A piece that is itself a token is not split
+    (TikTokenConverter in transformers' convert_slow_tokenizer.py). The special tokens are part of the vocabulary,
+    because the `tokenizers` library would assign them new ids otherwise.
 
     Args:
-        ranks: Rank of each token, which is its id.
-        pattern: Regular expression whose matches are the pieces, without possessive quantifiers.
+        ranks: Rank of each token, which is also its id.
+        pattern: Regular expression that matches the pieces, without possessive quantifiers.
         special: Id of each special token.
-        before: Special tokens that the template puts in front of a text.
+        before: Special tokens that the template adds before a text.
     """
     spelled = {token: "".join(map(LETTERS.__getitem__, token)) for token in ranks}
     vocabulary = {spelled[token]: rank for token, rank in ranks.items()} | special
@@ -39,10 +39,10 @@ def from_ranks(ranks: dict[bytes, int], pattern: str, special: dict[str, int], b
 
 
 def from_vocabulary(vocabulary: bytes, merges: bytes) -> bytes:
-    """A tokenizer.json of GPT-2's pair of files, vocab.json and merges.txt.
+    """Build a tokenizer.json from GPT-2's pair of files, vocab.json and merges.txt.
 
     Raises:
-        ValueError: They are not such files.
+        ValueError: The content of a file is invalid.
     """
     ids = json.loads(vocabulary)
     lines = [line for line in merges.decode().splitlines() if line and not line.startswith("#version")]
@@ -59,7 +59,7 @@ def build_tokenizer_json(
     before: Sequence[str],
     ignore_merges: bool,
 ) -> bytes:
-    """A tokenizer.json of a byte-level BPE."""
+    """Build the tokenizer.json of a byte-level BPE."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": pattern == GPT2}
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     sequence = {"type": "Sequence", "pretokenizers": [split, byte_level]}
@@ -92,7 +92,7 @@ def build_tokenizer_json(
 
 
 def _find_splits(token: bytes, ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """Each pair of tokens that makes up a token, that of the lowest ranks first."""
+    """Pairs of tokens that form a token when joined, those with the lowest ranks first."""
     pairs = [(token[:at], token[at:]) for at in range(1, len(token))]
     known = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
     return sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))

@@ -1,4 +1,8 @@
-"""The fast way is checked in each run: a sample of the documents, encoded again by the library that defines the ids."""
+"""Check the fast tokenizer in each run: a sample of the documents is encoded again by the reference tokenizer.
+
+The sample depends only on the documents, so a repeated run checks the same ones, with any number of workers. A sample
+may be checked in another process than the one that takes it.
+"""
 
 from __future__ import annotations
 
@@ -14,32 +18,32 @@ from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.errors import PrimusError
 
 FIRST = 4
-"""Documents at the start that are always checked."""
+"""Number of documents at the start that are always checked, so that systematic errors appear within seconds."""
 ONE_IN = 1000
-"""Of the others one in as many: about 4 % of the time of a tokenizer that is forty times faster."""
+"""One in this many of the other documents is checked: about 4 % of the time, as the reference is 40 times slower."""
 LONGEST = 1 << 16
-"""Characters of a document that are checked, up to the next place where it may be cut."""
+"""Maximum number of characters of a document to check, up to the next safe cut; it bounds the time of one check."""
 
 
 @dataclass(frozen=True)
 class CanarySample:
-    """A document that is to be checked, or the beginning of a long one."""
+    """A document to check, or the beginning of a long document."""
 
     name: str
     text: str
     tokens: NDArray[np.integer[Any]]
-    """[n] its ids; of a long document more than those of `text`."""
+    """[n] token ids from the fast tokenizer; for a long document, more than those of `text`."""
     whole: bool
     """Whether `text` is the whole document."""
     add_special_tokens: bool
-    """Whether the ids have what the tokenizer's template puts around a text."""
+    """Whether the ids include the special tokens of the tokenizer's template."""
 
 
 class Canary:
-    """Takes a sample of a stream of documents, such as a shard, which depends on nothing but the documents."""
+    """Samples a stream of documents, such as a shard."""
 
     def __init__(self, tokenizer: Tokenizer, add_special_tokens: bool = False) -> None:
-        """A sample of documents that `tokenizer` encodes; an empty one where it does not encode the fast way."""
+        """Sample the documents that `tokenizer` encodes; the sample is empty if it does not use the fast path."""
         self.tokenizer = tokenizer
         self.add_special_tokens = add_special_tokens
         self.num_seen = 0
@@ -51,13 +55,13 @@ class Canary:
         lengths: NDArray[np.int64],
         name_of: Callable[[int], str] = "text {}".format,
     ) -> list[CanarySample]:
-        """The documents of a batch that are to be checked, perhaps by another process.
+        """Select the documents of a batch to check.
 
         Args:
             texts: The texts.
-            tokens: [sum of lengths] their ids.
-            lengths: [n] tokens of each.
-            name_of: Gives the name of a text by its place in the batch, for the message.
+            tokens: [sum of lengths] token ids of the texts.
+            lengths: [n] tokens of each text.
+            name_of: Returns the name of a text by its index in the batch, for messages.
         """
         if self.tokenizer.fast is None:
             return []
@@ -72,17 +76,19 @@ class Canary:
 
     def _build_sample(self, name: str, text: str, tokens: NDArray[np.integer[Any]]) -> CanarySample:
         beginning = text if self.add_special_tokens else self.tokenizer.safe_cuts(text, LONGEST)[0]
+        # A copy: the caller reuses or frees the array of the batch, while the sample may wait for a check.
         return CanarySample(name, beginning, tokens.copy(), len(beginning) == len(text), self.add_special_tokens)
 
 
 def check_samples(tokenizer: Tokenizer, samples: Sequence[CanarySample]) -> int:
-    """How many samples have the ids that the library which defines them gives: all.
+    """Compare the ids of samples with those of the reference tokenizer, and return the number of samples.
 
     Raises:
-        PrimusError: One has other ids.
+        PrimusError: The ids of a sample differ.
     """
     for sample in samples:
         expected = tokenizer.exact.encode_batch([sample.text], sample.add_special_tokens)[0]
+        # The beginning of a long document ends at a safe cut, so its ids are the first ids of the whole document.
         found = sample.tokens if sample.whole else sample.tokens[: len(expected)]
         if not np.array_equal(found, expected):
             raise _build_difference_error(tokenizer, sample, found, expected)
@@ -103,5 +109,5 @@ def _build_difference_error(
 
 
 def _is_drawn(text: str) -> bool:
-    """One text in `ONE_IN`, by its beginning and length, so that any worker draws the same."""
+    """Select one text in `ONE_IN` by a checksum of its beginning and length: fast, and the same in every process."""
     return zlib.crc32(text[:64].encode(errors="surrogatepass"), len(text)) % ONE_IN == 0

@@ -1,4 +1,4 @@
-"""Identity of a tokenizer: what in its file decides the ids of a text."""
+"""Identity of a tokenizer: a digest of the parts of its file that determine the ids of a text."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ def is_json(content: bytes) -> bool:
 
 
 def fingerprint_content(content: bytes) -> str:
-    """Identity of a tokenizer: sha256 of what decides the ids of a text.
+    """Identity of a tokenizer: sha256 of everything that determines the ids of a text.
 
-    Two tokenizer.json that differ only in layout, decoding, padding or templates, as when a library saves one again,
-    are equal. Of a SentencePiece model it is the sha256 of the file.
+    Two tokenizer.json files that differ only in layout, decoding, padding or templates, for example because a library
+    has saved one of them again, have the same fingerprint. The fingerprint of a SentencePiece model is the sha256 of
+    the file.
     """
     if not is_json(content):
         return hashlib.sha256(content).hexdigest()
@@ -30,10 +31,10 @@ def fingerprint_content(content: bytes) -> str:
 
 
 def fingerprint_described(described: dict[str, Any]) -> str:
-    """`fingerprint` of a parsed tokenizer.json."""
+    """`fingerprint_content` of a parsed tokenizer.json."""
     model = described.get("model", {})
     vocabulary = model.get("vocab")
-    if isinstance(vocabulary, dict):  # that of a unigram model is a list already
+    if isinstance(vocabulary, dict):  # the vocabulary of a unigram model is a list already
         vocabulary = sorted(vocabulary.items(), key=itemgetter(1, 0))
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", [])]
     parts = [
@@ -49,7 +50,8 @@ def fingerprint_described(described: dict[str, Any]) -> str:
 
 @contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """No search for garbage meanwhile: among the millions of objects of a vocabulary it finds none, and takes long."""
+    """Disable garbage collection within the block: parsing a vocabulary creates millions of objects and no cycles, and
+    each collection would traverse all of them."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Long texts in pieces that a tokenizer encodes as it encodes the whole."""
+"""Cut long texts into pieces whose concatenated ids are the ids of the whole text."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _O200K_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 O200K = "|".join(word + CONTRACTIONS + "?" for word in _WORDS) + r"|\p{N}{1,3}" + _O200K_REST
 TEKKEN = "|".join(_WORDS) + r"|\p{N}" + _O200K_REST
 PATTERNS = {"gpt2": GPT2, "cl100k": CL100K, "qwen2": QWEN2, "o200k": O200K, "tekken": TEKKEN}
-"""How tokenizers split a text before they merge bytes; GPT-2's encoder.py, tiktoken_ext/openai_public.py without its
-possessive quantifiers, of which Oniguruma reads ``{1,3}+`` as a repetition, and the tokenizer.json of Llama 3, Qwen 2
-and Mistral NeMo."""
+"""Patterns by which tokenizers split a text before they merge bytes. Sources: GPT-2's encoder.py; the tokenizer.json of
+Llama 3, Qwen 2 and Mistral NeMo; tiktoken_ext/openai_public.py without its possessive quantifiers, because Oniguruma
+reads ``{1,3}+`` as a repetition."""
 
 _BORDER = re.compile(
-    # None of the patterns has a match that goes on with a space or other whitespace after a character that is none,
-    # but for line ends after punctuation; so before a space, and before any whitespace after a plain letter or digit.
+    # In none of the patterns does a match continue from a non-whitespace character to whitespace, except to line ends
+    # after punctuation. A cut is therefore safe before a space, and before any whitespace after a letter or digit.
     "(?<=\\S)(?= )|(?<=[A-Za-z0-9\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3])(?=[\\t\\n\\r])"
 )
 
 
 def cut_text(text: str, size: int) -> list[str]:
-    """`text` in pieces of at least `size` characters, for a tokenizer that `is_cuttable`."""
+    """Cut `text` into pieces of at least `size` characters, for a tokenizer that `is_cuttable`."""
     if len(text) <= size:
         return [text]
     pieces = []
@@ -40,7 +40,7 @@ def cut_text(text: str, size: int) -> list[str]:
 
 
 def is_cuttable(described: dict[str, Any]) -> bool:
-    """Whether a tokenizer.json splits by one of `PATTERNS`, and nothing else of it looks beyond a border."""
+    """Whether a tokenizer.json splits by one of `PATTERNS`, and none of its other steps looks across a cut."""
     added = described.get("added_tokens", [])
     return (
         split_pattern(described) in PATTERNS.values()
@@ -50,13 +50,13 @@ def is_cuttable(described: dict[str, Any]) -> bool:
 
 
 def split_pattern(described: dict[str, Any]) -> str | None:
-    """The one pattern by which a tokenizer.json splits, each match a piece; None where it splits in another way."""
+    """The pattern by which a tokenizer.json splits a text; None if it does not split by exactly one pattern."""
     patterns = split_patterns(described)
     return patterns[0] if len(patterns) == 1 else None
 
 
 def split_patterns(described: dict[str, Any]) -> list[str]:
-    """The patterns by which a tokenizer.json splits one after the other; none where it splits in another way."""
+    """The patterns that a tokenizer.json applies in turn to split a text; empty if it splits in another way."""
     step = described.get("pre_tokenizer") or {}
     *splits, last = step.get("pretokenizers") or [step] if step.get("type") == "Sequence" else [step]
     if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):

@@ -1,10 +1,10 @@
-"""The end-of-document token that the files beside a tokenizer declare, as Megatron-LM's HuggingFaceTokenizer takes it.
+"""Find the end-of-document token that the files next to a tokenizer declare, like Megatron-LM's HuggingFaceTokenizer.
 
-There it is the ``eos_token`` of `transformers` (megatron/core/tokenizers/text/libraries/huggingface_tokenizer.py). That
-library takes it from ``tokenizer_config.json``; from ``special_tokens_map.json``, which wins where the former is of an
-old version and has no ``added_tokens_decoder``; else from the tokenizer's class (`_from_pretrained` in
-transformers/tokenization_utils_base.py). Where all of them have none, the ids in ``generation_config.json`` and
-``config.json`` say it.
+Megatron-LM uses the ``eos_token`` of `transformers` (megatron/core/tokenizers/text/libraries/huggingface_tokenizer.py).
+`transformers` reads it from ``tokenizer_config.json`` and ``special_tokens_map.json``; the latter takes precedence if
+the former has no ``added_tokens_decoder``, which is the case in old versions. If neither declares a token, the
+tokenizer's class has a default (`_from_pretrained` in transformers/tokenization_utils_base.py). If the class has none,
+the ids in ``generation_config.json`` and ``config.json`` decide.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ END_OF_DOCUMENT = (
     "[EOS]",
     "[SEP]",
 )
-"""Tokens that end a document, in the order in which they are looked for (tokenizer_config.json of these models)."""
+"""Tokens that end a document, in order of precedence (from tokenizer_config.json of these models)."""
 
 BEGIN_OF_DOCUMENT = (
     "<|begin_of_text|>",  # Llama 3
@@ -40,13 +40,13 @@ BEGIN_OF_DOCUMENT = (
     "[BOS]",
     "[CLS]",
 )
-"""Tokens that begin a document, in the order in which they are looked for."""
+"""Tokens that begin a document, in order of precedence."""
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 MODEL_CONFIGS = ("generation_config.json", "config.json")
 FILES = (TOKENIZER_CONFIG, SPECIAL_TOKENS, *MODEL_CONFIGS)
-"""Names of the files, in the order in which they are asked."""
+"""Names of the files, in the order in which they are read."""
 
 CLASS_TOKENS = {
     "bloom": "</s>",
@@ -59,28 +59,28 @@ CLASS_TOKENS = {
     "roberta": "</s>",
     "t5": "</s>",
 }
-"""Default ``eos_token`` of transformers' classes, such as Qwen2TokenizerFast, where no file names one.
+"""Default ``eos_token`` of transformers' classes, such as Qwen2TokenizerFast, if no file declares one.
 
-That of Llama's class is another in each major version, so that the ids of the model decide.
+Llama's class is not listed: its default differs between major versions, so the ids of the model are used.
 """
 
 MODEL_CLASSES = {"qwen3": "qwen2", "qwen2_moe": "qwen2", "qwen3_moe": "qwen2", "gpt_neox": "gptneox", "gemma2": "gemma"}
-"""Classes of tokenizers by ``model_type`` of config.json, where their names differ (AutoTokenizer of transformers)."""
+"""Tokenizer class by ``model_type`` of config.json, if the names differ (AutoTokenizer of transformers)."""
 
 Read = Callable[[str], "bytes | None"]
-"""Content of a file of this name beside the tokenizer; None where there is none."""
+"""Function that returns the content of a file next to the tokenizer by name; None if the file does not exist."""
 
 
 @dataclass(frozen=True)
 class DeclaredEnd:
-    """A token that ends a text, and what says so."""
+    """A declared end-of-text token and its source."""
 
     source: str
-    """Path or name of the file."""
+    """Path or name of the file that declares the token."""
     token: str | None = None
-    """The token, where it is named."""
+    """The token, if the file has it as text."""
     token_id: int | None = None
-    """Its id, where only that is given."""
+    """Id of the token, if the file has only the id."""
 
     def find_token(self, vocabulary: dict[str, int]) -> str | None:
         """The token, if the vocabulary has it."""
@@ -94,21 +94,21 @@ class DeclaredEnd:
 
 @dataclass(frozen=True)
 class EndChoice:
-    """Which token is to end documents."""
+    """How to choose the end-of-document token."""
 
     asked: str | None = None
-    """The token that was asked for."""
+    """The token that the user requests."""
     declared: DeclaredEnd | None = None
-    """What the files beside the tokenizer say."""
+    """The token that the files next to the tokenizer declare."""
     follow: bool = False
-    """Whether that decides, as in Megatron-LM, also where the vocabulary has a usual token."""
+    """Whether the declared token takes precedence over a well-known token of the vocabulary, as in Megatron-LM."""
 
 
 def find_declared(read: Read, where: str) -> DeclaredEnd | None:
-    """The token that the files beside a tokenizer declare; None where they declare none.
+    """Find the token that the files next to a tokenizer declare; None if they declare none.
 
     Args:
-        read: Gives the content of each file.
+        read: Returns the content of a file by name.
         where: Folder or name on the hub, for messages.
 
     Raises:
@@ -120,10 +120,10 @@ def find_declared(read: Read, where: str) -> DeclaredEnd | None:
         sources.reverse()
     if found := _find_named(sources, "eos_token", where):
         return found
-    is_null = "eos_token" in tokenizer
+    is_null = "eos_token" in tokenizer  # an explicit null also overrides the default of the class
     if not is_null and (found := _default_of_class(tokenizer, _parse_file(read, where, "config.json"), where)):
         return found
-    if found := _find_named(sources, "sep_token", where):  # Megatron-LM takes the separator where there is no end
+    if found := _find_named(sources, "sep_token", where):  # Megatron-LM uses the separator if there is no end token
         return found
     for name in MODEL_CONFIGS:
         if (number := _first_id(_parse_file(read, where, name))) is not None:
@@ -132,10 +132,10 @@ def find_declared(read: Read, where: str) -> DeclaredEnd | None:
 
 
 def find_end_of_document(vocabulary: dict[str, int], end: EndChoice, name: str) -> str | None:
-    """The token that ends a document: the one asked for, a known one that the vocabulary has, or the declared one.
+    """Choose the end-of-document token: the requested one, a well-known one in the vocabulary, or the declared one.
 
     Raises:
-        UsageError: The vocabulary has no token that was asked for.
+        UsageError: The vocabulary does not have the requested token.
     """
     if end.asked is None:
         declared = end.declared.find_token(vocabulary) if end.declared else None
@@ -148,12 +148,12 @@ def find_end_of_document(vocabulary: dict[str, int], end: EndChoice, name: str) 
 
 
 def find_begin_of_document(vocabulary: dict[str, int]) -> int | None:
-    """Id of the first known token that begins a document and that the vocabulary has."""
+    """Id of the first token of `BEGIN_OF_DOCUMENT` that the vocabulary has."""
     return next((vocabulary[token] for token in BEGIN_OF_DOCUMENT if token in vocabulary), None)
 
 
 def read_sibling_file(path: Path) -> Read:
-    """Reads the files beside a tokenizer's file."""
+    """Create a function that reads the files next to a tokenizer's file."""
 
     def read(name: str) -> bytes | None:
         file = path.parent / name
@@ -181,14 +181,14 @@ def _find_named(sources: list[tuple[str, dict[str, Any]]], key: str, where: str)
 
 
 def _read_token(value: Any) -> str | None:
-    """A token that is written as text, or as the object of an AddedToken."""
+    """Token from a JSON value, which is a string or an AddedToken object."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) and value else None
 
 
 def _default_of_class(tokenizer: dict[str, Any], model: dict[str, Any], where: str) -> DeclaredEnd | None:
-    """The token of the tokenizer's class, which the tokenizer's own file names, or else the kind of model implies."""
+    """Default token of the tokenizer's class, which the tokenizer's file or, without it, the model type determines."""
     name, kind = tokenizer.get("tokenizer_class"), model.get("model_type")
     if isinstance(name, str):
         token = CLASS_TOKENS.get(name.removesuffix("Fast").removesuffix("Tokenizer").lower())
@@ -198,7 +198,7 @@ def _default_of_class(tokenizer: dict[str, Any], model: dict[str, Any], where: s
 
 
 def _first_id(config: dict[str, Any]) -> int | None:
-    """``eos_token_id`` of a model; the first of several, which is the end of a text where the others end a turn."""
+    """``eos_token_id`` of a model; the first one of a list, which ends a text (the others end a turn)."""
     nested = config.get("text_config")
     value = config.get("eos_token_id", nested.get("eos_token_id") if isinstance(nested, dict) else None)
     if isinstance(value, list):

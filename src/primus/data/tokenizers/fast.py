@@ -1,4 +1,11 @@
-"""The fast way to encode: gigatoken for tokenizers that it knows, the defining library for the texts it may not see."""
+"""Fast path for encoding: gigatoken for tokenizers that it supports, and the reference tokenizer for all other texts.
+
+Three checks keep the ids equal to those of the reference tokenizer:
+    on loading        the engine is used only if it gives the same ids for `PROBES`
+    for each text     texts that the two libraries are known to treat differently are encoded by the reference
+    for each sample   `primus.data.tokenizers.canary` compares a sample of the documents in each run
+If gigatoken fails at run time, the reference encodes the batch and the failure is reported at the end.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +26,8 @@ from primus.data.tokenizers.cuts import split_patterns
 from primus.data.tokenizers.tokenizer import Batch, TokenizerEngine
 
 GROWTH_BYTES = 96 << 20
-"""Growth of the process after which the cache of words is dropped; English text needs about half of it."""
+"""Growth of the process after which the cache of words is dropped. English text needs about half of it, and it is below
+the limit at which `primus.data.shards.workers` replaces the process."""
 PROBES = (
     *("a", "a b", " a  b ", "a\n\n \tb \n", "\r\n\r\n", "it's IT'S we'll'd", "x1234567890", "..!?\n\n-- /"),
     *("caf\u00e9 nai\u0308ve", "\u00a0\u2003\u3000x", "\uff11\uff12\uff13 \u2167\u00bd", "\u65e5\u672c\u3002\ud55c"),
@@ -27,7 +35,7 @@ PROBES = (
     *("\u0663\u0664 \u05e2\u05d1 \u0939\u093f\u0928\u094d\u0926\u0940 \u0e44\u0e17\u0e22", "def f(x):\n    return x\n"),
     "\u2581 <0x0A>",
 )
-"""Texts that a fast engine must encode as the library does before it is taken: classes of characters and borders."""
+"""Texts that a fast engine must encode like the reference before it is used; they cover classes of characters."""
 
 NEWER = (
     *((0x88F, 0x88F), (0xC5C, 0xC5C), (0xCDC, 0xCDC), (0x1ACF, 0x1ADD), (0x1AE0, 0x1AEB), (0xA7CE, 0xA7CF)),
@@ -36,12 +44,12 @@ NEWER = (
     *((0x16FF2, 0x16FF6), (0x187F8, 0x187FF), (0x18D09, 0x18D1E), (0x18D80, 0x18DF2), (0x1E6C0, 0x1E6DE)),
     *((0x1E6E0, 0x1E6F5), (0x1E6FE, 0x1E6FF), (0x2B73A, 0x2B73F), (0x2CEA2, 0x2CEAD), (0x323B0, 0x33479)),
 )
-"""First and last of the letters, digits and marks of Unicode 17 (DerivedAge.txt), which gigatoken 0.10 knows and
-tokenizers 0.23 does not; found by encoding every character by both."""
+"""Ranges (first, last) of letters, digits and marks that are new in Unicode 17 (DerivedAge.txt). gigatoken 0.10 knows
+them and tokenizers 0.23 does not, as encoding every character with both libraries shows."""
 
 _NEWER = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in NEWER) + "]")
 _NEWER_PAIRS = np.zeros(1 << 16, np.bool_)
-"""Whether two bytes of UTF-8 may begin one of them."""
+"""Whether two bytes of UTF-8 may begin a character of `NEWER`; an index by 16 bits needs no search."""
 for _first, _last in NEWER:
     _NEWER_PAIRS[
         int.from_bytes(chr(_first).encode()[:2], "big") : int.from_bytes(chr(_last).encode()[:2], "big") + 1
@@ -52,19 +60,19 @@ _NO_TOKENS: NDArray[np.uint32] = np.empty(0, np.uint32)
 
 
 class GigatokenEngine:
-    """The library gigatoken beside the one that defines the ids.
+    """Encodes with gigatoken, and with the reference tokenizer where gigatoken may differ or fails.
 
-    It can be pickled: the other process makes its own from the content.
+    It can be pickled: the receiving process creates its own backend from the content on first use.
     """
 
     def __init__(self, exact: TokenizerEngine, content: bytes, strings: Sequence[str], composes: bool) -> None:
-        """An engine that gives the ids of `exact`.
+        """Create an engine that gives the ids of `exact`.
 
         Args:
-            exact: The engine that defines the ids; it encodes the texts with one of `strings`.
-            content: What gigatoken is made from, a tokenizer.json or a SentencePiece model.
-            strings: What one of the two takes for a token of its own and the other does not.
-            composes: Whether the tokenizer composes characters (NFC) before it encodes.
+            exact: The reference engine; it encodes all texts that contain one of `strings`.
+            content: A tokenizer.json or a SentencePiece model for gigatoken.
+            strings: Strings that only one of the two libraries treats as a single token.
+            composes: Whether the tokenizer normalizes texts to NFC before it encodes.
         """
         self.exact = exact
         self.content = content
@@ -81,9 +89,10 @@ class GigatokenEngine:
         try:
             batch = self._encode_all(texts)
         except BaseException as error:
+            # A panic in Rust code is not an Exception; KeyboardInterrupt and SystemExit must pass.
             if not isinstance(error, Exception) and not _is_panic(error):
                 raise
-            tokens = self.exact.encode_batch(texts, add_special_tokens)  # says itself what is wrong with a text
+            tokens = self.exact.encode_batch(texts, add_special_tokens)  # raises its own error if a text is invalid
             self.failure = self.failure or f"{type(error).__name__}: {error}"
             return tokens
         return _add_template(batch, *self._template) if add_special_tokens else batch
@@ -93,7 +102,8 @@ class GigatokenEngine:
         return self.exact.decode(ids)
 
     def drop_cache(self) -> None:
-        """Drop the cache of words, which grows with each new word; `encode_batch` does so by itself."""
+        """Drop the cache of words, which grows with each new word. `encode_batch` calls it when memory has grown."""
+        # The library cannot clear its cache: a new backend replaces the old one.
         self.__dict__.pop("_native_backend", None)
         self._load_backend()
 
@@ -110,19 +120,19 @@ class GigatokenEngine:
 
     @cached_property
     def _beginnings(self) -> list[str]:
-        """First two characters of the strings: to look for these few first is faster than for all the strings."""
+        """First two characters of the strings: a search for these few is much faster than one for all the strings."""
         return sorted({string[:2] for string in self.strings})
 
     @cached_property
     def _template(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Ids that the tokenizer's template puts before and after a text."""
+        """Ids that the tokenizer's template adds before and after a text."""
         plain, whole = (self.exact.encode_batch(["a"], add)[0].tolist() for add in (False, True))
         starts = range(len(whole) - len(plain) + 1)
         start = next(start for start in starts if whole[start : start + len(plain)] == plain)
         return np.array(whole[:start], np.uint32), np.array(whole[start + len(plain) :], np.uint32)
 
     def _load_backend(self) -> None:
-        self._encode_texts(PROBES)  # it builds its tables at the first text
+        self._encode_texts(PROBES)  # gigatoken builds its tables with the first text: they do not count as growth
         self.resident = _resident_bytes()
 
     def _encode_all(self, texts: Sequence[str]) -> Batch:
@@ -132,7 +142,7 @@ class GigatokenEngine:
         return self._encode_without(texts, apart) if apart else self._encode_texts(texts)
 
     def _is_apart(self, text: str) -> bool:
-        """Whether the text is for the exact engine."""
+        """Whether the reference engine must encode the text."""
         if any(beginning in text for beginning in self._beginnings) and self._pattern.search(text):
             return True
         if text.isascii():
@@ -142,11 +152,11 @@ class GigatokenEngine:
     def _encode_texts(self, texts: Sequence[str]) -> Batch:
         rows = list(
             map(self._native_backend.encode, texts)
-        )  # as fast as encode_batch, which imports awkward: 0.2 s, 60 MB
+        )  # as fast as its encode_batch, which imports awkward (0.2 s, 60 MB)
         return np.concatenate([_NO_TOKENS, *rows]), np.fromiter(map(len, rows), np.int64, len(rows))
 
     def _encode_without(self, texts: Sequence[str], apart: list[int]) -> Batch:
-        """Encode the texts at `apart` exactly, and the others fast."""
+        """Encode the texts at the indices `apart` with the reference engine, and the others with gigatoken."""
         others = sorted(set(range(len(texts))).difference(apart))
         rows = [_NO_TOKENS] * len(texts)
         fast = self._encode_texts([texts[number] for number in others])
@@ -160,15 +170,15 @@ class GigatokenEngine:
 def build_for_json(
     exact: TokenizerEngine, outline: dict[str, Any], parse_special_tokens: bool
 ) -> GigatokenEngine | None:
-    """A fast engine for a tokenizer.json; None where the fast way does not know it.
+    """Build a fast engine for a tokenizer.json; None if the fast path does not support it.
 
-    gigatoken gets the file without its added tokens: a special token is then plain text to it, as to the library unless
-    `parse_special_tokens`, and the texts with other added tokens are for the library.
+    gigatoken gets the file without its added tokens. Special tokens in a text are then plain text, as in the reference
+    without `parse_special_tokens`. The reference encodes texts that contain other added tokens.
 
     Args:
-        exact: The engine that defines the ids.
+        exact: The reference engine.
         outline: The file; see `primus.data.tokenizers.tokenizer_json.decode_outline`.
-        parse_special_tokens: Whether special tokens in a text are to be found.
+        parse_special_tokens: Whether special tokens in a text become their ids.
     """
     if not is_known(outline):
         return None
@@ -179,12 +189,12 @@ def build_for_json(
 
 
 def is_installed() -> bool:
-    """Whether gigatoken is there."""
+    """Whether gigatoken is installed."""
     return importlib.util.find_spec("gigatoken") is not None
 
 
 def is_known(outline: dict[str, Any]) -> bool:
-    """Whether gigatoken is there, and nothing in a tokenizer.json is beyond it: a byte-level BPE split by patterns."""
+    """Whether gigatoken is installed and supports a tokenizer.json: a byte-level BPE that splits by patterns."""
     model = outline.get("model", {})
     odd = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback")
     return (
@@ -197,20 +207,22 @@ def is_known(outline: dict[str, Any]) -> bool:
 
 
 def build_for_sentencepiece(exact: TokenizerEngine, content: bytes, control: Sequence[str]) -> GigatokenEngine | None:
-    """A fast engine for a SentencePiece model, whose control pieces gigatoken finds in texts and the library does not;
-    None where the fast way does not know it."""
+    """Build a fast engine for a SentencePiece model; None if the fast path does not support it.
+
+    gigatoken recognizes `control` pieces in a text and the reference does not, so the reference encodes such texts.
+    """
     return _check_agreement(GigatokenEngine(exact, content, control, False))
 
 
 def _check_agreement(fast: GigatokenEngine) -> GigatokenEngine | None:
-    """The engine, where gigatoken is there, knows the tokenizer and gives the ids of the library for `PROBES`."""
+    """Return the engine if gigatoken loads it and gives the ids of the reference for `PROBES`; None otherwise."""
     try:
         fast.drop_cache()
         (tokens, lengths), (expected, expected_lengths) = (
             fast._encode_texts(PROBES),
             fast.exact.encode_batch(PROBES, False),
         )
-    except Exception:  # noqa: BLE001 - ImportError, RuntimeError for a scheme it does not know, ValueError for a model
+    except Exception:  # noqa: BLE001 - ImportError; RuntimeError (unsupported scheme); ValueError (unsupported model)
         return None
     except BaseException as error:
         if not _is_panic(error):
@@ -220,7 +232,7 @@ def _check_agreement(fast: GigatokenEngine) -> GigatokenEngine | None:
 
 
 def _has_newer(text: str) -> bool:
-    """Whether the text has a character of `NEWER`; single bytes are looked for first, as few texts have these."""
+    """Whether the text has a character of `NEWER`. Three searches, each slower and more exact than the one before."""
     content = text.encode()
     if not any(lead in content for lead in _NEWER_BYTES):
         return False
@@ -229,12 +241,12 @@ def _has_newer(text: str) -> bool:
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Whether this is a panic of Rust, which pyo3 derives from BaseException."""
+    """Whether an error is a Rust panic, which pyo3 derives from BaseException."""
     return type(error).__name__ == "PanicException"
 
 
 def _add_template(batch: Batch, before: NDArray[np.uint32], after: NDArray[np.uint32]) -> Batch:
-    """The batch with ids before and after each text."""
+    """Insert ids before and after each text of a batch."""
     tokens, lengths = batch
     added = len(before) + len(after)
     if not added:
@@ -251,7 +263,7 @@ def _add_template(batch: Batch, before: NDArray[np.uint32], after: NDArray[np.ui
 
 
 def _resident_bytes() -> int:
-    """Memory of this process; 0 where the system does not tell."""
+    """Resident memory of this process; 0 on systems without /proc."""
     try:
         pages = Path("/proc/self/statm").read_text().split()[1]
     except OSError:

@@ -1,4 +1,4 @@
-"""Files of models on the Hugging Face hub."""
+"""Download tokenizer files of models from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from primus.errors import PrimusError, UsageError
 
 
 def tokenizer_file(name: str) -> Path:
-    """The tokenizer.json of a model on the hub, from the local cache where it is there."""
+    """Path of the tokenizer.json of a model on the hub; downloaded if it is not in the local cache."""
     try:
         import huggingface_hub
         from huggingface_hub import errors
@@ -43,12 +43,12 @@ def tokenizer_file(name: str) -> Path:
 
 
 def read_optional(name: str, file: str, ask_hub: bool) -> bytes | None:
-    """A small file of a model that need not be there, from the local cache where it is there.
+    """Read an optional small file of a model; None if it does not exist or cannot be downloaded.
 
     Args:
         name: OWNER/NAME.
-        file: Its path in the repository.
-        ask_hub: Whether it is downloaded where it is not in the cache.
+        file: Path in the repository.
+        ask_hub: Whether to download the file if it is not in the local cache.
     """
     import huggingface_hub
     from huggingface_hub import errors
@@ -73,7 +73,7 @@ def _build_unreachable_error(name: str, error: Exception) -> PrimusError:
 
 
 def _network_errors() -> tuple[type[Exception], ...]:
-    """Errors of the network, and of the HTTP client that the installed huggingface_hub uses."""
+    """Exception types of the network and of the HTTP client of the installed huggingface_hub."""
     found: list[type[Exception]] = [OSError]
     for module, error in (("httpx", "HTTPError"), ("httpx2", "HTTPError"), ("requests", "RequestException")):
         with suppress(ImportError):

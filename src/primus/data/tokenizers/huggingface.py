@@ -1,4 +1,4 @@
-"""Tokenizers of the Hugging Face `tokenizers` library, described by a tokenizer.json."""
+"""Tokenizers of the Hugging Face `tokenizers` library, which a tokenizer.json defines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from primus.errors import PrimusError, UsageError
 
 @dataclass(frozen=True)
 class VocabularyFacts:
-    """What `Tokenizer` tells of a tokenizer's vocabulary."""
+    """Fields of `Tokenizer` that come from the vocabulary."""
 
     vocab_size: int
     eod: str | None
@@ -32,13 +32,13 @@ class VocabularyFacts:
 
 
 class HuggingFaceEngine:
-    """The `tokenizers` library as an engine.
+    """Engine of the `tokenizers` library.
 
-    It can be pickled: the other process loads its own from the content, when it needs it.
+    It can be pickled: the receiving process loads the library's tokenizer from the content on first use.
     """
 
     def __init__(self, content: bytes, name: str, parse_special_tokens: bool) -> None:
-        """An engine of a tokenizer.json."""
+        """Create an engine from the content of a tokenizer.json."""
         self.content = content
         self.name = name
         self.parse_special_tokens = parse_special_tokens
@@ -52,11 +52,10 @@ class HuggingFaceEngine:
         return self._configure_backend(self.content)
 
     def load(self, end: EndChoice) -> VocabularyFacts:
-        """Make the backend, and say what there is to know of its vocabulary.
+        """Create the backend, and return the facts of its vocabulary.
 
         Raises:
-            UsageError: The file is damaged, has no such end of document, or the library would number its tokens
-                differently.
+            UsageError: The file is damaged, does not have the end-of-document token, or the library assigns other ids.
         """
         described = tokenizer_json.join_merges(msgspec.json.decode(self.content))
         self.library_tokenizer = self._configure_backend(msgspec.json.encode(described))
@@ -100,10 +99,10 @@ class HuggingFaceEngine:
 
 
 def build_tokenizer(content: bytes, name: str, end: EndChoice, parse_special_tokens: bool, fast: bool) -> Tokenizer:
-    """The tokenizer that a tokenizer.json describes; see `primus.data.tokenizers.load.load_tokenizer`.
+    """Build the tokenizer of a tokenizer.json; see `primus.data.tokenizers.load.load_tokenizer`.
 
     Raises:
-        UsageError: It is damaged, has no such end of document, or the library would number its tokens differently.
+        UsageError: The file is damaged, does not have the end-of-document token, or the library assigns other ids.
     """
     library = HuggingFaceEngine(content, name, parse_special_tokens)
     try:
@@ -132,7 +131,7 @@ def build_tokenizer(content: bytes, name: str, end: EndChoice, parse_special_tok
 
 
 def find_lone_surrogate(texts: Sequence[str], error: Exception) -> Exception:
-    """What is to be raised where a library gave `error` for texts, one of which may be no Unicode."""
+    """Error to raise after a library raised `error`: names the text with a lone surrogate, if there is one."""
     for number, text in enumerate(texts):
         try:
             text.encode()
@@ -159,7 +158,10 @@ def _build_damage_error(name: str, error: Exception) -> UsageError:
 
 
 def _check_numbers(added: list[dict[str, Any]], backend: Any, name: str) -> None:
-    """The library numbers added tokens anew that the model's vocabulary does not have, where its ids have gaps."""
+    """Check that the library keeps the ids of added tokens.
+
+    It assigns new ids to added tokens that the model's vocabulary does not have if the ids have gaps.
+    """
     for token in added:
         number = backend.token_to_id(token["content"])
         if number != token["id"]:

@@ -1,4 +1,4 @@
-"""Load a tokenizer by a path, a folder, a name on the Hub, or the content of its file."""
+"""Load a tokenizer from a path, a folder, a name on the Hub, or the content of its file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.errors import UsageError
 
 SENTENCEPIECE_TYPES = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer")
-"""Megatron's names of tokenizers that can only be SentencePiece models."""
+"""Tokenizer types of Megatron that are always SentencePiece models."""
 EITHER_TYPE = "Llama2Tokenizer"
-"""A SentencePiece model to Megatron, and a Hugging Face tokenizer to Primus."""
+"""Tokenizer type that is a SentencePiece model in Megatron and a Hugging Face tokenizer in Primus."""
 
 
 def load_tokenizer(
@@ -23,21 +23,21 @@ def load_tokenizer(
     fast: bool = True,
     follow_declared: bool = False,
 ) -> Tokenizer:
-    """The tokenizer at a path or of a name.
+    """Load the tokenizer at a path or with a name.
 
     Args:
         name: A tokenizer.json, a SentencePiece .model, a .tiktoken file, a folder with one of them or with vocab.json
             and merges.txt, ``VOCAB.json,MERGES.txt``, a name on the hub such as ``Qwen/Qwen3-8B``,
             ``tiktoken:cl100k_base``, or ``tiktoken:SCHEME:FILE``.
-        eod: Token that ends a document; when None, one of `END_OF_DOCUMENT` that the vocabulary has, else the one that
-            the files beside the tokenizer declare.
-        parse_special_tokens: Whether a special token that a text spells out becomes its id, which lets a text forge the
-            end of a document, instead of plain text.
-        fast: Whether to encode the fast way where it knows the tokenizer.
-        follow_declared: Whether what the files beside the tokenizer declare comes first, as in Megatron-LM.
+        eod: End-of-document token. None: the first token of `END_OF_DOCUMENT` in the vocabulary, or else the token that
+            the files next to the tokenizer declare.
+        parse_special_tokens: Whether special tokens in a text become their ids instead of plain text. A text can then
+            forge the end of a document.
+        fast: Whether to use the fast path if it supports the tokenizer.
+        follow_declared: Whether the token that the files declare takes precedence, as in Megatron-LM.
 
     Raises:
-        UsageError: There is no such tokenizer, it is damaged, or it has no token `eod`.
+        UsageError: The tokenizer does not exist or is damaged, or it has no token `eod`.
         PrimusError: The hub cannot be reached.
     """
     content = locate.read_tokenizer(str(name))
@@ -52,7 +52,7 @@ def parse_tokenizer(
     parse_special_tokens: bool = False,
     fast: bool = True,
 ) -> Tokenizer:
-    """The tokenizer that a file's content describes; see `load_tokenizer`."""
+    """Load a tokenizer from the content of its file; see `load_tokenizer`."""
     return _load_content(content, name, EndChoice(eod), parse_special_tokens, fast)
 
 
@@ -64,10 +64,10 @@ def _load_content(content: bytes, name: str, end: EndChoice, parse_special_token
 
 
 def check_tokenizer_type(tokenizer: Tokenizer, tokenizer_type: str) -> Tokenizer:
-    """The tokenizer, if it is of the kind that `data.tokenizer_type` says.
+    """Return the tokenizer if it matches the setting `data.tokenizer_type`.
 
     Raises:
-        UsageError: It is of another kind.
+        UsageError: The tokenizer is of another type.
     """
     is_model = tokenizer.file_suffix == ".model"
     if tokenizer_type != EITHER_TYPE and is_model != (tokenizer_type in SENTENCEPIECE_TYPES):

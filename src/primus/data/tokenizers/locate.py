@@ -1,4 +1,4 @@
-"""Where a tokenizer's name leads: to a file, a folder, a name on the hub, or one of tiktoken's encodings."""
+"""Resolve the name of a tokenizer: a file, a folder, a name on the hub, or a tiktoken encoding."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PAIR = ("vocab.json", "merges.txt")
 
 
 def read_tokenizer(name: str) -> bytes:
-    """Content of the tokenizer that `name` names: a tokenizer.json or a SentencePiece model.
+    """Read the content of a tokenizer: a tokenizer.json or a SentencePiece model.
 
     Raises:
-        UsageError: There is no such tokenizer.
+        UsageError: The tokenizer does not exist.
         PrimusError: The hub cannot be reached.
     """
     if name.startswith(tiktoken.PREFIX):
@@ -39,11 +39,11 @@ def read_tokenizer(name: str) -> bytes:
 
 
 def find_declared_end(name: str, ask_hub: bool) -> DeclaredEnd | None:
-    """The end of a text that the files beside a tokenizer declare; None where there are none or they do not say it.
+    """Find the end-of-text token that the files next to a tokenizer declare; None if they declare none.
 
     Args:
         name: The tokenizer.
-        ask_hub: Whether files of the hub that are not in the cache are downloaded.
+        ask_hub: Whether to download files from the hub that are not in the local cache.
 
     Raises:
         UsageError: A file is damaged.
@@ -60,16 +60,16 @@ def find_declared_end(name: str, ask_hub: bool) -> DeclaredEnd | None:
 
 
 def is_local(name: str) -> bool:
-    """Whether `name` is a file, a folder or a pair of files, and not a name that others know too."""
+    """Whether `name` is a file, a folder or a pair of files on this machine, not a public name."""
     file = name.partition(":")[2].partition(":")[2] if name.startswith(tiktoken.PREFIX) else name.partition(",")[0]
     return bool(file) and Path(file).expanduser().exists()
 
 
 def _local_file(path: Path, name: str) -> Path | None:
-    """The tokenizer's file at `path`; None where `path` can only be a name on the hub.
+    """Find the tokenizer's file at `path`; None if `path` can only be a name on the hub.
 
     Raises:
-        UsageError: `path` is local, but there is no tokenizer.
+        UsageError: `path` is local, but does not contain a tokenizer.
     """
     if path.is_file():
         return path
@@ -82,7 +82,7 @@ def _local_file(path: Path, name: str) -> Path | None:
 
 
 def _find_in_folder(folder: Path) -> Path:
-    """The tokenizer.json of a folder, or else its only SentencePiece model or .tiktoken file."""
+    """Find the tokenizer.json of a folder, or else its only SentencePiece model or .tiktoken file."""
     file = folder / "tokenizer.json"
     if file.is_file():
         return file
@@ -98,7 +98,7 @@ def _find_in_folder(folder: Path) -> Path:
 
 
 def _read_pair(vocabulary: Path, merges: Path) -> bytes:
-    """The tokenizer.json of Megatron's GPT2BPETokenizer, whose files are ``vocab.json`` and ``merges.txt``."""
+    """Convert the files of Megatron's GPT2BPETokenizer, ``vocab.json`` and ``merges.txt``, to a tokenizer.json."""
     for path in (vocabulary, merges):
         if not path.is_file():
             raise UsageError(f"{path}: no such file", "give VOCAB.json,MERGES.txt")

@@ -1,4 +1,4 @@
-"""SentencePiece models."""
+"""Tokenizers of SentencePiece models."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from primus.errors import UsageError
 _PIECES, _TYPE, _USER_DEFINED = 1, 3, 4
 _VARINT, _LENGTH_DELIMITED = 0, 2
 _FIXED = {1: 8, 5: 4}
-"""Wire types of protobuf (protobuf.dev/programming-guides/encoding), and the bytes of fixed ones."""
+"""Fixed-size wire types of protobuf and their size in bytes (protobuf.dev/programming-guides/encoding)."""
 
 
 class SentencePieceEngine:
-    """The `sentencepiece` library as an engine.
+    """Engine of the `sentencepiece` library.
 
-    It can be pickled: the other process loads its own from the content, when it needs it.
+    It can be pickled: the receiving process loads the model from the content on first use.
     """
 
     def __init__(self, content: bytes, name: str) -> None:
-        """An engine of a model."""
+        """Create an engine from the content of a model."""
         self.content = content
         self.name = name
 
@@ -64,11 +64,11 @@ class SentencePieceEngine:
 
 
 def build_tokenizer(content: bytes, name: str, end: EndChoice, parse_special_tokens: bool, fast: bool) -> Tokenizer:
-    """The tokenizer of a SentencePiece model; see `primus.data.tokenizers.load.load_tokenizer`.
+    """Build the tokenizer of a SentencePiece model; see `primus.data.tokenizers.load.load_tokenizer`.
 
     Raises:
-        UsageError: It is damaged, has no such end of document, or is to parse special tokens in a text, which the
-            library does not do.
+        UsageError: The model is damaged or does not have the end-of-document token, or `parse_special_tokens` is set,
+            which the library does not support.
     """
     exact = SentencePieceEngine(content, name)
     processor = exact.processor
@@ -119,7 +119,7 @@ def _parse_model(content: bytes, name: str) -> Any:
 
 
 def _has_user_defined(content: bytes) -> bool:
-    """Whether a model has pieces that are never split, which change how the text around them is encoded.
+    """Whether a model has user-defined pieces, which are never split and change how the text around them is encoded.
 
     sentencepiece_model.proto: field 1 of ModelProto is a piece, field 3 of a piece is its type.
     """
@@ -128,7 +128,7 @@ def _has_user_defined(content: bytes) -> bool:
 
 
 def _read_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field of a message in the protobuf encoding."""
+    """Yield the number and the value of each field of a protobuf message."""
     at = 0
     while at < len(message):
         key, at = _read_varint(message, at)
@@ -143,7 +143,7 @@ def _read_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    """The number at a place, and the place after it."""
+    """Decode the varint at an offset; return its value and the offset after it."""
     value = shift = 0
     while message[at] & 0x80:
         value |= (message[at] & 0x7F) << shift

@@ -1,4 +1,4 @@
-"""Vocabularies of tiktoken: a file of ranks, and the scheme that the file does not name."""
+"""Vocabularies of tiktoken: a file of ranks, and the scheme (split pattern, special tokens) that the file lacks."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 
 @dataclass(frozen=True)
 class TiktokenScheme:
-    """What a file of ranks does not say."""
+    """Properties of a tokenizer that a file of ranks does not contain."""
 
     pattern: str
-    """How a text is split; see `primus.data.tokenizers.cuts.PATTERNS`."""
+    """Pattern that splits a text; see `primus.data.tokenizers.cuts.PATTERNS`."""
     num_ranks: int = 0
-    """Ranks of the published file, for which the special tokens below hold."""
+    """Number of ranks of the published file; the special tokens below apply only to files of this size."""
     special: dict[str, int] = field(default_factory=dict)
     """Id of each special token."""
     before: tuple[str, ...] = ()
-    """Special tokens in front of a text."""
+    """Special tokens that the template adds before a text."""
     sha256: str = ""
     """Checksum of the published file."""
 
@@ -70,11 +70,11 @@ SCHEMES = {
     ),
     "qwen": TiktokenScheme(QWEN2, 151643, {END_OF_TEXT: 151643, "<|im_start|>": 151644, "<|im_end|>": 151645}),
 }
-"""Schemes by name: tiktoken_ext/openai_public.py, the tokenizer.json of Llama 3.1 and of Qwen 2."""
+"""Schemes by name, from tiktoken_ext/openai_public.py and the tokenizer.json of Llama 3.1 and of Qwen 2."""
 
 ALIASES = {"r50k": "gpt2", "r50k_base": "gpt2", "cl100k_base": "cl100k", "gpt4": "cl100k", "o200k_base": "o200k"}
 ENCODINGS = {"gpt2": "r50k_base", "cl100k": "cl100k_base", "o200k": "o200k_base"}
-"""Name that the library tiktoken has for a scheme."""
+"""Encoding name of a scheme in the tiktoken library."""
 
 MEGATRON_PATTERNS = {
     "v1": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -82,16 +82,16 @@ MEGATRON_PATTERNS = {
 }
 """Patterns of Megatron's TikTokenizer (megatron/core/tokenizers/text/libraries/tiktoken_tokenizer.py)."""
 MEGATRON_VOCABULARY = 1 << 17
-"""Tokens of Megatron's TikTokenizer, special ones among them."""
+"""Vocabulary size of Megatron's TikTokenizer, including special tokens."""
 MEGATRON_SPECIAL = 1000
 MEGATRON_NAMED = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
 
 
 def read_encoding(name: str) -> bytes:
-    """The tokenizer.json of ``tiktoken:NAME`` or ``tiktoken:SCHEME:FILE``.
+    """Build the tokenizer.json of ``tiktoken:NAME`` or ``tiktoken:SCHEME:FILE``.
 
     Raises:
-        UsageError: There is no such scheme or file.
+        UsageError: The scheme or the file does not exist.
         PrimusError: The library cannot download the encoding.
     """
     scheme, _, file = name.removeprefix(PREFIX).partition(":")
@@ -104,20 +104,20 @@ def read_encoding(name: str) -> bytes:
 
 
 def is_rank_file(content: bytes) -> bool:
-    """Whether a file has ranks, as lines of tiktoken or as the JSON list of Megatron's TikTokenizer."""
+    """Whether a file contains ranks, as tiktoken's lines or as the JSON list of Megatron's TikTokenizer."""
     return bool(_LINE.match(content[:1024])) or (content[:1] == b"[" and b'"token_bytes"' in content[:4096])
 
 
 def convert_ranks(content: bytes, name: str, scheme: str = "") -> bytes:
-    """The tokenizer.json of a file of ranks.
+    """Convert a file of ranks to a tokenizer.json.
 
     Args:
-        content: The file.
-        name: Its name, for messages and for its scheme.
-        scheme: Its scheme; where empty that of the published file it is, or that its name begins with.
+        content: Content of the file.
+        name: Name of the file, for messages and to recognize its scheme.
+        scheme: Name of the scheme; if empty, it is recognized by the checksum or the name of the file.
 
     Raises:
-        UsageError: The file is damaged, or its scheme is not known.
+        UsageError: The file is damaged, or its scheme is unknown.
     """
     if content[:1] == b"[":
         return _convert_megatron(content, name, scheme or "v2")
@@ -129,7 +129,7 @@ def convert_ranks(content: bytes, name: str, scheme: str = "") -> bytes:
 
 
 def _read_published(name: str) -> bytes:
-    """The tokenizer.json of an encoding that the library tiktoken downloads, or has downloaded."""
+    """Build the tokenizer.json of an encoding that the tiktoken library downloads or has in its cache."""
     found = ALIASES.get(name, name)
     if found not in ENCODINGS:
         raise UsageError(f"no tiktoken encoding '{name}'", did_you_mean(name, [*ENCODINGS.values(), *ENCODINGS]))
@@ -156,7 +156,7 @@ def _find_scheme(name: str) -> TiktokenScheme:
 
 
 def _recognize_scheme(content: bytes, name: str) -> TiktokenScheme:
-    """The scheme of a published file, or of a file whose name begins with a scheme's."""
+    """Scheme of a published file, recognized by its checksum, or of a file whose name starts with that of a scheme."""
     digest = hashlib.sha256(content).hexdigest()
     for scheme in SCHEMES.values():
         if scheme.sha256 == digest:
@@ -172,7 +172,7 @@ def _recognize_scheme(content: bytes, name: str) -> TiktokenScheme:
 
 
 def _parse_ranks(content: bytes, name: str) -> dict[bytes, int]:
-    """Rank of each token of lines ``BASE64 RANK``; all bytes are there and no rank is twice."""
+    """Parse lines ``BASE64 RANK``, and check that every byte has a rank and no rank occurs twice."""
     try:
         pairs = (line.split() for line in content.splitlines() if line)
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
@@ -188,7 +188,7 @@ def _check_ranks(ranks: dict[bytes, int], name: str) -> None:
 
 
 def _convert_megatron(content: bytes, name: str, pattern: str) -> bytes:
-    """The tokenizer.json of the file of Megatron's TikTokenizer, with its default special tokens."""
+    """Convert the file of Megatron's TikTokenizer to a tokenizer.json with its default special tokens."""
     if pattern not in MEGATRON_PATTERNS:
         raise UsageError(f"no pattern '{pattern}' of TikTokenizer", did_you_mean(pattern, list(MEGATRON_PATTERNS)))
     try:

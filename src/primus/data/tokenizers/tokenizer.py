@@ -1,4 +1,4 @@
-"""The contract of tokenizers: what every kind of tokenizer offers to the code that encodes and decodes text."""
+"""Interface of tokenizers, which all kinds of tokenizers implement."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from primus.data.tokenizers.cuts import cut_text
 from primus.data.tokenizers.document_ends import DeclaredEnd
 
 Batch: TypeAlias = tuple[NDArray[np.uint32], NDArray[np.int64]]
-"""[sum of lengths] token ids, one text after the other, and [n] tokens of each text."""
+"""[sum of lengths] token ids of all texts, concatenated, and [n] number of tokens of each text."""
 
 
 class TokenizerEngine(Protocol):
-    """What turns texts into ids and back: a library, or the fast way beside it."""
+    """Converts texts to ids and back: the reference tokenizer or the fast path."""
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> Batch:
         """Token ids of each text."""
@@ -27,49 +27,49 @@ class TokenizerEngine(Protocol):
 
 
 class FastTokenizerEngine(TokenizerEngine, Protocol):
-    """An engine beside the library, which encodes in its place where it fails."""
+    """Fast path, which falls back to the reference tokenizer if it fails."""
 
     failure: str
-    """Why it failed, for the first time in this process; empty where it did not."""
+    """Error of the first failure in this process; empty without a failure."""
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer with what the token files need to know about it.
+    """A tokenizer and the facts about it that token files record.
 
-    It can be pickled: the other process loads the libraries again, when it needs them.
+    It can be pickled: the receiving process loads the engines again on first use.
     """
 
     name: str
-    """What it was loaded from."""
+    """Name or path that the tokenizer was loaded from."""
     content: bytes
-    """Its file: a tokenizer.json, or a SentencePiece model; tiktoken's files become a tokenizer.json."""
+    """Content of its file: a tokenizer.json (also for tiktoken's files), or a SentencePiece model."""
     file_suffix: str
-    """End of the name of such a file, ``.json`` or ``.model``."""
+    """Suffix of its file, ``.json`` or ``.model``."""
     vocab_size: int
-    """Largest token id + 1, which is more than the number of tokens where ids have gaps."""
+    """Largest token id + 1, which is more than the number of tokens if the ids have gaps."""
     eod: str | None
     """Token that ends a document."""
     eod_id: int | None
-    """Its id."""
+    """Id of `eod`."""
     declared_end: DeclaredEnd | None
-    """What the files beside the tokenizer say that ends a text; None where they say nothing, or were not asked."""
+    """End-of-text token that the files next to the tokenizer declare; None if they declare none or were not read."""
     declared_eod: str | None
-    """That token, where the vocabulary has it."""
+    """The token of `declared_end`, if the vocabulary has it."""
     bos_id: int | None
-    """Id of the token that begins a document; None where there is none."""
+    """Id of the token that begins a document; None if the vocabulary has none."""
     fingerprint: str
-    """Identity of what decides the ids; see `fingerprint`."""
+    """Identity of everything that determines the ids; see `primus.data.tokenizers.content.fingerprint_content`."""
     special_strings: tuple[str, ...]
-    """Tokens that a text must not be able to forge, the end of a document among them."""
+    """Tokens that a text must not be able to forge, including the end of a document."""
     parse_special_tokens: bool
-    """Whether a special token that a text spells out becomes its id instead of plain text."""
+    """Whether special tokens in a text become their ids instead of plain text."""
     cuttable: bool
-    """Whether `safe_cuts` knows where this tokenizer always splits."""
+    """Whether `safe_cuts` can cut a text for this tokenizer."""
     exact: TokenizerEngine
-    """The library that defines the ids."""
+    """The reference tokenizer: the library that defines the ids."""
     fast: FastTokenizerEngine | None
-    """The same ids sooner, where this tokenizer is one that the fast way knows."""
+    """The fast path, which gives the same ids; None if it does not support this tokenizer or is disabled."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens."""
@@ -81,7 +81,7 @@ class Tokenizer:
 
         Args:
             texts: The texts, without lone surrogates.
-            add_special_tokens: Whether to add what the tokenizer's own template puts around a text.
+            add_special_tokens: Whether to add the special tokens of the tokenizer's template.
 
         Raises:
             PrimusError: A text has a lone surrogate.
@@ -93,13 +93,13 @@ class Tokenizer:
         return self.exact.decode(ids)
 
     def decode_valid(self, ids: Sequence[int]) -> str | None:
-        """Text of token ids; None where one of them is outside the vocabulary."""
+        """Text of token ids; None if one of them is outside the vocabulary."""
         return self.decode(ids) if all(0 <= token < self.vocab_size for token in ids) else None
 
     def safe_cuts(self, text: str, size: int) -> list[str]:
-        """`text` in pieces of about `size` characters whose ids, one after the other, are the ids of the whole.
+        """Cut `text` into pieces of about `size` characters whose concatenated ids are the ids of the whole text.
 
-        A piece is longer where the tokenizer might not split, and for tokenizers whose way to split is not known the
-        only piece is the whole. Holds without `add_special_tokens`.
+        A piece is longer if the tokenizer may not split at that point. A tokenizer that is not `cuttable` gets the
+        whole text as one piece. The guarantee holds without `add_special_tokens`.
         """
         return cut_text(text, size) if self.cuttable else [text]

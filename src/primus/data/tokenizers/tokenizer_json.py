@@ -1,4 +1,4 @@
-"""A tokenizer.json, decoded no further than is needed: its vocabulary and merges are nearly all of it."""
+"""Decode a tokenizer.json only as far as needed: the vocabulary and the merges are nearly all of its content."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 
 LARGE = ("vocab", "merges")
-"""Parts of ``model`` that an outline has as JSON."""
+"""Parts of ``model`` that an outline leaves undecoded."""
 
 
 def decode_outline(content: bytes) -> dict[str, Any]:
-    """A tokenizer.json in which the `LARGE` parts of the model are `msgspec.Raw`; a tenth of the time of the whole.
+    """Decode a tokenizer.json with the `LARGE` parts of the model as `msgspec.Raw`, in a tenth of the time.
 
     Raises:
-        msgspec.MsgspecError: It is no such JSON.
+        msgspec.MsgspecError: The content is not a JSON object.
     """
     parts = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
     model = msgspec.json.decode(parts.pop("model"), type=dict[str, msgspec.Raw]) if "model" in parts else {}
@@ -26,15 +26,15 @@ def decode_outline(content: bytes) -> dict[str, Any]:
 def collect_vocabulary(described: dict[str, Any]) -> dict[str, int]:
     """Id of each token of a decoded tokenizer.json, added tokens included."""
     listed = described["model"].get("vocab", {})
-    if isinstance(listed, list):  # of a unigram model: pieces with their scores, in the order of their ids
+    if isinstance(listed, list):  # unigram model: pieces with their scores, in the order of their ids
         listed = {piece: number for number, (piece, _) in enumerate(listed)}
     return listed | {token["content"]: token["id"] for token in described.get("added_tokens", [])}
 
 
 def join_merges(described: dict[str, Any]) -> dict[str, Any]:
-    """A decoded tokenizer.json with each merge as one string, the older form, which is faster to read.
+    """Convert a decoded tokenizer.json to the older form with each merge as one string, which is faster to read.
 
-    It is returned as it is where a token has a space, as that form cannot tell such merges, or the merges are no pairs.
+    Returns the input unchanged if a token contains a space, which that form cannot express, or if merges are not pairs.
     """
     model = described.get("model", {})
     merges = model.get("merges")

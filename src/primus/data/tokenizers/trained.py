@@ -1,4 +1,4 @@
-"""Byte-level BPE tokenizers that are trained here."""
+"""Train byte-level BPE tokenizers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.errors import UsageError
 
 SMALLEST_BPE = 257
-"""256 bytes and the end of a document."""
+"""256 bytes and the end-of-document token."""
 
 
 def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE as of GPT-2, trained on `texts`; the same texts in the same order give the same tokenizer.
+    """Train a byte-level BPE like GPT-2's; the same texts in the same order give the same tokenizer.
 
     Args:
-        texts: What to train on; all of their distinct words are in memory.
-        vocab_size: Most tokens to have, ``<|endoftext|>`` and the 256 bytes among them.
+        texts: Texts to train on; their distinct words are held in memory.
+        vocab_size: Maximum number of tokens, including ``<|endoftext|>`` and the 256 bytes.
 
     Raises:
-        UsageError: `vocab_size` has no room for the bytes.
+        UsageError: `vocab_size` is smaller than `SMALLEST_BPE`.
     """
     if vocab_size < SMALLEST_BPE:
         raise UsageError(f"a byte-level BPE of {vocab_size} tokens", f"it needs at least {SMALLEST_BPE}")
