@@ -138,7 +138,7 @@ def fetch_dataset(
     """Fetch a split of a dataset of the hub into a folder; complete files are skipped.
 
     Args:
-        job: What to fetch.
+        job: Dataset, split and output.
         say: Receives messages.
         show: Receives the progress, also from other threads.
 
@@ -152,6 +152,7 @@ def fetch_dataset(
         _check_folder(job.output)
         (job.output / NOTES).mkdir(parents=True, exist_ok=True)
         lock = job.output / NOTES / "lock"
+        # One process fetches at a time. A second one waits, and then finds the files complete.
         with atomic.hold_lock(
             lock, LOCK_TIMEOUT_S, lambda holder: say(f"waiting for {holder} to fetch into {job.output}")
         ):
@@ -190,6 +191,7 @@ def _check_folder(folder: Path) -> None:
 def _fetch_locked(job: FetchJob, say: Say, show: Callable[[FetchProgress], None]) -> FetchedDataset:
     request = _load_request(job, say)
     listing, folder = request.listing, job.output
+    # Under the lock no other process writes here: unfinished files are from killed processes.
     for left in (folder / ".cache" / "huggingface").rglob("*.incomplete"):
         left.unlink()  # of a killed download; the hub's library does not reuse it
     for left in folder.glob("part-*.tmp.*"):
@@ -230,6 +232,7 @@ def _load_request(job: FetchJob, say: Say) -> FetchRequest:
     if noted is None:
         listing, slices = _list_files(job, say)
         noted = FetchRequest(listing=listing, slices=slices, **{name: getattr(job, name) for name in names})
+        # The request records the commit before the first download, so that a resumed fetch mixes no versions.
         with atomic.stage_files({path: msgspec.json.encode(noted)}) as publish:
             publish()
         return noted
@@ -259,6 +262,7 @@ def _list_files(job: FetchJob, say: Say) -> tuple[SplitListing, tuple[FileSlice,
     if all(part.is_whole for part in parts) or _limit_documents(job) is not None:
         return listing, None
     say(f"{job.dataset}: counting the rows of {len(files)} files, which '{job.split}' needs")
+    # A slice from the end or in percent needs the number of all rows before any is fetched.
     counts = {file.path: _count_rows(job, listing, file) for file in files}
     slices = tuple(_list_slices(parts, listings, counts))
     if not slices:
@@ -341,6 +345,7 @@ def _find_present_files(folder: Path, request: FetchRequest) -> dict[str, Fetche
         file = folder / done.file
         if done.source in known and file.is_file() and file.stat().st_size == done.bytes:
             found[done.source] = done
+    # A process was killed while it appended a record: end the line, so that the next record is readable.
     if path.exists() and not path.read_bytes().endswith(b"\n"):
         with path.open("ab") as notes:
             notes.write(b"\n")
@@ -369,6 +374,7 @@ def _download_files(
         for future in as_completed(futures):
             yield future.result()
     finally:
+        # An error stops the remaining downloads; complete ones are already recorded.
         pool.shutdown(cancel_futures=True)
 
 
@@ -421,6 +427,7 @@ def _verify_file(path: Path, file: HubFile) -> None:
         PrimusError: The file differs and was removed.
     """
     kind, _, expected = file.checksum.partition(":")
+    # Small files are git blobs, whose SHA-1 includes a header with the size.
     digest = hashlib.sha256() if kind == "sha256" else hashlib.sha1(b"blob %d\0" % file.bytes, usedforsecurity=False)
     with path.open("rb") as content:
         while chunk := content.read(CHUNK):
@@ -444,6 +451,7 @@ def _write_samples(
     progress.documents = sum(each.documents for each in done.values())
     wanted = request.slices or [FileSlice(file=file, first=0, last=-1) for file in listing.files]
     for index, (name, each) in enumerate(zip(_list_names(request), wanted, strict=True)):
+        # Files are read in order until the limit, so that the number of files depends on their contents.
         left = None if limit is None else limit - progress.documents
         if left is not None and left <= 0:
             return

@@ -21,7 +21,7 @@ from primus.data.source import SOURCES, HubDataset
 from primus.errors import PrimusError, UsageError, did_you_mean
 
 CONVERTED = "refs/convert/parquet"
-"""Branch on which the hub keeps its own parquet files of a dataset, as CONFIG/SPLIT/0000.parquet."""
+"""Branch with the parquet files that the hub generates, as CONFIG/SPLIT/0000.parquet."""
 PARTIAL = "partial-"
 """Prefix of the name of a split on that branch that has only the first 5 GB."""
 
@@ -76,7 +76,7 @@ def is_hub(name: str) -> bool:
 def list_split_files(
     name: str, split: str = "train", revision: str | None = None, say: Callable[[str], None] = print_stderr
 ) -> SplitListing:
-    """The files of a split of a dataset, at its newest commit unless `revision` names another.
+    """List the files of a split of a dataset, at its newest commit unless `revision` names another.
 
     Args:
         name: OWNER/NAME or a source that declares one, then ``:CONFIG`` if it has several.
@@ -97,7 +97,7 @@ def list_split_files(
 
 
 def import_hub_library(name: str) -> Any:
-    """The package huggingface_hub.
+    """Import the package huggingface_hub.
 
     Raises:
         UsageError: The package is not installed.
@@ -128,6 +128,7 @@ def hub_errors(repo: str) -> Iterator[None]:
     except errors.OfflineModeIsEnabled:
         hint = "unset HF_HUB_OFFLINE, or fetch the data where there is a network"
         raise PrimusError(f"{repo}: the hub is not asked because HF_HUB_OFFLINE is set", hint) from None
+    # The library reports an unreachable hub as a missing cache entry; the cause has the network error.
     except errors.LocalEntryNotFoundError as error:
         raise _explain_unreachable(repo, error.__cause__ or error) from None
     except errors.HfHubHTTPError as error:
@@ -242,6 +243,7 @@ def _find_converted(api: Any, dataset: HubDataset, names: list[str], config: str
             f"{repo}: its files cannot be read ({why}), and the hub has not converted it to parquet",
             "look for a copy of it in parquet or JSON lines, or download its text and give it with --input",
         ) from None
+    # Only CONFIG/SPLIT/FILE.
     paths = [file for file in sorted(each.rfilename for each in info.siblings or ()) if file.count("/") == 2]
     config = _choose_config(repo, config, sorted({path.split("/")[0] for path in paths}), [])
     splits = {path.split("/")[1] for path in paths if path.startswith(f"{config}/")}

@@ -57,6 +57,7 @@ class SplitPart(Struct, frozen=True, kw_only=True):
                     f"split '{self.split}': pct1_dropremainder with {num_rows} rows", "take the split without it"
                 )
             first, last = (None if value is None else self._round_percent(value, num_rows) for value in (first, last))
+        # Bounds beyond the split are clipped, as in a Python slice.
         begin, end = _resolve_index(first, 0, num_rows), _resolve_index(last, num_rows, num_rows)
         return range(begin, max(begin, end))
 

@@ -51,7 +51,7 @@ class FilterJob(Generic[Report]):
     executor: Executor = "local"
     """Processes of this machine or tasks of a Ray cluster."""
     existing: Literal["check", "replace"] = "check"
-    """Whether other data at the output is an error or is replaced."""
+    """Whether other data at the output is an error (``check``) or is replaced."""
 
     def collect_settings(self) -> Any:
         """All settings that change the result, as JSON."""

@@ -59,7 +59,7 @@ class FilterReport(Struct, frozen=True, kw_only=True):
 
     @property
     def input_text(self) -> str:
-        """The inputs as they were given."""
+        """The inputs as given."""
         return ", ".join(each.path for each in self.inputs)
 
     @property

@@ -46,14 +46,14 @@ class JobResult(Generic[Report]):
 def filter_documents(
     job: FilterJob[Report], say: Say = lambda text: None, show: Show = lambda progress: None
 ) -> JobResult[Report]:
-    """Write the documents that a job keeps; a result of the same job is reused.
+    """Write the documents that a job keeps, or reuse the result of the same job.
 
-    The folder appears as a whole, with its report. Several processes, also on other machines, that run the same job
-    share its shards, and the result does not depend on their number.
+    The output folder appears as a whole, with its report. Processes that run the same job share its shards, also on
+    several machines. The result does not depend on their number.
 
     Args:
         job: Input, output and filter.
-        say: Receives lines of text.
+        say: Receives messages.
         show: Receives the progress.
 
     Raises:
@@ -91,7 +91,7 @@ class ResultFolder(Generic[Report]):
         return self.job.output.with_name(f".{self.job.output.name}.work")
 
     def find_or_make(self, say: Say, show: Show) -> JobResult[Report]:
-        """The existing result, or a new one.
+        """Find the existing result, or create it.
 
         Raises:
             UsageError: Other data is at the output.
@@ -165,6 +165,7 @@ class ResultFolder(Generic[Report]):
         with atomic.hold_lock(
             self._lock_path(), PUBLISH_TIMEOUT_S, lambda holder: say(f"waiting for {holder} {waiting}")
         ):
+            # Another process may have published the result while this one waited for the lock.
             if found := self._find_result():
                 return found
             report, folders = collect()
@@ -184,6 +185,7 @@ class ResultFolder(Generic[Report]):
     def _complete_result(self, found: JobResult[Report]) -> JobResult[Report]:
         """Write the pages and clean up, if a process was killed after it renamed the output."""
         left = self.work.exists() or self._lock_path().exists()
+        # The pages follow from the report, so that any process can write them again.
         if left or not all(self.job.page_path(kind).exists() for kind in ("md", "html")):
             with atomic.hold_lock(self._lock_path(), PUBLISH_TIMEOUT_S):
                 self._write_pages(found.report)
@@ -238,6 +240,7 @@ def collect_files(
 
 def _move_folder(folder: Path, place: Path, work: Path) -> None:
     """Rename a folder to its final name. An existing folder is replaced: it moves into the work folder."""
+    # An empty folder is removed. Other content moves aside as a whole, so that it never mixes with the new files.
     if place.exists():
         with suppress(OSError):
             place.rmdir()

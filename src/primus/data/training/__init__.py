@@ -1,1 +1,1 @@
-"""From token files to training batches: packing, blending, order, resumption."""
+"""Reads training batches from token files: packing, blending, order, resumption."""

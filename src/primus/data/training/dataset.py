@@ -33,7 +33,7 @@ MOCK_EOD = 0
 """End-of-document token of random tokens, for settings that need documents."""
 
 NEED_ENDS = ("eod_mask_loss", "reset_position_ids", "reset_attention_mask", "fim_rate")
-"""Keys that need documents to end with the end-of-document token."""
+"""Settings that require an end-of-document token after each document."""
 
 LOOKED_AT, LOOKED_AT_TOKENS = 256, 4096
 """Parts of a file, and tokens of each, that are searched for the end-of-document token if no manifest states it."""
@@ -179,9 +179,10 @@ def _held_out(
 def _blend_files(
     files: list[TokenFile], shares: Sequence[float] | None, share: int, settings: _DatasetSettings
 ) -> Dataset:
-    """Samples of one share of each file, or of the whole files where `shares` is None."""
+    """Samples of one share of each file, or of the whole files if `shares` is None."""
     packed = [_pack_file(file, shares, share, settings) for file in files]
     dataset: Dataset = packed[0]
+    # Without weights, files are blended in proportion to their size, so that one epoch has all samples once.
     if len(packed) > 1:
         sizes = [file.weight or one.samples_per_epoch for file, one in zip(files, packed, strict=True)]
         dataset = BlendedDataset(packed, sizes)
@@ -198,6 +199,7 @@ def _pack_file(
             f"{file.tokens.prefix}: no {SHARES[share]} documents in a split of {len(file.tokens)}",
             "use more documents or another split",
         )
+    # The blocks in memory are divided among the files of a blend, since a window of each file is read at the same time.
     cached_blocks = max(FEWEST_CACHED_BLOCKS, settings.cached_blocks)
     return PackedDataset(
         file.tokens, settings.seq_length, settings.seed, first, last, settings.vocab_size, cached_blocks
@@ -210,9 +212,11 @@ def split_borders(count: int, shares: Sequence[float]) -> list[int]:
     The borders are rounded as in Megatron-LM (megatron/core/datasets/blended_megatron_dataset_builder.py), but a share
     above 0 has at least one sequence if there are enough.
     """
+    # Rounding the cumulative shares, as in Megatron-LM, leaves no sequence without a share.
     ends = [round(count * sum(shares[: index + 1])) for index in range(len(shares))]
     sizes = [end - start for start, end in pairwise([0, *ends])]
     for index, share in enumerate(shares):
+        # A small file may round a share to nothing; the largest share gives one sequence.
         largest = sizes.index(max(sizes))
         if share > 0 and sizes[index] == 0 and sizes[largest] > 1:
             sizes[index], sizes[largest] = 1, sizes[largest] - 1
@@ -300,6 +304,7 @@ def _contains_token(tokens: NDArray[Any], token: int) -> bool:
     """Whether a token occurs in a small file, or in evenly spread parts of a large one, including its end."""
     if len(tokens) <= LOOKED_AT * LOOKED_AT_TOKENS:
         return bool((tokens == token).any())
+    # A sample is enough: a file whose documents end with the token has it in nearly every part.
     starts = np.linspace(0, len(tokens) - LOOKED_AT_TOKENS, LOOKED_AT).astype(np.int64).tolist()
     return any((tokens[start : start + LOOKED_AT_TOKENS] == token).any() for start in starts)
 
@@ -327,5 +332,6 @@ def _compute_fingerprint(
     parts = []
     for role, files in (("train", train), ("valid", valid), ("test", test)):
         for file in files:
+            # Contents, not paths: a run resumes after its files were moved.
             parts += [role, str(file.weight), manifests.fingerprint_tokens(file.tokens.prefix, file.manifest)]
     return f"{manifests.combine_fingerprints(*parts, *([] if valid or test else [data.split]))}-{ORDER}"

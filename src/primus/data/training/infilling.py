@@ -36,7 +36,7 @@ class Infilling:
     suffix_id: int
     """Token before the suffix."""
     eod_id: int
-    """Token that ends a document."""
+    """End-of-document token."""
 
 
 class InfilledDataset:
@@ -56,6 +56,8 @@ class InfilledDataset:
         self.samples_per_epoch = dataset.samples_per_epoch
 
     def __getitem__(self, index: int) -> NDArray[np.int64]:
+        # A generator for each sample, keyed by its number: samples may be read in any order, and a resumed run reads
+        # the same.
         random = np.random.Generator(np.random.Philox(key=mix_numbers(self.seed, INFILLING_KEY, index)))
         return rearrange_documents(self.dataset[index], self.infilling, random)
 
@@ -78,8 +80,11 @@ def rearrange_documents(
     drawn = random.random((len(ends), 4))
     start = 0
     for end, (chosen, order, one, other) in zip(ends, drawn.tolist(), strict=True):
+        # The markers replace the last tokens of the document, so that the sample keeps its length. A document needs at
+        # least one token more.
         kept = end - start - MARKERS
         if chosen < infilling.rate and kept > 0:
+            # Two uniform cuts, either of which may be at an end: prefix, middle or suffix may be empty.
             cuts = sorted((start + int(one * (kept + 1)), start + int(other * (kept + 1))))
             parts = tokens[start : cuts[0]], tokens[cuts[0] : cuts[1]], tokens[cuts[1] : start + kept]
             out[start:end] = _join_parts(*parts, infilling, order < infilling.spm_rate)

@@ -61,7 +61,7 @@ class Piece:
     first_token: int
     """First token of the piece within it."""
     tokens: int
-    """How many."""
+    """Number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Dataset(Protocol):
         """Tokens [S + 1] of a sample, for any ``index >= 0``."""
 
     def find_pieces(self, index: int) -> list[Piece]:
-        """Where the S + 1 tokens of a sample come from, in their order; empty where they come from no file."""
+        """Where the S + 1 tokens of a sample come from, in their order; empty if they come from no file."""
 
     def compute_progress(self, num_samples: int) -> list[TokenFileProgress]:
         """Progress in each token file after the first `num_samples`."""
@@ -178,8 +178,7 @@ class PackedDataset:
         self._window_samples = _window_samples(self.num_tokens, len(self._block_sizes), seq_length)
         self._num_windows = max(1, self.samples_per_epoch // self._window_samples)
         self._epoch = lru_cache(maxsize=2)(self._lay_out_epoch)
-        # Samples are read nearly in order. The second epoch and window are for the threads that read ahead across a
-        # border.
+        # Samples are read nearly in order. The additional entries are for threads that read ahead across a border.
         self._window = lru_cache(maxsize=4)(self._lay_out_window)
         self._block = lru_cache(maxsize=cached_blocks)(self._lay_out_block)
 
@@ -203,7 +202,7 @@ class PackedDataset:
         return [TokenFileProgress(self.tokens.prefix, num_samples, num_samples / self.samples_per_epoch)]
 
     def _locate_sample(self, index: int) -> tuple[int, int]:
-        """Epoch of a sample, and where in the epoch's stream it begins."""
+        """Epoch of a sample, and its first position in the stream of the epoch."""
         if index < 0:
             raise IndexError(index)
         epoch, position = divmod(index, self.samples_per_epoch)

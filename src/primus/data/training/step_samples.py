@@ -31,11 +31,11 @@ class InspectedStep(Struct, frozen=True, kw_only=True):
     first_sample: int
     """Number of its first sample."""
     global_batch_size: int
-    """Samples."""
+    """Samples in the step."""
     micro_batch_size: int
     """Samples in a micro batch."""
     world_size: int
-    """Data-parallel ranks."""
+    """Number of data-parallel ranks."""
     recorded: bool
     """Whether the values are recorded by a run; else they follow from the experiment."""
 
@@ -150,10 +150,10 @@ def find_recorded_step(run: Run, experiment: Experiment, step: int) -> tuple[Ins
 
 
 def open_data(trainer: Trainer, recorded: str = "") -> Datasets:
-    """The data of an experiment.
+    """Open the data of an experiment.
 
     Args:
-        trainer: Its settings.
+        trainer: Settings of the experiment.
         recorded: Fingerprint of the data of a run; not compared if empty.
 
     Raises:

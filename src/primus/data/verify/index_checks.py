@@ -99,8 +99,10 @@ def open_index(prefix: Path) -> tuple[TokenFileIndex | None, list[TokenFileFindi
         return None, [build_finding("size", path, what, DamagePlace(byte=size))]
     _, _, code, sequences, borders = HEADER.unpack(raw)
     findings = [*_check_header(path, raw), *_check_size(path, size, sequences, borders)]
+    # The arrays are located by the numbers in the header. If the file is too short for them, no position is reliable.
     if size < _compute_size(sequences, borders) or not sequences or not borders:
         return None, findings
+    # Mapped, because an index may be larger than memory.
     content = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
     ends = np.cumsum([HEADER.size, 4 * sequences, 8 * sequences, 8 * borders])
     lengths, pointers, rows = (content[first:last] for first, last in pairwise(ends))
@@ -157,6 +159,7 @@ def check_lengths_and_pointers(index: TokenFileIndex, num_bytes: int) -> list[To
         lengths = index.lengths[first:last].astype(np.int64)
         pointers = index.pointers[first : last + 1]
         if last == count:
+            # The end of the .bin is the pointer after the last sequence.
             pointers = np.append(pointers, np.array([num_bytes]))
         negative.add_numbers(first + np.flatnonzero(lengths < 0))
         wrong.add_numbers(first + np.flatnonzero(pointers[:-1] + lengths * _find_width(index) != pointers[1:]))
@@ -196,6 +199,7 @@ def _find_contradictions(index: TokenFileIndex, wrong: _DamagePlaces, num_bytes:
     """
     path, last, found = idx_path(index.prefix), index.num_sequences - 1, set(wrong.first)
     more = wrong.count - len(wrong.first)
+    # Two consecutive contradictions share a pointer, which is the wrong value; an isolated one is a wrong length.
     pointers = [each + 1 for each in wrong.first if each + 1 in found]
     lengths = [each for each in wrong.first if not found & {each - 1, each + 1} and each != last]
     findings = []

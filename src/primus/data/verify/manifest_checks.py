@@ -73,6 +73,7 @@ def check(
         _check_complete(prefix, manifest) + _check_sizes(prefix, manifest) + _check_numbers(prefix, manifest, found)
     )
     tokens = _check_tokens(prefix, manifest, found, index)
+    # A manifest without any checksum proves nothing.
     intact = bool(manifest.fingerprint or manifest.bin.xxh3) and not tokens
     if intact and found.scan.largest != manifest.max_token_id:
         problem = f"the largest token is {found.scan.largest:,}, but {manifest.max_token_id:,} in the manifest"
@@ -96,6 +97,7 @@ def _check_complete(prefix: Path, manifest: TokenFileManifest) -> list[TokenFile
 def _check_sizes(prefix: Path, manifest: TokenFileManifest) -> list[TokenFileFinding]:
     findings = []
     for path, facts in ((bin_path(prefix), manifest.bin), (idx_path(prefix), manifest.idx)):
+        # A missing file has its own finding.
         size = path.stat().st_size if path.is_file() else facts.bytes
         if size != facts.bytes:
             problem = f"{size:,} bytes, but {facts.bytes:,} in the manifest"

@@ -52,7 +52,7 @@ class DecodedSample(Struct, kw_only=True):
 
 
 def load_asked_tokenizer(name: str | None) -> TokenizerSource:
-    """The tokenizer that a user names.
+    """Load the tokenizer that the user names.
 
     Raises:
         PrimusError: The tokenizer does not exist.
@@ -102,6 +102,7 @@ def check(
     if not tried:
         return samples, [], []
     said = f"{len(tried) - len(other)} of {len(tried)} decoded documents give the same tokens again"
+    # Some tokenizers do not reproduce every text. Only a majority of differences means another tokenizer.
     if 2 * len(other) <= len(tried):
         named = f" (not {', '.join(str(sample.document) for sample in other)})" if other else ""
         return samples, [], [said + named]
@@ -127,7 +128,10 @@ def decode_document(
     if text is None:
         return DecodedSample(document=document, tokens=last - first, text="", same=None)
     is_cut = len(ids) < last - first
+    # The end-of-document token was appended by the tool, and encoding the text does not produce it.
     plain = ids[:-1] if not is_cut and ids and ids[-1] == tokenizer.eod_id else ids
+    # Special tokens have no text, or the text of a special token encodes as plain characters: a comparison shows
+    # nothing.
     same = None if _has_special(manifest) else _is_stable(plain, tokenizer, is_cut)
     return DecodedSample(document=document, tokens=last - first, text=text, same=same)
 

@@ -27,7 +27,7 @@ COUNTED_TOKENS = 64 * CHUNK_TOKENS
 """Tokens that are counted to find frequent ones: all of a small file, or evenly spread parts of a large one."""
 
 COUNTED_IDS = 1 << 24
-"""Ids above are damage (see `data verify`) and not counted."""
+"""Ids from here on are damage (see `data verify`) and are not counted."""
 
 PERCENTILES = (0, 1, 5, 25, 50, 75, 95, 99, 100)
 FREQUENT = 20
@@ -40,7 +40,7 @@ class FrequentToken(Struct, frozen=True, kw_only=True):
     token: int
     """Token id."""
     text: str | None
-    """Decoded, where the tokenizer is known."""
+    """Decoded text; None if the tokenizer is unknown."""
     share: float
     """Share of the counted tokens."""
 
@@ -85,7 +85,7 @@ class SurveyedDocument(Struct, frozen=True, kw_only=True):
     ids: list[int]
     """Token ids of the document."""
     text: str | None
-    """Decoded, where the tokenizer is known."""
+    """Decoded text; None if the tokenizer is unknown."""
 
 
 def survey_tokens(file: IndexedTokens, tokenizer: Tokenizer | None) -> TokenSurvey:
@@ -159,6 +159,7 @@ def _measure_lengths(file: IndexedTokens) -> LengthStatistics:
     for lengths in lengths_in(file):
         few = np.bincount(lengths[(lengths >= 0) & (lengths < COUNTED_LENGTHS)])
         counts[: len(few)] += few
+        # Few documents are this long, so that their lengths need no array of counts.
         longer.append(lengths[lengths >= COUNTED_LENGTHS])
     short, number = np.flatnonzero(counts), counts[np.flatnonzero(counts)]
     rest, repeated = np.unique(np.concatenate(longer), return_counts=True)
@@ -188,6 +189,7 @@ def _build_histogram(values: NDArray[np.int64], numbers: NDArray[np.int64]) -> l
 def _count_tokens(file: IndexedTokens) -> tuple[NDArray[np.int64], int]:
     """Count each id in all tokens or in evenly spread chunks; also returns the number of different ids."""
     num_chunks = -(-file.num_tokens // CHUNK_TOKENS)
+    # Every step-th chunk: at most COUNTED_TOKENS tokens, spread over the file.
     step = max(1, -(-file.num_tokens // COUNTED_TOKENS))
     counts = np.zeros(1, dtype=np.int64)
     for chunk in range(0, num_chunks, step):

@@ -188,6 +188,7 @@ def _find_ends(task: ScanTask) -> NDArray[np.int64] | None:
     def end(document: int) -> int:
         return int(index.compute_document_starts(document + 1, document + 2, size)[0]) // width
 
+    # Bisection, because each process needs only the documents of its part of the file.
     documents = range(index.num_documents)
     first, last = (bisect_right(documents, position, key=end) for position in (task.first, task.last))
     return index.compute_document_starts(first + 1, last + 1, size) // width

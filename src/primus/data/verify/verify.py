@@ -42,20 +42,20 @@ TASKS_AHEAD = 4
 
 
 class VerifySettings(Struct, frozen=True, kw_only=True):
-    """What is known of the files beside what their manifests say."""
+    """Known facts about the files in addition to their manifests, and options of the checks."""
 
     vocab_size: int | None = None
-    """Every token id is below."""
+    """Size of the vocabulary; every token id is below it."""
     eod_id: int | None = None
-    """Token that ends every document; -1 for none; None for what the manifest says or the documents show."""
+    """End-of-document token; -1 for none; None to take it from the manifest, or to infer it from the documents."""
     tokenizer: str | None = None
-    """Name of the tokenizer that the files should have; see `primus.data.tokenizers.load.load_tokenizer`."""
+    """Name of the expected tokenizer; see `primus.data.tokenizers.load.load_tokenizer`."""
     padding: bool = False
-    """Whether zeros are padding, so that pages of them are no damage."""
+    """Whether zeros are padding, so that pages of zeros are not reported."""
     samples: int = 0
-    """Decoded documents to return; more are decoded and encoded again."""
+    """Number of decoded documents in the report; more are decoded and encoded again."""
     seed: int = 0
-    """Decides which."""
+    """Seed for the choice of these documents."""
 
 
 class VerifyReport(Struct, kw_only=True):
@@ -72,11 +72,11 @@ class VerifyReport(Struct, kw_only=True):
     dtype: str = ""
     """Type of the tokens."""
     tokens: int = 0
-    """Tokens."""
+    """Number of tokens."""
     documents: int = 0
-    """Documents."""
+    """Number of documents."""
     sequences: int = 0
-    """Sequences."""
+    """Number of sequences."""
     largest_token: int = 0
     """Largest token id that occurs."""
     fingerprint: str = ""
@@ -162,6 +162,7 @@ def _check_files(made: VerifyPlan, source: sample_checks.TokenizerSource) -> Non
     """Check index, manifest and tokenizer, and divide the .bin into parts to scan."""
     report, path = made.report, bin_path(made.prefix)
     made.index, findings = index_checks.open_index(made.prefix)
+    # An error in one file does not end the checks of the others: all findings are collected first.
     made.manifest, wrong = manifest_checks.read_and_check_manifest(made.prefix)
     made.sources, other = sample_checks.find_tokenizer_source(made.prefix, made.manifest, source)
     report.findings += [*findings, *wrong, *other]
@@ -197,6 +198,7 @@ def _check_tokens(made: VerifyPlan, scan: TokenScan) -> None:
         documents = index_checks.documents_digest(index, report.bytes)
         report.fingerprint = combine_digests(report.tokens, report.documents, scan.digests, documents)
     _judge_tokens(made, scan)
+    # `intact`: a checksum of the manifest matches, so that heuristics about the content are not needed.
     intact = False
     if made.manifest:
         found = manifest_checks.TokenFileContents(
@@ -239,6 +241,7 @@ def _check_index(made: VerifyPlan) -> None:
     report.sequences, report.documents = index.num_sequences, index.num_documents
     if made.manifest:
         report.findings += manifest_checks.check_dtype(made.prefix, made.manifest, index)
+        # The manifest has the type that was written. A damaged type code in the index would shift all lengths.
         made.index = index = index.with_dtype(np.dtype(report.dtype))
     wrong = index_checks.check_lengths_and_pointers(index, report.bytes) + index_checks.check_borders(index)
     report.findings += wrong
@@ -252,6 +255,7 @@ def _check_index(made: VerifyPlan) -> None:
 
 
 def _find_token_limit(made: VerifyPlan) -> int | None:
+    # In the order of precedence: settings, manifest, tokenizer.
     known = made.sources.tokenizer.vocab_size if made.sources.tokenizer else None
     if made.manifest:
         known = made.manifest.tokenizer.vocab_size
@@ -283,6 +287,7 @@ def _usual_end(index: TokenFileIndex, num_bytes: int) -> int | None:
     if index.num_documents < FEWEST_DOCUMENTS or index.dtype is None:
         return None
     tokens = np.memmap(bin_path(index.prefix), index.dtype, "r", shape=(num_bytes // index.dtype.itemsize,))
+    # Random access to the ends only; the scan of all tokens has not started.
     chosen = np.linspace(0, index.num_documents - 1, min(index.num_documents, INFERRED_FROM)).astype(np.int64)
     ends = [
         int(index.compute_document_starts(document + 1, document + 2, num_bytes)[0]) for document in chosen.tolist()
@@ -325,6 +330,7 @@ def _limit_text(made: VerifyPlan) -> str:
 def _judge_zeros(made: VerifyPlan, scan: TokenScan, intact: bool) -> None:
     """Report pages of zeros, unless checksums show that the tokens are intact."""
     lost = [(first, last) for first, last in scan.zero_sectors if last - first >= token_checks.LOST_BYTES]
+    # Zeros are a heuristic for pages that were never written. Matching checksums are proof that they are data.
     if not lost or intact or made.settings.padding:
         return
     width = np.dtype(made.report.dtype).itemsize

@@ -1,1 +1,1 @@
-"""Cleaning of documents: rules by name, and the words that they and deduplication count."""
+"""Cleaning of documents: the rules, and the word splitting that deduplication also uses."""

@@ -117,8 +117,8 @@ def infix_length(codes, bits, first, i, last):
     """Length of the infix at position `i` of a run of characters; 0 if there is none."""
     code = codes[i]
     kind = bits[code]
-    # Most characters leave here. Below, only icons and runs of dots split at the ends of a run; every other infix needs
-    # a character on both sides.
+    # Most characters leave here. Below, only icons and ellipses split at the ends of a run; every other infix needs a
+    # character on both sides.
     if kind & (ALPHA | DIGIT):
         return 0
     if kind & ICON or code == ELLIPSIS:

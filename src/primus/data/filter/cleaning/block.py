@@ -52,6 +52,7 @@ class DocumentBlock:
     @functools.cached_property
     def batch(self) -> TextBatch:
         """The texts as arrays for the kernels; those of removed documents may be empty."""
+        # Documents keep their index: a removed one becomes an empty text, which costs the kernels nothing.
         return words.pack_texts([text if alive else "" for text, alive in zip(self.texts, self.alive, strict=True)])
 
     @functools.cached_property
@@ -85,6 +86,7 @@ class DocumentBlock:
             values: Measured value of each document, [D].
             limit: Limit in the recipe.
         """
+        # Only the first rule that a document fails is recorded: each removed document has one reason.
         found = (bad & self.alive).nonzero()[0]
         if not found.size:
             return

@@ -36,6 +36,7 @@ def _find_cache_folder() -> str:
     folder = Path(chosen, "primus", "numba", _hash_kernel_sources())
     if folder.is_absolute():  # a user without a home folder has none
         with suppress(OSError):
+            # The folder name has the hash of the sources, so that old versions of a kernel are never loaded.
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 return str(folder)
@@ -60,6 +61,7 @@ def compile_kernel(function: Function) -> Function:
     """
     if NUMBA is None:
         return function
+    # nogil lets threads of one process run kernels in parallel.
     compiled: Function = NUMBA.njit(cache=True, nogil=True, _nrt=False, forceinline=True)(function)
     return compiled
 

@@ -72,6 +72,7 @@ class CleanJob(FilterJob[CleanReport]):
         )
         board = open_shard_queue(stage, source.shards, work, self.max_bad, self.output)
         rows = executors.run(board, self.executor, self.workers, "cleaning", show)
+        # Missing results mean that another process has published the output and removed the queue.
         if len(rows) < len(source.shards):
             raise FinishedElsewhere
         return lambda: _collect_result(self, source, identity, board, rows)

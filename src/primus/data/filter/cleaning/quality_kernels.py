@@ -56,6 +56,7 @@ def _count_words(document, firsts, spans, hashes, flags, stops, longest_stop, co
     for word in range(firsts[document], firsts[document + 1]):
         length = spans[word, 1] - spans[word, 0]
         is_real = flags[word] & HAS_NO_SYMBOL != 0
+        # Additions instead of branches, because the flags of words are unpredictable.
         real += is_real
         characters_ += is_real * length
         alpha += flags[word] & HAS_ALPHA != 0

@@ -75,11 +75,11 @@ def list_presets() -> list[str]:
 
 
 def load_recipe(given: str, extra: Sequence[Rule] = ()) -> CleaningRecipe:
-    """A recipe by the name of a preset or the path of a YAML file.
+    """Load a recipe by the name of a preset or the path of a YAML file.
 
     Args:
         given: Name or path.
-        extra: Rules that come before those of the recipe, and take the place of its rules of the same name.
+        extra: Rules that precede those of the recipe, and replace its rules of the same name.
 
     Raises:
         UsageError: The recipe does not exist, or has an unknown rule or threshold, or an invalid value.

@@ -81,7 +81,7 @@ def _hash_text(codes, first, last):
 
 @compile_kernel
 def _count_piece(value, length, table, generation, mask, document, kind, counts):
-    """Count a piece."""
+    """Count one line or paragraph, which is a duplicate if the table has its hash."""
     counts[document, kind + PIECES] += 1
     slot = _find_slot(value, table, generation, mask)
     if table[slot, GENERATION] == generation:

@@ -30,13 +30,13 @@ class RemovedSample(Struct, frozen=True, kw_only=True):
     """File and line."""
     rule: str
     reason: str
-    """The threshold that was not met."""
+    """Threshold that was not met."""
     value: float | str
     """Measured value."""
     limit: float | str | None
     """Limit in the recipe."""
     text: str
-    """The beginning of the text."""
+    """Start of the text."""
 
     @property
     def why(self) -> str:

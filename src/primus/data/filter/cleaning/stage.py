@@ -102,6 +102,7 @@ class _ShardCleaner:
         for document, text in enumerate(block.texts):
             if block.alive[document]:
                 self.kept.write(documents[document], text)
+        # Removals are grouped by rule; the file of removed documents has the order of the input.
         for removal in sorted(block.removals, key=lambda removal: removal.document):
             self._record_removal(documents[removal.document], removal)
         self.edits.update(block.edits)
@@ -139,6 +140,8 @@ class _ShardCleaner:
     def _record_sample(self, document: TextDocument, removal: Removal) -> None:
         """Keep a document as a sample if its hash is one of the smallest. Its place is determined at the end."""
         place = f"{self.shard.index} {self.number + removal.document}"
+        # The smallest hashes of places are a random sample that does not depend on the number of workers or on the
+        # order in which shards finish. The shift keeps them below 2 ** 63.
         order = xxhash.xxh3_64_intdigest(place.encode()) >> 1
         if order > self.highest.get(removal.rule, order):
             return
@@ -151,6 +154,8 @@ class _ShardCleaner:
             limit=removal.limit,
             text=_shorten_text(document.text),
         )
+        # The place is resolved from the document later: computing it may require reading the file, and most samples are
+        # replaced.
         self.samples.append((sample, msgspec.structs.replace(document, text="", fields=None)))
         chosen = {sample.order for sample in choose_samples(sample for sample, _ in self.samples)}
         self.samples = [pair for pair in self.samples if pair[0].order in chosen]

@@ -30,7 +30,7 @@ def mix_hash(value):
 
 @compile_kernel
 def hash_word(codes, first, last):
-    """64-bit hash of some codes."""
+    """64-bit hash of the codes from `first` to `last`."""
     value = SEED
     for i in range(first, last):
         value = add_code(value, codes[i])

@@ -26,7 +26,7 @@ HAS_ALPHA = 1
 HAS_NO_SYMBOL = 2
 """At least one character is not a symbol: the word counts for the quality rules."""
 IS_PUNCTUATION = 4
-"""Nothing but punctuation."""
+"""All characters are punctuation."""
 ENDS_SENTENCE = 8
 
 DOT = ord(".")
@@ -42,13 +42,13 @@ def split_spacy_like(codes, offsets, alive, bits, sieve, table, units, stack, fi
 
     Args:
         codes: Code points of all documents.
-        offsets: Where each document begins, and where the last ends.
+        offsets: First position of each document, and the end of the last, int64[D + 1].
         alive: Which documents to read, bool[D]; the others have no words.
         bits: Table of `characters.build_character_bits`.
         sieve, table: Runs of characters whose words are listed; see `short_form_kernels`.
         units: Units of measurement; see `affix_kernels`.
         stack: Room for the suffixes of one run, int64.
-        firsts: Receives the number of the first word of each document, and the number of words.
+        firsts: Receives the number of the first word of each document, and the number of words, int64[D + 1].
         spans: Receives the first position of each word, and the one after its last, int32[capacity, 2].
         hashes, flags: Receive hash and flags of each word, uint64[capacity] and uint8[capacity].
 
@@ -91,8 +91,8 @@ def _measure_run(codes, bits, position, end):
         Its end; its number of marks, which are neither letters nor digits; the bits of all characters; the hash of all
         codes; and the hash of the codes before the last mark.
     """
-    # The position is unsigned, because a signed index may count from the end, and that check would be in the hottest
-    # loop. The hash is advanced here, since its multiplication overlaps with the look-up of the next character.
+    # The position is unsigned, because a signed index may count from the end, which needs a check per character. The
+    # same scan hashes and classifies the characters, which saves a second pass over most words.
     marks, seen = 0, np.uint32(0)
     value = before = SEED
     unsigned, stop = np.uint64(position), np.uint64(end)

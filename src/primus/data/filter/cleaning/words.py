@@ -113,6 +113,7 @@ def split_words(batch: TextBatch, definition: str, wanted: np.ndarray | None = N
     wanted = np.ones(batch.num_documents, bool) if wanted is None else wanted
     first = np.zeros(len(batch.offsets), np.int64)
     given: tuple[np.ndarray, ...] = (batch.codes, batch.offsets, wanted, characters.build_character_bits())
+    # The tables depend only on the definition and are cached; the stack is scratch memory of one call.
     kernel: Callable[..., int] = word_kernels.split_whitespace
     if definition == "spacy-like":
         kernel = word_kernels.split_spacy_like
@@ -158,6 +159,7 @@ def _build_tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     sieve, table = np.zeros(size, bool), np.zeros((size, 2), np.uint64)
     batch = pack_texts(list(divided))
     for row, (run, lengths) in enumerate(divided.items()):
+        # Without numba, the hash is computed with NumPy scalars, which warn when they wrap around.
         with np.errstate(over="ignore"):
             value = int(hash_word(batch.codes, batch.offsets[row], batch.offsets[row + 1]))
         slot = value % size

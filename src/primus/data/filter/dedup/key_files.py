@@ -50,12 +50,12 @@ class BlockWriter:
         """Write the buffered keys as one block."""
         if not self._held:
             return
-        # The last row is the second half of the exact hash: it follows the order of the first half, and has no order of
-        # its own.
         keys = np.concatenate(self._keys, axis=1)
         # A stable sort keeps documents with equal keys in ascending order.
         order = np.argsort(keys[:-1], axis=1, kind="stable")
         self.file.write(np.take_along_axis(keys[:-1], order, axis=1).tobytes())
+        # The second halves of the exact hashes follow the order of the first halves, so that they need no separate
+        # index.
         self.file.write(keys[-1][order[-1]].tobytes())
         self.file.write(order.astype(np.uint32).tobytes())
         self.file.write(bytes(_count_block_bytes(*keys.shape) - keys.nbytes - order.size * PLACE_BYTES))

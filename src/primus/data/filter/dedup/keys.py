@@ -47,6 +47,7 @@ class KeyStage:
             writer.flush()
         output.add_counts(empty=reader.empty)
         output.facts["blocks"] = writer.sizes
+        # The report records the checksums, by which a later run recognizes the same input.
         output.facts["contents"] = inputs.hash_contents(shard)
 
 

@@ -60,6 +60,7 @@ def _build_code_tables(normalize_numbers: bool) -> tuple[np.ndarray, np.ndarray]
     bits = characters.build_character_bits()
     becomes = single.copy()
     if normalize_numbers:
+        # BLANK is 0, which no character becomes; NUMBER is above every row of the second table.
         becomes[bits & characters.DECIMAL != 0] = NUMBER
     becomes[bits & (characters.SPACE | characters.BLANK) != 0] = BLANK
     return becomes, several
@@ -143,6 +144,7 @@ def _hash_words(
                         hashes[count] = value ^ (value >> HALF)
                     count += 1
                     value, empty = SEED, True
+            # NUMBER and the rows of `several` are NUM_CODES or more: one comparison separates the ordinary letters.
             elif now < NUM_CODES:
                 value, empty = (value ^ np.uint64(now)) * FACTOR, False
             elif now == NUMBER:

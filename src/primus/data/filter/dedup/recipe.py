@@ -18,7 +18,7 @@ class DedupRecipe(Struct, frozen=True, kw_only=True):
     """Settings that define duplicates."""
 
     method: Literal["exact", "minhash"] = "minhash"
-    """Equal texts, or MinHash and locality-sensitive hashing (Broder 1997; Indyk and Motwani 1998)."""
+    """Compare whole texts, or use MinHash and locality-sensitive hashing (Broder 1997; Indyk and Motwani 1998)."""
     bands: int = 14
     """Bands of the signature: documents with one band in common are duplicates."""
     rows: int = 8

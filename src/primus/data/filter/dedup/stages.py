@@ -37,6 +37,7 @@ SAMPLE_CHARACTERS = 1500
 
 def list_match_shards(num_bands: int, ranges: int, num_documents: int) -> list[Shard]:
     """List one shard for each band and range of keys; the last band is that of the exact hashes."""
+    # Band by band, so that the files of the exact hashes are the last ones (`pipeline.run`).
     places = [(band, index) for band in range(num_bands + 1) for index in range(ranges)]
     size = 8 * num_documents // ranges
     return [
@@ -61,7 +62,7 @@ class MatchStage:
     """Number of ranges of keys in each band."""
 
     def start(self) -> None:
-        """Nothing is needed."""
+        """Nothing to load."""
 
     def run(self, shard: Shard, output: ShardOutput) -> None:
         """Match one range of one band."""
@@ -89,10 +90,11 @@ class ClusterStage:
     """Files of pairs of exact hashes."""
 
     def start(self) -> None:
-        """Nothing is needed."""
+        """Nothing to load."""
 
     def run(self, shard: Shard, output: ShardOutput) -> None:
         """Cluster all documents; there is a single shard."""
+        # The file is int64 of all documents: `KeepStage` reads only the part of its shard.
         firsts = connect_documents(self.num_documents, read_pairs([*self.near, *self.exact]))
         output.path(FIRSTS).write_bytes(firsts.data)
         removed = np.concatenate([np.empty(0, np.int64), *_find_removed(firsts)])
@@ -131,6 +133,7 @@ class ClusterStage:
 
     def _choose_samples(self, removed: np.ndarray) -> list[int]:
         """Choose removed documents from the whole input, most of them near-duplicates."""
+        # Evenly spread and without random numbers, so that the report is the same for each run.
         some = removed[np.linspace(0, len(removed) - 1, min(len(removed), CANDIDATES)).astype(np.int64)]
         exact = self._are_exact(some)
         near = _choose_evenly(some[~exact], SAMPLES - min(EXACT_SAMPLES, int(exact.sum())))
@@ -140,6 +143,7 @@ class ClusterStage:
         """Whether each document equals an earlier one."""
         exact = np.zeros(len(numbers), bool)
         for pairs in read_pairs(self.exact):
+            # The second number of a pair is the later document.
             exact |= np.isin(numbers, pairs[:, 1])
         return exact
 
@@ -181,7 +185,7 @@ class KeepStage:
     """Documents that the report describes."""
 
     def start(self) -> None:
-        """Nothing is needed."""
+        """Nothing to load."""
 
     def run(self, shard: Shard, output: ShardOutput) -> None:
         """Write the kept documents of one shard."""
@@ -209,6 +213,8 @@ class KeepStage:
             PrimusError: The number has changed.
         """
         read = 0
+        # Documents are numbered by position. If the input changed after hashing, the numbers would select other
+        # documents.
         for read, text in enumerate(reader.read(shard), 1):
             if read <= count:
                 yield text

@@ -1,4 +1,4 @@
-"""The rules by name, in the order in which recipes usually have them."""
+"""The rules by name, in their usual order in recipes."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class C4(Rule, frozen=True, kw_only=True, tag="c4"):
     """Remove documents that contain {, which are mostly code."""
 
     def start(self) -> None:
-        """Compile once."""
+        """Build the table of characters."""
         characters.build_character_bits()
 
     def apply(self, block: DocumentBlock) -> None:
@@ -58,6 +58,8 @@ class C4(Rule, frozen=True, kw_only=True, tag="c4"):
             block.count_edits(f"{self.name}.lines_dropped.{what}", int(fates[:, fate].sum()))
         for fate, reason in ((kernels.LOREM_IPSUM, "lorem_ipsum"), (kernels.CURLY_BRACKET, "curly_bracket")):
             block.remove_documents(self.name, reason, fates[:, fate] > 0, fates[:, fate])
+        # The decoded texts and their arrays replace the old ones together, so that the next rule need not encode them
+        # again.
         before = block.texts
         block.replace_texts(self.name, _decode_texts(batch, before, block.alive), batch)
         if self.min_sentences is not None:
@@ -71,6 +73,7 @@ class C4(Rule, frozen=True, kw_only=True, tag="c4"):
         fates = block.make_count_table(kernels.NUM_FATES)
         limits = [-1 if limit is None else limit for limit in (self.min_words_per_line, self.max_word_length)]
         phrases, letters = self._build_phrase_table()
+        # Kept lines are never longer than in the input, so that one more code per document leaves room for newlines.
         written = np.empty(len(batch.codes) + len(batch.offsets), np.uint32)
         offsets = np.zeros_like(batch.offsets)
         count = kernels.drop_lines(
@@ -94,6 +97,7 @@ class C4(Rule, frozen=True, kw_only=True, tag="c4"):
         letters = np.zeros((kernels.PLACES, kernels.OTHER + 1), np.int64)
         for row, (_, phrase) in enumerate(found):
             for place in range(kernels.PLACES):
+                # A phrase shorter than the table accepts every character after its end.
                 either = {phrase[place].lower(), phrase[place].upper()} if place < len(phrase) else None
                 letters[place, [*map(ord, either)] if either else slice(None)] |= 1 << row
         return _pad_rows([[fate, len(phrase), *map(ord, phrase)] for fate, phrase in found]), letters

@@ -22,10 +22,10 @@ class Language(Rule, frozen=True, kw_only=True, tag="language"):
     """Minimum share of the text in the language."""
 
     def start(self) -> None:
-        """Import once.
+        """Import pycld2 and check the language.
 
         Raises:
-            UsageError: pycld2 is not installed, or does not know the language.
+            UsageError: pycld2 is not installed, or does not support the language.
         """
         known = {code for _, code in _import_pycld2().LANGUAGES}
         if self.language not in known:

@@ -15,7 +15,7 @@ from primus.errors import UsageError
 
 
 class BadWords(Rule, frozen=True, kw_only=True, tag="bad_words"):
-    """Removes texts with a word or phrase of a list, delimited by characters other than letters. Case is ignored.
+    """Removes texts with a word or phrase of a list that is not part of a longer word. Case is ignored.
 
     C4 used the "List of Dirty, Naughty, Obscene or Otherwise Bad Words" (github.com/LDNOOBW).
     """
@@ -71,6 +71,7 @@ class Urls(Rule, frozen=True, kw_only=True, tag="urls"):
 
     def identity(self) -> dict[str, Any]:
         """The lists."""
+        # The content counts, not the path: the same lists in another folder give the same result.
         return {"entries": [_hash_entries(_read_entries(file)) if file else "" for file in self._list_files()]}
 
     def apply(self, block: DocumentBlock) -> None:
@@ -125,6 +126,7 @@ def _read_entries(file: str) -> frozenset[str]:
 
 @functools.cache
 def _build_pattern(file: str) -> re.Pattern[str]:
+    # Longer entries first: a regular expression takes the first alternative that matches, and the report names it.
     entries = "|".join(
         re.escape(entry) for entry in sorted(_read_entries(file), key=lambda entry: (-len(entry), entry))
     )

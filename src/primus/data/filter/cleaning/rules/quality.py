@@ -18,9 +18,9 @@ class Length(Rule, frozen=True, kw_only=True, tag="length"):
     """
 
     min_characters: int | None = 100
-    """Code points."""
+    """Minimum number of code points."""
     min_words: int | None = 20
-    """Words as the recipe defines them."""
+    """Minimum number of words, as defined by the recipe."""
     max_characters: int | None = None
     max_words: int | None = None
 
@@ -58,7 +58,7 @@ class GopherQuality(Rule, frozen=True, kw_only=True, tag="gopher_quality"):
     stop_words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
 
     def start(self) -> None:
-        """Compile and hash once."""
+        """Build the table of characters, and hash the stop words."""
         characters.build_character_bits()
         _hash_words(self.stop_words)
 
@@ -112,7 +112,7 @@ class FinewebQuality(Rule, frozen=True, kw_only=True, tag="fineweb_quality"):
     max_newlines_per_word: float | None = 0.3
 
     def start(self) -> None:
-        """Compile once."""
+        """Build the table of characters."""
         characters.build_character_bits()
 
     def apply(self, block: DocumentBlock) -> None:
@@ -124,6 +124,7 @@ class FinewebQuality(Rule, frozen=True, kw_only=True, tag="fineweb_quality"):
         counts = block.make_count_table(kernels.NUM_FINEWEB)
         bits = characters.build_character_bits()
         kernels.count_fineweb(batch.codes, batch.offsets, block.alive, bits, self.short_line_characters, counts)
+        # The order of the tests decides which reason the report names; it is datatrove's.
         lines, newlines = counts[:, kernels.PROSE_LINES], counts[:, kernels.NEWLINES]
         block.remove_documents(self.name, "empty", lines == 0, lines)
         ended = divide_or_zero(counts[:, kernels.ENDED_LINES], lines)

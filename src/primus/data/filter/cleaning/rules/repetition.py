@@ -29,7 +29,7 @@ class GopherRepetition(Rule, frozen=True, kw_only=True, tag="gopher_repetition")
     """For each n, the share of characters in repeated n-grams of words."""
 
     def start(self) -> None:
-        """Compile once."""
+        """Build the table of characters."""
         characters.build_character_bits()
 
     def apply(self, block: DocumentBlock) -> None:
@@ -81,6 +81,7 @@ def count_ngram_characters(
     from primus.data.filter.cleaning import repetition_kernels as kernels
 
     found = block.words
+    # One more than the words of the longest document: `sums` has a value before the first word.
     longest = int(block.num_words.max(initial=0)) + 1
     room = _find_table(2 * longest)
     counts = block.make_count_table(len(most) + len(repeated))
@@ -137,6 +138,7 @@ class _RoomOfTable:
     """A reusable hash table. Each entry belongs to the generation that wrote it; entries of others are free."""
 
     def __init__(self, size: int) -> None:
+        # The generation grows with each document and is never reset, so that entries of earlier blocks stay invalid.
         self.table = np.zeros((size, 4), np.uint64)
         self.generation: int = 0
 

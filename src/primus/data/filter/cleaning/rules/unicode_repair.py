@@ -26,7 +26,7 @@ class UnicodeRepair(Rule, frozen=True, kw_only=True, tag="unicode_repair"):
     """Unicode normal form of the repaired lines."""
 
     def start(self) -> None:
-        """Import once.
+        """Import ftfy.
 
         Raises:
             UsageError: ftfy is not installed.
