@@ -30,8 +30,14 @@ LOOK_BACK = 200
 
 _DIGITS = b"0123456789"
 _WORD_SEPARATORS = bytes(byte if chr(byte).isalpha() and byte < 128 else 32 for byte in range(256))
-_EXIT_TEXTS = (b"exitcode", b"exit code", b"Exit Code", b"exitCode", b"exited with code", b"return code")
-_EXIT_CODE = re.compile(r"(?i)\b(?:exit(?:ed with)?[ _]?code|exits with return code)\b\"?\s*[:=]?\s*(-?\d{1,3})\b")
+_EXIT_TEXTS = (
+    b"exitcode", b"exit code", b"Exit Code", b"Exit code", b"exitCode", b"exit_code", b"exited with code", b"return code",
+    b"xit status", b"xited with status",
+)  # fmt: skip
+_EXIT_CODE = re.compile(
+    r"(?i)\b(?:(?:exit|exited with|exits with return|return)[ _]?code|(?:exit|exited with) status)\b"
+    r"\"?(?: (?:was|is|of))?\s*[:=]?\s*(-?\d{1,3})\b"
+)
 _ROOT_CAUSE = b"Root Cause (first observed failure)"
 _PROGRESS = re.compile(
     rb"(?i)iteration +/ |\bstep[: =].*(loss|tokens/s|tps|skipped)|training epoch .*iteration|completed step:"
@@ -39,6 +45,8 @@ _PROGRESS = re.compile(
 )
 """Lines by which trainers report a step, without their digits: Megatron-LM, torchtitan, DeepSpeed, NeMo, MaxText, the
 Hugging Face Trainer, llm-foundry."""
+_RAISED = re.compile(rb"\b\w*(?:Error|Exception): ")
+"""An exception, whose message may name the step and the loss."""
 _PROGRESS_TEXTS = (b"iteration", b"step", b"'epoch'", b"[batch=")
 _DONE_TEXTS = (b"after training is done", b"Training completed", b"'train_runtime'", b"`Trainer.fit` stopped: `max_")
 """Last lines of a training that succeeded: Megatron-LM, torchtitan, the Hugging Face Trainer, Lightning."""
@@ -216,7 +224,11 @@ def is_message(text: str) -> bool:
 
 def is_progress(text: bytes) -> bool:
     """Whether the line reports a step, or the end of a training that succeeded."""
-    return any(done in text for done in _DONE_TEXTS) or _PROGRESS.search(text.translate(None, _DIGITS)) is not None
+    return any(done in text for done in _DONE_TEXTS) or _reports_step(text.translate(None, _DIGITS))
+
+
+def _reports_step(shape: bytes) -> bool:
+    return _PROGRESS.search(shape) is not None and _RAISED.search(shape) is None
 
 
 def _find_progress(log: LogFile, window: LogWindow, shapes: list[bytes], wanted: dict[bytes, bool]) -> tuple[int, int]:
@@ -278,7 +290,7 @@ def _classify_shape(shape: bytes, texts: list[bytes], index: _PatternIndex) -> _
     may_exit = any(text in texts for text in _EXIT_TEXTS)
     is_block = _ROOT_CAUSE in texts
     is_done = any(text in shape for text in _DONE_TEXTS)
-    is_progress = is_done or _PROGRESS.search(shape) is not None
+    is_progress = is_done or _reports_step(shape)
     if not patterns and not may_exit and not is_block:
         return _LineShape(is_progress=is_progress, is_done=is_done) if is_progress else _DULL
     if any(text in shape for text in _ADVICE) or _QUOTED.search(shape):
