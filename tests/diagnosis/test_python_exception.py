@@ -60,6 +60,40 @@ def test_the_frames_of_an_earlier_exception_belong_to_that_one() -> None:
     assert found and found.frames == ()
 
 
+LAUNCHER_REPORT = [
+    "Traceback (most recent call last):",
+    '  File "/opt/lib/python3.11/site-packages/torch/distributed/launcher/api.py", line 263, in launch_agent',
+    "    raise ChildFailedError(",
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+]
+IGNORED = [
+    "Exception ignored in: <function Pool.__del__ at 0x7f>",
+    "Traceback (most recent call last):",
+    '  File "/srv/pool.py", line 26, in __del__',
+    "    self._stop()",
+    "AttributeError: 'Pool' object has no attribute '_stop'",
+]
+
+
+@pytest.mark.parametrize("end", [LAUNCHER_REPORT, IGNORED, [*IGNORED, *LAUNCHER_REPORT]])
+def test_a_report_of_the_launcher_and_an_ignored_exception_do_not_hide_the_exception_before_them(end: list[str]) -> None:
+    found = find_last_exception([*TRACEBACK, *end])
+    assert found and found.format_headline() == "KeyError: 'gizmo'"
+
+
+def test_a_report_of_the_launcher_without_another_exception_is_found() -> None:
+    found = find_last_exception([*IGNORED, *LAUNCHER_REPORT])
+    assert found and found.type.endswith("ChildFailedError")
+    assert find_last_exception(IGNORED) is None
+
+
+def test_the_asserted_expression_comes_before_the_words_of_the_assertion(tmp_path: Path) -> None:
+    lines = [TRACEBACK[0], '  File "/srv/train.py", line 1, in main', "    assert torch.cuda.is_available()"]
+    (tmp_path / "a.log").write_text("\n".join([*lines, "AssertionError: the checkpoint must be set"]) + "\n")
+    cause = diagnose_logs([tmp_path / "a.log"]).cause
+    assert cause and cause.signature == "no-gpu-visible"
+
+
 def test_code_and_words_classify_what_no_pattern_matches(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
 

@@ -279,8 +279,16 @@ def _build_ending_cause(ending: _LogEnding, signature: Signature, diagnosis: Dia
 
 
 def _classify_error(headline: str, exception: LoggedException | None) -> Signature | None:
-    """The signature that explains an error by its words, else by the innermost line of the traceback."""
+    """The signature that explains an error by its words, else by the innermost line of the traceback.
+
+    For an assertion, the asserted expression comes before the words.
+    """
     table = get_signature_table()
+    asserted = exception.traceback[-1] if exception and exception.traceback else ""
+    if asserted.lstrip().startswith("assert "):
+        by_assertion = (each for each in table.signatures if each.traceback and re.search(each.traceback, asserted))
+        if found_first := next(by_assertion, None):
+            return found_first
     known = (each for each in table.signatures if each.headline)
     matching = [(found.end(), each.name) for each in known for found in re.finditer(f"(?i){each.headline}", headline)]
     if matching:

@@ -22,6 +22,13 @@ _TRACEBACK = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>\S+))?')
 _WRAPPED = re.compile(r"^Caught (?P<type>\w+) in (?:DataLoader worker process|replica) \d+")
 """torch raises an exception of a worker again, with the worker's traceback in the message."""
+_REPORT = re.compile(
+    r"(?:^|\.)(?:ChildFailedError|CalledProcessError|SignalException|ProcessRaisedException|ProcessExitedException"
+    r"|SystemExit)$"
+)
+"""Exceptions by which a launcher reports that a process failed, which may have raised another one."""
+_IGNORED = "Exception ignored in"
+"""Begins the line before the traceback of an exception that Python could not raise, such as one of a `__del__`."""
 _LIBRARY = re.compile(r"(?:site|dist)-packages/|/lib/python\d|^<|/conda/pkgs/|\.pyx$")
 """Files of installed packages, of the standard library, and of code without a file."""
 
@@ -83,25 +90,48 @@ class LoggedException(Struct, frozen=True, kw_only=True):
 def find_last_exception(lines: Sequence[str]) -> LoggedException | None:
     """The last exception of `lines`, which carry no colours.
 
+    A launcher's report of a failed process counts only if there is no other. An exception that Python ignored does not
+    count.
+
     Lines carry a rank prefix such as `[rank3]:` if several ranks write into one log: frames are taken only from
     lines with the prefix of the exception.
     """
+    report: LoggedException | None = None
     for index in range(len(lines) - 1, -1, -1):
         prefix, body = split_rank_prefix(lines[index])
         found = _match_exception(body, lines, index)
         if found is None:
             continue
+        is_report = _REPORT.search(found["type"]) is not None
+        if _is_ignored(lines, index, prefix) or (is_report and report):
+            continue
         message = (found["message"] or "").strip() or _read_next_line(lines, index, prefix)
         wrapped = _WRAPPED.match(message)
         traceback = tuple(_collect_traceback(lines, index, prefix))
-        return LoggedException(
+        exception = LoggedException(
             type=wrapped["type"] if wrapped else found["type"],
             message=message,
             index=index,
             frames=tuple(_parse_frames(traceback)),
             traceback=traceback,
         )
-    return None
+        if not is_report:
+            return exception
+        report = exception
+    return report
+
+
+def _is_ignored(lines: Sequence[str], index: int, prefix: str) -> bool:
+    """Whether the exception at `index` is one that Python reported and ignored."""
+    has_head = False
+    for number in range(index - 1, max(-1, index - MOST_TRACEBACK_LINES), -1):
+        line_prefix, body = split_rank_prefix(lines[number])
+        if line_prefix != prefix:
+            continue
+        if has_head or not (body.startswith(" ") or _TRACEBACK in body):
+            return body.startswith(_IGNORED)
+        has_head = _TRACEBACK in body
+    return False
 
 
 def _match_exception(body: str, lines: Sequence[str], index: int) -> re.Match[str] | None:
