@@ -89,7 +89,7 @@ def test_a_report_of_the_launcher_without_another_exception_is_found() -> None:
 
 def test_the_asserted_expression_comes_before_the_words_of_the_assertion(tmp_path: Path) -> None:
     lines = [TRACEBACK[0], '  File "/srv/train.py", line 1, in main', "    assert torch.cuda.is_available()"]
-    (tmp_path / "a.log").write_text("\n".join([*lines, "AssertionError: the checkpoint must be set"]) + "\n")
+    (tmp_path / "a.log").write_text("\n".join([*lines, "AssertionError: no checkpoint without it"]) + "\n")
     cause = diagnose_logs([tmp_path / "a.log"]).cause
     assert cause and cause.signature == "no-gpu-visible"
 

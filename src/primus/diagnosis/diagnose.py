@@ -43,6 +43,8 @@ KERNEL_S = 3600.0
 """Time before the last change of the logs within which kernel messages count."""
 KILLS = ("killed", "died-silently")
 """Signatures after which the kernel log is read: the kernel may have killed the process for memory."""
+CODE_ERRORS = ("IndexError", "KeyError", "NameError", "UnboundLocalError", "ZeroDivisionError", "RecursionError")
+"""Exceptions of a program's code: their words are names and numbers, which say nothing of the cause."""
 _FATAL = re.compile(
     r"\b(?:FATAL|CRITICAL|PANIC)\b|^(?:fatal|panic): |\(core dumped\)|^Aborted\b|terminate called after"
 )
@@ -289,7 +291,8 @@ def _classify_error(headline: str, exception: LoggedException | None) -> Signatu
         by_assertion = (each for each in table.signatures if each.traceback and re.search(each.traceback, asserted))
         if found_first := next(by_assertion, None):
             return found_first
-    known = (each for each in table.signatures if each.headline)
+    is_code_error = exception is not None and exception.type in CODE_ERRORS
+    known = (each for each in table.signatures if each.headline and not is_code_error)
     matching = [(found.end(), each.name) for each in known for found in re.finditer(f"(?i){each.headline}", headline)]
     if matching:
         return table.by_name[max(matching)[1]]
