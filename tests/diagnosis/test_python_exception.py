@@ -111,6 +111,15 @@ def test_code_and_words_classify_what_no_pattern_matches(tmp_path: Path) -> None
     assert diagnose(*TRACEBACK)[0] == "uncaught-exception"
 
 
+def test_a_line_with_a_date_of_the_go_logger_is_no_comment(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("2026/01/10 12:00:00 open out.txt: permission denied\n")
+    cause = diagnose_logs([log]).cause
+    assert cause and cause.signature == "permission-denied"
+    log.write_text("// open out.txt: permission denied\n")
+    assert diagnose_logs([log]).cause is None
+
+
 def test_words_of_an_error_before_later_steps_classify_nothing(tmp_path: Path) -> None:
     steps = [f"step: {number}  loss: 1.5  tps: 10,050" for number in range(1, 6)]
     (tmp_path / "a.log").write_text("\n".join(["gizmo: error: the worker died", *steps]) + "\n")

@@ -59,9 +59,12 @@ over before they began to wait for the rank that failed."""
 
 _QUOTED = re.compile(
     rb"^\s*(?:evidence: +)?[^\s:]+\.(?:log|out|err|txt|json)(?:\.\w+)?:: "
-    rb"|^(?:\s*\[[^\]]*\]:?|\s*:)*\s*(?:(?:#|//) |[\w-]+ \.{3,} )"
+    rb"|^(?:\s*\[[^\]]*\]:?|\s*:)*\s*(?:(?:#|//(?! ::)) |[\w-]+ \.{3,} )"
 )
-"""What a launcher or `diagnose` quotes from a log; a comment; and a setting as Megatron lists them."""
+"""What a launcher or `diagnose` quotes from a log; a comment; and a setting as Megatron lists them.
+
+`// ::` is a date and a time of Go's logger without their digits.
+"""
 _ADVICE = (
     b"might be asynchronously reported",
     b"For debugging consider passing",
