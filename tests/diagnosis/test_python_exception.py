@@ -76,7 +76,7 @@ IGNORED = [
 
 
 @pytest.mark.parametrize("end", [LAUNCHER_REPORT, IGNORED, [*IGNORED, *LAUNCHER_REPORT]])
-def test_a_report_of_the_launcher_and_an_ignored_exception_do_not_hide_the_exception_before_them(end: list[str]) -> None:
+def test_reports_of_the_launcher_and_ignored_exceptions_hide_no_exception(end: list[str]) -> None:
     found = find_last_exception([*TRACEBACK, *end])
     assert found and found.format_headline() == "KeyError: 'gizmo'"
 

@@ -31,8 +31,8 @@ LOOK_BACK = 200
 _DIGITS = b"0123456789"
 _WORD_SEPARATORS = bytes(byte if chr(byte).isalpha() and byte < 128 else 32 for byte in range(256))
 _EXIT_TEXTS = (
-    b"exitcode", b"exit code", b"Exit Code", b"Exit code", b"exitCode", b"exit_code", b"exited with code", b"return code",
-    b"xit status", b"xited with status",
+    b"exitcode", b"exit code", b"Exit Code", b"Exit code", b"exitCode", b"exit_code", b"exited with code",
+    b"return code", b"xit status", b"xited with status",
 )  # fmt: skip
 _EXIT_CODE = re.compile(
     r"(?i)\b(?:(?:exit|exited with|exits with return|return)[ _]?code|(?:exit|exited with) status)\b"
