@@ -1,4 +1,4 @@
-"""Resolving and checking an experiment, and writing it to and reading it from a run folder."""
+"""Resolve and check an experiment; write it to a run folder and read it back."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def secret_settings(experiment: Experiment) -> dict[str, Any]:
 
 
 def _settings_of(experiment: Experiment) -> dict[str, Any]:
-    """All settings but those of the model, by key."""
+    """All settings except those of the model, by key."""
     trainer = experiment.trainer
     settings: dict[str, Any] = {}
     for group in GROUPS:

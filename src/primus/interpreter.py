@@ -32,7 +32,7 @@ def code_command(python: str, code: str) -> tuple[str, ...]:
 
 
 def without_empty_python_path(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` with a PYTHONPATH of named folders only: the interpreter reads it before any code of ours runs."""
+    """`environ` with a PYTHONPATH of named folders only: the interpreter reads it before it runs any code of primus."""
     cleaned = dict(environ)
     if "PYTHONPATH" in cleaned:
         cleaned["PYTHONPATH"] = os.pathsep.join(_named_folders(cleaned["PYTHONPATH"]))

@@ -1,4 +1,4 @@
-"""Whether a model's shape can be built, and laid out over devices."""
+"""Check that a model can be built and distributed over devices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_parallel(
     seq_length: int | None = None,
     origins: Mapping[str, str] | None = None,
 ) -> None:
-    """Accept a layout that divides the model, and the sequence where its length is given.
+    """Accept a layout that divides the model, and the sequence if its length is given.
 
     Args:
         spec: The model.
@@ -56,7 +56,7 @@ def find_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
 def find_parallel_problems(
     spec: ModelSpec, parallel: ParallelConfig, seq_length: int | None = None
 ) -> Iterator[ModelProblem]:
-    """Everything that keeps a layout from dividing the model, and the sequence where its length is given.
+    """List the problems of dividing the model by a layout, and the sequence if its length is given.
 
     Source: the argument checks of Megatron-LM (`validate_args`, `TransformerConfig.__post_init__`).
     """

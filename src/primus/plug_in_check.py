@@ -173,7 +173,7 @@ def _format_shadow(file: PlugInFile) -> tuple[str, dict[int, TypedMember]]:
 
 
 def _list_definitions(path: Path) -> dict[str, int]:
-    """Line of each name that a file defines or imports at its top level; none where it cannot be parsed."""
+    """Line of each name that a file defines or imports at its top level; none if it cannot be parsed."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):

@@ -64,7 +64,7 @@ def find_plug_in_file(kind: str, name: str) -> Path | None:
     """File of the plug-in `name`; None if an entry point provides it.
 
     Raises:
-        UsageError: There is no such plug-in; the message names the nearest.
+        UsageError: The plug-in does not exist; the message names the nearest.
     """
     for folder in _list_folders(kind):
         found = _list_plug_in_files(folder, kind).get(_normalise_name(name))
@@ -79,7 +79,7 @@ def load_plug_in(kind: PlugInKind[ContractT], name: str) -> ContractT:
     """Import the plug-in `name` of a `kind`; the module implements the contract of the kind, defaults included.
 
     Raises:
-        UsageError: There is no such plug-in; the message names the nearest.
+        UsageError: The plug-in does not exist; the message names the nearest.
         PrimusError: The plug-in cannot be imported, or does not implement the contract.
     """
     file = find_plug_in_file(kind.name, name)

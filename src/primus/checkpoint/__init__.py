@@ -1,1 +1,1 @@
-"""Checkpoints as folders: their names, their manifests and what they fit; no tensor library is imported here."""
+"""Folders of checkpoints: names, manifests and compatibility with a model; imports no tensor library."""

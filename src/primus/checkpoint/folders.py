@@ -33,7 +33,7 @@ def parse_step(checkpoint: Path) -> int:
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Whether all of it was written; its files may be damaged since."""
+    """Whether it was written completely; its files may have been damaged since."""
     return (checkpoint / manifests.MANIFEST_NAME).is_file()
 
 
@@ -52,12 +52,13 @@ def prune_checkpoints(folder: Path, keep: int) -> list[Path]:
     """Delete all but the newest `keep` complete checkpoints, and incomplete ones older than the newest.
 
     Returns:
-        What was deleted.
+        The deleted folders.
     """
+    # Called by the first process only, after a manifest was written.
     complete = [checkpoint for checkpoint in list_checkpoints(folder) if is_complete(checkpoint)]
     if not complete:
         return []
-    # Incomplete ones that are newer may be in writing.
+    # Newer incomplete ones may still be written.
     kept, newest = set(complete[-keep:]), parse_step(complete[-1])
     surplus = [found for found in list_checkpoints(folder) if found not in kept and parse_step(found) < newest]
     for checkpoint in surplus:
@@ -72,10 +73,10 @@ def find_candidates(given: str) -> list[Path]:
         given: A checkpoint, a folder of checkpoints, or a run folder.
 
     Raises:
-        UsageError: There is none.
+        UsageError: It names no complete checkpoint.
     """
     path = Path(given).expanduser()
-    # A checkpoint may have any name here: also one that a rewind has renamed.
+    # A checkpoint may have any name here, also that of a renamed one after a rewind.
     if is_complete(path):
         return [path]
     if not path.is_dir():

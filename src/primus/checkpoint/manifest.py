@@ -29,10 +29,10 @@ class FileEntry(Struct, frozen=True, kw_only=True):
 
 
 class CheckpointManifest(Struct, frozen=True, kw_only=True):
-    """What a checkpoint holds, and which files it is made of."""
+    """Content and files of a checkpoint."""
 
     version: int = 1
-    """Of the manifest's own layout."""
+    """Version of the manifest's format."""
     backend: str
     """Backend that wrote it."""
     run: str
@@ -40,7 +40,7 @@ class CheckpointManifest(Struct, frozen=True, kw_only=True):
     step: int
     """Optimizer steps taken."""
     consumed_samples: int
-    """Samples that they took from the data, or skipped."""
+    """Samples that these steps consumed or skipped."""
     recent_losses: list[float] = []
     """Losses before the step, oldest first; empty if the run does not look for loss spikes."""
     callbacks: dict[str, Any] = {}
@@ -58,9 +58,9 @@ class CheckpointManifest(Struct, frozen=True, kw_only=True):
     created: float
     """Seconds since the epoch."""
     algorithm: str
-    """Of the checksums."""
+    """Algorithm of the checksums."""
     files: list[FileEntry]
-    """Every file of the checkpoint but the manifest."""
+    """All files of the checkpoint except the manifest."""
 
     @property
     def total_bytes(self) -> int:
@@ -118,7 +118,7 @@ def find_damage(folder: Path, manifest: CheckpointManifest, part: int = 0, parts
 def _find_file_damage(folder: Path, file: FileEntry, algorithm: str) -> str:
     try:
         size = (folder / file.name).stat().st_size
-        # The size costs nothing, and names a truncated file before gigabytes are read.
+        # The size is free, and finds a truncated file before gigabytes are read.
         if size != file.bytes:
             return f"{file.name} has {size} bytes instead of {file.bytes}"
         if compute_checksum(folder / file.name, algorithm) != file.checksum:

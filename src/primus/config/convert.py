@@ -75,8 +75,8 @@ def _without_zero(item: Leaf | Tree, name: str) -> Leaf | Tree:
 def convert_value(item: Leaf | Tree, kind: Any) -> Any:
     """`item` as `kind`.
 
-    An integral float is an integer, 0 and 1 are booleans, and what was typed or comes from a variable may be meant as
-    a string or as a number.
+    An integral float is an integer, 0 and 1 are booleans, and a typed value or that of a variable may be a
+    string or a number.
 
     Raises:
         ValidationError: The conversion is not possible.

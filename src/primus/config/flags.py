@@ -22,7 +22,7 @@ class Flag(Struct, frozen=True):
 
     field: str
     names: tuple[str, ...]
-    """Spellings; the field's name where it is positional."""
+    """Spellings; the field's name if it is positional."""
     kind: Any
     required: bool
     default: Any
@@ -118,7 +118,7 @@ def _read_extra(kind: Any) -> dict[str, Any]:
 
 
 def _list_union_members(kind: Any) -> tuple[Any, ...]:
-    """Members of a union, `Annotated` taken off everywhere; the type itself where it is none."""
+    """Members of a union, `Annotated` taken off everywhere; the type itself if it is not a union."""
     if get_origin(kind) is Annotated:
         return _list_union_members(get_args(kind)[0])
     is_union = get_origin(kind) is Union or type(kind).__name__ == "UnionType"
@@ -131,7 +131,7 @@ def _make_formatter(prog: str) -> argparse.HelpFormatter:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse that raises our errors."""
+    """argparse that raises errors of primus."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {message}")

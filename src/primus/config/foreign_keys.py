@@ -283,7 +283,7 @@ SYNONYMS: dict[str, str] = {
     "load_balance_coeff": "moe_aux_loss_coeff",
     "router_aux_loss_coef": "moe_aux_loss_coeff",
 }
-"""Key of ours by another framework's, in lower case; dotted where the last part alone says too little."""
+"""Key of primus by another framework's key in lower case; dotted if the last part alone is ambiguous."""
 
 MEGATRON, PRIMUS, TITAN, MAXTEXT = "Megatron-LM", "Primus", "torchtitan", "MaxText"
 

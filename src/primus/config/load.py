@@ -1,4 +1,4 @@
-"""An experiment file, its presets and the command line, merged into one resolved Experiment.
+"""Merge an experiment file, its presets and the command line into one resolved Experiment.
 
 Later wins: defaults, model preset, trainer preset, experiment `overrides:`, command line.
 """

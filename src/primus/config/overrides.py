@@ -1,4 +1,4 @@
-"""Words of the command line that change the experiment: `--lr 1e-4`, `--lr=1e-4`, `lr=1e-4`, `--flag`, dotted names."""
+"""Parse command-line overrides of the experiment: `--lr 1e-4`, `--lr=1e-4`, `lr=1e-4`, `--flag`, dotted names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)=(?P<value>.*)", re.DOTALL)
 _FILE_PREFIX = re.compile(r"modules\.(pre_trainer|post_trainer|sft_trainer)\.(overrides\.)?")
 
 NESTED = ("env", "backend_args")
-"""Keys whose own keys are free: `env.NAME=value`."""
+"""Keys with arbitrary subkeys: `env.NAME=value`."""
 
 
 def parse_overrides(words: Sequence[str], stage: str | None = None) -> Tree:
@@ -48,7 +48,7 @@ def parse_overrides(words: Sequence[str], stage: str | None = None) -> Tree:
 
 
 def is_known(name: str) -> bool:
-    """Whether `name` is something that an override can set."""
+    """Whether an override can set `name`."""
     path = _normalise_name(name)
     is_nested = len(path) > 1 and path[0] in NESTED
     return is_nested or path[-1] in OWNERS or (len(path) == 1 and path[0] in (*TOP_KEYS, *MODULE_KEYS))

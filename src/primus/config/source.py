@@ -152,6 +152,7 @@ def _compose_document(text: str) -> Any:
     Raises:
         YAMLError: It is not YAML, is nested too deeply, contains itself, or its aliases expand to too many values.
     """
+    # Text of fewer characters cannot be nested deeper.
     if len(text) > DEEPEST:
         _check_depth(text)
     loader = _Loader(text)
@@ -162,6 +163,7 @@ def _compose_document(text: str) -> Any:
     if node is not None:
         extents: dict[int, _Extent] = {}
         whole = _measure_node(node, extents)
+        # Bounds the expansion before it happens: nested aliases grow exponentially ("billion laughs").
         if whole.values - len(extents) > MOST_REPEATED:
             raise _error_at(node, f"aliases repeat more than {MOST_REPEATED:,} values")
         if whole.levels > DEEPEST:
@@ -199,6 +201,7 @@ def _measure_node(node: yaml.Node, extents: dict[int, _Extent]) -> _Extent:
         raise _error_at(node, "a value contains itself")
     if known is not None:
         return known
+    # Marks the nodes of the current path, so that an alias to one of them is found.
     extents[id(node)] = _UNDER_WAY
     parts: list[yaml.Node] = []
     if isinstance(node, yaml.SequenceNode):

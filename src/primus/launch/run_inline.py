@@ -53,7 +53,7 @@ def run_inline(invocation: Invocation, plan: LaunchPlan) -> int:
 
 
 def _run_with_hooks(invocation: Invocation, actions: tuple[Action, ...], context: TaskContext) -> int:
-    """Run the task between its hooks; what hooks set takes effect only where the user has set nothing."""
+    """Run the task between its hooks; settings of the user take precedence over those of hooks."""
     import signal  # imported here, because most tasks have no hooks
     import tempfile
 

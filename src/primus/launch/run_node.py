@@ -208,7 +208,7 @@ class _PendingLaunch:
         self._nnodes = launch.plan.layout.nnodes if launch.plan.layout else 1
 
     def accept_result(self, given: HookResult) -> list[str]:
-        """Apply what a hook or patch sets; gives remarks to print.
+        """Apply the settings of a hook or patch; gives remarks to print.
 
         Raises:
             UsageError: It is invalid.
@@ -407,7 +407,7 @@ def _wait_for_nodes(pending: _PendingLaunch, run: Run, shape: ClusterLayout, nod
 
 
 def _make_session(launch: Launch, run: Run, channel: ControlChannel, say: Say, *, keeps_record: bool) -> NodeSession:
-    """How attempts run on this node; of the nodes that share a run folder, one keeps the record."""
+    """Build the session that runs attempts on this node; of the nodes that share a run folder, one keeps the record."""
 
     def run_node_attempt(attempt: Launch, monitor: AttemptMonitor) -> NodeResult:
         _start_attempt(attempt, run, say, keeps_record=keeps_record)

@@ -39,6 +39,7 @@ class KnownSecrets:
 
     def add(self, value: str) -> None:
         """Learn a value, unless masking it would hide ordinary text."""
+        # Lines of a multi-line secret are also known alone; the header and footer of a PEM block are not secret.
         for each in (value, value.strip(), *(line.strip() for line in value.splitlines() if "-----" not in line)):
             if each not in self._values and is_distinctive(each):
                 self._values.add(each)
@@ -66,6 +67,7 @@ class KnownSecrets:
     def copy(self) -> KnownSecrets:
         other = KnownSecrets()
         other._values = set(self._values)
+        # The copy builds its own patterns when it is first used.
         other._is_stale = True
         return other
 
@@ -80,6 +82,7 @@ class KnownSecrets:
             words = value.split()
             if len(words) > 1:  # YAML may fold text between them
                 patterns.append(re.compile(r"(?:\s|\\[nrt]|\\\s*\n\s*\\?)+".join(map(re.escape, words))))
+        # Longest first, so that a secret that contains another one is masked as a whole.
         self._literals = tuple(sorted(literals, key=len, reverse=True))
         self._patterns = tuple(patterns)
         self._is_stale = False

@@ -21,6 +21,7 @@ class RedactingStream:
 
     def write(self, text: str) -> int:
         self._stream.write(redact(text))
+        # The length of the original text, which callers compare with what they passed.
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -56,6 +57,8 @@ def redact_file(path: Path) -> None:
     try:
         if not path.is_file() or path.is_symlink() or not _may_hold_secret(path):
             return
+        # Written next to the log and renamed, so that a reader never sees half of it, and a failure leaves the
+        # original.
         temporary = path.with_name(f".{path.name}.tmp.{os.getpid()}")
         with path.open("rb") as source, temporary.open("wb") as target:
             for line in source:
@@ -72,6 +75,7 @@ def _may_hold_secret(path: Path) -> bool:
     if path.stat().st_size == 0:
         return False
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        # Two passes: known values in mapped memory, which is fast, then secrets by form, line by line.
         if any(content.find(literal.encode("utf-8", "surrogateescape")) >= 0 for literal in known_literals()):
             return True
     with path.open(encoding="utf-8", errors="replace") as lines:

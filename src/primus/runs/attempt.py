@@ -168,7 +168,7 @@ class HeartbeatWriter:
         self._thread.start()
 
     def set(self, phase: str, step: int, timings: Mapping[str, float] | None = None) -> None:
-        # Replaced as a whole and never modified: the thread may read it at any time, and no lock is needed.
+        # Replaced as a whole while the thread runs: it may read the state at any time without a lock.
         kept = timings if timings is not None else self._timings
         self._timings = kept
         self._state = {"phase": phase, "step": step, "progress_time": time.time(), **kept}

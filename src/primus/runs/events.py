@@ -48,7 +48,7 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 class EventFollower:
-    """Reads the events that writers append to `path` from now on; each call reads only what is new."""
+    """Reads the events that writers append to `path` from now on; each call reads only new ones."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

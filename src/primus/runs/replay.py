@@ -60,7 +60,7 @@ def find_differences(run: Run) -> list[Difference]:
 
 
 def patch_differences(run: Run, python_patches: Sequence[str], files: Sequence[str]) -> list[Difference]:
-    """What differs in the patches that `run` had.
+    """Differences from the patches of `run`.
 
     Args:
         run: The run.

@@ -50,7 +50,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 class DiagnosisAnswer(Struct, frozen=True, kw_only=True):
-    """The diagnosis, and what was diagnosed."""
+    """The diagnosis, and its subject."""
 
     what: str
     run: str | None = None

@@ -42,7 +42,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
-    """Where and how a run's checkpoints are written, and what is the same in all of their manifests."""
+    """Location and options of a run's checkpoints, and the common fields of their manifests."""
 
     folder: Path
     run: str

@@ -83,7 +83,7 @@ def _decide_by_estimate(asked: bool | Literal["auto"], before: bool | None, eage
 
 
 def _find_missing_compiler(device_type: str, environ: Mapping[str, str]) -> str:
-    """What torch.compile needs and this machine lacks; empty if nothing is missing.
+    """Name the missing requirement of torch.compile; empty if nothing is missing.
 
     Inductor writes C++ for a CPU (`torch._inductor.config.cpp.cxx`: $CXX, else g++) and Triton for a GPU.
     """

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class DocumentHandling(NamedTuple):
-    """How a model treats the documents of a sequence."""
+    """Handling of the documents in a sequence."""
 
     eod_id: int
     """Token that ends a document."""

@@ -32,7 +32,7 @@ class Logger(Protocol):
 
 
 def check_packages(config: LoggingConfig) -> None:
-    """Raises UnfitError where a logger was asked for whose package is not installed."""
+    """Raises UnfitError if the package of a requested logger is not installed."""
     for package, is_off in (("wandb", config.disable_wandb), ("mlflow", config.disable_mlflow)):
         if not is_off and not find_spec(package):
             raise UnfitError(
@@ -110,7 +110,7 @@ class TensorBoardLogger:
 
 
 class WeightsAndBiasesLogger:
-    """A Weights & Biases run with the id of ours, which it continues after a restart."""
+    """A Weights & Biases run with the id of the run; it is continued after a restart."""
 
     def __init__(self, experiment: Experiment, run: Run) -> None:
         config = experiment.trainer.logging
@@ -139,7 +139,7 @@ class WeightsAndBiasesLogger:
 
 
 class MLflowLogger:
-    """An MLflow run with the name of ours, which it continues after a restart."""
+    """An MLflow run with the name of the run; it is continued after a restart."""
 
     TAG = "primus_run"
 

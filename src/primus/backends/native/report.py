@@ -103,7 +103,7 @@ class TrainingReporter(Callback):
         )
 
     def after_rewind(self, step: int) -> None:
-        """Forget what comes after `step`, which is going to be repeated."""
+        """Discard the steps after `step`, which are repeated."""
         self._unprinted.clear()
         for logger in self._loggers:
             logger.discard_steps_after(step)
@@ -128,7 +128,7 @@ class TrainingReporter(Callback):
         )
 
     def close(self) -> None:
-        """Remove the bar, and have the loggers write what they hold."""
+        """Remove the bar, and flush the loggers."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -1,4 +1,4 @@
-"""Where a run starts: at its own newest good checkpoint, at the checkpoint of `load:`, or from scratch."""
+"""Find the start of a run: its own newest good checkpoint, the checkpoint of `load:`, or from scratch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ResumePoint:
 
 
 def own_folder(config: CheckpointConfig, run: Run) -> Path:
-    """Where a run's own checkpoints are."""
+    """Folder of a run's own checkpoints."""
     return Path(config.save).expanduser() if config.save else run.checkpoints
 
 
@@ -69,7 +69,7 @@ class CheckpointSearch:
     run: Run
     config: CheckpointConfig
     shape: Shape
-    """Of the model that is to be trained."""
+    """Shape of the model to train."""
     processes: Processes
     say: PrintLine
     event: AppendEvent

@@ -18,13 +18,13 @@ KIB = 1 << 10
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What turns the time of a step into rates."""
+    """Factors that convert the time of a step into rates."""
 
     global_batch_size: int
     tokens: int
     """Of a global batch."""
     world: int
-    """Devices that share it."""
+    """Number of devices that share the batch."""
     flops_per_token: float
     peak_tflops: float | None
     """Of one device in the training precision; None if it is not known."""

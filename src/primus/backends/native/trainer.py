@@ -268,7 +268,7 @@ def _report_steps(training: Training, reports: Iterable[StepReport]) -> None:
 
 
 def _is_due(training: Training, interval: int | None) -> bool:
-    """Whether a multiple of `interval` is reached; `finish` does what is due after the last step."""
+    """Whether a multiple of `interval` is reached; `finish` handles the last step."""
     is_last = training.step == training.experiment.trainer.training.train_iters
     return interval is not None and training.step % interval == 0 and not is_last
 

@@ -1,4 +1,4 @@
-"""What the decorated functions of a Python hook declare, read from the file's text without running it."""
+"""Read the declarations of the decorated functions of a Python hook from its source, without running it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run the hooks and patches of a launch one after the other, and collect what they set.
+"""Run the hooks and patches of a launch sequentially, and collect their settings.
 
 Order of a launch on each node: hooks of the stage `before`, patches, the workers or the task, then the hooks of `after`
 or `failure`. A failing `before` hook ends the launch; a failing hook of the other stages is only reported, because the
@@ -54,16 +54,16 @@ def outcome_of(error: PrimusError) -> RunOutcome:
 
 
 class HookResult(Struct, frozen=True, kw_only=True):
-    """What one hook or patch sets."""
+    """Settings of one hook or patch."""
 
     action: Action
     env: dict[str, Variable]
     extra: tuple[str, ...]
-    """Words that change the experiment."""
+    """Overrides of the experiment."""
 
 
 class HookContextFacts(Struct, frozen=True, kw_only=True):
-    """What every hook and patch of a launch gets as variables and arguments, and where its output goes."""
+    """Variables, arguments and output folder of every hook and patch of a launch."""
 
     task: str
     words: tuple[str, ...]
@@ -90,9 +90,9 @@ def run_before_hooks(
 
     Args:
         actions: All planned hooks and patches.
-        context: What they get.
+        context: Their variables and arguments.
         environ: Returns the current variables, including what earlier hooks have set.
-        accept: Applies what a hook sets; returns remarks for its log.
+        accept: Applies the settings of a hook; returns remarks for its log.
 
     Raises:
         PrimusError: A hook fails, or sets something invalid; the message names the hook.
@@ -118,7 +118,7 @@ def run_before_hooks(
                 raise _make_failure(action, context, ended)
             else:
                 _accept_result(_read_result(action, reply), context, accept)
-        if signals.first_signal is not None:  # it arrived between two hooks, where no script could react to it
+        if signals.first_signal is not None:  # it arrived between two hooks, when no script was running
             raise Interrupted(f"interrupted by {signal.Signals(signals.first_signal).name}", signals.first_signal)
 
 
@@ -163,7 +163,7 @@ def _accept_result(given: HookResult, context: HookContextFacts, accept: Callabl
 def _run_action(
     action: Action, context: HookContextFacts, signals: StopSignals, environ: Mapping[str, str]
 ) -> tuple[ScriptResult, HookReply]:
-    """Run one action; gives its result, and what it sets."""
+    """Run one action; gives its result and its settings."""
     learn(environ)
     # Secrets of the environment, the command line and the script itself are learned before the script can print them.
     learn_args(context.words)

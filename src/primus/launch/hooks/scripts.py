@@ -47,7 +47,7 @@ EXTRA_LINE = re.compile(r"extra\.([A-Za-z_](?:[A-Za-z0-9_.]*[A-Za-z0-9_])?)=(.*)
 
 
 class ScriptResult(Struct, frozen=True, kw_only=True):
-    """How a script ended, and what it sets."""
+    """Result and settings of a script."""
 
     exit_code: int | None = None
     """None if a signal ended it."""

@@ -40,7 +40,7 @@ FIRST_POLL_S, LONGEST_POLL_S = 1.0, 15.0
 
 
 class JobState(Struct, frozen=True, kw_only=True):
-    """What a scheduler reports of a job."""
+    """State of a job as reported by its scheduler."""
 
     state: State
     raw: str = ""
@@ -49,7 +49,7 @@ class JobState(Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     exit_code: int | None = None
     restarts: int = 0
-    """As the scheduler counts them."""
+    """Restarts as counted by the scheduler."""
     is_deleted: bool = False
     """For a job that is gone: whether its scheduler keeps ended jobs, so that it must have been deleted."""
 
@@ -175,9 +175,9 @@ def detach_on_signal(name: str, cancel: str, say: Callable[[str], None]) -> Iter
 
 
 def report_end(submission: Submission, state: JobState, say: Callable[[str], None]) -> int:
-    """Report how a job ended, and give the exit code: that of its run where the run recorded one.
+    """Report the end of a job; gives the exit code, which is that of its run if the run recorded one.
 
-    A job that its scheduler stopped at the time limit has exit code 124, whatever its run recorded.
+    A job that its scheduler stopped at the time limit has exit code 124, regardless of the record of its run.
     """
     outcome = _read_outcome(submission)
     # A job that is not over may still write its outcome, so the recorded one may be old.

@@ -39,7 +39,7 @@ Body = TypeVar("Body")
 
 
 class ControlMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one node sends to another.
+    """A message from one node to another.
 
     The channel itself handles `alive`, `lost` (this node fails, for the reason in `text`) and `finished` (its hooks are
     done), and reports `lost` to its user as well. All other kinds are those of its users.
@@ -52,7 +52,7 @@ class ControlMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Any value that msgspec encodes; the receiver reads it by `read_body`."""
 
     def read_body(self, kind: type[Body]) -> Body | None:
-        """The body as a `kind`; None where it is something else."""
+        """The body as a `kind`; None if it is something else."""
         try:
             return msgspec.convert(self.body, kind)
         except msgspec.ValidationError:

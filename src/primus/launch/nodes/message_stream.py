@@ -24,7 +24,7 @@ RETRY_S = 0.2
 """Pause between attempts to connect. Nodes are started one by one, so node 0 often listens some seconds later."""
 PART_BYTES = 2**16
 MAX_MESSAGE_BYTES = 64 << 20
-"""More than the report of any node; a program that sends more without a newline is not one of ours."""
+"""Maximum length of a message, above the report of any node; a longer line is from another program."""
 BACKLOG = 1024
 """Connections that wait to be accepted: nodes of a large job connect at once."""
 Message = TypeVar("Message")
@@ -63,7 +63,7 @@ class MessageStream:
         """Send a value that msgspec encodes.
 
         Raises:
-            OSError: The other side is gone, or does not read within the limit.
+            OSError: The other side has closed the connection, or does not read within the limit.
         """
         # The time limit belongs to the socket, and a large message takes several writes: one sender at a time.
         with self._sending:
@@ -71,7 +71,7 @@ class MessageStream:
             self._connection.sendall(msgspec.json.encode(message) + b"\n")
 
     def receive(self, kind: type[Message], deadline: Deadline) -> Message | None:
-        """The next message as a `kind`; None where the other side is gone, is late or sends something else."""
+        """The next message as a `kind`; None if the other side has closed, is late or sends something else."""
         searched = 0  # where to continue the search: a report of megabytes arrives in many parts
         while (end := self._buffer.find(b"\n", searched)) < 0:
             searched = len(self._buffer)
@@ -137,7 +137,7 @@ class MessageStream:
 
 
 def open_listener(port: int) -> socket.socket:
-    """A socket that listens on `port` of all interfaces; on a free one where it is 0.
+    """A socket that listens on `port` of all interfaces; on a free one if it is 0.
 
     Raises:
         PrimusError: Another program uses the port.
@@ -151,7 +151,7 @@ def open_listener(port: int) -> socket.socket:
 
 
 def accept_stream(listener: socket.socket, deadline: Deadline) -> tuple[MessageStream, str] | None:
-    """The next connection and its address; None where none arrives in time."""
+    """The next connection and its address; None if none arrives in time."""
     listener.settimeout(deadline.remaining_s)
     try:
         connection, address = listener.accept()

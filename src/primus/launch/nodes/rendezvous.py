@@ -28,7 +28,7 @@ ABORT_REPLY_S = 30.0
 
 
 class JoinRequest(Struct, frozen=True):
-    """What a node sends first."""
+    """First message of a node."""
 
     node_rank: int
     fingerprint: str
@@ -47,12 +47,12 @@ class RendezvousPeer(Struct, frozen=True):
 
 
 class JoinReply(Struct, frozen=True):
-    """What node 0 answers."""
+    """Reply of node 0."""
 
     run_id: str
     attempt: int
     refusal: str = ""
-    """What is wrong with the node that asks."""
+    """Why the requesting node is rejected."""
     failure: str = ""
     """Why nothing starts on any node."""
     exit_code: int = EXIT_USAGE
@@ -152,7 +152,7 @@ def _send_abort(
 def _accept_request(
     listener: socket.socket, deadline: Deadline
 ) -> tuple[JoinRequest, RendezvousPeer] | tuple[None, None]:
-    """The next node that connects; None where the time is up, or another program connected."""
+    """The next node that connects; None if the time is up, or another program connected."""
     accepted = accept_stream(listener, deadline)
     if accepted is None:
         return None, None
@@ -209,7 +209,7 @@ def _send_replies(
 ) -> None:
     """Answer nodes by their rank; their connections go to `kept`, or are closed."""
     for rank, peer in peers.items():
-        with contextlib.suppress(OSError):  # the control channel finds out that a node is gone
+        with contextlib.suppress(OSError):  # the control channel detects that a node has exited
             peer.stream.send(reply, REPLY_LIMIT_S)
         if kept is None:  # the caller has no control channel
             peer.stream.close()

@@ -41,18 +41,18 @@ ACCEPT_S = 0.1
 
 
 class NodeArrival(Struct, frozen=True, kw_only=True):
-    """What a node sends first."""
+    """First message of a node."""
 
     node_rank: int
     host: str
     port: int = 0
-    """Where the node listens for the others."""
+    """Port on which the node listens for the others."""
     time: float
     """Its clock, in seconds since the epoch."""
 
 
 class Peer(Struct, frozen=True, kw_only=True):
-    """A node, and where the others may reach it."""
+    """A node, and its address for the others."""
 
     node_rank: int
     host: str
@@ -74,7 +74,7 @@ class CollectedReport(Struct, frozen=True, kw_only=True):
     node_rank: int
     host: str
     report: bytes | None = None
-    """JSON; None where the node arrived and then timed out."""
+    """JSON; None if the node arrived and then timed out."""
     unreached: tuple[int, ...] = ()
     offset_s: float = 0.0
     """Its clock minus that of node 0, when it arrived."""
@@ -109,7 +109,7 @@ def open_probe_port() -> Iterator[int]:
 
 
 def deliver_report(address: str, port: int, arrival: NodeArrival, report: bytes, timeout_s: float) -> bytes | None:
-    """Another node: arrive, probe the peers, deliver `report`; gives node 0's answer, None where it sent none.
+    """Another node: arrive, probe the peers, deliver `report`; gives node 0's answer, None if it sent none.
 
     Raises:
         PrimusError: Node 0 was not reached in time.
@@ -147,7 +147,7 @@ def connect_to_head(address: str, port: int, timeout_s: float) -> MessageStream:
 
 
 class ReportCollector:
-    """Node 0's side: collect what the others report, then answer them.
+    """Node 0: collect the reports of the other nodes, then answer them.
 
     Threads admit and hear the nodes, one thread each; `_lock` guards `_nodes` while nodes arrive.
 
@@ -180,7 +180,7 @@ class ReportCollector:
         self._server.close()
 
     def collect_reports(self, own_host: str) -> list[CollectedReport]:
-        """What each other node reports, by rank; without nodes that did not arrive."""
+        """The reports of the other nodes by rank; nodes that did not arrive are missing."""
         self._accept_connections()
         with open_probe_port() as own_port:
             own = Peer(node_rank=0, host=own_host, address="", port=own_port)
@@ -196,7 +196,7 @@ class ReportCollector:
     def send_answer(self, text: bytes) -> None:
         """Send every node that has arrived the same JSON value."""
         for node in self._nodes.values():
-            with contextlib.suppress(OSError):  # a node that is gone needs no answer
+            with contextlib.suppress(OSError):  # a node that has exited needs no answer
                 node.stream.send(msgspec.Raw(text), CONNECT_LIMIT_S)
 
     def _accept_connections(self) -> None:
@@ -233,7 +233,7 @@ class _ReportingNode:
         self._offset_s = arrival.time - time.time()  # includes the time of the message, milliseconds
 
     def exchange_messages(self, peers: tuple[Peer, ...], deadline: Deadline) -> None:
-        with contextlib.suppress(OSError):  # its missing report shows that the node is gone
+        with contextlib.suppress(OSError):  # its missing report shows that the node has exited
             self.stream.send(peers, deadline.remaining_s)
             self._delivery = self.stream.receive(ReportDelivery, deadline)
 

@@ -14,17 +14,17 @@ AGENT = "primus.elastic_agent"
 
 
 class RankExit(Struct, frozen=True, kw_only=True):
-    """How the process of one rank ended."""
+    """Exit of the process of one rank."""
 
     rank: int
     exit_code: int
-    """As `subprocess` gives it: negative where a signal ended the process."""
+    """Exit code as in `subprocess`: negative if a signal ended the process."""
     last_alive: float
     """When the agent last saw the process alive, in seconds since the epoch: ahead of the errors of its peers."""
 
 
 class AgentReport(Struct, frozen=True, kw_only=True):
-    """What the agent knows; the file is replaced each time that it learns more."""
+    """Report of the agent; the file is replaced at each change."""
 
     exits: tuple[RankExit, ...] = ()
     """Ranks that ended by themselves, in order; without those that the agent stopped because another one failed."""
@@ -40,7 +40,7 @@ def agent_report_file(folder: Path, node_rank: int) -> Path:
 
 
 def read_agent_report(folder: Path, node_rank: int) -> AgentReport:
-    """The newest report; an empty one where the agent was killed before it wrote any."""
+    """The newest report; an empty one if the agent was killed before it wrote one."""
     try:
         return read_json(agent_report_file(folder, node_rank), AgentReport)
     except PrimusError:

@@ -78,7 +78,8 @@ def supervise_attempts(session: NodeSession, launch: Launch) -> RunOutcome:
 def _lead_attempts(session: NodeSession, launch: Launch, signals: StopSignals) -> RunOutcome:
     """Node 0: decide after each attempt, tell the others, and restart or stop."""
     policy = launch.plan.policy or RestartPolicy()
-    # Attempts of earlier starts count only where a scheduler restarts the job: a person who types it again wants it.
+    # Attempts of earlier starts count only if a scheduler restarts the job: a user who starts it again has requested
+    # it.
     is_restarted_by_scheduler = NO_RESTART_VARIABLE in session.environ
     results = attempt_history.read_attempt_results(session.run) if is_restarted_by_scheduler else []
     while True:
@@ -86,7 +87,7 @@ def _lead_attempts(session: NodeSession, launch: Launch, signals: StopSignals) -
         results.append(result)
         decision = restart_policy.decide_restart(policy, results)
         if signals.first_signal is not None or result.kind == "preempted":
-            # The sender of the signal starts the job again, or nobody does.
+            # A restart after a signal is up to its sender.
             decision = structs.replace(decision, action="stop", reason="a signal asked it to stop")
         if decision.action != "restart":
             _explain_decision(session, policy, outcome, decision)
@@ -151,7 +152,7 @@ def _run_node_attempt(session: NodeSession, launch: Launch, monitor: AttemptMoni
 
 def _collect_node_results(session: NodeSession, monitor: AttemptMonitor, own: NodeResult, signals: StopSignals) -> None:
     """Wait until all other nodes have sent their result or are lost, or a second signal ends the wait."""
-    if own.returncode:  # the monitor may have seen nothing, for example where the agent failed before any rank
+    if own.returncode:  # the monitor may have seen nothing, for example if the agent failed before any rank started
         monitor.report_failure()
     while session.channel.ranks - set(monitor.node_results):
         monitor.wait_for_others(RECEIVE_S)
@@ -164,7 +165,7 @@ def _collect_node_results(session: NodeSession, monitor: AttemptMonitor, own: No
 def _diagnose_failure(
     session: NodeSession, outcome: RunOutcome, result: AttemptResult
 ) -> tuple[RunOutcome, AttemptResult]:
-    """A failure with what the logs show: which rank failed first, why, and what follows from it."""
+    """Add the findings of the logs to a failure: the first failing rank, the cause, and the action."""
     diagnosis = _find_causes(session, result.attempt)
     first, fields = outcome.first_failure, {}
     if first is not None:
@@ -184,7 +185,7 @@ def _diagnose_failure(
 
 
 def _find_causes(session: NodeSession, number: int) -> diagnose.Diagnosis:
-    """What the logs of attempt `number` show; prints the likeliest cause."""
+    """Find causes in the logs of attempt `number`; prints the likeliest one."""
     try:
         found = diagnose.diagnose_run(session.run, number)
     except (PrimusError, OSError) as error:
@@ -200,7 +201,7 @@ def _find_causes(session: NodeSession, number: int) -> diagnose.Diagnosis:
 
 
 def _add_cause(first: RankFailure, diagnosis: diagnose.Diagnosis) -> RankFailure:
-    """The first failure with its cause, fix and action; the job stops where the rank itself asks for it."""
+    """The first failure with its cause, fix and action; the job stops if the rank itself requests it."""
     if first.exit_code in (EXIT_USAGE, EXIT_UNFIT):
         first = structs.replace(first, action="stop")
     if diagnosis.cause is None:
@@ -211,7 +212,7 @@ def _add_cause(first: RankFailure, diagnosis: diagnose.Diagnosis) -> RankFailure
 
 
 def _blame_rank(folder: Path, first: RankFailure, diagnosis: diagnose.Diagnosis) -> RankFailure:
-    """The failure of the rank that failed first by the logs, which may have reported it later than others."""
+    """The failure of the first failing rank according to the logs; it may have been reported after others."""
     if diagnosis.cause is None or diagnosis.first_rank is None or diagnosis.first_rank == first.rank:
         return first
     own = next(iter(heartbeats.read_failures(folder, [diagnosis.first_rank])), None)
@@ -238,13 +239,13 @@ def _send_decision(session: NodeSession, decision: AttemptDecision) -> None:
 
 
 def no_restart_code(environ: Mapping[str, str], code: int | None) -> int | None:
-    """The exit code of a job that must not be restarted; `code` where no scheduler asks for another one."""
+    """The exit code of a job that must not be restarted; `code` if no scheduler asks for another one."""
     wanted = environ.get(NO_RESTART_VARIABLE, "")
     return int(wanted) if wanted.isdecimal() and 0 < int(wanted) < 256 else code
 
 
 def _back_off(session: NodeSession, signals: StopSignals, delay_s: float, result: AttemptResult) -> RunOutcome | None:
-    """Node 0: wait before the next attempt; gives the outcome where a signal or a lost node ends the job meanwhile."""
+    """Node 0: wait before the next attempt; gives the outcome if a signal or a lost node ends the job."""
     until = time.monotonic() + delay_s
     while True:
         for _, message in session.channel.receive_messages(0.0):
@@ -287,7 +288,7 @@ def _follow_decisions(session: NodeSession, launch: Launch, signals: StopSignals
 
 
 def _wait_for_decision(session: NodeSession, monitor: AttemptMonitor, signals: StopSignals) -> AttemptDecision | None:
-    """The next decision of node 0; None where node 0 is lost, or a second signal ends the wait."""
+    """The next decision of node 0; None if node 0 is lost, or a second signal ends the wait."""
     while (decision := monitor.take_decision()) is None and not signals.insists:
         if session.channel.lost:
             monitor.wait_for_others(0.0)  # the decision may have arrived just before the connection ended
@@ -297,7 +298,7 @@ def _wait_for_decision(session: NodeSession, monitor: AttemptMonitor, signals: S
 
 
 def _read_outcome(session: NodeSession, decision: AttemptDecision | None, signals: StopSignals) -> RunOutcome:
-    """The outcome that node 0 sent; what is known here where it sent none."""
+    """The outcome that node 0 sent; the outcome of this node if it sent none."""
     if decision is not None and decision.outcome is not None:
         return decision.outcome
     if signals.first_signal is not None and signals.insists:
@@ -309,7 +310,7 @@ def _read_outcome(session: NodeSession, decision: AttemptDecision | None, signal
 
 
 def plan_next_attempt(launch: Launch, run: Run, number: int) -> Launch:
-    """`launch` as attempt `number` of the same run, with everything that hooks and patches have set."""
+    """`launch` as attempt `number` of the same run, with all settings of hooks and patches."""
     job = structs.replace(launch.job, resume=str(run.directory))
     return plan_attempt(job, launch.request, launch.command, launch.context, run.directory, number)
 
@@ -321,7 +322,7 @@ def _make_monitor(session: NodeSession, launch: Launch, signals: StopSignals) ->
     is_numbered_by_rendezvous = shape.nnodes > 1 and "--rdzv-backend=c10d" in launch.plan.argv
     first = shape.node_rank * shape.nproc
     environ = dict(session.environ) | {name: variable.value for name, variable in launch.plan.env.items()}
-    # PyTorch does not make the folders of its dumps and pipes.
+    # PyTorch does not create the folders of its dumps and pipes.
     for name in (*flight_recorder.DUMP_VARIABLES, flight_recorder.PIPE_VARIABLE):
         if name in launch.plan.env:
             with contextlib.suppress(OSError):

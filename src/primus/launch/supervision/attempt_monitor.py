@@ -1,4 +1,4 @@
-"""Monitors the ranks of one attempt on this node, and on node 0 what the other nodes report of theirs.
+"""Monitors the ranks of one attempt on this node, and on node 0 also those of other nodes by their reports.
 
 The monitor runs in the main thread of the launcher, which calls `is_over` every 50 ms while the processes of the
 attempt run, and `wait_for_others` afterwards. An attempt is, on each node, in one of these states:
@@ -46,7 +46,7 @@ from primus.runs.store import RankFailure
 
 GRACE_S = 60.0
 """Time that ranks have for a last checkpoint after an urgent signal. Schedulers kill 30 s (KillWait of Slurm,
-terminationGracePeriodSeconds of Kubernetes) or more after their signal; more than a minute only delays a person."""
+terminationGracePeriodSeconds of Kubernetes) or more after their signal; more than a minute only delays the user."""
 FAILED_PEERS_S = 2.5
 """Time that the other ranks have to report their own errors after one has failed: a collective that loses a peer fails
 within milliseconds, or blocks until its own time-out, which is not worth waiting for."""
@@ -67,7 +67,7 @@ class NodeAttempt(Struct, frozen=True, kw_only=True):
     folder: Path
     layout: ClusterLayout
     ranks: tuple[int, ...]
-    """Those of this node; empty where the rendezvous numbers them."""
+    """Those of this node; empty if the rendezvous numbers them."""
     environ: Mapping[str, str]
     """Variables of the ranks."""
     hang_timeout_s: float
@@ -77,9 +77,9 @@ class AttemptMonitor:
     """One attempt on this node, from its start to the end of its processes, and on node 0 of all nodes.
 
     Args:
-        attempt: What is monitored.
+        attempt: The attempt to monitor.
         channel: The other nodes.
-        signals: What asks the job to stop.
+        signals: Signals that ask the job to stop.
         record: For events.
         say: Prints a line.
     """
@@ -95,7 +95,7 @@ class AttemptMonitor:
         self.dead: dict[int, float] = {}
         """Ranks whose process ended without an exit heartbeat, and when they were last seen alive."""
         self.node_results: dict[int, NodeResult] = {}
-        """How the attempt ended on other nodes."""
+        """Results of other nodes."""
         self.hang: RankFailure | None = None
         self.failed_at: float | None = None
         """When a failure was first known, here or on another node."""
@@ -136,7 +136,7 @@ class AttemptMonitor:
         return heartbeats.read_own_heartbeats(self._attempt.folder, self._attempt.ranks)
 
     def report_result(self, own: NodeResult) -> None:
-        """Another node than 0: tell node 0 how the attempt ended here."""
+        """Other nodes than 0: send the result of this node to node 0."""
         self._channel.send_message(ControlMessage(kind="ended", body=own))
 
     def take_decision(self) -> AttemptDecision | None:
@@ -302,7 +302,7 @@ def _describe_hang(statuses: list[RankStatus], attempt: NodeAttempt) -> RankFail
 
 
 def _format_hang_event(hang: RankFailure, statuses: list[RankStatus]) -> dict[str, object]:
-    """What is kept of a hang: the blamed rank, and the status of all ranks."""
+    """Fields of the event of a hang: the blamed rank, and the status of all ranks."""
     blamed = next((each for each in statuses if each.rank == hang.rank), None)
     where = {} if blamed is None else {"phase": blamed.phase, "step": blamed.step, "seconds": round(blamed.idle_s, 1)}
     standings = [structs.asdict(each) for each in sorted(statuses, key=lambda each: each.rank)]

@@ -1,4 +1,4 @@
-"""How an attempt ended, from how it ended on each node."""
+"""Combine the results of all nodes into the result of an attempt."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from primus.runs.store import RankFailure, RunOutcome
 
 
 class NodeResult(Struct, frozen=True, kw_only=True):
-    """How an attempt ended on one node."""
+    """Result of an attempt on one node."""
 
     host: str
     returncode: int
-    """Of the program that was started there: not 0 where any rank failed."""
+    """Exit code of the program that was started there: not 0 if a rank failed."""
     failures: tuple[RankFailure, ...] = ()
     """Failures of its ranks."""
     interruption: str | None = None
@@ -36,7 +36,7 @@ class AttemptDecision(Struct, frozen=True, kw_only=True):
     """The attempt that all nodes start now."""
     restart: RestartDecision | None = None
     outcome: RunOutcome | None = None
-    """How the attempt ended, and the job too where it is not restarted."""
+    """Outcome of the attempt, and of the job if it is not restarted."""
 
 
 def combine_node_results(
@@ -63,7 +63,7 @@ def combine_node_results(
     failures = sort_failures(failure for each in results for failure in each.failures)
     is_clean = not failures and not any(each.returncode for each in results)
     interruption = next((each.interruption for each in results if each.interruption), None)
-    # Somebody may signal the ranks alone: that is an interruption only where nothing else went wrong.
+    # A signal may be sent to the ranks only: it counts as an interruption if nothing else failed.
     if received_signal is not None or (interruption and is_clean and not lost and not hang):
         return _make_interruption(number, received_signal, interruption, saved)
     # Before failures: the ranks of the other nodes fail because a node is lost.

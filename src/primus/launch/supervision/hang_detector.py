@@ -30,14 +30,14 @@ class RankStatus(Struct, frozen=True, kw_only=True):
     local_rank: int = 0
     pid: int = 0
     phase: str
-    """Of its heartbeat; `start` where it never sent one."""
+    """Phase of its heartbeat; `start` if it never sent one."""
     step: int = 0
     idle_s: float
     """Time since its last progress."""
     state: str = ""
-    """Of its process, as the kernel reports it; `T` is stopped."""
+    """State of its process (proc(5)); `T` is stopped."""
     waits: bool | None = None
-    """Whether its stack is in a collective; None where no stack could be read."""
+    """Whether its stack is in a collective; None if no stack could be read."""
     frame: str = ""
     """Innermost frame of its main thread."""
 
@@ -58,7 +58,7 @@ class HangDetector:
         self._intervals: deque[float] = deque(maxlen=NUM_INTERVALS)
 
     def observe_heartbeats(self, now: float, heartbeats: Mapping[int, RankHeartbeat]) -> None:
-        """Note the current heartbeats, without those of ranks that have ended."""
+        """Record the current heartbeats, without those of ranks that have ended."""
         for rank, new in heartbeats.items():
             # A heartbeat is rewritten every second; only a changed phase, step or progress time is progress.
             since, old = self._progress.get(rank, (now, None))
@@ -83,7 +83,7 @@ class HangDetector:
 
     def is_hanging(self, now: float) -> bool:
         """Whether a rank is late, and does not wait for one that is not."""
-        # A late rank with the lowest step, or with only late ranks at or below its step, waits for nobody.
+        # A late rank with the lowest step, or with only late ranks at or below its step, waits for no other rank.
         late = self._find_late_ranks(now)
         return any(
             is_late and all(late[other] for other in late if self._current_step(other) <= self._current_step(rank))
@@ -143,13 +143,13 @@ def find_culprit(statuses: Iterable[RankStatus]) -> RankStatus:
         [each for each in ranks if each.waits is False],
         _find_outliers(ranks),
     ):
-        if 0 < len(suspects) < len(ranks):  # none and all are the same: the rule does not tell ranks apart
+        if 0 < len(suspects) < len(ranks):  # with none or all ranks the rule distinguishes nothing
             return _find_last_rank(suspects)
     return _find_last_rank(ranks)
 
 
 def _find_outliers(ranks: list[RankStatus]) -> list[RankStatus]:
-    """Ranks in another frame than most, where most are in one."""
+    """Ranks in another frame than the majority, if there is one."""
     frames = Counter(each.frame for each in ranks if each.frame)
     ((frame, number),) = frames.most_common(1) or [("", 0)]
     return [each for each in ranks if each.frame != frame] if number > len(ranks) / 2 else []

@@ -1,4 +1,4 @@
-"""Whether a job is restarted after an attempt: a pure decision on the results of its attempts."""
+"""Decide whether a job is restarted after an attempt, by a pure function of the results of its attempts."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ FAILURES = frozenset(("failed", "hang", "lost node"))
 
 
 class AttemptResult(Struct, frozen=True, kw_only=True):
-    """How one attempt ended."""
+    """Result of one attempt."""
 
     attempt: int
     kind: Literal["done", "failed", "hang", "lost node", "preempted", "interrupted"]
     action: Action = "retry"
     hosts: tuple[str, ...] = ()
-    """Nodes that are blamed."""
+    """Nodes to which the failure is attributed."""
     step: int | None = None
     """Newest checkpoint, from which the next attempt would resume."""
     reason: str = ""
 
 
 class RestartDecision(Struct, frozen=True, kw_only=True):
-    """What happens next."""
+    """Decision after an attempt."""
 
     action: Literal["finish", "restart", "stop"]
     delay_s: float = 0.0
@@ -49,10 +49,10 @@ class RestartDecision(Struct, frozen=True, kw_only=True):
 def decide_restart(
     policy: RestartPolicy, results: Sequence[AttemptResult], *, can_exclude: bool = False
 ) -> RestartDecision:
-    """What follows the last of `results`, which are in the order of the attempts.
+    """Decide after the last of `results`, which are in the order of the attempts.
 
     Args:
-        policy: What the user asked for.
+        policy: Settings of the user.
         results: At least one.
         can_exclude: Whether the next attempt may get other nodes.
     """
@@ -65,7 +65,7 @@ def decide_restart(
         return RestartDecision(
             action="restart", exclude=_find_bad_hosts(results) if can_exclude else (), reason="preempted"
         )
-    # Before the number of restarts: this holds also where restarts are left.
+    # Before the number of restarts: this also applies if restarts are left.
     if last.action == "stop":
         return RestartDecision(action="stop", is_final=True, reason="it would fail in the same way again")
     used, without_progress = count_failures(results)

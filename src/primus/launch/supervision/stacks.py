@@ -30,7 +30,7 @@ DUMP_LIMIT_S = 10.0
 FAULTHANDLER_LIMIT_S = 2.0
 """Time that a rank has to write its own stacks, from a signal handler in C."""
 TOOL_LIMIT_S = 10.0
-"""Time for a device tool: it may block on the driver for ever."""
+"""Time for a device tool: it may block on the driver indefinitely."""
 TOOLS = ("amd-smi", "rocm-smi", "nvidia-smi")
 """Tools that print the state of the devices; the first that is installed runs."""
 NUM_KERNEL_LINES = 100
@@ -144,7 +144,7 @@ def _write_device_state(file: Path, environ: Mapping[str, str]) -> None:
 
 
 def _write_kernel_messages(file: Path) -> None:
-    """The last kernel messages, where this user may read them (kernel.dmesg_restrict)."""
+    """The last kernel messages, if this user may read them (kernel.dmesg_restrict)."""
     answer = process.run_command(["dmesg"], limit_s=TOOL_LIMIT_S)
     if answer.state == "ok" and answer.text:
         write_text(file, "\n".join(answer.text.splitlines()[-NUM_KERNEL_LINES:]) + "\n")

@@ -26,7 +26,7 @@ STRAGGLER_WINDOWS = 3
 
 
 class ComputeTimeSample(Struct, frozen=True, kw_only=True):
-    """How long a rank computed in one window."""
+    """Computing time of a rank in one window."""
 
     rank: int
     host: str

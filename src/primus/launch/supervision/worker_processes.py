@@ -44,7 +44,7 @@ POLL_S = 0.05
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 """Variables that the agent sets for each of several ranks; those of an outer launcher would mislead a single rank."""
 MARK = "PRIMUS_ATTEMPT"
-"""Variable by which all processes of an attempt on a node are found, whatever became of the processes in between."""
+"""Variable by which all processes of an attempt on a node are found, even if processes in between have ended."""
 
 
 def run_worker_processes(
@@ -99,7 +99,7 @@ def _start_processes(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> 
     env = without_empty_python_path({**environ, **{name: variable.value for name, variable in plan.env.items()}})
     for name in RANK_VARIABLES:
         env.pop(name, None)
-    env[LAUNCHER_VARIABLE] = str(os.getpid())  # by which a rank knows that its launcher is gone
+    env[LAUNCHER_VARIABLE] = str(os.getpid())  # by which a rank detects that its launcher has exited
     with launch_log(run, plan).open("ab") as log:
         try:
             return subprocess.Popen(
@@ -143,16 +143,16 @@ def _link_logs(run: Run, plan: LaunchPlan, number: int) -> None:
         temporary = link.with_name(f".{link.name}.tmp.{os.getpid()}")
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(f"attempt_{number}/rank_{rank}.log")
-        os.replace(temporary, link)  # in one step: somebody may follow the log
+        os.replace(temporary, link)  # atomic: a user may be following the log
 
 
 def _make_node_result(
     returncode: int | None, run: Run, plan: LaunchPlan, number: int, monitor: AttemptMonitor, kills: OomKills
 ) -> NodeResult:
-    """How the attempt ended on this node.
+    """Build the result of the attempt on this node.
 
     Args:
-        returncode: Of the program that was started; None where the launcher killed it.
+        returncode: Of the program that was started; None if the launcher killed it.
         run: The run folder.
         plan: What was started.
         number: The attempt.
@@ -251,7 +251,7 @@ def _add_out_of_memory(failure: RankFailure, before: OomKills) -> RankFailure:
 
 
 def _make_failure(rank: int, code: int | None, when: float, run: Run, number: int) -> RankFailure:
-    """The failure of a rank that left no message; without `code` nobody saw its process end."""
+    """The failure of a rank without a message; `code` is None if the end of its process was not observed."""
     log = f"logs/attempt_{number}/rank_{rank}.log"
     if not (run.directory / log).exists():
         log = "logs/launch.log"
@@ -261,7 +261,7 @@ def _make_failure(rank: int, code: int | None, when: float, run: Run, number: in
 
 
 def _describe_exit(code: int) -> str:
-    """How a process ended, from its exit code as `subprocess` gives it."""
+    """Describe the end of a process, from its exit code as `subprocess` gives it."""
     if code >= 0:
         return f"exited with code {code} and no message"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"

@@ -1,4 +1,4 @@
-"""Read what a container needs from its node: devices, the groups that own them, and limits."""
+"""Read the devices of a node for a container, the groups that own them, and the limits."""
 
 from __future__ import annotations
 

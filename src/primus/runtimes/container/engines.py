@@ -45,7 +45,7 @@ class ContainerEngine(Struct, frozen=True, kw_only=True):
     program: str
     """Name, or the path that was given."""
     source: str
-    """What chose it, such as `--engine`."""
+    """Origin of the choice, such as `--engine`."""
     is_found: bool = True
     """False if no engine is on this node's PATH."""
 
@@ -58,10 +58,10 @@ class ContainerEngine(Struct, frozen=True, kw_only=True):
 def choose_engine(
     options: ContainerArguments, image: str, environ: Mapping[str, str], is_here: bool
 ) -> ContainerEngine:
-    """The engine by --engine, $PRIMUS_CONTAINER_ENGINE, the kind of image, or what is on PATH.
+    """Choose the engine by --engine, $PRIMUS_CONTAINER_ENGINE, the kind of image, or PATH.
 
     Raises:
-        UsageError: There is no such engine, or it cannot run such an image.
+        UsageError: The engine is unsupported, or cannot run such an image.
     """
     asked = [(options.engine, "--engine"), (environ.get("PRIMUS_CONTAINER_ENGINE"), "PRIMUS_CONTAINER_ENGINE")]
     for program, source in asked:
@@ -71,6 +71,7 @@ def choose_engine(
         found = [name for name in ("apptainer", "singularity") if is_here and _find_program(name, environ)]
         return ContainerEngine(kind="apptainer", program=found[0] if found else "apptainer", source=f"image {image}")
     if not is_here:
+        # This machine may be a login node without an engine; each node chooses again.
         return ContainerEngine(kind="docker", program="docker", source="the first on PATH of each node")
     for name, kind in KINDS.items():
         if _find_program(name, environ):
@@ -141,11 +142,16 @@ def build_engine_command(
     if container.engine.kind == "apptainer":
         return _build_apptainer_command(container, options, literal, argv)
     engine, given = container.engine, group_engine_options(options.passed)
+    # Each default is omitted if the user has set the option. --init reaps processes and forwards signals to the
+    # launcher.
     words = ["--rm"] * ("--rm" not in given) + ["--init"] * ("--init" not in given)
     words += ["--name", container.name]
     words += [word for name, value in container.labels.items() for word in ("--label", f"{name}={value}")]
+    # The network of the host: RDMA devices and the rendezvous port are used without a translation.
     words += [] if "--network" in given else ["--network", "host"]
+    # Data loaders and NCCL exchange data in /dev/shm, which is 64 MiB by default (docker run, --shm-size).
     words += [] if {"--ipc", "--shm-size"} & given.keys() else ["--ipc", "host"]
+    # For `docker stop` by others, which waits 10 s by default: too short for a checkpoint.
     words += [] if "--stop-timeout" in given else ["--stop-timeout", f"{options.grace:.0f}"]
     words += ["--cap-add", CAPABILITY]
     words += _repeat_option("--security-opt", SECURITY, given)
@@ -157,6 +163,7 @@ def build_engine_command(
     words += [word for name in names for word in ("--env", name)]
     words += [word for name, value in literal.items() for word in ("--env", f"{name}={value}")]
     words += (["-i"] + ["-t"] * container.has_terminal) if options.shell else []
+    # The user's own options come last, since the engines use the last of repeated options.
     return (engine.program, "run", *words, *options.passed, container.image, *argv)
 
 
@@ -207,7 +214,7 @@ def _repeat_option(option: str, ours: Iterable[str], given: Mapping[str, Sequenc
 
 
 def _list_ulimit_options(node: ContainerHost | None) -> list[str]:
-    """Limits, at most the hard limits where the engine cannot raise them."""
+    """Limits, at most the hard limits if the engine cannot raise them."""
     highest = node.limits if node else {}
     values = {name: _limit_ulimit(wanted, highest.get(name, -1)) for name, wanted in ULIMITS.items()}
     return [f"{name}={value}:{value}" for name, value in values.items()]

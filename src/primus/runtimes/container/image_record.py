@@ -47,7 +47,7 @@ def record_image(run: Run | None, container: ContainerSpec, environ: Mapping[str
         yield
         return
     is_over = threading.Event()
-    # A daemon thread: the record is optional, and must delay neither the start nor the end of the container.
+    # A daemon thread: the record is optional, and must not keep the launcher alive.
     writer = threading.Thread(
         target=_write_image_record_when_known, args=(run, container, environ, is_over), daemon=True
     )

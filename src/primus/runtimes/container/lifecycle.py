@@ -172,7 +172,7 @@ def _kill_container_after_grace(launch: ContainerLaunch, label: str) -> Iterator
     exit without a checkpoint. The wakeup file descriptor reports signals to a thread, because the main thread waits for
     the client and its handlers belong to `foreground`.
     """
-    # Only the main thread may set a wakeup descriptor. Without one, the watchdog still enforces the end.
+    # Only the main thread may set a wakeup descriptor.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

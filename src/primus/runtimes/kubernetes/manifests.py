@@ -101,12 +101,14 @@ def _build_replicated_job(job_spec: JobSpec, container: Manifest, meta: Manifest
     BlockingRecreate deletes all pods of an attempt before it creates those of the next, which need the same GPUs.
     """
     options = job_spec.options
+    # Kubernetes sets this condition on pods that a preemption, an eviction or a drained node ends.
     disrupted = {"type": "DisruptionTarget", "status": "True"}
     never = {"containerName": names.REPLICATED_JOB, "operator": "In", "values": [NO_RESTART_CODE]}
     job = {
         "completions": options.replica,
         "parallelism": options.replica,
         "completionMode": "Indexed",
+        # The Job itself restarts nothing: JobSet restarts all pods together.
         "backoffLimit": 0,
         "podFailurePolicy": {
             "rules": [
@@ -122,12 +124,14 @@ def _build_replicated_job(job_spec: JobSpec, container: Manifest, meta: Manifest
 
 def _failure_policy(options: Options) -> Manifest:
     """Restart rules: JobSet applies the first that matches, else it restarts all pods and counts the restart."""
+    # Both rules match a Job that its pod failure policy has failed; the message of the Job distinguishes the cases.
     by_pod_policy = {"onJobFailureReasons": ["PodFailurePolicy"]}
     pattern = f".*exit code {NO_RESTART_CODE}.*"
     return {
         "maxRestarts": MAX_RESTARTS if options.max_restarts is None else options.max_restarts,
         "restartStrategy": "BlockingRecreate",
         "rules": [
+            # The order matters: without the first rule, a job that must not restart would count as preempted.
             {"name": "doNotRestart", "action": "FailJobSet", **by_pod_policy, "onJobFailureMessagePatterns": [pattern]},
             {"name": "preempted", "action": "RestartJobSetAndIgnoreMaxRestarts", **by_pod_policy},
         ],

@@ -129,7 +129,7 @@ def create_job(job_spec: JobSpec, place: Place, environ: Mapping[str, str], say:
                 error.problem, f"look for {job_spec.name} with 'kubernetes list' before you try again"
             ) from None
         raise
-    # Also for Ctrl-C: a half-created job would start without its user knowing.
+    # Also for Ctrl-C: the created objects would otherwise stay in the namespace without a job.
     except BaseException:
         _delete_created_objects(server, created, job_spec)
         raise

@@ -172,6 +172,7 @@ def list_run_file_keys(job_spec: JobSpec) -> dict[str, str]:
         plain = "".join(
             letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "." for letter in name
         )
+        # Keys are limited to 253 characters; the rest leaves room for the number of a duplicate.
         key = plain[:200]
         found[key if key not in (*found, node_script.SCRIPT, ".", "..") else f"{key}.{number}"] = name
     return found
@@ -187,6 +188,7 @@ def _build_node_affinity(job_spec: JobSpec) -> Manifest:
         terms = {"nodeSelectorTerms": [{"matchExpressions": wanted}]}
         found["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
     if job_spec.options.replica > 1:
+        # Two pods of a job on one node would compete for its GPUs and for the rendezvous port.
         alone = {"labelSelector": {"matchLabels": {names.JOB_OF_POD: job_spec.name}}, "topologyKey": names.NODE_NAME}
         found["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [alone]}
     return found

@@ -119,6 +119,7 @@ def _encode_archive(files: Mapping[str, str]) -> str:
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for name, text in sorted(files.items()):
             data = text.encode("utf-8", "surrogateescape")
+            # TarInfo has time 0 and no owner by default, so equal files give equal requests.
             member = tarfile.TarInfo(name)
             member.size, member.mode = len(data), 0o644
             archive.addfile(member, io.BytesIO(data))

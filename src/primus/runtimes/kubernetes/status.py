@@ -79,6 +79,7 @@ def _explain_pod_state(reported: Any, own: Any, ended: Any) -> str:
 def _read_job_state(job: Any, pods: Sequence[PodView]) -> JobState:
     reported = job.get("status") or {}
     conditions = {each["type"]: each for each in reported.get("conditions") or () if each["status"] == "True"}
+    # A final condition comes first: it stays true while the pods of the job are deleted.
     ended = next((kind for kind in ENDS if kind in conditions or kind == reported.get("terminalState")), None)
     restarts = reported.get("restarts", 0)
     nodes = tuple(dict.fromkeys(pod.node for pod in pods if pod.node))
@@ -86,12 +87,14 @@ def _read_job_state(job: Any, pods: Sequence[PodView]) -> JobState:
         reason = conditions.get(ended, {}).get("message", "")
         code = 0 if ENDS[ended] == "done" else _exit_code(pods)
         return JobState(state=ENDS[ended], raw=ended, reason=reason, nodes=nodes, exit_code=code, restarts=restarts)
+    # Deletion takes as long as the grace period of the pods, during which they still run.
     if job["metadata"].get("deletionTimestamp"):
         return JobState(state="cancelled", raw="Terminating", nodes=nodes, restarts=restarts)
     if "Suspended" in conditions or job["spec"].get("suspend"):
         reason = conditions.get("Suspended", {}).get("message", "")
         return JobState(state="queued", raw="Suspended", reason=reason, nodes=nodes, restarts=restarts)
     groups = reported.get("replicatedJobsStatus") or reported.get("jobsStatus") or ()
+    # A list of jobs is read without pods; then the counts of the replicated jobs decide.
     is_running = any(pod.phase == "Running" for pod in pods) or any(each.get("ready") for each in groups)
     raw = "Running" if is_running else "Pending"
     return JobState(state="running" if is_running else "queued", raw=raw, nodes=nodes, restarts=restarts)
@@ -117,6 +120,7 @@ def _read_event_time(event: Any) -> str:
 
 def find_newest_pod(pods: Sequence[PodView], rank: int) -> PodView | None:
     """The running pod of a node, or its last one."""
+    # A terminating pod was replaced by a restart. A job of one node may have no rank annotation.
     alive = [pod for pod in pods if (pod.rank or 0) == rank and pod.phase != "Terminating"]
     return alive[-1] if alive else None
 

@@ -56,7 +56,7 @@ class BatchJob(Struct, frozen=True, kw_only=True):
     run: Run | None = None
     """Run that the nodes record; None in a job array, whose jobs share their work and do not restart."""
     num_nodes: int | None = None
-    """Nodes of each step; all of the job where there are no spare nodes."""
+    """Nodes of each step; all of the job without spare nodes."""
     can_requeue: bool = False
     policy: RestartPolicy = RestartPolicy()
 
@@ -74,7 +74,7 @@ def run_batch_job(job: BatchJob) -> int:
     """
     if "SLURM_JOB_ID" not in job.environ or not (job.num_nodes or "SLURM_JOB_NUM_NODES" in job.environ):
         raise PrimusError("jobs run-step: SLURM_JOB_ID is not set", "batch scripts call it; submit with slurm sbatch")
-    # The handler is installed before the first step: the default action of SIGUSR1 would end the batch script.
+    # From here on a warning is recorded. Until here SIGUSR1 was ignored, so that it could not end the batch script.
     with BatchJobSupervisor(job).handle_warning() as supervisor:
         return supervisor.run_array_step() if job.run is None else supervisor.run_steps(job.run)
 

@@ -141,7 +141,7 @@ def find_option_value(typed: Iterable[SlurmOption], *names: str) -> str | None:
 
 
 def find_num_nodes(typed: Sequence[SlurmOption]) -> int | None:
-    """Number of requested nodes; None where --nodes is a range."""
+    """Number of requested nodes; None if --nodes is a range."""
     text = find_option_value(typed, "nodes")
     return 1 if text is None else int(text) if text.isdecimal() else None
 

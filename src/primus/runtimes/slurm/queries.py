@@ -323,7 +323,7 @@ def _read_partial_output(argv: Sequence[str], environ: Mapping[str, str], limit_
 
 
 def find_down_nodes(nodes: Sequence[str], environ: Mapping[str, str]) -> set[str]:
-    """Those of `nodes` that Slurm lists as down or not responding; none where it gives no answer."""
+    """Those of `nodes` that Slurm lists as down or not responding; none if it gives no answer."""
     answer = run_query(["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N|%T"], environ)
     lines = [line.partition("|") for line in answer.out.splitlines()] if answer.code == 0 else []
     return {name for name, _, state in lines if state.endswith("*") or state.rstrip("*$~#!%@^-") in ("down", "fail")}

@@ -107,7 +107,7 @@ def _choose_action(
 def _find_attempt_result(
     run: Run, step: SlurmStepResult, nodes: Sequence[str], environ: Mapping[str, str], *, has_spares: bool
 ) -> AttemptResult:
-    """How the attempt ended: as its nodes have recorded, unless one of them could not."""
+    """Result of the attempt: the record of its nodes, unless a node could not write one."""
     metadata = run.read_metadata()
     past = attempt_history.read_attempt_results(run)
     has_started = metadata.attempts > _count_started_attempts(run)
@@ -176,7 +176,7 @@ def _match_node_names(hosts: Sequence[str], nodes: Sequence[str]) -> list[str]:
 
 
 def _record_step_end(run: Run, step: SlurmStepResult, end: AttemptResult) -> None:
-    """Record the end of the step, and of the run where no node has."""
+    """Record the end of the step, and that of the run if no node has."""
     metadata, is_recorded = run.read_metadata(), _is_end_recorded(run)
     if end not in attempt_history.read_attempt_results(run):
         attempt_history.record_attempt_result(run, end)

@@ -149,7 +149,7 @@ def _list_warning_signal_options(options: Options, typed: Sequence[SlurmOption])
 
 
 def _format_directive(words: Sequence[str]) -> str | None:
-    """`words` as a #SBATCH line holds them; None where sbatch would read something else.
+    """`words` as a #SBATCH line holds them; None if sbatch would read something else.
 
     sbatch splits a line at white space, drops what follows `#`, and understands double quotes with backslashes before
     `"` and itself (observed with 22.05). A value cannot contain a newline.

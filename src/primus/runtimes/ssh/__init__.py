@@ -69,7 +69,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan:
-    """`plan` on every host, each with a connection of its own and a node rank.
+    """`plan` on every host, each with its own connection and node rank.
 
     Raises:
         UsageError: A host or an option is invalid, or a variable is not set.

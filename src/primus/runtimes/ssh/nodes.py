@@ -297,7 +297,7 @@ def _report_end(
     run: Run | None,
     before: RunMetadata | None,
 ) -> int:
-    """Print and record the end, where no node could; gives the exit code of the run, if the hosts share its folder."""
+    """Print and record the end if no node could; gives the exit code, that of the run if the hosts share its folder."""
     codes = [connection.process.returncode for connection in connections]
     if signals.seen:
         cut = [connection.label for connection, code in zip(connections, codes, strict=True) if code < 0]

@@ -49,8 +49,8 @@ watch() {{
 }}
 """
 
-# The output passes through two `cat` processes, which read on when ssh is gone: the command can then save its work
-# without being killed by SIGPIPE. File 3 keeps standard input for `watch`; the command reads /dev/null.
+# The output passes through two `cat` processes, which keep reading after ssh has exited: the command can then save its
+# work without being killed by SIGPIPE. File 3 keeps standard input for `watch`; the command reads /dev/null.
 _RELAY = """\
 place=$(mktemp -d) && mkfifo "$place/out" "$place/err" || exit 1
 exec 3<&0 </dev/null

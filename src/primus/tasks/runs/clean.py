@@ -18,7 +18,7 @@ from primus.runs.store import Run
 from primus.task import TaskContext
 
 DELETED = ".deleted."
-"""Beginning of the name that a run has while it is deleted: it is not a run any more, whenever that is cut off."""
+"""Prefix of the name of a run while it is deleted: an interrupted deletion leaves no run."""
 
 
 class Options(Struct, frozen=True, kw_only=True):

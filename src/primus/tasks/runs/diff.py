@@ -35,12 +35,12 @@ class RunDifference(Struct, frozen=True):
 
 
 class LossDifference(Struct, frozen=True, kw_only=True):
-    """How far the losses of two runs are apart."""
+    """Difference between the losses of two runs."""
 
     common_steps: int
     """Steps that both runs have taken."""
     different_steps: int
-    """Of these, steps whose losses are not equal bit by bit."""
+    """Steps among these whose losses are not bitwise equal."""
     first_step: int | None
     """The first of these."""
     first_absolute: float | None
@@ -108,7 +108,7 @@ def _compare_results(a: Run, b: Run) -> list[RunDifference]:
 
 
 def _compare_losses(a: Run, b: Run) -> LossDifference:
-    """How far the losses of two runs are apart on the steps that both have taken; no number equals no number."""
+    """Compare the losses of two runs on their common steps; two values that are not numbers are equal."""
     losses_a, losses_b = (
         {event["step"]: event.get("loss") for event in events.read_steps(run.events)} for run in (a, b)
     )

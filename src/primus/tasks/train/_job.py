@@ -129,7 +129,7 @@ def _allow_hook_changes(
     keeps: Run | None,
     extra: tuple[str, ...] = (),
 ) -> LaunchJob:
-    """`job`, whose experiment hooks can change; settings from the command line win over those of hooks.
+    """`job`, whose experiment hooks can change; settings from the command line take precedence over those of hooks.
 
     Args:
         job: The job.
@@ -274,6 +274,8 @@ def _find_user(run: Run, context: TaskContext) -> str:
     scheduler.
     """
     holder = lock.find_holder(run.directory)
+    # On this host flock has decided. The record of another host may be that of a dead process, which takes seconds to
+    # find out.
     if holder and holder.host != socket.gethostname():
         if not context.dry_run:
             context.say(f"{run.directory} was last executed by {holder}: checking whether it is still active")
@@ -285,6 +287,7 @@ def _find_user(run: Run, context: TaskContext) -> str:
     try:
         from primus.launch.jobs import run_claims
 
+        # Only for a run without an outcome: a query takes time, and schedulers are shared.
         run_claims.check_free(run, context.environ)
     except PrimusError as error:
         return error.problem

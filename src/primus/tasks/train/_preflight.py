@@ -18,7 +18,7 @@ from primus.task import TaskContext
 if TYPE_CHECKING:
     from primus.preflight.options import Options
 
-# primus.preflight is imported where one was asked for: most launches ask for none, and it costs them tens of ms.
+# primus.preflight is imported only if a preflight is requested, because the import takes tens of ms.
 Depth = Literal["quick", "full", "off"]
 VARIABLE = "PRIMUS_PREFLIGHT"
 FULL_LIMIT_S = 900.0
