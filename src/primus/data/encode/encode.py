@@ -135,6 +135,7 @@ def encode_batch(
     texts: list[TextDocument], tokenizer: Tokenizer, recipe: EncodeRecipe, canary: Canary | None = None
 ) -> EncodedBatch:
     """Encode one batch; `canary` compares a sample of it with the reference tokenizer."""
+    # An empty piece of a longer document stays for now, because it may be the one that ends the document.
     kept = [text for text in texts if text.text or not (text.begins and text.ends)]
     strings = [text.text for text in kept]
     tokens, lengths = _tokenize_texts(strings, tokenizer, recipe.add_special_tokens)
@@ -147,6 +148,7 @@ def encode_batch(
         lengths, ends, empty = lengths[stays], ends[stays], empty + without_tokens
     if recipe.append_eod:
         assert tokenizer.eod_id is not None
+        # A template that ends with the token has appended it to every sequence.
         has_end = recipe.add_special_tokens and _template_ends(tokenizer)
         wanted = np.zeros_like(ends) if has_end else ends
         tokens, lengths = _with_eod(tokens, lengths, wanted, tokenizer.eod_id)

@@ -202,6 +202,7 @@ class _Preparation:
         return prepared
 
     def _prepare_all(self) -> list[PreparedTokens]:
+        # Check all keys before the first one is encoded: other data at an output must not be found after hours of work.
         found = {key: self._find_prepared(key) for key in self.job.json_keys}
         intact = ", and its checksums match" if self.job.existing == "replace" else ""
         for each in found.values():
@@ -237,12 +238,13 @@ class _Preparation:
             raise
 
     def _publish_token_files(self, key: str, board: ShardQueue, rows: list[ShardResult]) -> PreparedTokens:
+        # The caller has checked with the lock held that no process has published, so no process has deleted the folder.
         if not board.folder.is_dir():
             raise PrimusError(
                 f"{board.folder}: deleted by another program, with the finished shards", "run the same command again"
             )
         if not any(row.counts.get("tokens") for row in rows):
-            atomic.remove_folder(board.folder)
+            atomic.remove_folder(board.folder)  # the next run would only find the same empty shards
             bad = next((item for row in rows for item in row.bad), None)
             raise UsageError(
                 f"no text in {self.text}",
@@ -291,6 +293,7 @@ class _Preparation:
                 f"{prefix}.bin exists and differs: {difference}",
                 "give another --output, or replace it with --overwrite",
             )
+        # Only `replace` reads the output files to verify their checksums; otherwise comparing the sizes suffices.
         if replaces and manifest:
             difference = difference or publish.find_damage(prefix, manifest)
         if difference:

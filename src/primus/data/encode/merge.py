@@ -61,6 +61,7 @@ def merge_shards(board: ShardQueue, rows: Sequence[ShardResult], writer: Indexed
         for lengths, ends in columns:
             sequences = np.frombuffer(lengths, "<i4"), np.frombuffer(ends, np.bool_)
             writer.add_sequences(*sequences)
+            # The tokens of these sequences are in the fingerprint already.
             fingerprint.add_sequences(np.empty(0, writer.dtype), *sequences)
     return fingerprint
 
@@ -76,6 +77,7 @@ def _read_checked(board: ShardQueue, row: ShardResult, suffix: str, size: int) -
     buffer = bytearray(size)
     view = memoryview(buffer)
     with path.open("rb") as file:
+        # A file of another size is not read: its tokens and lengths would not match those of the other files.
         whole = os.fstat(file.fileno()).st_size == facts.bytes
         while whole and (count := file.readinto(buffer)):
             digest.update(view[:count])

@@ -57,6 +57,7 @@ def publish_token_files(
     assert isinstance(board.stage, EncodeStage)
     # The lock of the output is held, so temporary files of this prefix belong to killed publishers.
     atomic.remove_stale(prefix.parent, prefix.name)
+    # The manifest describes the inputs as they are now; the shards may be from an earlier run.
     text.check_unchanged()
     with IndexedWriter(prefix, smallest_dtype(board.stage.tokenizer.vocab_size)) as writer:
         fingerprint = merge_shards(board, rows, writer)
@@ -66,7 +67,7 @@ def publish_token_files(
         # All files are complete under temporary names when the block begins; inside, only renames and deletions happen.
         with atomic.stage_files(_encode_companions(prefix, board.stage, manifest, bad)) as publish_companions:
             begin()
-            # The old manifest goes first: no reader may take it for a description of the new files.
+            # Delete the old manifest first: a reader must not combine it with the new files.
             manifests.manifest_path(prefix).unlink(missing_ok=True)
             _bad_path(prefix).unlink(missing_ok=True)
             writer.commit()
@@ -76,6 +77,7 @@ def publish_token_files(
 
 def find_damage(prefix: Path, manifest: TokenFileManifest) -> str:
     """Describe the first damaged or missing file of a manifest; empty if all checksums match."""
+    # Reading the manifest has compared the sizes; this reads every byte.
     for path, facts in ((bin_path(prefix), manifest.bin), (idx_path(prefix), manifest.idx)):
         if compute_checksum(path) != facts.xxh3:
             return f"{path} is damaged, its checksum is another"

@@ -105,11 +105,11 @@ def merge_sorted(board: ShardQueue, rows: Sequence[ShardResult], dtype: np.dtype
         dtype: Type of the tokens.
     """
     # Keys are uniform, so equal ranges of keys hold about equal numbers of tokens. Each range is read from every shard
-    # and sorted in memory: there is no heap, and memory does not grow with the input.
+    # and sorted in memory: memory does not grow with the input.
     runs = [_SortedRun(board, row, dtype) for row in rows if row.counts.get("documents", 0)]
     ranges = max(1, sum(row.counts.get("tokens", 0) for row in rows) // MERGED_TOKENS)
     for index in range(1, ranges + 1):
-        end = (index << 64) // ranges - 1
+        end = (index << 64) // ranges - 1  # largest key of the range; that of the last range is 2**64 - 1
         parts = [run.take_until(end) for run in runs]
         together = KeyedDocuments(*(np.concatenate(column) for column in zip(*parts, strict=True)))
         if len(together.keys):
@@ -142,6 +142,7 @@ class _SortedRun:
 
 
 def _reorder_documents(documents: KeyedDocuments) -> ShuffledBatch:
+    # A stable sort keeps documents with equal keys in the order of their shards, so the result is deterministic.
     order = np.argsort(documents.keys, kind="stable")
     counts = documents.counts
     firsts, starts = np.cumsum(counts) - counts, np.cumsum(documents.lengths) - documents.lengths

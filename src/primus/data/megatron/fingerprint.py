@@ -61,6 +61,7 @@ class Fingerprint:
             ends_document: [n] whether a sequence is the last of its document.
         """
         self.add_tokens(tokens)
+        # The first document of a batch may have begun in an earlier batch, with `_unfinished` tokens.
         ends = np.cumsum(lengths, dtype=np.int64)[ends_document]
         self.add_documents(np.diff(ends, prepend=-self._unfinished))
         total = int(np.sum(lengths, dtype=np.int64))
@@ -256,6 +257,7 @@ class TokenRange(NamedTuple):
 
 def _range_digests(prefixes: Sequence[Path], wanted: TokenRange) -> bytes:
     """Digests of the chunks of a range of the joined stream."""
+    # Each task opens the files itself: memory maps cannot be sent to another process.
     files = [IndexedTokens(prefix) for prefix in prefixes]
     chunks = ChunkDigests(wanted.chunk, token_digest)
     borders = [0, *accumulate(file.num_tokens for file in files)]

@@ -83,6 +83,7 @@ class IndexedTokens:
         self.num_documents = num_borders - 1
         with idx_path(prefix).open("rb") as file:
             self._mapped_index = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        # The arrays are views of the mapping: the kernel reads a page when it is first used.
         raw = np.frombuffer(self._mapped_index, np.uint8)
         ends = np.cumsum([HEADER.size, 4 * self.num_sequences, 8 * self.num_sequences, 8 * num_borders])
         self.lengths = raw[ends[0] : ends[1]].view("<i4")
@@ -105,6 +106,7 @@ class IndexedTokens:
     def release_index(self) -> None:
         """Release the memory of index pages that have been read; call it while iterating over a large index."""
         if hasattr(mmap, "MADV_DONTNEED"):
+            # Safe at any time: the pages belong to a file and are read again when they are needed.
             self._mapped_index.madvise(mmap.MADV_DONTNEED)
 
     def find_offset(self, index: int) -> int:
@@ -161,7 +163,7 @@ def _read_header(path: Path) -> tuple[bytes, int, int, int, int]:
     if code not in CODES or not np.issubdtype(CODES[code], np.integer):
         raise UsageError(f"{path}: token type code {code} is not one of whole numbers", AGAIN)
     expected = HEADER.size + 12 * sequences + 8 * borders
-    if size not in (expected, expected + sequences):
+    if size not in (expected, expected + sequences):  # a multimodal index has one more byte per sequence
         what = "truncated" if size < expected else "too long"
         raise UsageError(f"{path}: {what}, {size} bytes instead of {expected} for {sequences} sequences", AGAIN)
     if sequences == 0 or borders < 1:
@@ -232,6 +234,7 @@ class IndexedWriter:
             lengths: [n] tokens of each sequence.
             ends_document: [n] whether a sequence is the last of its document.
         """
+        # The conversion below would wrap such ids around without an error.
         if len(tokens) and (tokens.min() < 0 or tokens.max() > self._limit):
             raise ValueError(f"token ids from {tokens.min()} to {tokens.max()} do not fit {self.dtype}")
         self.add_tokens(np.ascontiguousarray(tokens, dtype=self.dtype.newbyteorder("<")))
@@ -267,7 +270,7 @@ class IndexedWriter:
         """Rename the files to their final names; an .idx never exists next to the .bin of another run."""
         if not self.checksums:
             self.finish_files()
-        # The old index goes before the .bin changes, and the new one comes after it: a crash in between leaves a .bin
+        # Delete the old index before the .bin changes, and rename the new one last: a crash in between leaves a .bin
         # without an index, which readers reject.
         idx_path(self.prefix).unlink(missing_ok=True)
         atomic.publish_file(self._paths["bin"], bin_path(self.prefix))
@@ -278,6 +281,8 @@ class IndexedWriter:
         self._files[name].write(content)
 
     def _write_index(self) -> None:
+        # The header has the number of sequences, and all lengths precede the pointers. Lengths and borders are
+        # collected in temporary files, and the lengths are read twice: as they are, and as running sums.
         code = next(code for code, kind in CODES.items() if np.dtype(kind) == self.dtype)
         lengths, borders = self._files["lengths"], self._files["borders"]
         self._write_content("idx", HEADER.pack(MAGIC, VERSION, code, self.num_sequences, self.num_documents + 1))

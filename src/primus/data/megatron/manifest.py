@@ -72,7 +72,7 @@ class EncodeRecipe(Struct, frozen=True, kw_only=True):
     parse_special_tokens: bool = False
     """Turn a special token that a text spells out into its id."""
     text_documents: str = "file"
-    """What is a document in a .txt file."""
+    """Unit of a document in a .txt file."""
     max_bad: int = 0
     """Maximum number of bad documents to skip."""
     shuffle_seed: int | None = None

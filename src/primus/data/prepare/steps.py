@@ -41,6 +41,7 @@ def run_steps(steps: EncodeSteps, job: EncodeJob, say: Say, show: Show) -> Encod
     is_hub = bool(job.dataset and hub.is_hub(job.dataset))
     if is_hub or steps.clean or steps.dedup != "none":
         _check_steps(steps, job)
+    # Each step replaces the input of the job with its own output.
     if is_hub:
         job = _fetch_dataset(steps, job, say)
     if steps.clean:

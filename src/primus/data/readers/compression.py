@@ -99,6 +99,7 @@ class _ZstandardStream(io.RawIOBase):
 
     def _decompress_chunk(self, chunk: bytes) -> bytes:
         if self._frame is None:
+            # 2 GiB is the largest window of the zstd tool (--long=31); the default limit rejects such files.
             self._frame = self._library.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
         try:
             content: bytes = self._frame.decompress(chunk)

@@ -59,7 +59,7 @@ class _TableReader:
     """
 
     def __init__(self, part: FilePart, stream: BinaryIO, longest: int) -> None:
-        csv.field_size_limit(longest)
+        csv.field_size_limit(longest)  # global in the csv module, with a default of 131072 characters
         self._part = part
         self._lines = read_whole_lines(stream, longest)
         self._longest = longest
@@ -106,6 +106,7 @@ class _TableReader:
                     BadDocument(locate_document(self._part, self._number), describe_long_line(self._longest))
                 )
             else:
+                # Invalid UTF-8 becomes surrogates here; `_convert_row` reports it for the row that contains it.
                 self._begin = self._begin or self._number
                 yield line.decode(errors="surrogateescape")
 

@@ -93,6 +93,7 @@ class GigatokenEngine:
             if not isinstance(error, Exception) and not _is_panic(error):
                 raise
             tokens = self.exact.encode_batch(texts, add_special_tokens)  # raises its own error if a text is invalid
+            # Keep the first failure only: later ones are often its consequences.
             self.failure = self.failure or f"{type(error).__name__}: {error}"
             return tokens
         return _add_template(batch, *self._template) if add_special_tokens else batch
@@ -145,7 +146,7 @@ class GigatokenEngine:
         """Whether the reference engine must encode the text."""
         if any(beginning in text for beginning in self._beginnings) and self._pattern.search(text):
             return True
-        if text.isascii():
+        if text.isascii():  # has no new character and is in NFC
             return False
         return _has_newer(text) or (self.composes and not unicodedata.is_normalized("NFC", text))
 
@@ -196,6 +197,7 @@ def is_installed() -> bool:
 def is_known(outline: dict[str, Any]) -> bool:
     """Whether gigatoken is installed and supports a tokenizer.json: a byte-level BPE that splits by patterns."""
     model = outline.get("model", {})
+    # Optional features of a BPE model; the fast path is used only if none of them is set.
     odd = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback")
     return (
         is_installed()
