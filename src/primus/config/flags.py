@@ -192,7 +192,7 @@ def _format_default(flag: Flag) -> str:
     if flag.required:
         return " (required)"
     if flag.is_switch:
-        return " (the default; this switches it off)" if flag.default else ""
+        return " (default: on; this option turns it off)" if flag.default else ""
     is_silent = flag.default in (None, "", (), []) or flag.default is msgspec.NODEFAULT
     shown = " ".join(flag.default) if flag.is_list and not is_silent else flag.default
     return "" if is_silent else f" (default: {shown})"

@@ -27,7 +27,7 @@ DEADLINE_S = 90
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["_own_entries", "write"])
+@pytest.mark.parametrize("moment", ["_list_own_entries", "write"])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_save_that_a_kill_of_one_process_has_interrupted_is_not_taken(
     make_run: Callable[..., Run], train: Callable[..., Any], victim: int, moment: str

@@ -80,7 +80,7 @@ def test_another_number_of_processes_resumes_within_rounding(
 
     train(run, number=1)
 
-    assert "saved by 2 processes, continued by 1" in capfd.readouterr().out
+    assert "saved by 2 processes, resumed by 1" in capfd.readouterr().out
     assert kinds(run, "checkpoint_loaded")[-1]["world_size"] == 2
     for (step, loss, _), (_, expected, _) in zip(losses(run), losses(undisturbed), strict=True):
         # float32 sums in another order, through eight steps
@@ -254,7 +254,7 @@ def test_a_checkpoint_of_other_data_is_loaded_only_with_allow_other_data(make_ru
     first = make_run("first")
     train(first)
     settings: dict[str, Any] = {"load": str(first.directory), "seq_length": 16, "train_iters": 10}
-    with pytest.raises(UnfitError, match="sample 17 of this data") as caught:
+    with pytest.raises(UnfitError, match="sample 17 of other data") as caught:
         train(make_run("second", **settings))
     assert "allow_other_data: true" in caught.value.hint
     third = make_run("third", allow_other_data=True, **settings)
