@@ -88,7 +88,7 @@ def test_a_die_that_the_driver_lost_leaves_its_twin_alone(tmp_path: Path) -> Non
 def test_a_board_without_its_driver_is_not_a_machine_without_devices(tmp_path: Path, board: Board) -> None:
     root = grow(board, tmp_path)
     (root / "sys/class/kfd").rename(root / "sys/class/gone")
-    assert failing(root)["gpu.count"] == f"0, of {8 if board is not MI250X_4 else 4} cards on the bus"
+    assert failing(root)["gpu.count"] == f"0, of {8 if board is not MI250X_4 else 4} GPUs on the bus"
 
 
 @pytest.mark.parametrize(

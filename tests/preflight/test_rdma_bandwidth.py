@@ -215,7 +215,7 @@ def test_a_client_that_hangs_is_ended_at_its_limit(tmp_path: Path) -> None:
     (tmp_path / "faults/hang-0-mlx5_0").write_text("")
     reading = perftest.send_data(Rail(index=0, hca="mlx5_0", port=1), "127.0.0.1", 1, 1, environ, limit_s=0.5)
     assert reading.gbps is None
-    assert "gave no answer in 0.5 s" in reading.problem
+    assert "gave no response in 0.5 s" in reading.problem
 
 
 def test_roce_names_its_gid_and_infiniband_does_not() -> None:

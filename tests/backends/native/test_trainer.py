@@ -256,7 +256,7 @@ def test_a_batch_that_does_not_divide_is_a_usage_error(make_run: MakeRun, train:
 
 def test_evaluation_without_validation_data_is_a_usage_error(make_run: MakeRun, train: Train, tmp_path: Path) -> None:
     prefix = _prepared(tmp_path)
-    with pytest.raises(UsageError, match="eval_interval is 2, but there is no validation data: split"):
+    with pytest.raises(UsageError, match="eval_interval is 2, and there is no validation data: split"):
         train(make_run(mock_data=False, train_data_path=str(prefix), split="100", eval_interval=2))
 
 
@@ -274,7 +274,7 @@ def test_the_test_data_is_measured_once_after_the_last_step(make_run: MakeRun, t
 def test_a_replay_with_other_data_is_refused(make_run: MakeRun, train: Train) -> None:
     run = make_run()
     (run.directory / "config" / "replayed_data_config.yaml").write_text("fingerprint: mock:1:1\n")
-    with pytest.raises(UnfitError, match="not that of the run that is replayed"):
+    with pytest.raises(UnfitError, match="differs from that of the replayed run"):
         train(run)
 
 

@@ -24,10 +24,10 @@ class Numbers:
     def __getitem__(self, index: int) -> np.ndarray:
         return np.array([self.tag, index])
 
-    def pieces(self, index: int) -> list[Piece]:
+    def find_pieces(self, index: int) -> list[Piece]:
         return [Piece(Path(str(self.tag)), index, 0, 1)]
 
-    def progress(self, num_samples: int) -> list[TokenFileProgress]:
+    def compute_progress(self, num_samples: int) -> list[TokenFileProgress]:
         return [TokenFileProgress(Path(str(self.tag)), num_samples, num_samples / 1000)]
 
 
