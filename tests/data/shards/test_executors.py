@@ -25,17 +25,23 @@ TESTS = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def ray() -> Iterator[None]:
-    """A Ray of two processors, started once."""
+def ray_variables() -> Iterator[dict[str, str]]:
+    """The environment of a Ray of two processors, started once."""
     ray = pytest.importorskip("ray")
     before = dict(os.environ)
     os.environ["PYTHONPATH"] = str(TESTS)  # where Ray's processes find the stage
     try:
         with executors._connect_ray(ray, {}, 2):
-            yield
+            yield dict(os.environ)
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+@pytest.fixture
+def ray(ray_variables: dict[str, str]) -> None:
+    """Ray starts further processes with the variables of this one, which are restored after each test."""
+    os.environ.update(ray_variables)
 
 
 @pytest.fixture(params=["local", "ray"])
