@@ -58,6 +58,7 @@ def pytest_report_header() -> str:
     return "torch: installed" if HAS_TORCH else "torch: not installed, so only the control plane is tested"
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--renew-golden"):
         items[:] = [item for item in items if "golden" in getattr(item, "fixturenames", ())]

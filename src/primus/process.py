@@ -71,7 +71,8 @@ def run_command(
         try:
             text, complaint = child.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            return CommandResult(state="slow", problem=f"{argv[0]} gave no response in {limit_s:g} s", duration_s=limit_s)
+            problem = f"{argv[0]} gave no response in {limit_s:g} s"
+            return CommandResult(state="slow", problem=problem, duration_s=limit_s)
         finally:
             end_program(child)
             for pipe in (child.stdout, child.stderr):  # which another process may keep open

@@ -124,7 +124,7 @@ def test_an_image_that_is_absent_is_one_message(engine: Podman, workplace: Path)
     line = ["container", "--engine", engine.name, "--image", "localhost/absent:1", "--pull", "never", "--", "see"]
     done = run(*line, cwd=workplace)
     assert done.returncode == 125
-    assert "image localhost/absent:1 is not here and could not be fetched" in done.stderr
+    assert "image localhost/absent:1 could not be pulled" in done.stderr
 
 
 def test_limits_are_as_high_as_they_may_be(engine: Podman, workplace: Path) -> None:
