@@ -241,7 +241,7 @@ class _DriverFiles:
 
 
 def _read_gpu_memory(tree: FileTree, group: Sequence[KfdNode]) -> tuple[int | None, str]:
-    """Memory of the GPU from KFD's banks; per die from the graphics driver where KFD has no value."""
+    """Memory of the GPU from KFD's banks; per die from the graphics driver if KFD has no value."""
     by_die = [_DriverFiles(tree, die).read_number("mem_info_vram_total") for die in _list_dies(group)]
     stated = sum(count or 0 for count in by_die) if all(by_die) else None
     if any(node.memory_bytes is None for node in group):

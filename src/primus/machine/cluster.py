@@ -26,7 +26,7 @@ class ClusterLayout(Struct, frozen=True, kw_only=True):
     master_port: int | None = None
     """Port of the rendezvous; None lets one node choose a free one."""
     sources: dict[str, str] = {}
-    """Where each value came from: a flag, a variable, or `default`."""
+    """Source of each value: a flag, a variable, or `default`."""
 
     @property
     def world_size(self) -> int:

@@ -1,4 +1,4 @@
-"""Which accelerators a process may use: their number from a few files, or the devices from the facts."""
+"""The accelerators that a process may use: their number from a few files, or the devices from the facts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def count_devices(environ: Mapping[str, str], root: Path = Path("/")) -> int:
 
 
 def _count_mig_devices(environ: Mapping[str, str], root: Path, gpus: int) -> int:
-    """CUDA shows the GPUs without MIG; where all have MIG, one instance, unless instances are selected by UUID."""
+    """Number of devices that CUDA shows: the GPUs without MIG; if all have MIG, one instance, unless instances are
+    selected by UUID."""
     whole = gpus - len(_list_mig_minors(root))
     text = environ.get("CUDA_VISIBLE_DEVICES")
     if text is None:
@@ -77,8 +78,8 @@ def _names_parts(environ: Mapping[str, str]) -> bool:
 
 
 def _list_usable_mig_parts(facts: MachineFacts, environ: Mapping[str, str]) -> tuple[Partition, ...]:
-    """What CUDA shows where some NVIDIA GPUs have MIG: instances selected by UUID, GPUs without MIG, or one instance
-    of the GPUs with MIG (NVIDIA MIG user guide, CUDA device enumeration)."""
+    """Devices that CUDA shows if some NVIDIA GPUs have MIG: instances selected by UUID, GPUs without MIG, or one
+    instance of the GPUs with MIG (NVIDIA MIG user guide, CUDA device enumeration)."""
     text = environ.get("CUDA_VISIBLE_DEVICES")
     words = [word.strip() for word in (text or "").split(",")]
     named = list(takewhile(lambda word: word.upper().startswith("MIG-"), words))

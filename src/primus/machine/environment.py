@@ -87,7 +87,7 @@ NCCL_IB_TIMEOUTS = range(1, 23)
 
 
 class Assignment(Protocol):
-    """A value and where it was set, such as `launch.plan.Variable`."""
+    """A value and its source, such as `launch.plan.Variable`."""
 
     @property
     def value(self) -> str: ...
@@ -217,7 +217,7 @@ def find_torch_version(facts: MachineFacts, path: Iterable[str]) -> str | None:
 def _find_conditions(
     facts: MachineFacts, network: Network, layout: ClusterLayout | None, torch: str | None
 ) -> set[Condition]:
-    """Which conditions hold for this launch."""
+    """The conditions that hold for this launch."""
     holds: set[Condition] = {"always"}
     if layout is not None and layout.nproc > 1 and facts.cpu.usable:
         holds.add("several processes")

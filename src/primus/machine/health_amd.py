@@ -116,7 +116,7 @@ def read_tool_vitals(
 ) -> Iterator[tuple[str, dict[int, Vitals], list[ToolCall]]]:
     """Values of each GPU from amd-smi, or from rocm-smi if amd-smi is not installed."""
     answers, calls = ask_tools(AMD_SMI, environ, timeout_s)
-    # Calls without a result are a failed or hung amd-smi: rocm-smi would use the same driver, so it is not tried.
+    # Any call means that amd-smi is installed: if it failed or hung, rocm-smi would use the same driver.
     if calls:
         yield "amd-smi", ask_amd_smi(answers, gpus, calls), calls
         return

@@ -95,7 +95,7 @@ def _find_arm_model(cpuinfo: str) -> str:
 
 
 def read_memory(tree: FileTree) -> Memory:
-    """Host memory, and the control group's limit where it is less than that."""
+    """Host memory, and the control group's limit if it is less than that."""
     values = {
         key: int(kib) * 1024
         for key, kib in re.findall(r"^(\w+):\s+(\d{1,18}) kB", tree.read_text("proc/meminfo") or "", re.MULTILINE)

@@ -32,7 +32,7 @@ FILE = "report/performance.json"
 
 
 class MeasurementPlan(Struct, frozen=True, kw_only=True):
-    """What the workers measure; `config/preflight.json` of their run."""
+    """Measurements that the workers run; `config/preflight.json` of their run."""
 
     tests: tuple[str, ...] = TESTS
     """Names from ALL_TESTS, in the order of execution."""
@@ -49,7 +49,7 @@ class MeasurementPlan(Struct, frozen=True, kw_only=True):
     gemm_size: int
     """M, N and K."""
     dtype: Dtype = "bf16"
-    """Of the matrix product; collectives and memory use fp32."""
+    """Data type of the matrix product; collectives and memory use fp32."""
     device: DeviceKind = "auto"
     """Device to measure (see machine/accelerators.py)."""
     is_quick: bool = False
@@ -57,9 +57,9 @@ class MeasurementPlan(Struct, frozen=True, kw_only=True):
     timeout_s: float = 120.0
     """Time limit of each test, and of the rendezvous."""
     last_level_cache_bytes: int | None = None
-    """From the device's profile; None lets the test read it, or use the largest known size."""
+    """From the device's profile; if None, the test reads it or uses the largest known size."""
     burn_in_s: float = 600.0
-    """How long the burn-in loads the devices."""
+    """Duration of the burn-in."""
 
 
 class Timing(Struct, frozen=True, kw_only=True):
@@ -91,12 +91,12 @@ class MeasuredFigure(Struct, frozen=True, kw_only=True):
     """None if it could not be measured."""
     unit: str = ""
     convention: str = ""
-    """What was counted, on which data: ``2MNK / median, M=N=K=8192, normal random, 3 rotating sets``."""
+    """Counted operations and their data: ``2MNK / median, M=N=K=8192, normal random, 3 rotating sets``."""
     timing: Timing | None = None
     wrong: int = 0
     """Number of wrong elements in the result."""
     problem: str = ""
-    """Why there is no value, or why it is wrong."""
+    """Reason for a missing or wrong value."""
 
 
 class WrongElements(Struct, frozen=True, kw_only=True):
@@ -121,14 +121,14 @@ class Collective(Struct, frozen=True, kw_only=True):
     """Bytes of the largest side, as measured: rounded to whole elements for every rank."""
     iterations: int = 0
     time_s: float | None = None
-    """Of the slowest rank."""
+    """Time of the slowest rank."""
     rank_times_s: tuple[float, ...] = ()
     algbw_gb_per_s: float | None = None
     busbw_gb_per_s: float | None = None
     """None for a single rank, for which it is not defined."""
     wrong: tuple[WrongElements, ...] = ()
     problem: str = ""
-    """Why there is no time: ``not offered by gloo``, ``single rank``."""
+    """Reason for a missing time: ``not offered by gloo``, ``single rank``."""
 
 
 class Pair(Struct, frozen=True, kw_only=True):
@@ -182,7 +182,7 @@ class ReferenceTraining(Struct, frozen=True, kw_only=True):
     key: str
     """Devices with the same key compute the same bits."""
     digest: str
-    """Of all losses and of the weights at the end."""
+    """Checksum of all losses and of the weights at the end."""
     last_loss: float | None = None
     """None if it is not finite."""
 
@@ -217,7 +217,7 @@ class RankResult(Struct, frozen=True, kw_only=True):
     device_name: str
     figures: tuple[MeasuredFigure, ...] = ()
     problem: str = ""
-    """Why its tests ended early."""
+    """Reason why the tests ended early; empty if all have run."""
     trainings: tuple[ReferenceTraining, ...] = ()
     """The same training several times."""
     burn_in: BurnIn | None = None
@@ -249,7 +249,7 @@ class MeasurementResults(Struct, frozen=True, kw_only=True):
     pairs: tuple[Pair, ...] = ()
     duration_s: float | None = None
     problem: str = ""
-    """Why the tests ended early; empty if all have run."""
+    """Reason why the tests ended early; empty if all have run."""
 
 
 def find_measurements_file(rank: int) -> str:

@@ -91,7 +91,7 @@ def _build_gpu(
 
 
 def _find_mig_mode(tree: FileTree, reading: NvidiaReading) -> str | None:
-    """MIG where the GPU has compute instances; these files number GPUs by their device minor."""
+    """MIG if the GPU has compute instances; these files number GPUs by their device minor."""
     folder = next((name for name in tree.list_names(GPUS) if pci.normalize_address(name) == reading.bdf), None)
     text = (tree.read_text(f"{GPUS}/{folder}/information") or "") if folder else ""
     minor = re.search(r"^Device Minor:\s*(\d+)", text, re.MULTILINE)
@@ -103,7 +103,7 @@ def _find_mig_mode(tree: FileTree, reading: NvidiaReading) -> str | None:
 
 
 def _find_profile(device_id: int | None, name: str) -> Profile | None:
-    """By the id; by the name only without an id."""
+    """The profile by the device id; by the name only without an id."""
     return (
         profile.find_profile_by_id("nvidia", device_id)
         if device_id is not None

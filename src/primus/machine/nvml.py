@@ -62,7 +62,7 @@ class NvidiaReading(Struct, frozen=True, kw_only=True):
 
 
 def read_nvml(tree: FileTree, library: str) -> list[NvidiaReading] | None:
-    """NVML's reading of each GPU; None, and a problem, where NVML is not available or does not answer in time.
+    """NVML's reading of each GPU; None, with a problem, if NVML is not available or does not respond in time.
 
     A GPU that failed is reported as a problem and hides no other GPU: its reading holds what is still known.
     """
@@ -79,7 +79,7 @@ Answer = TypeVar("Answer")
 
 
 def _ask_devices(tree: FileTree, library: str, of_gpu: Callable[[_NvmlLibrary, int], Answer]) -> list[Answer] | None:
-    """`of_gpu` of each GPU, in a thread that is abandoned where the driver hangs."""
+    """`of_gpu` of each GPU, in a thread that is abandoned if the driver hangs."""
     # The thread writes these lists and the caller reads them. `failure` starts with the timeout message, which
     # remains if the thread does not return; only a complete answer clears it. A late write changes nothing: the
     # caller has returned its result by then.
@@ -158,7 +158,7 @@ class _NvmlLibrary:
         self.require_function("nvmlInit_v2")
 
     def call_function(self, name: str, *arguments: object) -> int:
-        """Return code of a call; FUNCTION_NOT_FOUND (13) where the library is too old to have the function."""
+        """Return code of a call; FUNCTION_NOT_FOUND (13) if the library is too old to have the function."""
         function = getattr(self.library, name, None)
         return 13 if function is None else int(function(*arguments))
 
@@ -272,7 +272,7 @@ class _NvmlLibrary:
     def list_link_peers(self, device: ctypes.c_void_p) -> Iterable[str]:
         # Functions for links fail on GPUs without NVLink or for links that do not exist; both are skipped without a
         # problem.
-        """Peer of each active link; `unknown` where the platform does not report it."""
+        """Peer of each active link; `unknown` if the platform does not report it."""
         for link in range(MAX_LINKS):
             is_active, info = ctypes.c_uint(), _PciInfo()
             code = self.call_function("nvmlDeviceGetNvLinkState", device, ctypes.c_uint(link), ctypes.byref(is_active))

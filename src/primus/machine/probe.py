@@ -1,4 +1,4 @@
-"""Detects the machine from the kernel's files, and from tools where files lack a value; changes nothing."""
+"""Detects the machine from the kernel's files, and from tools for values that the files lack; changes nothing."""
 
 from __future__ import annotations
 

@@ -6,10 +6,10 @@ from primus.errors import UsageError
 from primus.machine.profile_schema import Dtype, Profile
 
 FORMULA_TOLERANCE = 0.002
-"""Between a published AMD peak and units x clock x FLOP: the rounding of data sheets."""
+"""Tolerance between a published AMD peak and units x clock x FLOP: the rounding of data sheets."""
 RATIO_TOLERANCE = 0.02
-"""Between dense fp8 and twice bf16 on NVIDIA, whose L40S data sheet lists 733 and 362; a sparse figure is off by
-100 %."""
+"""Tolerance between dense fp8 and twice bf16 on NVIDIA, whose L40S data sheet lists 733 and 362; a sparse figure is off
+by 100 %."""
 
 
 def check_profile(profile: Profile, file: str) -> None:
@@ -45,7 +45,7 @@ def _is_near(value: float, expected: float, tolerance: float) -> bool:
 
 
 def _list_peak_ratios(profile: Profile) -> list[tuple[Dtype, Dtype, int, float]]:
-    """Which peak is how many times which other, where both are known."""
+    """Pairs of known peaks with the expected ratio between them."""
     is_amd = profile.vendor == "amd"
     clocked = profile.flop_per_clock
     if is_amd and clocked.get("bf16") != clocked.get("fp16"):

@@ -27,14 +27,14 @@ EMPTY_GIDS = 16
 
 def read_rdma_devices(tree: FileTree) -> tuple[RdmaDevice, ...]:
     """RDMA devices in natural order: mlx5_2 before mlx5_10. Tools are run only on the running machine, and
-    only where the kernel's files show no device."""
+    only if the kernel's files show no device."""
     found = tuple(_read_device(tree, name) for name in tree.list_names(INFINIBAND))
     found += tuple(_read_slingshot_device(tree, name) for name in tree.list_names(CXI) if re.fullmatch(r"cxi\d+", name))
     return found or (_read_tools(tree) if tree.may_ask else ())
 
 
 def find_nic_kind(vendor_id: int | None, name: str) -> str | None:
-    """Name of the NIC plug-in that describes a device; the vendor decides, the name only where no vendor is known."""
+    """Name of the NIC plug-in that describes a device; the vendor decides, the name only if the vendor is unknown."""
     if vendor_id is not None:
         return _find_nic_kind(lambda nic: vendor_id in nic.vendor_ids)
     return _find_nic_kind(lambda nic: bool(nic.name_prefixes) and name.startswith(nic.name_prefixes))
@@ -133,7 +133,7 @@ def _read_gids(tree: FileTree, folder: str) -> tuple[Gid, ...]:
     """Entries that are not all zero; the type file of an empty entry cannot be read."""
     found: list[Gid] = []
     for index in (int(name) for name in tree.list_names(f"{folder}/gids") if name.isdecimal()):
-        # Each entry is a query to the driver, so the rest of the table is not read.
+        # A node may have 8 or more ports with 256 entries each, so the rest of the table is not read.
         if index > (found[-1].index if found else 0) + EMPTY_GIDS:
             break
         gid = tree.read_text(f"{folder}/gids/{index}")

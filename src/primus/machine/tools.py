@@ -124,7 +124,7 @@ def _merge_reading(tree: FileTree, device: Device, reading: smi.ToolReading) -> 
 
 
 def _find_profile(device: Device) -> profile.Profile | None:
-    """By the id; by the name only without an id."""
+    """The profile by the device id; by the name only without an id."""
     if device.device_id is not None:
         return profile.find_profile_by_id(device.vendor, device.device_id)
     return profile.find_profile_by_name(device.name) if device.name else None

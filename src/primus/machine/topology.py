@@ -1,4 +1,4 @@
-"""How the GPUs and NICs of a machine are connected: the link type of each pair, and warnings.
+"""Connections between the GPUs and NICs of a machine: the link type of each pair, and warnings.
 
 The link types are those of `nvidia-smi topo -m`, and XGMI for a direct link of two AMD GPUs.
 """
@@ -51,7 +51,7 @@ class TopologyEnd(Struct, frozen=True, kw_only=True):
     pci_path: tuple[str, ...] = ()
     is_up: bool = True
     detail: str = ""
-    """Of a NIC: its rate and kind, or why it is down."""
+    """Details of a NIC: its rate and kind, or why it is down."""
 
 
 class Topology(Struct, frozen=True, kw_only=True):
@@ -131,7 +131,7 @@ def find_weakly_linked_gpus(facts: MachineFacts) -> list[tuple[int, int, int]]:
 
 
 def describe_link_layout(device: Device) -> LinkLayout | None:
-    """How the GPUs of this model are linked; None for an unknown model."""
+    """The layout of links between GPUs of this model; None for an unknown model."""
     known = profile.find_profile_by_name(device.model) if device.model else None
     return known.link_layout if known else None
 
@@ -161,7 +161,7 @@ def count_expected_partitions(facts: MachineFacts, device: Device) -> int:
 
 
 def format_degraded_link(device: Device) -> str:
-    """How far the PCIe link of a GPU is below its best: ``x8 of x16``, ``16 of 32 GT/s``; empty if it is not."""
+    """Degradation of a GPU's PCIe link: ``x8 of x16``, ``16 of 32 GT/s``; empty if there is none."""
     link = device.pcie
     lacks = []
     if link.width and link.max_width and link.width < link.max_width:

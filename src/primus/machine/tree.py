@@ -33,7 +33,7 @@ class FileTree:
 
     @property
     def may_ask(self) -> bool:
-        """Whether libraries and tools may be used where files lack a value."""
+        """Whether libraries and tools may be used for values that the files lack."""
         return self.is_live and not self.files_only
 
     def read_text(self, path: str) -> str | None:

@@ -76,7 +76,7 @@ class Vitals(Struct, frozen=True, kw_only=True):
     shares_host_memory: bool | None = None
     """Whether the device uses host memory, so that it reports no separate memory in use."""
     throttle: tuple[str, ...] | None = None
-    """Why the clock is throttled now; empty if it is not."""
+    """Reasons why the clock is throttled now; empty if it is not."""
     pcie_replays: int | None = None
     clock_mhz: float | None = None
     max_clock_mhz: float | None = None
@@ -88,10 +88,10 @@ class ToolCall(Struct, frozen=True, kw_only=True):
     """A tool that was called."""
 
     tool: str
-    """With its first argument: ``amd-smi metric``."""
+    """Name of the tool with its first argument: ``amd-smi metric``."""
     seconds: float
     problem: str = ""
-    """Why its output is not usable; empty if it is."""
+    """Reason why its output cannot be used; empty if it can."""
 
 
 def ask_tools(

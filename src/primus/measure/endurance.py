@@ -38,7 +38,7 @@ class EnduranceWorkload(NamedTuple):
 
     train: Train | None = None
     multiply: Multiply = gemm.multiply_matrices
-    """Of the burn-in."""
+    """The product of the burn-in."""
 
 
 WORKLOAD = EnduranceWorkload()

@@ -14,7 +14,8 @@ from primus.machine.measurements import MeasuredFigure
 from primus.measure.timing import Clock, Effort, measure_call
 
 SCALAR = 0.4
-"""As in BabelStream, like the operations, their names and the bytes counted (UoB-HPC/BabelStream, README)."""
+"""Value in BabelStream, which also defines the operations, their names and the bytes counted (UoB-HPC/BabelStream,
+README)."""
 CACHES_IN_ARRAY = 4
 """Arrays are at least this many times the last-level cache (STREAM's rule, cs.virginia.edu/stream/ref.html)."""
 MOST_PEER_COPIES = 16

@@ -48,7 +48,7 @@ DEVICE_SHARE = 0.5
 """Share of a device's free memory."""
 SANITY_SIZES = {"cuda": 2048, "cpu": 256}
 COPY_BYTES = 256 * 2**20
-"""As in TransferBench's acceptance test for AMD Instinct."""
+"""Size of the copies in TransferBench's acceptance test for AMD Instinct."""
 MOST_FIGURES = 5
 """Parts of one device test, each with its own limit; other ranks may wait for their sum."""
 LONGEST_S = 10.0

@@ -1,4 +1,4 @@
-"""Compare several nodes: differences between them, which are fit, and which did not respond."""
+"""Compare the nodes of a preflight: differences, verdicts, and nodes that did not respond."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ClusterReport(Struct, frozen=True, kw_only=True):
     """Groups of checks that were requested."""
     world_size: int = 1
     nodes: tuple[NodeReport, ...] = ()
-    """By node rank."""
+    """Reports of the nodes, in the order of their ranks."""
     findings: tuple[CheckFinding, ...] = ()
     """Findings that compare nodes or concern nodes that did not respond; `host` names the node."""
     expected_nodes: tuple[str, ...] = ()

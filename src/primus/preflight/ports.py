@@ -1,4 +1,4 @@
-"""Checks of the RDMA ports: which are used, whether they are up, and the problems that they and their NICs report."""
+"""Checks of the RDMA ports: selection, state, and the problems that the ports and their NICs report."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class RdmaInventory(Struct, frozen=True, kw_only=True):
     address: str = ""
     rails: tuple[Rail, ...] = ()
     problem: str = ""
-    """Why the node cannot take part."""
+    """Reason why the node cannot take part; empty if it can."""
 
 
 Transfers = Callable[[Sequence[Transfer]], Mapping[Transfer, TransferReading]]

@@ -31,7 +31,7 @@ class HistogramBar(Struct, frozen=True, kw_only=True):
     last: int
     """Largest number."""
     count: int
-    """Number of things."""
+    """Number of items."""
     weight: int
     """Their sum, such as the tokens of these documents."""
 
@@ -41,8 +41,8 @@ def format_text_histogram(bars: Sequence[HistogramBar], things: str, unit: str) 
 
     Args:
         bars: The ranges, in order.
-        things: What is counted, such as ``documents``.
-        unit: What is summed, such as ``tokens``.
+        things: Name of the counted items, such as ``documents``.
+        unit: Name of the summed unit, such as ``tokens``.
     """
     highest, _, weight = _compute_totals(bars)
     rows = [
