@@ -5,7 +5,7 @@
 
 VENV ?=
 JOBS ?= $(shell echo $$(($$(nproc) + 1)))
-in_parallel = -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+in_parallel = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 in_venv = venv="$(or $(VENV),$$(./primus-cli setup --dev))" && PATH="$$venv/bin:$$PATH" &&
 
 .DEFAULT_GOAL := help

@@ -7,6 +7,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -33,7 +34,15 @@ USER_VARIABLES = (
 
 USER_PREFIXES = ("PRIMUS_", "SLURM_", "SBATCH_", "SRUN_", "PET_", "TORCHELASTIC_")
 
-SLOW_FOLDERS = ("test_bootstrap.py", "bootstrap", "launch", "backends", "test_documented_commands.py", "data")
+SLOW_FOLDERS = (
+    "cluster",
+    "test_bootstrap.py",
+    "bootstrap",
+    "launch",
+    "backends",
+    "test_documented_commands.py",
+    "data",
+)
 """Folders and files that take longest, the longest first."""
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -58,7 +67,6 @@ def pytest_report_header() -> str:
     return "torch: installed" if HAS_TORCH else "torch: not installed, so only the control plane is tested"
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--renew-golden"):
         items[:] = [item for item in items if "golden" in getattr(item, "fixturenames", ())]
@@ -74,23 +82,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if absent:
                 item.add_marker(pytest.mark.skip(reason=absent[0]))
     if hasattr(config, "workerinput"):
-        _group_tests(items)
+        items.sort(key=_start_order)  # the longest first, so that no process ends alone
 
 
-def _group_tests(items: list[pytest.Item]) -> None:
-    """Keep each file on one worker, so that its module fixtures are made once, and all cluster tests on one.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep each file on one process, so that its module fixtures are made once, and all cluster tests on one.
 
-    Cluster tests share the machine's daemons. The groups that take longest start first, so that no worker ends alone.
+    Cluster tests share the machine's daemons and ports. The marker xdist_group does not work here: pytest 9 ignores
+    the names that pytest-xdist 3.8 gives to tests.
     """
-    for item in items:
-        is_cluster = item.get_closest_marker("cluster") is not None
-        item.add_marker(pytest.mark.xdist_group("cluster" if is_cluster else str(item.path)))
-    items.sort(key=_start_order)
+    from xdist.scheduler import LoadFileScheduling
+
+    class FileScheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/cluster" if nodeid.startswith("tests/cluster/") else super()._split_scope(nodeid)
+
+    return FileScheduling(config, log)
 
 
 def _start_order(item: pytest.Item) -> int:
-    if item.get_closest_marker("cluster"):
-        return -1
     folder = item.path.relative_to(Path(__file__).parent).parts[0]
     return SLOW_FOLDERS.index(folder) if folder in SLOW_FOLDERS else len(SLOW_FOLDERS)
 
