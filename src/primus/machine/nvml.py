@@ -101,8 +101,9 @@ def _ask_devices(tree: FileTree, library: str, of_gpu: Callable[[_NvmlLibrary, i
     asking.join(LIMIT_S)
     for problem in problems[:]:  # a copy: a hung call may still append
         tree.note_problem(library, problem)
-    if failure:
-        tree.note_problem(library, failure[0])
+    reasons = failure[:]  # a copy: a late answer may still clear it
+    if reasons:
+        tree.note_problem(library, reasons[0])
         return None
     return found
 
