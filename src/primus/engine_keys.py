@@ -1,0 +1,125 @@
+"""What a training engine does with each key of an experiment, read from the engine's `keys.yaml`.
+
+A `keys.yaml` maps each key of the schema to a rule:
+
+    hidden_size: {field: base_emb_dim}                       # the engine's name of the setting
+    seed: {session: true}                                    # applied outside the engine, alike for all engines
+    num_experts: {refused: mixture-of-experts layers}        # only the default is accepted
+    rope_type: {field: rope.scaling, accepts: [default, llama3], refused: yarn rope scaling}
+    clip_grad: {field: max_norm, differs: adds 1e-6 to the norm}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from primus.config.schema import GROUPS, OWNERS, Trainer
+from primus.errors import UsageError
+
+FILE_NAME = "keys.yaml"
+
+
+class KeyRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an engine does with one key."""
+
+    field: str = ""
+    """The engine's own name of the setting, or of what it is converted to."""
+    session: bool = False
+    """Whether the key is applied outside the engine (data, schedule, reports, checkpoint folders)."""
+    refused: str = ""
+    """What the engine does not support: ``native does not support <refused>``."""
+    accepts: list[Any] = msgspec.field(default_factory=list)
+    """Values beside the default that a key with `refused` accepts."""
+    differs: str = ""
+    """How the result differs from that of native although the value is accepted."""
+    note: str = ""
+    """More about the conversion, for the documentation."""
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.field) or self.session or bool(self.refused)
+
+
+KeyRules = Mapping[str, KeyRule]
+"""The rule of each key of the schema."""
+
+
+class KeyDifference(Struct, frozen=True, kw_only=True):
+    """A setting in which an engine cannot agree with native."""
+
+    key: str
+    value: Any
+    reason: str
+    is_refused: bool
+    """Whether the engine refuses the value, or trains with a difference."""
+
+
+def read_key_rules(folder: Path) -> dict[str, KeyRule]:
+    """The rules in the `keys.yaml` of an engine's folder."""
+    import yaml  # as elsewhere in the control plane: not for commands that read no YAML
+
+    text = (folder / FILE_NAME).read_text(encoding="utf-8")
+    values = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
+    return msgspec.convert(values, dict[str, KeyRule])
+
+
+def list_key_differences(rules: KeyRules, trainer: Trainer) -> list[KeyDifference]:
+    """The settings of `trainer` that the engine refuses, then those in which it differs from native."""
+    found = []
+    for key, rule in rules.items():
+        value = _read_value(trainer, key)
+        if rule.refused and not _is_accepted(rule, key, value):
+            found.append(KeyDifference(key=key, value=value, reason=rule.refused, is_refused=True))
+        elif rule.differs and _is_set(key, value):
+            found.append(KeyDifference(key=key, value=value, reason=rule.differs, is_refused=False))
+    return sorted(found, key=lambda difference: not difference.is_refused)
+
+
+def check_key_rules(engine: str, rules: KeyRules, trainer: Trainer, hint: str = "") -> None:
+    """Accept an experiment whose values the engine supports.
+
+    Raises:
+        UsageError: A value is refused; the message names the first such key.
+    """
+    for difference in list_key_differences(rules, trainer):
+        if difference.is_refused:
+            value = format_yaml_value(difference.value)
+            raise UsageError(
+                f"{difference.key}: {value}: {engine} does not support {difference.reason}",
+                hint or f"{_format_accepted_values(rules, difference.key)}, or choose another framework",
+            )
+
+
+def format_yaml_value(value: Any) -> str:
+    """A value as it is written in YAML."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _read_value(trainer: Trainer, key: str) -> Any:
+    return getattr(getattr(trainer, OWNERS[key]), key)
+
+
+def _find_default(key: str) -> Any:
+    field = next(field for field in structs.fields(GROUPS[OWNERS[key]]) if field.name == key)
+    return None if field.required else field.default
+
+
+def _is_accepted(rule: KeyRule, key: str, value: Any) -> bool:
+    return value == _find_default(key) or value in rule.accepts
+
+
+def _is_set(key: str, value: Any) -> bool:
+    """Whether a setting takes effect: one that is off cannot differ."""
+    return value not in (None, False, 0) or _find_default(key) not in (None, False, 0)
+
+
+def _format_accepted_values(rules: KeyRules, key: str) -> str:
+    values = " or ".join(format_yaml_value(value) for value in [_find_default(key), *rules[key].accepts])
+    return f"set {key}: {values}"
