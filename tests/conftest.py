@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 
 from components import why_absent
+from engine_python import why_not_installed
 from primus import redaction
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -77,6 +78,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for mark, reason in reasons.items():
             if reason and item.get_closest_marker(mark):
                 item.add_marker(pytest.mark.skip(reason=reason))
+        for mark in item.iter_markers("engine"):
+            absent = [reason for reason in map(why_not_installed, mark.args) if reason]
+            if absent:
+                item.add_marker(pytest.mark.skip(reason=absent[0]))
         for mark in item.iter_markers("cluster"):
             absent = [reason for reason in map(why_absent, mark.args) if reason]
             if absent:

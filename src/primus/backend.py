@@ -51,5 +51,14 @@ class Backend(Protocol):
         Default: False."""
         return False
 
+    @property
+    @optional
+    def ENGINES(self) -> Collection[str]:
+        """Engines that `train` drives, preferred first: names of files `engines/NAME.yaml`, which state the package,
+        its supported versions, and what `setup --engine NAME` installs. Workers are started by the interpreter of the
+        first one that is installed; the launch refuses another version than the supported ones. Default: none; workers
+        run in the main environment."""
+        return ()
+
 
 BACKENDS = PlugInKind[Backend]("backends", Backend)

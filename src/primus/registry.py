@@ -39,10 +39,11 @@ FOLDERS = {
     "sources": "data/sources",
     "models": "presets/models",
     "trainers": "presets/trainers",
+    "engines": "presets/engines",
 }
 """Folder in the package that holds the plug-ins of each kind."""
 
-DATA_KINDS = frozenset({"models", "trainers", "profiles", "architectures", "nics"})
+DATA_KINDS = frozenset({"models", "trainers", "engines", "profiles", "architectures", "nics"})
 """Kinds whose plug-ins are YAML files."""
 
 PYTHON_DATA_KINDS = frozenset({"profiles", "architectures", "nics"})

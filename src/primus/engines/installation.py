@@ -1,0 +1,103 @@
+"""Find where an engine is installed: in its environment, in a checkout, or beside primus."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+
+from primus.engines.requirement import EngineRequirement
+from primus.engines.site_folders import find_module_folder, find_version, list_import_folders
+
+FOLDER_VARIABLE = "PRIMUS_ENGINES"
+"""Variable that names the folder of the environments, for example on a shared file system."""
+RECORD_FILE = "primus-engine.json"
+"""File in an environment that `setup --engine` has made: what it holds. Other environments are the user's own."""
+
+Place = Literal["environment", "checkout", "main environment"]
+
+
+class EngineInstallation(Struct, frozen=True, kw_only=True):
+    """An installed engine, and the interpreter that imports it."""
+
+    engine: str
+    """Name of the engine: ``torchtitan``."""
+    place: Place
+    python: str
+    """Interpreter that starts the workers."""
+    version: str | None
+    """None if the package does not state its version in a file."""
+    folder: str
+    """Folder that holds the package."""
+
+    def format_place(self) -> str:
+        """`in the environment PATH`, for messages."""
+        if self.place == "checkout":
+            return f"in the checkout {self.folder}"
+        where = Path(self.python).parent.parent if self.place == "environment" else self.folder
+        return f"in the {self.place} {where}"
+
+
+def environment_folder(environ: Mapping[str, str]) -> Path:
+    """Folder that holds an environment for each engine: `$PRIMUS_ENGINES`, else `engines` in the main environment."""
+    named = environ.get(FOLDER_VARIABLE)
+    return Path(named).expanduser().absolute() if named else Path(sys.prefix) / "engines"
+
+
+def environment_python(name: str, environ: Mapping[str, str]) -> Path:
+    """Interpreter of the environment of the engine `name`, whether it exists or not."""
+    return environment_folder(environ) / name / "bin" / "python"
+
+
+def find_installation(
+    name: str, engine: EngineRequirement, environ: Mapping[str, str], python: str = sys.executable
+) -> EngineInstallation | None:
+    """The installation of an engine that workers would use; None if it is not installed.
+
+    A checkout that a variable names takes precedence; it runs in the environment of the engine where there is one.
+    Then the environment, then the packages of `python`, such as those of an image.
+    """
+    own = environment_python(name, environ)
+    folders = list_import_folders(own.parent.parent) if os.access(own, os.X_OK) else []
+    checkout = _find_checkout(engine, environ)
+    if checkout:
+        interpreter = str(own) if folders else python
+        version = find_version(engine.package, engine.module, [checkout])
+        return EngineInstallation(engine=name, place="checkout", python=interpreter, version=version, folder=checkout)
+    found = _find_in(name, engine, "environment", str(own), folders)
+    return found or _find_in(name, engine, "main environment", python, _list_own_path(environ))
+
+
+def _find_in(
+    name: str, engine: EngineRequirement, place: Place, python: str, folders: Sequence[str]
+) -> EngineInstallation | None:
+    folder = find_module_folder(engine.module, folders)
+    if folder is None:
+        return None
+    version = find_version(engine.package, engine.module, folders)
+    return EngineInstallation(engine=name, place=place, python=python, version=version, folder=str(folder))
+
+
+def _find_checkout(engine: EngineRequirement, environ: Mapping[str, str]) -> str | None:
+    named = [environ[name] for name in engine.checkout_variables if environ.get(name)]
+    return next((each for each in named if find_module_folder(engine.module, [each])), None)
+
+
+def _list_own_path(environ: Mapping[str, str]) -> list[str]:
+    """Import path of this interpreter, with the folders of PYTHONPATH that its workers get."""
+    named = [each for each in environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    return list(dict.fromkeys([*named, *(entry for entry in sys.path if entry)]))
+
+
+def find_python_version(python: Path) -> str:
+    """Version of an interpreter such as ``3.11``, from the names of the files of its environment."""
+    if Path(sys.executable) == python:
+        return f"{sys.version_info[0]}.{sys.version_info[1]}"
+    folders = sorted(python.parent.parent.glob("lib/python3.*"))
+    match = re.fullmatch(r"python(3\.\d+)", folders[-1].name) if folders else None
+    return match[1] if match else f"{sys.version_info[0]}.{sys.version_info[1]}"

@@ -1,0 +1,73 @@
+"""What a backend requires of an engine, such as TorchTitan: the data of `presets/engines/NAME.yaml`."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from primus import registry
+from primus.config.data_file import convert_data, read_data_file
+from primus.errors import PrimusError
+from primus.patch import includes_version
+
+
+class EnginePackages(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The packages of an engine's environment on some versions of Python."""
+
+    packages: tuple[str, ...]
+    """Pinned requirements: ``torchtitan==0.3.0``."""
+    if_missing: dict[str, str] = {}
+    """Pinned requirement by the module that it provides; installed unless the shared packages provide the module."""
+    pins: tuple[str, ...] = ()
+    """Versions of the packages that these require and that the shared packages do not provide."""
+    download_mb: int = 0
+    """Approximate size of the download in MB."""
+
+
+class EngineRequirement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An engine: `presets/engines/NAME.yaml`, named in the `ENGINES` of the backend that drives it.
+
+    The first comment of the file is its summary.
+    """
+
+    title: str
+    """Name in messages: ``TorchTitan``."""
+    module: str
+    """Import name: ``megatron.core``."""
+    package: str
+    """Name of the distribution: ``megatron-core``."""
+    versions: str
+    """Range of versions that the backend is written for: ``>=0.16,<0.20``."""
+    python: dict[str, EnginePackages] = {}
+    """Packages of the environment that `setup --engine NAME` makes, by range of Python versions (``>=3.11,<3.12``); the
+    first range that includes the version counts. Empty: the engine comes from an image, or from an environment that the
+    user makes."""
+    is_separate: bool = False
+    """Whether its environment shares no packages with the main one, because they conflict."""
+    checkout_variables: tuple[str, ...] = ()
+    """Variables that name a checkout of the engine, which takes precedence over an installed package."""
+    remedy: str = ""
+    """What to do where no environment can be made."""
+
+    def find_packages(self, python_version: str) -> EnginePackages | None:
+        """The packages of an environment on a version of Python; None if the engine is not available for it."""
+        return next(
+            (each for versions, each in self.python.items() if includes_version(versions, python_version)), None
+        )
+
+
+def read_engine(name: str) -> EngineRequirement:
+    """The requirement of the engine `name`.
+
+    Raises:
+        UsageError: There is no such engine, or its file is invalid.
+    """
+    path = registry.find_plug_in_file("engines", name)
+    if path is None:
+        raise PrimusError(f"engine '{name}': an entry point cannot provide an engine", "put a YAML file in engines/")
+    file = read_data_file(path)
+    return convert_data(file.values, EngineRequirement, [file])
+
+
+def list_engines() -> dict[str, EngineRequirement]:
+    """All known engines by name."""
+    return {name: read_engine(name) for name in registry.list_plug_ins("engines")}
