@@ -6,9 +6,6 @@ F feed-forward width, V vocabulary.
 
 from __future__ import annotations
 
-import math
-import zlib
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,6 +16,7 @@ from primus.backends.native import documents, ops, rope
 from primus.backends.native.documents import DocumentHandling
 from primus.backends.native.loss import cross_entropy
 from primus.backends.native.support import check_model
+from primus.checkpoint.initial_weights import draw_initial_value
 from primus.config.schema import ModelSpec
 from primus.model import head_dim, num_query_groups
 
@@ -42,16 +40,12 @@ def build_model(
 
 
 def initialise_weights(model: Transformer, seed: int) -> None:
-    """Fill every weight in place, sharded or not, from `seed` and the weight's name.
-
-    Matrices are normal with `init_method_std`; those that write to the residual stream are divided by
-    sqrt(2 x layers), as Megatron-LM's `scaled_init_method_normal`. Norms are one, biases zero.
-    """
+    """Fill every weight in place, sharded or not, from `seed` and the weight's name (`draw_initial_value`)."""
     spec = model.spec
     with torch.no_grad():
         model.frequencies.copy_(rope.compute_frequencies(spec, head_dim(spec)))
         for name, weight in model.named_parameters():
-            _fill_weight(weight, _draw_initial_value(name, weight.shape, spec, seed))
+            _fill_weight(weight, draw_initial_value(name, weight.shape, spec, seed))
 
 
 class Transformer(nn.Module):
@@ -180,18 +174,6 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.rms_norm(x, self.weight, self.epsilon)
-
-
-def _draw_initial_value(name: str, shape: torch.Size, spec: ModelSpec, seed: int) -> Tensor:
-    """The whole initial value of one weight, float32 on the CPU."""
-    if name.endswith(".bias"):
-        return torch.zeros(shape)
-    if len(shape) == 1:
-        return torch.ones(shape)
-    to_residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
-    std = spec.init_method_std / math.sqrt(2 * spec.num_layers) if to_residual else spec.init_method_std
-    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # it keeps 32 bits
-    return torch.empty(shape).normal_(0.0, std, generator=generator)
 
 
 def _fill_weight(weight: Tensor, value: Tensor) -> None:

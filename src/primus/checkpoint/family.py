@@ -1,0 +1,279 @@
+"""Model families: which tensors a model has, by their Hugging Face names, and where an engine keeps them.
+
+A family is a file in `families/`, named as the `model_type` of Hugging Face. `extends:` takes over another family's
+tensors and rules; an entry of the same name replaces, `null` removes. Imports no tensor library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from primus import model
+from primus.config.schema import ModelSpec
+from primus.errors import UsageError, did_you_mean
+
+FAMILIES = Path(__file__).parent / "families"
+
+CONDITIONS: dict[str, Callable[[ModelSpec], bool]] = {
+    "untied": lambda spec: spec.untie_embeddings_and_output_weights,
+    "experts": lambda spec: spec.num_experts is not None,
+    "shared_experts": lambda spec: spec.moe_shared_expert_intermediate_size is not None,
+    "expert_bias": lambda spec: spec.moe_router_enable_expert_bias,
+    "qkv_bias": lambda spec: spec.add_qkv_bias,
+    "linear_bias": lambda spec: spec.add_bias_linear,
+    "qk_norm": lambda spec: spec.qk_layernorm,
+    "latent_attention": lambda spec: spec.multi_latent_attention,
+    "latent_query": lambda spec: spec.q_lora_rank is not None,
+    "sinks": lambda spec: spec.attention_sinks,
+}
+"""What `when:` may ask of a model; `not NAME` is the opposite. `dense` and `moe` ask the layer."""
+
+UNSUPPORTED = {
+    "hybrid_layer_pattern": "layers of several kinds",
+    "attention_output_gate": "gated attention",
+    "qk_layernorm_across_heads": "query and key norms across heads",
+    "global_kv_channels": "heads of several widths",
+    "no_rope_freq": "layers without rotary embedding",
+    "attention_chunk_size": "chunked attention",
+    "post_layernorm": "norms after attention and feed-forward",
+    "final_logit_softcapping": "soft-capped logits",
+    "num_residual_streams": "hyper-connections",
+    "attn_res_block_size": "attention residuals",
+    "moe_shared_expert_gate": "a gate on the shared experts",
+    "moe_latent_size": "experts of a latent width",
+    "moe_parallel_dense": "experts in parallel with a dense feed-forward",
+    "dsa_indexer_n_heads": "the indexer of sparse attention",
+    "o_lora_rank": "a latent output projection",
+}
+"""Fields of a ModelSpec for whose weights no family has names, with their meaning."""
+
+
+class HubTensor(Struct, frozen=True, forbid_unknown_fields=True):
+    """One tensor of Hugging Face files."""
+
+    shape: list[str]
+    when: list[str] = []
+
+
+class EngineRule(Struct, frozen=True, forbid_unknown_fields=True):
+    """The hub tensors of which one tensor of an engine consists."""
+
+    hub: list[str]
+    rows: str = "keep"
+    tied: str | None = None
+    """Hub tensor in their place where the model does not have them: the embedding, for a copy in the output head."""
+
+
+class ModelFamily(Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of `families/`, with what it extends."""
+
+    when: list[str]
+    """Conditions of the models that belong to it."""
+    architecture: str
+    """The class in transformers."""
+    hub: dict[str, HubTensor | list[str] | None]
+    engines: dict[str, dict[str, EngineRule | str | None]]
+
+
+class TensorPart(NamedTuple):
+    """A matrix or vector: a tensor, or one expert of a tensor that stacks all of them."""
+
+    name: str
+    expert: int | None = None
+    transposed: bool = False
+
+
+class NameRule(NamedTuple):
+    """The hub parts that one part of an engine's tensors consists of."""
+
+    engine: TensorPart
+    hub: tuple[TensorPart, ...]
+    rows: str
+
+
+def choose_family(spec: ModelSpec) -> tuple[str, ModelFamily]:
+    """The family of a model, and its name.
+
+    Raises:
+        UsageError: Weights of such a model have no names; says which field.
+    """
+    defaults = {field.name: field.default for field in msgspec.structs.fields(ModelSpec)}
+    for field, meaning in UNSUPPORTED.items():
+        if getattr(spec, field) != defaults[field]:
+            raise UsageError(
+                f"{field}: {getattr(spec, field)}: checkpoints of models with {meaning} cannot be converted",
+                f"families with weight names: {', '.join(list_families())}",
+            )
+    for name in list_families():
+        family = load_family(name)
+        if all(_holds(condition, spec) for condition in family.when):
+            return name, family
+    asked = ", ".join(name for name, holds in CONDITIONS.items() if holds(spec)) or "a dense model"
+    raise UsageError(
+        f"no model family has these features together: {asked}",
+        f"families with weight names: {', '.join(list_families())}",
+    )
+
+
+def list_families() -> list[str]:
+    """Names of all families."""
+    return sorted(file.stem for file in FAMILIES.glob("*.yaml"))
+
+
+@cache
+def load_family(name: str) -> ModelFamily:
+    """The family in the file of this name, with what it extends."""
+    return msgspec.convert(_merge_files(name), ModelFamily)
+
+
+def list_hub_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor that a model has in Hugging Face files, in their order there.
+
+    Raises:
+        UsageError: Weights of such a model have no names.
+    """
+    family = choose_family(spec)[1]
+    symbols = _compute_symbols(spec)
+    shapes = {}
+    for pattern, entry in family.hub.items():
+        if entry is None:
+            continue
+        tensor = entry if isinstance(entry, HubTensor) else HubTensor(entry)
+        shape = tuple(symbols[symbol] for symbol in tensor.shape)
+        for layer in _list_layers(pattern, tensor.when, spec):
+            for name, _ in _fill_pattern(pattern, layer, spec):
+                shapes[name] = shape
+    return dict(sorted(shapes.items(), key=lambda item: _order_key(item[0])))
+
+
+def list_rules(spec: ModelSpec, engine: str) -> list[NameRule]:
+    """Rules of an engine for all tensors of a model.
+
+    Raises:
+        UsageError: The engine has no names for models of this family.
+    """
+    name, family = choose_family(spec)
+    if engine not in family.engines:
+        raise UsageError(
+            f"{engine}: no names for the weights of {family.architecture}", did_you_mean(engine, family.engines)
+        )
+    shapes = list_hub_shapes(spec)
+    rules = []
+    for pattern, entry in family.engines[engine].items():
+        if entry is not None:
+            rule = entry if isinstance(entry, EngineRule) else EngineRule([entry])
+            rules += _fill_rule(pattern, rule, spec, shapes)
+    _check_complete(rules, shapes, name, engine)
+    return rules
+
+
+def _fill_rule(pattern: str, rule: EngineRule, spec: ModelSpec, shapes: dict[str, tuple[int, ...]]) -> list[NameRule]:
+    """A rule for each layer and expert of the model that has its hub tensors."""
+    rules = []
+    for layer in range(spec.num_layers + spec.mtp_num_layers) if "<layer>" in pattern else [0]:
+        for filled, expert in _fill_pattern(pattern, layer, spec, ",".join(rule.hub)):
+            hub = [_parse_part(name, layer, expert) for name in rule.hub]
+            if rule.tied and hub[0].name not in shapes:
+                hub = [_parse_part(rule.tied, layer, expert)]
+            if all(part.name in shapes for part in hub):
+                rules.append(NameRule(_parse_part(filled, layer, expert), tuple(hub), rule.rows))
+    return rules
+
+
+def _fill_pattern(pattern: str, layer: int, spec: ModelSpec, others: str = "") -> Iterator[tuple[str, int]]:
+    """Names of one layer, one for each expert where the pattern or the other side of its rule asks for experts."""
+    filled = pattern.replace("<layer>", str(layer))
+    if "<expert>" not in pattern + others and "[expert]" not in pattern + others:
+        yield filled, 0
+        return
+    for expert in range(spec.num_experts or 0):
+        yield filled.replace("<expert>", str(expert)), expert
+
+
+def _parse_part(text: str, layer: int, expert: int) -> TensorPart:
+    """A tensor's name; `[expert]` is one expert of a stack, `.T` after it its transpose."""
+    name, stacked, rest = text.replace("<layer>", str(layer)).replace("<expert>", str(expert)).partition("[expert]")
+    return TensorPart(name, expert if stacked else None, rest == ".T")
+
+
+def _list_layers(pattern: str, when: list[str], spec: ModelSpec) -> list[int]:
+    """Layers in which a model has a tensor; layer 0 stands for none."""
+    asked = [condition for condition in when if condition not in ("dense", "moe", "mtp")]
+    if not all(_holds(condition, spec) for condition in asked):
+        return []
+    if "<layer>" not in pattern:
+        return [0]
+    # The layers of multi-token prediction follow the others, and are like the last one.
+    kinds = [layer.moe for layer in model.list_layers(spec)]
+    kinds += kinds[-1:] * spec.mtp_num_layers
+    layers = range(spec.num_layers if "mtp" in when else 0, len(kinds))
+    return [layer for layer in layers if ("dense" in when) <= (not kinds[layer]) and ("moe" in when) <= kinds[layer]]
+
+
+def _check_complete(rules: list[NameRule], shapes: dict[str, tuple[int, ...]], name: str, engine: str) -> None:
+    """Every hub tensor has a place in the engine."""
+    missing = shapes.keys() - {part.name for rule in rules for part in rule.hub}
+    if missing:
+        raise UsageError(
+            f"{engine}: no name for {min(missing)} of this {name} model", f"{engine} cannot hold such a model"
+        )
+
+
+def _compute_symbols(spec: ModelSpec) -> dict[str, int]:
+    """The sizes that shapes in `families/` are made of."""
+    heads, head = spec.num_attention_heads, model.head_dim(spec)
+    latent, rotary = spec.kv_lora_rank or 0, spec.qk_pos_emb_head_dim or 0
+    return {
+        "vocabulary": spec.vocab_size,
+        "hidden": spec.hidden_size,
+        "two_hidden": 2 * spec.hidden_size,
+        "ffn": spec.ffn_hidden_size,
+        "heads": heads,
+        "head": head,
+        "query": heads * head,
+        "key_value": model.num_query_groups(spec) * head,
+        "experts": spec.num_experts or 0,
+        "expert_ffn": model.expert_ffn_size(spec),
+        "two_expert_ffn": 2 * model.expert_ffn_size(spec),
+        "shared_ffn": spec.moe_shared_expert_intermediate_size or 0,
+        "query_latent": spec.q_lora_rank or 0,
+        "latent": latent,
+        "latent_and_rotary": latent + rotary,
+        "latent_keys_and_values": heads * ((spec.qk_head_dim or 0) + model.value_head_dim(spec)),
+        "values": heads * model.value_head_dim(spec),
+    }
+
+
+def _holds(condition: str, spec: ModelSpec) -> bool:
+    negated, _, name = condition.rpartition("not ")
+    return CONDITIONS[name or negated](spec) != condition.startswith("not ")
+
+
+def _order_key(name: str) -> tuple[int, list[int | str]]:
+    """Embedding, layers by number, then the rest, as in published files."""
+    parts: list[int | str] = [int(part) if part.isdigit() else part for part in name.split(".")]
+    if "layers" not in parts:
+        return (0 if "embed" in name else 2), [0, name]
+    layer = parts[parts.index("layers") + 1]
+    return 1, [layer, ".".join(f"{part:06d}" if isinstance(part, int) else part for part in parts)]
+
+
+def _merge_files(name: str) -> dict[str, Any]:
+    import yaml  # config has loaded it where there is an experiment
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    read: dict[str, Any] = yaml.load((FAMILIES / f"{name}.yaml").read_text(encoding="utf-8"), loader)  # noqa: S506
+    parent = read.pop("extends", None)
+    if parent is None:
+        return read
+    merged = _merge_files(parent)
+    engines = merged["engines"]
+    for engine, rules in read.pop("engines", {}).items():
+        engines[engine] = {**engines.get(engine, {}), **rules}
+    return {**merged, **read, "hub": {**merged["hub"], **read.get("hub", {})}, "engines": engines}

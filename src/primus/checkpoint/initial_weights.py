@@ -1,0 +1,83 @@
+"""Initial weights by seed and name, the same on every engine, device and number of processes."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from primus.checkpoint.family import choose_family, list_hub_shapes, list_rules
+from primus.checkpoint.renaming import HubNames, compute_engine_shapes
+from primus.checkpoint.weights import TensorInfo, WeightReader, get_bounds
+from primus.config.schema import ModelSpec
+
+RESIDUAL_OUTPUTS = (
+    *("attention.output.weight", "feed_forward.down.weight"),
+    *("o_proj.weight", "down_proj.weight", "down_proj", ".w2.weight"),
+)
+"""Ends of names, in native and in the hub, of the matrices that write to the residual stream."""
+
+
+def draw_initial_value(name: str, shape: tuple[int, ...], spec: ModelSpec, seed: int) -> Tensor:
+    """The whole initial value of a weight, by its name in native or in the hub, float32 on the CPU.
+
+    Matrices are normal with `init_method_std`; those that write to the residual stream are divided by
+    sqrt(2 x layers), as Megatron-LM's `scaled_init_method_normal`. Norms (and sinks) are one, biases zero.
+    """
+    if name.endswith("bias"):
+        return torch.zeros(shape)
+    if len(shape) == 1:
+        return torch.ones(shape)
+    std = spec.init_method_std
+    if name.endswith(RESIDUAL_OUTPUTS):
+        std /= math.sqrt(2 * spec.num_layers)
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # it keeps 32 bits
+    return torch.empty(shape).normal_(0.0, std, generator=generator)
+
+
+class DrawnWeights:
+    """Tensors that are drawn when they are read; the last one is kept."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], spec: ModelSpec, seed: int) -> None:
+        self._shapes, self._spec, self._seed = shapes, spec, seed
+        self._last: tuple[str, Tensor] | None = None
+
+    def list_tensors(self) -> dict[str, TensorInfo]:
+        return {name: TensorInfo(shape, torch.float32) for name, shape in self._shapes.items()}
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        # One draw serves query, key and value, which are parts of one tensor of native.
+        if self._last is None or self._last[0] != name:
+            self._last = name, draw_initial_value(name, self._shapes[name], self._spec, self._seed)
+        start, stop = get_bounds(rows, self._shapes[name][0])
+        return self._last[1][start:stop]
+
+
+class InitialWeights:
+    """The initial weights of a model in hub names: those that native starts from.
+
+    Weights of models that native cannot hold (mixture of experts, latent attention) are drawn by their hub names.
+
+    Args:
+        spec: The model.
+        seed: The experiment's seed.
+
+    Raises:
+        UsageError: Weights of such a model have no names.
+    """
+
+    def __init__(self, spec: ModelSpec, seed: int) -> None:
+        shapes = list_hub_shapes(spec)
+        self._weights: WeightReader = DrawnWeights(shapes, spec, seed)
+        if "native" in choose_family(spec)[1].engines:
+            native = compute_engine_shapes(list_rules(spec, "native"), shapes)
+            self._weights = HubNames(DrawnWeights(native, spec, seed), spec, "native")
+
+    def list_tensors(self) -> Mapping[str, TensorInfo]:
+        return self._weights.list_tensors()
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        return self._weights.read(name, rows)

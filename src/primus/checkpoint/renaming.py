@@ -1,0 +1,243 @@
+"""Weights under other names: hub names as those of an engine, and back. Only what is read is converted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from primus import model
+from primus.checkpoint.family import NameRule, TensorPart, list_hub_shapes, list_rules
+from primus.checkpoint.row_orders import HeadSizes, index_rows
+from primus.checkpoint.weights import TensorInfo, WeightReader, get_bounds
+from primus.config.schema import ModelSpec
+from primus.errors import PrimusError
+
+
+class TensorPlace(NamedTuple):
+    """Where the rows of one part of a tensor come from: a rule, and in hub direction which of its hub parts."""
+
+    rule: NameRule
+    position: int
+
+
+class EngineNames:
+    """Weights in hub names, read by the names of an engine.
+
+    Args:
+        weights: The source, in hub names.
+        spec: The model.
+        engine: An engine of `families/`.
+
+    Raises:
+        UsageError: The engine has no names for such a model.
+        PrimusError: The source lacks a tensor, or has one of another shape.
+    """
+
+    def __init__(self, weights: WeightReader, spec: ModelSpec, engine: str) -> None:
+        shapes = list_hub_shapes(spec)
+        self._source = PartReader(weights, shapes, "this model")
+        self._sizes = HeadSizes(model.head_dim(spec), model.num_query_groups(spec))
+        rules = list_rules(spec, engine)
+        self._rules = _group_parts((rule.engine, TensorPlace(rule, 0)) for rule in rules)
+        self._shapes = compute_engine_shapes(rules, shapes)
+
+    def list_tensors(self) -> dict[str, TensorInfo]:
+        hub = self._source.tensors
+        return {
+            name: TensorInfo(shape, hub[next(iter(self._rules[name].values()))[1].rule.hub[0].name].dtype)
+            for name, shape in self._shapes.items()
+        }
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        return read_parts(self._rules[name], self._shapes[name], rows, self._read_part)
+
+    def _read_part(self, place: TensorPlace, rows: slice | None) -> Tensor:
+        rule = place.rule
+        sizes = tuple(self._source.count_rows(part) for part in rule.hub)
+        start, stop = get_bounds(rows, sum(sizes))
+        if rule.rows == "keep":
+            return self._source.read(rule.hub[0], slice(start, stop))
+        index = index_rows(rule.rows, sizes, self._sizes).engine
+        parts_R, rows_R = index.parts_R[start:stop], index.rows_R[start:stop]
+        found = [
+            (parts_R == number, self._source.read_rows(part, rows_R[parts_R == number]))
+            for number, part in enumerate(rule.hub)
+        ]
+        return _assemble_rows([(mask, block) for mask, block in found if len(block)] or found[:1], stop - start)
+
+
+class HubNames:
+    """Weights in the names of an engine, read by hub names.
+
+    Args:
+        weights: The source, in the names of `engine`.
+        spec: The model.
+        engine: An engine of `families/`.
+
+    Raises:
+        UsageError: The engine has no names for such a model.
+        PrimusError: The source lacks a tensor, or has one of another shape.
+    """
+
+    def __init__(self, weights: WeightReader, spec: ModelSpec, engine: str) -> None:
+        self._shapes = list_hub_shapes(spec)
+        self._sizes = HeadSizes(model.head_dim(spec), model.num_query_groups(spec))
+        rules = list_rules(spec, engine)
+        engine_shapes = compute_engine_shapes(rules, self._shapes)
+        # A copy of the embedding in the output head is not needed to read the embedding.
+        primary = _choose_primary_rules(rules)
+        needed = {rule.engine.name: engine_shapes[rule.engine.name] for rule in primary}
+        self._source = PartReader(weights, needed, f"this model of {engine}")
+        self._rules = _group_parts(
+            (part, TensorPlace(rule, position)) for rule in primary for position, part in enumerate(rule.hub)
+        )
+
+    def list_tensors(self) -> dict[str, TensorInfo]:
+        engine = self._source.tensors
+        return {
+            name: TensorInfo(shape, engine[next(iter(self._rules[name].values()))[1].rule.engine.name].dtype)
+            for name, shape in self._shapes.items()
+        }
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        return read_parts(self._rules[name], self._shapes[name], rows, self._read_part)
+
+    def _read_part(self, place: TensorPlace, rows: slice | None) -> Tensor:
+        rule = place.rule
+        if rule.rows == "keep":
+            return self._source.read(rule.engine, rows)
+        sizes = tuple(_count_rows(part, self._shapes[part.name]) for part in rule.hub)
+        wanted_R = index_rows(rule.rows, sizes, self._sizes).hub[place.position]
+        return self._source.read_rows(rule.engine, wanted_R if rows is None else wanted_R[rows])
+
+
+PartPlaces = dict[int | None, tuple[TensorPart, TensorPlace]]
+"""The parts of one tensor: by expert for a stack, else one by None."""
+
+
+class PartReader:
+    """Parts of the tensors of a source, whose names and shapes are checked.
+
+    Args:
+        weights: The source.
+        shapes: Tensors that it must have.
+        owner: What has these tensors, for messages.
+    """
+
+    def __init__(self, weights: WeightReader, shapes: Mapping[str, tuple[int, ...]], owner: str) -> None:
+        self._weights = weights
+        self.tensors = weights.list_tensors()
+        missing = sorted(shapes.keys() - self.tensors.keys())
+        if missing:
+            more = f" and {len(missing) - 1} more tensors" if len(missing) > 1 else ""
+            raise PrimusError(f"the weights lack {missing[0]}{more}", f"{owner} has {len(shapes)} tensors")
+        for name, shape in shapes.items():
+            found = tuple(self.tensors[name].shape)
+            if found != shape:
+                raise PrimusError(f"{name} has shape {list(found)}, and {list(shape)} in {owner}")
+
+    def count_rows(self, part: TensorPart) -> int:
+        return _count_rows(part, tuple(self.tensors[part.name].shape))
+
+    def read(self, part: TensorPart, rows: slice | None) -> Tensor:
+        """A part, or some of its rows."""
+        if part.expert is None and not part.transposed:
+            return self._weights.read(part.name, rows)
+        if part.expert is None:
+            tensor = self._weights.read(part.name)
+        else:
+            tensor = self._weights.read(part.name, slice(part.expert, part.expert + 1))[0]
+        tensor = tensor.T if part.transposed else tensor
+        return tensor if rows is None else tensor[rows]
+
+    def read_rows(self, part: TensorPart, rows_R: Tensor) -> Tensor:
+        """Rows in any order; reads the range that they span."""
+        if not len(rows_R):
+            return self.read(part, slice(0, 0))
+        start, stop = int(rows_R.min()), int(rows_R.max()) + 1
+        block = self.read(part, slice(start, stop))
+        if len(rows_R) == stop - start and _is_ascending(rows_R):
+            return block
+        return block.index_select(0, rows_R - start)
+
+
+def compute_engine_shapes(
+    rules: list[NameRule], hub_shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """Shape of each tensor of an engine."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    stacked: dict[str, int] = {}
+    for rule in rules:
+        rows = sum(_count_rows(part, hub_shapes[part.name]) for part in rule.hub)
+        shape = (rows, *_get_part_shape(rule.hub[0], hub_shapes[rule.hub[0].name])[1:])
+        shapes[rule.engine.name] = shape[::-1] if rule.engine.transposed else shape
+        if rule.engine.expert is not None:
+            stacked[rule.engine.name] = stacked.get(rule.engine.name, 0) + 1
+    return {name: (stacked[name], *shape) if name in stacked else shape for name, shape in shapes.items()}
+
+
+def read_parts(parts: PartPlaces, shape: tuple[int, ...], rows: slice | None, read_part) -> Tensor:
+    """A tensor, or rows of it, from its parts; the rows of a stack are experts."""
+    if None in parts:
+        part, place = parts[None]
+        if not part.transposed:
+            return read_part(place, rows)
+        whole = read_part(place, None).T
+        return whole if rows is None else whole[rows]
+    start, stop = get_bounds(rows, shape[0])
+    blocks = []
+    for expert in range(start, stop) or [0]:
+        part, place = parts[expert]
+        block = read_part(place, None)
+        blocks.append(block.T if part.transposed else block)
+    return torch.stack(blocks)[: stop - start]
+
+
+def _assemble_rows(blocks: list[tuple[Tensor, Tensor]], num_rows: int) -> Tensor:
+    """Rows from several tensors, each at the places of its mask."""
+    if len(blocks) == 1:
+        return blocks[0][1]
+    first = blocks[0][1]
+    result = first.new_empty(num_rows, *first.shape[1:])
+    for mask_R, block in blocks:
+        places_R = mask_R.nonzero().flatten()
+        start, stop = int(places_R[0]), int(places_R[-1]) + 1
+        if len(places_R) == stop - start:
+            result[start:stop] = block
+        else:
+            result[places_R] = block
+    return result
+
+
+def _choose_primary_rules(rules: list[NameRule]) -> list[NameRule]:
+    """Rules without those whose hub parts an earlier rule has."""
+    seen: set[TensorPart] = set()
+    chosen = []
+    for rule in rules:
+        if not seen.issuperset(rule.hub):
+            chosen.append(rule)
+            seen.update(rule.hub)
+    return chosen
+
+
+def _group_parts(places) -> dict[str, PartPlaces]:
+    grouped: dict[str, PartPlaces] = {}
+    for part, place in places:
+        grouped.setdefault(part.name, {})[part.expert] = (part, place)
+    return grouped
+
+
+def _get_part_shape(part: TensorPart, shape: tuple[int, ...]) -> tuple[int, ...]:
+    inner = shape if part.expert is None else shape[1:]
+    return inner[::-1] if part.transposed else inner
+
+
+def _count_rows(part: TensorPart, shape: tuple[int, ...]) -> int:
+    return _get_part_shape(part, shape)[0]
+
+
+def _is_ascending(rows_R: Tensor) -> bool:
+    return bool((rows_R[1:] - rows_R[:-1] == 1).all())
