@@ -1,6 +1,8 @@
-"""Derive the learning-rate schedule and the evaluation interval from the configuration."""
+"""The learning-rate schedule and the evaluation interval that follow from the configuration."""
 
 from __future__ import annotations
+
+import math
 
 from primus.config.schema import OptimizerConfig, TrainingConfig
 
@@ -25,3 +27,30 @@ def final_learning_rate(config: OptimizerConfig) -> float:
 def evaluation_interval(training: TrainingConfig) -> int | None:
     """Steps between evaluations; None without evaluation."""
     return training.eval_interval if training.eval_iters else None
+
+
+def compute_learning_rate(step: int, config: OptimizerConfig, train_iters: int) -> float:
+    """The rate of optimizer step `step`, counted from 1; the definitions of Megatron-LM optimizer_param_scheduler.py.
+
+    Linear warm-up from 0, then the decay to `min_lr`, which ends at `lr_decay_iters` and stays there.
+    """
+    end, final = decay_end(config, train_iters), final_learning_rate(config)
+    warmup = warmup_steps(config, train_iters)
+    if step <= warmup and warmup > 0:
+        return config.lr * step / warmup
+    if config.lr_decay_style == "constant":
+        return config.lr
+    if step >= end:
+        return final
+    return final + _compute_remaining_share(step, warmup, end, config) * (config.lr - final)
+
+
+def _compute_remaining_share(step: int, warmup: int, end: int, config: OptimizerConfig) -> float:
+    """Share of the way from the final rate to `lr` that is left at `step`, between warm-up and the end of the decay."""
+    done = (step - warmup) / (end - warmup)
+    if config.lr_decay_style == "linear":
+        return 1.0 - done
+    if config.lr_decay_style == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * done))
+    decay = (end - warmup) // 5 if config.lr_wsd_decay_iters is None else config.lr_wsd_decay_iters
+    return min(1.0, (end - step) / decay) if decay else 1.0

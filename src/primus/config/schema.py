@@ -243,6 +243,8 @@ class TrainingConfig(ConfigGroup, frozen=True, kw_only=True):
     """Finite losses that define a spike; detection starts after this many."""
     max_rewinds: Positive = 10
     """Maximum rewinds of a run; the next one stops it."""
+    init: Literal["primus", "engine"] = "primus"
+    """Initial weights: `primus` draws the same ones for every engine, from the seed; `engine` leaves them to it."""
     callbacks: str | list[str | dict[str, dict[str, Any] | None]] | None = None
     """Actions inside the training loop: names, or {name: {option: value}}; none when null."""
 
@@ -262,6 +264,8 @@ class DataConfig(ConfigGroup, frozen=True, kw_only=True):
     """Prefix or blend of the test data; a split of the training data when null."""
     split: str = "99,1,0"
     """Shares of training, validation and test documents, if one prefix serves all."""
+    dataloader: Literal["primus", "engine"] = "primus"
+    """Order of the samples: `primus` gives every engine the same batches; `engine` uses its loader."""
     mock_data: bool = False
     """Use random tokens instead of a dataset, to measure speed."""
     tokenizer_type: Literal[
@@ -327,6 +331,8 @@ class OptimizerConfig(ConfigGroup, frozen=True, kw_only=True):
     """Decay of the second moment."""
     adam_eps: PositiveFloat = 1e-8
     """Epsilon of Adam."""
+    schedule: Literal["primus", "engine"] = "primus"
+    """Learning rate: `primus` applies the same one at each step of every engine; `engine` uses its schedule."""
     clip_grad: NonNegativeFloat = 1.0
     """Maximum global gradient norm; 0 disables clipping."""
 

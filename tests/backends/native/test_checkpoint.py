@@ -11,34 +11,38 @@ from pathlib import Path
 import pytest
 import torch
 
-from primus.backends.native import checkpoint
-from primus.backends.native.checkpoint import CheckpointSaver, CheckpointSettings, SavedCheckpoint
-from primus.backends.native.distributed import Processes
+from primus.backends.native.checkpoint import count_bytes, prepare_files, read_state
 from primus.checkpoint import folders, manifest
 from primus.errors import PrimusError
+from primus.session.checkpoints import CheckpointSaver, CheckpointSettings, SavedCheckpoint, TrainingPosition
+from primus.session.torch_processes import TorchProcesses
 
-ALONE = Processes(0, 1, torch.device("cpu"), timedelta(minutes=1))
+ALONE = TorchProcesses(0, 1, torch.device("cpu"), timedelta(minutes=1))
 
 
-def saver(
-    folder: Path, keep_last_n: int | None = None, is_async: bool = True
-) -> tuple[CheckpointSaver, list[SavedCheckpoint]]:
+def saver(folder: Path, keep_last_n: int | None = None) -> tuple[CheckpointSaver, list[SavedCheckpoint]]:
     saved: list[SavedCheckpoint] = []
     settings = CheckpointSettings(
+        backend="native",
+        library_version="2",
         folder=folder,
         run="run",
         keep_last_n=keep_last_n,
-        is_async=is_async,
         model={"num_layers": 2},
         data_fingerprint="data",
-        compiled=False,
     )
     return CheckpointSaver(settings, ALONE, saved.append), saved
 
 
+def save(writer: CheckpointSaver, weight: torch.Tensor, step: int, is_async: bool = True) -> None:
+    state = {"model.weight": weight}
+    position = TrainingPosition(step, consumed_samples=10 * step)
+    writer.save(lambda: prepare_files(state, is_async, ALONE), position, count_bytes(state), is_async)
+
+
 def loaded(folder: Path, like: torch.Tensor) -> torch.Tensor:
     state = {"model.weight": torch.full_like(like, -1)}
-    checkpoint.read_state(state, folder, ALONE)
+    read_state(state, folder, ALONE)
     return state["model.weight"]
 
 
@@ -46,8 +50,8 @@ def loaded(folder: Path, like: torch.Tensor) -> torch.Tensor:
 def test_a_checkpoint_holds_the_state_at_the_moment_of_the_call(tmp_path: Path, is_async: bool) -> None:
     weight = torch.arange(3_000_000, dtype=torch.float32)
     expected = weight.clone()
-    writer, saved = saver(tmp_path, is_async=is_async)
-    writer.save({"model.weight": weight}, step=7, consumed_samples=70)
+    writer, saved = saver(tmp_path)
+    save(writer, weight, 7, is_async)
     weight.zero_()  # training goes on
     writer.finish_writing()
     assert torch.equal(loaded(tmp_path / "step_00000007", expected), expected)
@@ -56,7 +60,7 @@ def test_a_checkpoint_holds_the_state_at_the_moment_of_the_call(tmp_path: Path, 
 
 def test_the_manifest_tells_what_the_checkpoint_is_made_of(tmp_path: Path) -> None:
     writer, saved = saver(tmp_path)
-    writer.save({"model.weight": torch.ones(10)}, step=7, consumed_samples=70)
+    save(writer, torch.ones(10), 7)
     writer.finish_writing()
     folder = tmp_path / "step_00000007"
     found = manifest.read_manifest(folder)
@@ -70,7 +74,7 @@ def test_the_manifest_tells_what_the_checkpoint_is_made_of(tmp_path: Path) -> No
 def test_older_checkpoints_are_deleted_once_the_new_one_is_complete(tmp_path: Path) -> None:
     writer, _ = saver(tmp_path, keep_last_n=2)
     for step in (1, 2, 3, 4):
-        writer.save({"model.weight": torch.ones(10)}, step=step, consumed_samples=step)
+        save(writer, torch.ones(10), step)
     writer.finish_writing()
     assert [folders.parse_step(found) for found in folders.list_checkpoints(tmp_path)] == [3, 4]
 
@@ -78,12 +82,12 @@ def test_older_checkpoints_are_deleted_once_the_new_one_is_complete(tmp_path: Pa
 @pytest.mark.parametrize("is_async", [True, False])
 def test_a_failed_write_is_an_error_and_keeps_the_checkpoint_before_it(tmp_path: Path, is_async: bool) -> None:
     weight = torch.ones(3_000_000)
-    writer, saved = saver(tmp_path, keep_last_n=1, is_async=is_async)
-    writer.save({"model.weight": weight}, step=1, consumed_samples=1)
+    writer, saved = saver(tmp_path, keep_last_n=1)
+    save(writer, weight, 1, is_async)
     writer.finish_writing()
 
     def write_second() -> None:
-        writer.save({"model.weight": weight}, step=2, consumed_samples=2)
+        save(writer, weight, 2, is_async)
         writer.finish_writing()
 
     with file_size_limit(1 << 20), pytest.raises(PrimusError, match="the checkpoint of step 2 could not be written"):
@@ -99,7 +103,7 @@ def test_a_checkpoint_that_does_not_fit_on_disk_is_not_started(tmp_path: Path) -
     writer, _ = saver(tmp_path)
     huge = torch.empty(1 << 50, device="meta")
     with pytest.raises(PrimusError, match=r"step 3 .* no space left: it needs 4194304.000 GiB, and .* are free"):
-        writer.save({"model.weight": huge}, step=3, consumed_samples=3)
+        save(writer, huge, 3)
     assert folders.list_checkpoints(tmp_path) == []
 
 
@@ -108,7 +112,7 @@ def test_what_a_killed_writer_left_is_replaced(tmp_path: Path) -> None:
     half.mkdir()
     (half / "__7_0.distcp").write_bytes(b"half of a file of a larger job")
     writer, _ = saver(tmp_path)
-    writer.save({"model.weight": torch.ones(10)}, step=5, consumed_samples=5)
+    save(writer, torch.ones(10), 5)
     writer.finish_writing()
     assert not (half / "__7_0.distcp").exists()
     assert folders.is_complete(half)
@@ -118,12 +122,12 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     writer, _ = saver(tmp_path / "file")
     with pytest.raises(PrimusError, match=r"file/step_00000001: Not a directory"):
-        writer.save({"model.weight": torch.ones(10)}, step=1, consumed_samples=1)
+        save(writer, torch.ones(10), 1)
 
 
 def test_a_tensor_of_another_size_cannot_be_loaded(tmp_path: Path) -> None:
     writer, _ = saver(tmp_path)
-    writer.save({"model.weight": torch.ones(10)}, step=1, consumed_samples=1)
+    save(writer, torch.ones(10), 1)
     writer.finish_writing()
     with pytest.raises(PrimusError, match="cannot be loaded"):
         loaded(tmp_path / "step_00000001", torch.ones(11))

@@ -16,11 +16,11 @@ import torch.multiprocessing as multiprocessing
 
 from primus import experiment
 from primus.backends import native
-from primus.backends.native import checkpoint
 from primus.errors import PrimusError
 from primus.runs import events
 from primus.runs.attempt import Attempt
 from primus.runs.store import Run
+from primus.session import checkpoints as checkpoint
 
 KILLED_STEP = 8
 DEADLINE_S = 90

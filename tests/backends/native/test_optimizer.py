@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from primus.backends.native.model import build_model
-from primus.backends.native.optimizer import build_optimizer, compute_learning_rate
+from primus.backends.native.optimizer import build_optimizer
+from primus.config.schedule import compute_learning_rate
 from primus.config.schema import ModelSpec, OptimizerConfig
 
 SPEC = ModelSpec(

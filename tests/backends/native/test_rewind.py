@@ -17,11 +17,11 @@ import torch
 
 from fakes import spiky
 from primus.backends.native import recovery, rewind, trainer
-from primus.backends.native.bad_steps import BadSteps
 from primus.backends.native.rewind import Rewind, find_next_sample, is_undone, read_rewinds
 from primus.errors import FinalError, PrimusError, UsageError
 from primus.runs import events, summary
 from primus.runs.store import Run
+from primus.session.bad_steps import BadSteps
 
 MakeRun = Callable[..., Run]
 Train = Callable[..., Any]

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from primus.backends.native.bad_steps import BadStepDetector, BadSteps
-from primus.backends.native.spikes import LossWindow, find_spike_begin
+from primus.backends.native.spikes import LossWindow
 from primus.callback import StepReport
 from primus.config.schema import TrainingConfig
+from primus.session.bad_steps import BadStepDetector, BadSteps, find_spike_begin
 
 CPU = torch.device("cpu")
 NOISE = [3.0, 3.1, 2.9, 3.05, 2.95, 3.02, 2.98, 3.01]
@@ -124,17 +124,20 @@ def test_steps_that_are_not_finite_are_skipped_until_there_are_too_many(policy: 
 
 
 def test_a_finite_loss_with_a_gradient_that_is_not_is_in_the_window_of_host_and_device() -> None:
-    watch = watching(loss_spike_policy="skip")
-    assert watch.window is not None
-    watch.window.add_loss(torch.tensor(3.3))
+    window = LossWindow(8, 6.0, CPU)
+    watch = watching(window, loss_spike_policy="skip")
+    window.add_loss(torch.tensor(3.3))
     watch.after_report(report(9, 3.3, skipped=True))
     assert watch.losses == [*NOISE[1:], 3.3]
-    assert watch.window._losses.tolist() == pytest.approx(watch.losses)
+    assert window._losses.tolist() == pytest.approx(watch.losses)
 
 
-def watching(**settings: object) -> BadStepDetector:
-    watch = BadStepDetector(TrainingConfig(loss_spike_window=8, **settings), CPU)  # type: ignore[arg-type]
+def watching(window: LossWindow | None = None, **settings: object) -> BadStepDetector:
+    config = TrainingConfig(loss_spike_window=8, **settings)  # type: ignore[arg-type]
+    if window is None and config.loss_spike_policy != "none":
+        window = LossWindow(8, config.loss_spike_factor, CPU)
+    watch = BadStepDetector(config, window)
     watch.restart_after(8, NOISE)
-    if watch.window is None:
+    if window is None:
         watch._recent.extend(enumerate(NOISE, start=1))
     return watch

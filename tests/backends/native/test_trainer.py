@@ -20,10 +20,8 @@ import yaml
 
 from primus.backends import native
 from primus.backends.native import compilation, trainer
-from primus.backends.native.bad_steps import BadStepDetector
 from primus.backends.native.evaluate import to_batch
 from primus.backends.native.step import StepResult
-from primus.backends.native.step_line import format_evaluation_line, format_step_line
 from primus.backends.native.step_timer import LaunchedStep, Rates, StepTimer
 from primus.callback import StepReport
 from primus.config.load import load_experiment
@@ -34,6 +32,8 @@ from primus.experiment import experiment_of
 from primus.runs import events
 from primus.runs.attempt import Attempt
 from primus.runs.store import Run
+from primus.session.bad_steps import BadStepDetector
+from primus.session.step_line import format_evaluation_line, format_step_line
 
 MakeRun = Callable[..., Run]
 Train = Callable[..., Any]
@@ -236,7 +236,7 @@ def test_only_steps_in_a_row_end_a_run() -> None:
 
     cpu = torch.device("cpu")
     rates = Rates(global_batch_size=1, tokens=1, world=1, flops_per_token=1.0, peak_tflops=None)
-    timer, detector = StepTimer(rates, cpu), BadStepDetector(TrainingConfig(max_nonfinite_steps=2), cpu)
+    timer, detector = StepTimer(rates, cpu), BadStepDetector(TrainingConfig(max_nonfinite_steps=2))
 
     def take(number: int, loss: float, skipped: float) -> None:
         result = StepResult(torch.tensor([loss, 1.0, skipped, 1.0]))

@@ -1,305 +1,73 @@
-"""Checkpoints of a training run, written by torch.distributed.checkpoint while training continues.
-
-The protocol, for every process: create an empty folder (the first process), copy the state to the host, write the own
-files, compute their checksums, gather them, write the manifest (the first process), delete older checkpoints. The
-manifest is the last file, written by rename: a folder without one was interrupted, and no reader loads it.
-
-The copy is taken on the training thread, so the checkpoint is that of its step. Writing runs in a daemon thread with a
-separate process group: collectives of training and of the writer must not mix on one group. At most one checkpoint is
-being written; the next `save` waits for it.
-"""
+"""Checkpoints of the native backend: the state of a run, written and read by torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import threading
-import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from primus.backends.native.distributed import Processes, find_first_problem
-from primus.callback import SavedCheckpoint
-from primus.checkpoint import folders, manifest
-from primus.checkpoint.checksum import choose_algorithm
-from primus.checkpoint.manifest import CheckpointManifest, FileEntry
-from primus.checkpoint.shape import Shape
+from primus.backends.native import state
+from primus.backends.native.model import Transformer
 from primus.errors import PrimusError
+from primus.session.checkpoints import WriteFiles, format_reason
+from primus.session.resume import ResumePoint
+from primus.session.torch_processes import TorchProcesses, random_state, set_random_state
 
 State = dict[str, Tensor]
 """Tensors of a checkpoint by name; sharded ones are DTensors."""
 
-GIB = 1 << 30
+
+def collect_current_state(model: Transformer, optimizer: torch.optim.Optimizer, processes: TorchProcesses) -> State:
+    """Everything that a checkpoint holds, in place."""
+    named = state.collect_weights(model) | state.collect_moments(model, optimizer)
+    return named | random_state(processes.rank, processes.device)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckpointSettings:
-    """Location and options of a run's checkpoints, and the common fields of their manifests."""
+def restore_state(
+    start: ResumePoint, model: Transformer, optimizer: torch.optim.Optimizer, processes: TorchProcesses
+) -> None:
+    """Load the checkpoint into the model and, unless only its weights are wanted, the optimizer and the generators.
 
-    folder: Path
-    run: str
-    """Id of the run."""
-    keep_last_n: int | None
-    """Checkpoints to keep; all when None."""
-    is_async: bool
-    """Write while training continues."""
-    model: Shape
-    data_fingerprint: str
-    compiled: bool
+    The generators are restored only for the same number of processes; nothing in training draws from them.
 
-
-@dataclass(frozen=True)
-class TrainingPosition:
-    """The position of a run when a checkpoint is saved."""
-
-    step: int
-    consumed_samples: int
-    recent_losses: list[float]
-    """See `bad_steps.BadStepDetector.losses`."""
-    callbacks: Mapping[str, Any]
-    """State of callbacks by name."""
-
-
-class CheckpointSaver:
-    """Writes checkpoints one after the other; every process must make the same calls.
-
-    Args:
-        settings: Where and how.
-        processes: Those that write together.
-        saved: Called in this thread, from any method, when a checkpoint has become complete.
+    Raises:
+        PrimusError: It cannot be read.
     """
-
-    def __init__(
-        self, settings: CheckpointSettings, processes: Processes, saved: Callable[[SavedCheckpoint], None]
-    ) -> None:
-        self.settings, self.processes = settings, processes
-        self.last_step: int | None = None
-        """Step of the newest checkpoint that was started."""
-        self._saved = saved
-        self._writing: _CheckpointWrite | None = None
-
-    def save(
-        self,
-        state: State,
-        step: int,
-        consumed_samples: int,
-        recent_losses: Sequence[float] = (),
-        callbacks: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        """Save `state` as it is now. The caller may change it after this returns, but not `callbacks`.
-
-        Raises:
-            PrimusError: This checkpoint, or the one before it, cannot be written.
-        """
-        # One checkpoint at a time: a second writer would double the memory, and could overtake the first.
-        self.finish_writing()
-        # The losses are copied, because training changes the window while the thread writes.
-        position = TrainingPosition(step, consumed_samples, list(recent_losses), callbacks)
-        writing = _CheckpointWrite(self.settings, self.processes, position, num_bytes=_count_bytes(state))
-        # A collective, on the training thread: all processes are at the same step here.
-        writing.prepare_folder()
-        if self.settings.is_async:
-            # The copy is complete when this returns: the next step may overwrite the weights.
-            writing.start_thread(_copy_to_host(state))
-        else:
-            writing.write(state)
-        # Set only if the write has started, so that a failed `save` can be repeated for the same step.
-        self._writing, self.last_step = writing, step
-        if not self.settings.is_async:
-            self.finish_writing()
-
-    def poll(self) -> None:
-        """Report a checkpoint that has become complete; neither waits nor communicates.
-
-        Raises:
-            PrimusError: It could not be written.
-        """
-        if self._writing is not None and self._writing.is_over:
-            # The thread has ended, so this neither waits nor communicates: processes may get here at
-            # different steps.
-            self.finish_writing()
-
-    def finish_writing(self, timeout_s: float | None = None) -> None:
-        """Wait until the checkpoint that is being written is complete, at most `timeout_s`.
-
-        Raises:
-            PrimusError: It could not be written.
-        """
-        if self._writing is None or not self._writing.wait(timeout_s):
-            return
-        # Cleared before the result is read, which may raise: a failed write is reported once.
-        writing, self._writing = self._writing, None
-        saved = writing.take_result()
-        if saved is not None:
-            self._saved(saved)
+    # The tensors are those of the model and the optimizer: reading fills them in place, sharded as they are here.
+    named = state.collect_weights(model)
+    random: State = {}
+    if not start.weights_only:
+        named |= state.collect_moments(model, optimizer)
+        # Each process has saved its own generators, under its rank.
+        if start.manifest.world_size == processes.world:
+            random = random_state(processes.rank, processes.device)
+    read_state(named | random, start.folder, processes)
+    if not start.weights_only:
+        # AdamW has a step count for each weight; the checkpoint has one, as they are equal.
+        state.set_steps(model, optimizer, named[state.STEPS])
+    if random:
+        set_random_state(random, processes.rank, processes.device)
 
 
-class _CheckpointWrite:
-    """One checkpoint while it is written."""
-
-    def __init__(
-        self, settings: CheckpointSettings, processes: Processes, position: TrainingPosition, num_bytes: int
-    ) -> None:
-        self._settings, self._processes = settings, processes
-        self._position, self._num_bytes = position, num_bytes
-        self._folder = folders.step_folder(settings.folder, position.step)
-        self._group = processes.writer_group  # made here, where every process arrives in the same order
-        self._started = time.monotonic()
-        self._thread: threading.Thread | None = None
-        self._saved: SavedCheckpoint | None = None
-        self._error: BaseException | None = None
-
-    @property
-    def is_over(self) -> bool:
-        return self._thread is None or not self._thread.is_alive()
-
-    def prepare_folder(self) -> None:
-        """Create an empty folder for the checkpoint; replaces the incomplete one of a killed writer.
-
-        Raises:
-            PrimusError: It cannot be created, or the disk has too little space.
-        """
-        # All processes wait for the folder, and all raise if it cannot be created: no process stays in a collective.
-        problem = self._processes.broadcast_from_first(self._make_folder() if self._processes.is_first else "")
-        if problem:
-            raise self._build_failure(problem)
-
-    def _make_folder(self) -> str:
-        """Create the folder; returns the problem, if there is one."""
-        try:
-            if self._folder.exists():
-                # A complete checkpoint of this step is only there if the step was repeated: the new one replaces it.
-                folders.remove_checkpoint(self._folder)
-            self._folder.mkdir(parents=True)
-        except OSError as error:
-            return error.strerror or str(error)
-        return self._find_lack_of_space()
-
-    def _find_lack_of_space(self) -> str:
-        """The lack of space in words; empty if the checkpoint fits."""
-        free = shutil.disk_usage(self._settings.folder).free
-        # The size of all processes against one file system: nodes share the folder of checkpoints.
-        if free >= self._num_bytes:
-            return ""
-        return f"no space left: it needs {self._num_bytes / GIB:.3f} GiB, and {free / GIB:.3f} GiB are free"
-
-    def start_thread(self, state: State) -> None:
-        """Write `state`, which must not change any more, in a thread that ends with the process."""
-        # A daemon: a process that fails must not wait for the disk. The folder then has no manifest.
-        self._thread = threading.Thread(target=self.write, args=(state,), name="checkpoint", daemon=True)
-        self._thread.start()
-
-    def wait(self, timeout_s: float | None) -> bool:
-        """Wait for the thread; returns whether it is over."""
-        if self._thread is not None:
-            # A limit is given only after a failure, when the peers of this process may be dead and the write may never
-            # end.
-            self._thread.join(timeout_s)
-        return self.is_over
-
-    def write(self, state: State) -> None:
-        """Write all of it; `take_result` returns or raises the outcome."""
-        from torch.distributed.checkpoint.api import CheckpointException
-
-        try:
-            # Runs in the writer thread. All collectives in here use the writer group.
-            write_state(state, self._folder, self._processes)
-            self._complete_checkpoint()
-        except (CheckpointException, Exception) as error:  # noqa: BLE001 - the edge of a thread; `take_result` raises it
-            self._error = error
-
-    def take_result(self) -> SavedCheckpoint | None:
-        """The complete checkpoint, on the first process; None on the others.
-
-        Raises:
-            PrimusError: It could not be written; its folder is deleted.
-        """
-        if self._error is None:
-            return self._saved
-        # torch's writer reports a full disk as "unexpected pos" (caffe2/serialize/inline_container.cc)
-        raise self._build_failure(self._find_lack_of_space() or _format_reason(self._error)) from self._error
-
-    def _build_failure(self, reason: str) -> PrimusError:
-        """The error to raise; deletes the incomplete checkpoint."""
-        if self._processes.is_first:
-            with suppress(OSError):
-                folders.remove_checkpoint(self._folder)
-        return PrimusError(
-            f"the checkpoint of step {self._position.step} could not be written to {self._folder}: {reason}",
-            "free some space, set keep_last_n or choose another `save:`, then run the same command: it resumes from the"
-            " checkpoint before",
-        )
-
-    def _complete_checkpoint(self) -> None:
-        """Write the manifest once every process has written its files; then delete older checkpoints."""
-        entries, problem = self._list_own_entries()
-        # A barrier as well: behind it every file of every process is written.
-        gathered = self._processes.all_gather_values((entries, problem), self._group)
-        problem = find_first_problem([problem for _, problem in gathered])
-        if problem:
-            raise OSError(problem)
-        if not self._processes.is_first:
-            return
-        # Only the first process gets here; the others have no further part in the checkpoint.
-        written = self._build_manifest([entry for entries, _ in gathered for entry in entries])
-        # From here on the checkpoint counts. Older ones are deleted only afterwards.
-        manifest.write_manifest(self._folder, written)
-        seconds = time.monotonic() - self._started
-        self._saved = SavedCheckpoint(self._position.step, self._folder, written.total_bytes, seconds)
-        if self._settings.keep_last_n is not None:
-            # Never the one that was just written: it is the newest complete one.
-            folders.prune_checkpoints(self._settings.folder, self._settings.keep_last_n)
-
-    def _list_own_entries(self) -> tuple[list[FileEntry], str]:
-        """Entries of the files that this process wrote; the first process adds those that belong to no process."""
-        # torch.distributed.checkpoint names files __RANK_NUMBER.distcp, and its metadata .metadata.
-        own = f"__{self._processes.rank}_"
-        algorithm = choose_algorithm()
-        try:
-            names = sorted(path.name for path in self._folder.iterdir())
-            mine = [n for n in names if n.startswith(own) or (self._processes.is_first and not n.startswith("__"))]
-            return [manifest.build_entry(self._folder, name, algorithm) for name in mine], ""
-        except OSError as error:
-            return [], error.strerror or str(error)
-
-    def _build_manifest(self, files: list[FileEntry]) -> CheckpointManifest:
-        return CheckpointManifest(
-            backend="native",
-            run=self._settings.run,
-            step=self._position.step,
-            consumed_samples=self._position.consumed_samples,
-            recent_losses=self._position.recent_losses,
-            callbacks=dict(self._position.callbacks),
-            model=self._settings.model,
-            data_fingerprint=self._settings.data_fingerprint,
-            compiled=self._settings.compiled,
-            world_size=self._processes.world,
-            torch_version=str(torch.__version__),
-            created=time.time(),
-            algorithm=choose_algorithm(),
-            files=sorted(files, key=lambda file: file.name),
-        )
+def prepare_files(tensors: State, is_async: bool, processes: TorchProcesses) -> WriteFiles:
+    """What writes `tensors`; with `is_async` a copy of them, which is complete when this returns."""
+    return partial(write_state, _copy_to_host(tensors) if is_async else tensors, processes=processes)
 
 
-def write_state(state: State, folder: Path, processes: Processes) -> None:
+def write_state(tensors: State, folder: Path, processes: TorchProcesses) -> None:
     """Write the tensors of all processes into `folder` and wait until they are on disk."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
     alone = processes.world == 1
     _expect_one_process()
-    save(state, checkpoint_id=folder, process_group=processes.writer_group, no_dist=alone)
+    save(tensors, checkpoint_id=folder, process_group=processes.writer_group, no_dist=alone)
 
 
-def read_state(state: State, folder: Path, processes: Processes) -> None:
-    """Fill the tensors of `state`, sharded as they are here, from the checkpoint in `folder`.
+def read_state(tensors: State, folder: Path, processes: TorchProcesses) -> None:
+    """Fill `tensors`, sharded as they are here, from the checkpoint in `folder`.
 
     Raises:
         PrimusError: The checkpoint lacks one of them, or has another size for it.
@@ -310,36 +78,26 @@ def read_state(state: State, folder: Path, processes: Processes) -> None:
     alone = processes.world == 1
     _expect_one_process()
     try:
-        load(state, checkpoint_id=folder, process_group=processes.writer_group, no_dist=alone)
+        load(tensors, checkpoint_id=folder, process_group=processes.writer_group, no_dist=alone)
     except CheckpointException as error:
-        raise PrimusError(f"{folder}: cannot be loaded: {_format_reason(error)}", "choose another checkpoint") from None
+        raise PrimusError(f"{folder}: cannot be loaded: {format_reason(error)}", "choose another checkpoint") from None
 
 
-def _copy_to_host(state: State) -> State:
+def _copy_to_host(tensors: State) -> State:
     """A copy in the host's memory, complete when this returns."""
     from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
     # Blocking, although the name says async: only the write after it is asynchronous.
-    copied = BlockingAsyncStager().stage(state)
+    copied = BlockingAsyncStager().stage(tensors)
     assert isinstance(copied, dict)
     return copied
 
 
-def _count_bytes(state: State) -> int:
+def count_bytes(tensors: State) -> int:
     """Size of all processes' tensors together; a DTensor counts whole."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def _expect_one_process() -> None:
     """Silence the warning of torch.distributed.checkpoint that there is no process group."""
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-
-
-def _format_reason(error: BaseException) -> str:
-    """The first failure in one line."""
-    failures = getattr(error, "failures", None)
-    if failures:
-        error = next(iter(failures.values()))[0]
-    if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno)
-    return (str(error) or type(error).__name__).splitlines()[0]

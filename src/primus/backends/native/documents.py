@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from primus.config.schema import DataConfig
+
 
 class DocumentHandling(NamedTuple):
     """Handling of the documents in a sequence."""
@@ -39,3 +41,11 @@ def build_attention_mask(tokens_BS: Tensor, eod_id: int) -> Tensor:
     document_BS = ends_BS.cumsum(1) - ends_BS
     same_BSS = document_BS[:, :, None] == document_BS[:, None, :]
     return same_BSS.tril().unsqueeze(1)
+
+
+def build_document_handling(data: DataConfig, eod_id: int | None) -> DocumentHandling | None:
+    """How the model keeps documents apart; None if it does not."""
+    if not data.reset_position_ids and not data.reset_attention_mask:
+        return None
+    assert eod_id is not None, "open_datasets has checked it"
+    return DocumentHandling(eod_id, data.reset_position_ids, data.reset_attention_mask)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,15 +9,12 @@ import torch
 from numpy.typing import NDArray
 
 from primus.backends.native import step
-from primus.backends.native.distributed import Processes
 from primus.backends.native.step import Batch, Trainable
 from primus.config.schema import TrainingConfig
 from primus.data.training.loader import Batches
 from primus.data.training.masks import split_inputs_and_targets
 from primus.data.training.packing import Dataset
-
-LARGEST_EXPONENT = 20.0
-"""Perplexity is e to the loss, at most to this; Megatron-LM `evaluate_and_print_results`."""
+from primus.session.torch_processes import TorchProcesses
 
 
 @dataclass(frozen=True)
@@ -27,10 +23,6 @@ class EvaluationResult:
 
     loss: float
     tokens: int
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(min(LARGEST_EXPONENT, self.loss))
 
 
 def to_batch(tokens_BS1: NDArray[np.int64], masked_input: int | None, device: torch.device) -> Batch:
@@ -44,7 +36,7 @@ def evaluate_dataset(
     dataset: Dataset,
     training: TrainingConfig,
     global_batch_size: int,
-    processes: Processes,
+    processes: TorchProcesses,
     masked_input: int | None,
 ) -> EvaluationResult:
     """The loss over the first `eval_iters` global batches, always the same ones, without compiling.

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable
 
 from primus.backends.native import model, rewind
-from primus.backends.native.bad_steps import BadSteps
-from primus.backends.native.distributed import seed_everything
-from primus.backends.native.resume import ResumePoint, restore_state
+from primus.backends.native.checkpoint import restore_state
 from primus.backends.native.rewind import Rewind
 from primus.backends.native.training import Training
 from primus.checkpoint import folders
 from primus.errors import FinalError
+from primus.session.bad_steps import BadSteps
+from primus.session.resume import ResumePoint
+from primus.session.torch_processes import seed_everything
 
 
 def recover_from_bad_steps(training: Training, bad: BadSteps) -> None:

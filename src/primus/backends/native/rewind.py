@@ -12,11 +12,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from primus.backends.native.distributed import Processes
 from primus.checkpoint import folders, manifest
 from primus.errors import PrimusError
 from primus.runs.files import read_json, write_json
 from primus.runs.store import Run
+from primus.session.processes import Processes
 
 REWINDS_FILE = "rewinds.json"
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-SIGMA_PER_MAD = 1.4826
-"""Standard deviation of a normal distribution in units of its median absolute deviation (1 / Phi^-1(3/4))."""
+from primus.session.bad_steps import SIGMA_PER_MAD
 
 
 class LossWindow:
@@ -48,25 +46,6 @@ class LossWindow:
         """Replace the window by `losses`, oldest first."""
         kept = [*([math.nan] * self.size), *losses][-self.size :]
         self._losses = torch.tensor(kept, dtype=torch.float32, device=self._losses.device)
-
-
-def find_spike_begin(spike: int, before: Sequence[tuple[int, float]], factor: float) -> int:
-    """The step at which a spike began: the first of the unbroken series that was already half as far up.
-
-    Args:
-        spike: Step of the spike.
-        before: The steps before it, in order, with their losses.
-        factor: Of the threshold.
-    """
-    losses = [loss for _, loss in before]
-    median = statistics.median_low(losses)
-    deviation = SIGMA_PER_MAD * statistics.median_low(abs(loss - median) for loss in losses)
-    first = spike
-    for step, loss in reversed(before):
-        if loss <= median + factor / 2 * deviation:
-            break
-        first = step
-    return first
 
 
 def _median_and_deviation(losses: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from dataclasses import dataclass
 
@@ -11,23 +10,7 @@ import torch
 from primus.backends.native.step import SPIKE, StepResult
 from primus.backends.native.timing import ComputeTime
 from primus.callback import Callback, EvaluationReport, StepReport
-
-GIB = 1 << 30
-KIB = 1 << 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rates:
-    """Factors that convert the time of a step into rates."""
-
-    global_batch_size: int
-    tokens: int
-    """Of a global batch."""
-    world: int
-    """Number of devices that share the batch."""
-    flops_per_token: float
-    peak_tflops: float | None
-    """Of one device in the training precision; None if it is not known."""
+from primus.session.rates import Rates, read_peak_host_memory
 
 
 @dataclass(frozen=True)
@@ -96,32 +79,22 @@ class StepTimer(Callback):
         # Loggers import their packages at the first report; this time must not count for the next step.
         self._restarts = self._restarts or self.num_reports == 0
         self.num_reports += 1
-        rates = self._rates
-        per_device = rates.tokens / seconds / rates.world
-        tflops = per_device * rates.flops_per_token / 1e12
-        return StepReport(
+        return self._rates.build_report(
             step=step.number,
             loss=loss,
             grad_norm=grad_norm,
             learning_rate=step.learning_rate,
-            tokens=rates.tokens,
             consumed_samples=step.consumed_samples,
-            global_batch_size=rates.global_batch_size,
             step_time_s=seconds,
             data_time_s=step.data_time_s,
-            tokens_per_s=rates.tokens / seconds,
-            tokens_per_s_per_device=per_device,
-            tflops_per_device=tflops,
-            mfu=tflops / rates.peak_tflops if rates.peak_tflops else None,
-            memory_gib=_read_peak_memory(self._device) / GIB,
+            compute_time_s=step.compute_time.seconds() if step.compute_time else None,
+            memory_bytes=_read_peak_memory(self._device),
             skipped=skipped != 0.0,
             spike=skipped == SPIKE,
-            compute_time_s=step.compute_time.seconds() if step.compute_time else None,
         )
 
 
 def _read_peak_memory(device: torch.device) -> int:
-    """Bytes; ru_maxrss is in KiB on Linux (getrusage(2))."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
+    return read_peak_host_memory()

@@ -15,29 +15,26 @@ from datetime import timedelta
 
 import torch
 
-from primus.backends.native.bad_steps import BadSteps
-from primus.backends.native.distributed import join_processes
+from primus.backends.native.checkpoint import collect_current_state, count_bytes, prepare_files
 from primus.backends.native.evaluate import evaluate_dataset, to_batch
-from primus.backends.native.optimizer import compute_learning_rate
 from primus.backends.native.recovery import recover_from_bad_steps
-from primus.backends.native.resume import collect_current_state
 from primus.backends.native.rewind import find_next_sample
 from primus.backends.native.setup import set_up_training
 from primus.backends.native.step import train_step
 from primus.backends.native.step_timer import LaunchedStep
 from primus.backends.native.training import Training
-from primus.callback import EvaluationReport, StepReport
-from primus.config.schedule import evaluation_interval
+from primus.callback import StepReport
 from primus.config.schema import Experiment
 from primus.data.training.loader import Batches
 from primus.data.training.packing import Dataset
 from primus.errors import PrimusError, UsageError
 from primus.runs.attempt import Attempt
+from primus.session.bad_steps import BadSteps
+from primus.session.session import FINISH, INTERRUPT
+from primus.session.torch_processes import join_processes
 
 ABANDON_S = 10.0
 """Time that a checkpoint in writing has to complete after a failure; the peers of a failed rank wait as long."""
-CONTINUE, FINISH, INTERRUPT = 0, 1, 2
-"""Request of a process before a step; the largest of all processes decides, so that they stop after the same step."""
 
 
 def train(experiment: Experiment, attempt: Attempt) -> None:
@@ -93,23 +90,21 @@ def train_steps(training: Training) -> bool:
     """
     train_iters = training.experiment.trainer.training.train_iters
     training.consumed_samples = find_next_sample(training.consumed_samples, training.rewinds)
-    with _open_batches(training) as batches:
+    with training.open_batches(training.processes.rank) as batches:
         while training.step < train_iters:
-            # One all-reduce between steps: a signal reaches processes at different times, and all must stop after the
-            # same step.
-            wanted = training.processes.all_reduce_max(_choose_next_action(training))
+            wanted = training.choose_action()
             if wanted == INTERRUPT:
                 interrupt(training)
                 return True
             if wanted == FINISH:
-                _report_early_stop(training)
+                training.report_early_stop()
                 break
             step(training, batches)
             # Reports a finished checkpoint early, and never waits, so that a slow disk does not slow down the steps.
             training.saver.poll()
-            if _is_due(training, evaluation_interval(training.experiment.trainer.training)):
+            if training.is_evaluation_due():
                 evaluate_validation(training)
-            if _is_due(training, training.experiment.trainer.checkpoint.save_interval):
+            if training.is_save_due():
                 save(training)
             if find_next_sample(training.consumed_samples, training.rewinds) != training.consumed_samples:
                 return False
@@ -125,21 +120,19 @@ def step(training: Training, batches: Batches) -> None:
     trainer = training.experiment.trainer
     training.callbacks.call("before_step")
     started = time.perf_counter()
-    micro_batches = [
-        to_batch(tokens, find_masked_token(training), training.processes.device) for tokens in next(batches)
-    ]
+    micro_batches = [to_batch(tokens, training.masked_token, training.processes.device) for tokens in next(batches)]
     data_time_s = time.perf_counter() - started
     # The phase `compile` has a longer hang timeout; it ends with the first report.
     if training.step_timer.num_reports == 0:
         training.attempt.beat("compile" if training.compiled else "train", training.step)
-    learning_rate = compute_learning_rate(training.step + 1, trainer.optimizer, trainer.training.train_iters)
+    learning_rate = training.learning_rate(training.step + 1)
     result = train_step(
         training.trainable,
         training.optimizer,
         micro_batches,
         learning_rate=learning_rate,
         clip_grad=trainer.optimizer.clip_grad,
-        window=training.bad_steps.window,
+        window=training.loss_window,
         timer=training.compute_timer,
     )
     training.step += 1
@@ -151,11 +144,9 @@ def step(training: Training, batches: Batches) -> None:
 
 
 def evaluate_validation(training: Training) -> None:
-    """Evaluate on the validation data, unless this step was evaluated already."""
+    """Evaluate on the validation data."""
     assert training.data.valid is not None, "open_data has checked it"
-    if training.evaluated_step != training.step:
-        evaluate(training, training.data.valid, "validation")
-        training.evaluated_step = training.step
+    evaluate(training, training.data.valid, "validation")
 
 
 def evaluate(training: Training, dataset: Dataset, name: str) -> None:
@@ -170,53 +161,39 @@ def evaluate(training: Training, dataset: Dataset, name: str) -> None:
         training.experiment.trainer.training,
         training.global_batch_size,
         training.processes,
-        find_masked_token(training),
+        training.masked_token,
     )
-    report = EvaluationReport(
-        data=name,
-        step=training.step,
-        loss=found.loss,
-        perplexity=found.perplexity,
-        tokens=found.tokens,
-        time_s=round(time.perf_counter() - started, 3),
-    )
-    training.callbacks.call("after_evaluation", report)
-    training.attempt.beat("train", training.step)
+    training.report_evaluation(name, found.loss, found.tokens, time.perf_counter() - started)
 
 
 def save(training: Training) -> None:
     """Begin to save the state after this step; with `async_save` it is written while training continues."""
     # Bad steps among the pending ones must raise before their state is saved.
     _report_steps(training, training.step_timer.take_pending())
-    training.callbacks.call("before_save")
-    training.attempt.beat("checkpoint", training.step)
     state = collect_current_state(training.trainable.model, training.optimizer, training.processes)
-    training.saver.save(
-        state,
-        training.step,
-        training.consumed_samples,
-        training.bad_steps.losses,
-        training.callbacks.collect_state(),
+    is_async = training.experiment.trainer.checkpoint.async_save
+    training.save(
+        lambda: prepare_files(state, is_async, training.processes),
+        num_bytes=count_bytes(state),
+        in_thread=is_async,
+        compiled=training.compiled,
     )
-    training.attempt.beat("train", training.step)
 
 
 def interrupt(training: Training) -> None:
     """Save, and leave the remaining steps to the next attempt."""
     _report_steps(training, training.step_timer.take_pending())
-    signal = training.attempt.stop_signal or "a signal to another rank"
-    training.print_line(f"{signal}: stopping after step {training.step}")
+    training.announce_interrupt()
     _save_unless_saved(training)
     training.saver.finish_writing()
-    # After the checkpoint is complete, so that the event implies a checkpoint to resume from.
-    training.append_event("interrupted", signal=signal, step=training.step)
+    training.report_interrupt()
 
 
 def finish(training: Training) -> None:
     """The last evaluation and checkpoint; callbacks write the sample and the summary."""
     trainer = training.experiment.trainer
     _report_steps(training, training.step_timer.take_pending())
-    if evaluation_interval(trainer.training):
+    if training.should_evaluate_at_end():
         evaluate_validation(training)
     if training.data.test is not None and trainer.training.eval_iters:
         evaluate(training, training.data.test, "test")
@@ -224,37 +201,6 @@ def finish(training: Training) -> None:
         _save_unless_saved(training)
     training.saver.finish_writing()
     training.callbacks.call("after_train")
-
-
-def find_masked_token(training: Training) -> int | None:
-    """The token after which nothing is predicted; None if everything is."""
-    return training.data.eod_id if training.experiment.trainer.data.eod_mask_loss else None
-
-
-def _open_batches(training: Training) -> Batches:
-    """The micro batches of this process from the next step on."""
-    config = training.experiment.trainer
-    return Batches(
-        training.data.train,
-        global_batch_size=training.global_batch_size,
-        micro_batch_size=config.training.micro_batch_size,
-        rank=training.processes.rank,
-        world_size=training.processes.world,
-        consumed_samples=training.consumed_samples,
-        num_workers=config.data.num_workers,
-    )
-
-
-def _choose_next_action(training: Training) -> int:
-    if training.attempt.stop_signal is not None:
-        return INTERRUPT
-    return CONTINUE if training.stop_reason is None else FINISH
-
-
-def _report_early_stop(training: Training) -> None:
-    reason = training.stop_reason or "requested by another rank"
-    training.print_line(f"training stops after step {training.step}: {reason}")
-    training.append_event("early_stop", step=training.step, reason=reason)
 
 
 def _report_steps(training: Training, reports: Iterable[StepReport]) -> None:
@@ -267,15 +213,9 @@ def _report_steps(training: Training, reports: Iterable[StepReport]) -> None:
         training.callbacks.call("after_report", report)
 
 
-def _is_due(training: Training, interval: int | None) -> bool:
-    """Whether a multiple of `interval` is reached; `finish` handles the last step."""
-    is_last = training.step == training.experiment.trainer.training.train_iters
-    return interval is not None and training.step % interval == 0 and not is_last
-
-
 def _save_unless_saved(training: Training) -> None:
     """Save, unless this step was saved or loaded already, or is the beginning."""
-    if training.step not in (0, training.saver.last_step):
+    if not training.is_saved():
         save(training)
 
 

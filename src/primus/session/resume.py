@@ -7,12 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from primus.backends.native import state
-from primus.backends.native.checkpoint import State, read_state
-from primus.backends.native.distributed import Processes, find_first_problem, random_state, set_random_state
-from primus.backends.native.model import Transformer
 from primus.checkpoint import folders, manifest
 from primus.checkpoint.manifest import CheckpointManifest
 from primus.checkpoint.shape import Shape, find_first_difference
@@ -20,6 +14,7 @@ from primus.config.schema import CheckpointConfig
 from primus.data.training.dataset import describe_change
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.runs.store import Run
+from primus.session.processes import Processes, find_first_problem
 
 PrintLine = Callable[[str], None]
 AppendEvent = Callable[..., None]
@@ -73,6 +68,8 @@ class CheckpointSearch:
     processes: Processes
     say: PrintLine
     event: AppendEvent
+    backend: str
+    """Backend that trains: it reads its own format."""
 
     @property
     def folder(self) -> Path:
@@ -105,6 +102,13 @@ class CheckpointSearch:
         difference = find_first_difference(start.manifest.model, self.shape)
         if difference:
             raise UsageError(f"load: {start.folder} is of another model: {difference}", "load one of this model")
+        saved_by = start.manifest.backend
+        if saved_by != self.backend and not self.config.finetune:
+            raise UsageError(
+                f"load: {start.folder} was saved by {saved_by}; {self.backend} can take its weights, not the state of"
+                " its optimizer",
+                "set finetune: true to begin at step 0 with its weights",
+            )
         return ResumePoint(start.folder, start.manifest, weights_only=self.config.finetune)
 
     def _is_own(self, checkpoint: Path) -> bool:
@@ -112,13 +116,16 @@ class CheckpointSearch:
         if not folders.is_complete(checkpoint):
             self._reject_checkpoint(checkpoint, "it is not complete: its writer was killed")
             return False
-        if self.config.save is None:
-            return True
         try:
             found = manifest.read_manifest(checkpoint)
         except PrimusError:
             return True  # rejected later, with its reason
-        if found is not None and found.run != self.run.id:
+        if found is not None and found.backend != self.backend:
+            raise UsageError(
+                f"{checkpoint} was saved by {found.backend}, and the run is resumed by {self.backend}",
+                "keep the framework of a run; another run can begin with its weights: load: and finetune: true",
+            )
+        if self.config.save is not None and found is not None and found.run != self.run.id:
             raise UsageError(
                 f"save: {self.folder} holds checkpoints of another run, {found.run}",
                 "choose another folder for this run; `load:` begins with theirs",
@@ -175,35 +182,3 @@ def check_same_data(start: ResumePoint, run: Run, fingerprint: str, allow_other_
             f" {start.consumed_samples + 1:,} of other data",
             "set `allow_other_data: true` to continue, or `finetune: true` to begin at step 0 with its weights",
         )
-
-
-def collect_current_state(model: Transformer, optimizer: torch.optim.Optimizer, processes: Processes) -> State:
-    """Everything that a checkpoint holds, in place."""
-    named = state.collect_weights(model) | state.collect_moments(model, optimizer)
-    return named | random_state(processes.rank, processes.device)
-
-
-def restore_state(
-    start: ResumePoint, model: Transformer, optimizer: torch.optim.Optimizer, processes: Processes
-) -> None:
-    """Load the checkpoint into the model and, unless only its weights are wanted, the optimizer and the generators.
-
-    The generators are restored only for the same number of processes; nothing in training draws from them.
-
-    Raises:
-        PrimusError: It cannot be read.
-    """
-    # The tensors are those of the model and the optimizer: reading fills them in place, sharded as they are here.
-    named = state.collect_weights(model)
-    random: State = {}
-    if not start.weights_only:
-        named |= state.collect_moments(model, optimizer)
-        # Each process has saved its own generators, under its rank.
-        if start.manifest.world_size == processes.world:
-            random = random_state(processes.rank, processes.device)
-    read_state(named | random, start.folder, processes)
-    if not start.weights_only:
-        # AdamW has a step count for each weight; the checkpoint has one, as they are equal.
-        state.set_steps(model, optimizer, named[state.STEPS])
-    if random:
-        set_random_state(random, processes.rank, processes.device)

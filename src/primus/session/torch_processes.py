@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,8 +20,8 @@ from primus.process import count_usable_cpus
 
 
 @dataclass
-class Processes:
-    """This process among those that train together."""
+class TorchProcesses:
+    """The processes of torch.distributed: a `primus.session.processes.Processes`."""
 
     rank: int
     world: int
@@ -85,7 +85,7 @@ def join_processes(
     timeout: timedelta,
     environ: Mapping[str, str],
     asked: DeviceKind = "auto",
-) -> Iterator[Processes]:
+) -> Iterator[TorchProcesses]:
     """Join the processes of the run for the duration of a `with`.
 
     Raises:
@@ -97,7 +97,7 @@ def join_processes(
         _share_cores(environ)
         _init_process_group(device, timeout, environ)
     try:
-        yield Processes(rank, world, device, timeout)
+        yield TorchProcesses(rank, world, device, timeout)
     finally:
         # Also after an error: the process leaves the group before it exits.
         if world > 1 and dist.is_initialized():
@@ -141,11 +141,6 @@ def set_random_state(states: Mapping[str, torch.Tensor], rank: int, device: torc
     torch.set_rng_state(states[f"random.{rank}.cpu"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[f"random.{rank}.cuda"], device)
-
-
-def find_first_problem(problems: Sequence[str]) -> str:
-    """The problem of the lowest rank that has one; empty if there is none."""
-    return next((problem for problem in problems if problem), "")
 
 
 def _share_cores(environ: Mapping[str, str]) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from primus.backends.native.documents import DocumentHandling
 from primus.config.schedule import evaluation_interval
-from primus.config.schema import DataConfig, Trainer
+from primus.config.schema import Trainer
 from primus.data.training.dataset import Datasets, open_datasets
 from primus.errors import UnfitError, UsageError
 from primus.runs.attempt import Attempt
@@ -30,14 +29,6 @@ def open_data(trainer: Trainer, attempt: Attempt, global_batch_size: int) -> Dat
     if attempt.rank == 0:
         _describe_data(attempt.run, trainer, data, training.train_iters * global_batch_size)
     return data
-
-
-def build_document_handling(data: DataConfig, eod_id: int | None) -> DocumentHandling | None:
-    """How the model keeps documents apart; None if it does not."""
-    if not data.reset_position_ids and not data.reset_attention_mask:
-        return None
-    assert eod_id is not None, "open_datasets has checked it"
-    return DocumentHandling(eod_id, data.reset_position_ids, data.reset_attention_mask)
 
 
 def _check_replayed(run: Run, fingerprint: str) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 from msgspec import structs
 
-from primus.backends.native.loggers import Logger, Scalars
-from primus.backends.native.progress import ProgressBar
-from primus.backends.native.step_line import format_evaluation_line, format_step_line
 from primus.callback import Callback, EvaluationReport, SavedCheckpoint, StepReport
 from primus.runs.attempt import Attempt
+from primus.session.loggers import Logger, Scalars
+from primus.session.progress import ProgressBar
+from primus.session.step_line import format_evaluation_line, format_step_line
 
 
 class TrainingReporter(Callback):

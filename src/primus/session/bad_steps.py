@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
-import torch
-
-from primus.backends.native.spikes import LossWindow, find_spike_begin
 from primus.callback import Callback, StepReport
 from primus.config.schema import TrainingConfig
 from primus.errors import FinalError
@@ -18,6 +16,9 @@ SUGGESTION = (
     "likely a learning rate that is too high or a warm-up that is too short, or damaged data: lower lr, raise"
     " lr_warmup_iters, or resume from an earlier checkpoint with another seed"
 )
+
+SIGMA_PER_MAD = 1.4826
+"""Standard deviation of a normal distribution in units of its median absolute deviation (1 / Phi^-1(3/4))."""
 
 
 class BadSteps(FinalError):
@@ -36,21 +37,25 @@ class BadSteps(FinalError):
         self.is_spike = last.spike
 
 
+class ReplaceableLosses(Protocol):
+    """The losses by which a backend finds spikes."""
+
+    def replace(self, losses: Sequence[float], /) -> None:
+        """Replace them by `losses`, oldest first."""
+
+
 class BadStepDetector(Callback):
     """Judges every step of a run by the policies; every process must give it the same steps.
 
     Args:
         config: Has the policies.
-        device: Where losses are.
+        window: Finds spikes during the step; None if the policy ignores them.
     """
 
-    def __init__(self, config: TrainingConfig, device: torch.device) -> None:
+    def __init__(self, config: TrainingConfig, window: ReplaceableLosses | None = None) -> None:
         self._config, self._nonfinite = config, 0
-        size = config.loss_spike_window
-        self.window = None
-        if config.loss_spike_policy != "none":
-            self.window = LossWindow(size, config.loss_spike_factor, device)
-        self._recent: deque[tuple[int, float]] = deque(maxlen=size)
+        self._window = window
+        self._recent: deque[tuple[int, float]] = deque(maxlen=config.loss_spike_window)
 
     @property
     def losses(self) -> list[float]:
@@ -61,9 +66,9 @@ class BadStepDetector(Callback):
         """Continue after `step` with the window as it was then."""
         self._nonfinite = 0
         self._recent.clear()
-        if self.window is not None:
+        if self._window is not None:
             self._recent.extend((step - len(losses) + index, loss) for index, loss in enumerate(losses, start=1))
-            self.window.replace(self.losses)
+            self._window.replace(self.losses)
 
     def after_report(self, report: StepReport) -> None:
         """Judge a step by the policies.
@@ -74,7 +79,7 @@ class BadStepDetector(Callback):
         # Without this step: the message and the start of the spike compare it with the steps before.
         before = list(self._recent)
         # The same rule as on the device, so that a restored window decides the same.
-        if self.window is not None and math.isfinite(report.loss):
+        if self._window is not None and math.isfinite(report.loss):
             self._recent.append((report.step, report.loss))
         # A spike is finite, so it ends a series of steps that are not.
         is_nonfinite = report.skipped and not report.spike
@@ -106,3 +111,22 @@ class BadStepDetector(Callback):
 def _describe_spike(report: StepReport, before: Sequence[tuple[int, float]]) -> str:
     losses = sorted(loss for _, loss in before)
     return f"{report.loss:.4f}, after a median of {losses[(len(losses) - 1) // 2]:.4f} in the last {len(losses)} steps"
+
+
+def find_spike_begin(spike: int, before: Sequence[tuple[int, float]], factor: float) -> int:
+    """The step at which a spike began: the first of the unbroken series that was already half as far up.
+
+    Args:
+        spike: Step of the spike.
+        before: The steps before it, in order, with their losses.
+        factor: Of the threshold.
+    """
+    losses = [loss for _, loss in before]
+    median = statistics.median_low(losses)
+    deviation = SIGMA_PER_MAD * statistics.median_low(abs(loss - median) for loss in losses)
+    first = spike
+    for step, loss in reversed(before):
+        if loss <= median + factor / 2 * deviation:
+            break
+        first = step
+    return first

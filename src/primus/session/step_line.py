@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from primus.callback import StepReport
 
@@ -43,9 +42,9 @@ def format_evaluation_line(step: int, loss: float, perplexity: float, now: float
     )
 
 
-def _compute_mean(values: Any) -> float:
-    values = list(values)
-    return sum(values) / len(values)
+def _compute_mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed)
 
 
 def _format_clock(now: float) -> str:

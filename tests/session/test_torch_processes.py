@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from primus.backends.native import distributed
-from primus.backends.native.distributed import Processes, join_processes
 from primus.errors import PrimusError
 from primus.runs import events
 from primus.runs.store import Run
+from primus.session import torch_processes as distributed
+from primus.session.torch_processes import TorchProcesses, join_processes
 
 MakeRun = Callable[..., Run]
 Train = Callable[..., Any]
@@ -80,7 +80,7 @@ def test_a_failed_rendezvous_names_the_address() -> None:
 
 
 def test_one_process_agrees_with_itself() -> None:
-    alone = Processes(0, 1, torch.device("cpu"), timedelta(minutes=1))
+    alone = TorchProcesses(0, 1, torch.device("cpu"), timedelta(minutes=1))
     assert [alone.all_reduce_max(value) for value in (0, 2)] == [0, 2]
     assert (
         alone.all_gather_values("x") == ["x"] and alone.broadcast_from_first("y") == "y" and alone.writer_group is None

@@ -1,0 +1,1 @@
+"""What every training engine shares: data, schedule, reports, checkpoints and the loop of steps."""

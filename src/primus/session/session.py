@@ -1,0 +1,478 @@
+"""A run in training, as its backend sees it: data, schedule, reports, signals and checkpoints.
+
+Engines meet the rest of the package only here. `loop.train_with_engine` drives an engine that takes one step at a time;
+an engine with a loop of its own calls the methods of `Session` from that loop, in the order of `loop`.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import primus
+from primus.callback import CONVENTION, CallbackChoice, CallbackList, EvaluationReport, choose_callbacks
+from primus.checkpoint.shape import build_shape
+from primus.config.schedule import compute_learning_rate, evaluation_interval
+from primus.config.schema import Experiment, ParallelConfig, Trainer
+from primus.data.training.dataset import Datasets
+from primus.data.training.loader import Batches, num_micro_batches
+from primus.data.training.packing import Dataset
+from primus.errors import UsageError
+from primus.machine.profile import find_peak_tflops
+from primus.model import count_parameters, flops_per_token
+from primus.runs.attempt import Attempt
+from primus.runs.store import Run
+from primus.session.bad_steps import BadStepDetector
+from primus.session.checkpoints import CheckpointSaver, CheckpointSettings, TakeState, TrainingPosition
+from primus.session.data import open_data
+from primus.session.loggers import check_packages, open_loggers
+from primus.session.processes import Processes
+from primus.session.progress import ProgressBar
+from primus.session.rates import Rates
+from primus.session.report import TrainingReporter
+from primus.session.resume import CheckpointSearch, ResumePoint, check_same_data, own_folder
+
+PROGRESS_VARIABLE = "PRIMUS_PROGRESS"
+"""Path of the terminal that shows a bar; the launcher sets it."""
+CONTINUE, FINISH, INTERRUPT = 0, 1, 2
+"""Request of a process before a step; the largest of all processes decides, so that they stop after the same step."""
+LARGEST_EXPONENT = 20.0
+"""Perplexity is e to the loss, at most to this; Megatron-LM `evaluate_and_print_results`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineInfo:
+    """The engine and its devices, for reports and manifests."""
+
+    backend: str
+    """Name of the backend."""
+    library: str
+    """Package that trains: ``torchtitan``."""
+    version: str
+    """Its version."""
+    device_name: str
+    """Model of the device of this process."""
+    device_type: str
+    """``cpu``, ``cuda``, or what the engine calls it."""
+    num_devices: int
+    """Of all processes together."""
+    data_size: int
+    """Data-parallel size: replicas of the model that share a global batch."""
+    threads: int | None = None
+    """Threads of the host that compute."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of further packages, by name."""
+
+
+def data_parallel_size(parallel: ParallelConfig, world: int) -> int:
+    """Replicas of the model on `world` devices.
+
+    Raises:
+        UsageError: The devices do not divide.
+    """
+    together = (
+        parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
+    )
+    if world % together:
+        raise UsageError(
+            f"{world} processes do not divide into replicas of {together}: tensor_model_parallel_size"
+            f" {parallel.tensor_model_parallel_size} x pipeline_model_parallel_size"
+            f" {parallel.pipeline_model_parallel_size} x context_parallel_size {parallel.context_parallel_size}",
+            f"start a multiple of {together} processes (--nproc), or lower these sizes",
+        )
+    return world // together
+
+
+@dataclass(kw_only=True)
+class Session:
+    """A run that is open: what backends share. Every process makes the same calls in the same order."""
+
+    experiment: Experiment
+    attempt: Attempt
+    processes: Processes
+    engine: EngineInfo
+    data: Datasets
+    global_batch_size: int
+    """Sequences in one optimizer step."""
+    callbacks: CallbackList
+    choices: Sequence[CallbackChoice]
+    """Callbacks that the experiment names."""
+    reporter: TrainingReporter
+    rates: Rates
+    search: CheckpointSearch
+    saver: CheckpointSaver
+    bad_steps: BadStepDetector
+    start: ResumePoint | None
+    """Checkpoint that the run starts from; None for initial weights."""
+    step: int
+    """Steps taken."""
+    consumed_samples: int
+    """Samples that they took."""
+    evaluated_step: int | None = None
+    stop_reason: str | None = None
+    """Why a callback wants the training to end after this step."""
+
+    @property
+    def trainer(self) -> Trainer:
+        return self.experiment.trainer
+
+    @property
+    def train_iters(self) -> int:
+        return self.trainer.training.train_iters
+
+    @property
+    def masked_token(self) -> int | None:
+        """The token after which nothing is predicted; None if everything is."""
+        return self.data.eod_id if self.trainer.data.eod_mask_loss else None
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of optimizer step `step`, counted from 1."""
+        return compute_learning_rate(step, self.trainer.optimizer, self.train_iters)
+
+    def open_batches(self, data_rank: int, dataset: Dataset | None = None) -> Batches:
+        """The micro batches [B, S + 1] of one data-parallel rank: from the next step on, or of `dataset` from its
+        beginning."""
+        return Batches(
+            dataset or self.data.train,
+            global_batch_size=self.global_batch_size,
+            micro_batch_size=self.trainer.training.micro_batch_size,
+            rank=data_rank,
+            world_size=self.engine.data_size,
+            consumed_samples=0 if dataset else self.consumed_samples,
+            num_workers=self.trainer.data.num_workers if dataset is None else 0,
+        )
+
+    def choose_action(self) -> int:
+        """CONTINUE, FINISH or INTERRUPT: the same in every process. Called before each step."""
+        own = CONTINUE if self.stop_reason is None else FINISH
+        if self.attempt.stop_signal is not None:
+            own = INTERRUPT
+        # A signal reaches processes at different times, and all must stop after the same step.
+        return self.processes.all_reduce_max(own)
+
+    def advance(self, learning_rate: float, **numbers: Any) -> None:
+        """Count a step that was taken, and report it.
+
+        Args:
+            learning_rate: That was applied.
+            numbers: The other arguments of `Rates.build_report`, without step and samples.
+
+        Raises:
+            BadSteps: The run cannot continue from it.
+        """
+        self.step += 1
+        self.consumed_samples += self.global_batch_size
+        self.callbacks.call("after_step")
+        report = self.rates.build_report(
+            step=self.step, learning_rate=learning_rate, consumed_samples=self.consumed_samples, **numbers
+        )
+        self.callbacks.call("after_report", report)
+
+    def is_evaluation_due(self) -> bool:
+        """Whether to evaluate now; `should_evaluate_at_end` decides for the last step."""
+        return self._is_due(evaluation_interval(self.trainer.training))
+
+    def should_evaluate_at_end(self) -> bool:
+        """Whether the validation loss after the last step is wanted, and not known yet."""
+        return evaluation_interval(self.trainer.training) is not None and self.evaluated_step != self.step
+
+    def is_save_due(self) -> bool:
+        """Whether to save now; `should_save_at_end` decides for the last step."""
+        return self._is_due(self.trainer.checkpoint.save_interval)
+
+    def is_saved(self) -> bool:
+        """Whether there is nothing to save: this step was saved or loaded already, or is the beginning."""
+        return self.step in (0, self.saver.last_step)
+
+    def report_evaluation(self, name: str, loss: float, tokens: int, seconds: float) -> None:
+        """Report the mean loss on ``validation`` or ``test`` data."""
+        if name == "validation":
+            self.evaluated_step = self.step
+        report = EvaluationReport(
+            data=name,
+            step=self.step,
+            loss=loss,
+            perplexity=math.exp(min(LARGEST_EXPONENT, loss)),
+            tokens=tokens,
+            time_s=round(seconds, 3),
+        )
+        self.callbacks.call("after_evaluation", report)
+        self.attempt.beat("train", self.step)
+
+    def save(
+        self, take_state: TakeState, *, num_bytes: int = 0, in_thread: bool = False, compiled: bool = False
+    ) -> None:
+        """Save the state after this step.
+
+        Args:
+            take_state: See `CheckpointSaver.save`; what it returns writes into the folder of the checkpoint.
+            num_bytes: Size of the files of all processes together, if it is known: the disk must have it.
+            in_thread: Write while training continues.
+            compiled: Whether the steps were taken by a compiled model.
+
+        Raises:
+            PrimusError: It cannot be written; its folder is deleted.
+        """
+        self.callbacks.call("before_save")
+        self.attempt.beat("checkpoint", self.step)
+        position = TrainingPosition(
+            self.step, self.consumed_samples, self.bad_steps.losses, self.callbacks.collect_state(), compiled
+        )
+        self.saver.save(take_state, position, num_bytes, in_thread)
+        self.attempt.beat("train", self.step)
+
+    def announce_interrupt(self) -> None:
+        """Print that a signal ends the run, before its checkpoint is saved."""
+        self.print_line(f"{self._format_signal()}: stopping after step {self.step}")
+
+    def report_interrupt(self) -> None:
+        """Record that a signal ended the run, after its checkpoint is complete; the event implies one."""
+        self.append_event("interrupted", signal=self._format_signal(), step=self.step)
+
+    def report_early_stop(self) -> None:
+        """Record that a callback ends the run."""
+        reason = self.stop_reason or "requested by another rank"
+        self.print_line(f"training stops after step {self.step}: {reason}")
+        self.append_event("early_stop", step=self.step, reason=reason)
+
+    def request_stop(self, reason: str) -> None:
+        """End the training after this step as if it were the last."""
+        self.stop_reason = self.stop_reason or reason
+
+    def print_line(self, text: str) -> None:
+        self.reporter.print_line(text)
+
+    def append_event(self, kind: str, **fields: Any) -> None:
+        self.reporter.append_event(kind, **fields)
+
+    def log_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        self.reporter.log_scalars(step, scalars)
+
+    def _format_signal(self) -> str:
+        return self.attempt.stop_signal or "a signal to another rank"
+
+    def _is_due(self, interval: int | None) -> bool:
+        return interval is not None and self.step % interval == 0 and self.step != self.train_iters
+
+
+def open_session(
+    experiment: Experiment,
+    attempt: Attempt,
+    processes: Processes,
+    engine: EngineInfo,
+    environ: Mapping[str, str],
+    prepare_search: Callable[[CheckpointSearch], object] | None = None,
+) -> Session:
+    """Open the data of a run, find the checkpoint that it starts from, and prepare its reports.
+
+    Args:
+        experiment: That the run trains.
+        attempt: Of this process.
+        processes: That train together.
+        engine: That trains.
+        environ: Variables of this process.
+        prepare_search: Called before the search for a checkpoint, for what must be done to them first.
+
+    Raises:
+        UsageError: The configuration does not fit the data, the processes or the checkpoint.
+        UnfitError: The data differs from that of the resumed or replayed run, or a package is missing.
+        PrimusError: The checkpoint cannot be read.
+    """
+    trainer = experiment.trainer
+    check_packages(trainer.logging)
+    choices = choose_callbacks(trainer.training.callbacks)
+    training = trainer.training
+    global_batch_size = training.global_batch_size or training.micro_batch_size * engine.data_size
+    num_micro_batches(global_batch_size, training.micro_batch_size, engine.data_size)
+    attempt.beat("data")
+    data = open_data(trainer, attempt, global_batch_size)
+    search = CheckpointSearch(
+        attempt.run,
+        trainer.checkpoint,
+        build_shape(trainer.model),
+        processes,
+        say=attempt.say,
+        event=attempt.event,
+        backend=engine.backend,
+    )
+    if prepare_search is not None:
+        prepare_search(search)
+    start = _find_start(search, attempt, data)
+    callbacks = CallbackList()
+    session = Session(
+        experiment=experiment,
+        attempt=attempt,
+        processes=processes,
+        engine=engine,
+        data=data,
+        global_batch_size=global_batch_size,
+        callbacks=callbacks,
+        choices=choices,
+        reporter=_build_reporter(experiment, attempt, processes, start, environ),
+        rates=_build_rates(trainer, engine, global_batch_size),
+        search=search,
+        saver=_build_saver(experiment, attempt, processes, data, engine, callbacks),
+        bad_steps=BadStepDetector(training),
+        start=start,
+        step=start.step if start else 0,
+        consumed_samples=start.consumed_samples if start else 0,
+    )
+    # The loaded checkpoint need not be saved again.
+    session.saver.last_step = session.step
+    return session
+
+
+def report_setup(
+    session: Session, *, compiled: bool = False, compile_reason: str = "", details: Mapping[str, Any] | None = None
+) -> None:
+    """Print and record what is trained, on what, and how.
+
+    Args:
+        session: The run.
+        compiled: Whether the steps are compiled, and why.
+        compile_reason: See `compiled`; nothing is printed about it if it is empty.
+        details: Further fields of the event.
+    """
+    trainer, engine = session.trainer, session.engine
+    config = trainer.training
+    num_parameters = count_parameters(trainer.model).total_parameters
+    batch = f"{session.global_batch_size} x {config.seq_length} tokens"
+    num_samples = config.train_iters * session.global_batch_size
+    data = "random" if trainer.data.mock_data else f"{num_samples / session.data.train.samples_per_epoch:.2g} epochs"
+    session.print_line(
+        f"{num_parameters / 1e6:,.1f} M parameters in {'bf16' if config.bf16 else 'fp32'}"
+        f" on {engine.num_devices} x {engine.device_name}; {config.train_iters:,} steps of {batch},"
+        f" together {num_samples * config.seq_length:,} ({data})"
+    )
+    corpora = session.data.train.compute_progress(num_samples)
+    for part in corpora if len(corpora) > 1 else ():
+        session.print_line(f"  {part.prefix}: {part.samples:,} samples, {part.epochs:.2g} epochs")
+    if compile_reason:
+        session.print_line(f"torch.compile: {'on' if compiled else 'off'} ({compile_reason})")
+    session.append_event(
+        "run_started",
+        attempt=session.attempt.number,
+        step=session.step,
+        backend=engine.backend,
+        device=engine.device_name,
+        device_type=engine.device_type,
+        world_size=session.processes.world,
+        threads=engine.threads,
+        parameters=num_parameters,
+        flops_per_token=session.rates.flops_per_token,
+        flops_convention=CONVENTION,
+        compiled=compiled,
+        compile_reason=compile_reason,
+        dtype="bfloat16" if config.bf16 else "float32",
+        global_batch_size=session.global_batch_size,
+        seq_length=config.seq_length,
+        train_iters=config.train_iters,
+        data_fingerprint=session.data.fingerprint,
+        versions={
+            "primus": primus.__version__,
+            "python": platform.python_version(),
+            engine.library: engine.version,
+            **engine.versions,
+        },
+        **(details or {}),
+    )
+
+
+def _find_start(search: CheckpointSearch, attempt: Attempt, data: Datasets) -> ResumePoint | None:
+    """The checkpoint to start from, printed and recorded."""
+    start = search.find_start()
+    if start is None:
+        if attempt.number > 0:
+            attempt.say("no usable checkpoint of this run: training starts from scratch")
+        return None
+    check_same_data(start, attempt.run, data.fingerprint, search.config.allow_other_data)
+    what = "the weights of" if start.weights_only else "step"
+    name = start.folder.name if start.weights_only else str(start.step)
+    attempt.say(f"resuming from {what} {name} ({_format_start(start, attempt.run)})")
+    if start.manifest.world_size != search.processes.world and not start.weights_only:
+        attempt.say(
+            f"saved by {start.manifest.world_size} processes, resumed by {search.processes.world}:"
+            " the losses agree within rounding, not bit by bit"
+        )
+    attempt.event(
+        "checkpoint_loaded",
+        step=start.manifest.step,
+        path=_format_start(start, attempt.run),
+        weights_only=start.weights_only,
+        world_size=start.manifest.world_size,
+    )
+    return start
+
+
+def _format_start(start: ResumePoint, run: Run) -> str:
+    """A checkpoint's folder, relative to the run folder if it is inside."""
+    folder = start.folder.resolve()
+    root = run.directory.resolve()
+    return str(folder.relative_to(root)) if folder.is_relative_to(root) else str(start.folder)
+
+
+def _build_rates(trainer: Trainer, engine: EngineInfo, global_batch_size: int) -> Rates:
+    training = trainer.training
+    return Rates(
+        global_batch_size=global_batch_size,
+        tokens=global_batch_size * training.seq_length,
+        world=engine.num_devices,
+        flops_per_token=flops_per_token(trainer.model, training.seq_length, CONVENTION),
+        peak_tflops=find_peak_tflops(engine.device_name, "bf16") if training.bf16 else None,
+    )
+
+
+def _build_reporter(
+    experiment: Experiment,
+    attempt: Attempt,
+    processes: Processes,
+    start: ResumePoint | None,
+    environ: Mapping[str, str],
+) -> TrainingReporter:
+    trainer = experiment.trainer
+    train_iters, first_step = trainer.training.train_iters, start.step if start else 0
+    loggers, note = open_loggers(experiment, attempt.run, first_step) if processes.is_first else ([], "")
+    if note:
+        attempt.say(note)
+    terminal = environ.get(PROGRESS_VARIABLE) if processes.is_first else None
+    return TrainingReporter(
+        attempt,
+        train_iters=train_iters,
+        log_interval=trainer.logging.log_interval,
+        loggers=loggers,
+        bar=_build_bar(terminal, train_iters, first_step),
+    )
+
+
+def _build_bar(terminal: str | None, train_iters: int, done: int) -> ProgressBar | None:
+    if not terminal:
+        return None
+    try:
+        return ProgressBar(terminal, train_iters, done)
+    except OSError:  # the terminal was closed in the meantime
+        return None
+
+
+def _build_saver(
+    experiment: Experiment,
+    attempt: Attempt,
+    processes: Processes,
+    data: Datasets,
+    engine: EngineInfo,
+    callbacks: CallbackList,
+) -> CheckpointSaver:
+    config = experiment.trainer.checkpoint
+    settings = CheckpointSettings(
+        backend=engine.backend,
+        library_version=engine.version,
+        folder=own_folder(config, attempt.run),
+        run=attempt.run.id,
+        keep_last_n=config.keep_last_n,
+        model=build_shape(experiment.trainer.model),
+        data_fingerprint=data.fingerprint,
+    )
+    return CheckpointSaver(settings, processes, partial(callbacks.call, "after_save"))

@@ -1,0 +1,27 @@
+"""The weights that a run starts from, in hub names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from primus.session.session import Session
+
+if TYPE_CHECKING:
+    from primus.checkpoint.weights import WeightReader
+
+
+def open_start_weights(session: Session) -> WeightReader | None:
+    """The weights to load before the first step: those of `load:` or initial ones; None leaves them to the engine.
+
+    Raises:
+        PrimusError: The checkpoint cannot be read.
+    """
+    if session.start is not None:
+        from primus.checkpoint.formats import open_checkpoint
+
+        return open_checkpoint(session.start.folder).weights
+    if session.trainer.training.init == "engine":
+        return None
+    from primus.checkpoint import initial_weights
+
+    return initial_weights.InitialWeights(session.trainer.model, session.trainer.training.seed)

@@ -1,0 +1,86 @@
+"""A small engine of its own, without a tensor library: a table of bigram logits, trained by gradient descent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from primus.config.schema import Experiment
+from primus.runs.attempt import Attempt
+from primus.session.engine import MicroBatches, StepValues
+from primus.session.loop import train_with_engine
+from primus.session.processes import OneProcess
+from primus.session.session import EngineInfo, Session, open_session
+
+INFO = EngineInfo(
+    backend="bigram",
+    library="numpy",
+    version=np.__version__,
+    device_name="a CPU",
+    device_type="cpu",
+    num_devices=1,
+    data_size=1,
+)
+
+
+class BigramEngine:
+    """An `Engine`; `poison` makes the loss of that step infinite."""
+
+    data_rank = 0
+
+    def __init__(self, vocab_size: int, poison: int | None = None) -> None:
+        self.logits = np.zeros((vocab_size, vocab_size))
+        self.steps, self.poison, self.is_closed = 0, poison, False
+        self.loaded_names: list[str] = []
+        self.model: Any = self
+        self.optimizer: Any = None
+
+    def load_weights(self, weights: Any) -> None:
+        self.loaded_names = list(weights.list_tensors())
+
+    def step(self, batches: MicroBatches, learning_rate: float) -> StepValues:
+        losses, gradients = zip(*(self._differentiate(batch) for batch in batches), strict=True)
+        gradient = np.mean(gradients, axis=0)
+        self.logits -= learning_rate * gradient
+        self.steps += 1
+        loss = np.inf if self.steps == self.poison else float(np.mean(losses))
+        return StepValues(loss, float(np.linalg.norm(gradient)))
+
+    def evaluate(self, batches: MicroBatches) -> tuple[float, int]:
+        tokens = sum(batch[:, 1:].size for batch in batches)
+        return sum(self._differentiate(batch)[0] * batch[:, 1:].size for batch in batches), tokens
+
+    def save(self, folder: Path) -> None:
+        np.save(folder / "logits.npy", self.logits)
+
+    def load(self, folder: Path) -> None:
+        self.logits = np.load(folder / "logits.npy")
+
+    def read_memory(self) -> int:
+        return int(self.logits.nbytes)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def _differentiate(self, batch: NDArray[np.int64]) -> tuple[float, NDArray[np.float64]]:
+        """Mean loss, and its gradient."""
+        inputs, targets = batch[:, :-1].ravel(), batch[:, 1:].ravel()
+        rows = self.logits[inputs]
+        shares = np.exp(rows - rows.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
+        loss = float(-np.log(shares[np.arange(len(targets)), targets]).mean())
+        shares[np.arange(len(targets)), targets] -= 1
+        gradient = np.zeros_like(self.logits)
+        np.add.at(gradient, inputs, shares / len(targets))
+        return loss, gradient
+
+
+def train_bigrams(experiment: Experiment, attempt: Attempt, poison: int | None = None) -> tuple[Session, BigramEngine]:
+    session = open_session(experiment, attempt, OneProcess(), INFO, os.environ)
+    engine = BigramEngine(experiment.trainer.model.vocab_size, poison)
+    train_with_engine(session, engine)
+    return session, engine

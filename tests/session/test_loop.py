@@ -1,0 +1,124 @@
+"""Every engine that takes one step at a time gets the same data, schedule, reports, checkpoints and signals."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from primus import experiment
+from primus.checkpoint import manifest
+from primus.errors import FinalError, UsageError
+from primus.launch.request import LaunchRequest
+from primus.runs import events
+from primus.runs.attempt import Attempt
+from primus.runs.files import write_json, write_text
+from primus.runs.store import Run
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from bigram_engine import BigramEngine, train_bigrams  # noqa: E402
+
+SETTINGS: dict[str, Any] = {
+    "mock_data": True,
+    "seq_length": 32,
+    "train_iters": 6,
+    "micro_batch_size": 2,
+    "global_batch_size": 4,
+    "bf16": False,
+    "lr": 1.0,
+    "lr_warmup_iters": 2,
+    "disable_tensorboard": True,
+}
+Train = Callable[..., BigramEngine]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., Run]:
+    def make(name: str = "run", **settings: Any) -> Run:
+        run = Run(tmp_path / name)
+        module = {"framework": "native", "model": "tiny", "overrides": {**SETTINGS, **settings}}
+        written = {"exp_name": "test", "workspace": str(tmp_path), "modules": {"pre_trainer": module}}
+        write_text(run.config, yaml.safe_dump(written))
+        write_json(run.directory / "request.json", LaunchRequest(runtimes=(), task="train pretrain"))
+        return run
+
+    return make
+
+
+@pytest.fixture
+def train() -> Train:
+    def train_run(run: Run, number: int = 0, stop: str | None = None, poison: int | None = None) -> BigramEngine:
+        attempt = Attempt(run, number, rank=0, local_rank=0, world_size=1, console=None)
+        attempt.stop_signal = stop
+        try:
+            return train_bigrams(experiment.experiment_of(run), attempt, poison)[1]
+        finally:
+            attempt.close()
+
+    return train_run
+
+
+def read_kind(run: Run, kind: str) -> list[events.Event]:
+    return [event for event in events.read_events(run.events) if event["kind"] == kind]
+
+
+def test_an_engine_is_reported_like_native(make_run: Callable[..., Run], train: Train) -> None:
+    run = make_run(eval_interval=3, eval_iters=2, save_interval=2)
+    engine = train(run)
+    steps = read_kind(run, "step")
+    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6]
+    assert [step["consumed_samples"] for step in steps] == [4, 8, 12, 16, 20, 24]
+    assert steps[0]["learning_rate"] == 0.5 and steps[1]["learning_rate"] == 1.0, "warm-up of the experiment"
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    assert all(step["tokens_per_s"] > 0 and step["tflops_per_device"] > 0 for step in steps)
+    assert [event["step"] for event in read_kind(run, "eval")] == [3, 6]
+    assert [event["step"] for event in read_kind(run, "checkpoint_saved")] == [2, 4, 6]
+    assert read_kind(run, "run_started")[0]["backend"] == "bigram"
+    assert read_kind(run, "training_ended")
+    assert engine.is_closed
+
+
+def test_an_engine_gets_the_initial_weights_under_hub_names(make_run: Callable[..., Run], train: Train) -> None:
+    assert "model.embed_tokens.weight" in train(make_run()).loaded_names
+    assert train(make_run("own", init="engine")).loaded_names == [], "the engine keeps its own"
+
+
+def test_a_stopped_run_saves_and_resumes_with_the_losses_of_an_undisturbed_one(
+    make_run: Callable[..., Run], train: Train
+) -> None:
+    whole, stopped = make_run("whole", save_interval=2), make_run("stopped", save_interval=2, train_iters=4)
+    train(whole)
+    train(stopped)
+    write_text(stopped.config, whole.config.read_text())
+    train(stopped, number=1, stop="SIGTERM")
+    assert read_kind(stopped, "interrupted")[0]["step"] == 4
+    train(stopped, number=2)
+    losses = [[step["loss"] for step in read_kind(run, "step")] for run in (whole, stopped)]
+    assert losses[0] == losses[1]
+    found = manifest.read_manifest(stopped.checkpoints / "step_00000006")
+    assert found is not None and found.backend == "bigram"
+    assert [file.name for file in found.files] == ["logits.npy"]
+
+
+def test_a_step_that_is_not_finite_ends_the_run(make_run: Callable[..., Run], train: Train) -> None:
+    run = make_run()
+    with pytest.raises(FinalError, match="step 3: the loss or the gradient is not finite"):
+        train(run, poison=3)
+    assert [step["step"] for step in read_kind(run, "step")] == [1, 2, 3], "the step is reported first"
+
+
+def test_a_checkpoint_of_another_engine_gives_its_weights_only(make_run: Callable[..., Run], train: Train) -> None:
+    first = make_run("first")
+    train(first)
+    folder = first.checkpoints / "step_00000006"
+    text = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(text.replace('"bigram"', '"native"'))
+    with pytest.raises(UsageError, match="was saved by native; bigram can take its weights"):
+        train(make_run("second", load=str(folder)))
+    with pytest.raises(UsageError, match="was saved by native, and the run is resumed by bigram"):
+        train(first, number=1)
