@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from primus.errors import PrimusError
 from primus.session.session import Session
 
 if TYPE_CHECKING:
@@ -17,9 +18,10 @@ def open_start_weights(session: Session) -> WeightReader | None:
         PrimusError: The checkpoint cannot be read.
     """
     if session.start is not None:
-        from primus.checkpoint.formats import open_checkpoint
-
-        return open_checkpoint(session.start.folder).weights
+        raise PrimusError(
+            f"{session.start.folder}: {session.engine.backend} cannot begin with the weights of a checkpoint yet",
+            "remove load:",
+        )
     if session.trainer.training.init == "engine":
         return None
     from primus.checkpoint import initial_weights
