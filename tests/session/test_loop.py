@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fakes.bigram_engine import BigramEngine, train_bigrams
 from primus import experiment
 from primus.checkpoint import manifest
 from primus.errors import FinalError, UsageError
@@ -19,10 +19,6 @@ from primus.runs import events
 from primus.runs.attempt import Attempt
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Run
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from bigram_engine import BigramEngine, train_bigrams  # noqa: E402
 
 SETTINGS: dict[str, Any] = {
     "mock_data": True,
