@@ -14,6 +14,7 @@ from primus.config.schema import CheckpointConfig
 from primus.data.training.dataset import describe_change
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.runs.store import Run
+from primus.session.checks import check_backend_of
 from primus.session.processes import Processes, find_first_problem
 
 PrintLine = Callable[[str], None]
@@ -102,13 +103,7 @@ class CheckpointSearch:
         difference = find_first_difference(start.manifest.model, self.shape)
         if difference:
             raise UsageError(f"load: {start.folder} is of another model: {difference}", "load one of this model")
-        saved_by = start.manifest.backend
-        if saved_by != self.backend and not self.config.finetune:
-            raise UsageError(
-                f"load: {start.folder} was saved by {saved_by}; {self.backend} can take its weights, not the state of"
-                " its optimizer",
-                "set finetune: true to begin at step 0 with its weights",
-            )
+        check_backend_of(start.manifest, start.folder, self.backend, self.config.finetune)
         return ResumePoint(start.folder, start.manifest, weights_only=self.config.finetune)
 
     def _is_own(self, checkpoint: Path) -> bool:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from primus import model_checks
 from primus.config.schema import Experiment, ModelSpec, ParallelConfig, Trainer
-from primus.errors import PrimusError, UsageError
-
-if TYPE_CHECKING:
-    from primus.checkpoint.manifest import CheckpointManifest
+from primus.errors import UsageError
+from primus.session.checks import check_session
 
 OTHER_BACKENDS = "choose a dense Llama or Qwen model, or another framework"
 DATA_PARALLEL = "set it to its default: native shards a model over all processes (FSDP2); or choose another framework"
@@ -31,11 +28,7 @@ def check_experiment(experiment: Experiment) -> None:
             "set fp8: null, or choose a framework that has fp8 (torchtitan, megatron)",
         )
     _check_rewinds(trainer)
-    _check_load(trainer)
-    if trainer.training.callbacks:
-        from primus.callback import choose_callbacks  # not for experiments without callbacks
-
-        choose_callbacks(trainer.training.callbacks)
+    check_session(trainer, "native")
     if trainer.backend_args:
         names = ", ".join(sorted(trainer.backend_args))
         raise UsageError(f"backend_args: native takes no backend arguments, found {names}", "remove them")
@@ -56,33 +49,6 @@ def _check_rewinds(trainer: Trainer) -> None:
     for policy in ("nonfinite_policy", "loss_spike_policy"):
         if getattr(trainer.training, policy) == "rewind" and trainer.checkpoint.save_interval is None:
             raise UsageError(f"{policy}: rewind needs checkpoints, and save_interval is not set", "set save_interval")
-
-
-def _check_load(trainer: Trainer) -> None:
-    """Check that the checkpoint of `load:` exists and fits the model; reads its manifest, not its weights."""
-    if trainer.checkpoint.load is None:
-        return
-    from primus.checkpoint import folders  # not for experiments that load no checkpoint
-    from primus.checkpoint.shape import build_shape, find_first_difference
-
-    for folder in folders.find_candidates(trainer.checkpoint.load):
-        saved = _read_manifest(folder)
-        if saved is None:
-            continue  # damaged: training skips it, too
-        difference = find_first_difference(saved.model, build_shape(trainer.model))
-        if difference:
-            raise UsageError(f"load: {folder} is of another model: {difference}", "load one of this model")
-        return
-    raise UsageError(f"load: every checkpoint of {trainer.checkpoint.load} is damaged", "load another one")
-
-
-def _read_manifest(folder: Path) -> CheckpointManifest | None:
-    from primus.checkpoint import manifest
-
-    try:
-        return manifest.read_manifest(folder)
-    except PrimusError:
-        return None
 
 
 def _refuse_fields(fields: dict[str, str], group: ModelSpec | ParallelConfig, hint: str) -> None:

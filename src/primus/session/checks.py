@@ -1,0 +1,83 @@
+"""Checks of what every engine shares, on the control plane: no tensor library is imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from primus.config.schema import Trainer
+from primus.errors import PrimusError, UsageError
+
+if TYPE_CHECKING:
+    from primus.checkpoint.manifest import CheckpointManifest
+
+
+def check_session(trainer: Trainer, backend: str) -> None:
+    """Check the callbacks, and that the checkpoint of `load:` exists and fits; every backend's `check` calls it.
+
+    Raises:
+        UsageError: A callback does not exist, or the checkpoint cannot be loaded; names the key.
+    """
+    _check_load(trainer, backend)
+    if trainer.training.callbacks:
+        from primus.callback import choose_callbacks  # not for experiments without callbacks
+
+        choose_callbacks(trainer.training.callbacks)
+
+
+def check_loop(trainer: Trainer, backend: str) -> None:
+    """Refuse what `session.loop` cannot do: only native looks for loss spikes and can rewind.
+
+    Raises:
+        UsageError: The experiment asks for it; names the key.
+    """
+    training = trainer.training
+    if training.loss_spike_policy != "none":
+        raise UsageError(
+            f"loss_spike_policy: {training.loss_spike_policy}: {backend} does not detect loss spikes",
+            "set loss_spike_policy: none, or framework: native",
+        )
+    if training.nonfinite_policy == "rewind":
+        raise UsageError(f"nonfinite_policy: rewind: {backend} cannot rewind", "set skip or stop, or framework: native")
+
+
+def check_backend_of(saved: CheckpointManifest, folder: Path, backend: str, weights_only: bool) -> None:
+    """Refuse to continue from the optimizer of another engine.
+
+    Raises:
+        UsageError: `weights_only` is not set, and the checkpoint is of another backend.
+    """
+    if saved.backend != backend and not weights_only:
+        raise UsageError(
+            f"load: {folder} was saved by {saved.backend}; {backend} can take its weights, not the state of its"
+            " optimizer",
+            "set finetune: true to begin at step 0 with its weights",
+        )
+
+
+def _check_load(trainer: Trainer, backend: str) -> None:
+    """Check that the checkpoint of `load:` exists and fits the model; reads its manifest, not its weights."""
+    if trainer.checkpoint.load is None:
+        return
+    from primus.checkpoint import folders  # not for experiments that load no checkpoint
+    from primus.checkpoint.shape import build_shape, find_first_difference
+
+    for folder in folders.find_candidates(trainer.checkpoint.load):
+        saved = _read_manifest(folder)
+        if saved is None:
+            continue  # damaged: training skips it, too
+        difference = find_first_difference(saved.model, build_shape(trainer.model))
+        if difference:
+            raise UsageError(f"load: {folder} is of another model: {difference}", "load one of this model")
+        check_backend_of(saved, folder, backend, trainer.checkpoint.finetune)
+        return
+    raise UsageError(f"load: every checkpoint of {trainer.checkpoint.load} is damaged", "load another one")
+
+
+def _read_manifest(folder: Path) -> CheckpointManifest | None:
+    from primus.checkpoint import manifest
+
+    try:
+        return manifest.read_manifest(folder)
+    except PrimusError:
+        return None
