@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 
+from checkpoint_models import DENSE, SHAPE, SPARSE, draw_hub_tensors
+from primus import registry
 from primus.backends.native.model import build_model
-from primus.checkpoint.family import list_hub_shapes
+from primus.checkpoint.family import UNSUPPORTED, list_hub_shapes
 from primus.checkpoint.initial_weights import InitialWeights
 from primus.checkpoint.renaming import EngineNames, HubNames
 from primus.checkpoint.weights import TensorDict
+from primus.config.load import load_model
 from primus.config.schema import ModelSpec
-from primus.errors import PrimusError
+from primus.errors import PrimusError, UsageError
+from primus.model import count_parameters
 
-SHAPE: dict[str, Any] = {
-    "num_layers": 2,
-    "hidden_size": 24,
-    "ffn_hidden_size": 40,
-    "num_attention_heads": 6,
-    "num_query_groups": 2,
-    "kv_channels": 8,
-    "vocab_size": 50,
-}
-DENSE: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "tied llama": {"untie_embeddings_and_output_weights": False},
-    "qwen2.5": {"add_qkv_bias": True},
-    "qwen3": {"qk_layernorm": True, "untie_embeddings_and_output_weights": False},
-}
+MODELS = registry.PACKAGE / "presets" / "models"
 
 
-def draw_hub_tensors(spec: ModelSpec) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(7)
-    return {name: torch.randn(shape, generator=generator) for name, shape in list_hub_shapes(spec).items()}
-
-
-@pytest.mark.parametrize("extra", DENSE.values(), ids=DENSE)
-@pytest.mark.parametrize("engine", ["native", "torchtitan", "megatron"])
+@pytest.mark.parametrize(
+    ("extra", "engine"),
+    [
+        *(pytest.param(extra, "native", id=f"{name}-native") for name, extra in DENSE.items()),
+        *(
+            pytest.param(extra, engine, id=f"{name}-{engine}")
+            for name, extra in {**DENSE, **SPARSE}.items()
+            for engine in ("torchtitan", "megatron")
+        ),
+    ],
+)
 def test_renaming_there_and_back_keeps_every_tensor(engine: str, extra: dict[str, Any]) -> None:
     spec = ModelSpec(**SHAPE, **extra)
     hub = draw_hub_tensors(spec)
@@ -52,9 +47,12 @@ def test_renaming_there_and_back_keeps_every_tensor(engine: str, extra: dict[str
     assert all(torch.equal(back.read(name), tensor) for name, tensor in hub.items())
 
 
-@pytest.mark.parametrize("engine", ["native", "torchtitan", "megatron"])
-def test_rows_of_a_renamed_tensor_are_rows_of_the_whole_tensor(engine: str) -> None:
-    spec = ModelSpec(**SHAPE, add_qkv_bias=True)
+@pytest.mark.parametrize(
+    ("engine", "extra"),
+    [("native", DENSE["qwen2.5"]), ("torchtitan", {}), ("megatron", DENSE["qwen2.5"]), ("megatron", SPARSE["gpt_oss"])],
+)
+def test_rows_of_a_renamed_tensor_are_rows_of_the_whole_tensor(engine: str, extra: dict[str, Any]) -> None:
+    spec = ModelSpec(**SHAPE, **extra)
     hub = draw_hub_tensors(spec)
     renamed = EngineNames(TensorDict(hub), spec, engine)
     there = {name: renamed.read(name) for name in renamed.list_tensors()}
@@ -87,3 +85,25 @@ def test_a_tensor_of_another_shape_is_refused_with_both_shapes() -> None:
     hub = {**draw_hub_tensors(spec), "model.norm.weight": torch.ones(25)}
     with pytest.raises(PrimusError, match=r"model\.norm\.weight has shape \[25\], and \[24\]"):
         EngineNames(TensorDict(hub), spec, "native")
+
+
+SPECS = {file.stem: load_model(file.stem) for file in MODELS.glob("[!_]*.yaml")}
+REFUSED = {
+    name
+    for name, spec in SPECS.items()
+    if spec.hybrid_layer_pattern or spec.post_layernorm or spec.no_rope_freq or spec.dsa_indexer_n_heads
+}
+"""Presets of Gemma, Grok, Kimi K3, LFM2, Llama 4, Mamba, GLM-5, DeepSeek-V4, Qwen3.5 and Zebra-Llama."""
+
+
+@pytest.mark.parametrize("preset", sorted(SPECS.keys() - REFUSED - {"minimax_m2.5"}))
+def test_hub_tensors_of_a_preset_have_its_number_of_parameters(preset: str) -> None:
+    shapes = list_hub_shapes(SPECS[preset])
+    count = count_parameters(SPECS[preset])
+    assert sum(math.prod(shape) for shape in shapes.values()) == count.total_parameters + count.mtp
+
+
+@pytest.mark.parametrize("preset", [*sorted(REFUSED), "minimax_m2.5"])
+def test_a_model_without_weight_names_is_refused_by_the_field(preset: str) -> None:
+    with pytest.raises(UsageError, match=rf"^({'|'.join(UNSUPPORTED)}): .* cannot be converted"):
+        list_hub_shapes(SPECS[preset])

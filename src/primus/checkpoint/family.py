@@ -6,7 +6,7 @@ tensors and rules; an entry of the same name replaces, `null` removes. Imports n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +32,10 @@ CONDITIONS: dict[str, Callable[[ModelSpec], bool]] = {
     "latent_query": lambda spec: spec.q_lora_rank is not None,
     "sinks": lambda spec: spec.attention_sinks,
 }
-"""What `when:` may ask of a model; `not NAME` is the opposite. `dense` and `moe` ask the layer."""
+"""What `when:` may ask of a model; `not NAME` is the opposite."""
+
+LAYER_CONDITIONS = ("dense", "moe", "mtp")
+"""What `when:` may ask of a layer: its feed-forward, or whether it is one of multi-token prediction."""
 
 UNSUPPORTED = {
     "hybrid_layer_pattern": "layers of several kinds",
@@ -66,6 +69,9 @@ class EngineRule(Struct, frozen=True, forbid_unknown_fields=True):
 
     hub: list[str]
     rows: str = "keep"
+    """Order of their rows, see `row_orders`; `keep_padded` where the engine may have more rows, `zeros` for a vector of
+    zeros, one for each row, that the hub does not have."""
+    when: list[str] = []
     tied: str | None = None
     """Hub tensor in their place where the model does not have them: the embedding, for a copy in the output head."""
 
@@ -78,7 +84,11 @@ class ModelFamily(Struct, frozen=True, forbid_unknown_fields=True):
     architecture: str
     """The class in transformers."""
     hub: dict[str, HubTensor | list[str] | None]
-    engines: dict[str, dict[str, EngineRule | str | None]]
+    engines: dict[str, dict[str, EngineRule | str | None] | None]
+    copies: dict[str, str | None] = {}
+    """Hub tensors that files may have besides, and of which one they are a copy."""
+    prediction_layers: dict[str, dict[str, str]] = {}
+    """For an engine, the start of names in layers, and that in layers of multi-token prediction."""
 
 
 class TensorPart(NamedTuple):
@@ -146,7 +156,7 @@ def list_hub_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
             continue
         tensor = entry if isinstance(entry, HubTensor) else HubTensor(entry)
         shape = tuple(symbols[symbol] for symbol in tensor.shape)
-        for layer in _list_layers(pattern, tensor.when, spec):
+        for layer in _list_layers(tensor.when, spec)[: None if "<layer>" in pattern else 1]:
             for name, _ in _fill_pattern(pattern, layer, spec):
                 shapes[name] = shape
     return dict(sorted(shapes.items(), key=lambda item: _order_key(item[0])))
@@ -159,25 +169,44 @@ def list_rules(spec: ModelSpec, engine: str) -> list[NameRule]:
         UsageError: The engine has no names for models of this family.
     """
     name, family = choose_family(spec)
-    if engine not in family.engines:
-        raise UsageError(
-            f"{engine}: no names for the weights of {family.architecture}", did_you_mean(engine, family.engines)
-        )
+    patterns = family.engines.get(engine)
+    if patterns is None:
+        known = ["huggingface", *(other for other, rules in family.engines.items() if rules)]
+        raise UsageError(f"{engine} has no names for the weights of {family.architecture}", did_you_mean(engine, known))
     shapes = list_hub_shapes(spec)
+    prefixes = family.prediction_layers.get(engine, {})
     rules = []
-    for pattern, entry in family.engines[engine].items():
+    for pattern, entry in patterns.items():
         if entry is not None:
             rule = entry if isinstance(entry, EngineRule) else EngineRule([entry])
-            rules += _fill_rule(pattern, rule, spec, shapes)
+            rules += _fill_rule(pattern, rule, spec, shapes, prefixes)
     _check_complete(rules, shapes, name, engine)
     return rules
 
 
-def _fill_rule(pattern: str, rule: EngineRule, spec: ModelSpec, shapes: dict[str, tuple[int, ...]]) -> list[NameRule]:
+def list_copies(spec: ModelSpec) -> dict[str, str | None]:
+    """Tensors that Hugging Face files may have besides those of the model, and of which one they are a copy.
+
+    None where nothing reads them.
+    """
+    shapes = list_hub_shapes(spec)
+    copies = {}
+    for pattern, original in choose_family(spec)[1].copies.items():
+        for layer in range(spec.num_layers + spec.mtp_num_layers) if "<layer>" in pattern else [0]:
+            name = pattern.replace("<layer>", str(layer))
+            if name not in shapes:
+                copies[name] = original
+    return copies
+
+
+def _fill_rule(
+    pattern: str, rule: EngineRule, spec: ModelSpec, shapes: dict[str, tuple[int, ...]], prefixes: dict[str, str]
+) -> list[NameRule]:
     """A rule for each layer and expert of the model that has its hub tensors."""
     rules = []
-    for layer in range(spec.num_layers + spec.mtp_num_layers) if "<layer>" in pattern else [0]:
-        for filled, expert in _fill_pattern(pattern, layer, spec, ",".join(rule.hub)):
+    is_layered = "<layer>" in pattern or "<prediction>" in pattern
+    for layer in _list_layers(rule.when, spec) if is_layered else [0]:
+        for filled, expert in _fill_pattern(_rename_prediction(pattern, layer, spec, prefixes), layer, spec, rule.hub):
             hub = [_parse_part(name, layer, expert) for name in rule.hub]
             if rule.tied and hub[0].name not in shapes:
                 hub = [_parse_part(rule.tied, layer, expert)]
@@ -186,10 +215,19 @@ def _fill_rule(pattern: str, rule: EngineRule, spec: ModelSpec, shapes: dict[str
     return rules
 
 
-def _fill_pattern(pattern: str, layer: int, spec: ModelSpec, others: str = "") -> Iterator[tuple[str, int]]:
+def _rename_prediction(pattern: str, layer: int, spec: ModelSpec, prefixes: dict[str, str]) -> str:
+    """The pattern in a layer of multi-token prediction, whose names may start otherwise."""
+    if layer >= spec.num_layers:
+        for start, replaced in prefixes.items():
+            if pattern.startswith(start):
+                pattern = replaced + pattern.removeprefix(start)
+    return pattern.replace("<prediction>", str(layer - spec.num_layers))
+
+
+def _fill_pattern(pattern: str, layer: int, spec: ModelSpec, others: Sequence[str] = ()) -> Iterator[tuple[str, int]]:
     """Names of one layer, one for each expert where the pattern or the other side of its rule asks for experts."""
     filled = pattern.replace("<layer>", str(layer))
-    if "<expert>" not in pattern + others and "[expert]" not in pattern + others:
+    if not any("expert>" in text or "[expert]" in text for text in (pattern, *others)):
         yield filled, 0
         return
     for expert in range(spec.num_experts or 0):
@@ -202,14 +240,10 @@ def _parse_part(text: str, layer: int, expert: int) -> TensorPart:
     return TensorPart(name, expert if stacked else None, rest == ".T")
 
 
-def _list_layers(pattern: str, when: list[str], spec: ModelSpec) -> list[int]:
-    """Layers in which a model has a tensor; layer 0 stands for none."""
-    asked = [condition for condition in when if condition not in ("dense", "moe", "mtp")]
-    if not all(_holds(condition, spec) for condition in asked):
+def _list_layers(when: list[str], spec: ModelSpec) -> list[int]:
+    """Layers in which conditions hold; those of multi-token prediction follow the others, and are like the last one."""
+    if not all(_holds(condition, spec) for condition in when if condition not in LAYER_CONDITIONS):
         return []
-    if "<layer>" not in pattern:
-        return [0]
-    # The layers of multi-token prediction follow the others, and are like the last one.
     kinds = [layer.moe for layer in model.list_layers(spec)]
     kinds += kinds[-1:] * spec.mtp_num_layers
     layers = range(spec.num_layers if "mtp" in when else 0, len(kinds))
@@ -218,7 +252,7 @@ def _list_layers(pattern: str, when: list[str], spec: ModelSpec) -> list[int]:
 
 def _check_complete(rules: list[NameRule], shapes: dict[str, tuple[int, ...]], name: str, engine: str) -> None:
     """Every hub tensor has a place in the engine."""
-    missing = shapes.keys() - {part.name for rule in rules for part in rule.hub}
+    missing = shapes.keys() - {part.name for rule in rules if rule.rows != "zeros" for part in rule.hub}
     if missing:
         raise UsageError(
             f"{engine}: no name for {min(missing)} of this {name} model", f"{engine} cannot hold such a model"
@@ -275,5 +309,7 @@ def _merge_files(name: str) -> dict[str, Any]:
     merged = _merge_files(parent)
     engines = merged["engines"]
     for engine, rules in read.pop("engines", {}).items():
-        engines[engine] = {**engines.get(engine, {}), **rules}
-    return {**merged, **read, "hub": {**merged["hub"], **read.get("hub", {})}, "engines": engines}
+        engines[engine] = rules and {**(engines.get(engine) or {}), **rules}
+    for table in ("hub", "copies"):
+        merged[table] = {**merged[table], **read.pop(table, {})}
+    return {**merged, **read, "engines": engines}

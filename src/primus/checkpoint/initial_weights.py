@@ -72,7 +72,7 @@ class InitialWeights:
     def __init__(self, spec: ModelSpec, seed: int) -> None:
         shapes = list_hub_shapes(spec)
         self._weights: WeightReader = DrawnWeights(shapes, spec, seed)
-        if "native" in choose_family(spec)[1].engines:
+        if choose_family(spec)[1].engines.get("native"):
             native = compute_engine_shapes(list_rules(spec, "native"), shapes)
             self._weights = HubNames(DrawnWeights(native, spec, seed), spec, "native")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,9 @@ from primus.checkpoint.row_orders import HeadSizes, index_rows
 from primus.checkpoint.weights import TensorInfo, WeightReader, get_bounds
 from primus.config.schema import ModelSpec
 from primus.errors import PrimusError
+
+KEEPING = ("keep", "keep_padded")
+"""Values of `rows` in `families/` for rows in the same order; padding has no place in the hub."""
 
 
 class TensorPlace(NamedTuple):
@@ -58,7 +61,9 @@ class EngineNames:
         rule = place.rule
         sizes = tuple(self._source.count_rows(part) for part in rule.hub)
         start, stop = get_bounds(rows, sum(sizes))
-        if rule.rows == "keep":
+        if rule.rows == "zeros":
+            return torch.zeros(stop - start)
+        if rule.rows in KEEPING:
             return self._source.read(rule.hub[0], slice(start, stop))
         index = index_rows(rule.rows, sizes, self._sizes).engine
         parts_R, rows_R = index.parts_R[start:stop], index.rows_R[start:stop]
@@ -87,10 +92,10 @@ class HubNames:
         self._sizes = HeadSizes(model.head_dim(spec), model.num_query_groups(spec))
         rules = list_rules(spec, engine)
         engine_shapes = compute_engine_shapes(rules, self._shapes)
-        # A copy of the embedding in the output head is not needed to read the embedding.
-        primary = _choose_primary_rules(rules)
+        primary = _choose_primary_rules(rules, weights.list_tensors().keys())
         needed = {rule.engine.name: engine_shapes[rule.engine.name] for rule in primary}
-        self._source = PartReader(weights, needed, f"this model of {engine}")
+        padded = {rule.engine.name for rule in primary if rule.rows == "keep_padded"}
+        self._source = PartReader(weights, needed, f"this model of {engine}", padded)
         self._rules = _group_parts(
             (part, TensorPlace(rule, position)) for rule in primary for position, part in enumerate(rule.hub)
         )
@@ -107,8 +112,9 @@ class HubNames:
 
     def _read_part(self, place: TensorPlace, rows: slice | None) -> Tensor:
         rule = place.rule
-        if rule.rows == "keep":
-            return self._source.read(rule.engine, rows)
+        if rule.rows in KEEPING:
+            start, stop = get_bounds(rows, _count_rows(rule.hub[0], self._shapes[rule.hub[0].name]))
+            return self._source.read(rule.engine, slice(start, stop))
         sizes = tuple(_count_rows(part, self._shapes[part.name]) for part in rule.hub)
         wanted_R = index_rows(rule.rows, sizes, self._sizes).hub[place.position]
         return self._source.read_rows(rule.engine, wanted_R if rows is None else wanted_R[rows])
@@ -125,9 +131,16 @@ class PartReader:
         weights: The source.
         shapes: Tensors that it must have.
         owner: What has these tensors, for messages.
+        padded: Those that may have more rows.
     """
 
-    def __init__(self, weights: WeightReader, shapes: Mapping[str, tuple[int, ...]], owner: str) -> None:
+    def __init__(
+        self,
+        weights: WeightReader,
+        shapes: Mapping[str, tuple[int, ...]],
+        owner: str,
+        padded: Collection[str] = (),
+    ) -> None:
         self._weights = weights
         self.tensors = weights.list_tensors()
         missing = sorted(shapes.keys() - self.tensors.keys())
@@ -136,6 +149,8 @@ class PartReader:
             raise PrimusError(f"the weights lack {missing[0]}{more}", f"{owner} has {len(shapes)} tensors")
         for name, shape in shapes.items():
             found = tuple(self.tensors[name].shape)
+            if name in padded and found[0] > shape[0]:
+                found = (shape[0], *found[1:])
             if found != shape:
                 raise PrimusError(f"{name} has shape {list(found)}, and {list(shape)} in {owner}")
 
@@ -172,7 +187,8 @@ def compute_engine_shapes(
     stacked: dict[str, int] = {}
     for rule in rules:
         rows = sum(_count_rows(part, hub_shapes[part.name]) for part in rule.hub)
-        shape = (rows, *_get_part_shape(rule.hub[0], hub_shapes[rule.hub[0].name])[1:])
+        columns = _get_part_shape(rule.hub[0], hub_shapes[rule.hub[0].name])[1:]
+        shape = (rows,) if rule.rows == "zeros" else (rows, *columns)
         shapes[rule.engine.name] = shape[::-1] if rule.engine.transposed else shape
         if rule.engine.expert is not None:
             stacked[rule.engine.name] = stacked.get(rule.engine.name, 0) + 1
@@ -212,15 +228,16 @@ def _assemble_rows(blocks: list[tuple[Tensor, Tensor]], num_rows: int) -> Tensor
     return result
 
 
-def _choose_primary_rules(rules: list[NameRule]) -> list[NameRule]:
-    """Rules without those whose hub parts an earlier rule has."""
-    seen: set[TensorPart] = set()
-    chosen = []
+def _choose_primary_rules(rules: list[NameRule], available: Collection[str]) -> list[NameRule]:
+    """One rule for each hub part; where an engine has several names for it, the first that is available."""
+    chosen: dict[TensorPart, NameRule] = {}
     for rule in rules:
-        if not seen.issuperset(rule.hub):
-            chosen.append(rule)
-            seen.update(rule.hub)
-    return chosen
+        if rule.rows == "zeros":
+            continue
+        for part in rule.hub:
+            if part not in chosen or (chosen[part].engine.name not in available and rule.engine.name in available):
+                chosen[part] = rule
+    return list(dict.fromkeys(chosen.values()))
 
 
 def _group_parts(places) -> dict[str, PartPlaces]:

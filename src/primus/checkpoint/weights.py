@@ -10,9 +10,9 @@ model (`initial_weights.InitialWeights`), or a checkpoint of any format (`format
     for name in titan.list_tensors():
         parameters[name].copy_(titan.read(name))
 
-The engines are those of the files in `families/`: `native`, `torchtitan`, `megatron` (names of Megatron's torch_dist
-files, one tensor for each layer) and `megatron_local` (names of `GPTModel.state_dict()` with the local layer spec).
-`megatron_shards.MegatronShard` reads the part of one tensor- and pipeline-parallel rank.
+The engines are those of the files in `families/`: `native`, `torchtitan` and `megatron` (names of Megatron's torch_dist
+files, one tensor for each layer). `megatron_shards.MegatronShard(weights, spec, RankLayout(...))` reads the part of one
+tensor-, pipeline- and expert-parallel rank by the names of `GPTModel.state_dict()`.
 
 A dict of tensors is a source too: `TensorDict(tensors)`.
 """
