@@ -24,3 +24,11 @@ def split_inputs_and_targets(
     if masked_input is None:
         return inputs, targets
     return inputs, np.where(inputs == masked_input, -100, targets)
+
+
+def compute_document_positions(tokens_BS: NDArray[np.int64], eod_id: int) -> NDArray[np.int64]:
+    """Position of each token within its document, [B, S]; the end-of-document token belongs to the document it ends."""
+    index_S = np.arange(tokens_BS.shape[-1])
+    begins_BS = np.zeros(tokens_BS.shape, dtype=bool)
+    begins_BS[..., 1:] = tokens_BS[..., :-1] == eod_id
+    return index_S - np.maximum.accumulate(np.where(begins_BS, index_S, 0), axis=-1)

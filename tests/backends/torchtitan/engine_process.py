@@ -1,0 +1,74 @@
+"""One process that trains by the engine's methods, without a session: `engine_process.py REQUESTS.json RESULTS.json`.
+
+A request has the trainer's groups, the steps to take, and checkpoints to load and save; rank 0 writes the results.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from primus import registry
+from primus.checkpoint.weights import TensorDict
+from primus.config.schema import Trainer
+from primus.patch import PATCHES
+
+PATCHES_OF_ENGINE = ("torchtitan-without-gpu", "pipeline-micro-batches")
+
+
+def run_request(request: dict[str, Any]) -> dict[str, Any]:
+    from primus.backends.torchtitan.engine import TorchTitanEngine
+    from primus.backends.torchtitan.layout import plan_layout
+
+    trainer = msgspec.convert(request["trainer"], Trainer)
+    layout = plan_layout(trainer.training, trainer.parallel, dist.get_world_size())
+    engine = TorchTitanEngine(
+        trainer, layout, folder=Path(request["folder"]), device=torch.device("cpu"), eod_id=request.get("eod_id")
+    )
+    if "weights" in request:
+        engine.load_weights(TensorDict(torch.load(request["weights"], weights_only=True)))
+    if "load" in request:
+        engine.load(Path(request["load"]))
+    steps = np.load(request["tokens"])
+    found: dict[str, Any] = {"data_size": engine.data_size, "steps": []}
+    first = request.get("first", 1)
+    for number in range(first, request["last"] + 1):
+        batches = split_batches(steps[number - 1], trainer, engine)
+        values = engine.step(batches, request["rates"][number - 1])
+        found["steps"].append([values.loss, values.grad_norm, values.skipped])
+    if request.get("evaluate"):
+        found["evaluation"] = engine.evaluate(split_batches(steps[0], trainer, engine))
+    if "save" in request:
+        engine.save(Path(request["save"]))
+    found["memory"] = engine.read_memory()
+    engine.close()
+    return found
+
+
+def split_batches(tokens: Any, trainer: Trainer, engine: Any) -> list[Any]:
+    """Micro batches of this process: ranks take them in turn."""
+    size = trainer.training.micro_batch_size
+    micro = tokens.reshape(-1, size, tokens.shape[-1])
+    return list(micro[engine.data_rank :: engine.data_size])
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for patch in PATCHES_OF_ENGINE:
+        registry.load_plug_in(PATCHES, patch).apply()
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", rank=rank, world_size=world, init_method=os.environ["STORE"])
+    requests = json.loads(Path(sys.argv[1]).read_text())
+    results = [run_request(request) for request in requests]
+    if rank == 0:
+        Path(sys.argv[2]).write_text(json.dumps(results))
+    dist.barrier()
+    dist.destroy_process_group()
