@@ -17,6 +17,7 @@ from primus import registry
 from primus.backend import BACKENDS
 from primus.config.convert import DEFAULT, conversion_problem, convert_value, find_origin, make_group
 from primus.config.overrides import parse_overrides
+from primus.config.refused_frameworks import find_refusal
 from primus.config.schema import (
     ALTERNATIVES,
     GROUPS,
@@ -218,6 +219,9 @@ def _engine_keys(module: Tree) -> Collection[str]:
     try:
         registry.find_plug_in_file("backends", name)
     except UsageError:
+        refusal = find_refusal(name)
+        if refusal:
+            raise UsageError(f"{framework.origin}: framework '{name}': {refusal.reason}", refusal.remedy) from None
         close = find_nearest(name, installed)
         hint = f"did you mean '{close}'?" if close else "choose one, or add it as a plug-in (docs/plug-ins.md)"
         problem = f"{framework.origin}: no backend '{name}' (installed: {', '.join(installed)})"

@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from primus import interpreter, patch
+from primus.engines.choice import EngineChoice, choose_engine
 from primus.errors import UsageError
 from primus.launch import compose
 from primus.launch.invocation import Invocation
@@ -30,6 +31,8 @@ class Launch(Struct, frozen=True, kw_only=True):
     plan: LaunchPlan
     context: PlanContext
     """Context of the plan, including settings of hooks and patches."""
+    engine: EngineChoice | None = None
+    """Engine of the workers, whose interpreter starts them; None for the interpreter of primus."""
 
 
 def prepare_launch(invocation: Invocation) -> Launch:
@@ -37,7 +40,7 @@ def prepare_launch(invocation: Invocation) -> Launch:
 
     Raises:
         UsageError: The job cannot run in this layout, must not start now, or an option is wrong.
-        UnfitError: PyTorch cannot use the accelerators of this machine.
+        UnfitError: PyTorch cannot use the accelerators of this machine, or the engine of the backend cannot be used.
     """
     job = invocation.job
     assert job is not None
@@ -61,11 +64,14 @@ def plan_attempt(
     attempt: int,
 ) -> Launch:
     """`job` in the run folder `directory`, as its attempt number `attempt`."""
-    worker = interpreter.module_command(context.python, "primus.worker", str(directory), str(attempt))
-    innermost = LaunchPlan(argv=worker, env=job.env, notes=job.notes)
+    engine = _choose_engine(job, context)
+    python = engine.python if engine else context.python
+    worker = interpreter.module_command(python, "primus.worker", str(directory), str(attempt))
+    notes = (*job.notes, engine.note) if engine else job.notes
+    innermost = LaunchPlan(argv=worker, env=job.env | _make_engine_variables(engine, context), notes=notes)
     context = structs.replace(context, patches=job.patches, directory=str(directory), attempt=attempt, name=job.name)
     context = structs.replace(context, workload=job.workload)
-    folded = compose.compose_plan(request, innermost, _seen_by_workers(context, job))
+    folded = compose.compose_plan(request, innermost, structs.replace(_seen_by_workers(context, job), python=python))
     assert folded.layout is not None, "the chain ends on a node"
     job.check(folded.layout.world_size)
     workers = {**context.environ, **{name: variable.value for name, variable in folded.env.items()}}
@@ -82,7 +88,22 @@ def plan_attempt(
         attempt=attempt,
         plan=folded,
         context=context,
+        engine=engine,
     )
+
+
+def _choose_engine(job: LaunchJob, context: PlanContext) -> EngineChoice | None:
+    environ = {**context.environ, **{name: variable.value for name, variable in job.env.items()}}
+    return choose_engine(job.engines, environ, context.python, allows_any_version=job.allows_any_version)
+
+
+def _make_engine_variables(engine: EngineChoice | None, context: PlanContext) -> dict[str, Variable]:
+    """PYTHONPATH with the checkout of an engine, which its interpreter does not find otherwise."""
+    place = engine.installation if engine else None
+    if place is None or place.place != "checkout":
+        return {}
+    before = context.environ.get("PYTHONPATH", "")
+    return {"PYTHONPATH": Variable(f"{place.folder}:{before}" if before else place.folder, f"engine {place.engine}")}
 
 
 def _find_master(shape: ClusterLayout) -> str | None:
