@@ -16,7 +16,7 @@ _BRIDGE = FrameworkRefusal(
     "Megatron-Bridge adds recipes to Megatron-Core and has no training driver here yet",
     "framework: megatron trains the same models on Megatron-Core; weights move by their Hugging Face names",
 )
-# https://github.com/NVIDIA/NeMo: "NeMo now focuses on audio, speech and multimodal LLM"; LLM training moved to
+# https://pypi.org/project/nemo-toolkit: the extras of 3.0 are asr, tts and audio. LLM training moved to
 # https://github.com/NVIDIA-NeMo/Megatron-Bridge and https://github.com/NVIDIA-NeMo/Automodel.
 _NEMO = FrameworkRefusal(
     "NeMo 3 trains speech models only; its LLM training moved to Megatron-Bridge and NeMo AutoModel",

@@ -62,6 +62,8 @@ Say = Callable[[str], None]
 def is_current(prefix: Path, engine: EngineRequirement) -> bool:
     """Whether the environment in `prefix` needs no update: its packages are those of the engine's file, and the shared
     folders are there. An environment of the user's own never needs one."""
+    if not os.access(prefix / "bin" / "python", os.X_OK):
+        return False
     record = read_record(prefix)
     if record is None:
         return find_module_folder(engine.module, list_import_folders(prefix)) is not None
@@ -204,7 +206,7 @@ def _build_environment(
     building: Path, record: EnvironmentRecord, engine: EngineRequirement, log: TextIO, say: Say
 ) -> None:
     """Make the environment in `building`, and import the engine there."""
-    _run_logged([sys.executable, "-m", "venv", "--without-pip", str(building)], log)
+    _run_logged([sys.executable, "-m", "venv", "--without-pip", "--prompt", record.engine, str(building)], log)
     site = next(building.glob("lib/python3*/site-packages"), None)
     if site is None:
         raise UnfitError(
@@ -236,7 +238,7 @@ def _install_packages(
     constraints, overrides = building / "primus-constraints.txt", building / "primus-overrides.txt"
     fixed = {name: version for name, version in present.items() if FIXED.fullmatch(name)}
     pinned = {packages.normalize(each.split("==")[0]): each for each in (*wanted.pins, *requirements)}
-    lines = [each for name, each in pinned.items() if name not in fixed]
+    lines = [each for name, each in pinned.items() if name not in fixed and each not in requirements]
     constraints.write_text("".join(f"{line}\n" for line in [*lines, *(f"{n}=={v}" for n, v in fixed.items())]))
     words = ["--constraint", str(constraints), *requirements]
     uv = packages.find_uv() or (None if "pip" in present else shutil.which("uv"))
@@ -316,10 +318,16 @@ def _run_logged(
 
 
 def _read_complaint(log: TextIO) -> str:
-    """The line of the log that says what went wrong."""
-    lines = [line.strip() for line in Path(log.name).read_text(encoding="utf-8", errors="replace").splitlines()]
-    said = [line for line in lines if re.match(r"(ERROR|error|Error):|\w*(Error|Exception)\b", line)]
-    return (said or [line for line in lines if line] or ["no output"])[-1][:300]
+    """What the last command in the log says went wrong, in one line.
+
+    pip gives the reason first, and general advice at the end; uv adds a cause; Python ends with its error.
+    """
+    text = Path(log.name).read_text(encoding="utf-8", errors="replace").rpartition("\n$ ")[2]
+    lines = [line.strip() for line in text.splitlines()[1:] if line.strip()]
+    cause = [match[1] for line in lines if (match := re.match("(?:cause|Caused by): (.*)", line))]
+    installer = [match[1] for line in lines if (match := re.match("(?:ERROR|error|Error): (.*)", line))]
+    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
+    return (cause or installer or raised[-1:] or lines[-1:] or ["no output"])[0][:300]
 
 
 def _move_scripts(building: Path, prefix: Path) -> None:
