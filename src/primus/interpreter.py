@@ -73,10 +73,10 @@ def _import_own_package() -> None:
     If that folder is the site-packages of another environment, the other packages of this interpreter take precedence.
     """
     source = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    if source in map(os.path.realpath, sys.path):
-        found = next(entry for entry in sys.path if os.path.exists(os.path.join(entry, "primus", "interpreter.py")))
-        if os.path.realpath(found) == source:
-            return
+    package = os.path.join("primus", "__init__.py")
+    first = next((entry for entry in sys.path if os.path.exists(os.path.join(entry, package))), "")
+    if os.path.realpath(first) == source:
+        return
     is_site = source.endswith("-packages")
     sites = [index for index, entry in enumerate(sys.path) if entry.endswith("-packages")]
     sys.path.insert(len(sys.path) if is_site or not sites else sites[0], source)

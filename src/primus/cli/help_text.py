@@ -20,7 +20,16 @@ TASK_GROUPS = {
         *("runs list", "runs show", "runs diff", "runs clean", "diagnose"),
         *("jobs list", "jobs show", "jobs logs", "jobs wait", "jobs cancel"),
     ),
-    "machine": ("preflight", "env show", "analyze topology", "hooks list", "patches list", "node-smoke"),
+    "machine": (
+        "preflight",
+        "env show",
+        "analyze topology",
+        "engines",
+        "setup",
+        "hooks list",
+        "patches list",
+        "node-smoke",
+    ),
 }
 """Tasks in the order of the help, most used first in each group. An unlisted task follows the tasks with the same first
 word; unlisted tasks with a new first word form the last group."""

@@ -9,6 +9,7 @@ from msgspec import Struct, structs
 
 from primus import interpreter, patch
 from primus.engines.choice import EngineChoice, choose_engine
+from primus.engines.installation import EngineInstallation
 from primus.errors import UsageError
 from primus.launch import compose
 from primus.launch.invocation import Invocation
@@ -68,10 +69,12 @@ def plan_attempt(
     python = engine.python if engine else context.python
     worker = interpreter.module_command(python, "primus.worker", str(directory), str(attempt))
     notes = (*job.notes, engine.note) if engine else job.notes
-    innermost = LaunchPlan(argv=worker, env=job.env | _make_engine_variables(engine, context), notes=notes)
+    innermost = LaunchPlan(argv=worker, env=job.env, notes=notes)
     context = structs.replace(context, patches=job.patches, directory=str(directory), attempt=attempt, name=job.name)
     context = structs.replace(context, workload=job.workload)
     folded = compose.compose_plan(request, innermost, structs.replace(_seen_by_workers(context, job), python=python))
+    if engine and engine.installation and engine.installation.place == "checkout":
+        folded = structs.replace(folded, env=folded.env | _make_checkout_variable(engine.installation, folded, context))
     assert folded.layout is not None, "the chain ends on a node"
     job.check(folded.layout.world_size)
     workers = {**context.environ, **{name: variable.value for name, variable in folded.env.items()}}
@@ -97,13 +100,14 @@ def _choose_engine(job: LaunchJob, context: PlanContext) -> EngineChoice | None:
     return choose_engine(job.engines, environ, context.python, allows_any_version=job.allows_any_version)
 
 
-def _make_engine_variables(engine: EngineChoice | None, context: PlanContext) -> dict[str, Variable]:
-    """PYTHONPATH with the checkout of an engine, which its interpreter does not find otherwise."""
-    place = engine.installation if engine else None
-    if place is None or place.place != "checkout":
-        return {}
-    before = context.environ.get("PYTHONPATH", "")
-    return {"PYTHONPATH": Variable(f"{place.folder}:{before}" if before else place.folder, f"engine {place.engine}")}
+def _make_checkout_variable(
+    checkout: EngineInstallation, folded: LaunchPlan, context: PlanContext
+) -> dict[str, Variable]:
+    """PYTHONPATH with the checkout of an engine before the folders of the user."""
+    planned = folded.env.get("PYTHONPATH")
+    before = planned.value if planned else context.environ.get("PYTHONPATH", "")
+    folders = f"{checkout.folder}:{before}" if before else checkout.folder
+    return {"PYTHONPATH": Variable(folders, f"engine {checkout.engine}")}
 
 
 def _find_master(shape: ClusterLayout) -> str | None:
