@@ -453,7 +453,7 @@ class ModuleFile(ConfigGroup, frozen=True, kw_only=True):
     """Backend that trains: native, ..."""
     config: str | None = None
     """Trainer preset, a name or a path."""
-    model: str
+    model: str | None
     """Model preset, a name or a path."""
     overrides: dict[str, Any] = {}
     """Values of any trainer or model key, over the presets."""
