@@ -1,6 +1,7 @@
 """Read the `config.json` of a Hugging Face model as a model preset.
 
-Names and defaults are those of the configuration classes of transformers 5 (`transformers/models/*/configuration_*.py`).
+Names and defaults are those of the configuration classes of transformers 5
+(`transformers/models/*/configuration_*.py`).
 """
 
 from __future__ import annotations

@@ -152,7 +152,8 @@ WITHOUT_EFFECT = frozenset(
     attention gcs_metrics metrics_file log_config profiler hf_access_token weight_dtype logits_dot_in_fp32
     enable_checkpoint_cloud_logger save_config_to_gcs jax_cache_dir dump_hlo grain_worker_count
     tokenizer_type add_bos add_eos tokenize_train_data packing eval_per_device_batch_size sparse_matmul megablox
-    capacity_factor quantization_local_shard_count use_iota_embed decoder_block mlp_activations normalize_embedding_logits
+    capacity_factor quantization_local_shard_count use_iota_embed decoder_block mlp_activations
+    normalize_embedding_logits
     """.split()
 )
 """Settings of speed, files and reports, and those that a model preset implies."""
@@ -211,7 +212,9 @@ def _read_training(rest: dict[str, Any], target: ForeignConfig) -> None:
     if batch < 1:
         rest.pop("per_device_batch_size")
         target.set_key("micro_batch_size", 1)
-        target.add_other("per_device_batch_size", batch, "less than a sequence for each device; set context_parallel_size")
+        target.add_other(
+            "per_device_batch_size", batch, "less than a sequence for each device; set context_parallel_size"
+        )
     if accumulation != 1:
         reason = f"set global_batch_size to micro_batch_size x devices x {accumulation}"
         target.add_other("gradient_accumulation_steps", accumulation, reason)
@@ -223,7 +226,11 @@ def _read_training(rest: dict[str, Any], target: ForeignConfig) -> None:
     elif kind == "synthetic":
         target.set_key("mock_data", True)
     else:
-        data = {"dataset_type": kind, "dataset_name": rest.pop("dataset_name", None), "hf_path": rest.pop("hf_path", None)}
+        data = {
+            "dataset_type": kind,
+            "dataset_name": rest.pop("dataset_name", None),
+            "hf_path": rest.pop("hf_path", None),
+        }
         shown = ", ".join(f"{key} {value}" for key, value in data.items() if value)
         target.add_other("dataset", shown, "prepare it by `data prepare` and set train_data_path")
     if rest.pop("enable_checkpointing", True):

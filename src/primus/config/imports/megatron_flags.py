@@ -152,7 +152,7 @@ class MegatronFlags:
         if self.flags.get("position_embedding_type") == "yarn" or kind == "yarn":
             self.target.set_key("rope_type", "yarn")
             if self.flags.get("multi_latent_attention"):
-                # MLATransformerConfig (megatron/core/transformer/transformer_config.py)
+                # Defaults of the class MLATransformerConfig in megatron/core/transformer/transformer_config.py.
                 self.target.model |= {"rotary_scaling_factor": 40.0, "original_max_position_embeddings": 4096}
 
     def read_experts(self) -> None:
@@ -200,8 +200,19 @@ class MegatronFlags:
             self.target.set_key("train_data_path", blend if isinstance(blend, list) else str(blend))
         kind = self.flags.get("tokenizer_type")
         if kind in _TOKENIZERS:
-            self.take("tokenizer_type")
-            self.target.add_other("--tokenizer-type", kind, "" if self.flags.get("mock_data") else "the tokens need none")
+            self.read_null_tokenizer(str(self.take("tokenizer_type")))
+
+    def read_null_tokenizer(self, kind: str) -> None:
+        """Megatron-LM's null tokenizer adds a token, and the embedding is padded to a multiple."""
+        size = self.flags.get("vocab_size")
+        if self.flags.get("make_vocab_size_divisible_by") == 1 and isinstance(size, int):
+            self.target.set_key("vocab_size", size + 1)
+            del self.flags["vocab_size"]
+            self.target.add_other("--tokenizer-type", kind)
+            return
+        self.target.add_other(
+            "--tokenizer-type", kind, "Megatron-LM adds a token and pads the embedding; vocab_size stays as written"
+        )
 
     def translate_flag(self, name: str, value: Any) -> None:
         """Set the key of one argument, or report it."""

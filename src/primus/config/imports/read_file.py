@@ -125,7 +125,8 @@ def parse_toml(text: str, shown: str) -> dict[str, Any]:
         UsageError: It is not TOML, or is cut off.
     """
     try:
-        return tomllib.loads(text)
+        values: dict[str, Any] = tomllib.loads(text)
+        return values
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{shown}: not TOML: {error}", "check whether the file is complete") from None
     except RecursionError:
@@ -161,5 +162,5 @@ def _read_yaml_file(path: Path, shown: str, name: str) -> ForeignConfig:
     if is_maxtext(values):
         return read_maxtext(values, shown, name, list_engine_keys("jax"))
     if {"recipe", "trainer"} & values.keys() or "_target_" in str(values):
-        raise UsageError(f"{shown}: this looks like a recipe of NeMo", "primus imports no NeMo recipes; see docs/models.md")
+        raise UsageError(f"{shown}: this looks like a recipe of NeMo", "primus imports no NeMo recipes")
     raise UsageError(f"{shown}: not a file that primus can import", f"give {KINDS}")

@@ -150,7 +150,8 @@ class _Interpreter:
         branches: list[tuple[list[ShellToken] | None, list[ShellToken]]] = []
         condition: list[ShellToken] | None = []
         body: list[ShellToken] = []
-        target, depth = condition, 0
+        target: list[ShellToken] = condition if condition is not None else body
+        depth = 0
         while self.index < len(self.tokens):
             token = self.tokens[self.index]
             self.index += 1

@@ -236,7 +236,9 @@ def _move_settings(tree: dict[str, Any], module: str) -> dict[str, Any]:
         elif key == "loss":
             continue  # the loss is always cross-entropy; how its logits are cut is the backend's choice
         elif key == "validator" and isinstance(value, dict):
-            moved["validation"] = {"enable": True} | {each: part for each, part in value.items() if each != "dataloader"}
+            moved["validation"] = {"enable": True} | {
+                each: part for each, part in value.items() if each != "dataloader"
+            }
         elif isinstance(value, dict):
             moved.setdefault(_PLACES.get(key, key), {}).update(value)
         else:

@@ -127,7 +127,8 @@ DATASETS = {"c4": "c4", "c4_validation": "c4"}
 
 WITHOUT_EFFECT = frozenset(
     """
-    job.description job.print_config job.save_config_file job.use_for_integration_test job.config_file model.print_after_conversion
+    job.description job.print_config job.save_config_file job.use_for_integration_test job.config_file
+    model.print_after_conversion
     metrics.save_tb_folder metrics.disable_color_printing metrics.save_for_all_ranks metrics.rank_0_only
     profiling.save_traces_folder profiling.profile_freq profiling.save_memory_snapshot_folder profiling.profiler_active
     profiling.profiler_warmup checkpoint.folder checkpoint.last_save_in_hf checkpoint.export_dtype
@@ -188,7 +189,9 @@ class TitanSettings:
             self.target.model |= DEBUG_MODELS[name]
         else:
             known = ", ".join(family)
-            raise UsageError(f"{self.target.origin}: model.flavor {flavor!r} of {name} has no preset", f"known: {known}")
+            raise UsageError(
+                f"{self.target.origin}: model.flavor {flavor!r} of {name} has no preset", f"known: {known}"
+            )
         if plain != flavor:
             self.target.add_other("model.flavor", flavor, "the attention backend is chosen by the backend")
 
@@ -208,7 +211,9 @@ class TitanSettings:
             self.values["lr_scheduler.warmup_steps"] = warmup = steps
         decay = steps - warmup if ratio is None else round(steps * ratio)
         if kind not in ("linear", "cosine"):
-            self.target.add_other("lr_scheduler.decay_type", kind, "primus decays linearly or by a cosine; linear is taken")
+            self.target.add_other(
+                "lr_scheduler.decay_type", kind, "primus decays linearly or by a cosine; linear is taken"
+            )
             kind = "linear"
         if decay >= steps - warmup:
             self.target.set_key("lr_decay_style", kind)

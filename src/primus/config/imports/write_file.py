@@ -152,12 +152,16 @@ def _fill_vocabulary(config: ForeignConfig) -> None:
     from primus.config.vocabulary import tokenizer_size  # not for files that give the size
 
     size = tokenizer_size(str(tokenizer)) or next(
-        (load_model(name).vocab_size for name in registry.list_plug_ins("models") if load_model(name).hf_name == tokenizer),
+        (
+            load_model(name).vocab_size
+            for name in registry.list_plug_ins("models")
+            if load_model(name).hf_name == tokenizer
+        ),
         None,
     )
     if size is None:
         raise UsageError(
-            f"{config.origin}: the file does not state vocab_size, and the tokenizer {tokenizer} is not on this machine",
+            f"{config.origin}: the file states no vocab_size, and the tokenizer {tokenizer} is not on this machine",
             "add --vocab_size N",
         )
     config.model["vocab_size"] = size
@@ -171,7 +175,9 @@ def _fill_data(config: ForeignConfig, settings: dict[str, Any]) -> None:
         for key in ("valid_data_path", "test_data_path"):
             settings.pop(key, None)
     settings["mock_data"] = True
-    config.add_other("training data", None, "none that primus can find; mock_data trains on random tokens until it is set")
+    config.add_other(
+        "training data", None, "none that primus can find; mock_data trains on random tokens until it is set"
+    )
 
 
 def _fit_settings(config: ForeignConfig, settings: dict[str, Any]) -> None:
