@@ -11,8 +11,10 @@ from primus.launch.request import LaunchRequest
 from primus.runtime import RUNTIMES
 
 TASK_GROUPS = {
-    "training": ("train pretrain", "config init", "config check", "config show", "config schema")
-    + ("config import", "config export"),
+    "training": (
+        *("train pretrain", "config init", "config check", "config show", "config schema"),
+        *("config import", "config export"),
+    ),
     "data": (
         *("data prepare", "data fetch", "data clean", "data dedup", "data encode"),
         *("data verify", "data inspect", "data fingerprint"),
