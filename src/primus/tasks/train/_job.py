@@ -45,7 +45,9 @@ def prepare_new_run(file: str, stage: str, context: TaskContext) -> LaunchJob:
         return experiment.resolve_experiment(Path(file), (*extra, *context.overrides), context.environ, stage)
 
     job = structs.replace(
-        _build_training_job(resolved, files, resume=unfinished), check_start=partial(_check_ended, same, context)
+        _build_training_job(resolved, files, resume=unfinished),
+        check_start=partial(_check_ended, same, context),
+        notes=resolved.notes,
     )
     return _allow_hook_changes(job, resolved, resolve, keeps=unfinished)
 
