@@ -152,15 +152,16 @@ def _compose_document(text: str) -> Any:
     Raises:
         YAMLError: It is not YAML, is nested too deeply, contains itself, or its aliases expand to too many values.
     """
-    # Text of fewer characters cannot be nested deeper.
-    if len(text) > DEEPEST:
+    # Every collection is opened by one of these characters, so that most texts are parsed once.
+    if sum(map(text.count, "[{-?:")) > DEEPEST:
         _check_depth(text)
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
     finally:
         loader.dispose()
-    if node is not None:
+    # Without an alias nothing repeats, and nothing is nested deeper than it is written.
+    if node is not None and "*" in text:
         extents: dict[int, _Extent] = {}
         whole = _measure_node(node, extents)
         # Bounds the expansion before it happens: nested aliases grow exponentially ("billion laughs").
