@@ -91,7 +91,7 @@ class LaunchJob(Struct, frozen=True, kw_only=True):
     name: str
     """Name of the experiment or benchmark, and of the folder of its runs."""
     workspace: str
-    files: dict[str, str] = {}
+    files: Mapping[str, str] = {}
     """Files of the run folder by relative path, such as the resolved configuration."""
     env: dict[str, Variable] = {}
     """Variables that the experiment sets for its workers."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +36,7 @@ BEFORE_HOOKS = "config/before_hooks/"
 def prepare_new_run(file: str, stage: str, context: TaskContext) -> LaunchJob:
     """A new run of an experiment file; or its newest unfinished run, with `auto_continue_train`."""
     resolved = experiment.resolve_experiment(Path(file), context.overrides, context.environ, stage)
-    files = experiment.format_files(resolved)
+    files = experiment.ExperimentFiles(resolved)
     continues = resolved.experiment.trainer.checkpoint.auto_continue_train
     same = _same_runs(resolved, files) if continues else []
     unfinished = _find_unfinished_run(same, resolved)
@@ -84,7 +84,7 @@ def prepare_replay(directory: str, context: TaskContext, *, is_forced: bool) -> 
         raise UnfitError(
             f"{len(numeric)} differences may change the losses: {'; '.join(numeric)}", "use --force to replay anyway"
         )
-    job = _build_training_job(resolved, experiment.format_files(resolved), resume=None)
+    job = _build_training_job(resolved, experiment.ExperimentFiles(resolved), resume=None)
 
     def check(world_size: int) -> None:
         job.check(world_size)
@@ -161,7 +161,7 @@ def _allow_hook_changes(
     def amend(words: tuple[str, ...]) -> LaunchJob:
         wanted = (*extra, *words)
         found = _mark_hook_origins(resolve(wanted), resolved)
-        files = experiment.format_files(found)
+        files = experiment.ExperimentFiles(found)
         notes = (
             f"hook setting {word} is overridden by the command line" for word in words if _is_typed(word, resolved)
         )
@@ -188,7 +188,7 @@ def _allow_hook_changes(
     return structs.replace(job, amend=amend)
 
 
-def _name_files_before_hooks(files: dict[str, str]) -> dict[str, str]:
+def _name_files_before_hooks(files: Mapping[str, str]) -> dict[str, str]:
     """The configuration before hooks changed it, which identifies an unfinished run."""
     kept = {name: text for name, text in files.items() if name.startswith(BEFORE_HOOKS)}
     return kept or {BEFORE_HOOKS + Path(name).name: files[name] for name in COMPARED}
@@ -214,7 +214,7 @@ def _resolve_run_experiment(run: Run, extra: tuple[str, ...]) -> Resolved:
     return load_experiment(run.directory / experiment.CONFIG_FILE, extra, environ=None)
 
 
-def _build_training_job(resolved: Resolved, files: dict[str, str], resume: Run | None) -> LaunchJob:
+def _build_training_job(resolved: Resolved, files: Mapping[str, str], resume: Run | None) -> LaunchJob:
     asked = resolved.experiment
     variables = {name: Variable(value, resolved.origins[f"env.{name}"]) for name, value in asked.env.items()}
 
@@ -261,7 +261,7 @@ def _open_existing_run(directory: str) -> Run:
     return run
 
 
-def _same_runs(resolved: Resolved, files: dict[str, str]) -> list[Run]:
+def _same_runs(resolved: Resolved, files: Mapping[str, str]) -> list[Run]:
     """Runs of the same configuration, newest first."""
     asked = resolved.experiment
     return [run for run in reversed(list_runs(Path(asked.workspace) / asked.exp_name)) if _is_same(run, files)]
@@ -299,7 +299,7 @@ def _find_user(run: Run, context: TaskContext) -> str:
     holder = lock.find_holder(run.directory)
     # On this host flock has decided. The record of another host may be that of a dead process, which takes seconds to
     # find out.
-    if holder and holder.host != socket.gethostname():
+    if holder and holder.host != os.uname().nodename:
         if not context.dry_run:
             context.say(f"{run.directory} was last executed by {holder}: checking whether it is still active")
         holder = holder if context.dry_run or lock.is_renewed(run.directory, holder) else None
@@ -317,7 +317,7 @@ def _find_user(run: Run, context: TaskContext) -> str:
     return ""
 
 
-def _is_same(run: Run, files: dict[str, str]) -> bool:
+def _is_same(run: Run, files: Mapping[str, str]) -> bool:
     """Whether a run can be read and has the configuration of `files`; the origins of its values do not matter."""
     try:
         run.read_metadata()
