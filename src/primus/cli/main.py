@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from primus import __version__, redaction, registry
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError, escape_controls, format_error_place
-from primus.interpreter import exclude_working_folder
+from primus.interpreter import exclude_working_folder, reduce_garbage_collection
 from primus.launch import launcher_file
 from primus.launch.command import GLOBAL_WORDS, parse_command
 from primus.redaction import redact_args
@@ -19,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `primus-cli`; gives the exit code."""
     if argv is None:
         exclude_working_folder()
+        reduce_garbage_collection()
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
