@@ -85,15 +85,15 @@ def load_plug_in(kind: PlugInKind[ContractT], name: str) -> ContractT:
     """
     file = find_plug_in_file(kind.name, name)
     label = f"{SINGULAR[kind.name]} '{name}'"
+    is_built_in = file is not None and file.is_relative_to(PACKAGE)
     if file is None:
         point = _entry_point(kind.name, name)
         module, origin = _import_foreign(label, point.load), point.value
-    elif file.is_relative_to(PACKAGE):
+    elif is_built_in:
         parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
         module, origin = importlib.import_module(".".join(part for part in parts if part != "__init__")), str(file)
     else:
         module, origin = _import_foreign(label, lambda: _load_file(kind.name, name, file)), str(file)
-    is_built_in = file is not None and file.is_relative_to(PACKAGE)
     complete_module(kind, module, label, origin, is_built_in)
     return cast("ContractT", module)
 
@@ -203,16 +203,16 @@ def _list_plug_in_files(folder: Path, kind: str) -> dict[str, Path]:
     for name in sorted(os.listdir(folder)):
         if name.startswith(("_", ".")):
             continue
+        stem, suffix = os.path.splitext(name)
         entry = folder / name
-        if entry.suffix in suffixes:
-            found[_normalise_name(entry.stem)] = entry
+        if suffix in suffixes:
+            found[_normalise_name(stem)] = entry
         elif kind == "tasks" and entry.is_dir():
             found |= {
-                f"{_normalise_name(entry.name)} {key}": file
-                for key, file in _list_plug_in_files(entry, "group").items()
+                f"{_normalise_name(name)} {key}": file for key, file in _list_plug_in_files(entry, "group").items()
             }
         elif (entry / "__init__.py").exists():
-            found[_normalise_name(entry.name)] = entry / "__init__.py"
+            found[_normalise_name(name)] = entry / "__init__.py"
     return found
 
 

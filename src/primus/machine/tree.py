@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -23,6 +24,7 @@ class FileTree:
 
     def __init__(self, root: Path = Path("/"), *, files_only: bool = False) -> None:
         self.root = root
+        self._prefix = os.path.join(root, "")
         self.files_only = files_only
         self.problems: list[MachineProblem] = []
 
@@ -43,7 +45,7 @@ class FileTree:
         # Callers that must not block use a thread that they can abandon, as preflight's checks do.
         # The size limit bounds the read of an unexpected file.
         try:
-            with (self.root / path).open("rb") as file:
+            with open(self._prefix + path, "rb") as file:
                 return file.read(MAX_BYTES).decode(errors="replace").strip()
         # A device may disappear between the listing of its folder and the read: this counts as a missing file.
         except FileNotFoundError:
@@ -77,7 +79,7 @@ class FileTree:
     def list_names(self, path: str) -> list[str]:
         """Names in a directory in natural order (mlx5_2 before mlx5_10); empty if it does not exist."""
         try:
-            return sorted((entry.name for entry in (self.root / path).iterdir()), key=build_sort_key)
+            return sorted(os.listdir(self._prefix + path), key=build_sort_key)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
@@ -87,7 +89,7 @@ class FileTree:
     def read_link_target(self, path: str) -> str | None:
         """Last path component of a symbolic link's target: a driver, a device."""
         try:
-            return (self.root / path).readlink().name
+            return os.path.basename(os.readlink(self._prefix + path))
         except OSError:
             return None
 
