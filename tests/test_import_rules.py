@@ -113,5 +113,11 @@ def test_the_control_plane_imports_nothing_heavy(words: list[str], tmp_path: Pat
     assert not heavy
 
 
+@pytest.mark.parametrize("runtime", [["direct", "--nproc", "2"], ["slurm", "srun", "-N", "2"]], ids=" ".join)
+def test_a_dry_run_loads_nothing_that_only_a_launch_needs(runtime: list[str], tmp_path: Path) -> None:
+    words = ["--dry-run", *runtime, "--", "train", "pretrain", *EXPERIMENT]
+    assert not {"subprocess", "primus.launch.run_node", "primus.preflight"} & modules_after(words, tmp_path)
+
+
 def test_what_a_command_imports_is_seen(tmp_path: Path) -> None:
     assert {"primus.cli.main", "json"} <= modules_after(["--version"], tmp_path)

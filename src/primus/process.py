@@ -6,9 +6,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from msgspec import Struct
 
 if TYPE_CHECKING:
+    import subprocess
+
     import psutil
 
 POLL_S = 0.01
@@ -59,6 +59,9 @@ def run_command(
     Args:
         environ: Its environment, with the PATH for the search; None for that of this process.
     """
+    import shutil  # these take 5 ms, and a command that only plans runs no program
+    import subprocess
+
     program = shutil.which(argv[0], path=None if environ is None else environ.get("PATH", os.defpath))
     if program is None:
         return CommandResult(state="missing", problem=f"{argv[0]} is not installed")
@@ -94,6 +97,8 @@ _starting = threading.Lock()
 
 
 def _start_program(argv: Sequence[str], environ: Mapping[str, str] | None, cwd: Path | None) -> subprocess.Popen[str]:
+    import subprocess
+
     with _starting:
         child = subprocess.Popen(
             argv,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import getpass
-import socket
+import os
 import time
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def _make_metadata(directory: Path, job: LaunchJob, request: LaunchRequest, comm
         task=request.task,
         runtimes=[segment.name for segment in request.runtimes],
         user=getpass.getuser(),
-        host=socket.gethostname(),
+        host=os.uname().nodename,
         git_revision=revision,
         git_dirty=None if changes is None else bool(changes),
         version=__version__,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import time
@@ -19,9 +18,8 @@ from msgspec import Struct, structs
 
 from primus import registry
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError
-from primus.launch import compose, foreground, run_folder
+from primus.launch import compose, run_folder
 from primus.launch.invocation import Invocation
-from primus.launch.jobs import run_claims
 from primus.launch.plan import LaunchJob, LaunchPlan, PlanContext, Variable, redact_plan
 from primus.launch.request import LaunchRequest, RequestSegment, named_variables, reference_variables
 from primus.launch.signals import raise_on_signals
@@ -171,6 +169,8 @@ def _run_in_folder(remote: RemoteLaunch, say: Say) -> int:
 
 
 def _run_claimed(remote: RemoteLaunch, run: Run, say: Say) -> int:
+    from primus.launch.jobs import run_claims
+
     with run_claims.hold_for_submission(
         run, remote.context.environ
     ):  # the files are for a scheduler, and may belong to another job by now
@@ -195,6 +195,8 @@ def _run_outermost(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
         return runtime.start(remote, run, say)
     # Compared after the tool has ended: nodes may have recorded an outcome, which counts more than its exit code.
     before = run.read_metadata() if run else None
+    from primus.launch import foreground  # a dry run starts nothing
+
     code = foreground.run_in_foreground(remote.plan.argv, remote.make_environ)
     return conclude_remote(run, before, code, f"{remote.plan.argv[0]} exited with code {code}")
 
@@ -231,6 +233,8 @@ def _remove_run(remote: RemoteLaunch, run: Run | None, latest: str) -> None:
     if run is None or remote.job.resume:
         return
     experiment = run.directory.parent
+    import shutil
+
     shutil.rmtree(run.directory, ignore_errors=True)
     with contextlib.suppress(OSError):
         # Another command may have started a newer run meanwhile, whose link stays.

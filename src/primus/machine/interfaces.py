@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import ipaddress
-import socket
 import struct
-import threading
-from array import array
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Literal, TypeVar
@@ -161,6 +158,9 @@ def _read_addresses(tree: FileTree) -> dict[str, list[str]]:
 def _read_live_v4_addresses() -> list[tuple[str, str]]:
     """Entries that the kernel returns for SIOCGIFCONF: a name, possibly with a label after a colon, and an address
     each."""
+    import socket  # takes 3 ms, and a dry run reads files only
+    from array import array
+
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         size = 64 * IFREQ.size
         while True:
@@ -266,6 +266,8 @@ def _resolve_host(tree: FileTree, master: str, lookup: Lookup | None) -> list[Ad
 
 def _resolve_in_time(lookup: Lookup, name: str) -> list[str]:
     """Result of `lookup` within the time limit."""
+    import threading
+
     found: list[str] = []
     # State: `found` is empty until the lookup returns. After the limit the thread may still run and extend the list,
     # so the caller gets a copy.
@@ -280,6 +282,8 @@ def _resolve_in_time(lookup: Lookup, name: str) -> list[str]:
 def _look_up_host(name: str) -> list[str]:
     """Addresses of a name in the resolver's order."""
     # Runs in the thread of _resolve_in_time: the resolver may retry unreachable name servers for a minute.
+    import socket
+
     with suppress(OSError, UnicodeError):
         return [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -108,6 +107,8 @@ def find_misspelled_option(passed: Sequence[str]) -> str:
     for word in group_engine_options(passed):
         if len(word) < len("--env") or word.startswith("--no-"):
             continue
+        import difflib  # only for this message
+
         near = difflib.get_close_matches(word, ours, n=1, cutoff=0.8)  # --uts is not --user
         if near and not word.startswith(near[0]):  # --userns and --env-file are the engine's as well
             return f"{word} was passed to the engine: did you mean '{near[0]}'?"

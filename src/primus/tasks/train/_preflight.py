@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import msgspec
 from msgspec import structs
 
-from primus import interpreter, process
+from primus import interpreter
 from primus.errors import PrimusError, UnfitError, UsageError, did_you_mean
 from primus.launch.plan import LaunchJob
 from primus.machine.cluster import ClusterLayout
@@ -95,6 +95,7 @@ def run_preflight(options: Options, depth: Depth, layout: ClusterLayout, context
 
 def _measure_in_subprocess(options: Options, layout: ClusterLayout, context: TaskContext) -> None:
     """Check and measure this node in a separate process: the launcher must not hold its devices."""
+    from primus import process
     from primus.preflight import report, session
 
     ignored = [f"--ignore={name}" for name in options.ignore]
