@@ -11,10 +11,7 @@ from primus.launch.request import LaunchRequest
 from primus.runtime import RUNTIMES
 
 TASK_GROUPS = {
-    "training": (
-        *("train pretrain", "config init", "config check", "config show", "config schema"),
-        *("config import", "config export"),
-    ),
+    "training": ("train pretrain", "config init", "config check", "config show", "config schema"),
     "data": (
         *("data prepare", "data fetch", "data clean", "data dedup", "data encode"),
         *("data verify", "data inspect", "data fingerprint"),
@@ -23,16 +20,7 @@ TASK_GROUPS = {
         *("runs list", "runs show", "runs diff", "runs clean", "diagnose"),
         *("jobs list", "jobs show", "jobs logs", "jobs wait", "jobs cancel"),
     ),
-    "machine": (
-        "preflight",
-        "env show",
-        "analyze topology",
-        "engines",
-        "setup",
-        "hooks list",
-        "patches list",
-        "node-smoke",
-    ),
+    "machine": ("preflight", "env show", "analyze topology", "hooks list", "patches list", "node-smoke"),
 }
 """Tasks in the order of the help, most used first in each group. An unlisted task follows the tasks with the same first
 word; unlisted tasks with a new first word form the last group."""

@@ -1,0 +1,104 @@
+"""Files of a checkpoint of the JAX engine: safetensors with Hugging Face names, written one array at a time.
+
+`model.safetensors` is the file that Hugging Face's libraries load. The format is an 8-byte length, a JSON header with
+type, shape and offsets of each tensor, then the data (huggingface/safetensors, README "Format").
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from primus.errors import PrimusError
+
+WEIGHTS_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+TYPES = {"float32": "F32", "int32": "I32"}
+ALIGNMENT = 8
+
+
+class ArraySource(NamedTuple):
+    """An array of a file, or the part of one layer."""
+
+    array: Array
+    layer: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape if self.layer is None else self.array.shape[1:]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.array.dtype.itemsize
+
+    def gather_values(self) -> NDArray:
+        """All values on the host of every process."""
+        array = self.array if self.layer is None else self.array[self.layer]
+        if array.is_fully_addressable:
+            return np.asarray(array)
+        from jax.experimental import multihost_utils
+
+        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+
+
+def save_arrays(path: Path, arrays: Mapping[str, ArraySource], is_writer: bool) -> None:
+    """Write `arrays`, gathered from all processes one at a time, to `path`; only the writer touches the disk."""
+    if not is_writer:
+        for array in arrays.values():
+            array.gather_values()
+        return
+    with path.open("wb") as file:
+        file.write(_format_header(arrays))
+        for array in arrays.values():
+            file.write(np.ascontiguousarray(array.gather_values()).data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def open_arrays(path: Path) -> dict[str, NDArray]:
+    """Arrays of a file by name, mapped into memory: what is not used is not read.
+
+    Raises:
+        PrimusError: The file is missing or damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header: dict[str, Any] = json.loads(file.read(length))
+        whole = np.memmap(path, np.uint8, "r", offset=8 + length)
+        header.pop("__metadata__", None)
+        return {name: _view_array(whole, entry) for name, entry in header.items()}
+    except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
+        raise PrimusError(f"{path}: cannot be read: {error}", "choose another checkpoint") from None
+
+
+def _view_array(whole: NDArray, entry: dict[str, Any]) -> NDArray:
+    kind = next(kind for kind, name in TYPES.items() if name == entry["dtype"])
+    start, end = entry["data_offsets"]
+    if end > len(whole):
+        raise ValueError("the file is truncated")
+    return whole[start:end].view(kind).reshape(entry["shape"])
+
+
+def _format_header(arrays: Mapping[str, ArraySource]) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, array in arrays.items():
+        end = offset + array.num_bytes
+        entries[name] = {
+            "dtype": TYPES[str(array.array.dtype)],
+            "shape": list(array.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text

@@ -1,1 +1,0 @@
-"""Write experiments as files of other frameworks, one module for each kind of file."""

@@ -1,0 +1,94 @@
+"""What the tests of the JAX engine run in its interpreter: `jax_steps.NAME()` prints JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import engine_steps
+import jax
+import numpy as np
+
+from primus.backends.jax.engine import JaxEngine
+from primus.backends.jax.sharding import plan_layout
+from primus.config.schema import Trainer
+
+jax.config.update("jax_platforms", "cpu")
+
+
+def build_engine(trainer: Trainer, eod_id: int | None = None) -> JaxEngine:
+    return JaxEngine(trainer, plan_layout(trainer.parallel), eod_id)
+
+
+def compare_kinds() -> dict[str, dict[str, float]]:
+    return {
+        kind: engine_steps.compare_with_native(build_engine, engine_steps.build_trainer(kind))
+        for kind in engine_steps.KINDS
+    }
+
+
+def compare_settings() -> dict[str, dict[str, float]]:
+    """Differences in one step's path that the default settings do not take."""
+    documents = {"eod_mask_loss": True, "reset_position_ids": True, "reset_attention_mask": True}
+    trainers = {
+        "documents": (engine_steps.build_trainer("llama", data=documents), 7),
+        "recompute and small chunks": (
+            engine_steps.build_trainer("qwen3", training={"recompute_activations": True, "loss_chunk_size": 16}),
+            None,
+        ),
+    }
+    return {name: engine_steps.compare_with_native(build_engine, *args) for name, args in trainers.items()}
+
+
+def compare_layouts() -> dict[str, dict[str, float]]:
+    """Two devices of one process."""
+    layouts = {
+        "sharded": {},
+        "replicated": {"use_distributed_optimizer": False},
+        "tensor": {"tensor_model_parallel_size": 2},
+        "sequence": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+    }
+    assert len(jax.devices()) == 2
+    trainers = {name: engine_steps.build_trainer("qwen3", parallel=layout) for name, layout in layouts.items()}
+    return {name: engine_steps.compare_with_native(build_engine, trainer) for name, trainer in trainers.items()}
+
+
+def resume() -> dict[str, object]:
+    """Steps of a run, and those of one that is saved in the middle and loaded by another engine."""
+    trainer = engine_steps.build_trainer("qwen2.5")
+    whole = build_engine(trainer)
+    whole.load_weights(engine_steps.draw_weights(trainer))
+    expected = engine_steps.train_engine(whole, trainer, 0, 3)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        whole.save(folder)
+        expected += engine_steps.train_engine(whole, trainer, 3, 6)
+        resumed = build_engine(trainer)
+        resumed.load(folder)
+        found = engine_steps.train_engine(resumed, trainer, 3, 6)
+        from safetensors.numpy import load_file
+
+        files = sorted(path.name for path in folder.iterdir())
+        names = sorted(load_file(folder / "model.safetensors"))
+    return {"expected": expected[3:], "found": found, "files": files, "names": names}
+
+
+def skip_nonfinite() -> dict[str, object]:
+    """A step with an infinite weight changes nothing."""
+    trainer = engine_steps.build_trainer("llama")
+    engine = build_engine(trainer)
+    engine.load_weights(engine_steps.draw_weights(trainer))
+    key = "model.norm.weight"
+    engine.weights[key] = engine.weights[key] * np.float32(np.inf)
+    before = np.asarray(engine.weights["model.embed_tokens.weight"])
+    value = engine.step(list(engine_steps.draw_tokens()[0]), 1e-3)
+    after = np.asarray(engine.weights["model.embed_tokens.weight"])
+    return {"skipped": value.skipped, "unchanged": bool((before == after).all())}
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]]()))
