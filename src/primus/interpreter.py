@@ -7,7 +7,8 @@ with 3.10:
     python interpreter.py MODULE ARGUMENT...    like `python -m`, without the working folder
     python interpreter.py -c CODE               like `python -c`, without the working folder
 
-Folders in PYTHONPATH are kept. Its empty entries, which mean the working folder and result from
+The package `primus` is that of this file, also where the interpreter is that of an engine's environment, which may find
+another one. Folders in PYTHONPATH are kept. Its empty entries, which mean the working folder and result from
 `PYTHONPATH=$PYTHONPATH:DIR`, are removed.
 """
 
@@ -78,6 +79,21 @@ def exclude_working_folder_of_children() -> None:
         util._args_from_interpreter_flags = lambda: [*inherited(), option]  # type: ignore[attr-defined]
 
 
+def _import_own_package() -> None:
+    """Let `primus` be imported from the folder of this file, after the standard library.
+
+    If that folder is the site-packages of another environment, the other packages of this interpreter take precedence.
+    """
+    source = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    package = os.path.join("primus", "__init__.py")
+    first = next((entry for entry in sys.path if os.path.exists(os.path.join(entry, package))), "")
+    if os.path.realpath(first) == source:
+        return
+    is_site = source.endswith("-packages")
+    sites = [index for index, entry in enumerate(sys.path) if entry.endswith("-packages")]
+    sys.path.insert(len(sys.path) if is_site or not sites else sites[0], source)
+
+
 def _named_folders(python_path: str) -> list[str]:
     return [entry for entry in python_path.split(os.pathsep) if entry]
 
@@ -86,6 +102,7 @@ if __name__ == "__main__":
     own_folder = os.path.dirname(os.path.realpath(__file__))  # which Python has put where the working folder would be
     sys.path[:] = [entry for entry in sys.path if entry != own_folder]
     exclude_working_folder()
+    _import_own_package()
     del sys.argv[0]
     if sys.argv[0] == "-c":
         code = sys.argv.pop(1)

@@ -10,6 +10,8 @@ from primus.config.schema import ModelSpec, ParallelConfig
 from primus.errors import UsageError
 from primus.model import expert_ffn_size, head_dim, num_moe_layers, num_query_groups
 
+PIPELINE_KEY = "pipeline_model_parallel_size"
+
 
 def check(spec: ModelSpec, origins: Mapping[str, str] | None = None) -> None:
     """Accept a shape that can be built.
@@ -29,6 +31,7 @@ def check_parallel(
     parallel: ParallelConfig,
     seq_length: int | None = None,
     origins: Mapping[str, str] | None = None,
+    has_own_stages: bool = False,
 ) -> None:
     """Accept a layout that divides the model, and the sequence if its length is given.
 
@@ -37,11 +40,13 @@ def check_parallel(
         parallel: The layout.
         seq_length: Tokens in one sequence.
         origins: Where each key was set (`exp.yaml:12`), for the message.
+        has_own_stages: Whether settings of the engine place the layers on pipeline stages, which may be uneven.
 
     Raises:
         UsageError: It does not; the message names the key to change.
     """
-    _raise_first(find_parallel_problems(spec, parallel, seq_length), origins or {})
+    problems = find_parallel_problems(spec, parallel, seq_length)
+    _raise_first((p for p in problems if not (has_own_stages and p.key == PIPELINE_KEY)), origins or {})
 
 
 def find_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
@@ -63,7 +68,7 @@ def find_parallel_problems(
     yield from _tensor_parallel_problems(spec, parallel)
     pipeline = parallel.pipeline_model_parallel_size
     if spec.num_layers % pipeline:
-        yield _make_divisor_problem("pipeline_model_parallel_size", pipeline, "num_layers", spec.num_layers)
+        yield _make_divisor_problem(PIPELINE_KEY, pipeline, "num_layers", spec.num_layers)
     yield from _expert_parallel_problems(spec, parallel)
     if seq_length is not None:
         yield from _sequence_problems(parallel, seq_length)

@@ -6,7 +6,8 @@ Workers apply the patches whose package is installed in a version of the range, 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, timezone
 from typing import Literal, Protocol
 
@@ -104,7 +105,10 @@ def chosen_names(environ: Mapping[str, str]) -> tuple[list[str], bool]:
 
 
 def choose_patches(
-    environ: Mapping[str, str], backend: Callable[[], str | None] = lambda: None, today: date | None = None
+    environ: Mapping[str, str],
+    backend: Callable[[], str | None] = lambda: None,
+    today: date | None = None,
+    folders: Sequence[str] | None = None,
 ) -> list[PatchChoice]:
     """The selected patches in the order in which they are applied.
 
@@ -113,22 +117,25 @@ def choose_patches(
         backend: Returns the backend in use; called only for a patch of one backend. None selects patches of every
             backend.
         today: The date that expiry dates are compared with.
+        folders: Import path of the interpreter that applies them; None for that of this one.
 
     Raises:
         UsageError: There is no such patch, or a patch that the user named does not apply on this machine.
     """
     names, are_named = chosen_names(environ)
-    found = [_choose_patch(name, backend, today or datetime.now(tz=timezone.utc).date()) for name in names]
+    found = [_choose_patch(name, backend, today or datetime.now(tz=timezone.utc).date(), folders) for name in names]
     for choice in found:
         if are_named and choice.state in REFUSED:
             raise UsageError(f"${VARIABLE}: patch '{choice.name}' cannot be applied: {_why_not(choice)}")
     return sorted(found, key=lambda choice: (choice.patch.priority, choice.name))
 
 
-def _choose_patch(name: str, backend: Callable[[], str | None], today: date) -> PatchChoice:
+def _choose_patch(
+    name: str, backend: Callable[[], str | None], today: date, folders: Sequence[str] | None
+) -> PatchChoice:
     plug_in = registry.load_plug_in(PATCHES, name)
     patch = plug_in.PATCH
-    installed = _find_installed_version(patch.target)
+    installed = _find_installed_version(patch.target, folders)
     state = _decide_state(patch, installed, backend, today)
     if state not in REFUSED and not plug_in.needed():
         state = "not needed"
@@ -155,13 +162,11 @@ def _why_not(choice: PatchChoice) -> str:
     return reasons[choice.state]
 
 
-def _find_installed_version(target: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
+def _find_installed_version(target: str, folders: Sequence[str] | None) -> str | None:
+    from importlib.metadata import distributions
 
-    try:
-        return version(target)
-    except PackageNotFoundError:
-        return None
+    path = sys.path if folders is None else list(folders)
+    return next((each.version for each in distributions(name=target, path=path) if each.version), None)
 
 
 def apply_patch(choice: PatchChoice) -> None:

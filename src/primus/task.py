@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
@@ -64,6 +64,13 @@ class Task(Protocol):
         """Whether words that are not flags change the experiment; they arrive in `context.overrides`. Default: False;
         such words are refused."""
         return False
+
+    @property
+    @optional
+    def plan_notes(self) -> Callable[[Any, TaskContext], Sequence[str]] | None:
+        """Function `plan_notes(options, context)` that returns lines about what `run` would do, for a dry run of a task
+        without workers. It must not change anything. Default: None; a dry run shows only the command."""
+        return None
 
     @property
     @optional

@@ -322,9 +322,8 @@ MEGATRON_FILE = "platform: slurm\n" + module(
 
 
 def test_a_backend_that_is_not_there_is_named_before_its_keys(write: Write) -> None:
-    assert problem_of(lambda: load(write(MEGATRON_FILE))).startswith(
-        "exp.yaml:5: no backend 'megatron' (installed: native)"
-    )
+    text = MEGATRON_FILE.replace("framework: megatron", "framework: megatrn")
+    assert problem_of(lambda: load(write(text))).startswith("exp.yaml:5: no backend 'megatrn' (installed: ")
 
 
 def test_keys_of_another_engine_are_named_as_such(write: Write) -> None:

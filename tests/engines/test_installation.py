@@ -10,7 +10,7 @@ import pytest
 
 from engine_python import find_engine, why_not_installed
 from primus import registry
-from primus.engines.installation import environment_python, find_installation
+from primus.engines.installation import environment_python, find_installation, list_installations
 from primus.engines.requirement import EngineRequirement, list_engines, read_engine
 from primus.engines.site_folders import find_version, list_import_folders, list_package_versions
 from primus.errors import UsageError
@@ -71,9 +71,10 @@ def test_a_checkout_that_a_variable_names_runs_in_the_environment_with_the_versi
     environ = {"PRIMUS_ENGINES": str(tmp_path / "shared"), "SMALL_PATH": str(tmp_path / "checkout")}
     found = find_installation("small", ENGINE, environ)
     assert found and (found.place, found.version, found.python) == ("checkout", "1.7.2", sys.executable)
-    add_environment(tmp_path / "shared", "small")
-    again = find_installation("small", ENGINE, environ)
-    assert again and again.python == str(environment_python("small", environ))
+    add_package(add_environment(tmp_path / "shared", "small"), "small-core", "1.4", "small.core")
+    again, *others = list_installations("small", ENGINE, environ)
+    assert again.python == str(environment_python("small", environ)) and again.version == "1.7.2"
+    assert [each.place for each in others] == ["environment"]
 
 
 def test_a_variable_that_names_no_checkout_of_the_engine_is_ignored(tmp_path: Path) -> None:

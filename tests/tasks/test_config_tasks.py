@@ -61,7 +61,7 @@ def test_values_are_json_where_that_is_wanted(capsys: pytest.CaptureFixture[str]
 def test_a_valid_experiment_is_said_to_be_valid(capsys: pytest.CaptureFixture[str]) -> None:
     assert said("config check --config e.yaml", capsys) == "e.yaml: valid (native, e)\n"
     value = json.loads(said("config check --exp e.yaml --json", capsys))
-    assert value == {"config": "e.yaml", "valid": True, "framework": "native"}
+    assert value == {"config": "e.yaml", "valid": True, "framework": "native", "notes": []}
 
 
 def test_the_schema_is_json_or_a_page(capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,20 +154,33 @@ def install(
         uv: Path of uv; None uses pip.
         log: Receives the output of the installer.
     """
-    command = [sys.executable, "-m", "pip", "install", *options, *requirements]
-    environ = _environment()
-    if uv:
-        # unsafe-best-match is the strategy of pip. PyTorch's indexes also have old versions of other packages.
-        strategy = ["--index-strategy", "unsafe-best-match"]
-        command = [uv, "pip", "install", "--python", sys.executable, *strategy]
-        # uv does not read pip's configuration, so it is translated into options.
-        command += [*_for_uv(config, environ), *options, *requirements]
-        if config.get("cert"):
-            environ.setdefault("SSL_CERT_FILE", config.get("cert")[0])
+    command, environ = build_install_command(sys.executable, [*options, *requirements], config, uv)
     # Without credentials, because users attach this log to bug reports.
     log.write(f"$ {mask(' '.join(command))}\n")
     log.flush()
     return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, cwd=root).returncode
+
+
+def build_install_command(
+    python: str, words: Sequence[str], config: PipConfig, uv: str | None
+) -> tuple[list[str], dict[str, str]]:
+    """The command that installs into the environment of `python`, and its variables.
+
+    Args:
+        python: Interpreter of the environment.
+        words: Requirements, files of constraints, and further sources as options of pip.
+        config: Configuration of pip, which uv does not read.
+        uv: Path of uv; None uses pip.
+    """
+    environ = _environment()
+    if not uv:
+        return [python, "-m", "pip", "install", *words], environ
+    # uv does not read pip's configuration, so it is translated into options.
+    # unsafe-best-match is the strategy of pip. PyTorch's indexes also have old versions of other packages.
+    command = [uv, "pip", "install", "--python", python, "--index-strategy", "unsafe-best-match"]
+    if config.get("cert"):
+        environ.setdefault("SSL_CERT_FILE", config.get("cert")[0])
+    return [*command, *_for_uv(config, environ), *words], environ
 
 
 def installed_version(name: str) -> str | None:

@@ -11,7 +11,10 @@ from primus.launch.request import LaunchRequest
 from primus.runtime import RUNTIMES
 
 TASK_GROUPS = {
-    "training": ("train pretrain", "config init", "config check", "config show", "config schema"),
+    "training": (
+        *("train pretrain", "config init", "config check", "config show", "config schema"),
+        *("config import", "config export"),
+    ),
     "data": (
         *("data prepare", "data fetch", "data clean", "data dedup", "data encode"),
         *("data verify", "data inspect", "data fingerprint"),
@@ -20,7 +23,16 @@ TASK_GROUPS = {
         *("runs list", "runs show", "runs diff", "runs clean", "diagnose"),
         *("jobs list", "jobs show", "jobs logs", "jobs wait", "jobs cancel"),
     ),
-    "machine": ("preflight", "env show", "analyze topology", "hooks list", "patches list", "node-smoke"),
+    "machine": (
+        "preflight",
+        "env show",
+        "analyze topology",
+        "engines",
+        "setup",
+        "hooks list",
+        "patches list",
+        "node-smoke",
+    ),
 }
 """Tasks in the order of the help, most used first in each group. An unlisted task follows the tasks with the same first
 word; unlisted tasks with a new first word form the last group."""

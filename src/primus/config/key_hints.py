@@ -72,6 +72,8 @@ def _group_hint(key: str, group: Tree) -> str:
         hint = synonym_hint(".".join((key, *inner)))
         if hint:
             return f"{'.'.join((key, *inner))}: {hint}"
+    if key.isupper():
+        return "variables stand under 'env:' of the experiment"
     if key in GROUPS:
         return "keys stand directly under 'overrides:', not in groups"
     engine = find_engine(key)

@@ -16,7 +16,10 @@ from msgspec import Struct, structs
 from primus import registry
 from primus.backend import BACKENDS
 from primus.config.convert import DEFAULT, conversion_problem, convert_value, find_origin, make_group
+from primus.config.frameworks.preset_files import find_checkout_preset
+from primus.config.frameworks.translation import LayerContext, Translator, find_translator
 from primus.config.overrides import parse_overrides
+from primus.config.refused_frameworks import find_refusal
 from primus.config.schema import (
     ALTERNATIVES,
     GROUPS,
@@ -46,6 +49,8 @@ class Resolved(Struct, frozen=True):
     experiment: Experiment
     origins: dict[str, str]
     """Origin by flat key; variables of `env:` as ``env.NAME``."""
+    notes: tuple[str, ...] = ()
+    """Warnings about settings that have no effect, or another one than in the framework that they are named after."""
 
 
 def load_experiment(
@@ -62,22 +67,32 @@ def load_experiment(
     Raises:
         UsageError: The file, a preset or an override is invalid; all problems of one kind are listed.
     """
-    tree = _load_extended_file(file, environ)
+    layers = _read_extended_files(file, environ)
+    translator = find_translator(_find_framework(layers, parse_overrides(overrides)))
+    tree = _merge_files(layers, translator)
     if "modules" not in tree:  # its other keys then identify its format
         _reject_unknown(tree, ExperimentFile.__struct_fields__, "experiment file")
     stage = stage or _only_stage(tree, file)
     top, flat = _split_overrides(parse_overrides(overrides, stage))
     module = _find_module(tree, stage, file)
-    module |= {key: flat.pop(key) for key in MODULE_KEYS if key in flat}
+    module |= {key: flat.pop(key) for key in MODULE_KEYS if key in flat and not _is_section(flat[key], translator)}
     engine_keys = _engine_keys(module)
+    if translator:
+        translator.check_module(tree, module)
     _reject_unknown(tree, ExperimentFile.__struct_fields__, "experiment file")
     _reject_unknown(module, ModuleFile.__struct_fields__, f"module '{stage}'")
     if "model" not in module:
         raise UsageError(f"{file}: module '{stage}' has no 'model'", "for example 'model: llama3.1_8B.yaml'")
-    settings = _override_tree(_load_presets(module, file, environ), _read_subtree(module, "overrides"))
-    settings = _override_tree(settings, flat)
-    trainer, origins = _make_trainer(module, settings, engine_keys)
-    return _make_experiment(file, tree, top, stage, trainer, origins)
+    written = _override_tree(_read_subtree(module, "overrides"), translator.rename(flat) if translator else flat)
+    presets = _load_presets(module, file, environ, translator)
+    settings = _override_tree(presets.settings, written)
+    notes: tuple[str, ...] = ()
+    if translator:
+        context = LayerContext(stage=stage, written=frozenset(written), model=presets.model)
+        translated = translator.translate(settings, context)
+        settings, notes = translated.settings, translated.notes
+    trainer, origins = _make_trainer(module, settings, engine_keys, translator)
+    return structs.replace(_make_experiment(file, tree, top, stage, trainer, origins), notes=notes)
 
 
 def load_model(name: str, environ: Mapping[str, str] | None = None) -> ModelSpec:
@@ -93,19 +108,52 @@ def load_model(name: str, environ: Mapping[str, str] | None = None) -> ModelSpec
 
 
 def _load_extended_file(
-    file: Path, environ: Mapping[str, str] | None, kind: str | None = None, seen: tuple[Path, ...] = ()
+    file: Path, environ: Mapping[str, str] | None, kind: str | None = None, translator: Translator | None = None
 ) -> Tree:
     """Read `file` over the files that it extends; of these, later ones win."""
+    merged: Tree = {}
+    for tree in _read_extended_files(file, environ, kind):
+        merged = _override_tree(merged, translator.rename(tree) if translator else tree)
+    return merged
+
+
+def _read_extended_files(
+    file: Path, environ: Mapping[str, str] | None, kind: str | None = None, seen: tuple[Path, ...] = ()
+) -> list[Tree]:
+    """The files that `file` extends, those that it extends first, and `file` itself last."""
     path = file.resolve()
     if path in seen:
         raise UsageError(f"{file}: extends itself through {' -> '.join(p.name for p in seen)}")
     tree = read_yaml(file, environ, shown=_preset_name(path))
-    extends = tree.pop("extends", None)
+    # `bases` and `includes` are older names in presets of Primus.
+    names = [leaf for key in ("extends", "includes", "bases") for leaf in _as_leaves(tree.pop(key, None))]
+    found: list[Tree] = []
+    for leaf in names:
+        found += _read_extended_files(_locate_file(kind, leaf, file.parent), environ, kind, (*seen, path))
+    return [*found, tree]
+
+
+def _merge_files(layers: list[Tree], translator: Translator | None) -> Tree:
+    """The experiment of files that extend each other, with the settings of each renamed."""
     merged: Tree = {}
-    for leaf in _as_leaves(extends):
-        base = _locate_file(kind, leaf, file.parent)
-        merged = _extend_tree(merged, _load_extended_file(base, environ, kind, (*seen, path)))
-    return _extend_tree(merged, tree)
+    for layer in layers:
+        if translator:
+            for module in _read_subtree(layer, "modules").values():
+                if isinstance(module, dict) and isinstance(settings := module.get("overrides"), dict):
+                    module["overrides"] = translator.rename(settings)
+        merged = _extend_tree(merged, layer)
+    return merged
+
+
+def _find_framework(layers: list[Tree], flat: Tree) -> Leaf | Tree | None:
+    """The `framework` of the module; the command line wins over the files, later ones over those that they extend."""
+    if "framework" in flat:
+        return flat["framework"]
+    found: Leaf | Tree | None = None
+    for layer in layers:
+        for module in _read_subtree(layer, "modules").values():
+            found = module.get("framework", found) if isinstance(module, dict) else found
+    return found
 
 
 def _extend_tree(base: Tree, over: Tree) -> Tree:
@@ -218,6 +266,9 @@ def _engine_keys(module: Tree) -> Collection[str]:
     try:
         registry.find_plug_in_file("backends", name)
     except UsageError:
+        refusal = find_refusal(name)
+        if refusal:
+            raise UsageError(f"{framework.origin}: framework '{name}': {refusal.reason}", refusal.remedy) from None
         close = find_nearest(name, installed)
         hint = f"did you mean '{close}'?" if close else "choose one, or add it as a plug-in (docs/plug-ins.md)"
         problem = f"{framework.origin}: no backend '{name}' (installed: {', '.join(installed)})"
@@ -248,24 +299,81 @@ def _reject_unknown(tree: Tree, valid: Sequence[str], what: str, within: str = "
         raise UsageError(f"{find_origin(item)}: unknown key '{key}' in the {what}", hint)
 
 
-def _load_presets(module: Tree, file: Path, environ: Mapping[str, str] | None) -> Tree:
+def _is_section(item: Leaf | Tree, translator: Translator | None) -> bool:
+    """Whether the value of a module's key is a section of the framework's settings, such as torchtitan's `model`."""
+    return translator is not None and not isinstance(item, Leaf)
+
+
+class PresetSettings(Struct, frozen=True):
+    """Settings of the presets that a module names."""
+
+    settings: Tree
     """The model preset with the trainer preset over it."""
+    model: Tree
+    """The model preset of the same name here, if the model preset is another framework's."""
+
+
+def _load_presets(
+    module: Tree, file: Path, environ: Mapping[str, str] | None, translator: Translator | None
+) -> PresetSettings:
     settings: Tree = {}
+    model: Tree = {}
     for key, kind in (("model", "models"), ("config", "trainers")):
         name = module.get(key)
         if isinstance(name, dict):
             raise UsageError(
                 f"{find_origin(name)}: '{key}' must be the name of a preset", "its values go under 'overrides:'"
             )
-        if name is not None and name.value is not None:
-            settings = _override_tree(
-                settings, _load_extended_file(_locate_file(kind, name, file.parent), environ, kind)
-            )
-    return settings
+        if name is None or name.value is None:
+            continue
+        path = _locate_preset(kind, name, file, translator)
+        if translator and kind == "models":
+            settings, model = _load_model_preset(path, name, environ, translator)
+        else:
+            settings = _override_tree(settings, _load_extended_file(path, environ, kind, translator))
+    return PresetSettings(settings, model)
 
 
-def _make_trainer(module: Tree, settings: Tree, engine_keys: Collection[str]) -> tuple[Trainer, dict[str, str]]:
-    _reject_unknown_settings(settings, engine_keys)
+def _locate_preset(kind: str, name: Leaf, file: Path, translator: Translator | None) -> Path:
+    """Find a preset as `_locate_file` does; of another framework, in the Primus checkout of the experiment first."""
+    if translator is None or not isinstance(name.value, str) or not name.value:
+        return _locate_file(kind, name, file.parent)
+    if os.path.isfile(file.parent / name.value):
+        return file.parent / name.value
+    found = find_checkout_preset(kind, translator.framework, name.value, file)
+    if found:
+        return found
+    try:
+        return registry.find_plug_in_file(kind, f"{translator.framework}_{name.value}") or _locate_file(
+            kind, name, file.parent
+        )
+    except UsageError:
+        return _locate_file(kind, name, file.parent)
+
+
+def _load_model_preset(
+    path: Path, name: Leaf, environ: Mapping[str, str] | None, translator: Translator
+) -> tuple[Tree, Tree]:
+    """Settings of a model preset, and the preset of the same name here.
+
+    A preset whose model the framework's settings do not describe is completed by ours.
+    """
+    settings = _load_extended_file(path, environ, "models", translator)
+    if path.is_relative_to(registry.PACKAGE):
+        return settings, settings
+    ours = translator.find_model_name(settings, str(name.value))
+    try:
+        file = registry.find_plug_in_file("models", ours)
+    except UsageError:
+        file = None
+    model = _load_extended_file(file, environ, "models") if file else {}
+    return translator.complete_model(settings, model), model
+
+
+def _make_trainer(
+    module: Tree, settings: Tree, engine_keys: Collection[str], translator: Translator | None
+) -> tuple[Trainer, dict[str, str]]:
+    _reject_unknown_settings(settings, engine_keys, translator)
     origins: dict[str, str] = {}
     groups: dict[str, Any] = {}
     for group in GROUPS:
@@ -282,7 +390,9 @@ def _make_trainer(module: Tree, settings: Tree, engine_keys: Collection[str]) ->
     return Trainer(framework=str(framework.value), backend_args=strip_origins(backend_args), **groups), origins
 
 
-def _reject_unknown_settings(settings: Tree, engine_keys: Collection[str] = ()) -> None:
+def _reject_unknown_settings(
+    settings: Tree, engine_keys: Collection[str] = (), translator: Translator | None = None
+) -> None:
     unknown = {
         key: item
         for key, item in settings.items()
@@ -291,7 +401,8 @@ def _reject_unknown_settings(settings: Tree, engine_keys: Collection[str] = ()) 
     if unknown:
         from primus.config.key_hints import unknown_keys  # imported only for errors
 
-        raise unknown_keys(unknown, [*OWNERS, *engine_keys])
+        foreign = translator.list_known_keys() if translator else ()
+        raise unknown_keys(unknown, [*OWNERS, *engine_keys, *foreign])
 
 
 def _make_experiment(

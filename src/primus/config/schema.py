@@ -213,6 +213,8 @@ class TrainingConfig(ConfigGroup, frozen=True, kw_only=True):
     """Tokens in one sequence."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` uses the AMD or NVIDIA GPUs of the machine, or the CPU if there are none; `cpu` ignores GPUs."""
+    allow_version: bool = False
+    """Try the engine of the framework also in a version that the backend does not support."""
     bf16: bool = True
     """Compute in bfloat16 with fp32 master weights; false computes in fp32."""
     fp8: Literal["e4m3", "hybrid"] | None = None
@@ -451,7 +453,7 @@ class ModuleFile(ConfigGroup, frozen=True, kw_only=True):
     """Backend that trains: native, ..."""
     config: str | None = None
     """Trainer preset, a name or a path."""
-    model: str
+    model: str | None
     """Model preset, a name or a path."""
     overrides: dict[str, Any] = {}
     """Values of any trainer or model key, over the presets."""

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
-from primus.engines.requirement import EngineRequirement
+from primus.engines.requirement import EnginePackages, EngineRequirement
 from primus.engines.site_folders import find_module_folder, find_version, list_import_folders
 
 FOLDER_VARIABLE = "PRIMUS_ENGINES"
@@ -20,6 +21,16 @@ RECORD_FILE = "primus-engine.json"
 """File in an environment that `setup --engine` has made: what it holds. Other environments are the user's own."""
 
 Place = Literal["environment", "checkout", "main environment"]
+
+
+class EnvironmentRecord(Struct, frozen=True, kw_only=True):
+    """What an environment holds, in `primus-engine.json`."""
+
+    engine: str
+    packages: EnginePackages
+    """What it was made from; other packages than those of the engine's file mean that it is outdated."""
+    shared: tuple[str, ...]
+    """Folders of the packages that it shares."""
 
 
 class EngineInstallation(Struct, frozen=True, kw_only=True):
@@ -57,20 +68,40 @@ def environment_python(name: str, environ: Mapping[str, str]) -> Path:
 def find_installation(
     name: str, engine: EngineRequirement, environ: Mapping[str, str], python: str = sys.executable
 ) -> EngineInstallation | None:
-    """The installation of an engine that workers would use; None if it is not installed.
+    """The installation of an engine that workers would use; None if it is not installed."""
+    return next(iter(list_installations(name, engine, environ, python)), None)
 
-    A checkout that a variable names takes precedence; it runs in the environment of the engine where there is one.
-    Then the environment, then the packages of `python`, such as those of an image.
+
+def list_installations(
+    name: str, engine: EngineRequirement, environ: Mapping[str, str], python: str = sys.executable
+) -> list[EngineInstallation]:
+    """All installations of an engine; the first one is used.
+
+    A checkout that a variable names comes first; it runs in the environment of the engine where there is one. Then come
+    the environment, and the packages of `python`, such as those of an image.
     """
+    environment = find_environment(name, engine, environ)
+    own = _find_in(name, engine, "main environment", python, _list_own_path(environ))
+    checkout = _find_checkout(name, engine, environ, environment.python if environment else python)
+    return [each for each in (checkout, environment, own) if each]
+
+
+def read_record(prefix: Path) -> EnvironmentRecord | None:
+    """The record of an environment; None if it was not made by primus."""
+    try:
+        return msgspec.json.decode((prefix / RECORD_FILE).read_bytes(), type=EnvironmentRecord)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def find_environment(name: str, engine: EngineRequirement, environ: Mapping[str, str]) -> EngineInstallation | None:
+    """The installation of an engine in its environment; None if it is not there, or shares packages that are gone."""
     own = environment_python(name, environ)
+    record = read_record(own.parent.parent)
+    if record and not all(os.path.isdir(folder) for folder in record.shared):
+        return None
     folders = list_import_folders(own.parent.parent) if os.access(own, os.X_OK) else []
-    checkout = _find_checkout(engine, environ)
-    if checkout:
-        interpreter = str(own) if folders else python
-        version = find_version(engine.package, engine.module, [checkout])
-        return EngineInstallation(engine=name, place="checkout", python=interpreter, version=version, folder=checkout)
-    found = _find_in(name, engine, "environment", str(own), folders)
-    return found or _find_in(name, engine, "main environment", python, _list_own_path(environ))
+    return _find_in(name, engine, "environment", str(own), folders)
 
 
 def _find_in(
@@ -83,9 +114,20 @@ def _find_in(
     return EngineInstallation(engine=name, place=place, python=python, version=version, folder=str(folder))
 
 
-def _find_checkout(engine: EngineRequirement, environ: Mapping[str, str]) -> str | None:
-    named = [environ[name] for name in engine.checkout_variables if environ.get(name)]
-    return next((each for each in named if find_module_folder(engine.module, [each])), None)
+def list_installation_folders(installation: EngineInstallation) -> list[str]:
+    """Import path of the workers that use an installation."""
+    prefix = Path(installation.python).parent.parent
+    is_own = str(prefix) == sys.prefix
+    folders = [entry for entry in sys.path if entry] if is_own else list_import_folders(prefix)
+    return list(dict.fromkeys([installation.folder, *folders]))
+
+
+def _find_checkout(
+    name: str, engine: EngineRequirement, environ: Mapping[str, str], python: str
+) -> EngineInstallation | None:
+    named = [environ[variable] for variable in engine.checkout_variables if environ.get(variable)]
+    folders = [os.path.abspath(os.path.join(each, path)) for each in named for path in engine.checkout_paths]
+    return _find_in(name, engine, "checkout", python, folders)
 
 
 def _list_own_path(environ: Mapping[str, str]) -> list[str]:

@@ -41,10 +41,14 @@ class EngineRequirement(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Packages of the environment that `setup --engine NAME` makes, by range of Python versions (``>=3.11,<3.12``); the
     first range that includes the version counts. Empty: the engine comes from an image, or from an environment that the
     user makes."""
-    is_separate: bool = False
-    """Whether its environment shares no packages with the main one, because they conflict."""
+    imports: tuple[str, ...] = ()
+    """Modules whose import shows that a new environment works; `module` if empty."""
+    needs: tuple[str, ...] = ("torch",)
+    """Modules that the main environment must provide, because they fit its devices."""
     checkout_variables: tuple[str, ...] = ()
     """Variables that name a checkout of the engine, which takes precedence over an installed package."""
+    checkout_paths: tuple[str, ...] = (".",)
+    """Where the package is in such a checkout; a checkout of AMD-AGI/Primus has engines below `third_party`."""
     remedy: str = ""
     """What to do where no environment can be made."""
 

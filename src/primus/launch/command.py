@@ -25,6 +25,9 @@ HELP_WORDS = ("-h", "--help")
 SHORT = {"k8s": "kubernetes"}
 """Short names of runtimes."""
 
+INSTALLATION_TASKS = ("engines", "setup")
+"""Tasks that concern the installation of primus on this machine, and may be typed without a runtime."""
+
 NODE_END = "direct"
 """Last runtime of every chain; added if it was not typed."""
 
@@ -64,6 +67,8 @@ def parse_command(argv: Sequence[str]) -> Command:
     is_help = False
     runtimes: list[RequestSegment] = []
     rest = [words, *segments[1:]]
+    if words and words[0] in INSTALLATION_TASKS:
+        rest.insert(0, [NODE_END])
     while rest and rest[0] and is_runtime(rest[0][0]):
         head, *own = rest.pop(0)
         own, more = _take_globals(own)

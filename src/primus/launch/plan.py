@@ -110,6 +110,10 @@ class LaunchJob(Struct, frozen=True, kw_only=True):
     """Device of the workers (see machine/accelerators.py); None if the launch does not check it."""
     framework: str | None = None
     """Backend of the experiment, which may have its own hooks."""
+    engines: tuple[str, ...] = ()
+    """Engines of its backend, preferred first: the interpreter of the one that is installed starts the workers."""
+    allows_any_version: bool = False
+    """Whether an engine is used in another version than the supported ones."""
     workload: JobWorkload | None = None
     """Facts that decide the variables of its workers; None for a job without a backend."""
     elsewhere: tuple[str, ...] | None = None

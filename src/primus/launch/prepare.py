@@ -8,6 +8,8 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from primus import interpreter, patch
+from primus.engines.choice import EngineChoice, choose_engine
+from primus.engines.installation import EngineInstallation
 from primus.errors import UsageError
 from primus.launch import compose
 from primus.launch.invocation import Invocation
@@ -30,6 +32,8 @@ class Launch(Struct, frozen=True, kw_only=True):
     plan: LaunchPlan
     context: PlanContext
     """Context of the plan, including settings of hooks and patches."""
+    engine: EngineChoice | None = None
+    """Engine of the workers, whose interpreter starts them; None for the interpreter of primus."""
 
 
 def prepare_launch(invocation: Invocation) -> Launch:
@@ -37,7 +41,7 @@ def prepare_launch(invocation: Invocation) -> Launch:
 
     Raises:
         UsageError: The job cannot run in this layout, must not start now, or an option is wrong.
-        UnfitError: PyTorch cannot use the accelerators of this machine.
+        UnfitError: PyTorch cannot use the accelerators of this machine, or the engine of the backend cannot be used.
     """
     job = invocation.job
     assert job is not None
@@ -61,11 +65,16 @@ def plan_attempt(
     attempt: int,
 ) -> Launch:
     """`job` in the run folder `directory`, as its attempt number `attempt`."""
-    worker = interpreter.module_command(context.python, "primus.worker", str(directory), str(attempt))
-    innermost = LaunchPlan(argv=worker, env=job.env, notes=job.notes)
+    engine = _choose_engine(job, context)
+    python = engine.python if engine else context.python
+    worker = interpreter.module_command(python, "primus.worker", str(directory), str(attempt))
+    notes = (*job.notes, engine.note) if engine else job.notes
+    innermost = LaunchPlan(argv=worker, env=job.env, notes=notes)
     context = structs.replace(context, patches=job.patches, directory=str(directory), attempt=attempt, name=job.name)
     context = structs.replace(context, workload=job.workload)
-    folded = compose.compose_plan(request, innermost, _seen_by_workers(context, job))
+    folded = compose.compose_plan(request, innermost, structs.replace(_seen_by_workers(context, job), python=python))
+    if engine and engine.installation and engine.installation.place == "checkout":
+        folded = structs.replace(folded, env=folded.env | _make_checkout_variable(engine.installation, folded, context))
     assert folded.layout is not None, "the chain ends on a node"
     job.check(folded.layout.world_size)
     workers = {**context.environ, **{name: variable.value for name, variable in folded.env.items()}}
@@ -82,7 +91,23 @@ def plan_attempt(
         attempt=attempt,
         plan=folded,
         context=context,
+        engine=engine,
     )
+
+
+def _choose_engine(job: LaunchJob, context: PlanContext) -> EngineChoice | None:
+    environ = {**context.environ, **{name: variable.value for name, variable in job.env.items()}}
+    return choose_engine(job.engines, environ, context.python, allows_any_version=job.allows_any_version)
+
+
+def _make_checkout_variable(
+    checkout: EngineInstallation, folded: LaunchPlan, context: PlanContext
+) -> dict[str, Variable]:
+    """PYTHONPATH with the checkout of an engine before the folders of the user."""
+    planned = folded.env.get("PYTHONPATH")
+    before = planned.value if planned else context.environ.get("PYTHONPATH", "")
+    folders = f"{checkout.folder}:{before}" if before else checkout.folder
+    return {"PYTHONPATH": Variable(folders, f"engine {checkout.engine}")}
 
 
 def _find_master(shape: ClusterLayout) -> str | None:

@@ -30,7 +30,10 @@ def plan_inline(invocation: Invocation) -> LaunchPlan:
     """
     request = invocation.request
     argv = ("primus-cli", "direct", "--", *request.task.split(), *request.words)
-    plan = LaunchPlan(argv=argv, notes=("runs in this process (no workers)",))
+    task, notes = invocation.task, ["runs in this process (no workers)"]
+    if task.plan_notes and invocation.command.options.dry_run:
+        notes += task.plan_notes(invocation.options, invocation.task_context)
+    plan = LaunchPlan(argv=argv, notes=tuple(notes))
     plan = structs.replace(compose_plan(request, plan, invocation.plan_context), argv=argv)
     return structs.replace(plan, actions=()) if invocation.task.SHOWS_PATCHES else plan
 

@@ -24,6 +24,8 @@ from pathlib import Path
 
 from msgspec import structs
 
+from primus.engines.installation import find_environment, list_installation_folders
+from primus.engines.site_folders import list_package_versions
 from primus.errors import PrimusError
 from primus.launch import plan, run_folder, show
 from primus.launch.hooks import discovery, runner
@@ -245,6 +247,7 @@ def _prepare_node(pending: _PendingLaunch, context: HookContextFacts, nodes: _No
     """
     launch, shape = pending.launch, context.layout
     try:
+        _prepare_engine(launch, shape, context.say)
         launch.job.check_node(shape)
         if launch.plan.actions:
             runner.run_before_hooks(
@@ -255,6 +258,25 @@ def _prepare_node(pending: _PendingLaunch, context: HookContextFacts, nodes: _No
             context.say(f"{error.problem}; reporting it to the other nodes")
             _report_error(error, launch, shape, nodes)
         raise
+
+
+def _prepare_engine(launch: Launch, shape: ClusterLayout, say: Say) -> None:
+    """Make the environment of the engine if it is not installed, and print which one the workers use.
+
+    Raises:
+        UnfitError: It cannot be installed.
+    """
+    engine = launch.engine
+    if engine is None:
+        return
+    if engine.installation is not None:
+        if shape.node_rank == 0:
+            say(engine.note)
+        return
+    from primus.engines.environment import make_environment
+
+    made = make_environment(engine.name, engine.requirement, _make_environment(launch), say)
+    say(f"{engine.requirement.title} {made.version} {made.format_place()}")
 
 
 def _report_error(error: PrimusError, launch: Launch, shape: ClusterLayout, nodes: _NodeConnections) -> None:
@@ -442,4 +464,9 @@ def _keep_environment(launch: Launch, run: Run) -> None:
     hidden = {name: MASK for name, variable in variables.items() if variable.is_secret}
     place = run.directory / ("env" if shape.node_rank == 0 else f"env/node_{shape.node_rank}")
     facts = launch.context.facts(shape.master_addr if shape.nnodes > 1 else None)  # the facts of the plan
-    snapshot.write_environment(place, _make_environment(launch) | hidden, sources, facts)
+    engine, environ = launch.engine, _make_environment(launch)
+    installation = engine and (engine.installation or find_environment(engine.name, engine.requirement, environ))
+    packages = list_package_versions(list_installation_folders(installation)) if installation else None
+    snapshot.write_environment(place, environ | hidden, sources, facts, packages)
+    if installation:
+        write_json(place / "engine.json", installation)

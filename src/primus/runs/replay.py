@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -37,8 +37,15 @@ class Difference(Struct, frozen=True):
         return f"{self.what}: {self.then} then, {self.now} now{'' if self.changes_numbers else ' (changes no numbers)'}"
 
 
-def find_differences(run: Run) -> list[Difference]:
+def find_differences(
+    run: Run, packages: Mapping[str, str] | None = None, engine_packages: Collection[str] = ()
+) -> list[Difference]:
     """All differences between the machine of `run` and this one, those that may change numbers first.
+
+    Args:
+        run: The run.
+        packages: Packages that its workers would have now; None for those of this interpreter.
+        engine_packages: Packages of its engine, which may change a loss.
 
     Raises:
         PrimusError: The run has no snapshot.
@@ -55,7 +62,9 @@ def find_differences(run: Run) -> list[Difference]:
         Difference("kernel", then.kernel, now.kernel, False) if then.kernel != now.kernel else None,
         Difference("host", then.host, now.host, False) if then.host != now.host else None,
     ]
-    all_found = [difference for difference in found if difference] + _package_differences(run)
+    all_found = [difference for difference in found if difference] + _package_differences(
+        run, packages, engine_packages
+    )
     return sorted(all_found, key=lambda difference: not difference.changes_numbers)
 
 
@@ -145,12 +154,15 @@ def _read_lines(run: Run, name: str) -> list[str]:
         raise PrimusError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _package_differences(run: Run) -> list[Difference]:
+def _package_differences(
+    run: Run, packages: Mapping[str, str] | None, engine_packages: Collection[str]
+) -> list[Difference]:
     then = dict(line.split("==", 1) for line in _read_lines(run, "packages.txt") if "==" in line)
-    now = list_packages()
+    now = list_packages() if packages is None else packages
+    numeric = {*NUMERIC_PACKAGES, *engine_packages}
     names = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
     return [
-        Difference(f"package {name}", then.get(name, "absent"), now.get(name, "absent"), name in NUMERIC_PACKAGES)
+        Difference(f"package {name}", then.get(name, "absent"), now.get(name, "absent"), name in numeric)
         for name in names
     ]
 

@@ -34,7 +34,11 @@ class SystemInfo(Struct, frozen=True, kw_only=True):
 
 
 def write_environment(
-    folder: Path, environ: Mapping[str, str], sources: Mapping[str, str], facts: MachineFacts | None = None
+    folder: Path,
+    environ: Mapping[str, str],
+    sources: Mapping[str, str],
+    facts: MachineFacts | None = None,
+    packages: Mapping[str, str] | None = None,
 ) -> None:
     """Write env/ of a run folder.
 
@@ -43,6 +47,7 @@ def write_environment(
         environ: Variables of the workers.
         sources: Origin of each variable that the launch set; the others come from the shell.
         facts: Facts about the machine, if they are known already.
+        packages: Packages of the workers; None for those of this interpreter.
     """
     lines = [
         f"{name}={redact_value(name, value)}  # {sources.get(name, 'shell')}" for name, value in sorted(environ.items())
@@ -51,9 +56,8 @@ def write_environment(
     system = system_info(facts)
     write_json(folder / "system_info.json", system)
     write_text(folder / "gpu_model.txt", "\n".join(system.devices or ["none"]) + "\n")
-    write_text(
-        folder / "packages.txt", "\n".join(f"{name}=={version}" for name, version in list_packages().items()) + "\n"
-    )
+    found = list_packages() if packages is None else packages
+    write_text(folder / "packages.txt", "".join(f"{name}=={version}\n" for name, version in found.items()))
     if system.facts:
         _write_toolkit_versions(folder, system.facts.software)
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from primus.backends.native import trainer
 from primus.cli.main import main
 from primus.data.megatron.indexed_dataset import IndexedWriter
 from primus.data.training.loader import Batches
 from primus.errors import EXIT_OK, EXIT_UNFIT
 from primus.runs.store import Run
+from primus.session import session
 
 
 class Recorded(Batches):
@@ -45,7 +45,7 @@ def trained(
     (run.directory / "metadata.json").write_text(json.dumps({"id": "r", "name": "t"}))
     steps: list[list[NDArray[np.int64]]] = []
     monkeypatch.setattr(Recorded, "steps", steps)
-    monkeypatch.setattr(trainer, "Batches", Recorded)
+    monkeypatch.setattr(session, "Batches", Recorded)
     train(run)
     return run, steps
 

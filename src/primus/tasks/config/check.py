@@ -31,4 +31,5 @@ def run(options: Options, context: TaskContext) -> None:
     resolved = experiment.resolve_experiment(Path(options.config), context.overrides, context.environ, options.stage)
     trainer = resolved.experiment.trainer
     text = f"{options.config}: valid ({trainer.framework}, {resolved.experiment.exp_name})"
-    context.result({"config": options.config, "valid": True, "framework": trainer.framework}, text)
+    value = {"config": options.config, "valid": True, "framework": trainer.framework, "notes": resolved.notes}
+    context.result(value, "\n".join([text, *(f"  note: {note}" for note in resolved.notes)]))

@@ -37,9 +37,9 @@ def run(options: Options, context: TaskContext) -> None:
     """
     resolved = experiment.resolve_experiment(Path(options.config), context.overrides, context.environ, options.stage)
     sections = {title: _select_values(values, options.changed) for title, values in _build_sections(resolved).items()}
-    context.result(
-        sections, "\n\n".join(_format_section(title, values) for title, values in sections.items() if values)
-    )
+    blocks = [_format_section(title, values) for title, values in sections.items() if values]
+    notes = [f"note: {note}" for note in resolved.notes]
+    context.result(sections, "\n\n".join([*blocks, *(["\n".join(notes)] if notes else [])]))
 
 
 def _build_sections(resolved: Resolved) -> dict[str, dict[str, dict[str, Any]]]:

@@ -15,6 +15,9 @@ from primus.backend import BACKENDS
 from primus.config import checks
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import Experiment
+from primus.engines.choice import choose_engine
+from primus.engines.installation import list_installation_folders
+from primus.engines.site_folders import list_package_versions
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.launch.plan import LaunchJob, Variable
 from primus.machine.facts import DeviceKind
@@ -42,7 +45,9 @@ def prepare_new_run(file: str, stage: str, context: TaskContext) -> LaunchJob:
         return experiment.resolve_experiment(Path(file), (*extra, *context.overrides), context.environ, stage)
 
     job = structs.replace(
-        _build_training_job(resolved, files, resume=unfinished), check_start=partial(_check_ended, same, context)
+        _build_training_job(resolved, files, resume=unfinished),
+        check_start=partial(_check_ended, same, context),
+        notes=resolved.notes,
     )
     return _allow_hook_changes(job, resolved, resolve, keeps=unfinished)
 
@@ -114,11 +119,25 @@ def _numeric_differences(run: Run, resolved: Resolved, context: TaskContext) -> 
     from primus.runs import replay as replays
 
     framework = resolved.experiment.trainer.framework
-    applied = [choice.name for choice in patch.choose_patches(context.environ, lambda: framework) if choice.applies]
-    found = replays.find_differences(run) + replays.patch_differences(run, applied, context.patches)
+    folders, numeric = _find_engine_folders(resolved, context)
+    packages = list_package_versions(folders) if folders else None
+    chosen = patch.choose_patches(context.environ, lambda: framework, folders=folders)
+    applied = [choice.name for choice in chosen if choice.applies]
+    found = replays.find_differences(run, packages, numeric) + replays.patch_differences(run, applied, context.patches)
     for difference in found:
         context.say(f"replay: {difference}")
     return [str(difference) for difference in found if difference.changes_numbers]
+
+
+def _find_engine_folders(resolved: Resolved, context: TaskContext) -> tuple[list[str] | None, tuple[str, ...]]:
+    """The import path that workers would have now, and the packages of the engine; None for those of primus."""
+    trainer = resolved.experiment.trainer
+    names = registry.load_plug_in(BACKENDS, trainer.framework).ENGINES
+    environ = {**context.environ, **resolved.experiment.env}
+    engine = choose_engine(tuple(names), environ, allows_any_version=trainer.training.allow_version)
+    if engine is None or engine.installation is None:
+        return None, ()
+    return list_installation_folders(engine.installation), (engine.requirement.package,)
 
 
 def _allow_hook_changes(
@@ -156,6 +175,8 @@ def _allow_hook_changes(
                 workload=fresh.workload,
                 check=fresh.check,
                 device=fresh.device,
+                engines=fresh.engines,
+                allows_any_version=fresh.allows_any_version,
             )
         elif not _has_files(keeps, {name: files[name] for name in COMPARED}):
             raise UsageError(
@@ -208,6 +229,8 @@ def _build_training_job(resolved: Resolved, files: Mapping[str, str], resume: Ru
         check=check,
         device=_find_required_device(asked),
         framework=asked.trainer.framework,
+        engines=tuple(registry.load_plug_in(BACKENDS, asked.trainer.framework).ENGINES),
+        allows_any_version=asked.trainer.training.allow_version,
         workload=build_workload(asked),
         elsewhere=(),
         resume=str(resume.directory) if resume else None,

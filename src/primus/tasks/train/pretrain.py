@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from primus import experiment, registry
 from primus.backend import BACKENDS
+from primus.engines.import_errors import explain_import_errors
 from primus.errors import UsageError
 from primus.launch.plan import LaunchJob
 from primus.task import TaskContext
@@ -62,6 +63,12 @@ def _choose_training_job(options: Options, context: TaskContext) -> LaunchJob:
 
 
 def work(attempt: Attempt) -> None:
-    """Train, as one rank of a run."""
+    """Train, as one rank of a run.
+
+    Raises:
+        UnfitError: The engine cannot be imported.
+    """
     asked = experiment.experiment_of(attempt.run, os.environ)
-    registry.load_plug_in(BACKENDS, asked.trainer.framework).train(asked, attempt)
+    backend = registry.load_plug_in(BACKENDS, asked.trainer.framework)
+    with explain_import_errors(tuple(backend.ENGINES)):
+        backend.train(asked, attempt)

@@ -97,11 +97,6 @@ def test_random_states_continue_where_they_were() -> None:
     assert torch.equal(torch.rand(5), expected)
 
 
-def test_the_problem_of_the_lowest_rank_is_named() -> None:
-    assert distributed.find_first_problem(["", "second", "third"]) == "second"
-    assert distributed.find_first_problem(["", ""]) == ""
-
-
 def _join(environ: dict[str, str]) -> None:
     with join_processes(rank=1, local_rank=1, world=2, timeout=timedelta(seconds=2), environ=environ):
         pass

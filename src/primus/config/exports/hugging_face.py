@@ -1,0 +1,278 @@
+"""Write the model of an experiment as the `config.json` of Hugging Face transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import structs
+
+from primus.config.exports.foreign_text import ForeignText, LostSetting, attention_head_width
+from primus.config.schema import ModelSpec
+from primus.errors import UsageError
+
+SHAPE = frozenset(
+    """
+    num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels vocab_size
+    max_position_embeddings untie_embeddings_and_output_weights norm_epsilon init_method_std rotary_base rope_type
+    rotary_scaling_factor rope_low_freq_factor rope_high_freq_factor original_max_position_embeddings beta_fast
+    beta_slow mscale mscale_all_dim yarn_correction_range_round_to_int hf_name
+    """.split()
+)
+"""Keys that every family has."""
+EXPERTS = frozenset({"num_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_aux_loss_coeff"})
+ROUTING = frozenset({"moe_router_pre_softmax", "moe_router_norm_topk_prob"})
+LATENT = EXPERTS | frozenset(
+    """
+    multi_latent_attention q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim first_k_dense_replace
+    moe_shared_expert_intermediate_size moe_router_num_groups moe_router_group_topk moe_router_topk_scaling_factor
+    moe_router_norm_topk_prob moe_router_score_function moe_router_enable_expert_bias mtp_num_layers
+    """.split()
+)
+
+
+def format_model_config(model: ModelSpec) -> ForeignText:
+    """The `config.json` of a model.
+
+    Raises:
+        UsageError: No family of transformers has this model; names the keys.
+    """
+    problems = []
+    for family, (is_family, keys, write) in FAMILIES.items():
+        if not is_family(model):
+            continue
+        others = _list_other_keys(model, SHAPE | keys)
+        if not others:
+            values = {"architectures": [ARCHITECTURES[family]], "model_type": family, **_write_shape(model)}
+            values |= write(model)
+            return ForeignText(json.dumps(values, indent=2) + "\n", _list_lost(model, family))
+        problems.append(f"{family} has no {', '.join(others)}")
+    raise UsageError(
+        f"no model of transformers that primus writes has this shape: {'; '.join(problems) or 'unknown family'}",
+        "families: " + ", ".join(FAMILIES),
+    )
+
+
+def _list_other_keys(model: ModelSpec, known: frozenset[str]) -> list[str]:
+    """Keys with another value than their default that a family does not have."""
+    return [
+        field.name
+        for field in structs.fields(ModelSpec)
+        if not field.required and field.name not in known and getattr(model, field.name) != field.default
+    ]
+
+
+def _list_lost(model: ModelSpec, family: str) -> list[LostSetting]:
+    if family == "deepseek_v2" and model.moe_router_norm_topk_prob:
+        return [LostSetting("moe_router_norm_topk_prob", True, "transformers does not renormalise in deepseek_v2")]
+    return []
+
+
+def _write_shape(model: ModelSpec) -> dict[str, Any]:
+    return {
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.ffn_hidden_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_query_groups or model.num_attention_heads,
+        "hidden_act": "silu",
+        "max_position_embeddings": model.max_position_embeddings,
+        "initializer_range": model.init_method_std,
+        "rms_norm_eps": model.norm_epsilon,
+        "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
+        # Both forms of rope: transformers 4 reads rope_theta and rope_scaling, 5 reads rope_parameters.
+        "rope_theta": model.rotary_base,
+        "rope_scaling": _write_scaling(model),
+        "rope_parameters": {
+            "rope_theta": model.rotary_base,
+            **(_write_scaling(model) or {"rope_type": "default"}),
+        },
+    }
+
+
+def _write_scaling(model: ModelSpec) -> dict[str, Any] | None:
+    if model.rope_type == "llama3":
+        return {
+            "rope_type": "llama3",
+            "factor": model.rotary_scaling_factor,
+            "low_freq_factor": model.rope_low_freq_factor,
+            "high_freq_factor": model.rope_high_freq_factor,
+            "original_max_position_embeddings": model.original_max_position_embeddings,
+        }
+    if model.rope_type == "yarn":
+        latent = {"mscale": model.mscale, "mscale_all_dim": model.mscale_all_dim}
+        return {
+            "rope_type": "yarn",
+            "factor": model.rotary_scaling_factor,
+            "original_max_position_embeddings": model.original_max_position_embeddings,
+            "beta_fast": model.beta_fast,
+            "beta_slow": model.beta_slow,
+            "truncate": model.yarn_correction_range_round_to_int,
+            **(latent if model.multi_latent_attention else {}),
+        }
+    return None
+
+
+def _write_llama(model: ModelSpec) -> dict[str, Any]:
+    return {"head_dim": attention_head_width(model), "attention_bias": False, "mlp_bias": False}
+
+
+def _write_mistral(model: ModelSpec) -> dict[str, Any]:
+    return {"head_dim": attention_head_width(model), "sliding_window": model.window_size}
+
+
+def _write_qwen2(model: ModelSpec) -> dict[str, Any]:
+    if attention_head_width(model) * model.num_attention_heads != model.hidden_size:
+        raise UsageError("kv_channels: qwen2 has heads of hidden_size / num_attention_heads", "set kv_channels: null")
+    return {"use_sliding_window": False}
+
+
+def _write_qwen3(model: ModelSpec) -> dict[str, Any]:
+    return {"head_dim": attention_head_width(model), "attention_bias": False, "use_sliding_window": False}
+
+
+def _write_qwen3_moe(model: ModelSpec) -> dict[str, Any]:
+    return _write_qwen3(model) | {
+        "num_experts": model.num_experts,
+        "num_experts_per_tok": model.moe_router_topk,
+        "moe_intermediate_size": model.moe_ffn_hidden_size or model.ffn_hidden_size,
+        "norm_topk_prob": model.moe_router_norm_topk_prob,
+        "router_aux_loss_coef": model.moe_aux_loss_coeff,
+        "decoder_sparse_step": model.moe_layer_freq,
+        "mlp_only_layers": list(range(model.first_k_dense_replace)),
+    }
+
+
+def _write_mixtral(model: ModelSpec) -> dict[str, Any]:
+    if model.moe_ffn_hidden_size not in (None, model.ffn_hidden_size):
+        raise UsageError("moe_ffn_hidden_size: mixtral has experts of ffn_hidden_size", "set both to the same width")
+    return {
+        "head_dim": attention_head_width(model),
+        "num_local_experts": model.num_experts,
+        "num_experts_per_tok": model.moe_router_topk,
+        "router_aux_loss_coef": model.moe_aux_loss_coeff,
+        "sliding_window": model.window_size,
+    }
+
+
+def _write_latent(model: ModelSpec) -> dict[str, Any]:
+    width = model.moe_ffn_hidden_size or model.ffn_hidden_size
+    shared = model.moe_shared_expert_intermediate_size or 0
+    if shared % width:
+        raise UsageError(
+            f"moe_shared_expert_intermediate_size: {shared} is not a multiple of the experts' width {width}"
+        )
+    values: dict[str, Any] = {
+        "q_lora_rank": model.q_lora_rank,
+        "kv_lora_rank": model.kv_lora_rank,
+        "qk_nope_head_dim": model.qk_head_dim,
+        "qk_rope_head_dim": model.qk_pos_emb_head_dim,
+        "v_head_dim": model.v_head_dim,
+        "head_dim": model.qk_pos_emb_head_dim,
+        "first_k_dense_replace": model.first_k_dense_replace,
+        "moe_layer_freq": 1,
+        "n_routed_experts": model.num_experts,
+        "n_shared_experts": shared // width,
+        "num_experts_per_tok": model.moe_router_topk,
+        "moe_intermediate_size": width,
+        "routed_scaling_factor": model.moe_router_topk_scaling_factor,
+        "norm_topk_prob": model.moe_router_norm_topk_prob,
+        "aux_loss_alpha": model.moe_aux_loss_coeff,
+        "attention_bias": False,
+    }
+    if model.num_experts is None:
+        values |= {"first_k_dense_replace": model.num_layers, "n_routed_experts": 1}
+    return values
+
+
+def _write_deepseek_v2(model: ModelSpec) -> dict[str, Any]:
+    groups = {"n_group": model.moe_router_num_groups, "topk_group": model.moe_router_group_topk}
+    method = "group_limited_greedy" if model.moe_router_num_groups else "greedy"
+    return _write_latent(model) | groups | {"scoring_func": "softmax", "topk_method": method}
+
+
+def _write_deepseek_v3(model: ModelSpec) -> dict[str, Any]:
+    return _write_latent(model) | {
+        "n_group": model.moe_router_num_groups or 1,
+        "topk_group": model.moe_router_group_topk or 1,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "num_nextn_predict_layers": model.mtp_num_layers,
+    }
+
+
+def _write_gpt_oss(model: ModelSpec) -> dict[str, Any]:
+    kinds = ["sliding_attention" if i % model.window_layer_period == 0 else "full_attention" for i in _layers(model)]
+    if model.moe_ffn_hidden_size not in (None, model.ffn_hidden_size):
+        raise UsageError("moe_ffn_hidden_size: gpt_oss has experts of ffn_hidden_size", "set both to the same width")
+    return {
+        "head_dim": attention_head_width(model),
+        "num_local_experts": model.num_experts,
+        "num_experts_per_tok": model.moe_router_topk,
+        "sliding_window": model.window_size,
+        "layer_types": kinds if model.window_size else ["full_attention"] * model.num_layers,
+        "swiglu_limit": model.activation_clamp,
+        "attention_bias": True,
+        "router_aux_loss_coef": model.moe_aux_loss_coeff,
+    }
+
+
+def _layers(model: ModelSpec) -> range:
+    return range(model.num_layers)
+
+
+_Family = tuple[Callable[[ModelSpec], bool], frozenset[str], Callable[[ModelSpec], dict[str, Any]]]
+
+FAMILIES: dict[str, _Family] = {
+    "gpt_oss": (
+        lambda m: m.attention_sinks,
+        EXPERTS
+        | {"moe_router_pre_softmax", "attention_sinks", "add_qkv_bias", "add_bias_linear", "window_size"}
+        | {"window_layer_period", "activation_clamp"},
+        _write_gpt_oss,
+    ),
+    "deepseek_v3": (
+        lambda m: m.multi_latent_attention and m.moe_router_score_function == "sigmoid",
+        LATENT,
+        _write_deepseek_v3,
+    ),
+    "deepseek_v2": (
+        lambda m: m.multi_latent_attention and m.moe_router_score_function == "softmax",
+        LATENT - {"moe_router_enable_expert_bias", "mtp_num_layers", "moe_router_score_function"},
+        _write_deepseek_v2,
+    ),
+    "qwen3_moe": (
+        lambda m: m.num_experts is not None and m.qk_layernorm,
+        EXPERTS | {"qk_layernorm", "moe_router_norm_topk_prob", "moe_layer_freq", "first_k_dense_replace"},
+        _write_qwen3_moe,
+    ),
+    "mixtral": (
+        # softmax over the chosen experts; the same as renormalising after a softmax over all
+        lambda m: m.num_experts is not None and (not m.moe_router_pre_softmax or m.moe_router_norm_topk_prob),
+        EXPERTS | ROUTING | {"window_size"},
+        _write_mixtral,
+    ),
+    "qwen3": (lambda m: m.qk_layernorm and m.num_experts is None, frozenset({"qk_layernorm"}), _write_qwen3),
+    "qwen2": (lambda m: m.add_qkv_bias and m.num_experts is None, frozenset({"add_qkv_bias"}), _write_qwen2),
+    "mistral": (
+        lambda m: m.window_size is not None and m.num_experts is None,
+        frozenset({"window_size"}),
+        _write_mistral,
+    ),
+    "llama": (lambda m: m.num_experts is None, frozenset(), _write_llama),
+}
+"""Condition, further keys and writer of each family, the most special first."""
+
+ARCHITECTURES = {
+    "gpt_oss": "GptOssForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "llama": "LlamaForCausalLM",
+}

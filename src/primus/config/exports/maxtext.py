@@ -1,0 +1,227 @@
+"""Write an experiment as a configuration of MaxText (`maxtext/configs/base.yml` of MaxText 0.2.5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from primus.config.exports.foreign_text import (
+    ForeignText,
+    LostSetting,
+    attention_head_width,
+    comment_lost,
+    list_lost,
+)
+from primus.config.imports.maxtext import MODELS, RENAMED, ROPE_TYPES
+from primus.config.load import Resolved
+from primus.config.schedule import decay_end, warmup_steps
+from primus.config.schema import DataConfig, Experiment, ModelSpec, Trainer
+from primus.config.source import dump_yaml
+from primus.errors import UsageError
+
+_UNSUPPORTED = {
+    "hybrid_layer_pattern": "layers of several kinds",
+    "attention_sinks": "attention sinks outside of its gpt-oss",
+    "window_size": "a sliding window outside of its own models",
+    "post_layernorm": "norms after attention and feed-forward outside of its Gemma",
+    "add_bias_linear": "a bias on every projection",
+    "attention_output_gate": "gated attention",
+}
+REASONS = {
+    "add_qkv_bias": "MaxText has it as attention_bias of its qwen2 decoder",
+    "use_distributed_optimizer": "MaxText shards over ici_fsdp_parallelism",
+    "init_method_std": "MaxText initialises by the fan-in of each matrix",
+}
+
+
+def format_maxtext(resolved: Resolved, preset: str | None) -> ForeignText:
+    """The YAML, and the settings that it cannot hold.
+
+    Args:
+        resolved: The experiment.
+        preset: Name of the model preset of the experiment; MaxText's own name of the model is used if it has one.
+
+    Raises:
+        UsageError: MaxText cannot build the model.
+    """
+    experiment = resolved.experiment
+    trainer = experiment.trainer
+    known = {ours: theirs for theirs, ours in MODELS.items()}
+    named = known.get(preset or "")
+    values: dict[str, Any] = {"base_config": "base.yml", "run_name": experiment.exp_name}
+    values["base_output_directory"] = experiment.workspace
+    values |= {"model_name": named} if named else _write_model(trainer.model)
+    values |= _write_training(trainer)
+    values |= _write_data(trainer.data, trainer.model)
+    values |= _write_layout(experiment)
+    lost = list_lost(resolved, _WRITTEN, REASONS) + _list_differences(trainer)
+    lines = [
+        f"# {experiment.exp_name}: pre-training with MaxText 0.2.5, exported by primus.",
+        "#",
+        "#   python -m maxtext.trainers.pre_train.train THIS_FILE",
+        *comment_lost(lost),
+        "",
+    ]
+    return ForeignText("\n".join(lines) + dump_yaml(values), lost)
+
+
+def _write_model(model: ModelSpec) -> dict[str, Any]:
+    for key, what in _UNSUPPORTED.items():
+        if getattr(model, key):
+            raise UsageError(f"{key}: {getattr(model, key)}: MaxText has no {what}", "export to another framework")
+    values: dict[str, Any] = {
+        "decoder_block": _choose_decoder(model),
+        "base_emb_dim": model.hidden_size,
+        "base_num_query_heads": model.num_attention_heads,
+        "base_num_kv_heads": model.num_query_groups or model.num_attention_heads,
+        "base_mlp_dim": model.ffn_hidden_size,
+        "base_num_decoder_layers": model.num_layers,
+        "head_dim": attention_head_width(model),
+        "vocab_size": model.vocab_size,
+        "mlp_activations": ["silu" if model.ffn_activation == "silu" else "gelu", "linear"],
+        "normalization_layer_epsilon": model.norm_epsilon,
+        "logits_via_embedding": not model.untie_embeddings_and_output_weights,
+        "normalize_embedding_logits": False,
+        "rope_max_timescale": int(model.rotary_base),
+        "rope_type": {ours: theirs for theirs, ours in ROPE_TYPES.items()}[model.rope_type],
+        "attention_bias": model.add_qkv_bias,
+        "use_qk_norm": model.qk_layernorm,
+    }
+    if model.rope_type == "yarn":
+        names = ("rope_factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale")
+        values |= {name: getattr(model, RENAMED[name]) for name in names}
+        values["max_position_embeddings"] = model.max_position_embeddings
+    if model.num_experts:
+        values |= _write_experts(model)
+    if model.multi_latent_attention:
+        values |= {"attention_type": "mla", "q_lora_rank": model.q_lora_rank or 0}
+        latent = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        values |= {name: getattr(model, RENAMED[name]) for name in latent}
+    return values
+
+
+def _choose_decoder(model: ModelSpec) -> str:
+    """The decoder of MaxText with the parts of a model."""
+    if model.multi_latent_attention:
+        return "deepseek"
+    if model.num_experts:
+        return "qwen3_moe" if model.qk_layernorm else "mixtral"
+    if model.qk_layernorm:
+        return "qwen3"
+    return "qwen2" if model.add_qkv_bias else "llama2"
+
+
+def _write_experts(model: ModelSpec) -> dict[str, Any]:
+    width = model.moe_ffn_hidden_size or model.ffn_hidden_size
+    values: dict[str, Any] = {
+        "num_experts": model.num_experts,
+        "num_experts_per_tok": model.moe_router_topk,
+        "base_moe_mlp_dim": width,
+        "norm_topk_prob": model.moe_router_norm_topk_prob,
+        "load_balance_loss_weight": model.moe_aux_loss_coeff,
+        "first_num_dense_layers": model.first_k_dense_replace,
+        "shared_experts": (model.moe_shared_expert_intermediate_size or 0) // width,
+        "routed_scaling_factor": model.moe_router_topk_scaling_factor,
+        "routed_bias": model.moe_router_enable_expert_bias,
+    }
+    if model.moe_router_score_function == "sigmoid":
+        values["routed_score_func"] = "sigmoid"
+    if model.moe_router_num_groups:
+        values |= {
+            "n_routing_groups": model.moe_router_num_groups,
+            "topk_routing_group": model.moe_router_group_topk,
+        }
+    return values
+
+
+def _write_training(trainer: Trainer) -> dict[str, Any]:
+    training, optimizer = trainer.training, trainer.optimizer
+    end = decay_end(optimizer, training.train_iters)
+    ratio = optimizer.min_lr / optimizer.lr if optimizer.min_lr_ratio is None else optimizer.min_lr_ratio
+    return {
+        "steps": training.train_iters,
+        "max_target_length": training.seq_length,
+        "per_device_batch_size": training.micro_batch_size,
+        "dtype": "bfloat16" if training.bf16 else "float32",
+        "weight_dtype": "float32",
+        "remat_policy": "full" if training.recompute_activations else "minimal",
+        "eval_interval": training.eval_interval or -1,
+        "eval_steps": training.eval_iters if training.eval_interval else -1,
+        "opt_type": "adamw",
+        "learning_rate": optimizer.lr,
+        "learning_rate_final_fraction": ratio,
+        "learning_rate_schedule_steps": end,
+        "warmup_steps_fraction": warmup_steps(optimizer, training.train_iters) / end,
+        "adam_b1": optimizer.adam_beta1,
+        "adam_b2": optimizer.adam_beta2,
+        "adam_eps": optimizer.adam_eps,
+        "adam_weight_decay": optimizer.weight_decay,
+        "gradient_clipping_threshold": optimizer.clip_grad,
+        "data_shuffle_seed": training.seed,
+        "init_weights_seed": training.seed,
+        "log_period": trainer.logging.log_interval,
+    }
+
+
+def _write_data(data: DataConfig, model: ModelSpec) -> dict[str, Any]:
+    if data.mock_data or not data.train_data_path:
+        return {"dataset_type": "synthetic", "vocab_size": model.vocab_size}
+    path = data.train_data_path
+    blend = path if isinstance(path, str) else ";".join(_join_blend(path))
+    values: dict[str, Any] = {"dataset_type": "grain", "grain_file_type": "mmap", "grain_train_files": blend}
+    values |= {"tokenize_train_data": False, "packing": False, "grain_worker_count": data.num_workers}
+    return values
+
+
+def _join_blend(path: list[str | float]) -> list[str]:
+    """Parts of a blend as MaxText writes them: ``prefix,weight``."""
+    if all(isinstance(part, str) and not _is_number(part) for part in path):
+        return [str(part) for part in path]
+    return [f"{prefix},{weight}" for weight, prefix in zip(path[::2], path[1::2], strict=True)]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _write_layout(experiment: Experiment) -> dict[str, Any]:
+    parallel, checkpoint = experiment.trainer.parallel, experiment.trainer.checkpoint
+    values: dict[str, Any] = {
+        "ici_tensor_parallelism": parallel.tensor_model_parallel_size,
+        "ici_pipeline_parallelism": parallel.pipeline_model_parallel_size,
+        "ici_context_parallelism": parallel.context_parallel_size,
+        "ici_expert_parallelism": parallel.expert_model_parallel_size,
+        "ici_fsdp_parallelism": -1,
+        "enable_checkpointing": bool(checkpoint.save_interval),
+    }
+    if checkpoint.save_interval:
+        values |= {"checkpoint_period": checkpoint.save_interval, "async_checkpointing": checkpoint.async_save}
+    return values
+
+
+def _list_differences(trainer: Trainer) -> list[LostSetting]:
+    found = []
+    style = trainer.optimizer.lr_decay_style
+    if style != "cosine":
+        found.append(LostSetting("lr_decay_style", style, "MaxText decays by a cosine"))
+    if trainer.training.global_batch_size:
+        reason = "MaxText takes gradient_accumulation_steps: global_batch_size / (micro_batch_size x devices)"
+        found.append(LostSetting("global_batch_size", trainer.training.global_batch_size, reason))
+    if trainer.training.fp8:
+        found.append(LostSetting("fp8", trainer.training.fp8, "set quantization of MaxText"))
+    if trainer.data.dataset:
+        found.append(LostSetting("dataset", trainer.data.dataset, "synthetic data stands in: prepare it first"))
+    return found
+
+
+_WRITTEN = (
+    set(RENAMED.values())
+    | {"untie_embeddings_and_output_weights", "rope_type", "multi_latent_attention", "bf16", "train_data_path"}
+    | {"mock_data", "recompute_activations", "min_lr", "lr_warmup_iters", "save_interval", "lr_decay_style", "fp8"}
+    | {"global_batch_size", "dataset", "ffn_activation", "rope_low_freq_factor", "rope_high_freq_factor", "eval_iters"}
+    | {"moe_shared_expert_intermediate_size", "moe_router_score_function", "moe_router_pre_softmax"}
+    | {"tokenizer_model", "use_distributed_optimizer", "num_workers", "sequence_parallel"}
+)

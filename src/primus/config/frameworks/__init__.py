@@ -1,0 +1,1 @@
+"""Settings of other frameworks in experiment files: which there are, and what they mean here."""

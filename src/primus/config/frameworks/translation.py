@@ -1,0 +1,168 @@
+"""Contract of the translation of another framework's settings, and the settings while they are translated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from primus.config.convert import find_origin
+from primus.config.schema import OWNERS
+from primus.config.source import Leaf, Tree
+from primus.errors import UsageError
+
+NEEDED = ("train_iters", "micro_batch_size", "seq_length", "lr")
+"""Keys of which null is an error: their default would be a guess."""
+MOST_LISTED = 12
+"""Number of keys that a note lists; further ones are counted."""
+
+
+class TranslatedSettings(Struct, frozen=True):
+    """Settings in the words of the schema."""
+
+    settings: Tree
+    """Keys of the schema and `backend_args`; unknown keys as they were written."""
+    notes: tuple[str, ...] = ()
+    """Warnings, one line each."""
+
+
+class LayerContext(Struct, frozen=True, kw_only=True):
+    """What a translation may know besides the settings."""
+
+    stage: str
+    """Module of the experiment: pre_trainer, post_trainer or sft_trainer."""
+    written: frozenset[str] = frozenset()
+    """Keys of the experiment file and the command line; all others come from presets."""
+    model: Tree = {}
+    """The model preset of the same name here; empty if there is none."""
+
+
+class Translator(Protocol):
+    """Translation of one framework's settings."""
+
+    framework: str
+    """Name of the framework, and of its folders in primus/configs."""
+
+    def check_module(self, tree: Tree, module: Tree) -> None:
+        """Remove keys of the experiment file and its module that have no effect here.
+
+        Raises:
+            UsageError: A key asks for what no engine does.
+        """
+        ...
+
+    def rename(self, settings: Tree) -> Tree:
+        """The settings of one file, with keys of the schema where a foreign key has an equivalent one."""
+        ...
+
+    def find_model_name(self, settings: Tree, name: str) -> str:
+        """Name of the model preset here that belongs to the framework's model preset `name`."""
+        ...
+
+    def complete_model(self, settings: Tree, model: Tree) -> Tree:
+        """A model preset of the framework, with what it does not say of its model taken from ours."""
+        ...
+
+    def translate(self, settings: Tree, context: LayerContext) -> TranslatedSettings:
+        """The merged settings of all presets, the experiment file and the command line.
+
+        Raises:
+            UsageError: A setting asks for what no engine does; the message names the line.
+        """
+        ...
+
+    def list_known_keys(self) -> Iterable[str]:
+        """All names that an experiment file may use, for the nearest name of a misspelt one."""
+        ...
+
+
+def find_translator(framework: Leaf | Tree | None) -> Translator | None:
+    """The translation for the value of `framework:`; None where all settings are those of the schema."""
+    name = framework.value if isinstance(framework, Leaf) else None
+    if name == "megatron":
+        from primus.config.frameworks.megatron import MegatronTranslator  # 130 KB of data, for its files alone
+
+        return MegatronTranslator()
+    return None
+
+
+class ForeignSettings:
+    """Settings that rules take away from and add to, until only keys of the schema are left."""
+
+    def __init__(self, settings: Tree) -> None:
+        self.tree = dict(settings)
+        self.backend_args: Tree = {}
+        self.notes: list[str] = []
+
+    def read(self, key: str, default: Any = None) -> Any:
+        """The value of `key`; the default where it is not set or null."""
+        item = self.tree.get(key)
+        value = item.value if isinstance(item, Leaf) else item
+        return default if value is None else value
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """The value of `key`, which is removed."""
+        value = self.read(key, default)
+        self.tree.pop(key, None)
+        return value
+
+    def find_origin(self, *keys: str) -> str:
+        """Origin of the first of `keys` that is set, with its name."""
+        for key in keys:
+            if key in self.tree:
+                return format_origin(find_origin(self.tree[key]), key)
+        return "default"
+
+    def put(self, key: str, value: Any, origin: str) -> None:
+        """Set a key of the schema."""
+        origin = origin.removesuffix(f" ({key})")
+        self.tree[key] = Leaf(value, origin, "" if value is None else str(value))
+
+    def drop(self, *keys: str) -> None:
+        for key in keys:
+            self.tree.pop(key, None)
+
+    def drop_nulls(self) -> None:
+        """Remove nulls of schema keys, which mean the default; lengths and learning rates have none that is meant."""
+        for key, item in list(self.tree.items()):
+            if key in OWNERS and key not in NEEDED and isinstance(item, Leaf) and item.value is None:
+                del self.tree[key]
+
+    def refuse(self, key: str, problem: str, hint: str) -> UsageError:
+        """The error for the value of `key`."""
+        return UsageError(f"{find_origin(self.tree[key])}: {key}: {problem}", hint)
+
+
+def is_set(settings: Tree, key: str) -> bool:
+    """Whether `key` has another value than null."""
+    item = settings.get(key)
+    return item is not None and not (isinstance(item, Leaf) and item.value is None)
+
+
+def format_origin(origin: str, key: str) -> str:
+    """`origin` of a value whose key was another one: ``exp.yaml:12 (layernorm_epsilon)``."""
+    return origin if origin.endswith((")", f"--{key}")) else f"{origin} ({key})"
+
+
+def rename_keys(settings: Tree, names: dict[str, str]) -> Tree:
+    """`settings` with new names; a null does not replace a value under the new name."""
+    renamed: Tree = {}
+    for key, item in settings.items():
+        name = names.get(key, key)
+        if name != key and isinstance(item, Leaf):
+            if item.value is None and name in settings:
+                continue
+            item = Leaf(item.value, format_origin(item.origin, key), item.text, item.typed)
+        if name == key and key in renamed and isinstance(item, Leaf) and item.value is None:
+            continue
+        renamed[name] = item
+    return renamed
+
+
+def format_listed_keys(keys: Iterable[str]) -> str:
+    """Keys for a note: the first ones by name, the rest as a number."""
+    listed = sorted(keys)
+    shown = ", ".join(listed[:MOST_LISTED])
+    more = len(listed) - MOST_LISTED
+    return shown + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,99 @@
+"""What a reader makes of a file of another framework: our settings, and each value that has none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from primus.config.schema import OWNERS, ModelSpec
+from primus.errors import UsageError
+
+
+class ForeignValue(Struct, frozen=True):
+    """A value of the file without a key here."""
+
+    key: str
+    """Its name as the file writes it."""
+    value: Any
+    """Its value."""
+    reason: str
+    """Why it is not taken, and what to do about it; empty where it has no effect on training."""
+
+
+class ForeignConfig(Struct):
+    """Settings read from a file of another framework."""
+
+    origin: str
+    """Kind and name of the file: ``Megatron-LM arguments of pretrain.sh``."""
+    name: str
+    """Name of the experiment or model preset that it becomes."""
+    framework: str | None = None
+    """Backend that trains with these settings; None for a file that describes only a model."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """Keys of the model."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """All other keys, those of the backend included."""
+    others: list[ForeignValue] = field(default_factory=list)
+    """Values without a key here."""
+
+    def set_key(self, key: str, value: Any) -> None:
+        """Set a key of the schema in its group."""
+        (self.model if OWNERS.get(key) == "model" else self.settings)[key] = value
+
+    def has_key(self, key: str) -> bool:
+        """Whether the file set a key of the schema."""
+        return key in self.model or key in self.settings
+
+    def add_other(self, key: str, value: Any, reason: str = "") -> None:
+        """Record a value without a key here."""
+        self.others.append(ForeignValue(key, value, reason))
+
+    @property
+    def warnings(self) -> list[ForeignValue]:
+        """Values without a key here that affect training."""
+        return [other for other in self.others if other.reason]
+
+
+def drop_defaults(model: dict[str, Any], keep: Iterable[str] = ()) -> dict[str, Any]:
+    """The keys of a model that differ from the schema's defaults, in the order of the schema.
+
+    A width or number of heads that equals its derived default is dropped too, so that equal models are equal files.
+    """
+    values = dict(model)
+    heads = values.get("num_attention_heads")
+    if values.get("num_query_groups") == heads:
+        values.pop("num_query_groups", None)
+    width = values.get("hidden_size")
+    if width and heads and values.get("kv_channels") == width / heads:
+        values.pop("kv_channels")
+    if values.get("moe_ffn_hidden_size") == values.get("ffn_hidden_size"):
+        values.pop("moe_ffn_hidden_size", None)
+    fields = msgspec.structs.fields(ModelSpec)
+    return {
+        each.name: values[each.name]
+        for each in fields
+        if each.name in values and (each.required or each.name in keep or values[each.name] != each.default)
+    }
+
+
+def make_model(config: ForeignConfig) -> ModelSpec:
+    """The model of a file.
+
+    Raises:
+        UsageError: A required key is missing, or a value is not possible; names the file.
+    """
+    missing = [
+        each.name for each in msgspec.structs.fields(ModelSpec) if each.required and each.name not in config.model
+    ]
+    if missing:
+        raise UsageError(
+            f"{config.origin}: the shape of the model is incomplete: {', '.join(missing)} not found",
+            f"give what is missing on the command line, such as --{missing[0]} N",
+        )
+    try:
+        return msgspec.convert(drop_defaults(config.model), ModelSpec)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{config.origin}: {str(error).replace('`', '')}") from None

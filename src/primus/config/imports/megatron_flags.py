@@ -1,0 +1,301 @@
+"""Settings of primus for the arguments of Megatron-LM's `pretrain_gpt.py`.
+
+Names, defaults and meanings are those of `megatron/training/arguments.py` of core_v0.16.1. An argument whose name is a
+key of the schema or of the megatron backend means the same here, unless it is listed below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from primus.config.imports.foreign_config import ForeignConfig
+from primus.config.schema import OWNERS, list_switch_keys
+from primus.config.source import parse_scalar
+from primus.errors import find_nearest
+
+RENAMED = {
+    "layernorm_epsilon": "norm_epsilon",
+    "rope_scaling_factor": "rotary_scaling_factor",
+    "activation_func_clamp_value": "activation_clamp",
+    "fp8_format": "fp8",
+}
+"""Arguments that have another name here."""
+
+NEGATED = {
+    "disable_bias_linear": "add_bias_linear",
+    "no_create_attention_mask_in_dataloader": "create_attention_mask_in_dataloader",
+    "no_async_save": "async_save",
+}
+"""Flags that set a key to false."""
+
+DEFAULTS: dict[str, Any] = {
+    "untie_embeddings_and_output_weights": False,
+    "norm_epsilon": 1e-5,
+    "init_method_std": 0.02,
+    "rotary_base": 10000.0,
+    "bf16": False,
+    "seed": 1234,
+    "lr_decay_style": "linear",
+    "min_lr": 0.0,
+    "weight_decay": 0.01,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_eps": 1e-8,
+    "clip_grad": 1.0,
+    "use_distributed_optimizer": False,
+    "distributed_timeout_minutes": 10,
+    "async_save": False,
+    "log_interval": 100,
+    "eval_interval": 1000,
+    "eval_iters": 100,
+    "split": "969, 30, 1",
+    "num_workers": 2,
+    "moe_router_topk": 2,
+    "moe_aux_loss_coeff": 0.0,
+    "moe_router_pre_softmax": False,
+    "moe_router_norm_topk_prob": False,
+}
+"""What Megatron-LM does without the argument, where primus may do otherwise."""
+
+IMPLIED = {
+    "use_mcore_models": (True,),
+    "swiglu": (True,),
+    "group_query_attention": (True,),
+    "normalization": ("RMSNorm",),
+    "position_embedding_type": ("rope", "yarn"),
+    "use_rotary_position_embeddings": (True,),
+    "no_position_embedding": (True,),
+    "hidden_dropout": (0, 0.0),
+    "attention_dropout": (0, 0.0),
+    "rotary_interleaved": (False,),
+    "save_retain_interval": (None,),
+    "moe_router_load_balancing_type": ("none", "aux_loss", "seq_aux_loss"),
+    "ckpt_format": ("torch_dist", "torch"),
+    "make_vocab_size_divisible_by": (1, 128),
+    "dataloader_type": ("single",),
+    "mmap_bin_files": (True,),
+    "no_mmap_bin_files": (True,),
+    "check_for_nan_in_loss_and_grad": (True,),
+}
+"""Arguments whose values state what primus always does."""
+
+NEEDED = {
+    "swiglu": "the feed-forward is gated (SwiGLU) in primus; this script's is not",
+    "normalization": "the norm is RMSNorm in primus; Megatron-LM's default is LayerNorm",
+    "position_embedding_type": "positions are rotary in primus; Megatron-LM's default is learned_absolute",
+    "hidden_dropout": "primus trains without dropout; Megatron-LM's default is 0.1",
+    "attention_dropout": "primus trains without dropout; Megatron-LM's default is 0.1",
+}
+"""What Megatron-LM does otherwise where an argument is absent."""
+
+SAMPLES = {"train_samples": "train_iters", "lr_decay_samples": "lr_decay_iters", "lr_warmup_samples": "lr_warmup_iters"}
+"""Lengths in samples, which are steps times the global batch size."""
+
+_TOKENIZERS = ("NullTokenizer", "MultimodalTokenizer", "NullMultimodalTokenizer")
+
+
+class MegatronFlags:
+    """Arguments by name with their values, translated one after the other."""
+
+    def __init__(self, flags: dict[str, list[str]], target: ForeignConfig, engine_keys: Collection[str]) -> None:
+        self.flags = {name.replace("-", "_"): _parse_values(values) for name, values in flags.items()}
+        self.target = target
+        self.engine_keys = engine_keys
+
+    def translate(self) -> None:
+        """Set the keys of `target`, and report each argument without one."""
+        for name, value in DEFAULTS.items():
+            self.target.set_key(name, value)
+        self.read_model()
+        self.read_schedule()
+        self.read_data()
+        for name in list(self.flags):
+            self.translate_flag(name, self.flags.pop(name))
+        if "num_experts" not in self.target.model:
+            for name in [name for name in self.target.model if name.startswith("moe_")]:
+                del self.target.model[name]
+
+    def take(self, name: str, default: Any = None) -> Any:
+        return self.flags.pop(name, default)
+
+    def read_model(self) -> None:
+        """Arguments that together say one thing about the model."""
+        for name, problem in NEEDED.items():
+            value = self.flags.get(name)
+            if value is None and not (name == "position_embedding_type" and self._has_rope()):
+                self.target.add_other(f"--{name.replace('_', '-')} (absent)", None, problem)
+        heads = self.flags.get("num_attention_heads")
+        groups = self.take("num_query_groups")
+        if self.take("group_query_attention") and groups is not None:
+            self.target.set_key("num_query_groups", groups)
+        elif heads is not None and not self.flags.get("multi_latent_attention"):
+            self.target.set_key("num_query_groups", heads)
+        hidden = self.flags.get("hidden_size")
+        if hidden and "ffn_hidden_size" not in self.flags:
+            # arguments.py: 4 h, and two thirds of it in multiples of 64 with SwiGLU
+            width = int(4 * hidden * 2 / 3 / 64) * 64 if self.flags.get("swiglu") else 4 * hidden
+            self.target.set_key("ffn_hidden_size", width)
+        self.read_rope()
+        self.read_experts()
+
+    def _has_rope(self) -> bool:
+        return bool(self.flags.get("use_rotary_position_embeddings"))
+
+    def read_rope(self) -> None:
+        """Llama 3's scaling, whose other constants are fixed in Megatron-LM, or yarn."""
+        if self.take("use_rope_scaling"):
+            self.target.set_key("rope_type", "llama3")
+            self.target.set_key("rotary_scaling_factor", float(self.take("rope_scaling_factor", 8.0)))
+            return
+        kind = self.take("rope_type", "yarn" if self.flags.get("multi_latent_attention") else "rope")
+        if self.flags.get("position_embedding_type") == "yarn" or kind == "yarn":
+            self.target.set_key("rope_type", "yarn")
+            if self.flags.get("multi_latent_attention"):
+                # Defaults of the class MLATransformerConfig in megatron/core/transformer/transformer_config.py.
+                self.target.model |= {"rotary_scaling_factor": 40.0, "original_max_position_embeddings": 4096}
+
+    def read_experts(self) -> None:
+        """Which layers have experts, and how they are balanced."""
+        if "num_experts" in self.flags and "moe_ffn_hidden_size" not in self.flags and "ffn_hidden_size" in self.flags:
+            self.target.set_key("moe_ffn_hidden_size", self.flags["ffn_hidden_size"])
+        freq = self.take("moe_layer_freq")
+        pattern = _parse_layer_pattern(freq)
+        if freq == 1:
+            pass
+        elif pattern is not None and pattern == sorted(pattern):
+            self.target.set_key("first_k_dense_replace", pattern.count(0))
+        elif freq is not None:
+            self.target.add_other("--moe-layer-freq", freq, "primus has dense layers only at the start, or each n-th")
+        if self.flags.get("moe_router_score_function") == "sigmoid":
+            self.target.set_key("moe_router_norm_topk_prob", True)  # Megatron-LM always renormalises these
+        if self.flags.get("window_attn_skip_freq") == 2:  # full attention in every second layer
+            self.target.set_key("window_layer_period", self.take("window_attn_skip_freq"))
+        if self.flags.get("softmax_type") == "learnable":
+            self.target.set_key("attention_sinks", bool(self.take("softmax_type")))
+        is_balanced = str(self.flags.get("moe_router_load_balancing_type", "aux_loss")) in ("aux_loss", "seq_aux_loss")
+        if not is_balanced and "moe_aux_loss_coeff" in self.flags:
+            self.take("moe_aux_loss_coeff")
+
+    def read_schedule(self) -> None:
+        """Lengths in samples as steps; a warm-up share replaces a number of steps."""
+        batch = self.flags.get("global_batch_size")
+        for name, key in SAMPLES.items():
+            samples = self.take(name)
+            if samples is None:
+                continue
+            if isinstance(samples, int) and isinstance(batch, int) and batch > 0:
+                self.target.set_key(key, samples // batch)
+            else:
+                self.target.add_other(f"--{name.replace('_', '-')}", samples, "needs --global-batch-size to be steps")
+        style = self.flags.get("lr_wsd_decay_style")
+        if self.flags.get("lr_decay_style") == "WSD" and style != "linear":
+            self.take("lr_wsd_decay_style")
+            self.target.add_other("--lr-wsd-decay-style", style or "exponential", "primus decays WSD linearly")
+
+    def read_data(self) -> None:
+        """Megatron-LM's data_path is the blend of token files; here that name means a folder of datasets."""
+        blend = self.take("data_path")
+        if blend is not None:
+            self.target.set_key("train_data_path", blend if isinstance(blend, list) else str(blend))
+        kind = self.flags.get("tokenizer_type")
+        if kind in _TOKENIZERS:
+            self.read_null_tokenizer(str(self.take("tokenizer_type")))
+
+    def read_null_tokenizer(self, kind: str) -> None:
+        """Megatron-LM's null tokenizer adds a token, and the embedding is padded to a multiple."""
+        size = self.flags.get("vocab_size")
+        if self.flags.get("make_vocab_size_divisible_by") == 1 and isinstance(size, int):
+            self.target.set_key("vocab_size", size + 1)
+            del self.flags["vocab_size"]
+            self.target.add_other("--tokenizer-type", kind)
+            return
+        self.target.add_other(
+            "--tokenizer-type", kind, "Megatron-LM adds a token and pads the embedding; vocab_size stays as written"
+        )
+
+    def translate_flag(self, name: str, value: Any) -> None:
+        """Set the key of one argument, or report it."""
+        shown = f"--{name.replace('_', '-')}"
+        if name in NEGATED and value is True:
+            self.target.set_key(NEGATED[name], False)
+            return
+        key = RENAMED.get(name, name)
+        if key in OWNERS:
+            self.target.set_key(key, _convert_value(key, value))
+        elif name in IMPLIED and any(value == known for known in IMPLIED[name]):
+            self.target.add_other(shown, value)
+        elif name.startswith("no_") and name[3:] in list_switch_keys() and value is True:
+            self.target.set_key(name[3:], False)
+        elif name in self.engine_keys:
+            self.target.settings[name] = value
+        elif name in NEEDED:
+            self.target.add_other(shown, value, NEEDED[name])
+        else:
+            self.target.add_other(shown, value, self.describe_unknown(name))
+
+    def describe_unknown(self, name: str) -> str:
+        from primus.config.key_hints import find_engine, synonym_hint  # not for scripts that primus knows whole
+
+        hint = synonym_hint(name)
+        if hint:
+            return hint
+        if find_engine(name) or find_engine(name.removeprefix("no_")):
+            return "a setting of Megatron-LM alone; no key of primus"
+        close = find_nearest(name, [*OWNERS, *self.engine_keys])
+        return f"not a known argument of Megatron-LM{f'; did you mean --{close}?' if close else ''}".replace("_", "-")
+
+
+def _parse_values(values: list[str]) -> Any:
+    """The value of an argument: true without one, a list of several."""
+    if not values:
+        return True
+    parsed = [parse_scalar(value) for value in values]
+    return parsed[0] if len(parsed) == 1 else parsed
+
+
+def _convert_value(key: str, value: Any) -> Any:
+    if key == "window_size" and isinstance(value, (str, list)):
+        text = "".join(map(str, value)) if isinstance(value, list) else value
+        parts = [part for part in text.strip("()[] ").split(",") if part.strip()]
+        return int(parts[0]) + 1 if parts and parts[0].strip().isdigit() else value  # tokens to the left, and itself
+    if key in ("train_data_path", "valid_data_path", "test_data_path"):
+        return value
+    if key in ("split", "exp_name", "wandb_project", "wandb_exp_name", "tokenizer_model", "load", "save"):
+        return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return value
+
+
+def _parse_layer_pattern(freq: Any) -> list[int] | None:
+    """Layers with experts of Megatron-LM's pattern: ``([0]*3+[1]*58)*1``; None if it is not one."""
+    import ast
+
+    if not isinstance(freq, str):
+        return freq if isinstance(freq, list) and all(part in (0, 1) for part in freq) else None
+    try:
+        found = _evaluate_pattern(ast.parse(freq.strip(), mode="eval").body)
+    except (SyntaxError, ValueError):
+        return None
+    return found if isinstance(found, list) else None
+
+
+_LONGEST_PATTERN = 10_000
+
+
+def _evaluate_pattern(node: Any) -> Any:
+    """Lists of 0 and 1, their sums and multiples; nothing else is evaluated."""
+    import ast
+
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.List):
+        return [_evaluate_pattern(item) for item in node.elts]
+    if isinstance(node, ast.BinOp):
+        left, right = _evaluate_pattern(node.left), _evaluate_pattern(node.right)
+        if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
+            return left + right
+        if isinstance(node.op, ast.Mult) and {type(left), type(right)} == {list, int}:
+            items, times = (left, right) if isinstance(left, list) else (right, left)
+            if len(items) * times <= _LONGEST_PATTERN:
+                return items * times
+    raise ValueError("not a pattern of layers")

@@ -1,0 +1,210 @@
+"""Write what was read from a foreign file as an experiment or a model preset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from primus import registry
+from primus.config.imports.foreign_config import ForeignConfig, ForeignValue, drop_defaults, make_model
+from primus.config.load import load_model
+from primus.config.schema import OWNERS, ModelSpec
+from primus.config.source import dump_yaml
+from primus.errors import UsageError, did_you_mean
+
+LONGEST_SHOWN = 80
+"""Number of characters of a value that a comment shows."""
+_GROUP_TITLES = {
+    "model": "model",
+    "training": "length, batch and precision",
+    "data": "data",
+    "optimizer": "optimizer and learning rate",
+    "parallel": "layout over devices",
+    "checkpoint": "checkpoints",
+    "logging": "reports",
+}
+
+
+def format_result(config: ForeignConfig) -> str:
+    """The experiment or model preset as YAML, with a comment for each value that has no key here.
+
+    Raises:
+        UsageError: The model is incomplete or impossible.
+    """
+    return _format_model(config) if config.framework is None else _format_experiment(config)
+
+
+def _format_model(config: ForeignConfig) -> str:
+    make_model(config)
+    lines = [f"# {config.name}, imported from {config.origin}", *_comment_others(config.others)]
+    return "\n".join(lines) + "\n" + dump_yaml(drop_defaults(config.model))
+
+
+def _format_experiment(config: ForeignConfig) -> str:
+    settings = dict(config.settings)
+    preset, model = _choose_preset(config, settings.pop("model", None))
+    name = settings.pop("exp_name", None) or config.name
+    workspace = settings.pop("workspace", None) or "./output"
+    _fill_data(config, settings)
+    _fit_settings(config, settings)
+    lines = [
+        f"# {name}, imported from {config.origin}",
+        *_comment_others(config.others),
+        "",
+        "work_group: ${PRIMUS_TEAM:primus}",
+        "user_name: ${USER:user}",
+        _format_line("exp_name", name),
+        _format_line("workspace", workspace),
+        "",
+        "modules:",
+        "  pre_trainer:",
+        f"    framework: {config.framework}",
+        f"    model: {preset}.yaml" if preset else "    model: null  # its shape is below",
+        "    overrides:",
+    ]
+    for group, title in _GROUP_TITLES.items():
+        values = model if group == "model" else {key: settings[key] for key in settings if OWNERS.get(key) == group}
+        lines += _format_section(title, values)
+    lines += _format_section(f"settings of {config.framework}", {k: v for k, v in settings.items() if k not in OWNERS})
+    return "\n".join(lines) + "\n"
+
+
+def _format_section(title: str, values: dict[str, Any]) -> Iterable[str]:
+    if not values:
+        return []
+    return ["", f"      # {title}", *(f"      {_format_line(key, value)}" for key, value in values.items())]
+
+
+def _format_line(key: str, value: Any) -> str:
+    """`key: value` on one line; a mapping in braces."""
+    text = dump_yaml({key: value}).rstrip("\n")
+    if "\n" not in text:
+        return text
+    return f"{key}: {msgspec.json.encode(value).decode()}"
+
+
+def _comment_others(others: Iterable[ForeignValue]) -> list[str]:
+    """Comments: first what affects training, then what does not."""
+    found = list(others)
+    lines: list[str] = []
+    affecting = [f"#   {_format_value(each)}: {each.reason}" for each in found if each.reason]
+    if affecting:
+        lines += ["#", "# Without a key of primus, and with an effect on training:", *affecting]
+    rest = [f"#   {_format_value(each)}" for each in found if not each.reason]
+    if rest:
+        lines += ["#", "# Without a key of primus, and without an effect on training:", *rest]
+    return [_escape_line(line) for line in lines]
+
+
+def _escape_line(line: str) -> str:
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in line)
+
+
+def _format_value(other: ForeignValue) -> str:
+    if other.value is None:
+        return other.key
+    text = str(other.value).replace("\n", " ")
+    return f"{other.key} {text if len(text) <= LONGEST_SHOWN else f'{text[:LONGEST_SHOWN]}...'}"
+
+
+def _choose_preset(config: ForeignConfig, named: str | None) -> tuple[str | None, dict[str, Any]]:
+    """The model preset, and the keys of the model that differ from it.
+
+    The reader may have named one; else it is the preset with the same shape, whose name on the Hub then applies too.
+    """
+    if named:
+        spec = msgspec.to_builtins(load_model(named))
+        return named, {key: value for key, value in config.model.items() if spec[key] != value}
+    _fill_vocabulary(config)
+    spec = make_model(config)
+    preset = _find_equal_preset(spec)
+    if preset is None:
+        return None, drop_defaults(config.model)
+    equal = msgspec.to_builtins(load_model(preset))
+    # The longest sequence and the initial deviation do not make another model.
+    different = {key: getattr(spec, key) for key in _FREE_KEYS if equal[key] != getattr(spec, key)}
+    return preset, different
+
+
+_FREE_KEYS = ("max_position_embeddings", "init_method_std", "moe_aux_loss_coeff")
+
+
+def _find_equal_preset(spec: ModelSpec) -> str | None:
+    ignored = ("hf_name", *_FREE_KEYS)
+
+    def strip(model: ModelSpec) -> dict[str, Any]:
+        values = drop_defaults(msgspec.to_builtins(model))
+        return {key: value for key, value in values.items() if key not in ignored}
+
+    wanted = strip(spec)
+    found = (name for name in registry.list_plug_ins("models") if strip(load_model(name)) == wanted)
+    # Variants for other precisions have the same shape; the plainest name is the model itself.
+    return min(found, key=len, default=None)
+
+
+def _fill_vocabulary(config: ForeignConfig) -> None:
+    """Size of the vocabulary from the tokenizer, where the file gives only that."""
+    tokenizer = config.settings.get("tokenizer_model")
+    if "vocab_size" in config.model or not tokenizer:
+        return
+    from primus.config.vocabulary import tokenizer_size  # not for files that give the size
+
+    size = tokenizer_size(str(tokenizer)) or next(
+        (
+            load_model(name).vocab_size
+            for name in registry.list_plug_ins("models")
+            if load_model(name).hf_name == tokenizer
+        ),
+        None,
+    )
+    if size is None:
+        raise UsageError(
+            f"{config.origin}: the file states no vocab_size, and the tokenizer {tokenizer} is not on this machine",
+            "add --vocab_size N",
+        )
+    config.model["vocab_size"] = size
+
+
+def _fill_data(config: ForeignConfig, settings: dict[str, Any]) -> None:
+    """Random tokens where the file names no data that primus can find."""
+    if any(settings.get(key) for key in ("dataset", "train_data_path", "mock_data")):
+        return
+    if settings.get("valid_data_path") or settings.get("test_data_path"):
+        for key in ("valid_data_path", "test_data_path"):
+            settings.pop(key, None)
+    settings["mock_data"] = True
+    config.add_other(
+        "training data", None, "none that primus can find; mock_data trains on random tokens until it is set"
+    )
+
+
+def _fit_settings(config: ForeignConfig, settings: dict[str, Any]) -> None:
+    """Combinations that other frameworks accept, in the form that primus checks."""
+    if settings.get("load") and settings.get("load") == settings.get("save"):
+        # Megatron-LM resumes from `load` if it exists, and starts anew otherwise.
+        del settings["load"]
+        settings["auto_continue_train"] = True
+    if settings.get("sequence_parallel") and settings.get("tensor_model_parallel_size", 1) == 1:
+        settings["sequence_parallel"] = False
+        config.add_other("sequence_parallel", True, "has no effect without tensor parallelism")
+    if settings.get("lr_warmup_fraction") is not None:
+        settings.pop("lr_warmup_iters", None)
+    if settings.get("min_lr_ratio") is not None:
+        settings.pop("min_lr", None)
+
+
+def replace_values(config: ForeignConfig, values: dict[str, Any]) -> None:
+    """Apply values of the command line, which replace what the file says or lacks.
+
+    Raises:
+        UsageError: A key is not known.
+    """
+    for key, value in values.items():
+        if key not in OWNERS and key not in ("exp_name", "workspace", "model"):
+            raise UsageError(f"--{key}: unknown key", did_you_mean(key, OWNERS))
+        if key in OWNERS:
+            config.set_key(key, value)
+        else:
+            config.settings[key] = value

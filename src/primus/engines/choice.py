@@ -1,0 +1,111 @@
+"""Choose the engine and the interpreter for the workers of a job, and check the version of the engine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from primus.engines.environment import is_current
+from primus.engines.installation import EngineInstallation, environment_folder, environment_python, find_installation
+from primus.engines.requirement import EngineRequirement, read_engine
+from primus.errors import UnfitError
+from primus.patch import includes_version
+
+INSTALL_VARIABLE = "PRIMUS_INSTALL_ENGINES"
+"""Variable that decides whether a launch makes the environment of an engine that is not installed: auto (the default)
+or never."""
+
+
+class EngineChoice(Struct, frozen=True, kw_only=True):
+    """The engine that a job uses."""
+
+    name: str
+    requirement: EngineRequirement
+    python: str
+    """Interpreter of the workers."""
+    installation: EngineInstallation | None
+    """None if the environment is made before the workers start."""
+    note: str
+    """Engine, version and place in one line."""
+
+
+def choose_engine(
+    names: Sequence[str], environ: Mapping[str, str], python: str = sys.executable, *, allows_any_version: bool = False
+) -> EngineChoice | None:
+    """The first of the engines `names` that is installed in a supported version; touches nothing.
+
+    If none is installed, the first one whose environment can be made.
+
+    Args:
+        names: Engines that a backend drives, preferred first; empty for a backend without an engine.
+        environ: Variables of the launch.
+        python: Interpreter of primus.
+        allows_any_version: Whether an engine in another version than the supported ones is used.
+
+    Raises:
+        UnfitError: None is installed and none can be made, or the version is not supported; says what to do.
+    """
+    if not names:
+        return None
+    engines = {name: read_engine(name) for name in names}
+    found = [
+        _choose_installed(name, engine, place, environ)
+        for name, engine in engines.items()
+        if (place := find_installation(name, engine, environ, python))
+    ]
+    supported = [choice for choice in found if _is_supported(choice)]
+    if supported:
+        return supported[0]
+    if found and allows_any_version:
+        return found[0]
+    if found:
+        raise _explain_version(found[0])
+    return _choose_new(engines, environ)
+
+
+def _choose_installed(
+    name: str, engine: EngineRequirement, place: EngineInstallation, environ: Mapping[str, str]
+) -> EngineChoice:
+    version = place.version or "of unknown version"
+    note = f"{engine.title} {version} {place.format_place()}"
+    if place.version and not includes_version(engine.versions, place.version):
+        note += f", which is not one of the supported versions ({engine.versions})"
+    elif place.place == "environment" and not is_current(environment_folder(environ) / name, engine):
+        note += f"; its pins have changed: ./primus-cli setup --engine {name} updates it"
+    return EngineChoice(name=name, requirement=engine, python=place.python, installation=place, note=note)
+
+
+def _is_supported(choice: EngineChoice) -> bool:
+    """Whether the version is supported; a package that does not state its version is tried."""
+    version = choice.installation.version if choice.installation else None
+    return version is None or includes_version(choice.requirement.versions, version)
+
+
+def _explain_version(choice: EngineChoice) -> UnfitError:
+    assert choice.installation
+    installed = f"{choice.requirement.title} {choice.installation.version} {choice.installation.format_place()}"
+    update = f"./primus-cli setup --engine {choice.name} installs a supported version"
+    remedy = update if choice.requirement.python else choice.requirement.remedy
+    return UnfitError(
+        f"{installed} is not supported: the backend needs {choice.requirement.versions}",
+        f"{remedy}; --allow-version tries this one",
+    )
+
+
+def _choose_new(engines: Mapping[str, EngineRequirement], environ: Mapping[str, str]) -> EngineChoice:
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    possible = [name for name, engine in engines.items() if engine.find_packages(version)]
+    if not possible:
+        name, engine = next(iter(engines.items()))
+        raise UnfitError(f"{engine.title} is not installed, and not available for Python {version}", engine.remedy)
+    name = possible[0]
+    if environ.get(INSTALL_VARIABLE, "auto") == "never":
+        raise UnfitError(
+            f"{engines[name].title} is not installed, and {INSTALL_VARIABLE}=never",
+            f"install it: ./primus-cli setup --engine {name}",
+        )
+    new = environment_python(name, environ)
+    note = f"{engines[name].title} is not installed: setup makes its environment {new.parent.parent} first"
+    return EngineChoice(name=name, requirement=engines[name], python=str(new), installation=None, note=note)

@@ -1,0 +1,60 @@
+"""Report an engine that fails on import by its own error in one line, instead of a crash of the training code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from primus.engines.installation import find_installation
+from primus.engines.requirement import read_engine
+from primus.errors import PrimusError, UnfitError
+
+OWN_PACKAGE = Path(__file__).parent.parent
+
+
+@contextlib.contextmanager
+def explain_import_errors(names: Sequence[str]) -> Iterator[None]:
+    """Turn an error during the import of a package, by a backend that drives the engines `names`, into one message.
+
+    The traceback goes to standard error, which is the log of the rank.
+
+    Raises:
+        UnfitError: A package cannot be imported. It is not retryable.
+    """
+    try:
+        yield
+    except PrimusError:
+        raise
+    except Exception as error:
+        if not names or not _is_import_error(error):
+            raise
+        traceback.print_exc()
+        raise UnfitError(
+            f"{_describe_engine(names[0])} cannot be imported: {_format_error(error)}",
+            f"the traceback is in the log of the rank; ./primus-cli setup --engine {names[0]} installs its environment",
+        ) from error
+
+
+def _is_import_error(error: Exception) -> bool:
+    """Whether a package of another project failed while its modules were executed, or could not be found."""
+    if isinstance(error, ImportError):
+        return True
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    files = [Path(code.co_filename) for code in frames[1:] if code.co_name == "<module>"]
+    return any(file.is_file() and OWN_PACKAGE not in file.parents for file in files)
+
+
+def _describe_engine(name: str) -> str:
+    engine = read_engine(name)
+    found = find_installation(name, engine, os.environ)
+    version = f" {found.version}" if found and found.version else ""
+    return f"{engine.title}{version} of {sys.prefix}"
+
+
+def _format_error(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -1,0 +1,75 @@
+"""Make the environments of engines, or update them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from primus.engines.environment import list_changes, make_environment
+from primus.engines.requirement import EngineRequirement, list_engines, read_engine
+from primus.errors import PrimusError, UnfitError, UsageError
+from primus.task import TaskContext
+
+ALL = "all"
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of `setup`."""
+
+    engine: tuple[str, ...] = ()
+    """Engine such as torchtitan, several separated by commas, or all; may be repeated."""
+
+
+def plan_notes(options: Options, context: TaskContext) -> Sequence[str]:
+    """What would be made and installed."""
+    return [
+        line
+        for name, engine in _list_chosen(options.engine).items()
+        for line in list_changes(name, engine, context.environ)
+    ]
+
+
+def run(options: Options, context: TaskContext) -> None:
+    """Make the environment of each engine, and print where it is; a failing one does not prevent the others.
+
+    Raises:
+        PrimusError: An engine could not be installed; the message says why.
+    """
+    failures: list[PrimusError] = []
+    made = {}
+    for name, engine in _list_chosen(options.engine).items():
+        try:
+            made[name] = make_environment(name, engine, context.environ, _say)
+        except PrimusError as error:
+            failures.append(error)
+    if made or not failures:
+        lines = [f"{engine.python}  # {name} {engine.version}" for name, engine in made.items()]
+        context.result(made, "\n".join(lines))
+    if len(failures) == 1:
+        raise failures[0]
+    if failures:
+        raise UnfitError("\n".join(map(str, failures)))
+
+
+def _say(text: str) -> None:
+    print(f"primus-cli: {text}", file=sys.stderr, flush=True)
+
+
+def _list_chosen(words: Sequence[str]) -> dict[str, EngineRequirement]:
+    """The named engines; `all` are those that setup can install on this Python.
+
+    Raises:
+        UsageError: None is named, or one is unknown.
+    """
+    names = [name for word in words for name in word.split(",") if name]
+    if not names:
+        raise UsageError("setup needs an engine", f"--engine {ALL}, or one of: {', '.join(_list_installable())}")
+    wanted = [each for name in names for each in (_list_installable() if name == ALL else [name])]
+    return {name.lower().replace("_", "-"): read_engine(name) for name in wanted}
+
+
+def _list_installable() -> Iterator[str]:
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    return (name for name, engine in list_engines().items() if engine.find_packages(version))

@@ -1,0 +1,282 @@
+"""What is exported is read by the other frameworks themselves, or imported again without a difference."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from primus import registry
+from primus.cli.main import main
+from primus.config.exports.hugging_face import format_model_config
+from primus.config.exports.write_file import format_foreign_file
+from primus.config.imports.foreign_config import drop_defaults, make_model
+from primus.config.imports.read_file import read_foreign_file
+from primus.config.load import Resolved, load_experiment, load_model
+from primus.errors import UsageError
+from primus.model import count_parameters
+
+PUBLISHED = [
+    "llama2_7B",
+    "llama2_70B",
+    "llama3.1_8B",
+    "llama3.1_405B",
+    "llama3.2_1B",
+    "qwen2.5_0.5B",
+    "qwen2.5_7B",
+    "qwen3_0.6B",
+    "qwen3_4B",
+    "qwen3_8B",
+    "qwen3_30B_A3B",
+    "mixtral_8x7B_v0.1",
+    "deepseek_v2_lite",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss_20B",
+]
+EXPERIMENT = """\
+workspace: ./out
+modules:
+  pre_trainer:
+    model: {model}
+    overrides:
+      mock_data: true
+      train_iters: 20
+      micro_batch_size: 2
+      global_batch_size: 8
+      seq_length: 64
+      bf16: false
+      lr: 3.0e-3
+      min_lr: 3.0e-4
+      lr_warmup_iters: 5
+      split: "100,0,0"
+"""
+SMALL = "--num_layers 2 --hidden_size 64 --ffn_hidden_size 96 --num_attention_heads 4 --num_query_groups 2".split()
+SMALL += "--vocab_size 256 --kv_channels null".split()
+
+
+def resolve(folder: Path, model: str, *overrides: str) -> Resolved:
+    file = folder / "e.yaml"
+    file.write_text(EXPERIMENT.format(model=model))
+    return load_experiment(file, overrides, environ={})
+
+
+def export(folder: Path, target: str, name: str, model: str, *overrides: str) -> Path:
+    file = folder / name
+    file.write_text(format_foreign_file(target, resolve(folder, model, *overrides), None).text)
+    return file
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_a_model_survives_the_way_to_hugging_face_and_back(preset: str, tmp_path: Path) -> None:
+    model = load_model(preset)
+    file = tmp_path / "config.json"
+    file.write_text(format_model_config(model).text)
+    config = read_foreign_file(file, {})
+    returned = make_model(config)
+    assert count_parameters(returned) == count_parameters(model)
+    assert drop_defaults(to_builtins(returned)) == drop_defaults(to_builtins(replace(model, hf_name="")))
+    assert not config.warnings
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_transformers_builds_the_exported_model_with_our_parameters(preset: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(format_model_config(load_model(preset)).text)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    with torch.device("meta"):
+        built = transformers.AutoModelForCausalLM.from_config(config)
+    counted = count_parameters(load_model(preset)).total_parameters
+    # The bias that balances DeepSeek-V3's experts is a buffer in transformers.
+    buffers = sum(each.numel() for name, each in built.named_buffers() if name.endswith("e_score_correction_bias"))
+    assert sum(weight.numel() for weight in built.parameters()) + buffers == counted
+
+
+def test_a_shape_that_no_family_has_is_refused_with_its_keys() -> None:
+    with pytest.raises(UsageError, match="attention_output_gate"):
+        format_model_config(load_model("qwen3_5_35B_A3B"))
+
+
+@pytest.mark.parametrize("preset", ["llama3.1_8B", "qwen2.5_7B", "qwen3_8B", "mixtral_8x7B_v0.1", "deepseek_v2_lite"])
+def test_an_experiment_survives_the_way_to_megatron_and_back(preset: str, tmp_path: Path) -> None:
+    resolved = resolve(tmp_path, f"{preset}.yaml")
+    script = tmp_path / "train.sh"
+    script.write_text(format_foreign_file("megatron-lm", resolved, preset).text)
+    config = read_foreign_file(script, {})
+    trainer = resolved.experiment.trainer
+    assert count_parameters(make_model(config)) == count_parameters(trainer.model)
+    said_otherwise = {"eval_interval", "eval_iters", "lr_decay_iters", "optimizer"}
+    for group in (trainer.optimizer, trainer.parallel, trainer.training):
+        for key in config.settings.keys() & set(group.__struct_fields__) - said_otherwise:
+            assert config.settings[key] == getattr(group, key), key
+
+
+MEGATRON = os.environ.get("PRIMUS_TEST_MEGATRON_CHECKOUT", "")
+
+
+@pytest.mark.skipif(not MEGATRON, reason="PRIMUS_TEST_MEGATRON_CHECKOUT names no checkout of Megatron-LM")
+@pytest.mark.parametrize("preset", ["llama3.1_8B", "qwen3_8B", "mixtral_8x7B_v0.1", "deepseek_v3", "gpt_oss_20B"])
+def test_megatrons_own_parser_takes_the_exported_arguments(preset: str, tmp_path: Path) -> None:
+    change = ["--rope_type", "default"] if preset.startswith("gpt") else []
+    script = export(tmp_path, "megatron-lm", "train.sh", f"{preset}.yaml", *change)
+    program = tmp_path / "bin" / "torchrun"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
+    environ = os.environ | {"PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
+    words = subprocess.run(["bash", str(script)], env=environ, capture_output=True, text=True, check=True).stdout
+    arguments = words.split("pretrain_gpt.py\n")[1].splitlines()
+    parse = (
+        "import json, sys\nfrom argparse import ArgumentParser\n"
+        "from megatron.training.arguments import add_megatron_arguments\n"
+        "parser = add_megatron_arguments(ArgumentParser(allow_abbrev=False))\n"
+        "args = parser.parse_args(sys.argv[1:])\n"
+        "print(json.dumps({k: v for k, v in vars(args).items() if isinstance(v, (int, float, str, bool))}))\n"
+    )
+    environ = os.environ | {"PYTHONPATH": f"{MEGATRON}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run([sys.executable, "-c", parse, *arguments], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    args = json.loads(done.stdout.splitlines()[-1])
+    model = load_model(preset)
+    assert args["num_layers"] == model.num_layers
+    assert args["layernorm_epsilon"] == model.norm_epsilon
+    assert args["add_bias_linear"] is model.add_bias_linear
+    assert args["untie_embeddings_and_output_weights"] is model.untie_embeddings_and_output_weights
+
+
+STEPS = """
+import importlib.util, os, sys
+os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+import socket
+with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
+import torch
+torch._utils._get_available_device_type = lambda: "cpu"
+from collections import namedtuple
+from torchtitan.components import metrics
+from torchtitan.distributed import utils
+from torchtitan.models.common.attention import ScaledDotProductAttention
+
+class Memory:
+    NAMES = "max_active_gib max_active_pct max_reserved_gib max_reserved_pct num_alloc_retries num_ooms"
+    Stats = namedtuple("Stats", NAMES)
+    device_name = "cpu"
+    def get_peak_stats(self): return self.Stats(0.0, 0.0, 0.0, 0.0, 0, 0)
+    def reset_peak_stats(self): pass
+
+metrics.build_device_memory_monitor = Memory
+utils.set_pg_timeouts = lambda *args, **kwargs: None
+spec = importlib.util.spec_from_file_location("exported", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+sys.modules["exported"] = module
+spec.loader.exec_module(module)
+module.make_inner_attention = ScaledDotProductAttention.Config
+config = module.experiment()
+config.training.disable_cuda_graphs = True
+config.training.steps = 2
+config.parallelism.spmd_backend = "partial_dtensor"
+config.checkpoint.enable = False
+trainer = config.build()
+losses = []
+log = trainer.metrics_processor.log
+def record(step, loss, *args, **kwargs):
+    losses.append(loss)
+    return log(step, loss, *args, **kwargs)
+trainer.metrics_processor.log = record
+trainer.train()
+print("PARAMETERS", sum(p.numel() for p in trainer.model_parts[0].parameters()))
+print("LOSSES", *losses)
+trainer.close()
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["llama3.1_8B", "qwen2.5_0.5B", "qwen3_0.6B"])
+def test_torchtitan_takes_two_steps_with_the_exported_module(preset: str, tmp_path: Path) -> None:
+    pytest.importorskip("torchtitan")
+    prefix = write_tokens(tmp_path)
+    data = ["--mock_data", "false", "--train_data_path", str(prefix)] if preset.startswith("llama") else []
+    module = export(tmp_path, "torchtitan", "train.py", f"{preset}.yaml", *SMALL, *data)
+    done = subprocess.run(
+        [sys.executable, "-c", STEPS, str(module)], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.split()}
+    model = resolve(tmp_path, f"{preset}.yaml", *SMALL).experiment.trainer.model
+    assert int(found["PARAMETERS"][0]) == count_parameters(model).total_parameters
+    assert len(found["LOSSES"]) == 2
+    assert all(3 < float(loss) < 15 for loss in found["LOSSES"]), "of random weights; ln 256 is 5.5"
+
+
+def write_tokens(folder: Path) -> Path:
+    """Token files of Megatron-LM with one document."""
+    import struct
+
+    prefix = folder / "text_document"
+    tokens = [(7 * index) % 256 for index in range(4000)]
+    prefix.with_suffix(".bin").write_bytes(struct.pack(f"<{len(tokens)}H", *tokens))
+    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 1, 2) + struct.pack("<i", len(tokens))
+    prefix.with_suffix(".idx").write_bytes(index + struct.pack("<q", 0) + struct.pack("<qq", 0, 1))
+    return prefix
+
+
+@pytest.mark.parametrize("preset", ["llama3.1_8B", "qwen3_30B_A3B", "deepseek_v2_lite", "llama_quickstart"])
+def test_an_experiment_survives_the_way_to_maxtext_and_back(preset: str, tmp_path: Path) -> None:
+    resolved = resolve(tmp_path, f"{preset}.yaml", "--lr_warmup_iters", "4")
+    file = tmp_path / "train.yml"
+    file.write_text(format_foreign_file("maxtext", resolved, None).text)
+    config = read_foreign_file(file, {})
+    trainer = resolved.experiment.trainer
+    assert count_parameters(make_model(config)) == count_parameters(trainer.model)
+    assert config.settings["train_iters"] == 20
+    assert config.settings["lr"] == trainer.optimizer.lr
+    assert config.settings["min_lr_ratio"] == pytest.approx(0.1)
+    assert config.settings["lr_warmup_fraction"] == pytest.approx(0.2)
+    assert yaml.safe_load(file.read_text())["dataset_type"] == "synthetic"
+
+
+@pytest.mark.parametrize("target", ["torchtitan", "maxtext", "megatron-lm"])
+def test_a_setting_that_is_lost_is_a_warning_and_a_comment(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "e.yaml"
+    file.write_text(EXPERIMENT.format(model="tiny.yaml"))
+    words = ["--loss_spike_policy", "skip"] if target == "torchtitan" else ["--dataset", "python-stdlib"]
+    words += ["--tokenizer_type", "ByteLevelBPE"]
+    output = tmp_path / "new" / "train"
+    command = ["config", "export", "--config", str(file), "--to", target, "--output", str(output)]
+    assert main(["direct", "--", *command, *words]) == 0
+    key = words[0].removeprefix("--")
+    assert f"{key}: {words[1]}" in capsys.readouterr().err
+    assert f"#   {key}: {words[1]}" in output.read_text()
+
+
+def test_an_existing_file_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "e.yaml"
+    file.write_text(EXPERIMENT.format(model="tiny.yaml"))
+    command = ["direct", "--", "config", "export", "--config", str(file), "--to", "huggingface", "--output", str(file)]
+    assert main(command) == 2
+    assert "--force replaces it" in capsys.readouterr().err
+    assert file.read_text().startswith("workspace")
+
+
+def test_every_preset_is_exported_to_hugging_face_or_refused_with_a_reason() -> None:
+    problems = {}
+    names = registry.list_plug_ins("models")
+    for name in names:
+        try:
+            format_model_config(load_model(name))
+        except UsageError as error:
+            problems[name] = error.problem
+    assert not [problem for problem in problems.values() if " has " not in problem]
+    assert len(names) - len(problems) >= 50

@@ -1,0 +1,297 @@
+"""Experiment files of Primus for `framework: megatron`: accepted, translated, refused with the reason."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from primus.config.load import Resolved, load_experiment
+from primus.config.schema import ModelSpec, Trainer
+from primus.config.source import dump_yaml
+from primus.errors import UsageError
+
+MODEL = {
+    "num_layers": 4,
+    "hidden_size": 64,
+    "ffn_hidden_size": 128,
+    "num_attention_heads": 8,
+    "vocab_size": 512,
+    "max_position_embeddings": 4096,
+    "normalization": "RMSNorm",
+    "position_embedding_type": "rope",
+    "swiglu": True,
+}
+EXPERTS = MODEL | {"num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 32}
+
+
+def write_experiment(
+    folder: Path, settings: dict[str, Any], model: dict[str, Any] | None = None, stage: str = "pre_trainer"
+) -> Path:
+    """An experiment of `settings` over a model preset beside it."""
+    (folder / "shape.yaml").write_text(dump_yaml(model or MODEL))
+    module = {"framework": "megatron", "config": "pre_trainer.yaml", "model": "shape.yaml"}
+    file = folder / "exp.yaml"
+    file.write_text(dump_yaml({"modules": {stage: module | {"overrides": {"mock_data": True} | settings}}}))
+    return file
+
+
+def resolve(
+    folder: Path, settings: dict[str, Any], model: dict[str, Any] | None = None, stage: str = "pre_trainer"
+) -> Resolved:
+    return load_experiment(write_experiment(folder, settings, model, stage), environ={})
+
+
+def read_trainer(folder: Path, settings: dict[str, Any], model: dict[str, Any] | None = None) -> Trainer:
+    return resolve(folder, settings, model).experiment.trainer
+
+
+def read_model(folder: Path, settings: dict[str, Any], model: dict[str, Any] | None = None) -> ModelSpec:
+    return read_trainer(folder, settings, model).model
+
+
+def find_problem(folder: Path, settings: dict[str, Any], model: dict[str, Any] | None = None) -> str:
+    with pytest.raises(UsageError) as error:
+        resolve(folder, settings, model)
+    return str(error.value)
+
+
+# Presets
+
+
+def test_the_trainer_preset_of_primus_has_its_meaning(tmp_path: Path) -> None:
+    trainer = read_trainer(tmp_path, {})
+    assert (trainer.training.micro_batch_size, trainer.training.global_batch_size) == (2, 16)
+    assert (trainer.optimizer.lr, trainer.optimizer.weight_decay, trainer.optimizer.adam_beta2) == (2e-5, 0.0, 0.999)
+
+
+def test_presets_of_the_checkout_that_holds_the_experiment_are_read(tmp_path: Path) -> None:
+    presets = tmp_path / "primus/configs"
+    for folder, text in {
+        "modules/megatron/pre_trainer.yaml": "extends: [base.yaml]\ntrain_iters: 7\n",
+        "modules/megatron/base.yaml": "lr: 0.5\nsink_level: null\n",
+        "models/megatron/llama3.1_8B.yaml": f"bases: [shape.yaml]\n{dump_yaml({'num_layers': 3})}",
+        "models/megatron/shape.yaml": dump_yaml(MODEL | {"vocab_size": None}),
+    }.items():
+        file = presets / folder
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    experiment = tmp_path / "examples/megatron/configs/MI300X/exp.yaml"
+    experiment.parent.mkdir(parents=True)
+    experiment.write_text(
+        textwrap.dedent("""\
+            modules:
+              pre_trainer:
+                framework: megatron
+                config: pre_trainer.yaml
+                model: llama3.1_8B.yaml
+                overrides: {mock_data: true}
+            """)
+    )
+    resolved = load_experiment(experiment, environ={})
+    trainer = resolved.experiment.trainer
+    assert (trainer.training.train_iters, trainer.optimizer.lr, trainer.model.num_layers) == (7, 0.5, 3)
+    assert resolved.origins["num_layers"].endswith("primus/configs/models/megatron/llama3.1_8B.yaml:2")
+    assert (trainer.model.vocab_size, trainer.model.hf_name) == (128256, "meta-llama/Llama-3.1-8B")
+
+
+def test_without_a_checkout_the_preset_of_the_same_name_is_used(tmp_path: Path) -> None:
+    file = write_experiment(tmp_path, {})
+    file.write_text(file.read_text().replace("shape.yaml", "deepseek_v3.yaml"))
+    assert load_experiment(file, environ={}).experiment.trainer.model.num_experts == 256
+
+
+# Keys
+
+
+def test_an_argument_without_an_equivalent_key_reaches_the_engine_with_its_origin(tmp_path: Path) -> None:
+    resolved = resolve(tmp_path, {"overlap_grad_reduce": True, "ckpt_format": "torch"})
+    assert resolved.experiment.trainer.backend_args["overlap_grad_reduce"] is True
+    assert resolved.origins["backend_args.ckpt_format"].startswith(f"{tmp_path}/exp.yaml:")
+
+
+def test_a_renamed_argument_sets_the_equivalent_key_and_shows_its_name(tmp_path: Path) -> None:
+    resolved = resolve(tmp_path, {"layernorm_epsilon": 3e-6}, MODEL | {"norm_epsilon": 1e-5})
+    assert resolved.experiment.trainer.model.norm_epsilon == 3e-6
+    assert resolved.origins["norm_epsilon"].endswith("(layernorm_epsilon)")
+
+
+def test_a_misspelt_argument_is_an_error_with_the_nearest_name(tmp_path: Path) -> None:
+    assert "unknown key 'overlap_grad_reduc'; did you mean 'overlap_grad_reduce'?" in find_problem(
+        tmp_path, {"overlap_grad_reduc": True}
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("ddp_bucket_size", "many", "expected int"),
+        ("overlap_grad_reduce", 3, "expected bool"),
+        ("ckpt_format", "zip", "'zip' is not possible; valid: torch, torch_dist"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_an_error_with_its_line(
+    tmp_path: Path, key: str, value: Any, problem: str
+) -> None:
+    assert f"exp.yaml:8: {key}: {problem}" in find_problem(tmp_path, {key: value})
+
+
+def test_keys_of_primus_without_effect_are_one_note(tmp_path: Path) -> None:
+    resolved = resolve(tmp_path, {"stderr_sink_level": "DEBUG", "log_avg_skip_iterations": 5, "use_turbo_gemm": True})
+    (note,) = resolved.notes
+    assert "log_avg_skip_iterations, stderr_sink_level (reports only)" in note
+    assert "use_turbo_gemm (speed or memory only)" in note
+
+
+def test_keys_of_primus_at_their_defaults_are_not_mentioned(tmp_path: Path) -> None:
+    assert resolve(tmp_path, {"use_turbo_gemm": False, "stderr_sink_level": "INFO"}).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"weight_deosc": True}, "weight de-oscillation is Primus' own"),
+        ({"lora": {"enabled": True, "dim": 8}}, "low-rank adaptation is Primus' own"),
+        ({"rampup_batch_size": [16, 16, 1000]}, "the global batch size is constant here"),
+        ({"train_samples": 4096}, "use train_iters"),
+        ({"perform_rl_step": True}, "no engine here does this task"),
+        ({"normalization": "LayerNorm"}, "models here have RMSNorm"),
+        ({"position_embedding_type": "learned_absolute"}, "rotary embedding"),
+        ({"swiglu": False}, "gated feed-forward layers"),
+    ],
+)
+def test_what_would_change_the_training_is_refused_by_name(
+    tmp_path: Path, settings: dict[str, Any], reason: str
+) -> None:
+    (key,) = settings
+    problem = find_problem(tmp_path, settings)
+    assert f"exp.yaml:8: {key}: " in problem or f"{key}" in problem
+    assert reason in problem
+
+
+def test_a_trainer_of_primus_for_images_is_refused(tmp_path: Path) -> None:
+    file = write_experiment(tmp_path, {})
+    file.write_text(
+        file.read_text().replace("framework: megatron", "framework: megatron\n    trainer_class: FluxTrainer")
+    )
+    with pytest.raises(UsageError, match="trainer_class: FluxTrainer is Primus' own"):
+        load_experiment(file, environ={})
+
+
+def test_a_module_of_fine_tuning_is_accepted_with_a_note(tmp_path: Path) -> None:
+    resolved = resolve(tmp_path, {"sft_dataset_name": "a/b", "lora": {"enabled": True}}, stage="post_trainer")
+    assert resolved.experiment.trainer.backend_args["lora"] == {"enabled": True}
+    assert "no engine here fine-tunes yet" in resolved.notes[0]
+
+
+def test_the_command_line_accepts_arguments_of_megatron(tmp_path: Path) -> None:
+    file = write_experiment(tmp_path, {"overlap_grad_reduce": True})
+    words = ["--no_overlap_grad_reduce", "--overlap_param_gather", "--recompute-granularity", "full", "--lr", "1e-3"]
+    with pytest.raises(UsageError, match="no_overlap_grad_reduce"):
+        load_experiment(file, words, environ={})
+    trainer = load_experiment(file, words[1:], environ={}).experiment.trainer
+    assert trainer.backend_args["overlap_param_gather"] is True
+    assert (trainer.backend_args["recompute_granularity"], trainer.optimizer.lr) == ("full", 1e-3)
+
+
+# Data
+
+
+@pytest.mark.parametrize(
+    ("settings", "train", "folder"),
+    [
+        ({"data_path": "0.3 a 0.7 b"}, "0.3 a 0.7 b", "./data"),
+        ({"data_path": ["0.3", "a", "0.7", "b"]}, ["0.3", "a", "0.7", "b"], "./data"),
+        ({"data_path": "corpus_text_document"}, "corpus_text_document", "./data"),
+        ({"data_path": "./data", "dataset": "d"}, None, "./data"),
+        ({"data_path": "folder/", "train_data_path": "p"}, "p", "folder/"),
+        ({"data_path": None, "train_data_path": "p"}, "p", "./data"),
+    ],
+)
+def test_data_path_is_a_blend_unless_other_data_are_named(
+    tmp_path: Path, settings: dict[str, Any], train: Any, folder: str
+) -> None:
+    data = read_trainer(tmp_path, {"mock_data": False, **settings}).data
+    assert (data.train_data_path, data.data_path) == (train, folder)
+
+
+def test_native_keeps_data_path_as_a_folder(tmp_path: Path) -> None:
+    file = write_experiment(tmp_path, {"data_path": "x", "mock_data": False, "dataset": "d"})
+    words = ["--framework", "native", "--config", "null", "--model", "tiny"]
+    assert load_experiment(file, words, environ={}).experiment.trainer.data.data_path == "x"
+
+
+# Models
+
+
+@pytest.mark.parametrize(
+    ("written", "dense", "frequency"),
+    [
+        ("([0]*1+[1]*3)", 1, 1),
+        ([0, 0, 1, 1], 2, 1),
+        ("([0,1]*2)", 0, 2),
+        ("1", 0, 1),
+        (1, 0, 1),
+    ],
+)
+def test_layers_with_experts_are_read_from_a_pattern(tmp_path: Path, written: Any, dense: int, frequency: int) -> None:
+    spec = read_model(tmp_path, {"moe_layer_freq": written}, EXPERTS)
+    assert (spec.first_k_dense_replace, spec.moe_layer_freq) == (dense, frequency)
+
+
+@pytest.mark.parametrize("written", ["__import__('os')", "[1]*10**9", "([1,0]*2)", "([0]*2+[2]*2)", "[[1]]"])
+def test_a_pattern_that_is_no_list_of_layers_is_an_error(tmp_path: Path, written: str) -> None:
+    assert "moe_layer_freq" in find_problem(tmp_path, {"moe_layer_freq": written}, EXPERTS)
+
+
+def test_llama_rope_scaling_is_translated(tmp_path: Path) -> None:
+    spec = read_model(tmp_path, {"use_rope_scaling": True, "rope_scaling_factor": 16.0, "rotary_scaling_factor": 40})
+    assert (spec.rope_type, spec.rotary_scaling_factor) == ("llama3", 16.0)
+
+
+def test_latent_attention_takes_yarn_and_the_widths_of_megatron(tmp_path: Path) -> None:
+    spec = read_model(tmp_path, {"multi_latent_attention": True, "rotary_scaling_factor": 40, "kv_lora_rank": 64})
+    assert (spec.rope_type, spec.rotary_scaling_factor, spec.original_max_position_embeddings) == ("yarn", 40, 4096)
+    assert (spec.kv_lora_rank, spec.qk_head_dim, spec.v_head_dim) == (64, 128, 128)
+
+
+def test_a_scaling_factor_without_scaling_has_no_effect(tmp_path: Path) -> None:
+    assert read_model(tmp_path, {"rotary_scaling_factor": 40}).rotary_scaling_factor == 1.0
+
+
+def test_groups_of_queries_need_the_switch(tmp_path: Path) -> None:
+    assert read_model(tmp_path, {"group_query_attention": False, "num_query_groups": 2}).num_query_groups is None
+    assert read_model(tmp_path, {"group_query_attention": True, "num_query_groups": 2}).num_query_groups == 2
+
+
+def test_sequence_parallelism_of_one_device_is_off(tmp_path: Path) -> None:
+    assert read_trainer(tmp_path, {"sequence_parallel": True}).parallel.sequence_parallel is False
+    parallel = read_trainer(tmp_path, {"sequence_parallel": True, "tensor_model_parallel_size": 2}).parallel
+    assert parallel.sequence_parallel is True
+
+
+@pytest.mark.parametrize(
+    ("settings", "window", "period"),
+    [
+        ({"window_size": [127, 0], "window_attn_skip_freq": 2}, 128, 2),
+        ({"window_size": "(127, 0)", "window_attn_skip_freq": [1, 0, 1, 0]}, 128, 2),
+        ({"window_size": 128}, 128, 1),
+        ({"use_sink_attention": True, "sink_sliding_window": 128}, 128, 2),
+    ],
+)
+def test_a_sliding_window_is_translated(tmp_path: Path, settings: dict[str, Any], window: int, period: int) -> None:
+    spec = read_model(tmp_path, settings)
+    assert (spec.window_size, spec.window_layer_period) == (window, period)
+
+
+def test_the_vocabulary_follows_a_published_tokenizer(tmp_path: Path) -> None:
+    settings = {"tokenizer_model": "Qwen/Qwen2.5-7B", "tokenizer_type": "HuggingFaceTokenizer"}
+    assert read_model(tmp_path, settings).vocab_size == 152064
+    assert read_model(tmp_path, {**settings, "vocab_size": 600}).vocab_size == 600
+
+
+def test_a_dense_model_ignores_settings_of_experts(tmp_path: Path) -> None:
+    spec = read_model(tmp_path, {"num_experts": None, "moe_router_topk": 8, "moe_layer_freq": "([0]*1+[1]*3)"})
+    assert (spec.num_experts, spec.first_k_dense_replace) == (None, 0)
