@@ -9,13 +9,19 @@ in_parallel = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 in_venv = venv="$(or $(VENV),$$(./primus-cli setup --dev))" && PATH="$$venv/bin:$$PATH" &&
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test retest test-cluster quick core lint format golden docs bench
+.PHONY: help setup engines test-newer-python test retest test-cluster quick core lint format golden docs bench
 
 help:  ## list these
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup:  ## make the development environment, or bring it up to date
 	@$(in_venv) echo "$$venv"
+
+engines:  ## install the engines that tests use, each in its environment
+	@$(in_venv) primus-cli setup --engine all
+
+test-newer-python:  ## the Megatron backend's tests on Python 3.12 or 3.13, for which other versions are published
+	@sh tests/newer_python.sh
 
 test: lint  ## every check: the import directions, ruff, mypy, and all tests
 	@$(in_venv) python -m pytest $(in_parallel)

@@ -318,6 +318,29 @@ def test_setup_makes_the_environment_and_prints_only_where_it_is(checkout: Check
     assert wrong.returncode == 2 and "--dev" in wrong.stderr
 
 
+def test_setup_passes_the_engines_on_once_the_environment_is_there(checkout: Checkout) -> None:
+    given = answer(checkout.run("setup", "--engine", "torchtitan", "--engine=jax,megatron"))
+    assert given == {"argv": ["setup", "--engine", "torchtitan,jax,megatron"], "prefix": str(checkout.venv)}
+    assert len(checkout.installs()) == 1
+    answer(checkout.run("setup", "--dev", "--engine", "all"))
+    assert checkout.installs()[1]["argv"][-1] == ".[native,data,dev]"
+    again = answer(checkout.run("setup", "--dev", "--engine", "all", "--dry-run"))
+    assert again["argv"] == ["--dry-run", "setup", "--engine", "all"] and len(checkout.installs()) == 2
+
+
+def test_a_dry_setup_makes_nothing(checkout: Checkout) -> None:
+    for words in (["--dry-run"], ["--engine", "all", "--dry-run"]):
+        done = checkout.run("setup", *words)
+        assert done.returncode == 0 and f"makes {checkout.venv}" in done.stderr
+    assert not checkout.venv.exists() and checkout.installs() == []
+
+
+def test_setup_refuses_an_engine_without_a_name(checkout: Checkout) -> None:
+    wrong = checkout.run("setup", "--engine")
+    assert wrong.returncode == 2 and "--engine needs a name" in wrong.stderr
+    assert not checkout.venv.exists()
+
+
 def test_the_environment_of_another_place_is_left_alone(checkout: Checkout) -> None:
     answer(checkout.run())
     place = (checkout.venv / "primus-place").read_text().strip()

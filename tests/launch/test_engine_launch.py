@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,9 @@ class EngineUser:
         (site / "shared.pth").write_text("".join(f"import site; site.addsitedir({entry!r})\n" for entry in shared))
         (site / "small/core").mkdir(parents=True)
         (site / "small/core/__init__.py").write_text(f"__version__ = {version!r}\n{code}\n")
+        info = site / f"small_core-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: small-core\nVersion: {version}\n")
 
     def engine_lines(self) -> list[list[str]]:
         """Version and interpreter, of each rank."""
@@ -70,6 +74,7 @@ def test_a_launch_that_may_not_install_says_what_to_type(user: EngineUser) -> No
     assert refused.returncode == 3
     assert "Small is not installed" in refused.stderr and "./primus-cli setup --engine small" in refused.stderr
     assert not user.engines.exists() and not (user.cwd / "output").exists()
+    assert user.run("direct", *TRAIN, PRIMUS_INSTALL_ENGINES="no").returncode == 2
 
 
 @pytest.mark.slow
@@ -141,9 +146,14 @@ def test_a_replay_compares_the_version_of_the_engine(user: EngineUser) -> None:
     user.install_engine("1.2")
     assert user.run("direct", "--single", *TRAIN).returncode == 0
     run_folder = (user.cwd / "output/small/latest").resolve()
-    again = user.run("direct", "--single", "--", "train", "pretrain", "--replay", str(run_folder))
-    assert again.returncode == 0, again.stderr
-    assert "small" not in again.stderr
+    replay = ("direct", "--single", "--", "train", "pretrain", "--replay", str(run_folder))
+    again = user.run(*replay)
+    assert again.returncode == 0 and "package" not in again.stdout, again.stderr
+    shutil.rmtree(user.prefix)
+    user.install_engine("1.3")
+    refused = user.run(*replay)
+    assert refused.returncode == 3
+    assert "package small-core: 1.2 then, 1.3 now" in refused.stderr
 
 
 @pytest.mark.parametrize("framework", ["nemo", "NeMo", "nemo-toolkit", "megatron_bridge", "nemo_automodel"])

@@ -73,6 +73,16 @@ def accepted(root: Path, **environ: str) -> None:
     check_launch("auto", probe(root, environ), environ)
 
 
+def test_the_pytorch_of_the_workers_counts_not_that_of_the_launcher(amd: Path, tmp_path: Path, install_torch) -> None:
+    install_torch("2.13.0+cpu")
+    assert "the CPU" in refused(amd)
+    folder = tmp_path / "environment/torch"
+    folder.mkdir(parents=True)
+    (folder / "version.py").write_text("__version__ = '2.13.0+rocm7.2'\ncuda = None\nhip = '7.2.5321'\n")
+    environ = {"PRIMUS_MACHINE_ROOT": str(amd)}
+    check_launch("auto", probe(amd, environ), environ, [str(folder.parent)])
+
+
 def test_a_cuda_build_on_amd_devices_is_refused(amd: Path, install_torch) -> None:
     install_torch("2.13.0+cu130", cuda="13.0")
     told = refused(amd)

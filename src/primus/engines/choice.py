@@ -10,7 +10,7 @@ from msgspec import Struct
 from primus.engines.environment import is_current
 from primus.engines.installation import EngineInstallation, environment_folder, environment_python, find_installation
 from primus.engines.requirement import EngineRequirement, read_engine
-from primus.errors import UnfitError
+from primus.errors import UnfitError, UsageError
 from primus.patch import includes_version
 
 INSTALL_VARIABLE = "PRIMUS_INSTALL_ENGINES"
@@ -100,8 +100,10 @@ def _choose_new(engines: Mapping[str, EngineRequirement], environ: Mapping[str, 
     if not possible:
         name, engine = next(iter(engines.items()))
         raise UnfitError(f"{engine.title} is not installed, and not available for Python {version}", engine.remedy)
-    name = possible[0]
-    if environ.get(INSTALL_VARIABLE, "auto") == "never":
+    name, wish = possible[0], environ.get(INSTALL_VARIABLE) or "auto"
+    if wish not in ("auto", "never"):
+        raise UsageError(f"{INSTALL_VARIABLE}={wish}: invalid value", "use auto or never")
+    if wish == "never":
         raise UnfitError(
             f"{engines[name].title} is not installed, and {INSTALL_VARIABLE}=never",
             f"install it: ./primus-cli setup --engine {name}",

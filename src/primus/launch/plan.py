@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct, structs
@@ -135,6 +135,8 @@ class PlanContext(Struct, frozen=True, kw_only=True):
     environ: Mapping[str, str]
     python: str
     """Interpreter that starts the workers."""
+    import_folders: Sequence[str] | None = None
+    """Import path of that interpreter; None for that of the launcher."""
     facts: Callable[[str | None], MachineFacts] = lambda master: MachineFacts()
     """Facts about this machine, and its interface to a master; read only if a runtime needs them."""
     starts_workers: bool = True

@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 
 from primus import interpreter, patch
 from primus.engines.choice import EngineChoice, choose_engine
-from primus.engines.installation import EngineInstallation
+from primus.engines.installation import EngineInstallation, list_installation_folders
 from primus.errors import UsageError
 from primus.launch import compose
 from primus.launch.invocation import Invocation
@@ -69,10 +69,12 @@ def plan_attempt(
     python = engine.python if engine else context.python
     worker = interpreter.module_command(python, "primus.worker", str(directory), str(attempt))
     notes = (*job.notes, engine.note) if engine else job.notes
+    folders = list_installation_folders(engine.installation) if engine and engine.installation else None
     innermost = LaunchPlan(argv=worker, env=job.env, notes=notes)
     context = structs.replace(context, patches=job.patches, directory=str(directory), attempt=attempt, name=job.name)
     context = structs.replace(context, workload=job.workload)
-    folded = compose.compose_plan(request, innermost, structs.replace(_seen_by_workers(context, job), python=python))
+    seen = structs.replace(_seen_by_workers(context, job), python=python, import_folders=folders)
+    folded = compose.compose_plan(request, innermost, seen)
     if engine and engine.installation and engine.installation.place == "checkout":
         folded = structs.replace(folded, env=folded.env | _make_checkout_variable(engine.installation, folded, context))
     assert folded.layout is not None, "the chain ends on a node"
@@ -81,7 +83,7 @@ def plan_attempt(
     if job.device:
         from primus.machine import accelerators  # a task without workers runs in the launcher
 
-        accelerators.check_launch(job.device, context.facts(_find_master(folded.layout)), workers)
+        accelerators.check_launch(job.device, context.facts(_find_master(folded.layout)), workers, folders)
     patch.chosen_names(workers)  # rejects unknown names before anything starts
     return Launch(
         job=job,

@@ -6,7 +6,7 @@ import grp
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import structs
@@ -42,13 +42,16 @@ def without_accelerators(facts: MachineFacts) -> MachineFacts:
     return structs.replace(facts, devices=(), links=())
 
 
-def check_launch(asked: DeviceKind, facts: MachineFacts, environ: Mapping[str, str]) -> None:
+def check_launch(
+    asked: DeviceKind, facts: MachineFacts, environ: Mapping[str, str], folders: Sequence[str] | None = None
+) -> None:
     """Reject a launch whose workers could not use the accelerators of this machine; reads files only.
 
     Args:
         asked: Device that the job requests.
         facts: Facts about the machine.
         environ: Variables of the workers.
+        folders: Import path of the workers; None for that of this interpreter.
 
     Raises:
         UnfitError: The installed PyTorch cannot use the accelerators, or there are none and the job needs one.
@@ -60,7 +63,7 @@ def check_launch(asked: DeviceKind, facts: MachineFacts, environ: Mapping[str, s
         if asked == "cuda":
             raise _explain_missing_accelerators()
         return
-    build = find_installed_build(sys.path)
+    build = find_installed_build(sys.path if folders is None else folders)
     root = find_machine_root(environ)
     reason = next(iter(_find_certain_reasons(build, facts, environ, root)), None) if build else None
     if reason:

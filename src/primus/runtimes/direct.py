@@ -156,7 +156,7 @@ def _collect_node_variables(
         given,
         typed=typed,
         workload=context.workload,
-        torch=find_torch_version(facts, sys.path),
+        torch=find_torch_version(facts, sys.path if context.import_folders is None else context.import_folders),
         hooks=_select_by_source(context.settings, "hook"),
         patches=_select_by_source(context.settings, "patch"),
         rocm_library=find_rocm_library(context.environ),

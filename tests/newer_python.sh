@@ -1,0 +1,20 @@
+#!/bin/sh
+# Runs the tests of the Megatron backend on the newest of Python 3.13 and 3.12 that is found, for which other versions of
+# megatron-core are published than for 3.11; does nothing where neither is found.
+set -eu
+cd "$(dirname "$0")/.."
+for version in 3.13 3.12; do
+    for python in "python$version" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python; do
+        [ "$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || :)" = "$version" ] || continue
+        echo "== Python $version: $python"
+        export PRIMUS_VENV="$PWD/.venv-python$version" PRIMUS_PYTHON="$python"
+        ./primus-cli setup --dev --engine megatron || {
+            echo "megatron-core cannot be installed for Python $version: it is not tested" >&2
+            exit 0
+        }
+        folder=tests/backends/megatron
+        [ -d "$folder" ] || folder=tests/engines/test_installation.py
+        exec "$PRIMUS_VENV/bin/python" -m pytest -q "$folder"
+    done
+done
+echo "no Python 3.12 or 3.13 here: the newest megatron-core is not tested"
