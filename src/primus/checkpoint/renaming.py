@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -81,19 +82,22 @@ class HubNames:
         weights: The source, in the names of `engine`.
         spec: The model.
         engine: An engine of `families/`.
+        others: Pattern of names that are no weights; None accepts any further tensors.
 
     Raises:
         UsageError: The engine has no names for such a model.
-        PrimusError: The source lacks a tensor, or has one of another shape.
+        PrimusError: The source lacks a tensor, has one of another shape, or one that is not part of the model.
     """
 
-    def __init__(self, weights: WeightReader, spec: ModelSpec, engine: str) -> None:
+    def __init__(self, weights: WeightReader, spec: ModelSpec, engine: str, others: str | None = None) -> None:
         self._shapes = list_hub_shapes(spec)
         self._sizes = HeadSizes(model.head_dim(spec), model.num_query_groups(spec))
         rules = list_rules(spec, engine)
         engine_shapes = compute_engine_shapes(rules, self._shapes)
         primary = _choose_primary_rules(rules, weights.list_tensors().keys())
         needed = {rule.engine.name: engine_shapes[rule.engine.name] for rule in primary}
+        if others is not None:
+            _check_surplus(weights.list_tensors().keys() - engine_shapes.keys(), others, f"this model of {engine}")
         padded = {rule.engine.name for rule in primary if rule.rows == "keep_padded"}
         self._source = PartReader(weights, needed, f"this model of {engine}", padded)
         self._rules = _group_parts(
@@ -238,6 +242,13 @@ def _choose_primary_rules(rules: list[NameRule], available: Collection[str]) -> 
             if part not in chosen or (chosen[part].engine.name not in available and rule.engine.name in available):
                 chosen[part] = rule
     return list(dict.fromkeys(chosen.values()))
+
+
+def _check_surplus(names: Collection[str], others: str, owner: str) -> None:
+    surplus = sorted(name for name in names if not re.fullmatch(others, name))
+    if surplus:
+        more = f" and {len(surplus) - 1} more tensors" if len(surplus) > 1 else ""
+        raise PrimusError(f"{surplus[0]}{more} are not part of {owner}", "is it a checkpoint of this model?")
 
 
 def _group_parts(places) -> dict[str, PartPlaces]:
