@@ -1,0 +1,185 @@
+"""Write a checkpoint so that it is complete or absent, and continue after a kill.
+
+Files are written into `.NAME.partial` beside the target, each under a temporary name that is replaced when it is
+complete. The journal in that folder has the plan's fingerprint, then a line for each complete file: the same command
+skips them. When all are there the folder is renamed to the target. An error other than a kill removes the folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from primus.checkpoint.formats.output import FileRecord, OutputFile, OutputPlan
+from primus.errors import PrimusError, UsageError
+
+JOURNAL = ".conversion.jsonl"
+LOCK = ".conversion.lock"
+
+Report = Callable[[int], None]
+"""Called with the number of bytes of tensors that are done."""
+
+
+def partial_folder(target: Path) -> Path:
+    """The folder of an unfinished conversion."""
+    return target.parent / f".{target.name}.partial"
+
+
+def check_target(target: Path) -> None:
+    """Refuse a target that is there already.
+
+    Raises:
+        UsageError: It exists and is not an empty folder.
+    """
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    if target.exists() or target.is_symlink():
+        raise UsageError(f"{target}: exists", "choose another folder, or remove it")
+
+
+def write_checkpoint(target: Path, plan: OutputPlan, fingerprint: str, report: Report = lambda _: None) -> int:
+    """Write all files of a plan; returns the number of files that an interrupted run had written already.
+
+    Args:
+        target: The folder, which is not there.
+        plan: The files.
+        fingerprint: Of the source and the settings: files of an interrupted run with another one are not kept.
+        report: See `Report`.
+
+    Raises:
+        UsageError: The target exists, or another process is writing it.
+        PrimusError: It cannot be written; nothing is left of it.
+    """
+    target = Path(os.path.abspath(target))
+    check_target(target)
+    partial = partial_folder(target)
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        with _hold_lock(partial):
+            records = _read_journal(partial, fingerprint)
+            _check_space(partial, plan, records)
+            with (partial / JOURNAL).open("a", encoding="utf-8") as journal:
+                if not records:
+                    _append_line(journal, fingerprint)
+                kept = len(records)
+                for file in plan.files:
+                    if file.name in records:
+                        report(file.num_bytes)
+                        continue
+                    records[file.name] = _write_file(partial, file, report)
+                    _append_line(journal, [file.name, records[file.name]])
+            plan.finish(partial, records)
+            _complete_folder(partial, target)
+            return kept
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise PrimusError(
+            f"{target}: cannot be written: {error.strerror or error}", "nothing of it is left; make room and repeat it"
+        ) from None
+    except PrimusError as error:
+        if not isinstance(error, UsageError):
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _write_file(folder: Path, file: OutputFile, report: Report) -> FileRecord:
+    path = folder / file.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb", buffering=0) as opened:
+        record = file.write(_WholeWrites(opened), report)  # type: ignore[arg-type]
+        # Before the rename: the journal must not name a file without content after a power cut.
+        os.fsync(opened.fileno())
+    os.replace(temporary, path)
+    return record
+
+
+class _WholeWrites:
+    """An unbuffered file whose writes are never partial; tensors go to the page cache without another copy."""
+
+    def __init__(self, file: Any) -> None:
+        self._file: BinaryIO = file
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        done = 0
+        while done < len(view):
+            done += self._file.write(view[done:])
+        return done
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def flush(self) -> None:
+        """Nothing is buffered."""
+
+
+def _check_space(partial: Path, plan: OutputPlan, records: dict[str, FileRecord]) -> None:
+    needed = sum(file.num_bytes for file in plan.files if file.name not in records)
+    free = shutil.disk_usage(partial).free
+    if needed > free:
+        raise PrimusError(
+            f"{partial.parent}: {needed / 1e9:,.1f} GB are needed, and {free / 1e9:,.1f} GB are free",
+            "make room, or choose another disk",
+        )
+
+
+def _read_journal(partial: Path, fingerprint: str) -> dict[str, FileRecord]:
+    """Records of the files that are complete; removes those of another plan."""
+    lines: list[Any] = []
+    try:
+        for line in (partial / JOURNAL).read_text(encoding="utf-8").splitlines():
+            lines.append(json.loads(line))  # noqa: PERF401 - lines before a torn one count
+    except (FileNotFoundError, ValueError):
+        pass
+    if lines and lines[0] == fingerprint:
+        return {name: record for name, record in lines[1:] if (partial / name).is_file()}
+    for path in partial.iterdir():
+        if path.name != LOCK:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return {}
+
+
+def _append_line(journal: Any, value: Any) -> None:
+    journal.write(json.dumps(value) + "\n")
+    journal.flush()
+
+
+def _complete_folder(partial: Path, target: Path) -> None:
+    """Rename the folder to the target when all its files are durable."""
+    (partial / JOURNAL).unlink()
+    (partial / LOCK).unlink()
+    for path in partial.rglob("*"):
+        _sync(path)
+    _sync(partial)
+    os.replace(partial, target)
+    _sync(target.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _hold_lock(partial: Path) -> Iterator[None]:
+    """Keep other processes from writing the same target.
+
+    Raises:
+        UsageError: One is writing it.
+    """
+    with (partial / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"{partial}: another process is writing it", "wait for its end") from None
+        yield

@@ -1,0 +1,273 @@
+"""Folders of Hugging Face: safetensors in shards with an index, config.json, tokenizer files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import torch
+from torch import Tensor
+
+from primus.checkpoint.family import choose_family, list_copies, list_hub_shapes
+from primus.checkpoint.formats.output import OutputFile, OutputPlan, split_rows
+from primus.checkpoint.formats.safetensors_file import SafetensorsFile, build_header
+from primus.checkpoint.formats.tensor_bytes import write_tensor
+from primus.checkpoint.quantized import DequantizedWeights
+from primus.checkpoint.weights import TensorInfo, WeightReader
+from primus.config.schema import ModelSpec
+from primus.errors import PrimusError, UsageError
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+SHARD_BYTES = 5 << 30
+"""Tensor data in one shard, as transformers writes (`max_shard_size`)."""
+
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
+    *("vocab.json", "merges.txt", "chat_template.jinja", "spiece.model", "sentencepiece.bpe.model"),
+)
+OTHER_FILES = ("generation_config.json",)
+
+
+class SafetensorsFolder:
+    """All tensors of a folder of safetensors files, or of one file.
+
+    Raises:
+        PrimusError: A shard is missing or damaged, or lacks a tensor of the index.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._files: dict[str, SafetensorsFile] = {}
+        for file, names in list_shards(path).items():
+            opened = SafetensorsFile(file)
+            found = opened.list_tensors()
+            missing = sorted(set(names) - found.keys())
+            if missing:
+                raise PrimusError(f"{file}: lacks {missing[0]}, which {INDEX} says it has")
+            for name in found:
+                if name in self._files:
+                    raise PrimusError(f"{name} is in {self._files[name].path.name} and in {file.name}")
+                self._files[name] = opened
+
+    def list_tensors(self) -> dict[str, TensorInfo]:
+        return {name: file.list_tensors()[name] for name, file in self._files.items()}
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        return self._files[name].read(name, rows)
+
+
+class HuggingFaceWeights:
+    """The weights of a model in a folder of Hugging Face, by hub names.
+
+    Quantized tensors read as bfloat16. Copies of other tensors and what no model reads are left out.
+
+    Raises:
+        PrimusError: A tensor is missing, has another shape, or is not one of the model.
+    """
+
+    def __init__(self, path: Path, spec: ModelSpec) -> None:
+        self._weights = DequantizedWeights(SafetensorsFolder(path))
+        shapes, copies = list_hub_shapes(spec), list_copies(spec)
+        found = self._weights.list_tensors()
+        check_tensors(found, shapes, copies, str(path))
+        self._copies = {name: original for name, original in copies.items() if name in found and original in found}
+        self._tensors = {name: found[name] for name in shapes}
+
+    def list_tensors(self) -> dict[str, TensorInfo]:
+        return self._tensors
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        return self._weights.read(name, rows)
+
+    def find_different_copy(self) -> str:
+        """The first tensor that should be a copy of another one and differs; empty if there is none."""
+        for name, original in self._copies.items():
+            assert original is not None
+            info = self._weights.list_tensors()[name]
+            if any(
+                not torch.equal(self._weights.read(name, rows), self._weights.read(original, rows))
+                for rows in split_rows(info)
+            ):
+                return f"{name} differs from {original}, which it should copy"
+        return ""
+
+
+def check_tensors(
+    found: Mapping[str, TensorInfo],
+    shapes: Mapping[str, tuple[int, ...]],
+    others: Mapping[str, str | None],
+    where: str,
+) -> None:
+    """Account for every tensor: none missing, none left over, all of the right shape.
+
+    Raises:
+        PrimusError: Names the first tensor that is wrong, and the number of others.
+    """
+    missing = [name for name in shapes if name not in found]
+    if missing:
+        raise PrimusError(
+            f"{where}: {len(missing)} of {len(shapes)} tensors are missing, among them {missing[0]}",
+            "is it complete, and of this model?",
+        )
+    surplus = [name for name in found if name not in shapes and name not in others]
+    if surplus:
+        raise PrimusError(
+            f"{where}: {len(surplus)} tensors are not part of the model, among them {surplus[0]}",
+            "is it of this model?",
+        )
+    for name, shape in shapes.items():
+        if tuple(found[name].shape) != shape:
+            raise PrimusError(
+                f"{where}: {name} has shape {list(found[name].shape)}, and the model {list(shape)}",
+                "is it of this model?",
+            )
+
+
+def list_shards(path: Path) -> dict[Path, list[str]]:
+    """Files of a folder with the tensors that its index names; without an index all its files.
+
+    Raises:
+        PrimusError: There are none, or one of the index is missing.
+    """
+    if path.is_file():
+        return {path: []}
+    index = path / INDEX
+    if not index.is_file():
+        files = sorted(path.glob("*.safetensors"))
+        if not files:
+            raise PrimusError(f"{path}: no *.safetensors file", "give a folder with weights")
+        return {file: [] for file in files}
+    try:
+        names: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shards: dict[Path, list[str]] = {}
+        for name, file in names.items():
+            shards.setdefault(path / Path(file).name, []).append(name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PrimusError(f"{index}: damaged: {error}") from None
+    missing = sorted(file.name for file in shards if not file.is_file())
+    if missing:
+        raise PrimusError(
+            f"{path}: {len(missing)} of {len(shards)} shards are missing, among them {missing[0]}",
+            "copy or download them again",
+        )
+    return shards
+
+
+def read_spec(path: Path) -> ModelSpec:
+    """The model of a folder, by its config.json.
+
+    Raises:
+        PrimusError: The file is missing or damaged.
+        UsageError: It describes a model that this package does not know.
+    """
+    from primus.config.imports.hugging_face import read_model_config  # only for folders of Hugging Face
+
+    file = (path.parent if path.is_file() else path) / CONFIG
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PrimusError(f"{file}: missing", "name the model by --model PRESET or its YAML file") from None
+    except (OSError, ValueError) as error:
+        raise PrimusError(f"{file}: damaged: {error}") from None
+    settings = read_model_config(values, str(file), path.name).model
+    try:
+        return msgspec.convert(settings, ModelSpec)
+    except msgspec.ValidationError as error:
+        raise PrimusError(f"{file}: {error}") from None
+
+
+# Writing
+
+
+def plan_output(weights: WeightReader, spec: ModelSpec, files_from: Path | None = None) -> OutputPlan:
+    """The files of a folder in this format.
+
+    Args:
+        weights: In hub names.
+        spec: The model.
+        files_from: A folder whose tokenizer files are copied, and its config.json if it is of the same model.
+
+    Raises:
+        UsageError: transformers has no model like this.
+    """
+    config = format_config(spec, weights)
+    tensors = dict(weights.list_tensors())
+    shards = _split_shards(tensors)
+    names = [SINGLE]
+    if len(shards) > 1:
+        names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+    files = [
+        OutputFile(name, sum(info.num_bytes for info in shard.values()), _ShardWriter(weights, shard))
+        for name, shard in zip(names, shards, strict=True)
+    ]
+
+    def finish(folder: Path, _: Mapping[str, Any]) -> None:
+        (folder / CONFIG).write_text(config, encoding="utf-8")
+        if len(shards) > 1:
+            total = sum(info.num_bytes for info in tensors.values())
+            placed = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+            index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(placed.items()))}
+            (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        if files_from is not None:
+            for name in (*TOKENIZER_FILES, *OTHER_FILES):
+                if (files_from / name).is_file():
+                    shutil.copyfile(files_from / name, folder / name)
+
+    return OutputPlan(files, finish)
+
+
+def format_config(spec: ModelSpec, weights: WeightReader) -> str:
+    """The config.json of a model, with the type of most of its weights.
+
+    Raises:
+        UsageError: transformers has no model like this.
+    """
+    from primus.config.exports.hugging_face import format_model_config  # only for folders of Hugging Face
+
+    values = json.loads(format_model_config(spec).text)
+    family = choose_family(spec)[1]
+    if family.architecture not in values["architectures"]:
+        raise UsageError(f"{family.architecture} expected, and {values['architectures']} written")
+    sizes: dict[str, int] = {}
+    for info in weights.list_tensors().values():
+        name = str(info.dtype).removeprefix("torch.")
+        sizes[name] = sizes.get(name, 0) + info.num_bytes
+    # transformers 4 reads torch_dtype, 5 reads dtype.
+    values["torch_dtype"] = values["dtype"] = max(sizes, key=lambda name: sizes[name])
+    return json.dumps(values, indent=2) + "\n"
+
+
+def _split_shards(tensors: Mapping[str, TensorInfo]) -> list[dict[str, TensorInfo]]:
+    """Tensors in their order, at most `SHARD_BYTES` together."""
+    shards: list[dict[str, TensorInfo]] = [{}]
+    size = 0
+    for name, info in tensors.items():
+        if shards[-1] and size + info.num_bytes > SHARD_BYTES:
+            shards.append({})
+            size = 0
+        shards[-1][name] = info
+        size += info.num_bytes
+    return shards
+
+
+class _ShardWriter:
+    """Writes one file: the header is known before the tensors."""
+
+    def __init__(self, weights: WeightReader, tensors: Mapping[str, TensorInfo]) -> None:
+        self._weights, self._tensors = weights, tensors
+
+    def __call__(self, file: BinaryIO, report: Callable[[int], None]) -> None:
+        # transformers refuses files without this entry.
+        file.write(build_header(self._tensors, {"format": "pt"}))
+        for name, info in self._tensors.items():
+            written = 0
+            for rows in split_rows(info):
+                count = write_tensor(file, self._weights.read(name, rows).to(info.dtype))
+                written += count
+                report(count)
+            assert written == info.num_bytes, f"{name}: {written} of {info.num_bytes} bytes read"

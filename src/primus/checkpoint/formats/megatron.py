@@ -1,0 +1,126 @@
+"""Megatron's `torch_dist` format: a DCP folder with Megatron's names, whose layers are stacked where they are alike.
+
+    TARGET/latest_checkpointed_iteration.txt      a number, or "release" for weights without a step
+    TARGET/iter_0000100/ or TARGET/release/       .metadata, *.distcp, common.pt, metadata.json
+
+Tensors are whole in the files, so that ranks of any layout load them. Layers of one kind are stacked: the first axis of
+`decoder.layers.mlp.linear_fc1.weight` is the layer. With dense layers before experts, each layer has its own name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from primus import model
+from primus.checkpoint.formats import dcp
+from primus.checkpoint.formats.dcp import DcpFolder
+from primus.checkpoint.formats.output import OutputPlan, split_rows
+from primus.checkpoint.renaming import EngineNames
+from primus.checkpoint.weights import TensorInfo, WeightReader, get_bounds
+from primus.config.schema import ModelSpec
+
+TRACKER = "latest_checkpointed_iteration.txt"
+COMMON = "common.pt"
+FORMAT_FILE = "metadata.json"
+FORMAT = {
+    "sharded_backend": "torch_dist",
+    "sharded_backend_version": 1,
+    "common_backend": "torch",
+    "common_backend_version": 1,
+}
+"""Content of metadata.json (megatron/core/dist_checkpointing/core.py, CheckpointingConfig)."""
+CHECKPOINT_VERSION = 3.0
+"""Order of the rows of linear_qkv (megatron/training/checkpointing.py, fix_query_key_value_ordering)."""
+
+STACKED = re.compile(r"(decoder\.layers\.)(?!\d+\.)(.+)")
+LAYER = re.compile(r"(decoder\.layers\.)(\d+)\.(.+)")
+
+
+class MegatronLayers:
+    """The tensors of a folder with a name for each layer, stacked in the files or not."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = DcpFolder(folder)
+        self._tensors: dict[str, TensorInfo] = {}
+        self._places: dict[str, tuple[str, int]] = {}
+        for name, info in self._folder.list_tensors().items():
+            stacked = STACKED.fullmatch(name)
+            if stacked is None:
+                self._tensors[name] = info
+                continue
+            for layer in range(info.shape[0]):
+                single = f"{stacked[1]}{layer}.{stacked[2]}"
+                self._tensors[single] = info._replace(shape=info.shape[1:])
+                self._places[single] = name, layer
+
+    def list_tensors(self) -> dict[str, TensorInfo]:
+        return self._tensors
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        if name not in self._places:
+            return self._folder.read(name, rows)
+        stacked, layer = self._places[name]
+        shape = self._tensors[name].shape
+        start, stop = get_bounds(rows, shape[0])
+        rest = shape[1:]
+        return self._folder.read_box(stacked, (layer, start, *(0 for _ in rest)), (1, stop - start, *rest))[0]
+
+
+def name_iteration(step: int | None) -> str:
+    """The folder of a step (megatron/training/checkpointing.py, get_checkpoint_name)."""
+    return f"iter_{step:07d}" if step else "release"
+
+
+def plan_torch_dist(weights: WeightReader, spec: ModelSpec, step: int | None) -> OutputPlan:
+    """A folder in `torch_dist` for Megatron's `--load`, with the weights only (`--finetune` or `--no-load-optim`).
+
+    Raises:
+        UsageError: Megatron has no names for this model.
+    """
+    iteration = name_iteration(step)
+    files = dcp.plan_files(list_chunks(EngineNames(weights, spec, "megatron"), spec), f"{iteration}/")
+
+    def finish(folder: Path, places: Mapping[str, Any]) -> None:
+        dcp.write_metadata(folder / iteration, files, places)
+        common = {"iteration": step or 0, "checkpoint_version": CHECKPOINT_VERSION}
+        torch.save(common, folder / iteration / COMMON)
+        (folder / iteration / FORMAT_FILE).write_text(json.dumps(FORMAT), encoding="utf-8")
+        write_tracker(folder, step)
+
+    return OutputPlan(files, finish)
+
+
+def write_tracker(folder: Path, step: int | None) -> None:
+    """Name the iteration that Megatron loads."""
+    (folder / TRACKER).write_text(f"{step or 'release'}\n", encoding="utf-8")
+
+
+def list_chunks(weights: WeightReader, spec: ModelSpec) -> Iterator[dcp.ChunkSource]:
+    """Chunks of all tensors; a chunk of a stack is some rows of one layer."""
+    kinds = {layer.moe for layer in model.list_layers(spec)}
+    for name, info in weights.list_tensors().items():
+        layer = LAYER.fullmatch(name)
+        is_stacked = layer is not None and len(kinds) == 1
+        whole = TensorInfo((spec.num_layers, *info.shape), info.dtype) if is_stacked else info
+        first = (int(layer[2]),) if layer and is_stacked else ()
+        for rows in split_rows(info):
+            start, stop = (rows.start, rows.stop) if rows else (0, info.shape[0])
+
+            def read(name: str = name, rows: slice | None = rows, is_stacked: bool = is_stacked) -> Tensor:
+                tensor = weights.read(name, rows)
+                return tensor.unsqueeze(0) if is_stacked else tensor
+
+            yield dcp.ChunkSource(
+                layer[1] + layer[3] if layer and is_stacked else name,
+                whole,
+                (*first, start, *(0 for _ in info.shape[1:])),
+                (*(1 for _ in first), stop - start, *info.shape[1:]),
+                read,
+            )

@@ -1,0 +1,290 @@
+"""Open a checkpoint of any format by its path, or a model of the Hugging Face Hub by its name."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from primus.checkpoint import folders, manifest
+from primus.checkpoint.shape import FIELDS
+from primus.checkpoint.weights import WeightReader
+from primus.config.schema import ModelSpec
+from primus.errors import PrimusError, UsageError
+
+CheckpointFormat = Literal["huggingface", "native", "torchtitan", "megatron", "megatron_torch"]
+"""Formats that are read; `megatron` is torch_dist, `megatron_torch` the older one of a file for each rank."""
+
+HUB_PREFIX = "hf:"
+MODEL_FILE = "model_config.yaml"
+"""The model of a folder that `checkpoint convert` wrote, and in `config/` of a run that a checkpoint belongs to."""
+MEGATRON_TRACKER = "latest_checkpointed_iteration.txt"
+ITERATION = re.compile(r"iter_(\d{7})")
+TITAN_STEP = re.compile(r"step-(\d+)")
+IGNORED = {
+    "native": r"",
+    "torchtitan": r"(optimizer|lr_scheduler|dataloader|train_state)\..*",
+    "megatron": r".*_extra_state.*|(optimizer|chained_\d+|rng_state|rerun_state_machine_state)\b.*",
+}
+"""Tensors of a training state that are not weights, by name."""
+PARENTS = 3
+"""Folders above a checkpoint in which its run may be: checkpoints/, the run."""
+
+
+class FoundCheckpoint(NamedTuple):
+    """A checkpoint whose format is known."""
+
+    format: CheckpointFormat
+    folder: Path
+    """The folder with its files."""
+    step: int | None
+    """Optimizer steps taken, where it says so."""
+
+
+class OpenedCheckpoint(NamedTuple):
+    """A checkpoint whose weights can be read."""
+
+    weights: WeightReader
+    """In hub names."""
+    spec: ModelSpec
+    step: int | None
+    found: FoundCheckpoint
+
+
+def open_checkpoint(given: str, spec: ModelSpec | None = None, trust_pickle: bool = False) -> OpenedCheckpoint:
+    """The weights of a checkpoint in hub names, its model, and its step if it has one. Every tensor is accounted for.
+
+    Args:
+        given: A folder (also that of a run, or of several checkpoints: the newest), a *.safetensors file, or
+            `hf:NAME_OR_PATH`.
+        spec: The model, for a checkpoint that does not say it; that of an experiment is checked against the weights.
+        trust_pickle: Whether pickles that may run code are loaded.
+
+    Raises:
+        UsageError: There is no such checkpoint, or its model is not known.
+        PrimusError: It is damaged, incomplete, or of another model.
+    """
+    found = find_checkpoint(given)
+    chosen = spec or read_spec(found)
+    return OpenedCheckpoint(open_weights(found, chosen, trust_pickle), chosen, found.step, found)
+
+
+def open_weights(found: FoundCheckpoint, spec: ModelSpec, trust_pickle: bool = False) -> WeightReader:
+    """The weights of a checkpoint of a known format, in hub names."""
+    return _READERS[found.format](found.folder, spec, trust_pickle)
+
+
+def find_checkpoint(given: str) -> FoundCheckpoint:
+    """The checkpoint that a path or a name of the hub names.
+
+    Raises:
+        UsageError: There is none.
+        PrimusError: The model is not in the cache, and cannot be downloaded.
+    """
+    if given.startswith(HUB_PREFIX):
+        return FoundCheckpoint("huggingface", find_hub_folder(given.removeprefix(HUB_PREFIX)), None)
+    path = Path(given).expanduser()
+    if path.is_file():
+        if path.suffix == ".safetensors":
+            return FoundCheckpoint("huggingface", path, None)
+        raise UsageError(f"{path}: not a checkpoint", "give its folder, or a *.safetensors file")
+    if not path.is_dir():
+        hint = f"hf:{given} names a model of the Hugging Face Hub" if given.count("/") == 1 else "check the path"
+        raise UsageError(f"no folder {path}", hint)
+    found = _detect_format(path) or _find_newest(path)
+    if found is None:
+        raise UsageError(
+            f"{path}: no checkpoint of Hugging Face, native, torchtitan or Megatron",
+            "give the folder with config.json, .metadata, manifest.json or mp_rank_00",
+        )
+    return found
+
+
+def read_spec(found: FoundCheckpoint) -> ModelSpec:
+    """The model of a checkpoint: of its config.json, of the run that it belongs to, or of its conversion.
+
+    Raises:
+        UsageError: It does not say it.
+    """
+    from primus.config.load import load_model
+
+    folder = found.folder
+    if found.format == "huggingface":
+        from primus.checkpoint.formats import huggingface
+
+        return huggingface.read_spec(folder)
+    places = [folder / MODEL_FILE]
+    for parent in list(folder.resolve().parents)[:PARENTS]:
+        places += [parent / MODEL_FILE, parent / "config" / MODEL_FILE]
+    for place in places:
+        if place.is_file():
+            return load_model(str(place))
+    spec = _read_spec_of_manifest(folder)
+    if spec is None:
+        raise UsageError(
+            f"{folder}: this checkpoint does not say its model", "name it by --model PRESET or a YAML file"
+        )
+    return spec
+
+
+def find_hub_folder(name: str) -> Path:
+    """The folder of a model: a path, or a name in the cache of the Hugging Face Hub, downloaded if it is not there.
+
+    Raises:
+        PrimusError: It cannot be downloaded.
+    """
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    cached = _find_cached_model(name)
+    if cached is not None:
+        return cached
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise PrimusError(
+            f"hf:{name}: no such folder, not in the cache, and downloads need the package huggingface_hub",
+            "pip install huggingface_hub, or give a folder",
+        ) from None
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]))
+    except Exception as error:  # noqa: BLE001 - each client of the hub has exceptions of its own
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise PrimusError(
+            f"hf:{name}: no such folder, not in the cache, and the hub does not give it: {lines[0]}",
+            "download it where there is a network (`hf download`) and set HF_HOME to that cache, or give a folder",
+        ) from None
+
+
+def _find_cached_model(name: str) -> Path | None:
+    """The newest snapshot of a model in the cache (huggingface_hub, guides/manage-cache)."""
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
+    repository = cache / f"models--{name.replace('/', '--')}"
+    revision = repository / "refs" / "main"
+    if not revision.is_file():
+        return None
+    snapshot = repository / "snapshots" / revision.read_text(encoding="utf-8").strip()
+    # An interrupted download may lack weights.
+    has_weights = any(snapshot.glob("*.safetensors"))
+    return snapshot if has_weights and (snapshot / "config.json").is_file() else None
+
+
+def _detect_format(folder: Path) -> FoundCheckpoint | None:
+    """The format of a folder by the files in it."""
+    step = _parse_step(folder)
+    saved = manifest.read_manifest(folder)
+    if saved is not None and saved.backend in ("native", "torchtitan", "megatron"):
+        step = saved.step
+    if (folder / ".metadata").is_file():
+        return FoundCheckpoint(_detect_dcp(folder), folder, step)
+    if (folder / "config.json").is_file() or any(folder.glob("*.safetensors")):
+        return FoundCheckpoint("huggingface", folder, None)
+    if any(folder.glob("mp_rank_00*/*.pt")):
+        return FoundCheckpoint("megatron_torch", folder, step)
+    return None
+
+
+def _detect_dcp(folder: Path) -> CheckpointFormat:
+    """The engine that saved a DCP folder, by the names in it."""
+    from primus.checkpoint.formats.dcp import read_metadata
+
+    names = read_metadata(folder).state_dict_metadata.keys()
+    if "model.embedding.weight" in names:
+        return "native"
+    if "tok_embeddings.weight" in names:
+        return "torchtitan"
+    if "embedding.word_embeddings.weight" in names:
+        return "megatron"
+    raise UsageError(
+        f"{folder}: torch.distributed.checkpoint with names of no known engine, like {min(names, default='none')}",
+        "engines: native, torchtitan, megatron",
+    )
+
+
+def _find_newest(folder: Path) -> FoundCheckpoint | None:
+    """The newest checkpoint in a folder of Megatron, of torchtitan, of native, or of a run."""
+    tracker = folder / MEGATRON_TRACKER
+    if tracker.is_file():
+        text = tracker.read_text(encoding="utf-8").strip()
+        name = f"iter_{int(text):07d}" if text.isdecimal() else text
+        found = _detect_format(folder / name) if (folder / name).is_dir() else None
+        if found is None:
+            raise PrimusError(f"{tracker} names {name}, which is not a checkpoint", "name another iteration's folder")
+        return found
+    complete = [path for path in folders.list_checkpoints(folder) if folders.is_complete(path)]
+    complete += [path for path in folders.list_checkpoints(folder / "checkpoints") if folders.is_complete(path)]
+    if complete:
+        newest = max(complete, key=folders.parse_step)
+        return _detect_format(newest) or next(filter(None, map(_detect_format, sorted(newest.iterdir()))), None)
+    steps = [path for path in folder.iterdir() if TITAN_STEP.fullmatch(path.name) and (path / ".metadata").is_file()]
+    if steps:
+        return _detect_format(max(steps, key=lambda path: int(path.name.removeprefix("step-"))))
+    return None
+
+
+def _parse_step(folder: Path) -> int | None:
+    for pattern in (folders.STEP, ITERATION, TITAN_STEP):
+        match = pattern.fullmatch(folder.name)
+        if match:
+            return int(match[1])
+    return None
+
+
+def _read_spec_of_manifest(folder: Path) -> ModelSpec | None:
+    """A model with the sizes of a manifest; enough for the names of its weights, not for its config.json."""
+    saved = manifest.read_manifest(folder)
+    if saved is None:
+        return None
+    return msgspec.convert({field: saved.model[field] for field in FIELDS if field in saved.model}, ModelSpec)
+
+
+def _open_huggingface(folder: Path, spec: ModelSpec, _: bool) -> WeightReader:
+    from primus.checkpoint.formats.huggingface import HuggingFaceWeights
+
+    return HuggingFaceWeights(folder, spec)
+
+
+def _open_native(folder: Path, spec: ModelSpec, _: bool) -> WeightReader:
+    from primus.checkpoint.formats.dcp import DcpFolder
+    from primus.checkpoint.formats.engine_folders import NATIVE_WEIGHT
+    from primus.checkpoint.views import PrefixedWeights
+
+    return _rename_to_hub(PrefixedWeights(DcpFolder(folder), NATIVE_WEIGHT), spec, "native")
+
+
+def _open_torchtitan(folder: Path, spec: ModelSpec, _: bool) -> WeightReader:
+    from primus.checkpoint.formats.dcp import DcpFolder
+
+    return _rename_to_hub(DcpFolder(folder), spec, "torchtitan")
+
+
+def _open_megatron(folder: Path, spec: ModelSpec, _: bool) -> WeightReader:
+    from primus.checkpoint.formats.megatron import MegatronLayers
+
+    return _rename_to_hub(MegatronLayers(folder), spec, "megatron")
+
+
+def _open_megatron_torch(folder: Path, spec: ModelSpec, trust_pickle: bool) -> WeightReader:
+    from primus.checkpoint.formats.megatron_torch import MegatronRanks
+
+    return _rename_to_hub(MegatronRanks(folder, spec, trust_pickle), spec, "megatron")
+
+
+def _rename_to_hub(weights: WeightReader, spec: ModelSpec, engine: str) -> WeightReader:
+    from primus.checkpoint.renaming import HubNames
+
+    return HubNames(weights, spec, engine, IGNORED[engine])
+
+
+_READERS: dict[CheckpointFormat, Callable[[Path, ModelSpec, bool], WeightReader]] = {
+    "huggingface": _open_huggingface,
+    "native": _open_native,
+    "torchtitan": _open_torchtitan,
+    "megatron": _open_megatron,
+    "megatron_torch": _open_megatron_torch,
+}

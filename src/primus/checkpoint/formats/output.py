@@ -1,0 +1,48 @@
+"""What a format writes: files that are written one after the other, and small ones that complete the folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from primus.checkpoint.weights import TensorInfo
+
+CHUNK_BYTES = 128 << 20
+"""Tensor data in memory at a time; larger tensors are read and written in rows."""
+
+FileRecord = Any
+"""What a file's writer found out, as JSON: kept when a conversion is interrupted."""
+
+
+class OutputFile(NamedTuple):
+    """One file with tensors."""
+
+    name: str
+    """Relative to the folder."""
+    num_bytes: int
+    """Of its tensors."""
+    write: Callable[[BinaryIO, Callable[[int], None]], FileRecord]
+    """Writes the file, and calls its second argument with the number of bytes after each part."""
+
+
+class OutputPlan(NamedTuple):
+    """All files of a checkpoint."""
+
+    files: list[OutputFile]
+    finish: Callable[[Path, Mapping[str, FileRecord]], None]
+    """Writes the other files into the folder, given the record of each file by name."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files)
+
+
+def split_rows(info: TensorInfo, max_bytes: int = CHUNK_BYTES) -> Iterator[slice | None]:
+    """Slices of at most `max_bytes`, at least a row each; None for a tensor that is small enough or has no rows."""
+    if not info.shape or info.num_bytes <= max_bytes:
+        yield None
+        return
+    step = max(1, max_bytes * info.shape[0] // info.num_bytes)
+    for start in range(0, info.shape[0], step):
+        yield slice(start, min(start + step, info.shape[0]))
