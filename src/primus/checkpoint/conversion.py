@@ -64,10 +64,11 @@ def write_checkpoint(target: Path, plan: OutputPlan, fingerprint: str, report: R
         with _hold_lock(partial):
             records = _read_journal(partial, fingerprint)
             _check_space(partial, plan, records)
-            with (partial / JOURNAL).open("a", encoding="utf-8") as journal:
-                if not records:
-                    _append_line(journal, fingerprint)
-                kept = len(records)
+            kept = len(records)
+            # Written anew: the last line may be torn.
+            with (partial / JOURNAL).open("w", encoding="utf-8") as journal:
+                for line in (fingerprint, *map(list, records.items())):
+                    _append_line(journal, line)
                 for file in plan.files:
                     if file.name in records:
                         report(file.num_bytes)
@@ -112,6 +113,13 @@ class _WholeWrites:
         while done < len(view):
             done += self._file.write(view[done:])
         return done
+
+    @property
+    def name(self) -> str:
+        return self._file.name
+
+    def seek(self, offset: int) -> int:
+        return self._file.seek(offset)
 
     def tell(self) -> int:
         return self._file.tell()

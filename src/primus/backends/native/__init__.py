@@ -11,6 +11,8 @@ from primus.errors import UnfitError
 if TYPE_CHECKING:
     import torch
 
+    from primus.checkpoint.weights import WeightReader
+    from primus.config.schema import ModelSpec
     from primus.runs.attempt import Attempt
 
 USES_TORCH = True
@@ -52,3 +54,14 @@ def train_reference(device: torch.device) -> tuple[str, float]:
     from primus.backends.native import reference
 
     return reference.train(device)
+
+
+def compute_logits(spec: ModelSpec, weights: WeightReader, tokens_BS: torch.Tensor) -> torch.Tensor:
+    """Logits [B, S, V] of a model with weights in hub names, float32 on the CPU.
+
+    Raises:
+        UsageError: native does not support this model.
+    """
+    from primus.backends.native.generate import compute_logits as compute
+
+    return compute(spec, weights, tokens_BS)

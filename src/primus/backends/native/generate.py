@@ -7,7 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from primus.backends.native import rope
 from primus.backends.native.model import Transformer
+from primus.checkpoint.renaming import EngineNames
+from primus.checkpoint.weights import WeightReader
+from primus.config.schema import ModelSpec
+from primus.model import head_dim
 
 
 @torch.no_grad()
@@ -32,6 +37,33 @@ def generate_tokens(
         logits_V = model.output_weight.to(hidden_D.dtype) @ hidden_D
         tokens.append(_choose_token(logits_V.float().cpu(), temperature, generator))
     return tokens[len(prompt_tokens) :]
+
+
+@torch.no_grad()
+def compute_logits(spec: ModelSpec, weights: WeightReader, tokens_BS: Tensor) -> Tensor:
+    """Logits [B, S, V] of a model with weights in hub names, float32 on the CPU.
+
+    Raises:
+        UsageError: native does not support this model.
+    """
+    model = load_model(spec, weights)
+    return model(tokens_BS) @ model.output_weight.T
+
+
+def load_model(spec: ModelSpec, weights: WeightReader) -> Transformer:
+    """A model on the CPU in float32, with weights in hub names.
+
+    Raises:
+        UsageError: native does not support this model.
+    """
+    with torch.device("meta"):
+        model = Transformer(spec)
+    model.to_empty(device="cpu")
+    model.frequencies.copy_(rope.compute_frequencies(spec, head_dim(spec)))
+    native = EngineNames(weights, spec, "native")
+    for name, weight in model.named_parameters():
+        weight.data.copy_(native.read(name))
+    return model
 
 
 def _choose_token(logits_V: Tensor, temperature: float, generator: torch.Generator) -> int:

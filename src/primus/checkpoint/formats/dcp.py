@@ -44,6 +44,8 @@ SAFE_NAMES = {
     **dict.fromkeys(("ChunkStorageMetadata", "TensorProperties"), "torch.distributed.checkpoint.metadata"),
     **dict.fromkeys(("MetadataIndex", "StorageMeta"), "torch.distributed.checkpoint.metadata"),
     "_MEM_FORMAT_ENCODING": "torch.distributed.checkpoint.metadata",
+    **dict.fromkeys(("SavePlan", "WriteItem", "WriteItemType"), "torch.distributed.checkpoint.planner"),
+    **dict.fromkeys(("TensorWriteData", "BytesIOWriteData"), "torch.distributed.checkpoint.planner"),
     "_StorageInfo": "torch.distributed.checkpoint.filesystem",
     "Size": "torch",
     "_get_layout": "torch.serialization",

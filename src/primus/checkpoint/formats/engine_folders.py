@@ -37,7 +37,8 @@ def plan_native(weights: WeightReader, spec: ModelSpec, step: int) -> OutputPlan
 
     def finish(folder: Path, places: Mapping[str, Any]) -> None:
         dcp.write_metadata(folder, files, places)
-        write_converted_manifest(folder, "native", spec, step)
+        names = [dcp.METADATA_NAME, *(file.name for file in files)]
+        write_converted_manifest(folder, "native", names, spec, step)
 
     return OutputPlan(files, finish)
 
@@ -70,10 +71,9 @@ def list_chunks(weights: WeightReader, prefix: str = "") -> Iterator[dcp.ChunkSo
             yield dcp.ChunkSource(prefix + name, info, offsets, sizes, read)
 
 
-def write_converted_manifest(folder: Path, backend: str, spec: ModelSpec, step: int) -> None:
-    """Complete a checkpoint that no run wrote."""
+def write_converted_manifest(folder: Path, backend: str, names: list[str], spec: ModelSpec, step: int) -> None:
+    """Complete a checkpoint of these files that no run wrote."""
     algorithm = choose_algorithm()
-    names = sorted(path.name for path in folder.iterdir() if path.is_file())
     manifest.write_manifest(
         folder,
         manifest.CheckpointManifest(
@@ -88,6 +88,6 @@ def write_converted_manifest(folder: Path, backend: str, spec: ModelSpec, step: 
             torch_version=str(torch.__version__),
             created=time.time(),
             algorithm=algorithm,
-            files=[manifest.build_entry(folder, name, algorithm) for name in names],
+            files=[manifest.build_entry(folder, name, algorithm) for name in sorted(names)],
         ),
     )

@@ -1,0 +1,234 @@
+"""Convert a checkpoint into another format, and compare the weights of two."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import torch
+
+from primus.checkpoint import conversion
+from primus.checkpoint.formats import engine_folders, huggingface, megatron, megatron_torch
+from primus.checkpoint.formats.open import MODEL_FILE, OpenedCheckpoint, open_checkpoint
+from primus.checkpoint.formats.output import OutputPlan, split_rows
+from primus.checkpoint.views import CastWeights
+from primus.checkpoint.weights import WeightReader
+from primus.config.schema import ModelSpec
+from primus.errors import UsageError
+
+TargetFormat = Literal["huggingface", "native", "megatron", "torchtitan"]
+MegatronFormat = Literal["torch_dist", "torch"]
+DtypeName = Literal["fp32", "bf16", "fp16"]
+DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class TargetSettings(NamedTuple):
+    """What is written."""
+
+    to: TargetFormat
+    dtype: DtypeName | None = None
+    """Type of floating-point weights; the source's when None."""
+    format: MegatronFormat = "torch_dist"
+    """For megatron."""
+    layout: megatron_torch.RankGrid = megatron_torch.RankGrid()
+    """For the format `torch`, which has a file for each rank."""
+    tokenizer: Path | None = None
+    """For huggingface: the folder whose tokenizer files are copied; the source's when None."""
+
+
+class PlannedConversion(NamedTuple):
+    """A conversion that can be written."""
+
+    weights: WeightReader
+    """In hub names, as they will be in the target."""
+    plan: OutputPlan
+    fingerprint: str
+
+
+def plan_conversion(opened: OpenedCheckpoint, settings: TargetSettings) -> PlannedConversion:
+    """The files of a checkpoint in another format.
+
+    Raises:
+        UsageError: The target format cannot hold this model.
+    """
+    weights: WeightReader = opened.weights
+    if settings.dtype is not None:
+        weights = CastWeights(weights, DTYPES[settings.dtype])
+    plan = _plan_files(weights, opened, settings)
+
+    def finish(folder: Path, records: Mapping[str, Any]) -> None:
+        if settings.to != "huggingface":
+            write_model(folder, opened.spec)
+        plan.finish(folder, records)
+
+    return PlannedConversion(weights, plan._replace(finish=finish), _compute_fingerprint(opened, settings))
+
+
+def _plan_files(weights: WeightReader, opened: OpenedCheckpoint, settings: TargetSettings) -> OutputPlan:
+    if settings.format != "torch_dist" and settings.to != "megatron":
+        raise UsageError(f"--format {settings.format} is one of Megatron", "--to megatron, or leave --format out")
+    spec, step = opened.spec, opened.step
+    if settings.to == "huggingface":
+        source = opened.found.folder
+        own = (source if source.is_dir() else source.parent) if opened.found.format == "huggingface" else None
+        return huggingface.plan_output(weights, spec, settings.tokenizer or own)
+    if settings.to == "native":
+        return engine_folders.plan_native(weights, spec, step or 0)
+    if settings.to == "torchtitan":
+        return engine_folders.plan_torchtitan(weights, spec)
+    if settings.format == "torch":
+        return megatron_torch.plan_ranks(weights, spec, step, settings.layout)
+    return megatron.plan_torch_dist(weights, spec, step)
+
+
+def write_conversion(planned: PlannedConversion, target: Path, report: conversion.Report) -> int:
+    """Write a conversion, or what an interrupted one has left to write; returns the number of files it had written.
+
+    Raises:
+        UsageError: The target exists.
+        PrimusError: The source is damaged, or the target cannot be written.
+    """
+    return conversion.write_checkpoint(target, planned.plan, planned.fingerprint, report)
+
+
+def write_model(folder: Path, spec: ModelSpec) -> None:
+    """Write the model's file, by which the folder is read again."""
+    from primus.config.source import dump_yaml
+
+    defaults = {field.name: field.default for field in msgspec.structs.fields(ModelSpec)}
+    settings = {name: value for name, value in msgspec.to_builtins(spec).items() if value != defaults[name]}
+    (folder / MODEL_FILE).write_text(dump_yaml(settings), encoding="utf-8")
+
+
+def _compute_fingerprint(opened: OpenedCheckpoint, settings: TargetSettings) -> str:
+    """Identity of source files and settings, so that files of another conversion are not kept."""
+    folder = opened.found.folder
+    paths = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
+    # Resolved: the hub's cache has links to files with the content's hash as name.
+    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.is_file()]
+    text = json.dumps([os.path.realpath(folder), files, repr(settings), msgspec.to_builtins(opened.spec)])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+# Comparison
+
+
+class TensorDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """How a tensor differs between two checkpoints."""
+
+    name: str
+    """In the hub."""
+    kind: Literal["missing", "added", "shape", "values", "not finite"]
+    max_difference: float = 0.0
+    """Largest absolute difference of two elements."""
+    largest: float = 0.0
+    """Largest absolute value in the first checkpoint."""
+    different: int = 0
+    """Elements that differ, or are NaN or infinite."""
+    text: str = ""
+    """The shapes, where they differ."""
+
+
+def compare_weights(
+    first: WeightReader, second: WeightReader, report: conversion.Report = lambda _: None
+) -> list[TensorDifference]:
+    """Every tensor of two sources that differs, in the order of the first one; values are compared in float32.
+
+    Raises:
+        PrimusError: A source is damaged.
+    """
+    ours, theirs = first.list_tensors(), second.list_tensors()
+    found = []
+    for name, info in ours.items():
+        if name not in theirs:
+            found.append(TensorDifference(name=name, kind="missing"))
+        elif tuple(theirs[name].shape) != tuple(info.shape):
+            text = f"{list(info.shape)} and {list(theirs[name].shape)}"
+            found.append(TensorDifference(name=name, kind="shape", text=text))
+        else:
+            found += _compare_tensor(name, first, second, report)
+    return found + [TensorDifference(name=name, kind="added") for name in theirs if name not in ours]
+
+
+def _compare_tensor(
+    name: str, first: WeightReader, second: WeightReader, report: conversion.Report
+) -> list[TensorDifference]:
+    different, difference, largest = 0, 0.0, 0.0
+    for rows in split_rows(first.list_tensors()[name]):
+        ours, theirs = first.read(name, rows), second.read(name, rows)
+        report(ours.numel() * ours.element_size())
+        if ours.dtype == theirs.dtype and torch.equal(ours, theirs):
+            continue
+        ours, theirs = ours.float(), theirs.float()
+        unequal = (ours != theirs) & ~(ours.isnan() & theirs.isnan())
+        count = int(unequal.sum())
+        if count:
+            different += count
+            difference = max(difference, float((ours - theirs).abs().nan_to_num(float("inf")).max()))
+            largest = max(largest, float(ours.abs().max()))
+    if not different:
+        return []
+    return [TensorDifference(name=name, kind="values", max_difference=difference, largest=largest, different=different)]
+
+
+def find_nonfinite(weights: WeightReader, report: conversion.Report = lambda _: None) -> list[TensorDifference]:
+    """Every tensor with NaN or infinite elements; reads all of them.
+
+    Raises:
+        PrimusError: The source is damaged.
+    """
+    found = []
+    for name, info in weights.list_tensors().items():
+        count = 0
+        for rows in split_rows(info):
+            tensor = weights.read(name, rows)
+            report(tensor.numel() * tensor.element_size())
+            # One pass without a mask: a sum is finite unless an element is not, or it overflows.
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float().sum())):
+                count += int((~torch.isfinite(tensor.float())).sum())
+        if count:
+            found.append(TensorDifference(name=name, kind="not finite", different=count))
+    return found
+
+
+class AveragedWeights:
+    """The mean of the weights of several checkpoints, computed in float32 when it is read.
+
+    Raises:
+        UsageError: They are not of the same model.
+    """
+
+    def __init__(self, sources: Sequence[WeightReader]) -> None:
+        self._sources = sources
+        self._tensors = sources[0].list_tensors()
+        shapes = [{name: info.shape for name, info in source.list_tensors().items()} for source in sources]
+        if any(each != shapes[0] for each in shapes):
+            raise UsageError("the checkpoints are not of the same model", "average checkpoints of one run")
+
+    def list_tensors(self):
+        return self._tensors
+
+    def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
+        total = self._sources[0].read(name, rows).float()
+        for source in self._sources[1:]:
+            total = total + source.read(name, rows).float()
+        return (total / len(self._sources)).to(self._tensors[name].dtype)
+
+
+def open_average(
+    given: Sequence[str], spec: ModelSpec | None, trust_pickle: bool, say: Callable[[str], None]
+) -> OpenedCheckpoint:
+    """The mean of several checkpoints as one, whose place and step are those of the last.
+
+    Raises:
+        UsageError: They are not of the same model.
+    """
+    opened = [open_checkpoint(each, spec, trust_pickle) for each in given]
+    for each in opened:
+        say(f"averaging {each.found.folder}{f', step {each.step}' if each.step else ''}")
+    return opened[-1]._replace(weights=AveragedWeights([each.weights for each in opened]))

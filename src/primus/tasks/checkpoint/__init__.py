@@ -1,0 +1,1 @@
+"""Tasks for checkpoints of any format."""

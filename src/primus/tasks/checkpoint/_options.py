@@ -1,0 +1,76 @@
+"""Options and progress that the tasks for checkpoints share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from primus.errors import UnfitError
+
+if TYPE_CHECKING:
+    from primus.checkpoint.formats.open import OpenedCheckpoint
+    from primus.config.schema import ModelSpec
+
+
+class SourceOptions(Struct, frozen=True, kw_only=True):
+    """How a checkpoint is read."""
+
+    model: str | None = None
+    """Model preset or its YAML file, for a checkpoint that does not say its model."""
+    trust_pickle: bool = False
+    """Load pickles that may run code: Megatron's older format. Only for files whose writer you trust."""
+
+
+def load_spec(options: SourceOptions) -> ModelSpec | None:
+    """The model of `--model`."""
+    from primus.config.load import load_model
+
+    return load_model(options.model) if options.model else None
+
+
+def open_source(given: str, options: SourceOptions) -> OpenedCheckpoint:
+    """The checkpoint that a task was given.
+
+    Raises:
+        UnfitError: PyTorch is not installed.
+        UsageError: There is no such checkpoint.
+        PrimusError: It is damaged.
+    """
+    check_torch()
+    from primus.checkpoint.formats.open import open_checkpoint
+
+    return open_checkpoint(given, load_spec(options), options.trust_pickle)
+
+
+def check_torch() -> None:
+    """Refuse to start without PyTorch.
+
+    Raises:
+        UnfitError: It cannot be imported.
+    """
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise UnfitError(
+            f"checkpoints need PyTorch, which cannot be imported: {error}",
+            "./primus-cli setup installs it, or pip install '.[native]' in a checkout",
+        ) from None
+
+
+@contextmanager
+def show_progress(stage: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Progress on a terminal; gives the function that is told of finished bytes."""
+    from primus.data.shards.display import ProgressDisplay
+    from primus.data.shards.workers import ShardProgress
+
+    progress = ShardProgress(stage, total_bytes)
+    with ProgressDisplay() as display:
+
+        def report(num_bytes: int) -> None:
+            progress.done_bytes += num_bytes
+            display.show_progress(progress)
+
+        yield report

@@ -1,0 +1,51 @@
+"""Average the weights of several checkpoints of one model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from primus.errors import UsageError
+from primus.task import TaskContext
+from primus.tasks.checkpoint._options import SourceOptions, check_torch, load_spec, show_progress
+
+
+class Options(SourceOptions, frozen=True, kw_only=True):
+    """Options of `checkpoint average`."""
+
+    checkpoints: Annotated[tuple[str, ...], Meta(extra={"positional": True})]
+    """Two checkpoints or more, of any formats."""
+    output: str
+    """New folder."""
+    to: Literal["huggingface", "native", "megatron", "torchtitan"] = "huggingface"
+    """Format of the new folder."""
+    dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    """Type of the weights; by default that of the first checkpoint."""
+
+
+def run(options: Options, context: TaskContext) -> None:
+    """Write the mean of the weights, computed in float32.
+
+    Raises:
+        UsageError: The output exists, or the checkpoints are not of one model.
+        PrimusError: A checkpoint is damaged, or the output cannot be written.
+    """
+    if len(options.checkpoints) < 2:
+        raise UsageError("an average needs two checkpoints or more", "name each as an argument")
+    from primus.checkpoint import conversion
+
+    target = Path(options.output).expanduser()
+    conversion.check_target(target)
+    check_torch()
+    from primus.checkpoint.convert import TargetSettings, open_average, plan_conversion, write_conversion
+
+    opened = open_average(options.checkpoints, load_spec(options), options.trust_pickle, lambda _: None)
+    planned = plan_conversion(opened, TargetSettings(options.to, options.dtype))
+    # Which checkpoints went into it decides whether an interrupted average continues.
+    planned = planned._replace(fingerprint=f"{planned.fingerprint} {options.checkpoints}")
+    with show_progress("averaging", planned.plan.num_bytes) as report:
+        write_conversion(planned, target, report)
+    value = {"target": str(target), "format": options.to, "checkpoints": list(options.checkpoints)}
+    context.result(value, f"{target}: {options.to}, mean of {len(options.checkpoints)} checkpoints")

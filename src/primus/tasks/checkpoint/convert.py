@@ -1,0 +1,103 @@
+"""Convert a checkpoint between Hugging Face, native, torchtitan and Megatron."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta
+
+from primus.errors import PrimusError, UsageError
+from primus.task import TaskContext
+from primus.tasks.checkpoint._options import SourceOptions, open_source, show_progress
+
+if TYPE_CHECKING:
+    from primus.checkpoint.convert import TargetSettings
+
+Size = Annotated[int, Meta(ge=1)]
+
+
+class Options(SourceOptions, frozen=True, kw_only=True):
+    """Options of `checkpoint convert`."""
+
+    source: Annotated[str, Meta(extra={"positional": True})]
+    """Folder of a checkpoint or a run, *.safetensors file, or hf:NAME_OR_PATH."""
+    target: Annotated[str, Meta(extra={"positional": True})]
+    """New folder."""
+    to: Literal["huggingface", "native", "megatron", "torchtitan"]
+    """Format of the target."""
+    dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    """Type of the weights; by default that of the source."""
+    format: Literal["torch_dist", "torch"] = "torch_dist"
+    """Format of Megatron: torch_dist, which any layout loads, or torch, the older one with a file for each rank."""
+    tp: Size = 1
+    """Tensor-parallel size of --format torch."""
+    pp: Size = 1
+    """Pipeline-parallel size of --format torch."""
+    ep: Size = 1
+    """Expert-parallel size of --format torch."""
+    tokenizer: str | None = None
+    """Folder whose tokenizer files are copied for --to huggingface; by default the source."""
+    verify: bool = False
+    """Read the target again and compare every tensor, and the logits where native or transformers can compute them."""
+
+
+def run(options: Options, context: TaskContext) -> None:
+    """Convert a checkpoint and print where it is.
+
+    Raises:
+        UsageError: The target exists, or cannot hold this model.
+        PrimusError: The source is damaged, or the target cannot be written; nothing is left of it then.
+    """
+    from primus.checkpoint import conversion
+
+    target = Path(options.target).expanduser()
+    conversion.check_target(target)
+    _check_layout(options)
+    opened = open_source(options.source, options)
+    from primus.checkpoint.convert import plan_conversion, write_conversion
+
+    planned = plan_conversion(opened, _build_settings(options))
+    with show_progress("converting", planned.plan.num_bytes) as report:
+        kept = write_conversion(planned, target, report)
+    result: dict[str, Any] = {
+        "source": str(opened.found.folder),
+        "source_format": opened.found.format,
+        "target": str(target),
+        "format": options.to,
+        "step": opened.step,
+        "tensors": len(planned.weights.list_tensors()),
+        "bytes": planned.plan.num_bytes,
+        "resumed_files": kept,
+    }
+    source = f"{opened.found.folder} ({opened.found.format})"
+    lines = [f"{target}: {options.to}, {result['tensors']:,} tensors of {source}, {result['bytes'] / 1e9:,.2f} GB"]
+    if kept:
+        lines.append(f"resumed: {kept} files of an interrupted conversion were complete")
+    if options.verify:
+        from primus.tasks.checkpoint._verify import verify_conversion
+
+        result["verified"] = verify_conversion(planned.weights, opened.spec, target, options)
+        lines += [f"verified: {line}" for line in result["verified"]]
+    context.result(result, "\n".join(lines))
+
+
+def _check_layout(options: Options) -> None:
+    for name in ("tp", "pp", "ep"):
+        if getattr(options, name) > 1 and options.format != "torch":
+            raise UsageError(
+                f"--{name} {getattr(options, name)}: a checkpoint in {options.to} has no parallel layout",
+                f"leave --{name} out: any layout loads it; or --to megatron --format torch",
+            )
+
+
+def _build_settings(options: Options) -> TargetSettings:
+    from primus.checkpoint.convert import TargetSettings
+    from primus.checkpoint.formats.megatron_torch import RankGrid
+
+    tokenizer = Path(options.tokenizer).expanduser() if options.tokenizer else None
+    if tokenizer is not None and not tokenizer.is_dir():
+        raise PrimusError(f"--tokenizer {tokenizer}: no such folder", "give a folder with tokenizer.json")
+    return TargetSettings(
+        options.to, options.dtype, options.format, RankGrid(options.tp, options.pp, options.ep), tokenizer
+    )
