@@ -21,7 +21,7 @@ SHAPE: dict[str, Any] = {
 DENSE: dict[str, dict[str, Any]] = {
     "llama": {},
     "tied llama": {"untie_embeddings_and_output_weights": False},
-    "qwen2.5": {"add_qkv_bias": True},
+    "qwen2.5": {"add_qkv_bias": True, "kv_channels": 4},
     "qwen3": {"qk_layernorm": True, "untie_embeddings_and_output_weights": False},
 }
 MOE: dict[str, Any] = {"num_experts": 4, "moe_ffn_hidden_size": 12}
@@ -33,15 +33,28 @@ LATENT: dict[str, Any] = {
     "qk_pos_emb_head_dim": 4,
     "v_head_dim": 6,
     "first_k_dense_replace": 1,
-    "moe_shared_expert_intermediate_size": 20,
+    "moe_shared_expert_intermediate_size": 24,
 }
 SPARSE: dict[str, dict[str, Any]] = {
-    "mixtral": MOE,
-    "qwen3_moe": {**MOE, "qk_layernorm": True},
+    "mixtral": {"num_experts": 4, "ffn_hidden_size": 40, "moe_router_pre_softmax": False},
+    "qwen3_moe": {**MOE, "qk_layernorm": True, "moe_router_norm_topk_prob": True},
     "deepseek_v2 lite": LATENT,
-    "deepseek_v3": {**LATENT, "q_lora_rank": 14, "moe_router_enable_expert_bias": True, "mtp_num_layers": 1},
-    "gpt_oss": {**MOE, "attention_sinks": True, "add_qkv_bias": True, "add_bias_linear": True},
+    "deepseek_v3": {**LATENT, "q_lora_rank": 14, "moe_router_enable_expert_bias": True, "mtp_num_layers": 1}
+    | {"moe_router_score_function": "sigmoid", "moe_router_norm_topk_prob": True},
+    "gpt_oss": {
+        "num_experts": 4,
+        "ffn_hidden_size": 40,
+        "moe_router_pre_softmax": False,
+        "attention_sinks": True,
+        "add_qkv_bias": True,
+        "add_bias_linear": True,
+    },
 }
+
+
+def make_spec(**changes: Any) -> ModelSpec:
+    """The small model with `changes`."""
+    return ModelSpec(**{**SHAPE, **changes})
 
 
 def draw_hub_tensors(spec: ModelSpec) -> dict[str, torch.Tensor]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from checkpoint_models import DENSE, SHAPE, SPARSE, draw_hub_tensors
+from checkpoint_models import DENSE, SPARSE, draw_hub_tensors, make_spec
 from primus.checkpoint.megatron_shards import MegatronShard, RankLayout
 from primus.checkpoint.weights import TensorDict
-from primus.config.schema import ModelSpec
 from primus.errors import UsageError
 
 
 def test_tensor_parallel_ranks_hold_gate_and_up_of_the_same_channels() -> None:
-    spec = ModelSpec(**SHAPE)
+    spec = make_spec()
     hub = draw_hub_tensors(spec)
     for rank in range(2):
         shard = MegatronShard(TensorDict(hub), spec, RankLayout(tensor_rank=rank, tensor_size=2))
@@ -26,18 +25,18 @@ def test_tensor_parallel_ranks_hold_gate_and_up_of_the_same_channels() -> None:
 
 
 def test_query_groups_stay_whole_on_a_rank() -> None:
-    spec = ModelSpec(**SHAPE, **DENSE["qwen2.5"])
+    spec = make_spec(**DENSE["qwen2.5"])
     hub = draw_hub_tensors(spec)
     shard = MegatronShard(TensorDict(hub), spec, RankLayout(tensor_rank=1, tensor_size=2))
     for kind in ("weight", "bias"):
         q, k, v = (hub[f"model.layers.0.self_attn.{part}_proj.{kind}"] for part in "qkv")
-        # 6 query heads of 8 channels in 2 groups: the second rank has query heads 3 to 5, key 1 and value 1.
-        expected = torch.cat([q[24:], k[8:], v[8:]])
+        # 6 query heads of 4 channels in 2 groups: the second rank has query heads 3 to 5, key 1 and value 1.
+        expected = torch.cat([q[12:], k[4:], v[4:]])
         assert torch.equal(shard.read(f"decoder.layers.0.self_attention.linear_qkv.{kind}"), expected)
 
 
 def test_last_stage_of_a_tied_model_has_a_copy_of_the_embedding_as_output_head() -> None:
-    spec = ModelSpec(**SHAPE, **DENSE["tied llama"])
+    spec = make_spec(**DENSE["tied llama"])
     hub = draw_hub_tensors(spec)
     last = MegatronShard(TensorDict(hub), spec, RankLayout(first_layer=1, num_layers=1, is_first_stage=False))
     names = set(last.list_tensors())
@@ -50,7 +49,7 @@ def test_last_stage_of_a_tied_model_has_a_copy_of_the_embedding_as_output_head()
 
 
 def test_padding_of_the_vocabulary_is_zeros_on_the_last_rank() -> None:
-    spec = ModelSpec(**SHAPE)
+    spec = make_spec()
     hub = draw_hub_tensors(spec)
     layout = RankLayout(tensor_rank=1, tensor_size=2, padded_vocab_size=64)
     embedding = MegatronShard(TensorDict(hub), spec, layout).read("embedding.word_embeddings.weight")
@@ -60,7 +59,7 @@ def test_padding_of_the_vocabulary_is_zeros_on_the_last_rank() -> None:
 
 @pytest.mark.parametrize("extra", SPARSE.values(), ids=SPARSE)
 def test_each_norm_has_one_name_with_either_layer_spec(extra) -> None:
-    spec = ModelSpec(**SHAPE, **extra)
+    spec = make_spec(**extra)
     weights = TensorDict(draw_hub_tensors(spec))
     local = MegatronShard(weights, spec, layer_spec="local").list_tensors()
     fused = MegatronShard(weights, spec, layer_spec="transformer_engine").list_tensors()
@@ -71,6 +70,6 @@ def test_each_norm_has_one_name_with_either_layer_spec(extra) -> None:
 
 
 def test_a_size_that_cuts_through_a_vocabulary_is_refused() -> None:
-    spec = ModelSpec(**{**SHAPE, "vocab_size": 51})
+    spec = make_spec(vocab_size=51)
     with pytest.raises(UsageError, match=r"2 does not divide embedding\.word_embeddings\.weight"):
         MegatronShard(TensorDict(draw_hub_tensors(spec)), spec, RankLayout(tensor_size=2))

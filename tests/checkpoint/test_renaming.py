@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint_models import DENSE, SHAPE, SPARSE, draw_hub_tensors
+from checkpoint_models import DENSE, SPARSE, draw_hub_tensors, make_spec
 from primus import registry
 from primus.backends.native.model import build_model
 from primus.checkpoint.family import UNSUPPORTED, list_hub_shapes
@@ -16,7 +16,6 @@ from primus.checkpoint.initial_weights import InitialWeights
 from primus.checkpoint.renaming import EngineNames, HubNames
 from primus.checkpoint.weights import TensorDict
 from primus.config.load import load_model
-from primus.config.schema import ModelSpec
 from primus.errors import PrimusError, UsageError
 from primus.model import count_parameters
 
@@ -35,7 +34,7 @@ MODELS = registry.PACKAGE / "presets" / "models"
     ],
 )
 def test_renaming_there_and_back_keeps_every_tensor(engine: str, extra: dict[str, Any]) -> None:
-    spec = ModelSpec(**SHAPE, **extra)
+    spec = make_spec(**extra)
     hub = draw_hub_tensors(spec)
     renamed = EngineNames(TensorDict(hub), spec, engine)
     there = {name: renamed.read(name) for name in renamed.list_tensors()}
@@ -52,7 +51,7 @@ def test_renaming_there_and_back_keeps_every_tensor(engine: str, extra: dict[str
     [("native", DENSE["qwen2.5"]), ("torchtitan", {}), ("megatron", DENSE["qwen2.5"]), ("megatron", SPARSE["gpt_oss"])],
 )
 def test_rows_of_a_renamed_tensor_are_rows_of_the_whole_tensor(engine: str, extra: dict[str, Any]) -> None:
-    spec = ModelSpec(**SHAPE, **extra)
+    spec = make_spec(**extra)
     hub = draw_hub_tensors(spec)
     renamed = EngineNames(TensorDict(hub), spec, engine)
     there = {name: renamed.read(name) for name in renamed.list_tensors()}
@@ -65,7 +64,7 @@ def test_rows_of_a_renamed_tensor_are_rows_of_the_whole_tensor(engine: str, extr
 
 @pytest.mark.parametrize("extra", DENSE.values(), ids=DENSE)
 def test_initial_weights_are_those_of_the_native_model(extra: dict[str, Any]) -> None:
-    spec = ModelSpec(**SHAPE, **extra)
+    spec = make_spec(**extra)
     native = build_model(spec, "cpu", seed=5).state_dict()
     renamed = EngineNames(InitialWeights(spec, 5), spec, "native")
     assert renamed.list_tensors().keys() == native.keys()
@@ -73,7 +72,7 @@ def test_initial_weights_are_those_of_the_native_model(extra: dict[str, Any]) ->
 
 
 def test_a_source_without_a_tensor_is_refused_by_its_name() -> None:
-    spec = ModelSpec(**SHAPE)
+    spec = make_spec()
     hub = draw_hub_tensors(spec)
     del hub["model.layers.1.mlp.up_proj.weight"]
     with pytest.raises(PrimusError, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight"):
@@ -81,7 +80,7 @@ def test_a_source_without_a_tensor_is_refused_by_its_name() -> None:
 
 
 def test_a_tensor_of_another_shape_is_refused_with_both_shapes() -> None:
-    spec = ModelSpec(**SHAPE)
+    spec = make_spec()
     hub = {**draw_hub_tensors(spec), "model.norm.weight": torch.ones(25)}
     with pytest.raises(PrimusError, match=r"model\.norm\.weight has shape \[25\], and \[24\]"):
         EngineNames(TensorDict(hub), spec, "native")

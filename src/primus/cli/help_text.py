@@ -19,6 +19,9 @@ TASK_GROUPS = {
         *("data prepare", "data fetch", "data clean", "data dedup", "data encode"),
         *("data verify", "data inspect", "data fingerprint"),
     ),
+    "checkpoints": (
+        *("checkpoint convert", "checkpoint show", "checkpoint verify", "checkpoint diff", "checkpoint average"),
+    ),
     "runs and jobs": (
         *("runs list", "runs show", "runs diff", "runs clean", "diagnose"),
         *("jobs list", "jobs show", "jobs logs", "jobs wait", "jobs cancel"),

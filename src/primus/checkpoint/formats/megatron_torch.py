@@ -41,6 +41,8 @@ from primus.errors import PrimusError, UsageError
 FILE_NAME = "model_optim_rng.pt"
 LAYER_SPECS: tuple[LayerSpecKind, ...] = ("local", "transformer_engine")
 RANK_FOLDER = re.compile(r"mp_rank_(\d\d)(?:_(\d\d\d))?(?:_(\d\d\d))?")
+EXPERT = re.compile(r"\.local_experts\.(\d+)\.|\.mlp\.experts\.linear_fc[12]\.(?:weight|bias)(\d+)$")
+"""The number of an expert, as a module of its own or as a weight of a grouped one."""
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 
 
@@ -175,7 +177,7 @@ def _read_ranks(folder: Path, spec: ModelSpec, trust_pickle: bool) -> tuple[dict
             for rank in range(grid.tensor):
                 state = states[rank, stage, expert]
                 layers = max(layers, 1 + max((_parse_layer(name) for name in state), default=-1))
-                count = len({n.split(".experts.")[1].split(".linear")[0] for n in state if ".local_experts." in n})
+                count = 1 + max((_parse_expert(name) for name in state), default=-1)
                 for name, tensor in state.items():
                     whole = _rename_globally(name, first_layer, expert * count)
                     held = joined.setdefault(whole, [])
@@ -196,7 +198,16 @@ def _parse_layer(name: str) -> int:
 
 def _rename_globally(name: str, first_layer: int, first_expert: int) -> str:
     name = LAYER.sub(lambda match: f"decoder.layers.{int(match[1]) + first_layer}.", name)
-    return re.sub(r"\.local_experts\.(\d+)\.", lambda match: f".local_experts.{int(match[1]) + first_expert}.", name)
+    match = EXPERT.search(name)
+    if match is None:
+        return name
+    start, end = match.span(match.lastindex or 0)
+    return f"{name[:start]}{_parse_expert(name) + first_expert}{name[end:]}"
+
+
+def _parse_expert(name: str) -> int:
+    match = EXPERT.search(name)
+    return int(match[match.lastindex or 0]) if match else -1
 
 
 def _read_state(file: Path, trust_pickle: bool) -> dict[str, RankTensor]:

@@ -1,0 +1,219 @@
+"""Every format gives back the weights that were written, to us and to the library that the format belongs to."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import checkpoint as dcp
+
+from checkpoint_models import DENSE, SPARSE, draw_hub_tensors, make_spec
+from primus.checkpoint.convert import MegatronFormat, TargetFormat, TargetSettings, plan_conversion, write_conversion
+from primus.checkpoint.formats import open as formats
+from primus.checkpoint.formats import output
+from primus.checkpoint.formats.dcp import DcpFolder
+from primus.checkpoint.formats.megatron_torch import RankGrid
+from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint
+from primus.checkpoint.renaming import EngineNames
+from primus.checkpoint.weights import TensorDict, WeightReader
+from primus.config.schema import ModelSpec
+from primus.errors import PrimusError, UsageError
+
+SPECS = {name: make_spec(**extra) for name, extra in {**DENSE, **SPARSE}.items()}
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+
+def write(
+    weights: WeightReader, spec: ModelSpec, target: Path, settings: TargetSettings, step: int | None = None
+) -> Path:
+    opened = OpenedCheckpoint(weights, spec, step, FoundCheckpoint("native", target.parent, step))
+    write_conversion(plan_conversion(opened, settings), target, lambda _: None)
+    return target
+
+
+def assert_equal(weights: WeightReader, tensors: dict[str, torch.Tensor]) -> None:
+    assert weights.list_tensors().keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(weights.read(name), tensor), name
+
+
+@pytest.mark.parametrize(
+    ("name", "to", "format"),
+    [
+        *((name, to, "torch_dist") for name in SPECS for to in ("huggingface", "torchtitan", "megatron")),
+        *((name, "native", "torch_dist") for name in DENSE),
+        *((name, "megatron", "torch") for name in (*DENSE, "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2 lite")),
+    ],
+)
+def test_a_format_gives_back_model_and_weights(
+    tmp_path: Path, name: str, to: TargetFormat, format: MegatronFormat
+) -> None:
+    spec = SPECS[name]
+    hub = draw_hub_tensors(spec)
+    grid = RankGrid(2, 2, 2 if spec.num_experts else 1) if format == "torch" else RankGrid()
+    target = write(TensorDict(hub), spec, tmp_path / "out", TargetSettings(to, format=format, layout=grid), step=7)
+    opened = open_checkpoint(str(target))
+    assert_equal(opened.weights, hub)
+    assert opened.step == (None if to in ("huggingface", "torchtitan") else 7)
+    assert_equal(open_checkpoint(str(target), spec).weights, hub)
+
+
+def test_large_tensors_are_written_and_read_in_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = SPECS["qwen2.5"]
+    hub = draw_hub_tensors(spec)
+    monkeypatch.setattr(output.split_rows, "__defaults__", (1000,))
+    for to in ("huggingface", "native", "torchtitan", "megatron"):
+        target = write(TensorDict(hub), spec, tmp_path / to, TargetSettings(to))  # type: ignore[arg-type]
+        assert_equal(open_checkpoint(str(target), spec).weights, hub)
+    chunks = dcp.FileSystemReader(str(tmp_path / "native")).read_metadata().state_dict_metadata
+    assert len(chunks["model.embedding.weight"].chunks) > 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("to", "prefix"), [("torchtitan", ""), ("native", "model.")])
+def test_torch_distributed_checkpoint_loads_what_was_written(tmp_path: Path, to: Any, prefix: str) -> None:
+    spec = SPECS["tied llama"]
+    hub = TensorDict(draw_hub_tensors(spec))
+    target = write(hub, spec, tmp_path / "out", TargetSettings(to))
+    names = EngineNames(hub, spec, to)
+    loaded = {prefix + name: torch.zeros(info.shape) for name, info in names.list_tensors().items()}
+    dcp.load(loaded, storage_reader=dcp.FileSystemReader(str(target)), no_dist=True)
+    for name in names.list_tensors():
+        assert torch.equal(loaded[prefix + name], names.read(name)), name
+
+
+def test_folders_of_torch_distributed_checkpoint_are_read_by_boxes(tmp_path: Path) -> None:
+    stacked = torch.randn(3, 8, 6)
+    # A view: saved with offset and strides of its own.
+    dcp.save({"a": stacked, "b": torch.randn(12, 6)[2:9, 1:4]}, checkpoint_id=str(tmp_path), no_dist=True)
+    folder = DcpFolder(tmp_path)
+    assert torch.equal(folder.read_box("a", (1, 2, 1), (1, 5, 3)), stacked[1:2, 2:7, 1:4])
+    assert torch.equal(folder.read("a", slice(1, 3)), stacked[1:])
+    assert folder.read("b", slice(2, 4)).shape == (2, 3)
+
+
+def test_metadata_that_names_a_function_is_refused_and_not_run(tmp_path: Path) -> None:
+    class Attack:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Attack()))
+    with pytest.raises(PrimusError, match=r"\.metadata: damaged, or not written by .*mkdir"):
+        open_checkpoint(str(tmp_path))
+    # A dotted name below a module that is allowed must not reach what that module imports.
+    (tmp_path / ".metadata").write_bytes(
+        b"\x80\x04\x8c,torch.distributed.checkpoint.filesystem\x8c\x08os.mkdir\x93\x8c\x01x\x85R.".replace(
+            b"\x8c,", b"\x8c" + bytes([len("torch.distributed.checkpoint.filesystem")])
+        )
+    )
+    with pytest.raises(PrimusError, match="damaged, or not written by"):
+        open_checkpoint(str(tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_pickle_of_a_rank_is_loaded_only_if_it_is_trusted(tmp_path: Path) -> None:
+    spec = SPECS["llama"]
+    hub = draw_hub_tensors(spec)
+    target = write(TensorDict(hub), spec, tmp_path / "out", TargetSettings("megatron", format="torch"))
+    file = target / "release" / "mp_rank_00" / "model_optim_rng.pt"
+    state = torch.load(file, weights_only=True)
+    # Megatron's own files have their arguments, and generators of numpy, besides the weights.
+    torch.save({**state, "args": subprocess.CompletedProcess([], 0)}, file)
+    with pytest.raises(PrimusError, match="may run code when it is loaded") as refused:
+        open_checkpoint(str(target))
+    assert "--trust-pickle" in refused.value.hint
+    assert_equal(open_checkpoint(str(target), trust_pickle=True).weights, hub)
+
+
+def test_megatron_core_loads_the_weights_and_computes_the_same_logits(tmp_path: Path) -> None:
+    pytest.importorskip("megatron.core")
+    spec = make_spec(num_query_groups=2, rotary_base=10000.0)
+    target = write(TensorDict(draw_hub_tensors(spec)), spec, tmp_path / "out", TargetSettings("megatron"))
+    program = Path(__file__).parent / "megatron_core_logits.py"
+    command = [sys.executable, str(program), str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env={**os.environ, "RANK": "0"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["missing"] == [] and result["saved_again_equal"]
+    # Two implementations of attention in float32; a wrong order of rows differs by more than 1.
+    assert result["difference"] < 1e-4
+
+
+def test_transformers_loads_the_weights_and_computes_the_same_logits(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from primus.backends.native import compute_logits
+
+    for name in DENSE:
+        spec = make_spec(**{**DENSE[name], "kv_channels": None, "hidden_size": 48})
+        weights = TensorDict(draw_hub_tensors(spec))
+        target = write(weights, spec, tmp_path / name, TargetSettings("huggingface"))
+        model = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+        tokens = torch.randint(spec.vocab_size, (1, 16))
+        with torch.no_grad():
+            theirs = model(tokens).logits
+        assert (theirs - compute_logits(spec, weights, tokens)).abs().max() < 1e-3 * theirs.abs().max()
+
+
+def test_sharded_files_have_an_index_and_tokenizer_files_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("primus.checkpoint.formats.huggingface.SHARD_BYTES", 20_000)
+    spec = SPECS["llama"]
+    hub = draw_hub_tensors(spec)
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    (tokenizer / "tokenizer.json").write_text("{}")
+    (tokenizer / "README.md").write_text("not copied")
+    target = write(TensorDict(hub), spec, tmp_path / "out", TargetSettings("huggingface", tokenizer=tokenizer))
+    index = json.loads((target / "model.safetensors.index.json").read_text())
+    shards = sorted(set(index["weight_map"].values()))
+    assert len(shards) > 2 and shards[0] == f"model-00001-of-{len(shards):05d}.safetensors"
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in hub.values())
+    assert (target / "tokenizer.json").is_file() and not (target / "README.md").exists()
+    assert_equal(open_checkpoint(str(target)).weights, hub)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_weights_are_cast_except_the_bias_that_balances_experts(tmp_path: Path, dtype: Any) -> None:
+    spec = SPECS["deepseek_v3"]
+    target = write(TensorDict(draw_hub_tensors(spec)), spec, tmp_path / "out", TargetSettings("huggingface", dtype))
+    dtypes = {name: info.dtype for name, info in open_checkpoint(str(target)).weights.list_tensors().items()}
+    assert dtypes.pop("model.layers.1.mlp.gate.e_score_correction_bias") == torch.float32
+    assert dtypes.pop("model.layers.2.mlp.gate.e_score_correction_bias") == torch.float32
+    assert set(dtypes.values()) == {torch.bfloat16 if dtype == "bf16" else torch.float16}
+    assert json.loads((target / "config.json").read_text())["torch_dtype"] == str(
+        next(iter(dtypes.values()))
+    ).removeprefix("torch.")
+
+
+def test_a_name_of_the_hub_is_found_in_the_cache_and_else_refused_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = SPECS["llama"]
+    hub = draw_hub_tensors(spec)
+    cached = tmp_path / "hub" / "models--org--small"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("abc")
+    (cached / "snapshots").mkdir()
+    write(TensorDict(hub), spec, cached / "snapshots" / "abc", TargetSettings("huggingface"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert_equal(open_checkpoint("hf:org/small").weights, hub)
+    with pytest.raises(PrimusError, match=r"hf:org/other: no such folder, not in the cache"):
+        open_checkpoint("hf:org/other")
+
+
+def test_a_folder_without_its_model_is_refused_with_the_option_that_names_it(tmp_path: Path) -> None:
+    spec = SPECS["llama"]
+    target = write(TensorDict(draw_hub_tensors(spec)), spec, tmp_path / "out", TargetSettings("torchtitan"))
+    (target / formats.MODEL_FILE).unlink()
+    with pytest.raises(UsageError, match="does not say its model") as refused:
+        open_checkpoint(str(target))
+    assert "--model" in refused.value.hint
