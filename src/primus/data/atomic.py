@@ -55,6 +55,15 @@ def publish_file(written: Path, path: Path) -> None:
     sync_to_disk(path.parent)
 
 
+def delete_file(path: Path) -> None:
+    """Delete a file if there is one, and wait until that is on disk, so that no later rename can precede it."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return
+    sync_to_disk(path.parent)
+
+
 def sync_to_disk(path: Path) -> None:
     """Wait until a file or folder is on disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -585,3 +585,42 @@ def test_killed_at_any_moment_the_same_command_makes_the_same_bytes(tmp_path: Pa
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 5
+
+
+ORDER = """
+import os, sys
+from pathlib import Path
+from primus.data.encode.job import EncodeJob, prepare_token_files
+
+prefix, steps = Path(sys.argv[2]), []
+
+def note(event, args):
+    if event in ("os.remove", "os.rename"):
+        name = Path(args[0 if event == "os.remove" else 1]).name
+        if name.startswith(prefix.name) and ".tmp." not in name:
+            steps.append((event, name))
+
+def sync(descriptor, fsync=os.fsync):
+    if os.readlink(f"/proc/self/fd/{descriptor}") == str(prefix.parent):
+        steps.append(("sync", ""))
+    fsync(descriptor)
+
+prepare_token_files(EncodeJob(inputs=(sys.argv[1],), tokenizer="bpe:290", output=prefix))
+sys.addaudithook(note)
+os.fsync = sync
+prepare_token_files(EncodeJob(inputs=(sys.argv[1],), tokenizer="bpe:291", output=prefix, existing="replace"))
+renamed = next(number for number, (event, name) in enumerate(steps) if event == "os.rename" and name.endswith("bin"))
+deleted = [number for number, (event, name) in enumerate(steps[:renamed]) if name.endswith((".manifest.json", ".idx"))]
+assert len(deleted) == 2, steps
+assert all(steps[number + 1][0] == "sync" for number in deleted), steps
+"""
+
+
+def test_the_old_manifest_is_deleted_on_disk_before_the_new_files_have_their_names(
+    tmp_path: Path, prose: Prose
+) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", [prose(200, seed) for seed in range(4)])
+    (tmp_path / "out").mkdir()
+    command = [sys.executable, "-c", ORDER, lines, tmp_path / "out" / "tokens"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr

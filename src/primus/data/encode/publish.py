@@ -68,8 +68,8 @@ def publish_token_files(
         with atomic.stage_files(_encode_companions(prefix, board.stage, manifest, bad)) as publish_companions:
             begin()
             # Delete the old manifest first: a reader must not combine it with the new files.
-            manifests.manifest_path(prefix).unlink(missing_ok=True)
-            _bad_path(prefix).unlink(missing_ok=True)
+            atomic.delete_file(manifests.manifest_path(prefix))
+            atomic.delete_file(_bad_path(prefix))
             writer.commit()
             publish_companions()
     return manifest

@@ -272,7 +272,7 @@ class IndexedWriter:
             self.finish_files()
         # Delete the old index before the .bin changes, and rename the new one last: a crash in between leaves a .bin
         # without an index, which readers reject.
-        idx_path(self.prefix).unlink(missing_ok=True)
+        atomic.delete_file(idx_path(self.prefix))
         atomic.publish_file(self._paths["bin"], bin_path(self.prefix))
         atomic.publish_file(self._paths["idx"], idx_path(self.prefix))
 
