@@ -210,6 +210,24 @@ def test_a_server_that_nobody_calls_is_ended_by_its_pid(tmp_path: Path) -> None:
     assert not perftest.is_listening(server.tcp_port)
 
 
+class FirstPortIsReserved(frozenset[int]):
+    """Reserves the port that is asked for first."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    def __contains__(self, port: object) -> bool:
+        self.asked.append(port)
+        return len(self.asked) == 1
+
+
+def test_a_server_leaves_the_port_of_the_launch_free() -> None:
+    reserved = FirstPortIsReserved()
+    port = perftest.find_free_port(reserved)
+    assert [port] == reserved.asked[1:]
+    assert port != reserved.asked[0]
+
+
 def test_a_client_that_hangs_is_ended_at_its_limit(tmp_path: Path) -> None:
     environ = environment(tmp_path, 0)
     (tmp_path / "faults/hang-0-mlx5_0").write_text("")

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -89,12 +89,15 @@ class PerftestServer:
         rail: The port that it serves.
         seconds: Duration, the same as the client's: perftest compares both.
         environ: Its environment.
+        reserved: Ports that it must leave free, such as that of the launch, which no process has bound yet.
     """
 
-    def __init__(self, rail: Rail, seconds: int, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, rail: Rail, seconds: int, environ: Mapping[str, str], reserved: Collection[int | None] = ()
+    ) -> None:
         # Another program may take the port before perftest binds it. perftest then exits, and its last line becomes
         # the problem.
-        self.tcp_port = _find_free_port()
+        self.tcp_port = find_free_port(reserved)
         self.problem = ""
         self._child: subprocess.Popen[bytes] | None = None
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in stop()
@@ -149,7 +152,10 @@ def is_listening(tcp_port: int, tables: Sequence[Path] = (Path("/proc/net/tcp"),
     return False
 
 
-def _find_free_port() -> int:
+def find_free_port(reserved: Collection[int | None] = ()) -> int:
+    """A TCP port that no process has bound, and that is none of `reserved`."""
     with socket.socket() as probe:
         probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+        port = int(probe.getsockname()[1])
+        # While this port is bound, the kernel gives another one.
+        return find_free_port(reserved) if port in reserved else port

@@ -75,7 +75,10 @@ class RdmaWorker:
         if order.serves:
             self.close()
             self._servers = [
-                PerftestServer(self._rails[rail], self._seconds, self._node.environ) for rail in order.serves
+                PerftestServer(
+                    self._rails[rail], self._seconds, self._node.environ, reserved=(self._node.layout.master_port,)
+                )
+                for rail in order.serves
             ]
             return RdmaReply(
                 servers=tuple(ServerPort(tcp_port=one.tcp_port, problem=one.problem) for one in self._servers)
