@@ -43,8 +43,7 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     local_rank, world_size = int(environ.get("LOCAL_RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     # Before the first heartbeat, from which the launcher knows the process id: by default SIGUSR2 ends a process.
     write_stacks_when_asked(run.attempt_folder(number), rank)
-    attempt = Attempt(run, number, rank, local_rank, world_size, console)
-    attempt.listen_for_signals()
+    attempt = Attempt(run, number, rank, local_rank, world_size, console, handles_signals=True)
     exclude_working_folder_of_children()  # data loaders start child processes
     try:
         request = read_json(run.directory / "request.json", LaunchRequest)

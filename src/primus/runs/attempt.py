@@ -40,7 +40,15 @@ class Attempt:
     """
 
     def __init__(
-        self, run: Run, number: int, rank: int, local_rank: int, world_size: int, console: TextIO | None
+        self,
+        run: Run,
+        number: int,
+        rank: int,
+        local_rank: int,
+        world_size: int,
+        console: TextIO | None,
+        *,
+        handles_signals: bool = False,
     ) -> None:
         self.run = run
         self.number = number
@@ -53,6 +61,9 @@ class Attempt:
         """Name of the signal that asked the worker to stop; the trainer reads it between steps."""
         self._events = EventLog(run.events) if rank == 0 else None
         self._asked_at: dict[int, float] = {}
+        # From the first heartbeat on the launcher knows the process id, and any signal of it must find a handler.
+        if handles_signals:
+            self.listen_for_signals()
         self._heartbeat = HeartbeatWriter(heartbeat_file(self.folder, rank), local_rank)
 
     def say(self, text: str) -> None:
