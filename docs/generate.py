@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
 from msgspec import Struct
 
 from primus import registry
@@ -21,6 +22,7 @@ from primus.contract import ContractMember, list_members
 from primus.data.source import Source
 from primus.diagnosis.signature import Signature
 from primus.diagnosis.signature_files import get_signature_table
+from primus.engine_keys import format_yaml_value, read_key_rules
 from primus.hook import Hook, HookContext, Settings
 from primus.machine.framework import Framework
 from primus.model import (
@@ -356,7 +358,70 @@ def _wrap(text: str, indent: str = "") -> str:
     return textwrap.fill(words, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-PAGES = {"models.md": models_page, "reference/failures.md": failures_page, "plug-ins.md": plug_ins_page}
+ENGINE_PAGE = """\
+# Keys of {title}
+
+<!-- Written by docs/generate.py from src/primus/backends/{name}/*.yaml; change it there. -->
+
+What [`framework: {name}`](../engine-{name}.md) does with each key of an experiment. A key that is not listed is applied
+by primus, alike for every backend.
+
+## Keys
+
+{keys}
+
+## Refused
+
+Only the default is accepted:
+
+{refused}
+
+## Settings of `backend_args`
+
+{settings}
+"""
+
+
+def engine_page(name: str, title: str) -> str:
+    """The keys of a backend that drives an engine, as tables."""
+    folder = DOCS.parent / "src/primus/backends" / name
+    rules = read_key_rules(folder)
+    applied = [
+        f"| `{key}` | `{rule.field}` | {'; '.join(text for text in (rule.differs, rule.note) if text)} |"
+        for key, rule in rules.items()
+        if rule.field
+    ]
+    refused = [
+        f"| `{key}` | {rule.refused} | {', '.join(map(format_yaml_value, rule.accepts))} |"
+        for key, rule in rules.items()
+        if rule.refused
+    ]
+    settings = yaml.safe_load((folder / "settings.yaml").read_text(encoding="utf-8"))
+    return ENGINE_PAGE.format(
+        name=name,
+        title=title,
+        keys=_join_table("| key | field | |", applied),
+        refused=_join_table("| key | not supported | also accepted |", refused),
+        settings=_join_table(
+            "| setting | field | type | |",
+            [
+                f"| `{key}` | `{each['field']}` | {each['type']} | {each.get('note', '')} |"
+                for key, each in settings.items()
+            ],
+        ),
+    )
+
+
+def _join_table(head: str, rows: Sequence[str]) -> str:
+    return "\n".join([head, "|" + "---|" * (head.count("|") - 1), *rows])
+
+
+PAGES = {
+    "models.md": models_page,
+    "reference/failures.md": failures_page,
+    "plug-ins.md": plug_ins_page,
+    "reference/engine-megatron.md": lambda: engine_page("megatron", "Megatron"),
+}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import primus.patches
 from fakes import cli
 from primus import patch
 from primus.errors import PrimusError, UsageError
@@ -26,6 +27,9 @@ PATCH = Patch(target={target!r}, versions={versions!r}, reason="it is slow", lin
 def apply():
     {body}
 """
+
+OWN_PATCHES = {file.stem.replace("_", "-") for file in Path(primus.patches.__file__).parent.glob("*.py")}
+"""Patches of the package itself."""
 
 
 @pytest.fixture
@@ -43,7 +47,7 @@ def write(folder: Path, name: str, body: str = "print('doing it')", **changes: o
 
 def states(environ: dict[str, str] | None = None, backend: str | None = None) -> dict[str, str]:
     found = patch.choose_patches(environ or {}, lambda: backend)
-    return {choice.name: choice.state for choice in found if "inductor" not in choice.name}
+    return {choice.name: choice.state for choice in found if choice.name not in OWN_PATCHES}
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "qwen3-untied": {"qk_layernorm": True, "kv_channels": 16, "norm_epsilon": 1e-6, "rotary_base": 1e6},
 }
+SCRIPT = Path(__file__).with_name("engine_process.py")
 Steps = list[tuple[float, float]]
 """Loss and gradient norm of each step."""
 
@@ -132,7 +133,12 @@ def write_start(folder: Path, trainer: Trainer) -> dict[str, str]:
 
 
 def train_by_engine(
-    folder: Path, requests: Sequence[tuple[Trainer, dict[str, Any]]], *, world: int = 1
+    folder: Path,
+    requests: Sequence[tuple[Trainer, dict[str, Any]]],
+    *,
+    world: int = 1,
+    engine: str = "torchtitan",
+    script: Path = SCRIPT,
 ) -> list[dict[str, Any]]:
     """What the engine reports for each request, one after the other in the same processes; see `engine_process`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -148,7 +154,6 @@ def train_by_engine(
     ]
     files = folder / "requests.json", folder / "results.json"
     files[0].write_text(json.dumps(written))
-    script = Path(__file__).with_name("engine_process.py")
     store = folder / "store"
     store.unlink(missing_ok=True)
     processes = []
@@ -157,8 +162,8 @@ def train_by_engine(
         with (folder / f"rank_{rank}.log").open("wb") as log:
             processes.append(
                 subprocess.Popen(
-                    [engine_python("torchtitan"), script, *files],
-                    env=engine_variables("torchtitan") | place,
+                    [engine_python(engine), script, *files],
+                    env=engine_variables(engine) | place,
                     stdout=log,
                     stderr=log,
                 )

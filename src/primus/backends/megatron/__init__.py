@@ -1,31 +1,36 @@
-"""The megatron backend: Megatron-LM and megatron-core."""
+"""Megatron: megatron-core with the loop, data, schedule, reports and checkpoints of primus."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from primus.backends.megatron.support import check_experiment
 from primus.config.schema import Experiment
-from primus.errors import PrimusError, UsageError
 
 if TYPE_CHECKING:
     from primus.runs.attempt import Attempt
 
+ENGINES = ("megatron",)
+"""The engine that `train` drives."""
+USES_TORCH = True
+"""The launch checks that the installed PyTorch can use the machine's accelerators."""
+
 
 def check(experiment: Experiment) -> None:
-    """Accept an experiment that Megatron-LM can train; needs no tensor library.
+    """Accept an experiment that Megatron can train; needs no tensor library.
 
     Raises:
-        UsageError: The model has something that Megatron-LM does not have; names the field.
+        UsageError: The experiment asks for something that megatron does not support; names the key and the fix.
     """
-    spec = experiment.trainer.model
-    if spec.global_kv_channels is not None or spec.moe_parallel_dense:
-        raise UsageError("global_kv_channels: megatron does not support heads of several widths", "use another model")
+    check_experiment(experiment)
 
 
 def train(experiment: Experiment, attempt: Attempt) -> None:
-    """Train as one rank of a run.
+    """Train as one rank of a run, until the last step or a signal.
 
     Raises:
-        PrimusError: Always; the driver is not part of this version.
+        PrimusError: The training fails; the message says why.
     """
-    raise PrimusError("framework megatron: its driver is not available yet", "use framework: native")
+    from primus.backends.megatron import run
+
+    run.train(experiment, attempt)

@@ -1,0 +1,139 @@
+"""Checkpoints of megatron-core in its format `torch_dist`: weights, optimizer and random states."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from torch import nn
+
+from primus.errors import PrimusError
+
+VERSION = 3.0
+"""`checkpoint_version` of Megatron-LM (megatron/training/checkpointing.py): order of the rows of `linear_qkv`."""
+METADATA = {
+    "distrib_optim_sharding_type": "fully_reshardable",
+    "singleton_local_shards": False,
+    "chained_optim_avoid_prefix": True,
+}
+"""The form of the optimizer's state: by weight, so that other layouts can read it."""
+RNG_STATE = "rng_state"
+
+
+def save_checkpoint(folder: Path, model: nn.Module, optimizer: Any, num_steps: int) -> None:
+    """Write the state of all processes into an empty folder; returns when the files are on disk."""
+    _create_adam_state(optimizer)
+    state = _collect_state(model, optimizer, is_loading=False)
+    state |= {"checkpoint_version": VERSION, "iteration": num_steps, "layout": _describe_layout(optimizer)}
+    dist_checkpointing.save(state, str(folder), validate_access_integrity=False, content_metadata=dict(METADATA))
+
+
+def load_checkpoint(folder: Path, model: nn.Module, optimizer: Any) -> int:
+    """Restore what `save_checkpoint` wrote; gives its number of steps.
+
+    Random states are restored only in the layout in which they were saved: they belong to its ranks.
+
+    Raises:
+        PrimusError: The checkpoint was written with another kind of optimizer.
+    """
+    common = dist_checkpointing.load_common_state_dict(str(folder))
+    own, saved = _describe_layout(optimizer), common.get("layout", {})
+    if saved.get("use_distributed_optimizer") != own["use_distributed_optimizer"]:
+        raise PrimusError(
+            f"{folder}: its optimizer state was saved with use_distributed_optimizer:"
+            f" {str(saved.get('use_distributed_optimizer')).lower()}",
+            "use the same setting, or load only the weights: finetune: true",
+        )
+    _create_adam_state(optimizer)
+    state = _collect_state(model, optimizer, is_loading=True)
+    if saved != own:
+        del state[RNG_STATE]
+    loaded = dist_checkpointing.load(state, str(folder), validate_access_integrity=False)
+    model.load_state_dict(loaded["model"])
+    optimizer.load_state_dict(loaded["optimizer"])
+    _separate_step_counts(optimizer)
+    if RNG_STATE in loaded:
+        _restore_random_state(loaded[RNG_STATE][0])
+    return int(common["iteration"])
+
+
+def _collect_state(model: nn.Module, optimizer: Any, is_loading: bool) -> dict[str, Any]:
+    """The tree of sharded tensors of this process, with the names that Megatron-LM uses."""
+    metadata = METADATA | {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
+    weights = model.sharded_state_dict(metadata=metadata)  # type: ignore[operator]
+    return {
+        "model": weights,
+        "optimizer": optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=metadata),
+        RNG_STATE: _shard_random_state(),
+    }
+
+
+def _describe_layout(optimizer: Any) -> dict[str, Any]:
+    return {
+        "tensor_model_parallel_size": parallel_state.get_tensor_model_parallel_world_size(),
+        "pipeline_model_parallel_size": parallel_state.get_pipeline_model_parallel_world_size(),
+        "context_parallel_size": parallel_state.get_context_parallel_world_size(),
+        "expert_model_parallel_size": parallel_state.get_expert_model_parallel_world_size(),
+        "data_parallel_size": parallel_state.get_data_parallel_world_size(),
+        "use_distributed_optimizer": optimizer.config.use_distributed_optimizer,
+    }
+
+
+def _shard_random_state() -> ShardedObject:
+    """The generators of this process, in the form of Megatron-LM (megatron/training/checkpointing.py)."""
+    state = {
+        "random_rng_state": random.getstate(),
+        "np_rng_state": np.random.get_state(),
+        "torch_rng_state": torch.get_rng_state(),
+        "cuda_rng_state": torch.cuda.get_rng_state(),
+        "rng_tracker_states": tensor_parallel.get_cuda_rng_tracker().get_states(),
+    }
+    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    # One for each process: with Megatron-LM's key by stage and tensor rank, data-parallel ranks would share one.
+    return ShardedObject(RNG_STATE, [state], (size,), (rank,), replica_id=0)
+
+
+def _restore_random_state(state: dict[str, Any]) -> None:
+    random.setstate(state["random_rng_state"])
+    np.random.set_state(state["np_rng_state"])
+    torch.set_rng_state(state["torch_rng_state"])
+    torch.cuda.set_rng_state(state["cuda_rng_state"])
+    tensor_parallel.get_cuda_rng_tracker().set_states(state["rng_tracker_states"])
+
+
+def _create_adam_state(optimizer: Any) -> None:
+    """Create the state of torch's AdamW as its first step does (torch/optim/adamw.py, `_init_group`).
+
+    megatron-core asserts that a step was taken before a checkpoint. The optimizers of Apex and Transformer Engine keep
+    the number of steps elsewhere; megatron-core creates their state itself.
+    """
+    for inner in _list_torch_optimizers(optimizer):
+        for group in inner.param_groups:
+            for weight in group["params"]:
+                state = inner.state[weight]
+                if not state:
+                    state["step"] = torch.zeros((), dtype=torch.float32)
+                    state["exp_avg"] = torch.zeros_like(weight)
+                    state["exp_avg_sq"] = torch.zeros_like(weight)
+
+
+def _separate_step_counts(optimizer: Any) -> None:
+    """Give each weight a step count of its own.
+
+    On loading megatron-core gives one tensor to all weights, and AdamW then counts a step for each of them.
+    """
+    for inner in _list_torch_optimizers(optimizer):
+        for state in inner.state.values():
+            if "step" in state:
+                state["step"] = torch.as_tensor(state["step"], dtype=torch.float32).clone()
+
+
+def _list_torch_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """The optimizers of torch inside those of megatron-core."""
+    chained = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [each.optimizer for each in chained if isinstance(each.optimizer, (torch.optim.AdamW, torch.optim.Adam))]

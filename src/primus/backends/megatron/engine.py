@@ -1,0 +1,254 @@
+"""megatron-core as an engine of the session: one optimizer step at a time over its own schedules and optimizer."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from primus.backends.megatron import checkpoint
+from primus.backends.megatron.batches import BatchOptions, ModelBatch, iterate_batches
+from primus.backends.megatron.config import (
+    build_ddp_config,
+    build_optimizer_config,
+    build_transformer_config,
+    collect_values,
+)
+from primus.backends.megatron.model import build_gpt_model
+from primus.backends.megatron.weights import copy_weights
+from primus.config.schema import Trainer
+from primus.session.engine import StepValues
+
+if TYPE_CHECKING:
+    from primus.checkpoint.weights import WeightReader
+
+ExtraFields = Mapping[str, Mapping[str, Any]]
+"""Fields that the user sets in `backend_args`, by name, for ``transformer``, ``ddp`` and ``optimizer``."""
+
+
+class SkippedStepError(Exception):
+    """The gradient or the loss is not finite: raised inside the optimizer before it changes anything."""
+
+    def __init__(self, grad_norm: float) -> None:
+        super().__init__()
+        self.grad_norm = grad_norm
+
+
+class MegatronCoreEngine:
+    """The model, its optimizer and their process groups.
+
+    torch.distributed must be initialised; every process of the run makes the same calls in the same order.
+
+    Args:
+        trainer: The experiment's module.
+        device: Of this process.
+        options: How documents are treated.
+        use_transformer_engine: Build Transformer Engine's layers instead of those of megatron-core.
+        extra: Fields of the user.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        device: torch.device,
+        options: BatchOptions,
+        *,
+        use_transformer_engine: bool = False,
+        extra: ExtraFields | None = None,
+    ) -> None:
+        self.trainer, self.device = trainer, device
+        self._options, self._use_transformer_engine = options, use_transformer_engine
+        extra = extra or {}
+        parallel_state.initialize_model_parallel(**collect_values(trainer, "groups"))
+        tensor_parallel.model_parallel_cuda_manual_seed(trainer.training.seed)
+        self.config = build_transformer_config(
+            trainer, device.type, use_transformer_engine, extra.get("transformer", {})
+        )
+        gpt = build_gpt_model(trainer, self.config, use_transformer_engine)
+        self._model = self._wrap(gpt, extra.get("ddp", {}))
+        self._optimizer = get_megatron_optimizer(
+            build_optimizer_config(trainer, extra.get("optimizer", {})), [self._model]
+        )
+        self._set_overlap(self._model)
+        self._allows_update = True
+        self._watch_grad_norm()
+        self._forward_backward = get_forward_backward_func()
+        self.num_steps = 0
+        """Optimizer steps, those of the checkpoint included."""
+
+    @property
+    def data_rank(self) -> int:
+        """Data-parallel rank of this process: which micro batches it gets."""
+        return parallel_state.get_data_parallel_rank()
+
+    @property
+    def data_size(self) -> int:
+        """Number of data-parallel ranks."""
+        return parallel_state.get_data_parallel_world_size()
+
+    @property
+    def model(self) -> nn.Module:
+        return self._model
+
+    @property
+    def gpt_model(self) -> nn.Module:
+        """The model without its wrappers."""
+        inner = self._model.module
+        return inner.module if isinstance(inner, Float16Module) else inner
+
+    @property
+    def optimizer(self) -> Any:
+        return self._optimizer
+
+    def load_weights(self, weights: WeightReader) -> None:
+        """Copy weights in hub names into the model and the optimizer's masters."""
+        copy_weights(self.gpt_model, self.trainer.model, weights, self._use_transformer_engine)
+        self._optimizer.reload_model_params()
+
+    def step(self, batches: Sequence[NDArray[np.int64]], learning_rate: float) -> StepValues:
+        """Take one optimizer step; a step that is not finite changes nothing."""
+        self._set_learning_rate(learning_rate)
+        self._model.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        started = time.perf_counter()
+        loss_sum, num_tokens = self._run(batches, forward_only=False)
+        # Other processes' work is in it only with several pipeline stages, which wait for each other.
+        seconds = time.perf_counter() - started
+        loss = loss_sum / max(num_tokens, 1)
+        self._allows_update = math.isfinite(loss)
+        try:
+            _, grad_norm, _ = self._optimizer.step()
+        except SkippedStepError as skipped:
+            return StepValues(loss, skipped.grad_norm, skipped=True, compute_time_s=seconds)
+        self.num_steps += 1
+        return StepValues(loss, float(grad_norm), compute_time_s=seconds)
+
+    def evaluate(self, batches: Sequence[NDArray[np.int64]]) -> tuple[float, int]:
+        """Sum of the losses, and number, of the tokens that count in the batches of all processes."""
+        self._model.eval()
+        try:
+            with torch.no_grad():
+                return self._run(batches, forward_only=True)
+        finally:
+            self._model.train()
+
+    def save(self, folder: Path) -> None:
+        """Write weights, optimizer and random states in the format ``torch_dist`` of megatron-core."""
+        checkpoint.save_checkpoint(folder, self.gpt_model, self._optimizer, self.num_steps)
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote, also with another layout of processes."""
+        self.num_steps = checkpoint.load_checkpoint(folder, self.gpt_model, self._optimizer)
+
+    def read_memory(self) -> int:
+        """Peak memory of this process in bytes."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def close(self) -> None:
+        """Forget the process groups of megatron-core; those who initialised torch.distributed destroy it."""
+        parallel_state.destroy_model_parallel()
+
+    def _wrap(self, gpt: nn.Module, extra: Mapping[str, Any]) -> DistributedDataParallel:
+        if self.device.type == "cuda":
+            gpt.cuda(self.device)
+        model = Float16Module(self.config, gpt) if self.trainer.training.bf16 else gpt
+        return DistributedDataParallel(self.config, build_ddp_config(self.trainer, extra), model)
+
+    def _set_overlap(self, model: DistributedDataParallel) -> None:
+        """What Megatron-LM sets before its loop for communication that overlaps with computing."""
+        if model.ddp_config.overlap_grad_reduce:
+            self.config.no_sync_func = model.no_sync
+        if model.ddp_config.overlap_param_gather:
+            self.config.param_sync_func = model.start_param_sync
+
+    def _watch_grad_norm(self) -> None:
+        """Leave the optimizer's step before it changes anything if the loss or the gradient is not finite.
+
+        The optimizer computes the norm in its step, before it clips. Computing it twice would cost a pass over the
+        gradients.
+        """
+        compute: Callable[[], Any] = self._optimizer.get_grad_norm
+
+        def compute_finite_norm() -> Any:
+            norm = compute()
+            if not (self._allows_update and math.isfinite(float(norm))):
+                raise SkippedStepError(float(norm))
+            return norm
+
+        self._optimizer.get_grad_norm = compute_finite_norm
+
+    def _set_learning_rate(self, learning_rate: float) -> None:
+        """What OptimizerParamScheduler does: without it norms and biases would decay, too."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate * group.get("lr_mult", 1.0)
+            group["weight_decay"] = self.trainer.optimizer.weight_decay * group.get("wd_mult", 1.0)
+
+    def _run(self, batches: Sequence[NDArray[np.int64]], forward_only: bool) -> tuple[float, int]:
+        """Pass micro batches through the pipeline; gives the loss sum and the number of tokens of all processes."""
+        training = self.trainer.training
+        results = self._forward_backward(
+            forward_step_func=self._forward,
+            data_iterator=iterate_batches(batches, self._options, self.device),
+            model=[self._model],
+            num_microbatches=len(batches),
+            seq_length=training.seq_length,
+            micro_batch_size=training.micro_batch_size,
+            forward_only=forward_only,
+        )
+        # float64: the sum over a large global batch has more digits than float32.
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for result in results:
+            sums += result["sums"]
+        # Only the last pipeline stage has losses; tensor-parallel ranks have the same.
+        dist.all_reduce(sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+        if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+            last = parallel_state.get_pipeline_model_parallel_last_rank()
+            dist.broadcast(sums, last, group=parallel_state.get_pipeline_model_parallel_group())
+        loss_sum, num_tokens = sums.tolist()
+        return loss_sum, int(num_tokens)
+
+    def _forward(self, iterator: Any, model: nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
+        """The forward step that megatron-core's schedules call: losses of the last stage, and how to sum them."""
+        batch: ModelBatch = next(iterator)
+        output = model(batch.tokens, batch.position_ids, batch.attention_mask, labels=batch.targets)
+
+        def sum_losses(losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            loss = (losses.float() * batch.loss_mask).sum()
+            num_tokens = batch.loss_mask.sum()
+            sums = torch.stack([loss.detach().double(), num_tokens.double()])
+            return loss, num_tokens.int(), {"sums": sums}
+
+        return output, sum_losses
+
+
+@contextmanager
+def join_single_process(device: torch.device, world: int) -> Iterator[None]:
+    """A process group of one, which megatron-core needs, for the duration of a `with`."""
+    if world > 1:
+        yield
+        return
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

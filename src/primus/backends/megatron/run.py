@@ -1,0 +1,147 @@
+"""One rank of a run that megatron-core trains: processes, session, engine, and its errors in words."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from importlib.metadata import version
+
+from primus import registry
+from primus.backends.megatron.installation import has_transformer_engine
+from primus.backends.megatron.support import check_process
+from primus.config.schema import Experiment
+from primus.errors import PrimusError, UnfitError, UsageError
+from primus.patch import PATCHES, VARIABLE, chosen_names
+from primus.runs.attempt import Attempt
+
+CPU_PATCH = "megatron-core-cpu"
+PACKAGE = "megatron-core"
+
+
+def train(experiment: Experiment, attempt: Attempt) -> None:
+    """Train as one rank of a run until its last step or a signal.
+
+    Raises:
+        PrimusError: The training cannot begin or continue; the message says why.
+    """
+    trainer = experiment.trainer
+    _import_engine()
+    import torch
+
+    from primus.session.loop import train_with_engine
+    from primus.session.session import EngineInfo, data_parallel_size, open_session
+    from primus.session.torch_processes import device_name, join_processes, seed_everything
+
+    timeout = timedelta(minutes=trainer.parallel.distributed_timeout_minutes)
+    place = (attempt.rank, attempt.local_rank, attempt.world_size)
+    with explain_errors(), join_processes(*place, timeout, os.environ, trainer.training.device) as processes:
+        device = processes.device
+        if device.type == "cpu":
+            apply_cpu_patch(os.environ)
+        check_process(trainer, device.type)
+        seed_everything(trainer.training.seed, trainer.training.deterministic)
+        uses_engine_layers = device.type == "cuda" and has_transformer_engine()
+        layers = (
+            "the layers of Transformer Engine" if uses_engine_layers else "its own layers, without Transformer Engine"
+        )
+        attempt.say(f"{PACKAGE} {version(PACKAGE)}, driven step by step, with {layers}")
+        info = EngineInfo(
+            backend="megatron",
+            library=PACKAGE,
+            version=version(PACKAGE),
+            device_name=device_name(device),
+            device_type=device.type,
+            num_devices=attempt.world_size,
+            data_size=data_parallel_size(trainer.parallel, attempt.world_size),
+            threads=torch.get_num_threads(),
+            versions={"torch": str(torch.__version__)},
+        )
+        session = open_session(experiment, attempt, processes, info, os.environ)
+        attempt.beat("init")
+        from primus.backends.megatron.backend_settings import group_settings
+        from primus.backends.megatron.batches import BatchOptions
+        from primus.backends.megatron.engine import MegatronCoreEngine, join_single_process
+
+        options = BatchOptions(session.masked_token, trainer.data.reset_attention_mask, session.data.eod_id)
+        with join_single_process(device, attempt.world_size):
+            engine = MegatronCoreEngine(
+                trainer,
+                device,
+                options,
+                use_transformer_engine=uses_engine_layers,
+                extra=group_settings(trainer.backend_args),
+            )
+            train_with_engine(session, engine)
+
+
+def apply_cpu_patch(environ: Mapping[str, str]) -> None:
+    """Apply the patch that a CPU needs; the worker has not done it on a machine with GPUs (`device: cpu`).
+
+    Raises:
+        UnfitError: The user has excluded the patch.
+    """
+    if CPU_PATCH not in chosen_names(environ)[0]:
+        raise UnfitError(
+            f"{PACKAGE} does not run on a CPU without the patch {CPU_PATCH}, which ${VARIABLE} excludes",
+            f"unset {VARIABLE}, or train on GPUs",
+        )
+    registry.load_plug_in(PATCHES, CPU_PATCH).apply()
+
+
+def _import_engine() -> None:
+    """Import megatron-core; its own error is the reason if it cannot be imported."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about each optional package that is not installed
+            import megatron.core.transformer  # noqa: F401
+    except Exception as error:
+        raise UnfitError(
+            f"{PACKAGE} cannot be imported: {type(error).__name__}: {_find_reason(error)}",
+            "./primus-cli setup --engine megatron installs it; ./primus-cli engines shows what is installed",
+        ) from error
+
+
+@contextmanager
+def explain_errors() -> Iterator[None]:
+    """Turn errors of megatron-core and PyTorch into errors that say what to do."""
+    import torch
+
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise _build_memory_error(error) from error
+    except (NotImplementedError, ValueError, AssertionError) as error:
+        if not is_raised_by_engine(error):
+            raise
+        raise UsageError(
+            f"megatron-core refuses the configuration: {_find_reason(error)}",
+            "docs/engine-megatron.md says which layouts it has; the traceback is in the log of the rank",
+        ) from error
+    except RuntimeError as error:
+        if "allocate memory" in str(error):  # the message of the CPU allocator, c10/core/impl/alloc_cpu.cpp
+            raise _build_memory_error(error) from error
+        raise
+
+
+def is_raised_by_engine(error: BaseException) -> bool:
+    """Whether the innermost frame of the traceback is in megatron-core's files."""
+    frame = error.__traceback__
+    while frame and frame.tb_next:
+        frame = frame.tb_next
+    return frame is not None and frame.tb_frame.f_globals.get("__name__", "").startswith("megatron.")
+
+
+def _find_reason(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def _build_memory_error(error: BaseException) -> PrimusError:
+    return PrimusError(
+        f"out of memory: {_find_reason(error)}",
+        "lower micro_batch_size (gradients then accumulate to the same global_batch_size) or seq_length,"
+        " set recompute_activations: true, or share the model among more processes",
+    )
