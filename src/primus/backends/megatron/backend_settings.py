@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from primus.config.frameworks.known_keys import KnownKey, read_megatron_arguments, read_primus_keys
 from primus.engine_keys import format_yaml_value
 from primus.errors import UsageError, did_you_mean
 
@@ -49,30 +50,67 @@ def read_settings() -> dict[str, MegatronSetting]:
     return msgspec.convert(values, dict[str, MegatronSetting])
 
 
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Accept settings that megatron-core has.
+def check_setting_names(settings: Mapping[str, Any]) -> None:
+    """Accept settings of megatron-core and arguments of Megatron-LM.
 
     Raises:
         UsageError: A setting is unknown, or its value has another type.
     """
-    known = read_settings()
+    known, arguments = read_settings(), _read_foreign_keys()
     for name, value in settings.items():
-        if name not in known:
-            raise UsageError(f"backend_args: megatron has no setting '{name}'", did_you_mean(name, known))
-        if not known[name].accepts(value):
+        if name in known:
+            if not known[name].accepts(value):
+                raise UsageError(
+                    f"{_format_setting(name, value)}: must be {TYPE_NAMES[known[name].type]}",
+                    "docs/reference/engine-megatron.md lists the settings",
+                )
+        elif name not in arguments:
             raise UsageError(
-                f"backend_args: {name}: {format_yaml_value(value)}: must be {TYPE_NAMES[known[name].type]}",
-                "docs/engine-megatron.md lists the settings",
+                f"backend_args: megatron has no setting '{name}'", did_you_mean(name, {*known, *arguments})
             )
+
+
+def check_setting_effects(settings: Mapping[str, Any]) -> None:
+    """Accept settings that megatron-core applies, and those that do not change what is trained.
+
+    Raises:
+        UsageError: Only Megatron-LM itself has a setting that changes it.
+    """
+    known, arguments = read_settings(), _read_foreign_keys()
+    for name, value in settings.items():
+        if name not in known and _changes_training(arguments[name], value):
+            raise UsageError(
+                f"{_format_setting(name, value)}: megatron-core does not have it; Megatron-LM's own training does",
+                "remove it, or train in an image or a checkout of Megatron-LM",
+            )
+
+
+def list_unused_settings(settings: Mapping[str, Any]) -> list[str]:
+    """Names of the settings that have no effect here: Megatron-LM's own about speed, reports, files and processes."""
+    return [name for name in settings if name not in read_settings()]
+
+
+def _read_foreign_keys() -> dict[str, KnownKey]:
+    """Arguments of Megatron-LM, and keys of Primus' presets for it."""
+    return {**read_primus_keys().keys, **read_megatron_arguments().keys}
+
+
+def _changes_training(argument: KnownKey, value: Any) -> bool:
+    return argument.effect in ("numbers", "model") and value is not None and value != argument.default
 
 
 def group_settings(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The fields that `settings` set, for each target: ``transformer``, ``ddp``, ``optimizer``."""
     groups: dict[str, dict[str, Any]] = {"transformer": {}, "ddp": {}, "optimizer": {}}
+    known = read_settings()
     for name, value in settings.items():
-        target, _, field = read_settings()[name].field.partition(".")
-        if value is not None:
+        if name in known and value is not None:
+            target, _, field = known[name].field.partition(".")
             groups[target][field] = value
     if "overlap_param_gather" in groups["ddp"]:  # both objects must agree
         groups["optimizer"]["overlap_param_gather"] = groups["ddp"]["overlap_param_gather"]
     return groups
+
+
+def _format_setting(name: str, value: Any) -> str:
+    return f"backend_args: {name}: {format_yaml_value(value)}"

@@ -10,8 +10,9 @@ from datetime import timedelta
 from importlib.metadata import version
 
 from primus import registry
+from primus.backends.megatron.backend_settings import group_settings, list_unused_settings
 from primus.backends.megatron.installation import has_transformer_engine
-from primus.backends.megatron.support import check_process
+from primus.backends.megatron.support import check_core
 from primus.config.schema import Experiment
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.patch import PATCHES, VARIABLE, chosen_names
@@ -41,13 +42,16 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         device = processes.device
         if device.type == "cpu":
             apply_cpu_patch(os.environ)
-        check_process(trainer, device.type)
-        seed_everything(trainer.training.seed, trainer.training.deterministic)
         uses_engine_layers = device.type == "cuda" and has_transformer_engine()
+        check_core(trainer, has_engine_layers=uses_engine_layers)
+        seed_everything(trainer.training.seed, trainer.training.deterministic)
         layers = (
             "the layers of Transformer Engine" if uses_engine_layers else "its own layers, without Transformer Engine"
         )
         attempt.say(f"{PACKAGE} {version(PACKAGE)}, driven step by step, with {layers}")
+        unused = list_unused_settings(trainer.backend_args)
+        if unused:
+            attempt.say(f"backend_args without effect on {PACKAGE}: {', '.join(unused)}")
         info = EngineInfo(
             backend="megatron",
             library=PACKAGE,
@@ -61,7 +65,6 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         )
         session = open_session(experiment, attempt, processes, info, os.environ)
         attempt.beat("init")
-        from primus.backends.megatron.backend_settings import group_settings
         from primus.backends.megatron.batches import BatchOptions
         from primus.backends.megatron.engine import MegatronCoreEngine, join_single_process
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from primus import model_checks
-from primus.backends.megatron.backend_settings import check_settings
-from primus.backends.megatron.installation import find_transformer_engine, has_transformer_engine
+from primus.backends.megatron.backend_settings import check_setting_effects, check_setting_names
 from primus.config.schema import Experiment, ModelSpec, Trainer
 from primus.engine_keys import check_key_rules, format_yaml_value, read_key_rules
 from primus.errors import UsageError
@@ -27,24 +25,46 @@ class MegatronProblem(NamedTuple):
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Accept an experiment that megatron-core can train, as far as the launching machine can know.
+    """Accept an experiment that Megatron can train, as far as the launching machine can know.
+
+    The workers may have more than megatron-core: Transformer Engine, or a checkout of Megatron-LM. They check the rest,
+    `check_core`, when they start; here only an experiment for CPUs is checked completely.
 
     Raises:
         UsageError: A value is not supported; the message names its key and the fix.
     """
     trainer = experiment.trainer
-    check_key_rules(NAME, read_key_rules(FOLDER), trainer)
     model_checks.check(trainer.model)
-    training, parallel = trainer.training, trainer.parallel
-    model_checks.check_parallel(trainer.model, parallel, training.seq_length)
-    _raise_first(_find_model_problems(trainer.model))
-    _raise_first(_find_layout_problems(trainer))
-    # Without Megatron on this machine the workers run elsewhere, perhaps with Transformer Engine: then they check.
-    if training.device == "cpu" or find_transformer_engine(os.environ) is False:
-        check_local_layers(trainer)
-    check_settings(trainer.backend_args)
+    _raise_first(_find_shape_problems(trainer.model))
+    check_setting_names(trainer.backend_args)
     check_loop(trainer, NAME)
     check_session(trainer, NAME)
+    if trainer.training.device == "cpu":
+        check_core(trainer, has_engine_layers=False)
+
+
+def check_core(trainer: Trainer, *, has_engine_layers: bool) -> None:
+    """Accept an experiment that megatron-core can train without Megatron-LM.
+
+    Args:
+        trainer: The experiment's module.
+        has_engine_layers: Whether the layers of Transformer Engine can be used, which need a GPU.
+
+    Raises:
+        UsageError: A value is not supported; the message names its key and the fix.
+    """
+    check_key_rules(NAME, read_key_rules(FOLDER), trainer)
+    model_checks.check_parallel(trainer.model, trainer.parallel, trainer.training.seq_length)
+    _raise_first(_find_model_problems(trainer.model))
+    _raise_first(_find_layout_problems(trainer))
+    check_setting_effects(trainer.backend_args)
+    if not has_engine_layers:
+        check_local_layers(trainer)
+    elif trainer.data.reset_attention_mask:
+        raise UsageError(
+            "reset_attention_mask: true: the attention of Transformer Engine takes no mask of documents",
+            "set reset_attention_mask: false, or choose another framework",
+        )
 
 
 def check_local_layers(trainer: Trainer) -> None:
@@ -62,21 +82,6 @@ def check_local_layers(trainer: Trainer) -> None:
             )
 
 
-def check_process(trainer: Trainer, device_type: str) -> None:
-    """Accept an experiment in a worker, where the installation and the device are known.
-
-    Raises:
-        UsageError: A value is not supported here; the message names its key.
-    """
-    if device_type == "cpu" or not has_transformer_engine():
-        check_local_layers(trainer)
-    elif trainer.data.reset_attention_mask:
-        raise UsageError(
-            "reset_attention_mask: true: the attention of Transformer Engine takes no mask of documents",
-            "set reset_attention_mask: false, or choose another framework",
-        )
-
-
 def _list_transformer_engine_settings(trainer: Trainer) -> Iterator[tuple[str, Any, Any]]:
     """Keys that need Transformer Engine, their values, and the value that does not.
 
@@ -88,6 +93,14 @@ def _list_transformer_engine_settings(trainer: Trainer) -> Iterator[tuple[str, A
     yield "window_size", model.window_size, None
     yield "fp8", trainer.training.fp8, None
     yield "context_parallel_size", trainer.parallel.context_parallel_size, 1
+
+
+def _find_shape_problems(spec: ModelSpec) -> Iterator[MegatronProblem]:
+    """Shapes that no release of Megatron-LM has either."""
+    if spec.global_kv_channels is not None or spec.moe_parallel_dense:
+        yield MegatronProblem(
+            "global_kv_channels: megatron does not support heads of several widths", "choose another model or framework"
+        )
 
 
 def _find_model_problems(spec: ModelSpec) -> Iterator[MegatronProblem]:
