@@ -125,8 +125,8 @@ def _build_fixed_values(trainer: Trainer, on_gpu: bool) -> Values:
         "persist_layer_norm": False,
         "apply_rope_fusion": False,
         "moe_router_load_balancing_type": "aux_loss" if has_aux_loss else "none",
-        # alltoall moves only the tokens that an expert gets; gloo has it, too.
-        "moe_token_dispatcher_type": "alltoall",
+        # alltoall moves only the tokens that an expert gets; gloo has no exchange of unequal parts.
+        "moe_token_dispatcher_type": "alltoall" if on_gpu else "allgather",
     }
 
 
