@@ -177,6 +177,12 @@ def test_a_setup_that_was_killed_leaves_nothing_that_is_used(shop: EngineShop, t
     assert shop.leftovers() == set()
 
 
+def test_an_unfinished_environment_of_another_host_is_left_alone(shop: EngineShop) -> None:
+    (shop.engines / ".small.new-1@node-7").mkdir(parents=True)
+    assert shop.run("setup", "--engine", "small").returncode == 0
+    assert shop.leftovers() == {".small.new-1@node-7"}
+
+
 def test_of_two_starts_one_makes_the_environment_and_the_other_waits(shop: EngineShop, tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)

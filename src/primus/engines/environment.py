@@ -1,8 +1,8 @@
 """Make the environment of an engine: aside, verified by an import, then renamed to its place.
 
     FOLDER/NAME                 the environment; one with `primus-engine.json` was made here, others are the user's own
-    FOLDER/.NAME.new-PID        one in the making; removed by the next start if its maker was killed
-    FOLDER/.NAME.old-PID        a replaced one that is being removed
+    FOLDER/.NAME.new-PID@HOST   one in the making; removed by the next start if its maker was killed
+    FOLDER/.NAME.old-PID@HOST   a replaced one that is being removed
     FOLDER/.NAME.lock           held by the process that makes or replaces the environment
     FOLDER/NAME.log             output of the installer
 
@@ -17,6 +17,7 @@ import fcntl
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -182,10 +183,11 @@ def _hold_lock(folder: Path, name: str, environ: Mapping[str, str], say: Say) ->
 
 
 def _replace_environment(prefix: Path, record: EnvironmentRecord, engine: EngineRequirement, say: Say) -> None:
-    folder, name = prefix.parent, prefix.name
-    for left in folder.glob(f".{name}.*-*"):  # of starts that were killed; the lock is held
-        shutil.rmtree(left, ignore_errors=True)
-    building, old = folder / f".{name}.new-{os.getpid()}", folder / f".{name}.old-{os.getpid()}"
+    folder, name, maker = prefix.parent, prefix.name, f"{os.getpid()}@{socket.gethostname()}"
+    for leftover in folder.glob(f".{name}.*-*@*"):
+        if _is_abandoned(leftover):
+            shutil.rmtree(leftover, ignore_errors=True)
+    building, old = folder / f".{name}.new-{maker}", folder / f".{name}.old-{maker}"
     log_path = folder / f"{name}.log"
     say(f"{'updating' if prefix.exists() else 'making'} the environment of {engine.title}, {prefix} (log: {log_path})")
     try:
@@ -194,12 +196,33 @@ def _replace_environment(prefix: Path, record: EnvironmentRecord, engine: Engine
         _move_scripts(building, prefix)
         if prefix.exists():
             prefix.rename(old)
-        building.rename(prefix)
+        try:
+            building.rename(prefix)
+        except OSError:
+            # Locks of some shared file systems end at the host: another one has made it in the meantime.
+            if not is_current(prefix, engine):
+                raise
     except OSError as error:
         raise UnfitError(f"{prefix} cannot be made: {error.strerror or error}", f"the whole log: {log_path}") from None
     finally:
         for leftover in (building, old):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Whether the maker of an unfinished environment has died; on another host, whether its time is long over."""
+    match = re.search(r"\.(?:new|old)-(\d+)@(.+)$", folder.name)
+    if match is None:
+        return False
+    if match[2] != socket.gethostname():
+        return time.time() - folder.stat().st_mtime > 24 * LOCK_TIMEOUT_S
+    try:
+        os.kill(int(match[1]), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return int(match[1]) == os.getpid()
 
 
 def _build_environment(

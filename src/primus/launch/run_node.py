@@ -48,6 +48,8 @@ from primus.runs.store import Run, RunOutcome
 
 RENDEZVOUS_TIMEOUT_S = 600.0
 """Time for all nodes to join, without that of hooks: nodes may be started manually, or pull an image first."""
+ENGINE_INSTALL_S = 1800.0
+"""Time for the environment of an engine that is not installed: nodes may download it, or wait for one that does."""
 HOOK_LOGS = "logs/hooks"
 CONFIG_FILE = "config/primus_config.yaml"
 
@@ -291,13 +293,19 @@ def _report_error(error: PrimusError, launch: Launch, shape: ClusterLayout, node
 
 
 def _rendezvous_timeout_s(launch: Launch) -> float:
-    """Seconds that nodes wait for each other: for the start of all of them, and for their hooks.
+    """Seconds that nodes wait for each other: for the start of all of them, a missing engine, and their hooks.
 
     Of hooks with long limits, such as a folder of AMD-AGI/Primus, only one counts in full: a missing node must not
     block the others for as long as all hooks together may take.
     """
+    install_s = ENGINE_INSTALL_S if launch.engine and launch.engine.installation is None else 0.0
     limits = sorted(each.timeout_s for each in launch.plan.actions if each.stage == "before")
-    return RENDEZVOUS_TIMEOUT_S + sum(limits[-1:]) + sum(min(limit, discovery.TIMEOUT_S) for limit in limits[:-1])
+    return (
+        RENDEZVOUS_TIMEOUT_S
+        + install_s
+        + sum(limits[-1:])
+        + sum(min(limit, discovery.TIMEOUT_S) for limit in limits[:-1])
+    )
 
 
 def _finish_run(
