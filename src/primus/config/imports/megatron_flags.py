@@ -92,6 +92,8 @@ NEEDED = {
 SAMPLES = {"train_samples": "train_iters", "lr_decay_samples": "lr_decay_iters", "lr_warmup_samples": "lr_warmup_iters"}
 """Lengths in samples, which are steps times the global batch size."""
 
+GPT2_VOCABULARY = 50257
+"""Tokens of GPT-2's vocab.json (huggingface.co/openai-community/gpt2), which Megatron-LM's GPT scripts name."""
 _TOKENIZERS = ("NullTokenizer", "MultimodalTokenizer", "NullMultimodalTokenizer")
 
 
@@ -199,6 +201,8 @@ class MegatronFlags:
         if blend is not None:
             self.target.set_key("train_data_path", blend if isinstance(blend, list) else str(blend))
         kind = self.flags.get("tokenizer_type")
+        if "vocab_file" in self.flags and kind in (None, "GPT2BPETokenizer") and "vocab_size" not in self.flags:
+            self.target.set_key("vocab_size", GPT2_VOCABULARY)
         if kind in _TOKENIZERS:
             self.read_null_tokenizer(str(self.take("tokenizer_type")))
 

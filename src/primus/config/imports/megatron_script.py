@@ -15,6 +15,7 @@ from primus.errors import UsageError
 from primus.redaction import is_secret_name, redact_value
 
 _PROGRAM = re.compile(r"(.*/)?(pretrain|train|finetune|main)\w*\.py")
+_OTHER_PROGRAM = re.compile(r"(.*/)?pretrain_(bert|t5|ict|retro|vision\w*|vlm|mimo)\.py")
 _FLAG = re.compile(r"--[A-Za-z][\w-]*")
 _TELLING = {"--num-layers", "--hidden-size", "--micro-batch-size", "--seq-length", "--train-iters", "--lr"}
 """Arguments by which a command of Megatron-LM is recognized."""
@@ -48,11 +49,14 @@ def read_megatron_script(
         script = interpret_script(text, known)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{origin}: cannot be read as a bash script: {error}") from None
+    other = next((word for command in script.commands for word in command.words if _OTHER_PROGRAM.fullmatch(word)), "")
+    if other:
+        raise UsageError(f"{origin}: {other.rpartition('/')[2]} trains no decoder", "primus trains language models")
     words = _find_arguments(script)
     if not words:
         raise UsageError(
             f"{origin}: no command with arguments of Megatron-LM was found ({_describe_commands(script)})",
-            "give the script that calls pretrain_gpt.py, or a file with its command line",
+            _suggest_file(script),
         )
     target = ForeignConfig(origin=f"Megatron-LM arguments of {origin}", name=name, framework="megatron")
     flags = _group_flags(words, target)
@@ -67,6 +71,9 @@ def _find_arguments(script: ShellScript) -> list[str]:
     best = max(candidates, key=_count_telling, default=[])
     if _count_telling(best) >= FEWEST_TELLING:
         return best
+    listed = [word for command in script.commands if command.words[0].startswith("--") for word in command.words]
+    if _count_telling(listed) >= FEWEST_TELLING:  # a file with one argument on each line
+        return listed
     values = [*script.variables.arrays.values(), *(text.split() for text in script.variables.texts.values())]
     words = [word for value in values if value and value[0].startswith("--") for word in value]
     return words if _count_telling(words) >= FEWEST_TELLING else []
@@ -88,6 +95,16 @@ def _count_telling(words: list[str]) -> int:
 def _describe_commands(script: ShellScript) -> str:
     names = list(dict.fromkeys(command.words[0] for command in script.commands))[:5]
     return f"its commands: {', '.join(map(format_unknown, names))}" if names else "it has no command"
+
+
+def _suggest_file(script: ShellScript) -> str:
+    """What to give instead; a script that reads others has its arguments in one of them."""
+    read = [
+        command.words[1] for command in script.commands if command.words[0] in (".", "source") and command.words[1:]
+    ]
+    if read:
+        return f"it reads {format_unknown(read[0])}: give the script that has the arguments"
+    return "give the script that calls pretrain_gpt.py, or a file with its command line"
 
 
 def _group_flags(words: list[str], target: ForeignConfig) -> dict[str, list[str]]:

@@ -15,7 +15,7 @@ from primus.config.imports.hugging_face import read_model_config
 from primus.config.imports.maxtext import is_maxtext, read_maxtext
 from primus.config.imports.megatron_script import is_megatron_script, read_megatron_script
 from primus.config.imports.torchtitan_python import is_titan_python, read_titan_python
-from primus.config.imports.torchtitan_settings import TitanSettings
+from primus.config.imports.torchtitan_settings import MODE, TitanSettings
 from primus.config.source import MOST_BYTES, format_path, read_yaml, strip_origins
 from primus.errors import PrimusError, UsageError
 
@@ -24,6 +24,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_FIELDS = "fields.yaml"
+"""Fields of an engine's own configuration tree, in the folder of its backend."""
 KINDS = "a Megatron-LM script, a torchtitan TOML or Python file, a MaxText YAML or a Hugging Face config.json"
 
 _OTHER_JSON = {
@@ -70,11 +72,16 @@ def read_foreign_file(path: Path, environ: Mapping[str, str], function: str | No
 
 
 def list_engine_keys(framework: str) -> Collection[str]:
-    """Keys that a backend takes beside the schema's; none where it is not installed."""
+    """Keys, or fields of `backend_args`, that a backend takes beside the schema's; none where it is not installed."""
     try:
-        return registry.load_plug_in(BACKENDS, framework).KEYS
+        keys = set(registry.load_plug_in(BACKENDS, framework).KEYS)
     except PrimusError:
         return ()
+    folder = registry.find_plug_in_file("backends", framework)
+    fields = folder.parent / _FIELDS if folder else None
+    if fields and fields.is_file():
+        keys |= {*read_yaml(fields, None), MODE}
+    return keys
 
 
 def _read_text(path: Path, shown: str) -> str:

@@ -246,6 +246,7 @@ class _Interpreter:
         return found[1:]
 
     def skip_loop(self) -> None:
+        """Run the body of a `for` loop once; skip other loops, which depend on a run."""
         token = self.tokens[self.index]
         found: list[ShellToken] = []
         depth = 0
@@ -256,6 +257,12 @@ class _Interpreter:
             if depth == 0:
                 break
             found.append(each)
+        body = next((index for index, each in enumerate(found) if each.text == "do"), None)
+        if token.text == "for" and body is not None and found[1].text.isidentifier():
+            # Once, with an unknown variable: a command in a loop has the same arguments but for that.
+            self.variables.mark_unknown(found[1].text, f"${found[1].text}")
+            _Interpreter(found[body + 1 :], self.script).run()
+            return
         self.skip_tokens(token.line, f"is a '{token.text}' loop", found[1:])
 
     def skip_name(self) -> None:

@@ -176,6 +176,8 @@ class _FunctionReader:
         for keyword in node.keywords:
             if keyword.arg is None:
                 raise _Unreadable("**")
+            if keyword.arg == "loss":
+                continue  # cross-entropy in all files; how its logits are cut is the backend's choice
             found[keyword.arg] = self.read_value(keyword.value, variables, keyword.arg)
         return found
 
@@ -233,8 +235,6 @@ def _move_settings(tree: dict[str, Any], module: str) -> dict[str, Any]:
             moved[key] = value if isinstance(value, dict) else {"mode": "none"}
         elif key == "hf_assets_path":
             moved.setdefault("model", {})[key] = value
-        elif key == "loss":
-            continue  # the loss is always cross-entropy; how its logits are cut is the backend's choice
         elif key == "validator" and isinstance(value, dict):
             moved["validation"] = {"enable": True} | {
                 each: part for each, part in value.items() if each != "dataloader"

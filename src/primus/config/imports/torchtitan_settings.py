@@ -37,8 +37,22 @@ MODELS: dict[str, dict[str, str]] = {
 }
 """Model preset of each flavor."""
 
-DEBUG_MODELS: dict[str, dict[str, Any]] = {
-    "llama3": {
+_QWEN3_DEBUG: dict[str, Any] = {
+    "num_layers": 8,
+    "hidden_size": 256,
+    "ffn_hidden_size": 3072,
+    "num_attention_heads": 16,
+    "num_query_groups": 8,
+    "kv_channels": 128,
+    "vocab_size": 2048,
+    "max_position_embeddings": 4096,
+    "untie_embeddings_and_output_weights": False,
+    "qk_layernorm": True,
+    "norm_epsilon": 1e-6,
+    "rotary_base": 1000000.0,
+}
+DEBUG_MODELS: dict[tuple[str, str], dict[str, Any]] = {
+    ("llama3", "debugmodel"): {
         "num_layers": 6,
         "hidden_size": 256,
         "ffn_hidden_size": 768,
@@ -49,22 +63,39 @@ DEBUG_MODELS: dict[str, dict[str, Any]] = {
         "rope_type": "llama3",
         "rotary_scaling_factor": 8.0,
     },
-    "qwen3": {
-        "num_layers": 8,
+    ("qwen3", "debugmodel"): _QWEN3_DEBUG,
+    ("qwen3", "debugmodel_moe"): _QWEN3_DEBUG
+    | {
+        "untie_embeddings_and_output_weights": True,
+        "num_experts": 64,
+        "moe_router_topk": 8,
+        "moe_ffn_hidden_size": 768,
+        "moe_router_norm_topk_prob": True,
+    },
+    ("deepseek_v3", "debugmodel"): {
+        "num_layers": 6,
         "hidden_size": 256,
-        "ffn_hidden_size": 3072,
+        "ffn_hidden_size": 1024,
         "num_attention_heads": 16,
-        "num_query_groups": 8,
-        "kv_channels": 128,
         "vocab_size": 2048,
-        "max_position_embeddings": 4096,
-        "untie_embeddings_and_output_weights": False,
-        "qk_layernorm": True,
-        "norm_epsilon": 1e-6,
-        "rotary_base": 1000000.0,
+        "max_position_embeddings": 16384,
+        "multi_latent_attention": True,
+        "kv_lora_rank": 512,
+        "qk_head_dim": 128,
+        "qk_pos_emb_head_dim": 64,
+        "v_head_dim": 128,
+        "rope_type": "yarn",
+        "rotary_scaling_factor": 40.0,
+        "original_max_position_embeddings": 4096,
+        "mscale": 0.7,
+        "first_k_dense_replace": 1,
+        "num_experts": 8,
+        "moe_router_topk": 3,
+        "moe_ffn_hidden_size": 256,
+        "moe_shared_expert_intermediate_size": 512,
     },
 }
-"""Shape of `debugmodel` (torchtitan/models/*/__init__.py)."""
+"""Shapes of small flavors (torchtitan/models/*/__init__.py)."""
 
 RENAMED = {
     "training.steps": "train_iters",
@@ -141,6 +172,14 @@ WITHOUT_EFFECT = frozenset(
 )
 """Settings of reports, files and speed that do not change what is trained."""
 
+MODE = "activation_checkpoint.mode"
+ENGINE_SECTIONS = frozenset({"parallelism", "activation_checkpoint", "compile", "training", "debug", "comm"})
+"""Sections whose fields the backend takes where no key of primus sets them."""
+MOVED_FIELDS = {
+    "parallelism.enable_async_tensor_parallel": "compile.enable_async_tensor_parallel",
+}
+"""Fields of torchtitan 0.2 that have another place in 0.3."""
+
 _OFF: tuple[Any, ...] = (None, False, "", [], {}, "none", "default", "disabled")
 
 
@@ -185,13 +224,16 @@ class TitanSettings:
         by_case = {each.lower(): preset for each, preset in family.items()}
         if plain.lower() in by_case:
             self.target.settings["model"] = by_case[plain.lower()]
-        elif plain == "debugmodel" and name in DEBUG_MODELS:
-            self.target.model |= DEBUG_MODELS[name]
+        elif (name, plain) in DEBUG_MODELS:
+            self.target.model |= DEBUG_MODELS[name, plain]
         else:
             known = ", ".join(family)
             raise UsageError(
                 f"{self.target.origin}: model.flavor {flavor!r} of {name} has no preset", f"known: {known}"
             )
+        if name in ("deepseek_v3", "gpt_oss", "llama4") or "moe" in plain or "A" in plain:
+            # torchtitan balances experts by their biases, without a term in the loss.
+            self.target.set_key("moe_aux_loss_coeff", 0.0)
         if plain != flavor:
             self.target.add_other("model.flavor", flavor, "the attention backend is chosen by the backend")
 
@@ -257,8 +299,10 @@ class TitanSettings:
         self.take("activation_checkpoint.selective_ac_option")
         if mode == "full":
             self.target.set_key("recompute_activations", True)
+        elif mode not in _OFF and MODE in self.engine_keys:
+            self.set_field(MODE, mode)
         elif mode not in _OFF:
-            self.target.add_other("activation_checkpoint.mode", mode, "primus recomputes whole layers or nothing")
+            self.target.add_other(MODE, mode, "primus recomputes whole layers or nothing")
 
     def read_checkpoints(self) -> None:
         is_enabled = self.take("checkpoint.enable", "checkpoint.enable_checkpoint", default=False)
@@ -316,17 +360,21 @@ class TitanSettings:
 
     def translate_value(self, name: str, value: Any) -> None:
         """Set the key of one setting, or report it."""
-        section, _, leaf = name.partition(".")
+        field = MOVED_FIELDS.get(name, name)
         if name in RENAMED:
             if value is not None:
                 self._set_renamed(RENAMED[name], value)
-        elif name in WITHOUT_EFFECT or value in _OFF:
+        elif name in WITHOUT_EFFECT or value in _OFF or (name.endswith("_degree") and value == 1):
             self.target.add_other(name, value)
-        elif section in self.engine_keys:
-            self.target.settings.setdefault(section, {})[leaf] = value
+        elif field in self.engine_keys and field.partition(".")[0] in ENGINE_SECTIONS:
+            self.set_field(field, value)
         else:
             close = find_nearest(name, [*RENAMED, *WITHOUT_EFFECT])
             self.target.add_other(name, value, f"no key of primus{f'; did you mean {close}?' if close else ''}")
+
+    def set_field(self, field: str, value: Any) -> None:
+        """Set a field of torchtitan's own tree, which its backend takes."""
+        self.target.settings.setdefault("backend_args", {})[field] = value
 
     def _set_renamed(self, key: str, value: Any) -> None:
         if key == "workspace":

@@ -132,39 +132,65 @@ _FREE_KEYS = ("max_position_embeddings", "init_method_std", "moe_aux_loss_coeff"
 
 
 def _find_equal_preset(spec: ModelSpec) -> str | None:
-    ignored = ("hf_name", *_FREE_KEYS)
-
-    def strip(model: ModelSpec) -> dict[str, Any]:
-        values = drop_defaults(msgspec.to_builtins(model))
-        return {key: value for key, value in values.items() if key not in ignored}
-
-    wanted = strip(spec)
-    found = (name for name in registry.list_plug_ins("models") if strip(load_model(name)) == wanted)
+    wanted = _strip_free_keys(spec)
+    found = (name for name in registry.list_plug_ins("models") if _strip_free_keys(load_model(name)) == wanted)
     # Variants for other precisions have the same shape; the plainest name is the model itself.
     return min(found, key=len, default=None)
 
 
+def _strip_free_keys(model: ModelSpec) -> dict[str, Any]:
+    values = drop_defaults(msgspec.to_builtins(model))
+    return {key: value for key, value in values.items() if key not in ("hf_name", *_FREE_KEYS)}
+
+
 def _fill_vocabulary(config: ForeignConfig) -> None:
     """Size of the vocabulary from the tokenizer, where the file gives only that."""
-    tokenizer = config.settings.get("tokenizer_model")
-    if "vocab_size" in config.model or not tokenizer:
+    if "vocab_size" in config.model:
         return
-    from primus.config.vocabulary import tokenizer_size  # not for files that give the size
-
-    size = tokenizer_size(str(tokenizer)) or next(
-        (
-            load_model(name).vocab_size
-            for name in registry.list_plug_ins("models")
-            if load_model(name).hf_name == tokenizer
-        ),
-        None,
-    )
+    tokenizer = config.settings.get("tokenizer_model")
+    size = _find_tokenizer_size(str(tokenizer)) if tokenizer else None
     if size is None:
+        size = _find_size_by_shape(config)
+    if size is not None:
+        config.model["vocab_size"] = size
+    elif tokenizer:
         raise UsageError(
             f"{config.origin}: the file states no vocab_size, and the tokenizer {tokenizer} is not on this machine",
             "add --vocab_size N",
         )
-    config.model["vocab_size"] = size
+
+
+def _find_tokenizer_size(tokenizer: str) -> int | None:
+    """Size of a tokenizer on this machine, or of a preset's with the same name."""
+    from primus.config.vocabulary import tokenizer_size  # not for files that give the size
+
+    models = map(load_model, registry.list_plug_ins("models"))
+    return tokenizer_size(tokenizer) or next(
+        (model.vocab_size for model in models if _plain_name(model.hf_name) == _plain_name(tokenizer) != ""), None
+    )
+
+
+def _plain_name(hub_name: str) -> str:
+    """The name of a published model without its owner; tuned variants have the same tokenizer."""
+    name = hub_name.rpartition("/")[2].lower().removeprefix("meta-")
+    return name.removesuffix("-instruct").removesuffix("-base").removesuffix("-hf")
+
+
+def _find_size_by_shape(config: ForeignConfig) -> int | None:
+    """Size of the vocabulary of the published models with the same numbers of layers, heads and experts, and widths."""
+    wanted = _list_sizes(config.model)
+    models = [load_model(name) for name in registry.list_plug_ins("models")]
+    sizes = {model.vocab_size for model in models if _list_sizes(msgspec.to_builtins(model)) == wanted}
+    if len(sizes) != 1:
+        return None
+    size = sizes.pop()
+    config.add_other("vocab_size", None, f"not stated; {size} is that of the published model with this shape")
+    return size
+
+
+def _list_sizes(model: dict[str, Any]) -> tuple[Any, ...]:
+    names = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_experts", "kv_lora_rank")
+    return (*(model.get(name) for name in names), model.get("num_query_groups") or model.get("num_attention_heads"))
 
 
 def _fill_data(config: ForeignConfig, settings: dict[str, Any]) -> None:
