@@ -64,7 +64,14 @@ find_experiment() {
 build_task() {
     find_experiment
     task=(train pretrain --config "$experiment")
-    [[ -z ${BACKEND-} ]] || task+=(--framework "$BACKEND")
+    case "${BACKEND-}" in
+        "") ;;
+        MaxText | maxtext)
+            note "BACKEND=$BACKEND: MaxText is an engine of the framework jax"
+            task+=(--framework jax)
+            ;;
+        *) task+=(--framework "$BACKEND") ;;
+    esac
     [[ -z ${DATA_PATH-} ]] || task+=(--data_path "$DATA_PATH")
     [[ ${PRIMUS_DETERMINISTIC-} != 1 ]] || task+=(--deterministic true)
     task+=("$@")

@@ -521,3 +521,12 @@ def test_an_override_of_a_file_changes_nothing_in_it(write: Write) -> None:
     file = write(SMALL)
     load(file, "--lr", "1")
     assert file.read_text() == SMALL
+
+
+def test_an_experiment_is_not_taken_for_the_model_preset_of_the_same_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "llama3.1_8B.yaml"
+    file.write_text("modules:\n  pre_trainer: {model: llama3.1_8B.yaml, overrides: {mock_data: true}}\n")
+    assert load_experiment(file, environ={}).experiment.trainer.model.num_layers == 32

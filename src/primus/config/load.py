@@ -6,6 +6,7 @@ Later wins: defaults, model preset, trainer preset, experiment `overrides:`, com
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -19,7 +20,7 @@ from primus.config.convert import DEFAULT, conversion_problem, convert_value, fi
 from primus.config.frameworks.preset_files import find_checkout_preset
 from primus.config.frameworks.translation import LayerContext, Translator, find_translator
 from primus.config.overrides import parse_overrides
-from primus.config.refused_frameworks import find_refusal
+from primus.config.refused_frameworks import SPELLINGS, find_refusal
 from primus.config.schema import (
     ALTERNATIVES,
     GROUPS,
@@ -33,7 +34,7 @@ from primus.config.schema import (
     Stage,
     Trainer,
 )
-from primus.config.source import Leaf, Tree, read_yaml, strip_origins
+from primus.config.source import MOST_BYTES, Leaf, Tree, read_yaml, strip_origins
 from primus.errors import UsageError, did_you_mean, find_nearest
 
 LONGEST_NAME = 200
@@ -59,7 +60,7 @@ def load_experiment(
     """Resolve an experiment file.
 
     Args:
-        file: The experiment's YAML.
+        file: The experiment's YAML, or a TOML of torchtitan.
         overrides: Words of the command line: ``--lr 1e-4``, ``--lr=1e-4``, ``lr=1e-4``, ``--flag``.
         environ: Values for ``${VAR}``; None leaves `${` unchanged.
         stage: Module to take; the file's only one when None.
@@ -67,7 +68,7 @@ def load_experiment(
     Raises:
         UsageError: The file, a preset or an override is invalid; all problems of one kind are listed.
     """
-    layers = _read_extended_files(file, environ)
+    layers, notes = _read_experiment_files(file, environ)
     translator = find_translator(_find_framework(layers, parse_overrides(overrides)))
     tree = _merge_files(layers, translator)
     if "modules" not in tree:  # its other keys then identify its format
@@ -76,6 +77,7 @@ def load_experiment(
     top, flat = _split_overrides(parse_overrides(overrides, stage))
     module = _find_module(tree, stage, file)
     module |= {key: flat.pop(key) for key in MODULE_KEYS if key in flat and not _is_section(flat[key], translator)}
+    notes += _correct_spelling(module)
     engine_keys = _engine_keys(module)
     if translator:
         translator.check_module(tree, module)
@@ -86,11 +88,10 @@ def load_experiment(
     written = _override_tree(_read_subtree(module, "overrides"), translator.rename(flat) if translator else flat)
     presets = _load_presets(module, file, environ, translator)
     settings = _override_tree(presets.settings, written)
-    notes: tuple[str, ...] = ()
     if translator:
         context = LayerContext(stage=stage, written=frozenset(written), model=presets.model)
         translated = translator.translate(settings, context)
-        settings, notes = translated.settings, translated.notes
+        settings, notes = translated.settings, (*notes, *translated.notes)
     trainer, origins = _make_trainer(module, settings, engine_keys, translator)
     return structs.replace(_make_experiment(file, tree, top, stage, trainer, origins), notes=notes)
 
@@ -105,6 +106,17 @@ def load_model(name: str, environ: Mapping[str, str] | None = None) -> ModelSpec
     _reject_unknown_settings(settings)
     spec: ModelSpec = make_group("model", settings)[0]
     return spec
+
+
+def _read_experiment_files(file: Path, environ: Mapping[str, str] | None) -> tuple[list[Tree], tuple[str, ...]]:
+    """The experiment file and those that it extends, and notes about a file of another framework."""
+    if file.suffix.lower() == ".toml":
+        from primus.config.imports.read_experiment import read_titan_experiment  # not for YAML
+
+        found = read_titan_experiment(file)
+        if found:
+            return [found.tree], found.notes
+    return _read_extended_files(file, environ), ()
 
 
 def _load_extended_file(
@@ -148,12 +160,31 @@ def _merge_files(layers: list[Tree], translator: Translator | None) -> Tree:
 def _find_framework(layers: list[Tree], flat: Tree) -> Leaf | Tree | None:
     """The `framework` of the module; the command line wins over the files, later ones over those that they extend."""
     if "framework" in flat:
-        return flat["framework"]
+        return _spell_framework(flat["framework"])
     found: Leaf | Tree | None = None
     for layer in layers:
         for module in _read_subtree(layer, "modules").values():
             found = module.get("framework", found) if isinstance(module, dict) else found
-    return found
+    return None if found is None else _spell_framework(found)
+
+
+def _spell_framework(framework: Leaf | Tree) -> Leaf | Tree:
+    """`framework` without a known misspelling."""
+    name = framework.value if isinstance(framework, Leaf) else None
+    if not isinstance(name, str) or name.lower() not in SPELLINGS or not isinstance(framework, Leaf):
+        return framework
+    return Leaf(SPELLINGS[name.lower()], framework.origin, SPELLINGS[name.lower()])
+
+
+def _correct_spelling(module: Tree) -> tuple[str, ...]:
+    """Correct the framework of a module; gives a note where it was misspelt."""
+    written = module.get("framework")
+    if written is None:
+        return ()
+    framework = module["framework"] = _spell_framework(written)
+    if framework is written or not isinstance(framework, Leaf) or not isinstance(written, Leaf):
+        return ()
+    return (f"{written.origin}: framework '{written.value}' is read as {framework.value}",)
 
 
 def _extend_tree(base: Tree, over: Tree) -> Tree:
@@ -190,7 +221,7 @@ def _locate_file(kind: str | None, name: Leaf, folder: Path) -> Path:
     if not isinstance(name.value, str) or not name.value:
         raise UsageError(f"{name.origin}: expected the name of a file, got {name.value!r}")
     for candidate in (folder / name.value, Path(name.value)):
-        if os.path.isfile(candidate):  # unlike Path.is_file, False for a name that is too long
+        if _is_usable_file(candidate, kind):
             return candidate
     if kind is None or "/" in name.value:
         raise UsageError(f"{name.origin}: no such file: {name.value}")
@@ -201,6 +232,16 @@ def _locate_file(kind: str | None, name: Leaf, folder: Path) -> Path:
         raise UsageError(f"{where}{error.problem}", error.hint) from None
     assert found is not None, "presets are files"
     return found
+
+
+def _is_usable_file(path: Path, kind: str | None) -> bool:
+    """Whether `path` is a file; as a preset, an experiment of the same name does not count."""
+    if not os.path.isfile(path):  # unlike Path.is_file, False for a name that is too long
+        return False
+    if kind is None:
+        return True
+    with path.open("rb") as file:
+        return re.search(rb"^modules[ \t]*:", file.read(MOST_BYTES), re.MULTILINE) is None
 
 
 def _merge_trees(base: Tree, over: Tree) -> Tree:
@@ -338,7 +379,7 @@ def _locate_preset(kind: str, name: Leaf, file: Path, translator: Translator | N
     """Find a preset as `_locate_file` does; of another framework, in the Primus checkout of the experiment first."""
     if translator is None or not isinstance(name.value, str) or not name.value:
         return _locate_file(kind, name, file.parent)
-    if os.path.isfile(file.parent / name.value):
+    if _is_usable_file(file.parent / name.value, kind):
         return file.parent / name.value
     found = find_checkout_preset(kind, translator.framework, name.value, file)
     if found:

@@ -37,6 +37,10 @@ REFUSED_FRAMEWORKS = {
 """Refusals by name in lower case with underscores. A backend of that name, such as a plug-in, takes precedence."""
 
 
+SPELLINGS = {"torchtatin": "torchtitan"}
+"""Frameworks by a misspelling: that of the guides of AMD-AGI/Primus."""
+
+
 def find_refusal(framework: str) -> FrameworkRefusal | None:
     """The refusal of a framework that no backend drives; None if the name is unknown."""
     return REFUSED_FRAMEWORKS.get(framework.strip().lower().replace("-", "_").replace(" ", "_"))

@@ -217,7 +217,18 @@ def _make_subtask_error(words: Sequence[str], group: Sequence[str]) -> UsageErro
     return UsageError(f"no task '{words[0]} {words[1]}'", did_you_mean(words[1], subtasks))
 
 
+COUNTERPARTS = {
+    "benchmark": "preflight --perf measures matrix products, memory and collectives",
+    "projection": "config check and --dry-run check an experiment without running it",
+    "tune": "PRIMUS_HIPBLASLT_TUNING_STAGE of AMD-AGI/Primus tunes matrix products",
+    "image": "docker or podman builds an image; container --image runs in it",
+}
+"""Tasks of AMD-AGI/Primus, and words that its users try, that are not available, with what comes nearest."""
+
+
 def _make_task_error(words: Sequence[str], runtimes: list[RequestSegment], tasks: Sequence[str]) -> UsageError:
+    if words and words[0] in COUNTERPARTS:
+        return UsageError(f"the task '{words[0]}' is not available yet", COUNTERPARTS[words[0]])
     stray = [word for segment in runtimes for word in segment.words if word in {t.split()[0] for t in tasks}]
     if not words and stray:
         return UsageError(

@@ -140,6 +140,14 @@ def parse_toml(text: str, shown: str) -> dict[str, Any]:
         raise UsageError(f"{shown}: nested too deeply") from None
 
 
+def is_titan_toml(path: Path) -> bool:
+    """Whether a file is a configuration of torchtitan in TOML."""
+    try:
+        return bool(tomllib.loads(path.read_text(encoding="utf-8-sig")).keys() & _TITAN_SECTIONS)
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
 def _read_titan_toml(text: str, shown: str, name: str) -> ForeignConfig:
     values = parse_toml(text, shown)
     if not values.keys() & _TITAN_SECTIONS:

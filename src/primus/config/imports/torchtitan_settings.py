@@ -249,8 +249,10 @@ class TitanSettings:
         steps = self.values.get("training.steps", DEFAULTS["train_iters"])
         warmup = self.values.get("lr_scheduler.warmup_steps", DEFAULTS["lr_warmup_iters"])
         self.target.set_key("min_lr_ratio", 0.0)
-        if warmup > steps:  # torchtitan shortens it, too
-            self.values["lr_scheduler.warmup_steps"] = warmup = steps
+        if warmup >= steps:  # torchtitan shortens a warm-up that is longer than the run; nothing is left to decay
+            self.values["lr_scheduler.warmup_steps"] = steps
+            self.target.set_key("lr_decay_style", "constant")
+            return
         decay = steps - warmup if ratio is None else round(steps * ratio)
         if kind not in ("linear", "cosine"):
             self.target.add_other(

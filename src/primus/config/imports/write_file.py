@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from primus import registry
 from primus.config.imports.foreign_config import ForeignConfig, ForeignValue, drop_defaults, make_model
@@ -42,30 +43,54 @@ def _format_model(config: ForeignConfig) -> str:
     return "\n".join(lines) + "\n" + dump_yaml(drop_defaults(config.model))
 
 
-def _format_experiment(config: ForeignConfig) -> str:
+class ExperimentParts(Struct, frozen=True):
+    """An experiment in the form of its file."""
+
+    name: str
+    workspace: str
+    preset: str | None
+    """Model preset; None if the shape is given by keys."""
+    model: dict[str, Any]
+    """Keys of the model that differ from the preset."""
+    settings: dict[str, Any]
+    """All other overrides."""
+
+
+def build_experiment(config: ForeignConfig) -> ExperimentParts:
+    """The experiment that was read, complete and in the form that primus checks.
+
+    Raises:
+        UsageError: The model is incomplete or impossible.
+    """
     settings = dict(config.settings)
     preset, model = _choose_preset(config, settings.pop("model", None))
     name = settings.pop("exp_name", None) or config.name
     workspace = settings.pop("workspace", None) or "./output"
     _fill_data(config, settings)
     _fit_settings(config, settings)
+    return ExperimentParts(str(name), str(workspace), preset, model, settings)
+
+
+def _format_experiment(config: ForeignConfig) -> str:
+    parts = build_experiment(config)
+    settings = parts.settings
     lines = [
-        f"# {name}, imported from {config.origin}",
+        f"# {parts.name}, imported from {config.origin}",
         *_comment_others(config.others),
         "",
         "work_group: ${PRIMUS_TEAM:primus}",
         "user_name: ${USER:user}",
-        _format_line("exp_name", name),
-        _format_line("workspace", workspace),
+        _format_line("exp_name", parts.name),
+        _format_line("workspace", parts.workspace),
         "",
         "modules:",
         "  pre_trainer:",
         f"    framework: {config.framework}",
-        f"    model: {preset}.yaml" if preset else "    model: null  # its shape is below",
+        f"    model: {parts.preset}.yaml" if parts.preset else "    model: null  # its shape is below",
         "    overrides:",
     ]
     for group, title in _GROUP_TITLES.items():
-        values = model if group == "model" else {key: settings[key] for key in settings if OWNERS.get(key) == group}
+        values = parts.model if group == "model" else {k: v for k, v in settings.items() if OWNERS.get(k) == group}
         lines += _format_section(title, values)
     lines += _format_section(f"settings of {config.framework}", {k: v for k, v in settings.items() if k not in OWNERS})
     return "\n".join(lines) + "\n"

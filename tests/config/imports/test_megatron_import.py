@@ -1,0 +1,220 @@
+"""Scripts of Megatron-LM become experiments: what is static is read, what only a run can tell is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from primus.cli.main import main
+from primus.config.imports.foreign_config import ForeignConfig, make_model
+from primus.config.imports.read_file import read_foreign_file
+from primus.config.imports.shell_script import interpret_script
+from primus.config.imports.write_file import format_result
+from primus.config.load import load_experiment, load_model
+from primus.errors import UsageError
+from primus.experiment import resolve_experiment
+from primus.model import count_parameters
+
+SCRIPT = """\
+#!/bin/bash
+# Llama 3.1 8B
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS=8
+NODES=${NODES:-2}
+TP=${TP:-2}   # tensor parallel
+DATA=${1:-MOCK}
+SAVE="$2"
+
+DISTRIBUTED_ARGS=(--nproc_per_node $GPUS --nnodes $NODES)
+MODEL_ARGS="
+    --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336
+    --num-attention-heads 32 --group-query-attention --num-query-groups 8
+    --max-position-embeddings 131072 --normalization RMSNorm --swiglu
+    --position-embedding-type rope --rotary-base 500000 --use-rope-scaling
+    --untie-embeddings-and-output-weights --disable-bias-linear
+    --attention-dropout 0 --hidden-dropout 0.0
+"
+TRAINING_ARGS=(
+    --micro-batch-size 2
+    --global-batch-size $(( GPUS * NODES * 4 ))
+    --seq-length 8192 # tokens
+    --train-iters 500 --lr 3e-4 --min-lr=3e-5
+    "--lr-decay-style cosine"
+    --bf16
+)
+if [ "$DATA" == "MOCK" ] || [[ -z "$DATA" ]]; then
+    DATA_ARGS=(--mock-data --split '99,1,0' --vocab-size 128256)
+else
+    DATA_ARGS=(--data-path $DATA)
+fi
+if [[ $TP -gt 1 ]]; then
+    TRAINING_ARGS+=(--sequence-parallel)
+fi
+if [ -f "$SAVE/latest" ]; then
+    TRAINING_ARGS+=(--finetune)
+fi
+CMD="torchrun ${DISTRIBUTED_ARGS[@]} /opt/megatron/pretrain_gpt.py $MODEL_ARGS ${TRAINING_ARGS[@]} ${DATA_ARGS[@]} \\
+    --tensor-model-parallel-size ${TP} --overlap-grad-reduce --save $SAVE --wandb-save-dir `pwd`/w --mystery-flag 7"
+echo "$CMD"
+eval $CMD 2>&1 | tee log.txt
+"""
+
+
+def read_script(folder: Path, text: str, **environ: str) -> ForeignConfig:
+    file = folder / "pretrain.sh"
+    file.write_text(text)
+    return read_foreign_file(file, environ)
+
+
+def list_reasons(config: ForeignConfig) -> dict[str, str]:
+    return {each.key: each.reason for each in config.warnings}
+
+
+def test_variables_arrays_branches_and_arithmetic_are_evaluated(tmp_path: Path) -> None:
+    config = read_script(tmp_path, SCRIPT)
+    assert count_parameters(make_model(config)) == count_parameters(load_model("llama3.1_8B"))
+    for key, value in {
+        "micro_batch_size": 2,
+        "global_batch_size": 64,
+        "seq_length": 8192,
+        "lr": 3e-4,
+        "min_lr": 3e-5,
+        "lr_decay_style": "cosine",
+        "mock_data": True,
+        "split": "99,1,0",
+        "tensor_model_parallel_size": 2,
+        "sequence_parallel": True,
+        "adam_beta2": 0.999,  # Megatron-LM's default
+        "weight_decay": 0.01,
+    }.items():
+        assert config.settings[key] == value, key
+    assert config.model["rope_type"] == "llama3"
+
+
+def test_variables_of_the_shell_count(tmp_path: Path) -> None:
+    config = read_script(tmp_path, SCRIPT, TP="4", NODES="8")
+    assert config.settings["tensor_model_parallel_size"] == 4
+    assert config.settings["global_batch_size"] == 256
+
+
+def test_what_only_a_run_can_tell_is_named(tmp_path: Path) -> None:
+    reasons = list_reasons(read_script(tmp_path, SCRIPT))
+    assert "$2" in reasons["--save"]
+    assert "`pwd`" in reasons["--wandb-save-dir"]
+    assert "depends on" in next(reason for key, reason in reasons.items() if key.startswith("line "))
+    assert "not a known argument" in reasons["--mystery-flag"]
+
+
+def test_nothing_of_a_script_is_executed(tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    traps = f"X=$(touch {trap}); `touch {trap}`\ntouch {trap}\n"
+    config = read_script(tmp_path, f"{traps}python pretrain_gpt.py --num-layers 2 --lr $X --hidden-size 8\n")
+    assert not trap.exists()
+    assert config.model["num_layers"] == 2
+    assert "--lr" in list_reasons(config)
+
+
+def test_a_secret_of_the_shell_stays_out(tmp_path: Path) -> None:
+    text = "python pretrain_gpt.py --num-layers 2 --hidden-size 8 --wandb-exp-name $WANDB_API_KEY --lr 1\n"
+    config = read_script(tmp_path, text, WANDB_API_KEY="canary")
+    assert "canary" not in str(config)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("A='x y'; cmd $A \"$A\"", ["cmd", "x", "y", "x y"]),
+        ("A=(1 '2 3'); cmd ${A[@]} \"${A[@]}\" ${#A[@]} ${A[1]}", ["cmd", "1", "2", "3", "1", "2 3", "2", "2", "3"]),
+        ("A=1; A+=2; cmd $A ${B:-$A} ${B-x} ${A:+y}", ["cmd", "12", "12", "x", "y"]),
+        ("cmd a\\ b \"c\\\"d\" 'e'\\''f'", ["cmd", "a b", 'c"d', "e'f"]),
+        ("cmd 1 \\\n  2 # 3\n", ["cmd", "1", "2"]),
+        ("A=7; cmd $((A * 2 + 1)) $(( 9 / 2 )) $((2 % 0))", ["cmd", "15", "4", "\x00$((2 % 0))\x00"]),
+        ("case x in a|b) cmd 1;; x*) cmd 2;; *) cmd 3;; esac", ["cmd", "2"]),
+        ("if [ 1 -lt 2 ] && [[ a != b ]]; then cmd 1; else cmd 2; fi", ["cmd", "1"]),
+        ("if false; then x; elif [[ ! -z q ]]; then cmd 1; fi; cmd 2", ["cmd", "2"]),
+        ("cat <<EOF\n--lr 1 'quote\nEOF\ncmd x", ["cmd", "x"]),
+        ("F=a/b.tar; cmd ${F%.tar} ${F/a/c} ${F^^}", ["cmd", "a/b", "c/b.tar", "A/B.TAR"]),
+        ("for i in 1 2; do cmd $i; done", ["cmd", "\x00$i\x00"]),
+        ("bash -c 'cmd --x 1'", ["cmd", "--x", "1"]),
+        ("cmd > out.txt 2>&1 a", ["cmd", "2", "1", "a"]),
+    ],
+)
+def test_words_are_expanded_as_bash_does(text: str, words: list[str]) -> None:
+    commands = [command.words for command in interpret_script(text, {}).commands if command.words[0] == "cmd"]
+    assert commands[-1] == words
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("ARGS=(\n --lr 1\n", "line 1: the array is not closed"),
+        ("python pretrain_gpt.py --lr '1\n", "line 1: ' is not closed"),
+        ("echo hello\nls -l\n", "its commands: echo, ls"),
+        ("source conf/llama.sh\npython $SCRIPT\n", "it reads conf/llama.sh"),
+        ("python pretrain_bert.py --num-layers 2 --hidden-size 8\n", "pretrain_bert.py trains no decoder"),
+        ("A=x$A$A; " + "A=$A$A$A$A; " * 40 + "python pretrain_gpt.py --num-layers 2 --lr $A", "1 MiB"),
+    ],
+)
+def test_a_script_that_cannot_be_read_says_why(text: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_script(tmp_path, text)
+    assert told in str(caught.value)
+
+
+def test_lengths_in_samples_become_steps(tmp_path: Path) -> None:
+    line = "pretrain_gpt.py --num-layers 2 --hidden-size 8 --global-batch-size 10 --train-samples 1000"
+    config = read_script(tmp_path, f"{line} --lr-warmup-samples 50 --lr-decay-samples 900 --lr 1\n")
+    assert [config.settings[key] for key in ("train_iters", "lr_warmup_iters", "lr_decay_iters")] == [100, 5, 90]
+
+
+def test_resuming_from_the_folder_of_checkpoints_is_auto_continue(tmp_path: Path) -> None:
+    config = read_script(tmp_path, SCRIPT.replace("--save $SAVE", "--save ckpt --load ckpt"))
+    text = format_result(config)
+    assert "auto_continue_train: true" in text
+    assert "load: ckpt" not in text
+
+
+def test_the_result_is_a_valid_experiment_with_the_preset_of_its_shape(tmp_path: Path) -> None:
+    result = tmp_path / "e.yaml"
+    result.write_text(format_result(read_script(tmp_path, SCRIPT)))
+    assert "model: llama3.1_8B.yaml" in result.read_text()
+    assert "--overlap-grad-reduce" in result.read_text()
+    resolved = resolve_experiment(result, (), {})
+    assert resolved.experiment.trainer.framework == "megatron"
+    assert resolved.experiment.trainer.training.global_batch_size == 64
+
+
+def test_the_vocabulary_is_that_of_the_tokenizer_or_of_the_model_with_the_shape(tmp_path: Path) -> None:
+    shape = SCRIPT.replace("--vocab-size 128256", "")
+    named = shape.replace("--bf16", "--bf16 --tokenizer-model unsloth/Meta-Llama-3.1-8B-Instruct")
+    for text in (shape, named):
+        result = tmp_path / "e.yaml"
+        result.write_text(format_result(read_script(tmp_path, text)))
+        assert load_experiment(result, environ={}).experiment.trainer.model.vocab_size == 128256
+    other = shape.replace("--num-layers 32", "--num-layers 31")
+    with pytest.raises(UsageError, match="vocab_size not found"):
+        format_result(read_script(tmp_path, other))
+
+
+def test_a_value_of_the_command_line_completes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "pretrain.sh"
+    file.write_text(SCRIPT.replace("--vocab-size 128256", "").replace("--num-layers 32", "--num-layers 31"))
+    output = tmp_path / "new.yaml"
+    command = ["direct", "--", "config", "import", str(file), "--output", str(output)]
+    assert main([*command, "--vocab_size", "1000"]) == 0
+    assert load_experiment(output, environ={}).experiment.trainer.model.vocab_size == 1000
+    assert main([*command, "--force", "--vocab_sze", "1000"]) == 2
+    assert "did you mean 'vocab_size'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("pattern", ["([0]*3+[1]*58)", "([0]*3+[1]*58)*1", "[0,0,0," + "1," * 57 + "1]"])
+def test_a_pattern_of_layers_is_the_number_of_dense_ones(pattern: str, tmp_path: Path) -> None:
+    text = f"pretrain_gpt.py --num-layers 61 --hidden-size 8 --num-experts 4 --moe-layer-freq '{pattern}' --lr 1\n"
+    assert read_script(tmp_path, text).model["first_k_dense_replace"] == 3
+
+
+def test_another_pattern_of_layers_is_a_warning(tmp_path: Path) -> None:
+    for pattern in ("2", "([0,1]*30)", "__import__('os')"):
+        text = f'pretrain_gpt.py --num-layers 60 --hidden-size 8 --num-experts 4 --moe-layer-freq "{pattern}" --lr 1\n'
+        assert "--moe-layer-freq" in list_reasons(read_script(tmp_path, text))

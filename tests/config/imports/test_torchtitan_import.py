@@ -1,0 +1,206 @@
+"""Configurations of torchtitan, TOML and Python, become experiments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from primus.cli.main import main
+from primus.config.imports.foreign_config import ForeignConfig
+from primus.config.imports.read_file import read_foreign_file
+from primus.config.imports.write_file import format_result
+from primus.config.load import load_experiment
+from primus.errors import UsageError
+from primus.experiment import resolve_experiment
+
+TOML = """\
+[job]
+dump_folder = "./outputs"
+[model]
+name = "llama3"
+flavor = "8B"
+hf_assets_path = "assets/llama"
+[optimizer]
+lr = 3e-4
+[lr_scheduler]
+warmup_steps = 200
+decay_ratio = 0.2
+min_lr_factor = 0.1
+[training]
+local_batch_size = 1
+seq_len = 8192
+steps = 1000
+dataset = "c4"
+[parallelism]
+tensor_parallel_degree = 2
+pipeline_parallel_schedule = "1F1B"
+[checkpoint]
+enable = true
+interval = 250
+async_mode = "async"
+[activation_checkpoint]
+mode = "full"
+[float8]
+enable_fsdp_float8_all_gather = false
+[mystery]
+key = 3
+"""
+OLD = """\
+[model]
+name = "llama3"
+flavor = "debugmodel"
+tokenizer_path = "t.model"
+[training]
+batch_size = 4
+compile = true
+data_parallel_shard_degree = 1
+[checkpoint]
+enable_checkpoint = false
+"""
+PYTHON = '''
+"""Two configurations."""
+from torchtitan.models.qwen3 import model_registry
+from torchtitan.trainer import Trainer
+
+STEPS = 3
+
+
+def base() -> Trainer.Config:
+    model_spec = model_registry("0.6B")
+    return Trainer.Config(
+        loss=Loss.Config(global_vocab_size=decoder_vocab_size(model_spec)),
+        model_spec=model_spec,
+        hf_assets_path="./assets",
+        optimizer=default_adamw(lr=8e-4, weight_decay=0.2, betas=(0.8, 0.9)),
+        training=TrainingConfig(local_batch_size=8, seq_len=2 * 1024, steps=10),
+        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),
+        checkpoint=CheckpointManager.Config(interval=10, enable=True),
+        activation_checkpoint=FullAC.Config(),
+    )
+
+
+def longer() -> Trainer.Config:
+    config = base()
+    config.training.steps = 100
+    config.parallelism.context_parallel_degree = 2
+    config.training.seq_len = compute_length()
+    return config
+'''
+
+
+def read_text(folder: Path, name: str, text: str, function: str | None = None) -> ForeignConfig:
+    file = folder / name
+    file.write_text(text)
+    return read_foreign_file(file, {}, function)
+
+
+def test_settings_get_the_keys_of_primus(tmp_path: Path) -> None:
+    config = read_text(tmp_path, "a.toml", TOML)
+    for key, value in {
+        "model": "llama3.1_8B",
+        "workspace": "./outputs",
+        "train_iters": 1000,
+        "micro_batch_size": 1,
+        "seq_length": 8192,
+        "dataset": "c4",
+        "tokenizer_model": "assets/llama",
+        "lr_decay_style": "WSD",
+        "lr_wsd_decay_iters": 200,
+        "min_lr_ratio": 0.1,
+        "tensor_model_parallel_size": 2,
+        "sequence_parallel": True,
+        "save_interval": 250,
+        "async_save": True,
+        "recompute_activations": True,
+        "use_distributed_optimizer": True,
+    }.items():
+        assert config.settings[key] == value, key
+    assert [each.key for each in config.warnings] == ["mystery.key"]
+    assert config.settings["backend_args"] == {"parallelism.pipeline_parallel_schedule": "1F1B"}
+
+
+def test_names_of_older_releases_are_known(tmp_path: Path) -> None:
+    config = read_text(tmp_path, "a.toml", OLD)
+    assert config.settings["micro_batch_size"] == 4
+    assert config.settings["compile"] is True
+    assert config.settings["tokenizer_model"] == "t.model"
+    assert config.settings["use_distributed_optimizer"] is False
+    assert config.model["num_layers"] == 6
+
+
+def test_a_function_of_python_is_read_without_running_it(tmp_path: Path) -> None:
+    config = read_text(tmp_path, "configs.py", PYTHON, "base")
+    for key, value in {
+        "model": "qwen3_0.6B",
+        "lr": 8e-4,
+        "weight_decay": 0.2,
+        "adam_beta1": 0.8,
+        "seq_length": 2048,
+        "dataset": "c4",
+        "save_interval": 10,
+        "recompute_activations": True,
+    }.items():
+        assert config.settings[key] == value, key
+    assert config.warnings == []
+
+
+def test_changes_of_another_functions_result_are_followed(tmp_path: Path) -> None:
+    config = read_text(tmp_path, "configs.py", PYTHON, "longer")
+    assert config.settings["train_iters"] == 100
+    assert config.settings["context_parallel_size"] == 2
+    assert [each.value for each in config.warnings] == ["compute_length()"]
+
+
+@pytest.mark.parametrize("function", ["base", "longer"])
+def test_the_result_is_a_valid_experiment(function: str, tmp_path: Path) -> None:
+    result = tmp_path / "e.yaml"
+    result.write_text(format_result(read_text(tmp_path, "configs.py", PYTHON, function)))
+    changes = () if function == "base" else ("--context_parallel_size", "1")
+    assert resolve_experiment(result, changes, {}).experiment.trainer.framework == "torchtitan"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("a.toml", TOML[:60], "not TOML"),
+        ("a.toml", "[tool.ruff]\nline-length = 3\n", "not a configuration of torchtitan (it has tool)"),
+        ("a.toml", TOML.replace("8B", "9B"), "model.flavor '9B' of llama3 has no preset"),
+        ("a.toml", TOML.replace("llama3", "lama3"), "did you mean 'llama3'?"),
+        ("a.py", PYTHON, "it has 2 configurations: base, longer"),
+        ("a.py", "import torchtitan\ndef f(:\n", "a.py:2: not Python"),
+        ("a.py", "import torchtitan\nX = 1\n", "no function returns a torchtitan configuration"),
+        ("a.py", "X = 1\n", "not a configuration of torchtitan"),
+        ("a.yaml", "modules: {}\n", "this is an experiment file already"),
+        ("a.yaml", "recipe: x\ntrainer: {}\n", "a recipe of NeMo"),
+        ("a.yaml", "x: 1\n", "not a file that primus can import"),
+        ("a.txt", "x", "not a file that primus can import"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused(name: str, text: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_text(tmp_path, name, text)
+    assert told in str(caught.value)
+
+
+def test_a_toml_trains_as_it_is_with_notes_on_what_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(TOML)
+    resolved = load_experiment(Path("mine.toml"), ["--train_iters", "7", "--framework", "torchtatin"], environ={})
+    assert resolved.experiment.exp_name == "mine"
+    assert resolved.experiment.trainer.framework == "torchtitan"
+    assert resolved.experiment.trainer.training.train_iters == 7
+    assert resolved.origins["lr"] == "mine.toml"
+    assert any("mystery.key" in note for note in resolved.notes)
+    assert any("'torchtatin' is read as torchtitan" in note for note in resolved.notes)
+    assert main(["direct", "--", "config", "check", "--config", "mine.toml"]) == 0
+    assert "mystery.key" in capsys.readouterr().out
+
+
+def test_another_toml_is_no_experiment(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("[tool]\nx = 1\n")
+    with pytest.raises(UsageError, match="this is TOML"):
+        load_experiment(file, environ={})

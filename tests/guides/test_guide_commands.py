@@ -1,0 +1,162 @@
+"""Commands of the published guides of Primus work as typed, or are refused with what to do instead."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+COMMANDS: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "commands.yaml").read_text())
+FINEWEB = Path(__file__).parent / "llama3.1_8B-fineweb-pretrain.yaml"
+PLACEHOLDERS = {
+    "deepseek_v2.yaml": "deepseek_v2",
+    "config.yaml": "deepseek_v2_lite",
+    "exp.yaml": "llama3.1_8B",
+    "configs/deepseek_v2_debug.yaml": "deepseek_v2_lite",
+    "configs/deepseek_v2_small.yaml": "deepseek_v2_lite",
+    "configs/deepseek_v2_prod.yaml": "deepseek_v2",
+}
+"""Experiment files that the guides name without showing them, and the example that stands in."""
+OWN = ("EXP", "BACKEND", "DOCKER_IMAGE", "NNODES", "NODE_RANK", "CONTAINER_NAME", "SLURM_JOB_ID", "HF_TOKEN")
+"""Variables of this shell that the commands would read."""
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout with the files that the guides have their readers write."""
+    folder = tmp_path_factory.mktemp("guides")
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    shutil.copytree(ROOT / "tools", folder / "tools")
+    (folder / "primus-cli").symlink_to(ROOT / "primus-cli")
+    dry = folder / "bin/primus-cli"
+    dry.parent.mkdir()
+    dry.write_text(f'#!/bin/sh\nexec "{ROOT}/primus-cli" --dry-run "$@"\n')
+    dry.chmod(0o755)
+    for name, example in PLACEHOLDERS.items():
+        file = folder / name
+        file.parent.mkdir(exist_ok=True)
+        shutil.copy(folder / f"examples/megatron/configs/MI300X/{example}-pretrain.yaml", file)
+    (folder / "fixes").mkdir()
+    (folder / "fixes/workaround_rccl.sh").write_text("export NCCL_PXN_DISABLE=1\n")
+    fineweb = FINEWEB.read_text().replace("/data/primus_data", str(folder / "data"))
+    (folder / "examples/megatron/configs/MI300X" / FINEWEB.name).write_text(fineweb)
+    write_tokens(folder / "data/fineweb/llama3.1/fineweb_text_document")
+    (folder / "data/fineweb/fineweb_megatron.json").write_text('{"text": "some words"}\n')
+    (folder / "data/tokenizers/llama3.1").mkdir(parents=True)
+    (folder / "data/tokenizers/llama3.1/tokenizer.model").write_bytes(b"")
+    return folder
+
+
+def write_tokens(prefix: Path) -> None:
+    """Token files of Megatron-LM with one document."""
+    prefix.parent.mkdir(parents=True)
+    prefix.with_name(f"{prefix.name}.bin").write_bytes(bytes(4 * 20_000))
+    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 4, 1, 2) + struct.pack("<i", 20_000)
+    prefix.with_name(f"{prefix.name}.idx").write_bytes(index + struct.pack("<qqq", 0, 0, 1))
+
+
+def run_command(text: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if name not in OWN}
+    environ |= {
+        "XDG_STATE_HOME": str(folder / "state"),
+        "DATA_PATH": str(folder / "data"),
+        "GPUS_PER_NODE": "8",  # the machine of the guides
+        "VIRTUAL_ENV": sys.prefix,
+        "PATH": f"{folder}/bin{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    return subprocess.run(
+        ["bash", "-c", text],
+        cwd=folder,
+        env=environ | variables,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command["run"][:80])
+def test_a_command_of_a_guide_works_or_is_refused_with_its_counterpart(
+    command: dict[str, Any], workplace: Path
+) -> None:
+    done = run_command(command.get("instead", command["run"]), workplace, PRIMUS_DRY_RUN="1")
+    told = done.stdout + done.stderr
+    assert done.returncode == command.get("exit", 0), told
+    assert command.get("says", "") in told
+    assert "Traceback" not in told
+    assert "myhf_token" not in told
+
+
+def test_every_command_is_listed_once() -> None:
+    commands = [command["run"] for command in COMMANDS]
+    assert len(set(commands)) == len(commands) >= 60
+
+
+@pytest.mark.native
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("script", ["run_pretrain.sh", "run_local_pretrain.sh"])
+def test_a_script_trains_for_real(script: str, workplace: Path) -> None:
+    words = "--train_iters 2 --eval_iters 1 --sample_tokens 0"
+    variables = {"EXP": "examples/quickstart.yaml", "BACKEND": "native", "GPUS_PER_NODE": "1"}
+    done = run_command(f"bash examples/{script} {words}", workplace, **variables)
+    assert done.returncode == 0, done.stderr
+    assert list((workplace / "output/quickstart").glob("*/metadata.json"))
+
+
+def test_variables_become_options_and_others_are_one_line_each(workplace: Path) -> None:
+    variables = {
+        "EXP": "examples/quickstart.yaml",
+        "GPUS_PER_NODE": "2",
+        "NNODES": "2",
+        "NODE_RANK": "1",
+        "MASTER_ADDR": "node0",
+        "MASTER_PORT": "2345",
+        "IP_INTERFACE": "eth7",
+        "PRIMUS_DETERMINISTIC": "1",
+        "REBUILD_BNXT": "1",
+        "TRAIN_LOG": "train.log",
+        "HF_TOKEN": "hf_canary",
+        "PRIMUS_DRY_RUN": "1",
+    }
+    done = run_command("bash examples/run_pretrain.sh --lr 1e-3", workplace, **variables)
+    assert done.returncode == 0, done.stderr
+    started = next(line for line in done.stderr.splitlines() if line.startswith("+ "))
+    for part in (
+        "direct --nproc 2 --nnodes 2 --node-rank 1 --master-addr node0 --master-port 2345",
+        "--env NCCL_SOCKET_IFNAME=eth7",
+        "--deterministic true --lr 1e-3",
+    ):
+        assert part in started
+    assert done.stderr.count("REBUILD_BNXT is ignored") == done.stderr.count("TRAIN_LOG is ignored") == 1
+    assert "hf_canary" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({}, "EXP is not set"),
+        ({"EXP": "nowhere.yaml"}, "EXP: no such file: nowhere.yaml"),
+        ({"EXP": "examples/quickstart.yaml", "BACKEND": "megatrn"}, "did you mean 'megatron'?"),
+        ({"EXP": "examples/quickstart.yaml", "PRIMUS_HIPBLASLT_TUNING_STAGE": "7"}, "is not a stage"),
+    ],
+)
+def test_a_wrong_variable_is_refused(variables: dict[str, str], told: str, workplace: Path) -> None:
+    done = run_command("bash examples/run_pretrain.sh", workplace, **variables, PRIMUS_DRY_RUN="1")
+    assert done.returncode == 2
+    assert told in done.stderr
+
+
+@pytest.mark.parametrize("script", ["run_pretrain", "run_local_pretrain", "run_slurm_pretrain", "run_k8s_pretrain"])
+def test_a_script_describes_itself(script: str, workplace: Path) -> None:
+    done = run_command(f"bash examples/{script}.sh --help", workplace)
+    assert done.returncode == 0
+    assert f"examples/{script}.sh" in done.stdout
