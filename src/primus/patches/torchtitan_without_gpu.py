@@ -1,4 +1,4 @@
-"""torchtitan trains on a machine without a GPU: it names the device `cpu`, and its monitor of GPU memory reads nothing.
+"""torchtitan trains on a machine without a GPU: torch names its device `cpu`, and answers questions about its memory.
 
 torchtitan/tools/utils.py reads the device type when it is imported, and takes `cuda` where torch finds no accelerator;
 `DeviceMemoryMonitor` of torchtitan/components/metrics.py calls functions that `torch.cpu` does not have.
@@ -6,7 +6,9 @@ torchtitan/tools/utils.py reads the device type when it is imported, and takes `
 
 from __future__ import annotations
 
+import os
 from datetime import date
+from types import SimpleNamespace
 from typing import Any
 
 from primus.patch import Patch
@@ -22,35 +24,22 @@ PATCH = Patch(
 
 
 def apply() -> None:
-    """Complete torch's answer, and replace the monitor if the answer is `cpu`."""
+    """Complete the answers of torch; torchtitan is not imported, so that its own errors are reported as such."""
     import torch._utils
 
     device_names: Any = torch._utils
     find_device_type = device_names._get_available_device_type
     device_names._get_available_device_type = lambda: find_device_type() or "cpu"
-    from torchtitan.components import metrics
-    from torchtitan.tools import utils
-
-    if utils.device_type == "cpu":
-        metrics.build_device_memory_monitor = lambda: HostMemoryMonitor(metrics.DeviceMemStats)
-
-
-class HostMemoryMonitor:
-    """Answers as torchtitan's monitor of GPU memory, with zeros.
-
-    Args:
-        stats: torchtitan's tuple of numbers.
-    """
-
-    device_name = "cpu"
-    device_capacity_gib = 0.0
-
-    def __init__(self, stats: Any) -> None:
-        self._stats = stats
-
-    def get_peak_stats(self) -> Any:
-        """Zeros; primus reports the memory of processes itself."""
-        return self._stats(*[0] * len(self._stats._fields))
-
-    def reset_peak_stats(self) -> None:
-        """Nothing to reset."""
+    host: Any = torch.cpu
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    answers = {
+        "empty_cache": lambda: None,
+        "get_device_name": lambda device=None: "cpu",
+        "get_device_properties": lambda device=None: SimpleNamespace(total_memory=memory),
+        # Without entries torchtitan reports -1; primus reports the memory of processes itself.
+        "memory_stats": lambda device=None: {},
+        "reset_peak_memory_stats": lambda device=None: None,
+    }
+    for name, answer in answers.items():
+        if not hasattr(host, name):
+            setattr(host, name, answer)

@@ -8,6 +8,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +41,43 @@ def run_request(request: dict[str, Any]) -> dict[str, Any]:
     if "load" in request:
         engine.load(Path(request["load"]))
     steps = np.load(request["tokens"])
-    found: dict[str, Any] = {"data_size": engine.data_size, "steps": []}
+    found: dict[str, Any] = {"data_size": engine.data_size, "steps": [], "weights_after": []}
     first = request.get("first", 1)
     for number in range(first, request["last"] + 1):
         batches = split_batches(steps[number - 1], trainer, engine)
-        values = engine.step(batches, request["rates"][number - 1])
+        with poison_weights(engine, number == request.get("poison")):
+            values = engine.step(batches, request["rates"][number - 1])
         found["steps"].append([values.loss, values.grad_norm, values.skipped])
+        found["weights_after"].append(sum_weights(engine))
     if request.get("evaluate"):
         found["evaluation"] = engine.evaluate(split_batches(steps[0], trainer, engine))
     if "save" in request:
         engine.save(Path(request["save"]))
+    if request.get("config"):
+        config = engine._titan.config
+        policy = config.activation_checkpoint
+        found["config"] = {"training": asdict(config.training), "activation_checkpoint": policy._owner.__name__}
     found["memory"] = engine.read_memory()
     engine.close()
     return found
+
+
+@contextmanager
+def poison_weights(engine: Any, is_poisoned: bool) -> Iterator[None]:
+    """Make the loss and the gradient of a step infinite by one weight, which is restored afterwards."""
+    if not is_poisoned:
+        yield
+        return
+    weight = engine.model.norm.weight.detach().to_local()
+    before = weight.clone()
+    weight[0] = float("inf")
+    yield
+    weight.copy_(before)
+
+
+def sum_weights(engine: Any) -> float:
+    """A number that changes with any weight."""
+    return sum(float(weight.detach().to_local().double().square().sum()) for weight in engine.model.parameters())
 
 
 def split_batches(tokens: Any, trainer: Trainer, engine: Any) -> list[Any]:

@@ -16,7 +16,6 @@ from primus.backends.native.samples import TextSampler
 from primus.backends.native.spikes import LossWindow
 from primus.backends.native.step import Trainable, prepare_model
 from primus.backends.native.step_timer import StepTimer
-from primus.backends.native.timing import ComputeTimer
 from primus.backends.native.training import Training
 from primus.callback import CONVENTION
 from primus.config.schema import Experiment, Trainer
@@ -24,6 +23,7 @@ from primus.data.training.dataset import Datasets
 from primus.model import flops_per_token
 from primus.runs.attempt import Attempt
 from primus.session.bad_steps import BadStepDetector
+from primus.session.compute_timer import ComputeTimer
 from primus.session.resume import CheckpointSearch, ResumePoint
 from primus.session.session import EngineInfo, open_session, report_setup
 from primus.session.torch_processes import TorchProcesses, device_name, seed_everything

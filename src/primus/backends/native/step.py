@@ -17,7 +17,7 @@ from primus.backends.native.loss import count_targets
 from primus.backends.native.memory import keep_freed_memory
 from primus.backends.native.model import Transformer
 from primus.backends.native.spikes import LossWindow
-from primus.backends.native.timing import ComputeTimer
+from primus.session.compute_timer import ComputeTimer
 
 Batch = tuple[Tensor, Tensor]
 """Tokens and targets of one micro batch, both int64 [B, S] on the model's device."""

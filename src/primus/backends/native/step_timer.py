@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from primus.backends.native.step import SPIKE, StepResult
-from primus.backends.native.timing import ComputeTime
 from primus.callback import Callback, EvaluationReport, StepReport
+from primus.session.compute_timer import ComputeTime
 from primus.session.rates import Rates, read_peak_host_memory
 
 

@@ -12,7 +12,7 @@ from primus.backends.native.rewind import Rewind
 from primus.backends.native.spikes import LossWindow
 from primus.backends.native.step import Trainable
 from primus.backends.native.step_timer import StepTimer
-from primus.backends.native.timing import ComputeTimer
+from primus.session.compute_timer import ComputeTimer
 from primus.session.session import Session
 from primus.session.torch_processes import TorchProcesses
 

@@ -71,16 +71,16 @@ class StepRateSchedule(LRSchedulersContainer):
     def __init__(self, optimizers: OptimizersContainer) -> None:
         self.schedulers: list[Any] = []
         self.steps = 0
-        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        self._peaks = [group["lr"] for group in self._groups]
+        self._optimizers = optimizers
+        self._peaks = [group["lr"] for group in self._list_groups()]
 
     def set_rate(self, rate: float, peak: float) -> None:
         """Use `rate` in the next step; a group whose own peak is not `peak` keeps its proportion to it."""
-        for group, own in zip(self._groups, self._peaks, strict=True):
+        for group, own in zip(self._list_groups(), self._peaks, strict=True):
             group["lr"] = rate if own == peak else rate / peak * own
 
     def get_metrics(self) -> dict[str, float]:
-        return {f"lr/{index}": float(group["lr"]) for index, group in enumerate(self._groups)}
+        return {f"lr/{index}": float(group["lr"]) for index, group in enumerate(self._list_groups())}
 
     def step(self) -> None:
         self.steps += 1
@@ -90,6 +90,10 @@ class StepRateSchedule(LRSchedulersContainer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps = int(state["last_epoch"])
+
+    def _list_groups(self) -> list[dict[str, Any]]:
+        # Asked for each time: an optimizer that loads its state replaces them.
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
 
 class CheckedOptimizers(OptimizersContainer):

@@ -19,6 +19,7 @@ from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.trainer import Trainer as TitanTrainer
 
 from primus.backends.torchtitan.components import CheckedOptimizers, StepMetrics, StepRateSchedule
+from primus.backends.torchtitan.families import find_family
 from primus.backends.torchtitan.layout import TitanLayout
 from primus.backends.torchtitan.random_state import RandomState
 from primus.backends.torchtitan.trainer_config import build_trainer_config
@@ -26,6 +27,7 @@ from primus.backends.torchtitan.weights import load_parameters
 from primus.checkpoint.weights import WeightReader
 from primus.config.schema import Trainer
 from primus.data.training.masks import compute_document_positions, split_inputs_and_targets
+from primus.session.compute_timer import ComputeTimer
 from primus.session.engine import MicroBatches, StepValues
 from primus.session.rates import read_peak_host_memory
 
@@ -53,6 +55,11 @@ class TorchTitanEngine:
         self._titan = TitanTrainer(config)
         # Samples are counted by the session, and an empty entry would be missing when the checkpoint is read.
         self._titan.checkpointer.states.pop(DATALOADER, None)
+        self._timer = self._build_timer(device)
+        data = trainer.data
+        self._needs_positions = (
+            data.reset_position_ids or data.reset_attention_mask or find_family(trainer.model) == "gpt_oss"
+        )
         self._random = RandomState(dist.get_rank(), on_gpu=device.type == "cuda")
 
     @property
@@ -98,7 +105,10 @@ class TorchTitanEngine:
         loss, grad_norm = self._share_last_stage((metrics.loss, metrics.grad_norm))
         optimizers = titan.optimizers
         assert isinstance(optimizers, CheckedOptimizers) and optimizers.found_nonfinite is not None
-        return StepValues(loss, grad_norm, bool(optimizers.found_nonfinite.item()))
+        compute_time = self._timer.take_time() if self._timer else None
+        return StepValues(
+            loss, grad_norm, bool(optimizers.found_nonfinite.item()), compute_time.seconds() if compute_time else None
+        )
 
     def evaluate(self, batches: MicroBatches) -> tuple[float, int]:
         """Sum of the losses of all tokens of all processes, and their number."""
@@ -143,15 +153,30 @@ class TorchTitanEngine:
         self._titan.close()
         torch.autograd.set_multithreading_enabled(True)
 
+    def _build_timer(self, device: torch.device) -> ComputeTimer | None:
+        """Measures forward and backward passes; None where waits for other processes are inside of layers."""
+        titan = self._titan
+        if self._layout.data_size != dist.get_world_size():
+            return None
+        timer, run_passes = ComputeTimer(device, titan.model_parts[0]), titan.fwd_bwd_fn
+
+        def run_measured_passes(*args: Any, **options: Any) -> Tensor:
+            with timer.measure_step():
+                return run_passes(*args, **options)
+
+        titan.fwd_bwd_fn = run_measured_passes
+        return timer
+
     def _make_inputs(self, batches: MicroBatches) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         """Micro batches as the trainer reads them: a dictionary of inputs, and targets of which -100 is ignored."""
         data = self._experiment.data
         for tokens in batches:
             inputs, targets = split_inputs_and_targets(tokens, self._eod_id if data.eod_mask_loss else None)
             named = {"input": torch.from_numpy(np.ascontiguousarray(inputs))}
-            if data.reset_position_ids or data.reset_attention_mask:
-                assert self._eod_id is not None
-                named["positions"] = torch.from_numpy(compute_document_positions(inputs, self._eod_id))
+            if self._needs_positions:
+                # Where positions begin again, FlexAttention begins another document.
+                ends = self._eod_id if data.reset_position_ids or data.reset_attention_mask else None
+                named["positions"] = torch.from_numpy(compute_document_positions(inputs, ends))
             yield named, torch.from_numpy(np.ascontiguousarray(targets))
 
     def _sum_losses(self, inputs: Sequence[tuple[dict[str, Tensor], Tensor]]) -> float:

@@ -1,4 +1,4 @@
-"""How the processes of a run share the model and the batch; needs no tensor library."""
+"""How the processes of a run share the model and the batch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from primus.config.schema import ParallelConfig, TrainingConfig
 from primus.data.training.loader import num_micro_batches
 from primus.errors import UsageError
+from primus.session.session import data_parallel_size
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,7 @@ def plan_layout(training: TrainingConfig, parallel: ParallelConfig, world: int) 
         UsageError: The processes or the batch do not divide.
     """
     stages = parallel.pipeline_model_parallel_size
-    replica = parallel.tensor_model_parallel_size * stages * parallel.context_parallel_size
-    if world % replica:
-        raise UsageError(
-            f"{world} processes do not divide into replicas of {replica}: tensor_model_parallel_size"
-            f" {parallel.tensor_model_parallel_size} x pipeline_model_parallel_size {stages} x context_parallel_size"
-            f" {parallel.context_parallel_size}",
-            f"start a multiple of {replica} processes, or lower one of the sizes",
-        )
-    data_size = world // replica
+    data_size = data_parallel_size(parallel, world)
     global_batch_size = training.global_batch_size or training.micro_batch_size * data_size
     count = num_micro_batches(global_batch_size, training.micro_batch_size, data_size)
     if count < stages:

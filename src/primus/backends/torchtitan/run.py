@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib.metadata import version
 
 from primus.backends.torchtitan.layout import plan_layout
+from primus.backends.torchtitan.log_messages import write_engine_messages
 from primus.backends.torchtitan.support import check_for_cpu
 from primus.config.schema import Experiment
-from primus.errors import PrimusError, UnfitError, UsageError
+from primus.errors import PrimusError, UsageError, format_error_place
 from primus.runs.attempt import Attempt
 
 HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
@@ -28,9 +30,9 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     if trainer.training.device == "cpu":
         # torchtitan takes whatever accelerator torch finds.
         os.environ.update(HIDDEN_GPUS)
-    _import_engine()
     import torch
 
+    write_engine_messages()
     from primus.backends.torchtitan.engine import TorchTitanEngine
     from primus.session.loop import train_with_engine
     from primus.session.session import EngineInfo, open_session
@@ -57,26 +59,12 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         session = open_session(experiment, attempt, processes, info, os.environ)
         with _join_single_process(attempt.world_size, on_cpu), _set_local_rank(attempt.local_rank):
             attempt.beat("init")
-            engine = TorchTitanEngine(
-                trainer,
-                layout,
-                folder=attempt.run.directory / "torchtitan",
-                device=processes.device,
-                eod_id=session.data.eod_id,
-            )
+            folder = attempt.run.directory / "torchtitan"
+            with _explain_refusal():
+                engine = TorchTitanEngine(
+                    trainer, layout, folder=folder, device=processes.device, eod_id=session.data.eod_id
+                )
             train_with_engine(session, engine)
-
-
-def _import_engine() -> None:
-    """Import torchtitan; its own error is the reason if it cannot be imported."""
-    try:
-        import torchtitan.trainer  # noqa: F401
-    except Exception as error:  # a package that fails on import may raise anything
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
-        raise UnfitError(
-            f"torchtitan cannot be imported: {reason}",
-            "./primus-cli setup --engine torchtitan installs it; ./primus-cli engines shows what is installed",
-        ) from error
 
 
 @contextmanager
@@ -117,13 +105,6 @@ def explain_errors() -> Iterator[None]:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _build_memory_error(error) from error
-    except (NotImplementedError, ValueError, AssertionError) as error:
-        if not is_raised_by_engine(error):
-            raise
-        raise UsageError(
-            f"torchtitan refuses the configuration: {_find_reason(error)}",
-            "docs/engine-torchtitan.md says which layouts it has; the traceback is in the log of the rank",
-        ) from error
     except RuntimeError as error:
         if "allocate memory" in str(error):  # the message of the CPU allocator, c10/core/impl/alloc_cpu.cpp
             raise _build_memory_error(error) from error
@@ -134,17 +115,23 @@ def explain_errors() -> Iterator[None]:
         raise
 
 
-def is_raised_by_engine(error: BaseException) -> bool:
-    """Whether the innermost frame of the traceback is in torchtitan's files."""
-    frame = error.__traceback__
-    while frame and frame.tb_next:
-        frame = frame.tb_next
-    return frame is not None and frame.tb_frame.f_globals.get("__name__", "").startswith("torchtitan.")
+@contextmanager
+def _explain_refusal() -> Iterator[None]:
+    """Turn what torchtitan and PyTorch raise while they build the trainer into an error of the configuration."""
+    try:
+        yield
+    except (NotImplementedError, ValueError, AssertionError) as error:
+        traceback.print_exc()
+        raise UsageError(
+            f"torchtitan refuses the configuration: {_find_reason(error)}",
+            "docs/engine-torchtitan.md says which layouts it has; the traceback is in the log of the rank",
+        ) from error
 
 
 def _find_reason(error: BaseException) -> str:
+    """The first line of an error's text; where it has none, as a plain assertion, its kind and place."""
     text = str(error).strip()
-    return text.splitlines()[0] if text else f"{type(error).__name__} at line {error.__traceback__.tb_lineno}"  # type: ignore[union-attr]
+    return text.splitlines()[0] if text else f"{type(error).__name__} at {format_error_place(error)}"
 
 
 def _build_memory_error(error: BaseException) -> PrimusError:

@@ -92,6 +92,7 @@ def _list_sink_problems(spec: ModelSpec) -> Iterator[tuple[str, str, str]]:
     reason = "torchtitan has attention sinks in models of the shape of gpt-oss only"
     needed = {
         "num_experts": spec.num_experts is not None,
+        "add_qkv_bias": spec.add_qkv_bias,
         "add_bias_linear": spec.add_bias_linear,
         "activation_clamp": spec.activation_clamp is not None,
     }

@@ -26,8 +26,11 @@ def split_inputs_and_targets(
     return inputs, np.where(inputs == masked_input, -100, targets)
 
 
-def compute_document_positions(tokens_BS: NDArray[np.int64], eod_id: int) -> NDArray[np.int64]:
-    """Position of each token within its document, [B, S]; the end-of-document token belongs to the document it ends."""
+def compute_document_positions(tokens_BS: NDArray[np.int64], eod_id: int | None) -> NDArray[np.int64]:
+    """Position of each token within its document, [B, S]; without `eod_id` all are of one document.
+
+    The end-of-document token belongs to the document that it ends.
+    """
     index_S = np.arange(tokens_BS.shape[-1])
     begins_BS = np.zeros(tokens_BS.shape, dtype=bool)
     begins_BS[..., 1:] = tokens_BS[..., :-1] == eod_id

@@ -102,7 +102,8 @@ class ComputeTimer:
     def _record_mark(self) -> None:
         if self._on_gpu:
             # Recorded in the stream: it costs the host microseconds, and is read when the step is reported.
-            event = torch.cuda.Event(enable_timing=True)
+            new_event: Any = torch.cuda.Event
+            event = new_event(enable_timing=True)
             event.record()
             self._marks.append(event)
         else:
@@ -124,7 +125,7 @@ class _DeviceTime:
     def seconds(self) -> float:
         # Starts and stops alternate, so that each pair is one interval of computing.
         pairs = zip(self._marks[::2], self._marks[1::2], strict=True)
-        return sum(start.elapsed_time(end) for start, end in pairs) / 1000
+        return float(sum(start.elapsed_time(end) for start, end in pairs)) / 1000
 
 
 def _wrap_waits(model: nn.Module, waits: tuple[str, ...], timer: ComputeTimer) -> bool:

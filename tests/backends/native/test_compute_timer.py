@@ -15,14 +15,14 @@ import torch
 from torch import nn
 
 from fakes.gloo import in_processes
-from primus.backends.native import timing
 from primus.backends.native.model import build_model, initialise_weights
 from primus.backends.native.optimizer import build_optimizer
 from primus.backends.native.step import prepare_model, train_step
-from primus.backends.native.timing import ComputeTimer
 from primus.config.schema import ModelSpec, OptimizerConfig
 from primus.runs import events
 from primus.runs.store import Run
+from primus.session import compute_timer
+from primus.session.compute_timer import ComputeTimer
 
 MakeRun = Callable[..., Run]
 SPEC = ModelSpec(num_layers=2, hidden_size=64, ffn_hidden_size=96, num_attention_heads=4, vocab_size=160)
@@ -96,7 +96,7 @@ def test_a_torch_whose_waits_are_unknown_is_not_measured(monkeypatch: pytest.Mon
         def _get_fsdp_state(self) -> object:
             return type("State", (), {"_fsdp_param_groups": [object()]})()
 
-    monkeypatch.setattr(timing, "FSDPModule", Sharded)
+    monkeypatch.setattr(compute_timer, "FSDPModule", Sharded)
     timer = ComputeTimer(CPU, Sharded())
     assert not timer.is_complete
     with timer.measure_step():
@@ -122,7 +122,7 @@ def test_on_a_gpu_events_are_read_later_and_not_every_step_is_measured(
     monkeypatch: pytest.MonkeyPatch, interval_s: float, expected: list[bool]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(timing, "INTERVAL_S", interval_s)
+    monkeypatch.setattr(compute_timer, "INTERVAL_S", interval_s)
     timer = ComputeTimer(torch.device("cuda"), nn.Linear(1, 1))
     taken = []
     for _ in expected:

@@ -1,0 +1,107 @@
+"""The engine's own promises: resume bit by bit, evaluation, skipped steps, settings of torchtitan's tree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from .runs import GLOBAL_BATCH, SEQUENCE, build_trainer, train_by_engine, write_start
+
+pytestmark = [pytest.mark.engine("torchtitan"), pytest.mark.slow]
+
+FIRST, LAST = 3, 6
+LAYOUTS: list[dict[str, Any]] = [
+    {},
+    {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+    {"pipeline_model_parallel_size": 2},
+]
+
+
+def resume_requests(tmp_path: Path, start: dict[str, str], layout: dict[str, Any]) -> list[Any]:
+    """A run without a break, the first part of it, and the rest."""
+    trainer = build_trainer("llama", parallel=layout)
+    folder = str(tmp_path / "_".join(["checkpoint", *layout]))
+    return [
+        (trainer, {**start, "last": LAST}),
+        (trainer, {**start, "last": FIRST, "save": folder, "evaluate": True}),
+        (trainer, {**start, "first": FIRST + 1, "last": LAST, "load": folder}),
+    ]
+
+
+def test_one_process_resumes_bit_by_bit_also_what_two_have_saved(tmp_path: Path) -> None:
+    start = write_start(tmp_path, build_trainer("llama"))
+    whole, begun, resumed = train_by_engine(tmp_path / "one", resume_requests(tmp_path, start, {}))
+    assert begun["steps"] + resumed["steps"] == whole["steps"]
+    loss, tokens = begun["evaluation"]
+    assert tokens == GLOBAL_BATCH * SEQUENCE
+    assert loss / tokens < whole["steps"][0][0], "it has learnt"
+    assert whole["memory"] > 0
+
+    pairs = [resume_requests(tmp_path / "two", start, layout) for layout in LAYOUTS]
+    found = train_by_engine(tmp_path / "two", [request for pair in pairs for request in pair], world=2)
+    for layout, results in zip(LAYOUTS, zip(*[iter(found)] * 3, strict=True), strict=True):
+        assert results[1]["steps"] + results[2]["steps"] == results[0]["steps"], layout
+        assert results[1]["evaluation"] == pytest.approx(begun["evaluation"], rel=1e-5), layout
+        assert results[0]["data_size"] == (1 if layout else 2)
+
+    trainer = build_trainer("llama")
+    rest = {**start, "first": FIRST + 1, "last": LAST}
+    others = [(trainer, {**rest, "load": pair[1][1]["save"]}) for pair in pairs]
+    for layout, result in zip(LAYOUTS, train_by_engine(tmp_path / "others", others), strict=True):
+        expected = [pytest.approx(step, rel=1e-4) for step in whole["steps"][FIRST:]]
+        assert result["steps"] == expected, layout
+
+
+def test_an_evaluation_of_the_initial_weights_is_the_loss_of_the_first_step(tmp_path: Path) -> None:
+    start = write_start(tmp_path, build_trainer("qwen3"))
+    chunked = build_trainer("qwen3", training={"loss_chunk_size": 16})
+    plain = build_trainer("qwen3")
+    requests = [
+        (trainer, {**start, "last": last, "evaluate": not last}) for trainer in (plain, chunked) for last in (0, 1)
+    ]
+    evaluated, stepped, in_chunks, stepped_in_chunks = train_by_engine(tmp_path / "engine", requests)
+    for result in (evaluated, in_chunks):
+        assert result["evaluation"][0] / result["evaluation"][1] == pytest.approx(stepped["steps"][0][0], rel=1e-6)
+    assert stepped_in_chunks["steps"][0] == pytest.approx(stepped["steps"][0], rel=1e-5)
+
+
+def test_a_step_without_a_finite_gradient_changes_nothing(tmp_path: Path) -> None:
+    start = write_start(tmp_path, build_trainer("llama"))
+    saved = str(tmp_path / "checkpoint")
+    trainer = build_trainer("llama")
+    poisoned = {**start, "last": 3, "poison": 2, "save": saved}
+    foreach = structs.replace(trainer, backend_args={"optimizer": {"implementation": "foreach"}})
+    found = train_by_engine(
+        tmp_path / "engine", [(trainer, poisoned), (foreach, poisoned), (trainer, {**start, "last": 2})]
+    )
+    for result in found[:2]:
+        assert [skipped for _, _, skipped in result["steps"]] == [False, True, False]
+        assert not np.isfinite(result["steps"][1][1])
+    # The step after the skipped one has the weights of the first step, and the batch of the third.
+    assert found[0]["steps"][0] == found[2]["steps"][0]
+    assert found[0]["weights_after"][1] == found[0]["weights_after"][0]
+
+
+def test_settings_of_the_tree_reach_torchtitan(tmp_path: Path) -> None:
+    start = write_start(tmp_path, build_trainer("llama"))
+    trainer = build_trainer("llama", training={"recompute_activations": True})
+    settings = {
+        "training": {"gc_freq": 7},
+        "activation_checkpoint.mode": "selective",
+        "debug": {"detect_anomaly": False},
+    }
+    found = train_by_engine(
+        tmp_path / "engine",
+        [
+            (structs.replace(trainer, backend_args=settings), {**start, "last": 1, "config": True}),
+            (trainer, {**start, "last": 1, "config": True}),
+        ],
+    )
+    assert found[0]["config"]["training"]["gc_freq"] == 7
+    assert found[0]["config"]["activation_checkpoint"] == "SelectiveAC"
+    assert found[1]["config"]["activation_checkpoint"] == "FullAC"
+    assert found[0]["steps"] == found[1]["steps"]
