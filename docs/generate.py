@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from primus import registry
 from primus.backend import Backend
+from primus.backends.torchtitan.backend_settings import find_replacing_keys, list_field_types
 from primus.callback import CallbackPlugIn
 from primus.config.docs import field_docs
 from primus.config.load import load_model
@@ -363,8 +364,7 @@ ENGINE_PAGE = """\
 
 <!-- Written by docs/generate.py from src/primus/backends/{name}/*.yaml; change it there. -->
 
-What [`framework: {name}`](../engine-{name}.md) does with each key of an experiment. A key that is not listed is applied
-by primus, alike for every backend.
+{intro}
 
 ## Keys
 
@@ -396,19 +396,36 @@ def engine_page(name: str, title: str) -> str:
         for key, rule in rules.items()
         if rule.refused
     ]
-    settings = yaml.safe_load((folder / "settings.yaml").read_text(encoding="utf-8"))
+    intro = (
+        f"What [`framework: {name}`](../engine-{name}.md) does with each key of an experiment. A key that is not listed is"
+        " applied by primus, alike for every backend."
+    )
     return ENGINE_PAGE.format(
+        intro=_wrap(intro),
         name=name,
         title=title,
         keys=_join_table("| key | field | |", applied),
         refused=_join_table("| key | not supported | also accepted |", refused),
-        settings=_join_table(
-            "| setting | field | type | |",
-            [
-                f"| `{key}` | `{each['field']}` | {each['type']} | {each.get('note', '')} |"
-                for key, each in settings.items()
-            ],
-        ),
+        settings=_settings_of_torchtitan() if name == "torchtitan" else _settings_of(folder),
+    )
+
+
+def _settings_of(folder: Path) -> str:
+    settings = yaml.safe_load((folder / "settings.yaml").read_text(encoding="utf-8"))
+    return _join_table(
+        "| setting | field | type | |",
+        [
+            f"| `{key}` | `{each['field']}` | {each['type']} | {each.get('note', '')} |"
+            for key, each in settings.items()
+        ],
+    )
+
+
+def _settings_of_torchtitan() -> str:
+    """The fields of its own tree that no key of an experiment sets."""
+    fields = {path: field for path, field in list_field_types().items() if not find_replacing_keys(path)}
+    return _join_table(
+        "| field | accepts |", [f"| `{path}` | {field.format_accepted()} |" for path, field in sorted(fields.items())]
     )
 
 
@@ -421,6 +438,7 @@ PAGES = {
     "reference/failures.md": failures_page,
     "plug-ins.md": plug_ins_page,
     "reference/engine-megatron.md": lambda: engine_page("megatron", "Megatron"),
+    "reference/engine-torchtitan.md": lambda: engine_page("torchtitan", "TorchTitan"),
 }
 
 if __name__ == "__main__":

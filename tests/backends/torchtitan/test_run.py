@@ -163,7 +163,7 @@ def test_a_signal_saves_a_checkpoint(make_run: Callable[..., Run], start_workers
 def test_a_refusal_of_torchtitan_is_one_message(make_run: Callable[..., Run], start_workers: StartWorkers) -> None:
     run = make_run(backend_args={"parallelism": {"pipeline_parallel_schedule": "2F2B"}}, pipeline_model_parallel_size=2)
     printed = finish(run, start_workers(run, world=2), code=2)
-    assert "torchtitan refuses the configuration: Unknown schedule class" in printed + read_log(run)
+    assert "torchtitan refuses the configuration: " in printed + read_log(run)
 
 
 def test_more_processes_than_the_layout_are_refused(make_run: Callable[..., Run], start_workers: StartWorkers) -> None:

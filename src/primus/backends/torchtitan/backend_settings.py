@@ -64,7 +64,9 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     """
     for path, value in flatten_settings(settings).items():
         found = f"backend_args: {path}: {format_yaml_value(value)}"
-        _refuse_replaced_field(found, path)
+        keys = find_replacing_keys(path)
+        if keys:
+            raise UsageError(f"{found}: primus sets this field", f"use the keys of the experiment: {keys}")
         field = list_field_types().get(path)
         if field is None:
             raise UsageError(
@@ -98,15 +100,16 @@ def list_field_types() -> dict[str, FieldType]:
     return {**fields, MODE: FieldType("str", list(MODES))}
 
 
-def _refuse_replaced_field(found: str, path: str) -> None:
+def find_replacing_keys(path: str) -> str:
+    """Keys of the experiment that set a field of the tree; empty if none does."""
     group = path.partition(".")[0]
-    keys = (
+    if path == MODE:
+        return ""
+    return (
         REPLACED.get(group)
         or REPLACED.get(path)
         or " and ".join(key for key, field in _list_mapped_fields() if field == path)
     )
-    if keys and path != MODE:
-        raise UsageError(f"{found}: primus sets this field", f"use the keys of the experiment: {keys}")
 
 
 def _list_mapped_fields() -> Iterator[tuple[str, str]]:

@@ -44,7 +44,7 @@ def _describe_type(hint: Any) -> dict[str, Any]:
     if origin is typing.Literal:
         return {"type": "str", "choices": list(arguments)}
     if origin is list:
-        return {"type": "list"}
+        return {} if dataclasses.is_dataclass(arguments[0]) else {"type": "list"}
     options = [_describe_type(each) for each in arguments if each is not type(None)]
     if not options or not all(options):
         return {}
