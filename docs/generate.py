@@ -397,8 +397,8 @@ def engine_page(name: str, title: str) -> str:
         if rule.refused
     ]
     intro = (
-        f"What [`framework: {name}`](../engine-{name}.md) does with each key of an experiment. A key that is not listed is"
-        " applied by primus, alike for every backend."
+        f"What [`framework: {name}`](../engine-{name}.md) does with each key of an experiment. A key that is not"
+        " listed is applied by primus, alike for every backend."
     )
     return ENGINE_PAGE.format(
         intro=_wrap(intro),
