@@ -85,8 +85,8 @@ def run_command(
     duration_s = time.monotonic() - began
     if not child.returncode:
         return CommandResult(state="ok", text=text, duration_s=duration_s)
-    said = (complaint.strip() or text.strip()).rpartition("\n")[2]
-    problem = said or f"{argv[0]} exited with code {child.returncode}"
+    message = (complaint.strip() or text.strip()).rpartition("\n")[2]
+    problem = message or f"{argv[0]} exited with code {child.returncode}"
     return CommandResult(state="failed", text=text, problem=problem[:200], duration_s=duration_s)
 
 

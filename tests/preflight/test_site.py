@@ -101,8 +101,8 @@ def test_a_node_meets_the_expectations_that_were_written_from_it(
 
 
 DEGRADED: dict[str, tuple[MachineFacts, dict[str, Any], tuple[str, str], str]] = {
-    "a card is missing": (
-        structs.replace(HEALTHY, devices=HEALTHY.devices[:7]), {}, ("gpu.expect_count", ""), "7 cards",
+    "a GPU is missing": (
+        structs.replace(HEALTHY, devices=HEALTHY.devices[:7]), {}, ("gpu.expect_count", ""), "7 GPUs",
     ),
     "an older VBIOS": (
         structs.replace(HEALTHY, devices=(structs.replace(HEALTHY.devices[0], firmware={"vbios": "113-OLD"}),)),

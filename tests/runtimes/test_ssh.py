@@ -297,12 +297,12 @@ def test_each_host_knows_its_place(tmp_path: Path, far_hosts: dict[str, str], mo
         (
             "a,a@changed:2",
             3,
-            "node 1 (changed:2): unknown or changed host key\n  log in once by hand: ssh -p 2 a@changed",
+            "node 1 (changed:2): unknown or changed host key\n  log in once in a terminal: ssh -p 2 a@changed",
         ),
         (
             "a,changed --option UserKnownHostsFile=/x --port 22 --user me",
             3,
-            "\n  log in once by hand: ssh -o UserKnownHostsFile=/x -p 22 me@changed",
+            "\n  log in once in a terminal: ssh -o UserKnownHostsFile=/x -p 22 me@changed",
         ),
         ("a,lost", 1, "node 1 (lost): the connection was lost"),
         ("a,killed", 137, "node 1 (killed): its launcher was killed"),

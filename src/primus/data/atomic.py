@@ -186,16 +186,16 @@ def build_write_error(output: Path, error: OSError) -> PrimusError:
 
 
 def _acquire_lock(path: Path, deadline: float, waiting: Callable[[str], None]) -> int:
-    told = False
+    is_reported = False
     while True:
         if (descriptor := try_acquire(path)) is not None:
             return descriptor
         holder = _describe_holder(path)
         if time.monotonic() > deadline:
             raise PrimusError(f"{path}: still held by {holder}", "wait for it, or stop it, then run this again")
-        if not told:
+        if not is_reported:
             waiting(holder)
-            told = True
+            is_reported = True
         time.sleep(POLL_S)
 
 

@@ -261,17 +261,17 @@ def merge_measurements(
     asked: MeasurementPlan, world_size: int, parts: Iterable[RankMeasurements]
 ) -> MeasurementResults:
     """The results of all ranks in order; `problem` names missing ranks, or what ended the tests."""
-    told = sorted(parts, key=lambda part: part.rank.rank)
-    missing = sorted(set(range(world_size)) - {part.rank.rank for part in told})
-    problems = [f"rank {part.rank.rank}: {part.rank.problem}" for part in told if part.rank.problem]
+    ordered = sorted(parts, key=lambda part: part.rank.rank)
+    missing = sorted(set(range(world_size)) - {part.rank.rank for part in ordered})
+    problems = [f"rank {part.rank.rank}: {part.rank.problem}" for part in ordered if part.rank.problem]
     if missing:
         problems.append(f"no results of rank {', '.join(map(str, missing))}")
     return MeasurementResults(
         asked=asked,
         world_size=world_size,
-        ranks=tuple(part.rank for part in told),
-        collectives=tuple(collective for part in told for collective in part.collectives),
-        pairs=tuple(pair for part in told for pair in part.pairs),
+        ranks=tuple(part.rank for part in ordered),
+        collectives=tuple(collective for part in ordered for collective in part.collectives),
+        pairs=tuple(pair for part in ordered for pair in part.pairs),
         problem="; ".join(problems),
     )
 

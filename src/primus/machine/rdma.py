@@ -214,8 +214,8 @@ def _read_tools(tree: FileTree) -> tuple[RdmaDevice, ...]:
         # The output is parsed regardless of the exit code: a lost device makes the tool fail after it has listed the
         # others.
         found, problems = parse_rdma_devices(answer.text, argv[0])
-        told = MachineProblem(argv[0], answer.problem)
-        tree.problems += problems + ((told,) if answer.problem and told not in problems else ())
+        failure = MachineProblem(argv[0], answer.problem)
+        tree.problems += problems + ((failure,) if answer.problem and failure not in problems else ())
         if found:
             return found
     return ()

@@ -169,7 +169,7 @@ def _expand_item(item: str) -> list[str]:
     for part in match[1].split(","):
         first, _, last = part.strip().partition("-")
         if not (first.isdecimal() and (last or first).isdecimal()):
-            raise UsageError(f"{item}: {part!r} is no range of numbers", "such as node[01-04,7]")
+            raise UsageError(f"{item}: {part!r} is not a range of numbers", "such as node[01-04,7]")
         for number in range(int(first), int(last or first) + 1):
             found += _expand_item(f"{item[: match.start()]}{number:0{len(first)}}{item[match.end() :]}")
     return found

@@ -64,7 +64,12 @@ class CommunicationJudge:
         timed = [found for found in sweep if found.busbw_gb_per_s is not None]
         for problem in dict.fromkeys(found.problem for found in sweep if found.busbw_gb_per_s is None):
             yield report_unknown(
-                check, problem or "no time", "a figure", "it was asked for", "see the run's logs", **about
+                check,
+                problem or "no time",
+                "a measured bandwidth",
+                "the options request this test",
+                "see the run's logs",
+                **about,
             )
         yield from self._report_wrong_elements(check, sweep, about)
         if not timed:

@@ -271,7 +271,7 @@ def check_links(node: PreflightNode) -> Iterator[CheckFinding]:
     if not direct:
         yield report_unknown(
             "gpu.links",
-            f"no {kind} link is told",
+            f"no {kind} link is reported",
             "every pair of a hive",
             reason,
             "`nvidia-smi topo -m` and `nvidia-smi nvlink -s`" if kind == "NVLink" else "`amd-smi topology`",

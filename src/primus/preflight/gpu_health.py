@@ -88,7 +88,7 @@ def judge_tools(node: PreflightNode, read: Health) -> Iterator[CheckFinding]:
         return
     for call in read.calls:
         if call.problem:
-            advice = "run it by hand; temperature, errors and processes are unknown without it"
+            advice = "run the tool in a shell; temperature, errors and processes are unknown without it"
             yield judge_value(
                 False, without, "gpu.tool", call.problem + so, expected, reason, advice, subject=call.tool
             )
@@ -162,7 +162,7 @@ def _judge_use(node: PreflightNode, device: DeviceHealth, subject: str, *, is_as
         )
     elif node.tree.is_live and (device.sources or is_asked):
         yield report_unknown(
-            "gpu.memory_used", "not told", f"< {limits.gpu_busy_gib:g} GiB",
+            "gpu.memory_used", "not reported", f"< {limits.gpu_busy_gib:g} GiB",
             "a device that does not respond is not fit",
             "see the kernel log; reboot the node", subject=subject,
         )  # fmt: skip
@@ -234,19 +234,19 @@ def _judge_error_sums(node: PreflightNode, devices: Sequence[DeviceHealth]) -> I
         ("ecc_correctable", [device.ecc_correctable for device in devices], limits.ecc_correctable),
         ("pcie_replays", [device.pcie_replays for device in devices], limits.pcie_replay),
     ):
-        told = [count for count in counts if count is not None]
-        if not told:
+        known = [count for count in counts if count is not None]
+        if not known:
             continue
-        worst = counts.index(max(told))
+        worst = counts.index(max(known))
         yield judge_value(
-            sum(told) <= most,
+            sum(known) <= most,
             "warn",
             f"gpu.{name}",
-            f"{sum(told)}, most of them on GPU {worst}" if sum(told) else "0",
+            f"{sum(known)}, most of them on GPU {worst}" if sum(known) else "0",
             f"<= {most} on the whole node",
             f"many correctable errors precede a failure ({SAFE})",
             f"watch GPU {worst}, and replace it when errors become uncorrectable",
-            value=sum(told),
+            value=sum(known),
         )
 
 

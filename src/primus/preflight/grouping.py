@@ -54,8 +54,8 @@ def _is_calm(finding: CheckFinding) -> bool:
 
 
 def _build_key(finding: CheckFinding) -> Key:
-    said = finding.measured if finding.value is None else ""
-    return (finding.check, finding.status, finding.expected, said, finding.reason, finding.advice)
+    measured = finding.measured if finding.value is None else ""
+    return (finding.check, finding.status, finding.expected, measured, finding.reason, finding.advice)
 
 
 def _build_line(bundle: Sequence[Row]) -> ReportLine:

@@ -145,8 +145,8 @@ def check_interfaces(node: PreflightNode) -> Iterator[CheckFinding]:
 
 def check_environment(node: PreflightNode) -> Iterator[CheckFinding]:
     """Variables that contradict each other or the machine."""
-    said = sorted(_find_contradictions(node))
-    for subject, problem, advice in said:
+    contradictions = sorted(_find_contradictions(node))
+    for subject, problem, advice in contradictions:
         yield judge_value(
             False,
             "warn",
@@ -157,7 +157,7 @@ def check_environment(node: PreflightNode) -> Iterator[CheckFinding]:
             advice,
             subject=subject,
         )
-    if not said:
+    if not contradictions:
         yield report_ok("network.environment", "no contradiction", "no contradiction")
 
 

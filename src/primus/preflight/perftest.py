@@ -126,8 +126,8 @@ class PerftestServer:
         while not is_listening(self.tcp_port):
             if self._child.poll() is not None:
                 self._said.seek(0)
-                said = self._said.read().decode(errors="replace").strip()
-                self.problem = said.rpartition("\n")[2][:200] or f"{PROGRAM} ended with {self._child.returncode}"
+                output = self._said.read().decode(errors="replace").strip()
+                self.problem = output.rpartition("\n")[2][:200] or f"{PROGRAM} ended with {self._child.returncode}"
                 return
             if time.monotonic() > deadline:
                 self.problem = f"{PROGRAM} did not listen within {LISTEN_LIMIT_S:g} s"

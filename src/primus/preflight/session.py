@@ -167,8 +167,8 @@ def _run_leader(own: NodeReport, node: PreflightNode, options: Options, context:
 
     def final(reports: Sequence[NodeReport], between: Sequence[CheckFinding]) -> ClusterReport:
         gone = [finding for finding in between if finding.check == "cluster.missing"]
-        told = _read_other_preflight(reports, decision.hosts, found)
-        return structs.replace(first, findings=(*first.findings, *gone, *found, *told))
+        reported = _read_other_preflight(reports, decision.hosts, found)
+        return structs.replace(first, findings=(*first.findings, *gone, *found, *reported))
 
     # The second exchange: `final` keeps the findings of the first one and adds those of the measurements.
     last, _ = collect_reports.collect_reports(

@@ -50,7 +50,7 @@ def check_gpus(node: PreflightNode) -> Iterator[CheckFinding]:
     if site is None:
         return
     wanted, gpus = site.gpus, node.facts.devices
-    yield from _compare_value("gpu.expect_count", len(gpus), wanted.count, "cards")
+    yield from _compare_value("gpu.expect_count", len(gpus), wanted.count, "GPUs")
     for gpu in gpus:
         subject = f"GPU {gpu.index}"
         yield from _compare_value("gpu.expect_model", gpu.model or gpu.name, wanted.model, subject=subject)

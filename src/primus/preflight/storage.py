@@ -54,7 +54,7 @@ def _check_folder(node: PreflightNode, folder: Path, purpose: str) -> Iterator[C
         not problem,
         "warn" if purpose in OFTEN_READ_ONLY else "fail",
         "storage.writable",
-        problem or f"{place}; {SAMPLE_BYTES >> 20} MiB there and back in {seconds * 1e3:.0f} ms",
+        problem or f"{place}; {SAMPLE_BYTES >> 20} MiB written and read in {seconds * 1e3:.0f} ms",
         "a file can be written, synced and read",
         "a run, its data or its caches are kept there",
         "choose another folder, or fix its owner and mode",

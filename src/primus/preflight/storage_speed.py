@@ -168,8 +168,8 @@ def _write_blocks(file: int, size_bytes: int, seconds: float) -> tuple[int, floa
     """Bytes written until the size or the time is reached, and bytes per second."""
     with mmap.mmap(-1, BLOCK_BYTES) as block:  # aligned to pages, as direct I/O demands
         block.write(os.urandom(BLOCK_BYTES))
-        begun, written = time.monotonic(), 0
-        while written < size_bytes and time.monotonic() - begun < seconds:
+        started, written = time.monotonic(), 0
+        while written < size_bytes and time.monotonic() - started < seconds:
             # Each block starts with its offset, which the read compares: a misplaced or repeated block is detected.
             block[:8] = written.to_bytes(8, "little")
             count = os.write(file, block)
@@ -177,16 +177,16 @@ def _write_blocks(file: int, size_bytes: int, seconds: float) -> tuple[int, floa
                 raise OSError(0, f"only {count} of {BLOCK_BYTES} bytes were written")
             written += count
         os.fsync(file)
-        return written, written / max(time.monotonic() - begun, 1e-9)
+        return written, written / max(time.monotonic() - started, 1e-9)
 
 
 def _read_blocks(file: int, size_bytes: int) -> float:
     """Bytes per second of reading the file back."""
     os.lseek(file, 0, os.SEEK_SET)
     with mmap.mmap(-1, BLOCK_BYTES) as block:
-        begun = time.monotonic()
+        started = time.monotonic()
         for place in range(0, size_bytes, BLOCK_BYTES):
             count = os.readv(file, [block])
             if count != BLOCK_BYTES or block[:8] != place.to_bytes(8, "little"):
                 raise OSError(0, f"what was read at {place} differs from what was written")
-        return size_bytes / max(time.monotonic() - begun, 1e-9)
+        return size_bytes / max(time.monotonic() - started, 1e-9)

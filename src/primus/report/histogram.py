@@ -107,8 +107,8 @@ def _draw_columns(bars: Sequence[HistogramBar], things: str, unit: str) -> Itera
         shares = (("count", bar.count / total), ("weight", bar.weight / weight))
         for side, (kind, share) in enumerate(shares):
             tall = HEIGHT * share / highest
-            told = f"{bar.first:,} to {bar.last:,}: {bar.count:,} {things}, {bar.weight:,} {unit}"
-            yield _draw_bar(middle + (side - 1) * width, base - tall, width, tall, kind, told)
+            label = f"{bar.first:,} to {bar.last:,}: {bar.count:,} {things}, {bar.weight:,} {unit}"
+            yield _draw_bar(middle + (side - 1) * width, base - tall, width, tall, kind, label)
             if share >= 0.001 and pitch >= 40:
                 place = middle + (side - 0.5) * width
                 yield _draw_label(place, base - tall - 5, f"{share:.0%}" if share >= 0.01 else "<1%", "small middle")
@@ -131,8 +131,8 @@ def _format_short_number(number: int) -> str:
     return f"{number >> 10:,} Ki" if number < MANY_DIGITS << 10 else f"{number >> 20:,} Mi"
 
 
-def _draw_bar(x: float, y: float, width: float, height: float, kind: str, told: str) -> Html:
-    title = make_element("title", told) if told else Html("")
+def _draw_bar(x: float, y: float, width: float, height: float, kind: str, label: str) -> Html:
+    title = make_element("title", label) if label else Html("")
     return make_element(
         "rect", title, x=f"{x:.1f}", y=f"{y:.1f}", width=f"{width:.1f}", height=f"{height:.1f}", class_=kind
     )

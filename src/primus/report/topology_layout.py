@@ -62,7 +62,7 @@ class NumaFrame(Struct, frozen=True, kw_only=True):
     """Whether GPUs are left of their NICs."""
 
     @property
-    def card_left(self) -> float:
+    def gpu_left(self) -> float:
         return self.left + (PADDING if self.is_mirrored else self.width - PADDING - GPU_WIDTH)
 
     @property
@@ -75,11 +75,11 @@ class NumaFrame(Struct, frozen=True, kw_only=True):
 
     @property
     def card_inner(self) -> float:
-        return self.card_left + (0 if self.is_mirrored else GPU_WIDTH)
+        return self.gpu_left + (0 if self.is_mirrored else GPU_WIDTH)
 
     @property
     def card_outer(self) -> float:
-        return self.card_left + (GPU_WIDTH if self.is_mirrored else 0)
+        return self.gpu_left + (GPU_WIDTH if self.is_mirrored else 0)
 
     @property
     def nic_inner(self) -> float:
@@ -93,7 +93,7 @@ class PictureLayout:
         self.facts = facts
         self.topology = topology
         self.is_partitioned = any(count_expected_partitions(facts, device) > 1 for device in facts.devices)
-        self.card_height = 62 + (CELL_HEIGHT + 8 if self.is_partitioned else 0)
+        self.gpu_height = 62 + (CELL_HEIGHT + 8 if self.is_partitioned else 0)
         is_linked = bool(topology.islands or find_missing_links(facts))
         has_nics = any(end.kind == "nic" for end in topology.ends)
         self.column = PADDING * 2 + GPU_WIDTH + (NIC_WIDTH + BUS if has_nics else 0)
@@ -108,7 +108,7 @@ class PictureLayout:
             device.index: (frame, middle)
             for frame in self.frames
             for group in frame.groups
-            for device, middle in spread_items(group, group.gpus, self.card_height, GPU_GAP)
+            for device, middle in spread_items(group, group.gpus, self.gpu_height, GPU_GAP)
         }
         lost = {index for pair in find_missing_links(self.facts) for index in pair} - set(chain(*self.topology.islands))
         points = {}
@@ -189,7 +189,7 @@ class PictureLayout:
         return DeviceGroup(
             top=top,
             height=max(
-                _compute_stack_height(len(gpus), self.card_height, GPU_GAP),
+                _compute_stack_height(len(gpus), self.gpu_height, GPU_GAP),
                 _compute_stack_height(len(nics), NIC_HEIGHT, NIC_GAP),
             ),
             gpus=tuple(devices[gpu.name] for gpu in gpus),

@@ -83,7 +83,7 @@ class _TopologyPicture:
         counted = ", ".join(f"{models.count(model)}x {model}" for model in dict.fromkeys(models))
         yield _draw_text(MARGIN, 34, counted or "No GPU", "title", self.width - 2 * MARGIN)
         numa = facts.cpu.numa_nodes or 0
-        told = [
+        parts = [
             facts.host,
             "assumed machine" if facts.assumed else "",
             "" if facts.devices else "this node has no GPU, or no driver lists one",
@@ -91,17 +91,17 @@ class _TopologyPicture:
             f"{numa} NUMA node{'s' * (numa != 1)}" if numa else "",
             facts.cpu.model if facts.cpu.model != "unknown" else "",
         ]
-        yield _draw_text(MARGIN, 57, "; ".join(filter(None, told)), "soft", self.width - 2 * MARGIN)
+        yield _draw_text(MARGIN, 57, "; ".join(filter(None, parts)), "soft", self.width - 2 * MARGIN)
 
     def _draw_numa_frame(self, frame: NumaFrame) -> Iterator[Html]:
         yield _draw_rect(frame.left, frame.top, frame.width, frame.height, "frame", 10)
         yield _draw_text(frame.left + PADDING, frame.top + 23, frame.title, "numa")
         for group in frame.groups:
-            gpus = list(spread_items(group, group.gpus, self.layout.card_height, GPU_GAP))
+            gpus = list(spread_items(group, group.gpus, self.layout.gpu_height, GPU_GAP))
             nics = list(spread_items(group, group.nics, NIC_HEIGHT, NIC_GAP))
             yield from _draw_bus(frame, group, gpus, nics)
             for device, middle in gpus:
-                yield self._draw_gpu(device, frame.card_left, middle - self.layout.card_height / 2)
+                yield self._draw_gpu(device, frame.gpu_left, middle - self.layout.gpu_height / 2)
             for nic, middle in nics:
                 yield _draw_nic(nic, frame.nic_left, middle - NIC_HEIGHT / 2)
 
@@ -110,7 +110,7 @@ class _TopologyPicture:
         lack = format_degraded_link(device)
         parts = [
             make_element("title", _format_gpu_tooltip(device)),
-            _draw_rect(left, top, GPU_WIDTH, self.layout.card_height, "card lack" if lack else "card", 7),
+            _draw_rect(left, top, GPU_WIDTH, self.layout.gpu_height, "card lack" if lack else "card", 7),
             _draw_text(inner, top + 20, f"GPU {device.index}", "name"),
             _draw_text(right, top + 20, device.model or device.name or "unknown", "value end", 130),
             _draw_text(inner, top + 37, device.bdf or "", "small"),
@@ -246,7 +246,7 @@ def _format_gpu_tooltip(device: Device) -> str:
     """Details of a GPU that do not fit into its box."""
     modes = " ".join(filter(None, (device.partition_mode, device.memory_mode)))
     numbers = ", ".join(str(partition.index) for partition in device.partitions)
-    told = (
+    details = (
         f"GPU {device.index} {device.bdf or ''}".rstrip(),
         device.name,
         device.architecture or "",
@@ -255,7 +255,7 @@ def _format_gpu_tooltip(device: Device) -> str:
         f"hive {device.hive}" if device.hive else "",
         f"devices {numbers}" if len(device.partitions) > 1 else "",
     )
-    return "; ".join(filter(None, told))
+    return "; ".join(filter(None, details))
 
 
 def _format_gib(count: int | None) -> str:

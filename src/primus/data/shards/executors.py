@@ -251,7 +251,7 @@ class _RayExecutor:
             PrimusError: The shard failed, or too many documents are skipped.
         """
         try:
-            told: _RayTaskResult = self._ray.get(task)
+            result: _RayTaskResult = self._ray.get(task)
         except self._ray.exceptions.RayTaskError:
             raise  # a defect in the stage, with its traceback
         except self._ray.exceptions.RayError as error:
@@ -260,19 +260,19 @@ class _RayExecutor:
                 f"shard {shard.index}: its Ray worker died {RETRIES + 1} times: {reason}",
                 "run the same command again, with fewer --workers if memory is short; finished shards are kept",
             ) from None
-        if told.problem:
-            raise told.problem
+        if result.problem:
+            raise result.problem
         # A missing folder has two meanings: the output is published, or the node does not mount the file system. The
         # first holds here too, the second does not.
-        if told.blind_host and self._board.folder.is_dir():
+        if result.blind_host and self._board.folder.is_dir():
             raise PrimusError(
-                f"{told.blind_host}: does not see {self._board.folder}",
+                f"{result.blind_host}: does not see {self._board.folder}",
                 "put the output on a file system that all nodes of the Ray cluster share",
             )
-        if told.row:
-            self._progress.done_bytes += self._sizes[told.row.shard]
-            self._progress.add_counts(told.row.counts)
-            self._bad += told.row.bad
+        if result.row:
+            self._progress.done_bytes += self._sizes[result.row.shard]
+            self._progress.add_counts(result.row.counts)
+            self._bad += result.row.bad
             shard_queue.check_bad(self._bad, self._board.max_bad)
 
 

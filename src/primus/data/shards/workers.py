@@ -193,7 +193,7 @@ def _needs_replacement(worker: _Worker) -> bool:
     code = worker.process.exitcode
     if code in (0, RETIRED_EXIT_CODE):
         return bool(code)
-    how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit code {code}"
+    how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"exited with code {code}"
     raise PrimusError(
         f"a worker process {how}, perhaps for lack of memory",
         "run the same command again, with fewer --workers if memory is short; finished shards are kept",

@@ -101,14 +101,14 @@ def check(
     other = [sample for sample in tried if not sample.same]
     if not tried:
         return samples, [], []
-    said = f"{len(tried) - len(other)} of {len(tried)} decoded documents give the same tokens again"
+    measured = f"{len(tried) - len(other)} of {len(tried)} decoded documents give the same tokens again"
     # Some tokenizers do not reproduce every text. Only a majority of differences means another tokenizer.
     if 2 * len(other) <= len(tried):
         named = f" (not {', '.join(str(sample.document) for sample in other)})" if other else ""
-        return samples, [], [said + named]
+        return samples, [], [measured + named]
     starts = [int(index.compute_document_starts(sample.document, sample.document + 1, size)[0]) for sample in other]
     places = [DamagePlace(byte=byte, document=sample.document) for byte, sample in zip(starts, other, strict=True)]
-    problem = f"only {said}: these are hardly tokens of {source.name}"
+    problem = f"only {measured}: these are hardly tokens of {source.name}"
     return samples, [build_finding("samples", bin_path(index.prefix), problem, *places)], []
 
 

@@ -41,11 +41,11 @@ def _choose_max_connections(workload: JobWorkload, device: Profile | None) -> Se
     """Queues between host and device: a single one preserves the order in which tensor and context parallelism overlap,
     FSDP needs several. Blackwell preserves the order by itself."""
     if workload.is_on(*FSDP):
-        return Setting(value="32", reason="FSDP refuses a single queue, in which it cannot overlap", source=ARGUMENTS)
+        return Setting(value="32", reason="FSDP requires several queues to overlap communication", source=ARGUMENTS)
     if workload.is_on("overlap_moe_expert_parallel_comm") and workload.tensor == workload.context == 1:
-        return Setting(value="32", reason="experts' communication overlaps in queues of its own", source=ARGUMENTS)
+        return Setting(value="32", reason="expert communication overlaps on separate queues", source=ARGUMENTS)
     if device is not None and device.architecture in BLACKWELL:
-        return Setting(value="32", reason="streams need not share a queue to overlap", source=RECIPES)
+        return Setting(value="32", reason="Blackwell keeps the order without a shared queue", source=RECIPES)
     if max(workload.tensor, workload.context) > 1:
         reason = "one queue keeps the order in which tensor and context parallel overlap"
         return Setting(value="1", reason=reason, source=ARGUMENTS)

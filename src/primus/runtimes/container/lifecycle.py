@@ -202,10 +202,10 @@ def _wait_for_deadline(launch: ContainerLaunch, label: str, read: int) -> None:
             launch.say(f"still running {launch.grace_s:g} s after the stop signal: killing the container")
             _kill_container(launch, label)
             return
-        heard = os.read(read, 64)
-        if 0 in heard:  # written by the main thread: the container has ended (signal numbers start at 1)
+        received = os.read(read, 64)
+        if 0 in received:  # written by the main thread: the container has ended (signal numbers start at 1)
             return
-        if deadline is None and set(heard) & {int(number) for number in STOP_SIGNALS}:
+        if deadline is None and set(received) & {int(number) for number in STOP_SIGNALS}:
             deadline = time.monotonic() + launch.grace_s
 
 

@@ -232,7 +232,7 @@ def _first_failure(connections: Sequence[SshConnection]) -> SshNodeFailure | Non
 
 
 _REASONS = (
-    (r"Host key verification failed", "unknown or changed host key", "log in once by hand: ssh {login}"),
+    (r"Host key verification failed", "unknown or changed host key", "log in once in a terminal: ssh {login}"),
     (r"Permission denied \((.*)\)", "login denied: {0}", "set up a key (passwords are not used): ssh-copy-id {login}"),
     (r"Could not resolve hostname [^:]*: (.*)", "unknown host name: {0}", "check the spelling, or use an address"),
     (

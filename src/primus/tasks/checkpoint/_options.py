@@ -62,7 +62,7 @@ def check_torch() -> None:
 
 @contextmanager
 def show_progress(stage: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Progress on a terminal; gives the function that is told of finished bytes."""
+    """Progress on a terminal; gives the function that counts finished bytes."""
     from primus.data.shards.display import ProgressDisplay
     from primus.data.shards.workers import ShardProgress
 

@@ -132,7 +132,9 @@ def _delete_run(run: Run) -> bool:
         # Outside of the lock, which is a file in the folder.
         shutil.rmtree(doomed)
     except OSError as error:
-        raise PrimusError(f"{directory}: cannot be deleted: {error}", "delete it by hand, or ask its owner") from None
+        raise PrimusError(
+            f"{directory}: cannot be deleted: {error}", "delete it with rm -r, or ask its owner"
+        ) from None
     latest = directory.with_name("latest")
     if latest.is_symlink() and not latest.exists():
         remaining = store.list_runs(directory.parent)

@@ -107,7 +107,9 @@ def _measure_in_subprocess(options: Options, layout: ClusterLayout, context: Tas
     try:
         reported = msgspec.json.decode(answer.text, type=session.OtherPreflight)
     except msgspec.MsgspecError:
-        raise PrimusError(f"preflight full: {answer.problem}", "run it by hand: preflight --perf --quick") from None
+        raise PrimusError(
+            f"preflight full: {answer.problem}", "run `preflight --perf --quick` to see its output"
+        ) from None
     for host, verdict in reported.verdicts.items():
         if verdict != "pass":
             raise _build_unfit_error(host, report.VERDICT_WORDS[verdict], list(reported.reasons.get(host, ())))
