@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,17 +27,25 @@ class CheckedExample(Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
+PAGE = Path(__file__).parent.parent / "docs/coming-from-primus.md"
+BLOCK = re.compile(r"(?<=change it there. -->\n).*?(?=<!-- end -->)", re.DOTALL)
+MISSING_FILES = ("no such data", "load: no folder")
+"""What is refused because a file is on another machine."""
+
+
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("checkout", type=Path)
     options.add_argument("--list", action="store_true", help="print each refused file")
+    options.add_argument("--write", action="store_true", help="write the tables into the documentation")
     given = options.parse_args()
     checked = list(check_examples(given.checkout))
     print(format_counts(checked))
-    if given.list:
-        for example in checked:
-            if example.problem:
-                print(f"{example.file}\n    {example.problem}")
+    if given.write:
+        PAGE.write_text(BLOCK.sub(lambda _: f"\n{format_counts(checked)}\n\n", PAGE.read_text()))
+    for example in checked if given.list else ():
+        if example.problem:
+            print(f"{example.file}\n    {example.problem}")
 
 
 def check_examples(checkout: Path) -> Iterator[CheckedExample]:
@@ -58,18 +66,35 @@ def format_counts(checked: list[CheckedExample]) -> str:
     """A Markdown table of counts by folder, then one of the reasons."""
     folders: dict[str, list[CheckedExample]] = defaultdict(list)
     for example in checked:
-        folders[example.framework].append(example)
-    rows = ["| examples/ | files | accepted |", "|---|---|---|"]
-    rows += [f"| {name} | {len(each)} | {sum(not e.problem for e in each)} |" for name, each in folders.items()]
-    reasons = Counter(shorten_reason(each.problem) for each in checked if each.problem)
-    rows += ["", "| refused because | files |", "|---|---|"]
-    rows += [f"| {reason} | {count} |" for reason, count in reasons.most_common()]
+        folders[find_kind(example)].append(example)
+    rows = ["| examples/ | files | accepted | accepted where its data are | refused |", "|---|---|---|---|---|"]
+    for name, each in sorted(folders.items()):
+        refused = [example for example in each if example.problem]
+        lacking = sum(lacks_files(example) for example in refused)
+        rows.append(f"| {name} | {len(each)} | {len(each) - len(refused)} | {lacking} | {len(refused) - lacking} |")
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for example in checked:
+        if example.problem and not lacks_files(example):
+            reasons[shorten_reason(example.problem)].append(find_kind(example))
+    rows += ["", "| refused because | files | of |", "|---|---|---|"]
+    ranked = sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0]))
+    rows += [f"| {reason} | {len(kinds)} | {', '.join(sorted(set(kinds)))} |" for reason, kinds in ranked]
     return "\n".join(rows)
+
+
+def lacks_files(example: CheckedExample) -> bool:
+    """Whether an example is refused only because its data or weights are on another machine."""
+    return any(text in example.problem for text in MISSING_FILES)
+
+
+def find_kind(example: CheckedExample) -> str:
+    """The folder of an example; image models of Megatron by themselves."""
+    return f"{example.framework}/**/diffusion" if "/diffusion/" in example.file else example.framework
 
 
 def shorten_reason(problem: str) -> str:
     """A problem without its file and line, so that equal ones are counted together."""
-    return re.sub(r"^[\w./ \-]+\.yaml(:\d+)?:? ?", "", problem)
+    return re.sub(r"^[\w./ \-]+\.yaml(:\d+)?:? ?", "", problem).replace("|", " ")
 
 
 if __name__ == "__main__":

@@ -112,8 +112,9 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
 
 
 def test_a_file_is_toml_by_its_name(write) -> None:
-    with pytest.raises(UsageError, match=r"exp\.toml: this is TOML"):
+    with pytest.raises(UsageError, match=r"exp\.toml: this is TOML") as error:
         read_yaml(write("a: 1\n", "exp.toml"), {})
+    assert "config import" in error.value.hint
 
 
 def test_a_mapping_that_merges_another_can_be_used_twice(write) -> None:

@@ -114,7 +114,8 @@ def read_yaml(
     shown = shown or format_path(path)
     text = _read_text(path, shown)
     if path.suffix.lower() == ".toml" or _is_toml(text):
-        raise UsageError(f"{shown}: this is TOML", "write it as YAML: `key: value`, and indented keys for [sections]")
+        hint = f"`primus-cli direct -- config import {shown}` makes an experiment of it"
+        raise UsageError(f"{shown}: this is TOML", hint)
     loader: Any = None
     try:
         node = _compose_document(text)

@@ -287,9 +287,11 @@ def test_a_sliding_window_is_translated(tmp_path: Path, settings: dict[str, Any]
 
 
 def test_the_vocabulary_follows_a_published_tokenizer(tmp_path: Path) -> None:
+    preset = MODEL | {"vocab_size": None}
     settings = {"tokenizer_model": "Qwen/Qwen2.5-7B", "tokenizer_type": "HuggingFaceTokenizer"}
-    assert read_model(tmp_path, settings).vocab_size == 152064
-    assert read_model(tmp_path, {**settings, "vocab_size": 600}).vocab_size == 600
+    assert read_model(tmp_path, settings, preset).vocab_size == 152064
+    assert read_model(tmp_path, {**settings, "vocab_size": 600}, preset).vocab_size == 600
+    assert "lacks 'vocab_size'" in find_problem(tmp_path, {"tokenizer_model": "an/unknown"}, preset)
 
 
 def test_a_dense_model_ignores_settings_of_experts(tmp_path: Path) -> None:

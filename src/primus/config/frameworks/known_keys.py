@@ -1,6 +1,8 @@
-"""What is known of another framework's settings, read from the data files that tools/ writes."""
+"""What is known of another framework's settings, read from the data files that tools/ writes.
 
-from __future__ import annotations
+This module does without `from __future__ import annotations`, as config/schema.py does: msgspec would evaluate each
+annotation, in every command that reads such settings.
+"""
 
 from functools import cache
 from pathlib import Path

@@ -13,13 +13,12 @@ import msgspec
 
 from primus.config.convert import conversion_problem, convert_value, find_origin
 from primus.config.frameworks import megatron_model
-from primus.config.frameworks.known_keys import Effect, KnownKey, read_megatron_arguments, read_primus_keys
+from primus.config.frameworks.known_keys import KnownKey, read_megatron_arguments, read_primus_keys
 from primus.config.frameworks.translation import (
     ForeignSettings,
     LayerContext,
     TranslatedSettings,
-    format_listed_keys,
-    is_set,
+    format_ignored_keys,
     rename_keys,
 )
 from primus.config.schema import OWNERS
@@ -56,15 +55,6 @@ PRIMUS_FEATURES = {
 }
 """Why a feature of Primus' patches that changes the training is refused."""
 
-_CARRIED: dict[Effect, str] = {
-    "speed": "speed or memory only",
-    "report": "reports only",
-    "launch": "supervision only",
-    "checkpoint": "checkpoint files only",
-    "data": "the order of the data, which is the same for all engines",
-    "other": "other tasks only",
-}
-
 
 class MegatronTranslator:
     """Translation of `framework: megatron`."""
@@ -89,8 +79,7 @@ class MegatronTranslator:
     def complete_model(self, settings: Tree, model: Tree) -> Tree:
         if model and megatron_model.needs_other_code(settings, read_primus_keys()):
             return {**model, **megatron_model.drop_shape(settings, read_primus_keys())}
-        named = {key: model[key] for key in ("hf_name", "vocab_size") if key in model}
-        return {**settings, **{key: item for key, item in named.items() if not is_set(settings, key)}}
+        return settings if "hf_name" not in model else {"hf_name": model["hf_name"], **settings}
 
     def list_known_keys(self) -> Iterable[str]:
         return (*read_megatron_arguments().keys, *read_primus_keys().keys)
@@ -106,9 +95,7 @@ class MegatronTranslator:
         megatron_model.translate_model(work, context, read_primus_keys().tokenizers)
         work.drop_nulls()
         work.notes += _settle_rest(work, context)
-        if work.backend_args:
-            given = work.tree.get("backend_args", {})
-            work.tree["backend_args"] = {**work.backend_args, **(given if isinstance(given, dict) else {})}
+        work.keep_backend_args()
         return TranslatedSettings(work.tree, tuple(work.notes))
 
 
@@ -116,7 +103,7 @@ class MegatronTranslator:
 
 
 def _translate_data(work: ForeignSettings) -> None:
-    """`data_path` is a blend in Megatron-LM and a folder here: docs/decisions/0012-data-path-by-framework.md."""
+    """`data_path` is a blend in Megatron-LM and a folder here: docs/decisions/0014-data-path-by-framework.md."""
     path = work.read("data_path")
     others = [key for key in ("dataset", "train_data_path", "mock_data") if work.read(key)]
     if path is not None and not others and not is_data_folder(path):
@@ -216,7 +203,7 @@ def _settle_rest(work: ForeignSettings, context: LayerContext) -> list[str]:
         UsageError: Values are invalid, or ask for a feature of Primus' patches; all invalid values are listed.
     """
     problems: list[str] = []
-    ignored: dict[Effect, list[str]] = {}
+    ignored: dict[str, list[str]] = {}
     for key in [key for key in work.tree if key not in OWNERS and key != "backend_args"]:
         argument, extension = read_megatron_arguments().keys.get(key), read_primus_keys().keys.get(key)
         known = argument or extension
@@ -234,14 +221,11 @@ def _settle_rest(work: ForeignSettings, context: LayerContext) -> list[str]:
                 work.backend_args[key] = _keep_value(item, value)
         elif not is_default:
             _settle_extension(work, key, item, known, context)
-            if key in context.written and known.effect in _CARRIED:
+            if key in context.written:
                 ignored.setdefault(known.effect, []).append(key)
     if problems:
         raise UsageError("\n".join(problems))
-    if ignored:
-        listed = (f"{format_listed_keys(keys)} ({_CARRIED[effect]})" for effect, keys in sorted(ignored.items()))
-        return [f"no effect outside of Primus: {'; '.join(listed)}"]
-    return []
+    return format_ignored_keys(ignored, "no effect outside of Primus")
 
 
 def _settle_extension(

@@ -80,18 +80,17 @@ def translate_model(work: ForeignSettings, context: LayerContext, tokenizers: di
 
 def _set_vocabulary(work: ForeignSettings, context: LayerContext, tokenizers: dict[str, int]) -> None:
     """The rows of the embedding, which Megatron-LM takes from the tokenizer where vocab_size is not set."""
-    name = work.read("tokenizer_model")
-    if "vocab_size" in context.written or (work.read("vocab_size") and "tokenizer_model" not in context.written):
+    if work.read("vocab_size"):
         return
-    size = tokenizers.get(name) if isinstance(name, str) else None
-    if size is None and isinstance(name, str):
-        from primus.config.vocabulary import tokenizer_size  # not for names of published models
+    name, size = work.read("tokenizer_model"), None
+    if isinstance(name, str):
+        from primus.config.vocabulary import tokenizer_size  # not for experiments that state it
 
-        size = tokenizer_size(name)
+        size = tokenizers.get(name) or tokenizer_size(name)
     if size:
         work.put("vocab_size", size, work.find_origin("tokenizer_model"))
-    elif not work.read("vocab_size") and isinstance(work.tree.get("vocab_size"), Leaf):
-        work.drop("vocab_size")
+    elif "vocab_size" in context.model:
+        work.tree["vocab_size"] = context.model["vocab_size"]
 
 
 def _check_kind(work: ForeignSettings) -> None:

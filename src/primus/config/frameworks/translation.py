@@ -84,6 +84,10 @@ def find_translator(framework: Leaf | Tree | None) -> Translator | None:
         from primus.config.frameworks.megatron import MegatronTranslator  # 130 KB of data, for its files alone
 
         return MegatronTranslator()
+    if name == "torchtitan":
+        from primus.config.frameworks.torchtitan import TorchtitanTranslator
+
+        return TorchtitanTranslator()
     return None
 
 
@@ -129,6 +133,12 @@ class ForeignSettings:
             if key in OWNERS and key not in NEEDED and isinstance(item, Leaf) and item.value is None:
                 del self.tree[key]
 
+    def keep_backend_args(self) -> None:
+        """Add what is kept for the engine to the `backend_args` that are written, which win."""
+        if self.backend_args:
+            given = self.tree.get("backend_args", {})
+            self.tree["backend_args"] = {**self.backend_args, **(given if isinstance(given, dict) else {})}
+
     def refuse(self, key: str, problem: str, hint: str) -> UsageError:
         """The error for the value of `key`."""
         return UsageError(f"{find_origin(self.tree[key])}: {key}: {problem}", hint)
@@ -158,6 +168,26 @@ def rename_keys(settings: Tree, names: dict[str, str]) -> Tree:
             continue
         renamed[name] = item
     return renamed
+
+
+_CARRIED = {
+    "speed": "speed or memory only",
+    "report": "reports only",
+    "launch": "supervision only",
+    "checkpoint": "checkpoint files only",
+    "data": "the order of the data, which is the same for all engines",
+    "other": "other tasks only",
+}
+
+
+def format_ignored_keys(ignored: dict[str, list[str]], problem: str) -> list[str]:
+    """One note on keys without effect, by what they would change; none where all have one."""
+    listed = [
+        f"{format_listed_keys(keys)} ({_CARRIED[effect]})"
+        for effect, keys in sorted(ignored.items())
+        if effect in _CARRIED
+    ]
+    return [f"{problem}: {'; '.join(listed)}"] if listed else []
 
 
 def format_listed_keys(keys: Iterable[str]) -> str:

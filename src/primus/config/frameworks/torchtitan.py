@@ -1,0 +1,325 @@
+"""torchtitan's configuration tree in experiment files: translated, moved to its place in 0.3, or refused.
+
+Sources: torchtitan/config/job_config.py of v0.2.2, torchtitan/trainer.py of v0.3.0, torchtitan/components of both;
+primus/configs of AMD-AGI/Primus 26.5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from primus.config.convert import find_origin
+from primus.config.frameworks.known_keys import KnownKey, read_torchtitan_fields
+from primus.config.frameworks.translation import (
+    ForeignSettings,
+    LayerContext,
+    TranslatedSettings,
+    format_ignored_keys,
+    format_origin,
+    is_set,
+    rename_keys,
+)
+from primus.config.schema import OWNERS
+from primus.config.source import Leaf, Tree
+from primus.errors import UsageError
+
+SECTIONS = frozenset(
+    """
+    job model optimizer lr_scheduler training parallelism checkpoint activation_checkpoint compile quantize comm
+    memory_estimation fault_tolerance experimental validation debug metrics profiling primus_turbo profiler validator
+    dataloader override loss
+    """.split()
+)
+"""Sections of the tree in 0.2 and 0.3, and Primus' own."""
+
+NEWER_NAMES = {"profiler.": "profiling.", "validator.": "validation.", "dataloader.": "training."}
+"""Sections of 0.3, by which 0.2 has the same fields."""
+
+RENAMED = {
+    "training.steps": "train_iters",
+    "training.local_batch_size": "micro_batch_size",
+    "training.seq_len": "seq_length",
+    "training.max_norm": "clip_grad",
+    "training.mock_data": "mock_data",
+    "training.dataloader.num_workers": "num_workers",
+    "optimizer.lr": "lr",
+    "optimizer.eps": "adam_eps",
+    "optimizer.beta1": "adam_beta1",
+    "optimizer.beta2": "adam_beta2",
+    "optimizer.weight_decay": "weight_decay",
+    "lr_scheduler.warmup_steps": "lr_warmup_iters",
+    "lr_scheduler.total_steps": "lr_decay_iters",
+    "lr_scheduler.min_lr_factor": "min_lr_ratio",
+    "parallelism.tensor_parallel_degree": "tensor_model_parallel_size",
+    "parallelism.pipeline_parallel_degree": "pipeline_model_parallel_size",
+    "parallelism.context_parallel_degree": "context_parallel_size",
+    "parallelism.expert_parallel_degree": "expert_model_parallel_size",
+    "parallelism.enable_sequence_parallel": "sequence_parallel",
+    "checkpoint.keep_latest_k": "keep_last_n",
+    "metrics.log_freq": "log_interval",
+    "model.n_layers": "num_layers",
+    "compile.enable": "compile",
+    "debug.seed": "seed",
+    "debug.deterministic": "deterministic",
+    "hf_assets_path": "model.hf_assets_path",
+}
+"""Key of the schema by a field with the same meaning."""
+
+DATASETS = {"c4": "c4", "c4_test": "c4", "c4_validation": "c4"}
+"""Named dataset here by torchtitan's; c4_test is the sample in its repository."""
+
+_SPEED_OPTIONS = ("quantize.",)
+"""Sections that have no effect unless a converter or a mode chooses them."""
+
+
+class TorchtitanTranslator:
+    """Translation of `framework: torchtitan`."""
+
+    framework = "torchtitan"
+
+    def check_module(self, tree: Tree, module: Tree) -> None:
+        tree.pop("platform", None)  # names of variables that Primus reads; the launcher here sets its own
+
+    def rename(self, settings: Tree) -> Tree:
+        flat: Tree = {}
+        for key, item in settings.items():
+            if key in SECTIONS and not isinstance(item, Leaf):
+                flat.update(_flatten_section(item, f"{key}."))
+            else:
+                flat[key] = item
+        return rename_keys(flat, RENAMED)
+
+    def find_model_name(self, settings: Tree, name: str) -> str:
+        return name
+
+    def complete_model(self, settings: Tree, model: Tree) -> Tree:
+        named = ForeignSettings(settings)
+        family, flavor = named.read("model.name"), named.read("model.flavor")
+        if not model and is_set(settings, "model.flavor"):
+            raise named.refuse("model.flavor", f"{flavor} of {family} has no preset of this name here", "name a preset")
+        return {**model, **{key: item for key, item in settings.items() if key not in ("model.name", "model.flavor")}}
+
+    def list_known_keys(self) -> Iterable[str]:
+        return (*RENAMED, *read_torchtitan_fields().keys)
+
+    def translate(self, settings: Tree, context: LayerContext) -> TranslatedSettings:
+        work = ForeignSettings(settings)
+        _translate_model(work, context)
+        _translate_data(work)
+        _translate_batch(work)
+        _translate_schedule(work)
+        _translate_layout(work)
+        _translate_checkpoints(work)
+        _translate_reports(work)
+        work.drop_nulls()
+        _settle_rest(work, context)
+        work.keep_backend_args()
+        return TranslatedSettings(work.tree, tuple(work.notes))
+
+
+def _flatten_section(section: Tree, prefix: str) -> Tree:
+    flat: Tree = {}
+    for key, item in section.items():
+        name = f"{prefix}{key}"
+        if isinstance(item, dict):
+            flat.update(_flatten_section(item, f"{name}."))
+            continue
+        for newer, older in NEWER_NAMES.items():
+            if name.startswith(newer):
+                item = Leaf(item.value, format_origin(item.origin, name), item.text, item.typed)
+                name = older + name.removeprefix(newer)
+        flat[name] = item
+    return flat
+
+
+def _translate_model(work: ForeignSettings, context: LayerContext) -> None:
+    """What torchtitan's models have and lack, and the precision of their matrix products."""
+    for key in ("model.name", "model.flavor"):
+        if key in context.written:
+            raise work.refuse(key, "the model is a preset here", "write model: llama3.1_70B.yaml in the module")
+        work.drop(key)
+    origin, converters = work.find_origin("model.converters"), work.take("model.converters", [])
+    names = [str(each) for each in converters] if isinstance(converters, list) else [str(converters)]
+    if any("float8" in name for name in names):
+        work.put("fp8", "e4m3", origin)
+    unknown = [name for name in names if "float8" not in name and name != "primus_turbo"]
+    if unknown:
+        raise UsageError(f"{origin}: model.converters: {', '.join(unknown)}: not supported", "remove it, or use fp8")
+    if work.read("moe_aux_loss_coeff"):  # torchtitan balances by biases alone (load_balance_coeff)
+        work.put("moe_aux_loss_coeff", 0.0, "torchtitan's models")
+        work.put("moe_router_enable_expert_bias", True, "torchtitan's models")
+    if work.read("mtp_num_layers"):
+        work.put("mtp_num_layers", 0, "torchtitan's models")
+    for field in ("mixed_precision_param",):
+        origin, kind = work.find_origin(f"training.{field}"), work.take(f"training.{field}")
+        if kind is not None:
+            work.put("bf16", kind == "bfloat16", origin)
+
+
+def _translate_data(work: ForeignSettings) -> None:
+    origin, assets = work.find_origin("model.hf_assets_path"), work.take("model.hf_assets_path")
+    if assets and not work.read("tokenizer_model"):
+        work.put("tokenizer_model", assets, origin)
+    origin, name = work.find_origin("training.dataset"), work.take("training.dataset")
+    item, path = work.tree.get("training.dataset_path"), work.take("training.dataset_path")
+    if any(work.read(key) for key in ("dataset", "train_data_path", "mock_data")):
+        return
+    if path:
+        raise UsageError(
+            f"{find_origin(item) if item else origin}: training.dataset_path: torchtitan's loader reads it, not ours",
+            "prepare it by `data prepare`, then set train_data_path",
+        )
+    if name is not None:
+        work.put("dataset", DATASETS.get(str(name), name), origin)
+        if not work.read("tokenizer_model") and work.read("hf_name"):
+            work.put("tokenizer_model", work.read("hf_name"), work.find_origin("hf_name"))
+
+
+def _translate_batch(work: ForeignSettings) -> None:
+    """-1 is one pass of all devices; a pipeline splits the local batch into micro batches."""
+    origin, size = work.find_origin("training.global_batch_size"), work.take("training.global_batch_size", -1)
+    if size != -1:
+        work.put("global_batch_size", size, origin)
+    origin = work.find_origin("parallelism.pipeline_parallel_microbatch_size")
+    micro = work.take("parallelism.pipeline_parallel_microbatch_size")
+    stages = work.read("pipeline_model_parallel_size", 1)
+    if isinstance(stages, int) and stages > 1 and micro is not None:
+        if size == -1:
+            raise UsageError(
+                f"{origin}: the local batch is split over the pipeline, so its global size depends on the devices",
+                "set training.global_batch_size",
+            )
+        work.put("micro_batch_size", micro, origin)
+
+
+def _translate_schedule(work: ForeignSettings) -> None:
+    """Warm-up, stable part and decay (torchtitan/components/lr_scheduler.py)."""
+    kind_origin, kind = work.find_origin("lr_scheduler.decay_type"), work.take("lr_scheduler.decay_type")
+    origin, ratio = work.find_origin("lr_scheduler.decay_ratio"), work.take("lr_scheduler.decay_ratio")
+    steps, warmup = work.read("train_iters"), work.read("lr_warmup_iters", 0)
+    if isinstance(steps, int) and isinstance(warmup, int) and warmup >= steps:
+        # torchtitan shortens it as well; a decay of no step is a constant rate
+        work.put("lr_warmup_iters", steps, work.find_origin("lr_warmup_iters"))
+        work.put("lr_decay_style", "constant", "the warm-up is as long as the run")
+        if warmup == steps:
+            return
+        work.notes.append(f"lr_warmup_iters {warmup}: shortened to the {steps} steps of the run, as torchtitan does")
+        return
+    if kind is None and ratio is None:
+        return
+    if kind not in (None, "linear", "cosine"):
+        raise UsageError(f"{kind_origin}: lr_scheduler.decay_type: {kind} is not possible", "use linear or cosine")
+    decay = round(steps * ratio) if ratio is not None and isinstance(steps, int) else None
+    if decay is None or decay >= steps - warmup:
+        if ratio is not None or kind is not None:
+            work.put("lr_decay_style", kind or "linear", kind_origin)
+        return
+    if kind == "cosine":
+        work.notes.append("lr_scheduler.decay_type cosine: the decay after a stable part is linear here")
+    work.put("lr_decay_style", "WSD", origin)
+    work.put("lr_wsd_decay_iters", decay, origin)
+
+
+def _translate_layout(work: ForeignSettings) -> None:
+    origin = work.find_origin("parallelism.data_parallel_shard_degree")
+    shard = work.take("parallelism.data_parallel_shard_degree")
+    if shard is not None:
+        work.put("use_distributed_optimizer", shard != 1, origin)
+    if work.read("parallelism.data_parallel_replicate_degree", 1) == 1:
+        work.drop("parallelism.data_parallel_replicate_degree")
+    tensor = work.read("tensor_model_parallel_size", 1)
+    if tensor == 1:
+        work.drop("sequence_parallel")
+    elif "sequence_parallel" not in work.tree:
+        work.put("sequence_parallel", True, "torchtitan's default")
+    origin, mode = work.find_origin("activation_checkpoint.mode"), work.take("activation_checkpoint.mode")
+    if mode in ("none", "full"):
+        work.put("recompute_activations", mode == "full", origin)
+    if mode in ("none", "full", None):
+        for key in [key for key in work.tree if key.startswith("activation_checkpoint.")]:
+            work.drop(key)
+    else:
+        work.backend_args["activation_checkpoint"] = {"mode": Leaf(mode, origin, str(mode))}
+
+
+def _translate_checkpoints(work: ForeignSettings) -> None:
+    if "checkpoint.enable" not in work.tree:
+        return
+    origin, is_enabled = work.find_origin("checkpoint.enable"), work.take("checkpoint.enable")
+    interval_origin, interval = work.find_origin("checkpoint.interval"), work.take("checkpoint.interval", 500)
+    mode_origin, mode = work.find_origin("checkpoint.async_mode"), work.take("checkpoint.async_mode")
+    if is_enabled:
+        work.put("save_interval", interval, interval_origin)
+        work.put("auto_continue_train", True, origin)  # torchtitan loads the newest checkpoint of its folder
+        if mode is not None:
+            work.put("async_save", mode != "disabled", mode_origin)
+    else:
+        work.put("disable_last_saving", True, origin)
+        work.drop("keep_last_n")
+    origin, path = work.find_origin("checkpoint.initial_load_path"), work.take("checkpoint.initial_load_path")
+    is_model = work.take("checkpoint.initial_load_model_only", True)
+    is_hub = work.take("checkpoint.initial_load_in_hf", False)
+    if path:
+        work.put("load", f"hf:{path}" if is_hub else path, origin)
+        work.put("finetune", bool(is_model), origin)
+
+
+def _translate_reports(work: ForeignSettings) -> None:
+    for field, key in {"enable_tensorboard": "disable_tensorboard", "enable_wandb": "disable_wandb"}.items():
+        origin, is_on = work.find_origin(f"metrics.{field}"), work.take(f"metrics.{field}")
+        if is_on is not None:
+            work.put(key, not is_on, origin)
+    origin = work.find_origin("validation.freq", "validation.enable")
+    is_on, frequency = work.take("validation.enable"), work.take("validation.freq", 10)
+    steps_origin, steps = work.find_origin("validation.steps"), work.take("validation.steps", -1)
+    if is_on:
+        work.put("eval_interval", frequency, origin)
+        if steps != -1:
+            work.put("eval_iters", steps, steps_origin)
+        else:
+            work.notes.append("validation.steps -1: eval_iters batches are evaluated, not the whole validation data")
+    origin, is_on = work.find_origin("profiling.enable_profiling"), work.take("profiling.enable_profiling")
+    if is_on and not work.read("callbacks"):
+        work.put("callbacks", ["profiler"], origin)
+    origin, timeout = work.find_origin("comm.train_timeout_seconds"), work.take("comm.train_timeout_seconds", 100)
+    if timeout != 100:  # torchtitan's default, which is shorter than a checkpoint of a large model takes
+        work.put("distributed_timeout_minutes", math.ceil(timeout / 60), origin)
+    origin, name = work.find_origin("optimizer.name"), work.take("optimizer.name", "AdamW")
+    if str(name).lower() != "adamw":
+        raise UsageError(f"{origin}: optimizer.name: {name}: only AdamW is supported", "set optimizer.name: AdamW")
+
+
+def _settle_rest(work: ForeignSettings, context: LayerContext) -> None:
+    """Keep fields without an equivalent key where 0.3 has them; refuse or ignore the others.
+
+    Raises:
+        UsageError: A field that changes the training is gone.
+    """
+    fields = read_torchtitan_fields().keys
+    ignored: dict[str, list[str]] = {}
+    for key in [key for key in work.tree if key in fields and key not in OWNERS]:
+        item, known = work.tree.pop(key), fields[key]
+        if not isinstance(item, Leaf) or item.value is None or item.value == known.default:
+            continue
+        if known.effect == "numbers" and known.gone and key in context.written:
+            raise UsageError(f"{find_origin(item)}: {key}: {known.gone}", "remove it")
+        if _is_kept(key, known):
+            _put_nested(work.backend_args, known.now or key, item)
+        elif key in context.written:
+            ignored.setdefault(known.effect, []).append(key)
+    work.notes += format_ignored_keys(ignored, "no effect here")
+
+
+def _is_kept(key: str, known: KnownKey) -> bool:
+    """Whether the engine takes the field itself: what reports, checkpoints and processes do is the same for all."""
+    return not known.gone and known.effect in ("numbers", "speed") and not key.startswith(_SPEED_OPTIONS)
+
+
+def _put_nested(tree: Tree, path: str, item: Leaf) -> None:
+    section, _, name = path.rpartition(".")
+    for part in section.split("."):
+        below: Any = tree.setdefault(part, {})
+        tree = below
+    tree[name] = item
