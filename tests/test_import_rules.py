@@ -102,6 +102,7 @@ EXPERIMENT = ["--config", "examples/quickstart.yaml"]
         ["direct", "--", "config", "schema"],
         ["direct", "--", "config", "init", "llama3.1_8B"],
         ["direct", "--", "runs", "list"],
+        ["engines"],
         ["--dry-run", "direct", "--", "train", "pretrain", *EXPERIMENT],
         ["--dry-run", "direct", "--nproc", "2", "--", "train", "pretrain", *EXPERIMENT, "--train_iters", "20"],
         ["--dry-run", "direct", "--", "data", "prepare", "--input", "docs", "--output", "data/x"],

@@ -7,8 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from primus.engines.environment import is_current
-from primus.engines.installation import EngineInstallation, environment_folder, environment_python, find_installation
+from primus.engines.installation import (
+    EngineInstallation,
+    environment_folder,
+    environment_python,
+    find_installation,
+    is_current,
+)
 from primus.engines.requirement import EngineRequirement, read_engine
 from primus.errors import UnfitError, UsageError
 from primus.patch import includes_version

@@ -36,7 +36,7 @@ from primus.engines.installation import (
     EnvironmentRecord,
     environment_folder,
     find_environment,
-    find_python_version,
+    is_current,
     read_record,
 )
 from primus.engines.requirement import EnginePackages, EngineRequirement
@@ -58,18 +58,6 @@ for name in sys.argv[1:]:
 """
 
 Say = Callable[[str], None]
-
-
-def is_current(prefix: Path, engine: EngineRequirement) -> bool:
-    """Whether the environment in `prefix` needs no update: its packages are those of the engine's file, and the shared
-    folders are there. An environment of the user's own never needs one."""
-    if not os.access(prefix / "bin" / "python", os.X_OK):
-        return False
-    record = read_record(prefix)
-    if record is None:
-        return find_module_folder(engine.module, list_import_folders(prefix)) is not None
-    wanted = engine.find_packages(find_python_version(prefix / "bin" / "python"))
-    return record.packages == wanted and all(os.path.isdir(folder) for folder in record.shared)
 
 
 def list_changes(name: str, engine: EngineRequirement, environ: Mapping[str, str]) -> list[str]:

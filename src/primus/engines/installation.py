@@ -94,6 +94,18 @@ def read_record(prefix: Path) -> EnvironmentRecord | None:
         return None
 
 
+def is_current(prefix: Path, engine: EngineRequirement) -> bool:
+    """Whether the environment in `prefix` needs no update: its packages are those of the engine's file, and the shared
+    folders are there. An environment of the user's own never needs one."""
+    if not os.access(prefix / "bin" / "python", os.X_OK):
+        return False
+    record = read_record(prefix)
+    if record is None:
+        return find_module_folder(engine.module, list_import_folders(prefix)) is not None
+    wanted = engine.find_packages(find_python_version(prefix / "bin" / "python"))
+    return record.packages == wanted and all(os.path.isdir(folder) for folder in record.shared)
+
+
 def find_environment(name: str, engine: EngineRequirement, environ: Mapping[str, str]) -> EngineInstallation | None:
     """The installation of an engine in its environment; None if it is not there, or shares packages that are gone."""
     own = environment_python(name, environ)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
 from primus import interpreter, patch
-from primus.engines.choice import EngineChoice, choose_engine
-from primus.engines.installation import EngineInstallation, list_installation_folders
 from primus.errors import UsageError
 from primus.launch import compose
 from primus.launch.invocation import Invocation
@@ -17,6 +16,10 @@ from primus.launch.plan import LaunchJob, LaunchPlan, PlanContext, Variable
 from primus.launch.request import LaunchRequest
 from primus.machine.cluster import ClusterLayout
 from primus.runs.store import Run, new_id
+
+if TYPE_CHECKING:
+    from primus.engines.choice import EngineChoice
+    from primus.engines.installation import EngineInstallation
 
 
 class Launch(Struct, frozen=True, kw_only=True):
@@ -69,7 +72,7 @@ def plan_attempt(
     python = engine.python if engine else context.python
     worker = interpreter.module_command(python, "primus.worker", str(directory), str(attempt))
     notes = (*job.notes, engine.note) if engine else job.notes
-    folders = list_installation_folders(engine.installation) if engine and engine.installation else None
+    folders = _list_import_folders(engine)
     innermost = LaunchPlan(argv=worker, env=job.env, notes=notes)
     context = structs.replace(context, patches=job.patches, directory=str(directory), attempt=attempt, name=job.name)
     context = structs.replace(context, workload=job.workload)
@@ -98,8 +101,21 @@ def plan_attempt(
 
 
 def _choose_engine(job: LaunchJob, context: PlanContext) -> EngineChoice | None:
+    if not job.engines:
+        return None
+    from primus.engines.choice import choose_engine  # a job without an engine reads no files of engines
+
     environ = {**context.environ, **{name: variable.value for name, variable in job.env.items()}}
     return choose_engine(job.engines, environ, context.python, allows_any_version=job.allows_any_version)
+
+
+def _list_import_folders(engine: EngineChoice | None) -> list[str] | None:
+    """Import path of the workers; None for that of the launcher."""
+    if engine is None or engine.installation is None:
+        return None
+    from primus.engines.installation import list_installation_folders
+
+    return list_installation_folders(engine.installation)
 
 
 def _make_checkout_variable(

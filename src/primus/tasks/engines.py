@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 
 from primus import __version__
-from primus.engines.environment import is_current
 from primus.engines.installation import (
     EngineInstallation,
     environment_folder,
+    is_current,
     list_installation_folders,
     list_installations,
 )

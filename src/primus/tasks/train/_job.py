@@ -15,9 +15,6 @@ from primus.backend import BACKENDS
 from primus.config import checks
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import Experiment
-from primus.engines.choice import choose_engine
-from primus.engines.installation import list_installation_folders
-from primus.engines.site_folders import list_package_versions
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.launch.plan import LaunchJob, Variable
 from primus.machine.facts import DeviceKind
@@ -116,6 +113,7 @@ def _read_run_variables(run: Run, context: TaskContext) -> dict[str, Variable]:
 
 def _numeric_differences(run: Run, resolved: Resolved, context: TaskContext) -> list[str]:
     """The differences from the machine and patches of `run` that may change the losses; prints all differences."""
+    from primus.engines.site_folders import list_package_versions
     from primus.runs import replay as replays
 
     framework = resolved.experiment.trainer.framework
@@ -131,6 +129,9 @@ def _numeric_differences(run: Run, resolved: Resolved, context: TaskContext) -> 
 
 def _find_engine_folders(resolved: Resolved, context: TaskContext) -> tuple[list[str] | None, tuple[str, ...]]:
     """The import path that workers would have now, and the packages of the engine; None for those of primus."""
+    from primus.engines.choice import choose_engine
+    from primus.engines.installation import list_installation_folders
+
     trainer = resolved.experiment.trainer
     names = registry.load_plug_in(BACKENDS, trainer.framework).ENGINES
     environ = {**context.environ, **resolved.experiment.env}

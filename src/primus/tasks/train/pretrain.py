@@ -9,7 +9,6 @@ from msgspec import Meta, Struct
 
 from primus import experiment, registry
 from primus.backend import BACKENDS
-from primus.engines.import_errors import explain_import_errors
 from primus.errors import UsageError
 from primus.launch.plan import LaunchJob
 from primus.task import TaskContext
@@ -68,6 +67,8 @@ def work(attempt: Attempt) -> None:
     Raises:
         UnfitError: The engine cannot be imported.
     """
+    from primus.engines.import_errors import explain_import_errors
+
     asked = experiment.experiment_of(attempt.run, os.environ)
     backend = registry.load_plug_in(BACKENDS, asked.trainer.framework)
     with explain_import_errors(tuple(backend.ENGINES)):
