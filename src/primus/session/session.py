@@ -7,6 +7,7 @@ an engine with a loop of its own calls the methods of `Session` from that loop, 
 from __future__ import annotations
 
 import math
+import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from primus.model import count_parameters, flops_per_token
 from primus.runs.attempt import Attempt
 from primus.runs.store import Run
 from primus.session.bad_steps import BadStepDetector
+from primus.session.batch_record import RecordedBatches, open_record
 from primus.session.checkpoints import CheckpointSaver, CheckpointSettings, TakeState, TrainingPosition
 from primus.session.data import open_data
 from primus.session.loggers import check_packages, open_loggers
@@ -136,7 +138,7 @@ class Session:
     def open_batches(self, data_rank: int, dataset: Dataset | None = None) -> Batches:
         """The micro batches [B, S + 1] of one data-parallel rank: from the next step on, or of `dataset` from its
         beginning."""
-        return Batches(
+        batches = RecordedBatches(
             dataset or self.data.train,
             global_batch_size=self.global_batch_size,
             micro_batch_size=self.trainer.training.micro_batch_size,
@@ -145,6 +147,9 @@ class Session:
             consumed_samples=0 if dataset else self.consumed_samples,
             num_workers=self.trainer.data.num_workers if dataset is None else 0,
         )
+        if dataset is None:
+            batches.record = open_record(self.attempt, os.environ)
+        return batches
 
     def choose_action(self) -> int:
         """CONTINUE, FINISH or INTERRUPT: the same in every process. Called before each step."""

@@ -1,0 +1,36 @@
+"""Hugging Face Transformers: its modelling code, trained by PyTorch with our loop, to compare with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from primus.backends.huggingface.support import check_experiment
+from primus.config.schema import Experiment
+
+if TYPE_CHECKING:
+    from primus.runs.attempt import Attempt
+
+ENGINES = ("huggingface",)
+"""The engine that `train` drives."""
+USES_TORCH = True
+"""The launch checks that the installed PyTorch can use the machine's accelerators."""
+
+
+def check(experiment: Experiment) -> None:
+    """Accept an experiment that can be trained with Transformers; needs no tensor library.
+
+    Raises:
+        UsageError: The experiment asks for something that is not supported; names the key and the fix.
+    """
+    check_experiment(experiment)
+
+
+def train(experiment: Experiment, attempt: Attempt) -> None:
+    """Train as one rank of a run, until the last step or a signal.
+
+    Raises:
+        PrimusError: The training fails; the message says why.
+    """
+    from primus.backends.huggingface import run
+
+    run.train(experiment, attempt)

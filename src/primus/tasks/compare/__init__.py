@@ -1,0 +1,1 @@
+"""Compare engines that train the same experiment."""

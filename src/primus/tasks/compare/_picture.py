@@ -1,0 +1,146 @@
+"""The picture of a comparison of engines: losses by step, and their differences from the reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from primus.report.page import Html, make_element
+from primus.tasks.compare._parity import EngineSteps, ParityTolerance
+
+WIDTH, LEFT, RIGHT = 880.0, 76.0, 24.0
+LOSS_TOP, LOSS_HEIGHT = 92.0, 190.0
+GAP_TOP, GAP_HEIGHT = 336.0, 190.0
+HEIGHT = 580.0
+SMALLEST = 1e-8
+"""Differences below this are drawn at it: losses are float32."""
+DASHES = ("", "7 4", "2 3", "9 3 2 3", "12 5")
+"""Patterns of the lines, which lie on each other where engines agree."""
+
+
+def draw_parity_svg(reference: EngineSteps, others: Sequence[EngineSteps], tolerance: ParityTolerance) -> Html:
+    """SVG picture; usable alone or inside a page."""
+    everyone = [reference, *others]
+    parts = [
+        make_element("style", Html(STYLE)),
+        _draw_rect(0, 0, WIDTH, HEIGHT, "ground"),
+        *_draw_legend(everyone, reference.engine),
+        *_draw_losses(everyone),
+        *_draw_differences(reference, others, tolerance),
+    ]
+    return make_element(
+        "svg",
+        Html("\n".join(["", *parts, ""])),
+        xmlns="http://www.w3.org/2000/svg",
+        class_="parity",
+        viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}",
+        width=f"{WIDTH:g}",
+        height=f"{HEIGHT:g}",
+        role="img",
+    )
+
+
+def _draw_legend(everyone: Sequence[EngineSteps], reference: str) -> Iterator[Html]:
+    yield _draw_text(LEFT, 30, "Loss of each step, and its difference from " + reference, "title")
+    for index, steps in enumerate(everyone):
+        x = LEFT + 150 * index
+        yield _draw_path([(x, 56), (x + 30, 56)], index)
+        yield _draw_text(x + 37, 60, steps.engine, "")
+
+
+def _draw_losses(everyone: Sequence[EngineSteps]) -> Iterator[Html]:
+    values = [loss for steps in everyone for loss in steps.losses if loss is not None] or [0.0, 1.0]
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    num_steps = max(len(steps.losses) for steps in everyone)
+    bottom = LOSS_TOP + LOSS_HEIGHT
+    for share in (0.0, 0.5, 1.0):
+        y = bottom - share * LOSS_HEIGHT
+        yield _draw_line(y, "grid")
+        yield _draw_text(LEFT - 8, y + 4, f"{low + share * span:.4g}", "soft end")
+    yield _draw_text(LEFT, LOSS_TOP - 10, "loss", "soft")
+    for index, steps in enumerate(everyone):
+        points = [
+            (_place_step(step, num_steps), bottom - (loss - low) / span * LOSS_HEIGHT)
+            for step, loss in enumerate(steps.losses)
+            if loss is not None
+        ]
+        yield _draw_path(points, index, steps.engine)
+
+
+def _draw_differences(
+    reference: EngineSteps, others: Sequence[EngineSteps], tolerance: ParityTolerance
+) -> Iterator[Html]:
+    """Absolute differences on a logarithmic scale, with the tolerance as a line."""
+    pairs = [
+        [
+            abs(ours - theirs) if ours is not None and theirs is not None else None
+            for ours, theirs in zip(reference.losses, each.losses, strict=False)
+        ]
+        for each in others
+    ]
+    values = [value for row in pairs for value in row if value] + [tolerance.loss]
+    low, high = math.log10(SMALLEST), math.ceil(math.log10(max(values)))
+    bottom, num_steps = GAP_TOP + GAP_HEIGHT, max(len(reference.losses), 1)
+
+    def place_value(value: float) -> float:
+        share = (math.log10(max(value, SMALLEST)) - low) / (high - low)
+        return bottom - share * GAP_HEIGHT
+
+    yield _draw_text(LEFT, GAP_TOP - 10, "absolute difference of the loss", "soft")
+    for exponent in range(int(low), int(high) + 1, 2):
+        y = place_value(10.0**exponent)
+        yield _draw_line(y, "grid")
+        yield _draw_text(LEFT - 8, y + 4, "0" if exponent == int(low) else f"1e{exponent}", "soft end")
+    yield _draw_line(place_value(tolerance.loss), "limit")
+    yield _draw_text(WIDTH - RIGHT, place_value(tolerance.loss) - 5, f"tolerance {tolerance.loss:g}", "limit-text end")
+    for index, (each, row) in enumerate(zip(others, pairs, strict=True), 1):
+        points = [
+            (_place_step(step, num_steps), place_value(value)) for step, value in enumerate(row) if value is not None
+        ]
+        yield _draw_path(points, index, each.engine)
+    for step in {0, num_steps // 2, num_steps - 1}:
+        yield _draw_text(_place_step(step, num_steps), bottom + 20, f"step {step + 1}", "soft middle")
+
+
+def _place_step(step: int, num_steps: int) -> float:
+    return LEFT + (WIDTH - LEFT - RIGHT) * step / max(1, num_steps - 1)
+
+
+def _draw_path(points: Sequence[tuple[float, float]], index: int, name: str = "") -> Html:
+    if not points:
+        return Html("")
+    steps = " ".join(f"{'M' if place == 0 else 'L'}{x:.1f} {y:.1f}" for place, (x, y) in enumerate(points))
+    title = make_element("title", name) if name else Html("")
+    dash = {"stroke-dasharray": DASHES[index % len(DASHES)]}
+    return make_element("path", title, d=steps, class_=f"engine engine-{index % len(DASHES)}", **dash)
+
+
+def _draw_line(y: float, style: str) -> Html:
+    return make_element("path", "", d=f"M{LEFT:g} {y:.1f} H{WIDTH - RIGHT:g}", class_=style)
+
+
+def _draw_rect(x: float, y: float, width: float, height: float, style: str) -> Html:
+    return make_element("rect", "", x=f"{x:g}", y=f"{y:g}", width=f"{width:g}", height=f"{height:g}", class_=style)
+
+
+def _draw_text(x: float, y: float, text: str, style: str) -> Html:
+    return make_element("text", text, x=f"{x:.1f}", y=f"{y:.1f}", class_=style)
+
+
+STYLE = """
+.parity { --ground: #fff; --ink: #1d1f24; --soft: #5d636f; --grid: #e2e3e7; --limit: #b3261e; --e0: #1d1f24;
+  --e1: #0b62c4; --e2: #c2571a; --e3: #2f7d32; --e4: #8436a8;
+  font-family: system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+@media (prefers-color-scheme: dark) { .parity { --ground: #1c1f25; --ink: #e6e7ea; --soft: #a9afbb; --grid: #353a44;
+  --limit: #ff8a80; --e0: #e6e7ea; --e1: #6cb2ff; --e2: #f0a060; --e3: #7fcf83; --e4: #c7a6ee; } }
+.parity .ground { fill: var(--ground); }
+.parity text { font-size: 12px; fill: var(--ink); } .parity .title { font-size: 17px; font-weight: 650; }
+.parity .soft { fill: var(--soft); } .parity .end { text-anchor: end; } .parity .middle { text-anchor: middle; }
+.parity path { fill: none; } .parity .grid { stroke: var(--grid); }
+.parity .limit { stroke: var(--limit); stroke-dasharray: 6 4; } .parity .limit-text { fill: var(--limit); }
+.parity .engine { stroke-width: 1.9; stroke-linejoin: round; }
+.parity .engine-0 { stroke: var(--e0); } .parity .engine-1 { stroke: var(--e1); }
+.parity .engine-2 { stroke: var(--e2); } .parity .engine-3 { stroke: var(--e3); }
+.parity .engine-4 { stroke: var(--e4); }
+"""

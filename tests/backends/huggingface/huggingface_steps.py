@@ -1,0 +1,68 @@
+"""What the tests of the huggingface engine run in its interpreter: `huggingface_steps.py NAME` prints JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import engine_steps
+import torch
+
+from primus.backends.huggingface.engine import HuggingFaceEngine
+from primus.config.schema import Trainer
+from primus.session.torch_processes import TorchProcesses, join_processes
+
+ALONE = TorchProcesses(0, 1, torch.device("cpu"), timedelta(minutes=1))
+
+
+def build_engine(trainer: Trainer, eod_id: int | None = None) -> HuggingFaceEngine:
+    return HuggingFaceEngine(trainer, ALONE, eod_id)
+
+
+def compare_kinds() -> dict[str, dict[str, float]]:
+    found = {
+        kind: engine_steps.compare_with_native(build_engine, engine_steps.build_trainer(kind))
+        for kind in engine_steps.KINDS
+    }
+    masked = engine_steps.build_trainer("llama", data={"eod_mask_loss": True})
+    recomputed = engine_steps.build_trainer("llama", training={"recompute_activations": True})
+    return found | {
+        "masked": engine_steps.compare_with_native(build_engine, masked, 7),
+        "recomputed": engine_steps.compare_with_native(build_engine, recomputed),
+    }
+
+
+def resume() -> dict[str, object]:
+    trainer = engine_steps.build_trainer("qwen2.5")
+    whole = build_engine(trainer)
+    whole.load_weights(engine_steps.draw_weights(trainer))
+    engine_steps.train_engine(whole, trainer, 0, 3)
+    with tempfile.TemporaryDirectory() as folder:
+        whole.save(Path(folder))
+        resumed = build_engine(trainer)
+        resumed.load(Path(folder))
+    expected = engine_steps.train_engine(whole, trainer, 3, 6)
+    return {"expected": expected, "found": engine_steps.train_engine(resumed, trainer, 3, 6)}
+
+
+def compare_processes() -> dict[str, float]:
+    """This process's part of two that shard a model; rank 0 prints."""
+    trainer = engine_steps.build_trainer("llama")
+    rank = int(os.environ["RANK"])
+    with join_processes(rank, rank, 2, timedelta(minutes=4), os.environ, "cpu") as processes:
+        engine = HuggingFaceEngine(trainer, processes)
+        engine.load_weights(engine_steps.draw_weights(trainer))
+        batches, rates = engine_steps.draw_tokens(), engine_steps.compute_rates(trainer)
+        values = [engine.step([batches[step][rank]], rates[step]) for step in range(engine_steps.STEPS)]
+    steps = [[value.loss, value.grad_norm] for value in values]
+    return engine_steps.measure_differences(engine_steps.train_native(trainer), steps)
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]]()))
