@@ -14,15 +14,15 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import engine_steps
 import torch
 
-from primus.backends.huggingface.engine import HuggingFaceEngine
+from primus.backends.huggingface.engine import TransformersEngine
 from primus.config.schema import Trainer
 from primus.session.torch_processes import TorchProcesses, join_processes
 
 ALONE = TorchProcesses(0, 1, torch.device("cpu"), timedelta(minutes=1))
 
 
-def build_engine(trainer: Trainer, eod_id: int | None = None) -> HuggingFaceEngine:
-    return HuggingFaceEngine(trainer, ALONE, eod_id)
+def build_engine(trainer: Trainer, eod_id: int | None = None) -> TransformersEngine:
+    return TransformersEngine(trainer, ALONE, eod_id)
 
 
 def compare_kinds() -> dict[str, dict[str, float]]:
@@ -56,7 +56,7 @@ def compare_processes() -> dict[str, float]:
     trainer = engine_steps.build_trainer("llama")
     rank = int(os.environ["RANK"])
     with join_processes(rank, rank, 2, timedelta(minutes=4), os.environ, "cpu") as processes:
-        engine = HuggingFaceEngine(trainer, processes)
+        engine = TransformersEngine(trainer, processes)
         engine.load_weights(engine_steps.draw_weights(trainer))
         batches, rates = engine_steps.draw_tokens(), engine_steps.compute_rates(trainer)
         values = [engine.step([batches[step][rank]], rates[step]) for step in range(engine_steps.STEPS)]

@@ -28,7 +28,7 @@ from primus.session.rates import read_peak_host_memory
 from primus.session.torch_processes import TorchProcesses
 
 
-class HuggingFaceEngine:
+class TransformersEngine:
     """Implements `primus.session.engine.Engine`.
 
     Args:

@@ -19,7 +19,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     transformers_version = _import_transformers()
     import torch
 
-    from primus.backends.huggingface.engine import HuggingFaceEngine
+    from primus.backends.huggingface.engine import TransformersEngine
     from primus.session.loop import train_with_engine
     from primus.session.session import EngineInfo, open_session
     from primus.session.torch_processes import device_name, join_processes, seed_everything
@@ -42,7 +42,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         )
         session = open_session(experiment, attempt, processes, info, os.environ)
         attempt.beat("init")
-        train_with_engine(session, HuggingFaceEngine(trainer, processes, session.masked_token))
+        train_with_engine(session, TransformersEngine(trainer, processes, session.masked_token))
 
 
 def _import_transformers() -> str:

@@ -1,4 +1,4 @@
-"""Train the same steps of an experiment on several engines, and compare losses, gradient norms and tokens."""
+"""Train the first steps of an experiment on several engines, and compare losses, gradient norms and tokens."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from primus.config.schedule import decay_end
+from primus.config.schema import Trainer
 from primus.engine_keys import KeyDifference, format_yaml_value
 from primus.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFIT, UsageError
 from primus.experiment import resolve_experiment
@@ -60,9 +62,9 @@ def run(options: Options, context: TaskContext) -> int:
         UsageError: The experiment is wrong whatever the engine, or a name is no engine.
     """
     names = _split_names(options)
-    overrides = [*context.overrides, "--train_iters", str(options.steps), *EVERY_RUN]
     file = Path(options.config)
-    experiment = resolve_experiment(file, ["--framework", "native", *overrides], context.environ).experiment
+    experiment = resolve_experiment(file, ["--framework", "native", *context.overrides], context.environ).experiment
+    overrides = [*context.overrides, *_list_run_settings(experiment.trainer, options.steps)]
     tolerance = _choose_tolerance(options, is_bf16=experiment.trainer.training.bf16)
     folder = Path(options.output) if options.output else _choose_folder(experiment.workspace)
     taken = []
@@ -171,6 +173,12 @@ def _split_names(options: Options) -> list[str]:
     for name in names:
         registry.find_plug_in_file(BACKENDS.name, name)  # raises with the nearest name
     return names
+
+
+def _list_run_settings(trainer: Trainer, steps: int) -> list[str]:
+    """Settings of the runs: they take the first steps of the experiment, by its schedule, and only these."""
+    end = decay_end(trainer.optimizer, trainer.training.train_iters)
+    return ["--train_iters", str(steps), "--lr_decay_iters", str(end), *EVERY_RUN]
 
 
 def _choose_tolerance(options: Options, *, is_bf16: bool) -> ParityTolerance:
