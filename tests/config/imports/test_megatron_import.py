@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from primus.cli.main import main
+from primus.config.exports.write_file import format_foreign_file
 from primus.config.imports.foreign_config import ForeignConfig, make_model
 from primus.config.imports.read_file import read_foreign_file
 from primus.config.imports.shell_script import interpret_script
@@ -137,7 +138,7 @@ def test_a_secret_of_the_shell_stays_out(tmp_path: Path) -> None:
         ("F=a/b.tar; cmd ${F%.tar} ${F/a/c} ${F^^}", ["cmd", "a/b", "c/b.tar", "A/B.TAR"]),
         ("for i in 1 2; do cmd $i; done", ["cmd", "\x00$i\x00"]),
         ("bash -c 'cmd --x 1'", ["cmd", "--x", "1"]),
-        ("cmd > out.txt 2>&1 a", ["cmd", "2", "1", "a"]),
+        ("cmd > out.txt 2>&1 a 3 &>> log", ["cmd", "a", "3"]),
     ],
 )
 def test_words_are_expanded_as_bash_does(text: str, words: list[str]) -> None:
@@ -179,7 +180,7 @@ def test_the_result_is_a_valid_experiment_with_the_preset_of_its_shape(tmp_path:
     result = tmp_path / "e.yaml"
     result.write_text(format_result(read_script(tmp_path, SCRIPT)))
     assert "model: llama3.1_8B.yaml" in result.read_text()
-    assert "--overlap-grad-reduce" in result.read_text()
+    assert "overlap_grad_reduce: true" in result.read_text()
     resolved = resolve_experiment(result, (), {})
     assert resolved.experiment.trainer.framework == "megatron"
     assert resolved.experiment.trainer.training.global_batch_size == 64
@@ -218,3 +219,16 @@ def test_another_pattern_of_layers_is_a_warning(tmp_path: Path) -> None:
     for pattern in ("2", "([0,1]*30)", "__import__('os')"):
         text = f'pretrain_gpt.py --num-layers 60 --hidden-size 8 --num-experts 4 --moe-layer-freq "{pattern}" --lr 1\n'
         assert "--moe-layer-freq" in list_reasons(read_script(tmp_path, text))
+
+
+def test_arguments_of_megatron_alone_keep_their_names_there_and_back(tmp_path: Path) -> None:
+    flags = "--overlap-grad-reduce --no-bias-swiglu-fusion --attention-backend flash --profile-ranks 0 4"
+    result = tmp_path / "e.yaml"
+    result.write_text(format_result(read_script(tmp_path, SCRIPT.replace("--mystery-flag 7", flags))))
+    resolved = resolve_experiment(result, (), {})
+    assert resolved.experiment.trainer.backend_args["bias_swiglu_fusion"] is False
+    exported = format_foreign_file("megatron-lm", resolved, None)
+    for flag in ("--overlap-grad-reduce", "--no-bias-swiglu-fusion", "--attention-backend flash"):
+        assert f"    {flag}\n" in exported.text
+    assert "    --profile-ranks 0 4\n" in exported.text
+    assert not [each for each in exported.lost if each.key.startswith("backend_args")]

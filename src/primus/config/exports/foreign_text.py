@@ -61,6 +61,7 @@ def list_lost(resolved: Resolved, written: Collection[str], reasons: dict[str, s
     lost += [
         LostSetting(f"backend_args.{key}", value, "a setting of another backend")
         for key, value in trainer.backend_args.items()
+        if f"backend_args.{key}" not in written
     ]
     return lost
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from primus.config.exports.foreign_text import ForeignText, LostSetting, comment_lost, list_lost
+from primus.config.frameworks.known_keys import read_megatron_arguments
 from primus.config.load import Resolved
 from primus.config.schema import DataConfig, Experiment, ModelSpec, Trainer
 from primus.errors import UsageError
@@ -53,7 +54,8 @@ def format_megatron_script(resolved: Resolved) -> ForeignText:
     experiment = resolved.experiment
     _check_model(experiment.trainer.model)
     arguments = list_arguments(experiment)
-    lost = [each for each in list_lost(resolved, _written_keys(arguments), REASONS) if each.reason]
+    written = _written_keys(arguments) | {f"backend_args.{key}" for key in _own_arguments(experiment.trainer)}
+    lost = [each for each in list_lost(resolved, written, REASONS) if each.reason]
     lost += _list_differences(experiment.trainer)
     lines = [
         "#!/bin/bash",
@@ -96,6 +98,7 @@ def list_arguments(experiment: Experiment) -> list[tuple[str, ...]]:
         *_list_data(trainer.data, trainer.model.vocab_size),
         *_list_layout(trainer),
         *_list_checkpoints(experiment),
+        *_list_engine_arguments(trainer),
     ]
 
 
@@ -324,6 +327,24 @@ def _list_checkpoints(experiment: Experiment) -> Iterator[tuple[str, ...]]:
     if not experiment.trainer.logging.disable_wandb:
         yield _flag("wandb_project", experiment.trainer.logging.wandb_project or experiment.exp_name)
         yield _flag("wandb_exp_name", experiment.trainer.logging.wandb_exp_name or experiment.exp_name)
+
+
+def _list_engine_arguments(trainer: Trainer) -> Iterator[tuple[str, ...]]:
+    """Settings of Megatron-LM itself, where the experiment has its backend."""
+    for key in _own_arguments(trainer):
+        value = trainer.backend_args[key]
+        argument = read_megatron_arguments().keys[key]
+        if argument.kind == "switch":
+            if value == argument.stores:
+                yield (argument.flags[0],)
+        elif value is not None:
+            values = value if isinstance(value, list) else [value]
+            yield (argument.flags[0], *map(_format_number, values))
+
+
+def _own_arguments(trainer: Trainer) -> list[str]:
+    known = read_megatron_arguments().keys
+    return [key for key in trainer.backend_args if trainer.framework == "megatron" and key in known]
 
 
 def _list_differences(trainer: Trainer) -> Iterator[LostSetting]:

@@ -1,14 +1,15 @@
 """Settings of primus for the arguments of Megatron-LM's `pretrain_gpt.py`.
 
 Names, defaults and meanings are those of `megatron/training/arguments.py` of core_v0.16.1. An argument whose name is a
-key of the schema or of the megatron backend means the same here, unless it is listed below.
+key of the schema means the same here, unless it is listed below; any other argument of Megatron-LM keeps its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from functools import cache
 from typing import Any
 
+from primus.config.frameworks.known_keys import KnownKey, read_megatron_arguments
 from primus.config.imports.foreign_config import ForeignConfig
 from primus.config.schema import OWNERS, list_switch_keys
 from primus.config.source import parse_scalar
@@ -100,10 +101,9 @@ _TOKENIZERS = ("NullTokenizer", "MultimodalTokenizer", "NullMultimodalTokenizer"
 class MegatronFlags:
     """Arguments by name with their values, translated one after the other."""
 
-    def __init__(self, flags: dict[str, list[str]], target: ForeignConfig, engine_keys: Collection[str]) -> None:
+    def __init__(self, flags: dict[str, list[str]], target: ForeignConfig) -> None:
         self.flags = {name.replace("-", "_"): _parse_values(values) for name, values in flags.items()}
         self.target = target
-        self.engine_keys = engine_keys
 
     def translate(self) -> None:
         """Set the keys of `target`, and report each argument without one."""
@@ -201,7 +201,8 @@ class MegatronFlags:
         if blend is not None:
             self.target.set_key("train_data_path", blend if isinstance(blend, list) else str(blend))
         kind = self.flags.get("tokenizer_type")
-        if "vocab_file" in self.flags and kind in (None, "GPT2BPETokenizer") and "vocab_size" not in self.flags:
+        has_file = "vocab_file" in self.flags or any(other.key == "--vocab-file" for other in self.target.others)
+        if has_file and kind in (None, "GPT2BPETokenizer") and "vocab_size" not in self.flags:
             self.target.set_key("vocab_size", GPT2_VOCABULARY)
         if kind in _TOKENIZERS:
             self.read_null_tokenizer(str(self.take("tokenizer_type")))
@@ -225,29 +226,50 @@ class MegatronFlags:
             self.target.set_key(NEGATED[name], False)
             return
         key = RENAMED.get(name, name)
-        if key in OWNERS:
+        if key in OWNERS and value is True and key not in list_switch_keys():
+            self.target.add_other(shown, None, "has no value in the script")
+        elif key in OWNERS:
             self.target.set_key(key, _convert_value(key, value))
         elif name in IMPLIED and any(value == known for known in IMPLIED[name]):
             self.target.add_other(shown, value)
         elif name.startswith("no_") and name[3:] in list_switch_keys() and value is True:
             self.target.set_key(name[3:], False)
-        elif name in self.engine_keys:
-            self.target.settings[name] = value
         elif name in NEEDED:
             self.target.add_other(shown, value, NEEDED[name])
+        elif name in list_arguments():
+            self.set_argument(shown, value, *list_arguments()[name])
         else:
             self.target.add_other(shown, value, self.describe_unknown(name))
 
+    def set_argument(self, shown: str, value: Any, dest: str, argument: KnownKey) -> None:
+        """Set an argument of Megatron-LM under its own name."""
+        if argument.kind == "switch" and value is True:
+            value = argument.stores
+        elif value is True and argument.kind != "bool":
+            self.target.add_other(shown, None, "has no value in the script")
+            return
+        elif argument.nargs is not None and not isinstance(value, list):
+            value = [value]
+        self.target.settings[dest] = value
+
     def describe_unknown(self, name: str) -> str:
-        from primus.config.key_hints import find_engine, synonym_hint  # not for scripts that primus knows whole
+        from primus.config.key_hints import synonym_hint  # not for scripts that primus knows whole
 
         hint = synonym_hint(name)
         if hint:
             return hint
-        if find_engine(name) or find_engine(name.removeprefix("no_")):
-            return "a setting of Megatron-LM alone; no key of primus"
-        close = find_nearest(name, [*OWNERS, *self.engine_keys])
+        close = find_nearest(name, [*OWNERS, *list_arguments()])
         return f"not a known argument of Megatron-LM{f'; did you mean --{close}?' if close else ''}".replace("_", "-")
+
+
+@cache
+def list_arguments() -> dict[str, tuple[str, KnownKey]]:
+    """Key and kind of each argument of Megatron-LM, by its flag with underscores."""
+    return {
+        flag.removeprefix("--").replace("-", "_"): (dest, argument)
+        for dest, argument in read_megatron_arguments().keys.items()
+        for flag in argument.flags
+    }
 
 
 def _parse_values(values: list[str]) -> Any:
@@ -266,7 +288,8 @@ def _convert_value(key: str, value: Any) -> Any:
     if key in ("train_data_path", "valid_data_path", "test_data_path"):
         return value
     if key in ("split", "exp_name", "wandb_project", "wandb_exp_name", "tokenizer_model", "load", "save"):
-        return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        separator = "," if key == "split" else " "
+        return separator.join(map(str, value)) if isinstance(value, list) else str(value)
     return value
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from primus.config.imports.foreign_config import ForeignConfig
-from primus.config.imports.megatron_flags import MegatronFlags
+from primus.config.imports.megatron_flags import MegatronFlags, list_arguments
 from primus.config.imports.shell_script import ShellCommand, ShellScript, interpret_script
 from primus.config.imports.shell_variables import find_unknown_parts, format_unknown
-from primus.config.key_hints import find_engine
 from primus.config.schema import OWNERS
 from primus.errors import UsageError
 from primus.redaction import is_secret_name, redact_value
@@ -29,9 +28,7 @@ def is_megatron_script(text: str) -> bool:
     return sum(1 for flag in _TELLING if re.search(rf"(?<![\w-]){flag}(?![\w-])", text)) >= FEWEST_TELLING
 
 
-def read_megatron_script(
-    text: str, origin: str, name: str, environ: Mapping[str, str], engine_keys: Collection[str]
-) -> ForeignConfig:
+def read_megatron_script(text: str, origin: str, name: str, environ: Mapping[str, str]) -> ForeignConfig:
     """The experiment that a script starts.
 
     Args:
@@ -39,7 +36,6 @@ def read_megatron_script(
         origin: Name of the file in messages.
         name: Name of the experiment.
         environ: Variables of the environment that the script may use.
-        engine_keys: Keys of the megatron backend beside the schema's.
 
     Raises:
         UsageError: The script is not bash, or no command with arguments of Megatron-LM is found in it.
@@ -61,7 +57,7 @@ def read_megatron_script(
     target = ForeignConfig(origin=f"Megatron-LM arguments of {origin}", name=name, framework="megatron")
     flags = _group_flags(words, target)
     _report_skipped(script, target)
-    MegatronFlags(flags, target, engine_keys).translate()
+    MegatronFlags(flags, target).translate()
     return target
 
 
@@ -138,7 +134,7 @@ def _group_flags(words: list[str], target: ForeignConfig) -> dict[str, list[str]
 def _is_setting(flag: str) -> bool:
     """Whether a flag that sounds secret is a known setting: ``--tiktoken-pattern``."""
     name = flag.replace("-", "_")
-    return name in OWNERS or bool(find_engine(name))
+    return name in OWNERS or name in list_arguments()
 
 
 def _strip_quotes(text: str) -> str:

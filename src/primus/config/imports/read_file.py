@@ -67,7 +67,7 @@ def read_foreign_file(path: Path, environ: Mapping[str, str], function: str | No
     if suffix in (".yaml", ".yml"):
         return _read_yaml_file(path, shown, name)
     if is_megatron_script(text) or suffix in (".sh", ".bash", ".sbatch", ".slurm"):
-        return read_megatron_script(text, shown, name, environ, list_engine_keys("megatron"))
+        return read_megatron_script(text, shown, name, environ)
     raise UsageError(f"{shown}: not a file that primus can import", f"give {KINDS}")
 
 

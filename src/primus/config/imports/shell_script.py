@@ -83,7 +83,7 @@ class _Interpreter:
         words: list[ShellToken] = []
         while self.index < len(self.tokens):
             token = self.tokens[self.index]
-            if token.is_operator and token.text in ("<", ">", ">>", "<<", "<<<"):
+            if token.is_operator and token.text in _REDIRECTIONS:
                 self.index += 2
                 continue
             if token.is_operator:
@@ -282,6 +282,7 @@ class _Interpreter:
         self.script.skipped.append(SkippedPart(line, reason, tuple(words)))
 
 
+_REDIRECTIONS = ("<", ">", ">>", "<<", "<<<", ">&", "<&", "&>", "&>>")
 _BRACKETS = ("[", "]", "[[", "]]", "test")
 _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": lambda a, b: a == b,

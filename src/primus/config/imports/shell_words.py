@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-OPERATORS = (";;", "&&", "||", "|&", ";", "|", "&", "(", ")", "<<<", "<<", ">>", ">", "<")
+OPERATORS = (";;", "&&", "||", "|&", "&>>", "&>", ">&", "<&", ";", "|", "&", "(", ")", "<<<", "<<", ">>", ">", "<")
 """Operators of bash that end a word, the longest first."""
 _NAME_BEFORE_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=$")
 _HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
@@ -97,6 +97,8 @@ class _Scanner:
             self.position += 1
             self.tokens.append(ShellToken(word, line, items=tuple(self.read_array(line))))
             return
+        if word.isdigit() and self.text.startswith(("<", ">"), self.position):
+            return  # the file number of a redirection: 2>&1
         self.tokens.append(ShellToken(word, line))
 
     def read_array(self, line: int) -> Iterator[str]:
