@@ -411,6 +411,8 @@ def engine_page(name: str, title: str) -> str:
 
 
 def _settings_of(folder: Path) -> str:
+    if not (folder / "settings.yaml").is_file():
+        return "None."
     settings = yaml.safe_load((folder / "settings.yaml").read_text(encoding="utf-8"))
     return _join_table(
         "| setting | field | type | |",
@@ -437,6 +439,8 @@ PAGES = {
     "models.md": models_page,
     "reference/failures.md": failures_page,
     "plug-ins.md": plug_ins_page,
+    "reference/engine-huggingface.md": lambda: engine_page("huggingface", "Hugging Face Transformers"),
+    "reference/engine-jax.md": lambda: engine_page("jax", "JAX"),
     "reference/engine-megatron.md": lambda: engine_page("megatron", "Megatron"),
     "reference/engine-torchtitan.md": lambda: engine_page("torchtitan", "TorchTitan"),
 }

@@ -51,7 +51,7 @@ def test_two_devices_of_a_process_give_the_losses_of_one() -> None:
 def test_a_resumed_engine_gives_the_same_bits_and_its_weights_have_hub_names() -> None:
     found = run_script("resume")
     assert found["found"] == found["expected"]
-    assert found["files"] == ["model.safetensors", "optimizer.safetensors"]
+    assert found["files"] == ["config.json", "model.safetensors", "optimizer_state"]
     assert "model.layers.1.self_attn.q_proj.bias" in found["names"] and "lm_head.weight" not in found["names"]
 
 

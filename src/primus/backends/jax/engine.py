@@ -21,9 +21,11 @@ from primus.backends.jax.stacking import Shapes, group_names, is_stacked, stack_
 from primus.backends.jax.step import TrainState, build_evaluation, build_optimizer, build_step
 from primus.checkpoint.family import list_hub_shapes
 from primus.checkpoint.weights import WeightReader
+from primus.config.exports.hugging_face import format_model_config
 from primus.config.schema import Trainer
 from primus.data.training.masks import split_inputs_and_targets
 from primus.errors import PrimusError, UsageError
+from primus.runs.files import write_text
 from primus.session.engine import StepValues
 
 KIB = 1 << 10
@@ -112,6 +114,9 @@ class JaxEngine:
         state, is_writer = self._get_state(), self._layout.process == 0
         files.save_arrays(folder / files.WEIGHTS_FILE, self._split_weights(state.weights), is_writer)
         files.save_arrays(folder / files.OPTIMIZER_FILE, self._list_moments(state), is_writer)
+        if is_writer:
+            # With it the folder is one that Hugging Face's libraries load.
+            write_text(folder / files.CONFIG_FILE, format_model_config(self._trainer.model).text)
 
     def load(self, folder: Path) -> None:
         arrays = files.open_arrays(folder / files.WEIGHTS_FILE)

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from primus.errors import PrimusError
 
 WEIGHTS_FILE = "model.safetensors"
-OPTIMIZER_FILE = "optimizer.safetensors"
+OPTIMIZER_FILE = "optimizer_state"
+CONFIG_FILE = "config.json"
 TYPES = {"float32": "F32", "int32": "I32"}
 ALIGNMENT = 8
 
