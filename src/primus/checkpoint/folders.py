@@ -9,6 +9,11 @@ from pathlib import Path
 from primus.checkpoint import manifest as manifests
 from primus.errors import UsageError
 
+FOREIGN_FILES = (
+    *(".metadata", "config.json", "*.safetensors", "mp_rank_00*"),
+    *("latest_checkpointed_iteration.txt", "step-*/.metadata", "iter_*"),
+)
+"""By which folders of Hugging Face, torchtitan and Megatron-LM are known."""
 STEP = re.compile(r"step_(\d{8,})")
 
 
@@ -64,6 +69,19 @@ def prune_checkpoints(folder: Path, keep: int) -> list[Path]:
     for checkpoint in surplus:
         remove_checkpoint(checkpoint)
     return surplus
+
+
+def is_foreign(given: str) -> bool:
+    """Whether `load:` names weights of another tool, which have no manifest; reads no tensors.
+
+    Those are `hf:NAME_OR_PATH`, a file or folder of safetensors, and the folders of torchtitan and Megatron-LM.
+    """
+    path = Path(given).expanduser()
+    if given.startswith("hf:") or path.suffix == ".safetensors":
+        return True
+    if not path.is_dir() or is_complete(path) or list_checkpoints(path) or list_checkpoints(path / "checkpoints"):
+        return False
+    return any(next(path.glob(pattern), None) for pattern in FOREIGN_FILES)
 
 
 def find_candidates(given: str) -> list[Path]:

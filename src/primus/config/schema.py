@@ -374,7 +374,8 @@ class CheckpointConfig(ConfigGroup, frozen=True, kw_only=True):
     auto_continue_train: bool = False
     """Resume the newest unfinished run with the same experiment name and configuration."""
     load: str | None = None
-    """Checkpoint, folder of checkpoints or run folder to start from."""
+    """Checkpoint, folder of checkpoints or run folder to start from; or weights: hf:NAME, a folder of Hugging Face,
+    torchtitan or Megatron."""
     finetune: bool = False
     """Load only the weights: a new optimizer, schedule and data order."""
     allow_other_data: bool = False

@@ -62,6 +62,8 @@ def _check_load(trainer: Trainer, backend: str) -> None:
     from primus.checkpoint import folders  # not for experiments that load no checkpoint
     from primus.checkpoint.shape import build_shape, find_first_difference
 
+    if folders.is_foreign(trainer.checkpoint.load):
+        return  # its model is in files that need a tensor library: checked when it is opened
     for folder in folders.find_candidates(trainer.checkpoint.load):
         saved = _read_manifest(folder)
         if saved is None:

@@ -92,7 +92,7 @@ class CheckpointSearch:
         own = [found for found in possible if self._is_own(found)]
         # Own checkpoints win over `load:`, so that a restarted run does not begin again.
         start = self._find_first_good(own)
-        if start is not None or self.config.load is None:
+        if start is not None or self.config.load is None or folders.is_foreign(self.config.load):
             return start
         return self._find_given(self.config.load)
 

@@ -390,6 +390,9 @@ def report_setup(
 def _find_start(search: CheckpointSearch, attempt: Attempt, data: Datasets) -> ResumePoint | None:
     """The checkpoint to start from, printed and recorded."""
     start = search.find_start()
+    if start is None and search.config.load is not None:
+        attempt.say(f"beginning with the weights of {search.config.load}")
+        return None
     if start is None:
         if attempt.number > 0:
             attempt.say("no usable checkpoint of this run: training starts from scratch")

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from primus.errors import PrimusError
 from primus.session.session import Session
 
 if TYPE_CHECKING:
     from primus.checkpoint.weights import WeightReader
 
 
+def open_loaded_weights(session: Session) -> WeightReader | None:
+    """The weights of `load:`, of any format and engine; None if a run begins without them.
+
+    Raises:
+        PrimusError: The checkpoint is damaged, or of another model.
+    """
+    given = session.trainer.checkpoint.load if session.start is None else str(session.start.folder)
+    if given is None:
+        return None
+    from primus.checkpoint.formats.open import open_checkpoint
+
+    return open_checkpoint(given, session.trainer.model).weights
+
+
 def open_start_weights(session: Session) -> WeightReader | None:
     """The weights to load before the first step: those of `load:` or initial ones; None leaves them to the engine.
 
     Raises:
-        PrimusError: The checkpoint cannot be read.
+        PrimusError: The checkpoint is damaged, or of another model.
     """
-    if session.start is not None:
-        raise PrimusError(
-            f"{session.start.folder}: {session.engine.backend} cannot begin with the weights of a checkpoint yet",
-            "remove load:",
-        )
-    if session.trainer.training.init == "engine":
-        return None
-    from primus.checkpoint import initial_weights
+    loaded = open_loaded_weights(session)
+    if loaded is not None or session.trainer.training.init == "engine":
+        return loaded
+    from primus.checkpoint.initial_weights import InitialWeights
 
-    return initial_weights.InitialWeights(session.trainer.model, session.trainer.training.seed)
+    return InitialWeights(session.trainer.model, session.trainer.training.seed)

@@ -17,6 +17,8 @@ from primus.backends.native.documents import DocumentHandling
 from primus.backends.native.loss import cross_entropy
 from primus.backends.native.support import check_model
 from primus.checkpoint.initial_weights import draw_initial_value
+from primus.checkpoint.renaming import EngineNames
+from primus.checkpoint.weights import WeightReader
 from primus.config.schema import ModelSpec
 from primus.model import head_dim, num_query_groups
 
@@ -42,10 +44,28 @@ def build_model(
 def initialise_weights(model: Transformer, seed: int) -> None:
     """Fill every weight in place, sharded or not, from `seed` and the weight's name (`draw_initial_value`)."""
     spec = model.spec
+    fill_frequencies(model)
     with torch.no_grad():
-        model.frequencies.copy_(rope.compute_frequencies(spec, head_dim(spec)))
         for name, weight in model.named_parameters():
             _fill_weight(weight, draw_initial_value(name, weight.shape, spec, seed))
+
+
+def fill_frequencies(model: Transformer) -> None:
+    """Fill the rotary frequencies, which a model that was on the meta device lacks, and no checkpoint holds."""
+    model.frequencies.copy_(rope.compute_frequencies(model.spec, head_dim(model.spec)))
+
+
+def load_weights(model: Transformer, weights: WeightReader) -> None:
+    """Fill every weight in place, sharded or not, from weights in hub names.
+
+    Raises:
+        PrimusError: A weight is missing, or has another shape.
+    """
+    named = EngineNames(weights, model.spec, "native")
+    fill_frequencies(model)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            _fill_weight(weight, named.read(name))
 
 
 class Transformer(nn.Module):

@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from primus.backends.native import model, rewind
-from primus.backends.native.checkpoint import restore_state
+from primus.backends.native import rewind
 from primus.backends.native.rewind import Rewind
+from primus.backends.native.setup import load_start
 from primus.backends.native.training import Training
 from primus.checkpoint import folders
 from primus.errors import FinalError
@@ -92,13 +92,10 @@ def _rewind_to_start(training: Training, start: ResumePoint | None) -> None:
     config = training.experiment.trainer.training
     if start is None:
         seed_everything(config.seed, config.deterministic)
-        model.initialise_weights(training.trainable.model, config.seed)
+    load_start(training, start, training.trainable.model, training.optimizer, training.processes)
+    if start is None or start.weights_only:
         # AdamW creates its moments again at the next step, as zeros.
         training.optimizer.state.clear()
-    else:
-        restore_state(start, training.trainable.model, training.optimizer, training.processes)
-        if start.weights_only:
-            training.optimizer.state.clear()
     training.step = start.step if start else 0
     training.consumed_samples = start.consumed_samples if start else 0
     # This step is on disk (or is the beginning), so an interrupt now has nothing to save.

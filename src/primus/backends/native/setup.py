@@ -19,14 +19,14 @@ from primus.backends.native.step_timer import StepTimer
 from primus.backends.native.training import Training
 from primus.callback import CONVENTION
 from primus.config.schema import Experiment, Trainer
-from primus.data.training.dataset import Datasets
 from primus.model import flops_per_token
 from primus.runs.attempt import Attempt
 from primus.session.bad_steps import BadStepDetector
 from primus.session.compute_timer import ComputeTimer
 from primus.session.resume import CheckpointSearch, ResumePoint
-from primus.session.session import EngineInfo, open_session, report_setup
+from primus.session.session import EngineInfo, Session, open_session, report_setup
 from primus.session.torch_processes import TorchProcesses, device_name, seed_everything
+from primus.session.weights import open_loaded_weights
 
 
 def set_up_training(
@@ -55,7 +55,7 @@ def set_up_training(
     start = session.start
     # After the search: a resumed run is compiled if the checkpoint's was, since rounding differs.
     decision = _decide_compile(trainer, processes, session.global_batch_size, start, environ)
-    trainable, optimizer = _build_model_and_optimizer(trainer, processes, decision.compiled, session.data, start)
+    trainable, optimizer = _build_model_and_optimizer(session, processes, decision.compiled)
     window = _build_loss_window(trainer, processes)
     bad_steps = BadStepDetector(trainer.training, window)
     if start is not None:
@@ -143,21 +143,41 @@ def _decide_compile(
 
 
 def _build_model_and_optimizer(
-    trainer: Trainer, processes: TorchProcesses, compiled: bool, data: Datasets, start: ResumePoint | None
+    session: Session, processes: TorchProcesses, compiled: bool
 ) -> tuple[Trainable, torch.optim.AdamW]:
     """The model and its optimizer, with their initial state or that of the checkpoint."""
-    documents = build_document_handling(trainer.data, data.eod_id)
+    trainer = session.trainer
+    documents = build_document_handling(trainer.data, session.data.eod_id)
     trainable = _build_trainable(trainer, processes, compiled, documents)
     optimizer = build_optimizer(trainable.model, trainer.optimizer)
-    if start is not None:
-        restore_state(start, trainable.model, optimizer, processes)
+    load_start(session, session.start, trainable.model, optimizer, processes)
     return trainable, optimizer
+
+
+def load_start(
+    session: Session,
+    start: ResumePoint | None,
+    transformer: model.Transformer,
+    optimizer: torch.optim.Optimizer,
+    processes: TorchProcesses,
+) -> None:
+    """Load a checkpoint of native; else fill the weights: those of `load:` in another format, or initial ones."""
+    if start is not None and start.manifest.backend == "native":
+        model.fill_frequencies(transformer)
+        restore_state(start, transformer, optimizer, processes)
+        return
+    # After sharding: each process fills its own part, from values that depend on the seed and the names only.
+    weights = open_loaded_weights(session)
+    if weights is None:
+        model.initialise_weights(transformer, session.trainer.training.seed)
+    else:
+        model.load_weights(transformer, weights)
 
 
 def _build_trainable(
     trainer: Trainer, processes: TorchProcesses, compiled: bool, documents: DocumentHandling | None
 ) -> Trainable:
-    """The model with its initial weights, sharded if there are several processes."""
+    """The model, sharded if there are several processes; its weights are not filled yet."""
     training = trainer.training
     built = model.build_model(trainer.model, "meta", training.seed)
     built.documents = documents
@@ -171,6 +191,4 @@ def _build_trainable(
         recompute=training.recompute_activations,
         loss_chunk_size=training.loss_chunk_size,
     )
-    # After sharding: each process fills its own part, from values that depend on the seed and the names only.
-    model.initialise_weights(built, training.seed)
     return trainable
