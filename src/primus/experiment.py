@@ -163,7 +163,7 @@ def load_run_experiment(run: Run, environ: Mapping[str, str] = MappingProxyType(
     Raises:
         UsageError: The environment lacks such a setting.
     """
-    resolved = load_experiment(run.directory / CONFIG_FILE, environ=None)
+    resolved = load_experiment(run.directory / CONFIG_FILE, environ=None, is_resolved=True)
     asked = resolved.experiment
     env = {name: value for name, value in asked.env.items() if MASK not in value}
     hidden = [key for key, value in _settings_of(asked).items() if MASK in str(value)]

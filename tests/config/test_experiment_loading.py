@@ -328,7 +328,8 @@ def test_a_backend_that_is_not_there_is_named_before_its_keys(write: Write) -> N
 
 def test_keys_of_another_engine_are_named_as_such(write: Write) -> None:
     text = MEGATRON_FILE.replace("platform: slurm\n", "").replace("    trainer_class: x\n", "")
-    found = problem_of(lambda: load(write(text), "--framework", "native", "--model", "tiny"))
+    text = text.replace("framework: megatron", "framework: native")
+    found = problem_of(lambda: load(write(text), "--model", "tiny"))
     assert found.splitlines() == [
         "exp.yaml:7: unknown key 'stderr_sink_level'; it is a setting of Primus",
         "exp.yaml:8: unknown key 'overlap_grad_reduce'; it is a setting of Megatron-LM",

@@ -55,21 +55,29 @@ class Resolved(Struct, frozen=True):
 
 
 def load_experiment(
-    file: Path, overrides: Sequence[str] = (), *, environ: Mapping[str, str] | None, stage: str | None = None
+    file: Path,
+    overrides: Sequence[str] = (),
+    *,
+    environ: Mapping[str, str] | None,
+    stage: str | None = None,
+    is_resolved: bool = False,
 ) -> Resolved:
     """Resolve an experiment file.
+
+    The framework that the file names says what its keys and its presets mean; `--framework` changes only the engine.
 
     Args:
         file: The experiment's YAML, or a TOML of torchtitan.
         overrides: Words of the command line: ``--lr 1e-4``, ``--lr=1e-4``, ``lr=1e-4``, ``--flag``.
         environ: Values for ``${VAR}``; None leaves `${` unchanged.
         stage: Module to take; the file's only one when None.
+        is_resolved: Whether the file is one of a run folder, whose keys are those of the schema.
 
     Raises:
         UsageError: The file, a preset or an override is invalid; all problems of one kind are listed.
     """
     layers, notes = _read_experiment_files(file, environ)
-    translator = find_translator(_find_framework(layers, parse_overrides(overrides)))
+    translator = None if is_resolved else find_translator(_find_framework(layers))
     tree = _merge_files(layers, translator)
     if "modules" not in tree:  # its other keys then identify its format
         _reject_unknown(tree, ExperimentFile.__struct_fields__, "experiment file")
@@ -79,21 +87,49 @@ def load_experiment(
     module |= {key: flat.pop(key) for key in MODULE_KEYS if key in flat and not _is_section(flat[key], translator)}
     notes += _correct_spelling(module)
     engine_keys = _engine_keys(module)
+    engine = None if is_resolved else find_translator(module.get("framework"))
     if translator:
         translator.check_module(tree, module)
     _reject_unknown(tree, ExperimentFile.__struct_fields__, "experiment file")
     _reject_unknown(module, ModuleFile.__struct_fields__, f"module '{stage}'")
     if "model" not in module:
         raise UsageError(f"{file}: module '{stage}' has no 'model'", "for example 'model: llama3.1_8B.yaml'")
-    written = _override_tree(_read_subtree(module, "overrides"), translator.rename(flat) if translator else flat)
+    for each in (translator, engine):
+        flat = each.rename(flat) if each else flat
+    written = _override_tree(_read_subtree(module, "overrides"), flat)
     presets = _load_presets(module, file, environ, translator)
     settings = _override_tree(presets.settings, written)
+    context = LayerContext(stage=stage, written=frozenset(written), model=presets.model)
+    settings, found = _translate_settings(settings, context, translator, engine)
+    trainer, origins = _make_trainer(module, settings, engine_keys, engine or translator)
+    return structs.replace(_make_experiment(file, tree, top, stage, trainer, origins), notes=(*notes, *found))
+
+
+def _translate_settings(
+    settings: Tree, context: LayerContext, translator: Translator | None, engine: Translator | None
+) -> tuple[Tree, tuple[str, ...]]:
+    """Settings in the words of the schema, and notes.
+
+    Args:
+        settings: The merged settings.
+        context: What the translation may know.
+        translator: That of the framework that the file names.
+        engine: That of the framework that trains, whose own settings the command line may hold.
+    """
+    notes: tuple[str, ...] = ()
+    same = translator is not None and engine is not None and translator.framework == engine.framework
     if translator:
-        context = LayerContext(stage=stage, written=frozenset(written), model=presets.model)
         translated = translator.translate(settings, context)
+        settings, notes = translated.settings, translated.notes
+        if not same and translated.carried:
+            kept = _read_subtree(settings, "backend_args")
+            settings = settings | {"backend_args": {k: i for k, i in kept.items() if k not in translated.carried}}
+            listed = ", ".join(sorted(translated.carried))
+            notes = (*notes, f"settings of {translator.framework} alone, not applied: {listed}")
+    if engine and not same:
+        translated = engine.translate(settings, structs.replace(context, is_schema=True))
         settings, notes = translated.settings, (*notes, *translated.notes)
-    trainer, origins = _make_trainer(module, settings, engine_keys, translator)
-    return structs.replace(_make_experiment(file, tree, top, stage, trainer, origins), notes=notes)
+    return settings, notes
 
 
 def load_model(name: str, environ: Mapping[str, str] | None = None) -> ModelSpec:
@@ -157,10 +193,8 @@ def _merge_files(layers: list[Tree], translator: Translator | None) -> Tree:
     return merged
 
 
-def _find_framework(layers: list[Tree], flat: Tree) -> Leaf | Tree | None:
-    """The `framework` of the module; the command line wins over the files, later ones over those that they extend."""
-    if "framework" in flat:
-        return _spell_framework(flat["framework"])
+def _find_framework(layers: list[Tree]) -> Leaf | Tree | None:
+    """The `framework` that the files name; later ones win over those that they extend."""
     found: Leaf | Tree | None = None
     for layer in layers:
         for module in _read_subtree(layer, "modules").values():

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from primus.config.load import Resolved, load_experiment
-from primus.config.schema import ModelSpec, Trainer
+from primus.config.schema import OWNERS, ModelSpec, Trainer
 from primus.config.source import dump_yaml
 from primus.errors import UsageError
+from primus.experiment import CONFIG_FILE, format_files
 
 MODEL = {
     "num_layers": 4,
@@ -194,6 +196,51 @@ def test_the_command_line_accepts_arguments_of_megatron(tmp_path: Path) -> None:
     trainer = load_experiment(file, words[1:], environ={}).experiment.trainer
     assert trainer.backend_args["overlap_param_gather"] is True
     assert (trainer.backend_args["recompute_granularity"], trainer.optimizer.lr) == ("full", 1e-3)
+
+
+# Engines
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
+def test_the_framework_of_the_command_line_changes_only_the_engine(tmp_path: Path, framework: str) -> None:
+    file = tmp_path / "exp.yaml"
+    module = {"framework": "native", "config": "pre_trainer.yaml", "model": "tiny", "overrides": {"mock_data": True}}
+    file.write_text(dump_yaml({"modules": {"pre_trainer": module}}))
+    native = load_experiment(file, environ={}).experiment.trainer
+    other = load_experiment(file, ["--framework", framework], environ={}).experiment.trainer
+    assert structs.replace(other, framework="native") == native
+
+
+def test_the_engine_of_the_command_line_takes_its_own_settings(tmp_path: Path) -> None:
+    file = tmp_path / "exp.yaml"
+    file.write_text(dump_yaml({"modules": {"pre_trainer": {"model": "tiny", "overrides": {"mock_data": True}}}}))
+    words = ["--framework", "megatron", "--overlap_grad_reduce", "--layernorm_epsilon", "1e-3"]
+    trainer = load_experiment(file, words, environ={}).experiment.trainer
+    assert (trainer.backend_args, trainer.model.norm_epsilon) == ({"overlap_grad_reduce": True}, 1e-3)
+
+
+def test_another_engine_trains_a_file_for_megatron_without_its_own_settings(tmp_path: Path) -> None:
+    file = write_experiment(tmp_path, {"overlap_grad_reduce": True, "backend_args": {"mine": 1}})
+    resolved = load_experiment(file, ["--framework", "native"], environ={})
+    assert resolved.experiment.trainer.backend_args == {"mine": 1}
+    assert resolved.experiment.trainer.optimizer.adam_beta2 == 0.999
+    assert "settings of megatron alone, not applied: dataloader_type, overlap_grad_reduce" in resolved.notes[-1]
+
+
+def test_a_run_folder_is_read_as_it_was_resolved(tmp_path: Path) -> None:
+    file = tmp_path / "exp.yaml"
+    scores = {"moe_router_score_function": "sigmoid", "moe_router_norm_topk_prob": False}
+    (tmp_path / "shape.yaml").write_text(
+        dump_yaml({key: value for key, value in EXPERTS.items() if key in OWNERS} | scores)
+    )
+    module = {"framework": "native", "model": "shape.yaml", "overrides": {"mock_data": True}}
+    file.write_text(dump_yaml({"modules": {"pre_trainer": module}}))
+    resolved = load_experiment(file, ["--framework", "megatron"], environ={})
+    for name, text in format_files(resolved).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    again = load_experiment(tmp_path / CONFIG_FILE, environ=None, is_resolved=True)
+    assert again.experiment == resolved.experiment
 
 
 # Data

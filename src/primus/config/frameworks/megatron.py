@@ -86,17 +86,17 @@ class MegatronTranslator:
 
     def translate(self, settings: Tree, context: LayerContext) -> TranslatedSettings:
         work = ForeignSettings(settings)
-        _translate_data(work)
-        _translate_training(work)
-        _translate_layout(work)
-        _translate_checkpoints(work)
-        _translate_tuning(work, context)
-        _translate_sinks(work)
-        megatron_model.translate_model(work, context, read_primus_keys().tokenizers)
-        work.drop_nulls()
+        if not context.is_schema:
+            _translate_data(work)
+            _translate_training(work)
+            _translate_layout(work)
+            _translate_checkpoints(work)
+            _translate_tuning(work, context)
+            _translate_sinks(work)
+            megatron_model.translate_model(work, context, read_primus_keys().tokenizers)
+            work.drop_nulls()
         work.notes += _settle_rest(work, context)
-        work.keep_backend_args()
-        return TranslatedSettings(work.tree, tuple(work.notes))
+        return work.finish()
 
 
 # Data, training, layout, checkpoints

@@ -106,17 +106,17 @@ class TorchtitanTranslator:
 
     def translate(self, settings: Tree, context: LayerContext) -> TranslatedSettings:
         work = ForeignSettings(settings)
-        _translate_model(work, context)
-        _translate_data(work)
-        _translate_batch(work)
-        _translate_schedule(work)
-        _translate_layout(work)
-        _translate_checkpoints(work)
-        _translate_reports(work)
-        work.drop_nulls()
+        if not context.is_schema:
+            _translate_model(work, context)
+            _translate_data(work)
+            _translate_batch(work)
+            _translate_schedule(work)
+            _translate_layout(work)
+            _translate_checkpoints(work)
+            _translate_reports(work)
+            work.drop_nulls()
         _settle_rest(work, context)
-        work.keep_backend_args()
-        return TranslatedSettings(work.tree, tuple(work.notes))
+        return work.finish()
 
 
 def _flatten_section(section: Tree, prefix: str) -> Tree:

@@ -25,6 +25,8 @@ class TranslatedSettings(Struct, frozen=True):
     """Keys of the schema and `backend_args`; unknown keys as they were written."""
     notes: tuple[str, ...] = ()
     """Warnings, one line each."""
+    carried: frozenset[str] = frozenset()
+    """Keys of `backend_args` that the framework's settings became; others are written under that name."""
 
 
 class LayerContext(Struct, frozen=True, kw_only=True):
@@ -36,6 +38,8 @@ class LayerContext(Struct, frozen=True, kw_only=True):
     """Keys of the experiment file and the command line; all others come from presets."""
     model: Tree = {}
     """The model preset of the same name here; empty if there is none."""
+    is_schema: bool = False
+    """Whether the settings are those of the schema, except for settings of the engine on the command line."""
 
 
 class Translator(Protocol):
@@ -133,11 +137,12 @@ class ForeignSettings:
             if key in OWNERS and key not in NEEDED and isinstance(item, Leaf) and item.value is None:
                 del self.tree[key]
 
-    def keep_backend_args(self) -> None:
-        """Add what is kept for the engine to the `backend_args` that are written, which win."""
+    def finish(self) -> TranslatedSettings:
+        """The settings, with what is kept for the engine below the `backend_args` that are written."""
         if self.backend_args:
             given = self.tree.get("backend_args", {})
             self.tree["backend_args"] = {**self.backend_args, **(given if isinstance(given, dict) else {})}
+        return TranslatedSettings(self.tree, tuple(self.notes), frozenset(self.backend_args))
 
     def refuse(self, key: str, problem: str, hint: str) -> UsageError:
         """The error for the value of `key`."""

@@ -212,7 +212,7 @@ def _is_typed(word: str, resolved: Resolved) -> bool:
 
 
 def _resolve_run_experiment(run: Run, extra: tuple[str, ...]) -> Resolved:
-    return load_experiment(run.directory / experiment.CONFIG_FILE, extra, environ=None)
+    return load_experiment(run.directory / experiment.CONFIG_FILE, extra, environ=None, is_resolved=True)
 
 
 def _build_training_job(resolved: Resolved, files: Mapping[str, str], resume: Run | None) -> LaunchJob:
