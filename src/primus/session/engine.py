@@ -27,6 +27,8 @@ class StepValues(NamedTuple):
     """A value was not finite, and the weights were not changed."""
     compute_time_s: float | None = None
     """Forward and backward passes of this process without waiting for others; None if it was not measured."""
+    learning_rate: float | None = None
+    """That was applied, if it is not the one that the step was asked to apply (`schedule: engine`)."""
 
 
 class Engine(Protocol):

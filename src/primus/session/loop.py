@@ -125,7 +125,7 @@ def train_steps(run: EngineRun) -> None:
             learning_rate = session.learning_rate(session.step + 1)
             values = run.engine.step(micro_batches, learning_rate)
             session.advance(
-                learning_rate,
+                learning_rate if values.learning_rate is None else values.learning_rate,
                 loss=values.loss,
                 grad_norm=values.grad_norm,
                 skipped=values.skipped,

@@ -41,12 +41,13 @@ def run_request(request: dict[str, Any]) -> dict[str, Any]:
     if "load" in request:
         engine.load(Path(request["load"]))
     steps = np.load(request["tokens"])
-    found: dict[str, Any] = {"data_size": engine.data_size, "steps": [], "weights_after": []}
+    found: dict[str, Any] = {"data_size": engine.data_size, "steps": [], "weights_after": [], "rates": []}
     first = request.get("first", 1)
     for number in range(first, request["last"] + 1):
         batches = split_batches(steps[number - 1], trainer, engine)
         with poison_weights(engine, number == request.get("poison")):
             values = engine.step(batches, request["rates"][number - 1])
+        found["rates"].append(values.learning_rate)
         found["steps"].append([values.loss, values.grad_norm, values.skipped])
         found["weights_after"].append(sum_weights(engine))
     if request.get("evaluate"):

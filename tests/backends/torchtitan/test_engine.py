@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from .runs import GLOBAL_BATCH, SEQUENCE, build_trainer, train_by_engine, write_start
+from .runs import GLOBAL_BATCH, SEQUENCE, STEPS, build_trainer, compute_rates, train_by_engine, write_start
 
 pytestmark = [pytest.mark.engine("torchtitan"), pytest.mark.slow]
 
@@ -84,6 +84,19 @@ def test_a_step_without_a_finite_gradient_changes_nothing(tmp_path: Path) -> Non
     # The step after the skipped one has the weights of the first step, and the batch of the third.
     assert found[0]["steps"][0] == found[2]["steps"][0]
     assert found[0]["weights_after"][1] == found[0]["weights_after"][0]
+
+
+def test_the_engines_own_schedule_and_initial_values_are_used_when_asked(tmp_path: Path) -> None:
+    start = write_start(tmp_path, build_trainer("llama"))
+    tokens = {"tokens": start["tokens"]}
+    own = build_trainer("llama", optimizer={"schedule": "engine", "lr_warmup_iters": 2})
+    whole = {**tokens, "last": STEPS}
+    found, again = train_by_engine(tmp_path / "engine", [(own, whole), (own, whole)])
+    assert found["steps"] == again["steps"], "its initial values depend on the seed"
+    expected = compute_rates(own)
+    # Alike in warm-up; later each step has the rate that primus applies one step before.
+    assert found["rates"][:2] == pytest.approx(expected[:2])
+    assert found["rates"][3:] == pytest.approx(expected[2:-1], rel=1e-6)
 
 
 def test_settings_of_the_tree_reach_torchtitan(tmp_path: Path) -> None:

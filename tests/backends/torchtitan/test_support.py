@@ -73,7 +73,6 @@ def test_gpt_oss_is_accepted_for_gpus_only(check_experiment: CheckSettings) -> N
         ("llama3.1_8B", {"rope_type": "yarn"}, "rope_type: yarn: .*DeepSeek-V3 and gpt-oss models only"),
         ("llama3.1_8B", {"window_size": 128}, "window_size: 128: .*gpt-oss models"),
         ("tiny", {"dataloader": "engine"}, "dataloader: engine: "),
-        ("tiny", {"schedule": "engine"}, "schedule: engine: "),
     ],
 )
 def test_what_torchtitan_cannot_do_is_refused_by_key_and_reason(

@@ -92,8 +92,12 @@ class TorchTitanEngine:
         titan.step += 1
         titan.gc_handler.run(titan.step)
         schedule, metrics = titan.lr_schedulers, titan.metrics_processor
-        assert isinstance(schedule, StepRateSchedule) and isinstance(metrics, StepMetrics)
-        schedule.set_rate(learning_rate, self._experiment.optimizer.lr)
+        assert isinstance(metrics, StepMetrics)
+        if isinstance(schedule, StepRateSchedule):
+            schedule.set_rate(learning_rate, self._experiment.optimizer.lr)
+        else:
+            # Of the group with weight decay; the trainer prepares the rate of the next step after each step.
+            learning_rate = schedule.schedulers[0].get_last_lr()[-1]
         try:
             titan.train_step(self._make_inputs(batches))
         except RuntimeError as error:
@@ -107,7 +111,11 @@ class TorchTitanEngine:
         assert isinstance(optimizers, CheckedOptimizers) and optimizers.found_nonfinite is not None
         compute_time = self._timer.take_time() if self._timer else None
         return StepValues(
-            loss, grad_norm, bool(optimizers.found_nonfinite.item()), compute_time.seconds() if compute_time else None
+            loss,
+            grad_norm,
+            skipped=bool(optimizers.found_nonfinite.item()),
+            compute_time_s=compute_time.seconds() if compute_time else None,
+            learning_rate=learning_rate,
         )
 
     def evaluate(self, batches: MicroBatches) -> tuple[float, int]:

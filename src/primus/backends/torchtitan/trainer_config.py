@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
-from torchtitan.components.optimizer import ParamGroupConfig
+from torchtitan.components.optimizer import LRSchedulersContainer, ParamGroupConfig
 from torchtitan.config import ParallelismConfig, TrainingConfig
 from torchtitan.config.configs import CommConfig, CompileConfig, DebugConfig
 from torchtitan.distributed.activation_checkpoint import FullAC
@@ -25,6 +25,7 @@ from primus.backends.torchtitan.components import (
 )
 from primus.backends.torchtitan.layout import TitanLayout
 from primus.backends.torchtitan.model_config import build_model_spec
+from primus.config.schedule import decay_end, final_learning_rate, warmup_steps
 from primus.config.schema import OptimizerConfig, Trainer
 
 NEVER = 2**62
@@ -54,7 +55,7 @@ def build_trainer_config(trainer: Trainer, layout: TitanLayout, *, folder: Path,
         tokenizer=UnusedTokenizer.Config(),
         dataloader=UnusedDataLoader.Config(),
         optimizer=CheckedOptimizers.Config(param_groups=_group_parameters(trainer.optimizer)),
-        lr_scheduler=StepRateSchedule.Config(),
+        lr_scheduler=_choose_schedule(trainer),
         loss=_choose_loss(trainer),
         training=TrainingConfig(
             local_batch_size=layout.local_batch_size,
@@ -98,6 +99,26 @@ def _group_parameters(optimizer: OptimizerConfig) -> list[ParamGroupConfig]:
         ParamGroupConfig(pattern=pattern, optimizer_name="AdamW", optimizer_kwargs={**shared, "weight_decay": decay})
         for pattern, decay in ((UNDECAYED, 0.0), (r".*", optimizer.weight_decay))
     ]
+
+
+def _choose_schedule(trainer: Trainer) -> LRSchedulersContainer.Config:
+    """The rate that primus gives to each step, or with `schedule: engine` the nearest schedule of torchtitan."""
+    optimizer, steps = trainer.optimizer, trainer.training.train_iters
+    if optimizer.schedule == "primus":
+        return StepRateSchedule.Config()
+    end, warmup, style = decay_end(optimizer, steps), warmup_steps(optimizer, steps), optimizer.lr_decay_style
+    stable = {
+        "constant": 0.0,
+        # As in primus: a fifth of the steps after warm-up.
+        "WSD": ((end - warmup) // 5 if optimizer.lr_wsd_decay_iters is None else optimizer.lr_wsd_decay_iters) / end,
+    }
+    return LRSchedulersContainer.Config(
+        warmup_steps=warmup,
+        total_steps=end,
+        decay_ratio=stable.get(style),
+        decay_type="cosine" if style == "cosine" else "linear",
+        min_lr_factor=final_learning_rate(optimizer) / optimizer.lr,
+    )
 
 
 def _choose_loss(trainer: Trainer) -> Any:
