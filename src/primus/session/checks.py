@@ -60,10 +60,13 @@ def _check_load(trainer: Trainer, backend: str) -> None:
     if trainer.checkpoint.load is None:
         return
     from primus.checkpoint import folders  # not for experiments that load no checkpoint
+    from primus.checkpoint.formats.open import check_foreign
     from primus.checkpoint.shape import build_shape, find_first_difference
 
     if folders.is_foreign(trainer.checkpoint.load):
-        return  # its model is in files that need a tensor library: checked when it is opened
+        # Only config.json is read: other files need a tensor library, and are checked when they are opened.
+        check_foreign(trainer.checkpoint.load, build_shape(trainer.model))
+        return
     for folder in folders.find_candidates(trainer.checkpoint.load):
         saved = _read_manifest(folder)
         if saved is None:

@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
+from primus.backends import native
+from primus.checkpoint.convert import TargetSettings, plan_conversion, write_conversion
+from primus.checkpoint.formats.open import open_checkpoint
 from primus.errors import PrimusError, UnfitError, UsageError
+from primus.experiment import load_run_experiment
 from primus.runs import events
 from primus.runs.store import Run
 
@@ -186,6 +190,35 @@ def test_finetune_takes_only_the_weights(make_run: MakeRun, train: Train) -> Non
     steps = losses(second)
     assert [step for step, *_ in steps] == [1, 2]
     assert steps[0][1] < losses(first)[0][1] - 0.1, "it has learnt the first batch, which comes again"
+
+
+@pytest.mark.parametrize("to", ["huggingface", "torchtitan", "megatron"])
+def test_load_takes_the_weights_of_a_converted_checkpoint(
+    make_run: MakeRun, train: Train, tmp_path: Path, to: Any
+) -> None:
+    first = make_run("first", train_iters=1)
+    train(first)
+    same = make_run("same", train_iters=2, load=str(first.directory), finetune=True)
+    train(same)
+    spec = load_run_experiment(first).experiment.trainer.model
+    planned = plan_conversion(open_checkpoint(str(first.directory), spec), TargetSettings(to))
+    write_conversion(planned, tmp_path / "converted", lambda _: None)
+    loaded = make_run("loaded", train_iters=2, load=str(tmp_path / "converted"))
+    train(loaded)
+    assert losses(loaded) == losses(same)
+
+
+def test_a_folder_of_another_model_of_hugging_face_is_refused_by_config_check(
+    make_run: MakeRun, train: Train, tmp_path: Path
+) -> None:
+    first = make_run("first", train_iters=1)
+    train(first)
+    spec = load_run_experiment(first).experiment.trainer.model
+    planned = plan_conversion(open_checkpoint(str(first.directory), spec), TargetSettings("huggingface"))
+    write_conversion(planned, tmp_path / "converted", lambda _: None)
+    other = make_run("other", load=str(tmp_path / "converted"), ffn_hidden_size=96)
+    with pytest.raises(UsageError, match="is of another model: ffn_hidden_size is 160 there and 96 here"):
+        native.check(load_run_experiment(other).experiment)
 
 
 def test_a_checkpoint_of_another_model_names_the_first_field_that_differs(make_run: MakeRun, train: Train) -> None:

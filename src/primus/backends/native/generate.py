@@ -7,12 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from primus.backends.native import rope
-from primus.backends.native.model import Transformer
-from primus.checkpoint.renaming import EngineNames
+from primus.backends.native.model import Transformer, load_weights
 from primus.checkpoint.weights import WeightReader
 from primus.config.schema import ModelSpec
-from primus.model import head_dim
 
 
 @torch.no_grad()
@@ -46,11 +43,11 @@ def compute_logits(spec: ModelSpec, weights: WeightReader, tokens_BS: Tensor) ->
     Raises:
         UsageError: native does not support this model.
     """
-    model = load_model(spec, weights)
+    model = build_loaded_model(spec, weights)
     return model(tokens_BS) @ model.output_weight.T
 
 
-def load_model(spec: ModelSpec, weights: WeightReader) -> Transformer:
+def build_loaded_model(spec: ModelSpec, weights: WeightReader) -> Transformer:
     """A model on the CPU in float32, with weights in hub names.
 
     Raises:
@@ -59,10 +56,7 @@ def load_model(spec: ModelSpec, weights: WeightReader) -> Transformer:
     with torch.device("meta"):
         model = Transformer(spec)
     model.to_empty(device="cpu")
-    model.frequencies.copy_(rope.compute_frequencies(spec, head_dim(spec)))
-    native = EngineNames(weights, spec, "native")
-    for name, weight in model.named_parameters():
-        weight.data.copy_(native.read(name))
+    load_weights(model, weights)
     return model
 
 

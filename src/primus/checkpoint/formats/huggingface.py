@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -156,29 +155,6 @@ def list_shards(path: Path) -> dict[Path, list[str]]:
             "copy or download them again",
         )
     return shards
-
-
-def read_spec(path: Path) -> ModelSpec:
-    """The model of a folder, by its config.json.
-
-    Raises:
-        PrimusError: The file is missing or damaged.
-        UsageError: It describes a model that this package does not know.
-    """
-    from primus.config.imports.hugging_face import read_model_config  # only for folders of Hugging Face
-
-    file = (path.parent if path.is_file() else path) / CONFIG
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise PrimusError(f"{file}: missing", "name the model by --model PRESET or its YAML file") from None
-    except (OSError, ValueError) as error:
-        raise PrimusError(f"{file}: damaged: {error}") from None
-    settings = read_model_config(values, str(file), path.name).model
-    try:
-        return msgspec.convert(settings, ModelSpec)
-    except msgspec.ValidationError as error:
-        raise PrimusError(f"{file}: {error}") from None
 
 
 # Writing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from primus.checkpoint import folders, manifest
-from primus.checkpoint.shape import FIELDS
+from primus.checkpoint.shape import FIELDS, Shape, build_shape, find_first_difference
 from primus.checkpoint.weights import WeightReader
 from primus.config.schema import ModelSpec
 from primus.errors import PrimusError, UsageError
@@ -114,9 +115,7 @@ def read_spec(found: FoundCheckpoint) -> ModelSpec:
 
     folder = found.folder
     if found.format == "huggingface":
-        from primus.checkpoint.formats import huggingface
-
-        return huggingface.read_spec(folder)
+        return _read_model_config(folder)
     places = [folder / MODEL_FILE]
     for parent in list(folder.resolve().parents)[:PARENTS]:
         places += [parent / MODEL_FILE, parent / "config" / MODEL_FILE]
@@ -129,6 +128,29 @@ def read_spec(found: FoundCheckpoint) -> ModelSpec:
             f"{folder}: this checkpoint does not say its model", "name it by --model PRESET or a YAML file"
         )
     return spec
+
+
+def check_foreign(given: str, wanted: Shape) -> None:
+    """Check that a foreign checkpoint exists, and is of this model where its config.json says so; reads no weights.
+
+    Raises:
+        UsageError: It does not exist, or is of another model.
+        PrimusError: Its config.json is damaged.
+    """
+    if given.startswith(HUB_PREFIX):
+        name = given.removeprefix(HUB_PREFIX)
+        path = Path(name).expanduser()
+        folder = path if path.exists() else _find_cached_model(name)
+        if folder is None:
+            return  # downloaded when training starts
+    else:
+        folder = Path(given).expanduser()
+        if not folder.exists():
+            raise UsageError(f"load: no file {folder}", "check the path")
+    if (folder / "config.json").is_file():
+        difference = find_first_difference(build_shape(_read_model_config(folder)), wanted)
+        if difference:
+            raise UsageError(f"load: {given} is of another model: {difference}", "load one of this model")
 
 
 def find_hub_folder(name: str) -> Path:
@@ -233,6 +255,27 @@ def _parse_step(folder: Path) -> int | None:
         if match:
             return int(match[1])
     return None
+
+
+def _read_model_config(folder: Path) -> ModelSpec:
+    """The model of a folder of Hugging Face, by its config.json.
+
+    Raises:
+        PrimusError: The file is missing or damaged.
+        UsageError: It describes a model that this package does not know.
+    """
+    from primus.config.imports.hugging_face import read_model_config  # only for folders of Hugging Face
+
+    file = (folder.parent if folder.is_file() else folder) / "config.json"
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise PrimusError(f"{file}: damaged: not a JSON object")
+        return msgspec.convert(read_model_config(values, str(file), folder.name).model, ModelSpec)
+    except FileNotFoundError:
+        raise PrimusError(f"{file}: missing", "name the model by --model PRESET or its YAML file") from None
+    except (OSError, ValueError) as error:
+        raise PrimusError(f"{file}: damaged: {error}") from None
 
 
 def _read_spec_of_manifest(folder: Path) -> ModelSpec | None:

@@ -1,0 +1,232 @@
+"""A conversion is complete or absent, whatever happens to its source, its disk and its process."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoint_models import DENSE, draw_hub_tensors, make_spec
+from primus.checkpoint import conversion
+from primus.checkpoint.convert import AveragedWeights, TargetSettings, plan_conversion, write_conversion
+from primus.checkpoint.formats import huggingface
+from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint
+from primus.checkpoint.formats.output import OutputFile, OutputPlan
+from primus.checkpoint.formats.safetensors_file import read_header
+from primus.checkpoint.weights import TensorDict
+from primus.cli.main import main
+from primus.errors import PrimusError, UsageError
+
+SPEC = make_spec(**DENSE["qwen3"])
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of Hugging Face with three shards."""
+    monkeypatch.setattr(huggingface, "SHARD_BYTES", 20_000)
+    opened = OpenedCheckpoint(TensorDict(draw_hub_tensors(SPEC)), SPEC, None, FoundCheckpoint("native", tmp_path, None))
+    write_conversion(plan_conversion(opened, TargetSettings("huggingface")), tmp_path / "hub", lambda _: None)
+    assert len(list((tmp_path / "hub").glob("*.safetensors"))) == 3
+    return tmp_path / "hub"
+
+
+def run_cli(*args: object) -> int:
+    return main(["direct", "--", "checkpoint", *map(str, args)])
+
+
+def overwrite_first_value(file: Path, name: str, value: float) -> None:
+    offset = read_header(file)[0][name].offset
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        opened.write(torch.tensor([value]).numpy().tobytes())
+
+
+def find_shard(hub: Path, name: str) -> Path:
+    return hub / json.loads((hub / huggingface.INDEX).read_text())["weight_map"][name]
+
+
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+def test_a_truncated_shard_is_named_with_its_size(hub: Path, tmp_path: Path, capsys: Any) -> None:
+    shard = hub / "model-00002-of-00003.safetensors"
+    os.truncate(shard, shard.stat().st_size - 1)
+    assert run_cli("convert", hub, tmp_path / "out", "--to", "native") == 1
+    assert f"{shard}: truncated" in capsys.readouterr().err
+    os.truncate(shard, 100)
+    with pytest.raises(PrimusError, match="not a safetensors file, or truncated in its header"):
+        open_checkpoint(str(hub))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hub"]
+
+
+def test_a_missing_shard_is_named(hub: Path, tmp_path: Path, capsys: Any) -> None:
+    (hub / "model-00003-of-00003.safetensors").unlink()
+    assert run_cli("convert", hub, tmp_path / "out", "--to", "megatron") == 1
+    assert "1 of 3 shards are missing, among them model-00003-of-00003" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_the_first_tensor(hub: Path, tmp_path: Path, capsys: Any) -> None:
+    config = json.loads((hub / "config.json").read_text())
+    (hub / "config.json").write_text(json.dumps(config | {"intermediate_size": 48}))
+    assert run_cli("convert", hub, tmp_path / "out", "--to", "native") == 1
+    assert "down_proj.weight has shape [24, 40], and the model [24, 48]" in capsys.readouterr().err
+    (hub / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    assert run_cli("show", hub) == 1
+    assert "11 tensors are not part of the model, among them model.layers.1." in capsys.readouterr().err
+    (hub / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    assert run_cli("show", hub) == 1
+    assert "11 of 35 tensors are missing" in capsys.readouterr().err
+
+
+def test_verify_finds_nan_and_a_copy_that_differs(hub: Path, capsys: Any) -> None:
+    assert run_cli("verify", hub) == 0
+    overwrite_first_value(find_shard(hub, NORM), NORM, float("nan"))
+    capsys.readouterr()
+    assert run_cli("verify", hub, "--json") == 1
+    assert json.loads(capsys.readouterr().out)["findings"] == [f"{NORM}: 1 elements are NaN or infinite"]
+
+
+def test_diff_measures_the_largest_difference(hub: Path, tmp_path: Path, capsys: Any) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(hub, other)
+    assert run_cli("diff", hub, other) == 0
+    before = float(open_checkpoint(str(hub)).weights.read(NORM)[0])
+    overwrite_first_value(find_shard(other, NORM), NORM, before + 2)
+    capsys.readouterr()
+    assert run_cli("diff", hub, other, "--json") == 1
+    (found,) = json.loads(capsys.readouterr().out)["different"]
+    assert (found["name"], found["different"]) == (NORM, 1)
+    assert found["max_difference"] == pytest.approx(2, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "target", [["huggingface"], ["native"], ["megatron"], ["torchtitan"], ["megatron", "--format", "torch"]]
+)
+def test_a_full_disk_leaves_nothing_and_one_message(hub: Path, tmp_path: Path, target: list[str]) -> None:
+    program = (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (30000, 30000))\n"
+        "from primus.cli.main import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    command = ["direct", "--", "checkpoint", "convert", str(hub), str(tmp_path / "out"), "--to", *target]
+    done = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert "out: cannot be written" in done.stderr and "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hub"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from primus.checkpoint import conversion
+from primus.checkpoint.convert import TargetSettings, plan_conversion, write_conversion
+from primus.checkpoint.formats import huggingface
+from primus.checkpoint.formats.open import open_checkpoint
+huggingface.SHARD_BYTES = 20_000
+planned = plan_conversion(open_checkpoint(sys.argv[1]), TargetSettings("huggingface", "bf16"))
+done = []
+def report(count):
+    done.append(count)
+    if sum(done) > 25_000:
+        os.kill(os.getpid(), signal.SIGKILL)
+write_conversion(planned, Path(sys.argv[2]), report)
+"""
+
+
+def test_a_killed_conversion_is_absent_and_continued_by_the_same_command(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "out"
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(hub), str(target)], timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    assert not target.exists()
+    partial = conversion.partial_folder(target)
+    with (partial / conversion.JOURNAL).open("a") as journal:
+        journal.write('["model-0000')  # the line that a kill has torn
+    opened = open_checkpoint(str(hub))
+    planned = plan_conversion(opened, TargetSettings("huggingface", "bf16"))
+    assert write_conversion(planned, target, lambda _: None) == 1
+    written = open_checkpoint(str(target)).weights
+    for name in opened.weights.list_tensors():
+        assert torch.equal(written.read(name), opened.weights.read(name).bfloat16())
+    assert not partial.exists() and not any(path.name.startswith(".") for path in target.iterdir())
+
+
+def test_files_of_another_conversion_are_not_kept(hub: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    subprocess.run([sys.executable, "-c", KILLED, str(hub), str(target)], timeout=120)
+    planned = plan_conversion(open_checkpoint(str(hub)), TargetSettings("huggingface", "fp16"))
+    assert write_conversion(planned, target, lambda _: None) == 0
+    assert open_checkpoint(str(target)).weights.list_tensors()[NORM].dtype == torch.float16
+
+
+def test_an_existing_target_is_refused_and_not_touched(hub: Path, tmp_path: Path, capsys: Any) -> None:
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "mine").write_text("")
+    assert run_cli("convert", hub, target, "--to", "native") == 2
+    assert f"{target}: exists" in capsys.readouterr().err
+    assert [path.name for path in target.iterdir()] == ["mine"]
+
+
+def test_a_plan_that_does_not_fit_on_the_disk_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    def write(*_: Any) -> None:
+        raise AssertionError("nothing is written")
+
+    plan = OutputPlan([OutputFile("a", 1 << 60, write)], lambda *_: None)
+    with pytest.raises(PrimusError, match=r"GB are needed, and [\d,.]+ GB are free"):
+        conversion.write_checkpoint(tmp_path / "out", plan, "")
+    assert not list(tmp_path.iterdir())
+
+
+def test_memory_is_that_of_a_part_whatever_the_model(tmp_path: Path) -> None:
+    """0.8 GB of weights in fp32, converted with less than 0.5 GB more than the process had before."""
+    spec = make_spec(num_layers=8, hidden_size=1024, ffn_hidden_size=4096, vocab_size=40000, kv_channels=64)
+    program = (
+        "import resource, sys; from pathlib import Path\n"
+        "from primus.checkpoint.convert import TargetSettings, plan_conversion, write_conversion\n"
+        "from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint\n"
+        "from primus.checkpoint.initial_weights import InitialWeights\n"
+        "import msgspec; from primus.config.schema import ModelSpec\n"
+        "spec = msgspec.json.decode(sys.argv[1], type=ModelSpec); folder = Path(sys.argv[2])\n"
+        "if not (folder / 'hub').exists():\n"
+        "    opened = OpenedCheckpoint(InitialWeights(spec, 1), spec, None, FoundCheckpoint('native', folder, None))\n"
+        "    write_conversion(plan_conversion(opened, TargetSettings('huggingface')), folder / 'hub', lambda _: None)\n"
+        "    sys.exit()\n"
+        "import torch; torch.set_num_threads(1)\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "planned = plan_conversion(open_checkpoint(str(folder / 'hub')), TargetSettings(sys.argv[3], 'bf16'))\n"
+        "write_conversion(planned, folder / sys.argv[3], lambda _: None)\n"
+        "print(planned.plan.num_bytes, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10)\n"
+    )
+    import msgspec
+
+    command = [sys.executable, "-c", program, msgspec.json.encode(spec).decode(), str(tmp_path), "megatron"]
+    subprocess.run(command, check=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    written, grown = map(int, done.stdout.split())
+    assert written > 350e6 and grown < 500e6
+
+
+def test_an_average_is_the_mean_in_float32() -> None:
+    first, second = ({"a": torch.full((4,), value, dtype=torch.bfloat16)} for value in (1.0, 2.0))
+    mean = AveragedWeights([TensorDict(first), TensorDict(second), TensorDict(second)])
+    assert torch.equal(mean.read("a"), torch.full((4,), 5 / 3).bfloat16())
+    with pytest.raises(UsageError, match="not of the same model"):
+        AveragedWeights([TensorDict(first), TensorDict({"a": torch.ones(5)})])
+
+
+def test_a_limit_of_the_file_size_is_an_error_here_too() -> None:
+    # The test of a full disk relies on it: without Python's handling SIGXFSZ would end the process.
+    assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN and resource.RLIMIT_FSIZE is not None
