@@ -31,14 +31,14 @@ def make(setting: Setting):
     llama3.get_attention_config = lambda backend: (
         ScaledDotProductAttention.Config()
     )  # FlexAttention has no CPU backward
-    model = _config(setting).format_build()
+    model = _config(setting).build()
     model.init_states(buffer_device=torch.device("cpu"))
     compile_config = CompileConfig(enable=setting.compile, components=["model", "loss"])
     if setting.compile:
         apply_compile(model, compile_config=compile_config, parallel_dims=SimpleNamespace(tp_enabled=False))
     if setting.bf16:
         _mixed_precision(model)
-    loss_of = ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config()).format_build(compile_config=compile_config)
+    loss_of = ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config()).build(compile_config=compile_config)
     loss_of.set_lm_head(model.lm_head)
     model._skip_lm_head = True
     optimizer = torch.optim.AdamW(

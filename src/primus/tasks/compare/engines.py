@@ -22,7 +22,10 @@ from primus.tasks.compare._parity import EngineParity, EngineSteps, ParityTolera
 OVERRIDES = True
 
 DEFAULT_ENGINES = "native,torchtitan,megatron,jax,huggingface"
-EVERY_RUN = ("--eval_interval", "null", "--auto_continue_train", "false", "--disable_last_saving", "true")
+EVERY_RUN = (
+    *("--eval_interval", "null", "--eval_iters", "0", "--sample_tokens", "0"),
+    *("--auto_continue_train", "false", "--disable_last_saving", "true"),
+)
 """Settings of the runs, over those of the experiment: only the steps count."""
 
 
