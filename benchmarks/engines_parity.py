@@ -55,21 +55,26 @@ SETTINGS = {
 
 def main() -> None:
     options = parse(sys.argv[1:])
+    output = Path(options.output or HERE / "results" / f"engines_parity-{options.machine}.json")
     cases = []
     with tempfile.TemporaryDirectory() as folder:
         for kind in options.kinds:
             for nproc in (1, 2) if kind == "llama" and options.two else (1,):
                 cases.append(compare(kind, nproc, options, Path(folder)))
                 print(table(cases[-1]), flush=True)
+                write_record(cases, options, output)
+    print(f"written: {output}")
+
+
+def write_record(cases: list[dict], options: argparse.Namespace, output: Path) -> None:
+    """The record so far; a long run that is stopped leaves what it has."""
     record = {
         "machine": {"cpus": os.cpu_count(), "load": os.getloadavg()[0]},
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "steps": options.steps,
         "cases": cases,
     }
-    output = Path(options.output or HERE / "results" / f"engines_parity-{options.machine}.json")
     output.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"written: {output}")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
