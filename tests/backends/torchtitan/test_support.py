@@ -49,6 +49,15 @@ def test_published_models_are_accepted(check_experiment: CheckSettings, model: s
     check_experiment(model)
 
 
+def test_what_a_preset_has_and_torchtitan_lacks_is_left_out_with_a_note(tmp_path: Path) -> None:
+    file = tmp_path / "experiment.yaml"
+    module = {"framework": "torchtitan", "model": "deepseek_v3", "overrides": {"mock_data": True}}
+    file.write_text(yaml.safe_dump({"exp_name": "test", "modules": {"pre_trainer": module}}))
+    resolved = load_experiment(file, environ={})
+    assert resolved.experiment.trainer.model.mtp_num_layers == 0
+    assert any("mtp_num_layers of the model preset is not applied" in note for note in resolved.notes)
+
+
 def test_gpt_oss_is_accepted_for_gpus_only(check_experiment: CheckSettings) -> None:
     check_experiment("gpt_oss_20B")
     with pytest.raises(UsageError, match="attention_sinks: true: torchtitan has attention sinks on GPUs only"):
@@ -59,8 +68,8 @@ def test_gpt_oss_is_accepted_for_gpus_only(check_experiment: CheckSettings) -> N
     ("model", "settings", "words"),
     [
         ("llama4_17B16E", {}, "no_rope_freq: 4: torchtitan does not support .*Llama 4 is gone"),
-        ("mixtral_8x7B", {}, "moe_aux_loss_coeff: 0.02: .*load-balancing loss"),
-        ("deepseek_v3", {}, "mtp_num_layers: 1: .*multi-token prediction"),
+        ("mixtral_8x7B", {"moe_aux_loss_coeff": 0.02}, "moe_aux_loss_coeff: 0.02: .*load-balancing loss"),
+        ("deepseek_v3", {"mtp_num_layers": 1}, "mtp_num_layers: 1: .*multi-token prediction"),
         ("mamba_130M", {}, "hybrid_layer_pattern: M: "),
         ("tiny", {"nonfinite_policy": "rewind", "save_interval": 1}, "nonfinite_policy: rewind: "),
         ("tiny", {"loss_spike_policy": "skip"}, "loss_spike_policy: skip: "),

@@ -147,11 +147,19 @@ def _translate_model(work: ForeignSettings, context: LayerContext) -> None:
     unknown = [name for name in names if "float8" not in name and name != "primus_turbo"]
     if unknown:
         raise UsageError(f"{origin}: model.converters: {', '.join(unknown)}: not supported", "remove it, or use fp8")
-    if work.read("moe_aux_loss_coeff"):  # torchtitan balances by biases alone (load_balance_coeff)
+    # A value of the experiment itself stays, and is refused.
+    if work.read("moe_aux_loss_coeff") and "moe_aux_loss_coeff" not in context.written:
         work.put("moe_aux_loss_coeff", 0.0, "torchtitan's models")
         work.put("moe_router_enable_expert_bias", True, "torchtitan's models")
-    if work.read("mtp_num_layers"):
+        work.notes.append(
+            "moe_aux_loss_coeff of the model preset is not applied: torchtitan balances the experts by their biases"
+            " (moe_router_enable_expert_bias)"
+        )
+    if work.read("mtp_num_layers") and "mtp_num_layers" not in context.written:
         work.put("mtp_num_layers", 0, "torchtitan's models")
+        work.notes.append(
+            "mtp_num_layers of the model preset is not applied: the layers of multi-token prediction are not trained"
+        )
     for field in ("mixed_precision_param",):
         origin, kind = work.find_origin(f"training.{field}"), work.take(f"training.{field}")
         if kind is not None:
