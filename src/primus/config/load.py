@@ -20,7 +20,7 @@ from primus.config.convert import DEFAULT, conversion_problem, convert_value, fi
 from primus.config.frameworks.preset_files import find_checkout_preset
 from primus.config.frameworks.translation import LayerContext, Translator, find_translator
 from primus.config.overrides import parse_overrides
-from primus.config.refused_frameworks import SPELLINGS, find_refusal
+from primus.config.refused_frameworks import REFUSED_FRAMEWORKS, SPELLINGS, find_refusal
 from primus.config.schema import (
     ALTERNATIVES,
     GROUPS,
@@ -341,10 +341,10 @@ def _engine_keys(module: Tree) -> Collection[str]:
     try:
         registry.find_plug_in_file("backends", name)
     except UsageError:
-        refusal = find_refusal(name)
+        close = find_nearest(name, [*installed, *REFUSED_FRAMEWORKS])
+        refusal = find_refusal(name) or REFUSED_FRAMEWORKS.get(close or "")
         if refusal:
             raise UsageError(f"{framework.origin}: framework '{name}': {refusal.reason}", refusal.remedy) from None
-        close = find_nearest(name, installed)
         hint = f"did you mean '{close}'?" if close else "choose one, or add it as a plug-in (docs/plug-ins.md)"
         problem = f"{framework.origin}: no backend '{name}' (installed: {', '.join(installed)})"
         raise UsageError(problem, hint) from None
