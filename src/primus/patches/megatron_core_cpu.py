@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import date
+from types import SimpleNamespace
 from typing import Any
 
 from primus.machine.devices import count_devices
@@ -80,6 +81,8 @@ def _replace_device_calls(torch: Any) -> None:
     # A function for each: torch._dynamo refuses one function under several names.
     for name in ("synchronize", "empty_cache", "set_device"):
         setattr(torch.cuda, name, _build_empty_call())
+    # Megatron-LM asks for the architecture, to require a variable of older GPUs (megatron/training/arguments.py).
+    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(name="cpu", major=10, minor=0)
     torch.cuda.Stream, torch.cuda.current_stream = HostStream, lambda device=None: HostStream()
     torch.cuda.stream = lambda stream: nullcontext()
     torch.cuda.manual_seed = lambda seed: torch.manual_seed(seed)

@@ -27,13 +27,14 @@ PATCHES_OF_ENGINE = ("megatron-core-cpu", "megatron-core-torch-parts", "megatron
 def run_request(request: dict[str, Any]) -> dict[str, Any]:
     from primus.backends.megatron.backend_settings import group_settings
     from primus.backends.megatron.batches import BatchOptions
-    from primus.backends.megatron.engine import MegatronCoreEngine
+    from primus.backends.megatron.engine import MegatronEngine, build_core_parts
 
     trainer = msgspec.convert(request["trainer"], Trainer)
     eod_id = request.get("eod_id")
     options = BatchOptions(eod_id if trainer.data.eod_mask_loss else None, trainer.data.reset_attention_mask, eod_id)
-    settings = group_settings(trainer.backend_args)
-    engine = MegatronCoreEngine(trainer, torch.device("cpu"), options, extra=settings)
+    cpu = torch.device("cpu")
+    parts = build_core_parts(trainer, cpu, extra=group_settings(trainer.backend_args))
+    engine = MegatronEngine(trainer, cpu, options, parts)
     if "weights" in request:
         engine.load_weights(TensorDict(torch.load(request["weights"], weights_only=True)))
     if "load" in request:

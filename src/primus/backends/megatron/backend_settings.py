@@ -24,6 +24,9 @@ TYPES: Mapping[str, tuple[type, ...]] = {
 }
 TYPE_NAMES = {"bool": "true or false", "int": "an integer", "float": "a number", "str": "a text", "list": "a list"}
 
+REPLACED = frozenset({"dataloader_type"})
+"""Arguments about what primus does in the place of Megatron-LM: the order of the samples."""
+
 
 class MegatronSetting(Struct, frozen=True, forbid_unknown_fields=True):
     """One setting of `settings.yaml`."""
@@ -78,7 +81,7 @@ def check_setting_effects(settings: Mapping[str, Any]) -> None:
     """
     known, arguments = read_settings(), _read_foreign_keys()
     for name, value in settings.items():
-        if name not in known and _changes_training(arguments[name], value):
+        if name not in known and name not in REPLACED and _changes_training(arguments[name], value):
             raise UsageError(
                 f"{_format_setting(name, value)}: megatron-core does not have it; Megatron-LM's own training does",
                 "remove it, or train in an image or a checkout of Megatron-LM",
@@ -96,7 +99,9 @@ def _read_foreign_keys() -> dict[str, KnownKey]:
 
 
 def _changes_training(argument: KnownKey, value: Any) -> bool:
-    return argument.effect in ("numbers", "model") and value is not None and value != argument.default
+    """Whether a value asks for something: presets of Primus write out values that Megatron-LM then overrides."""
+    is_asked = value is not None and value != argument.default and value not in argument.shipped
+    return is_asked and argument.effect in ("numbers", "model")
 
 
 def group_settings(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

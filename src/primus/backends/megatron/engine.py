@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_config import TransformerConfig
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -48,8 +49,41 @@ class SkippedStepError(Exception):
         self.grad_norm = grad_norm
 
 
-class MegatronCoreEngine:
-    """The model, its optimizer and their process groups.
+class EngineParts(NamedTuple):
+    """What trains: this process's part of the model, and its optimizer."""
+
+    model: DistributedDataParallel
+    optimizer: Any
+    """Of `get_megatron_optimizer`."""
+    config: TransformerConfig
+
+
+def build_core_parts(
+    trainer: Trainer, device: torch.device, *, use_transformer_engine: bool = False, extra: ExtraFields | None = None
+) -> EngineParts:
+    """The model and optimizer of an experiment, built by megatron-core; also makes its process groups.
+
+    Args:
+        trainer: The experiment's module.
+        device: Of this process.
+        use_transformer_engine: Build Transformer Engine's layers instead of those of megatron-core.
+        extra: Fields of the user.
+    """
+    extra = extra or {}
+    parallel_state.initialize_model_parallel(**collect_values(trainer, "groups"))
+    tensor_parallel.model_parallel_cuda_manual_seed(trainer.training.seed)
+    config = build_transformer_config(trainer, device.type, use_transformer_engine, extra.get("transformer", {}))
+    gpt: nn.Module = build_gpt_model(trainer, config, use_transformer_engine)
+    if device.type == "cuda":
+        gpt.cuda(device)
+    inner = Float16Module(config, gpt) if trainer.training.bf16 else gpt
+    model = DistributedDataParallel(config, build_ddp_config(trainer, extra.get("ddp", {})), inner)
+    optimizer = get_megatron_optimizer(build_optimizer_config(trainer, extra.get("optimizer", {})), [model])
+    return EngineParts(model, optimizer, config)
+
+
+class MegatronEngine:
+    """One optimizer step at a time over the schedules of megatron-core.
 
     torch.distributed must be initialised; every process of the run makes the same calls in the same order.
 
@@ -57,33 +91,14 @@ class MegatronCoreEngine:
         trainer: The experiment's module.
         device: Of this process.
         options: How documents are treated.
-        use_transformer_engine: Build Transformer Engine's layers instead of those of megatron-core.
-        extra: Fields of the user.
+        parts: What trains.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        device: torch.device,
-        options: BatchOptions,
-        *,
-        use_transformer_engine: bool = False,
-        extra: ExtraFields | None = None,
-    ) -> None:
+    def __init__(self, trainer: Trainer, device: torch.device, options: BatchOptions, parts: EngineParts) -> None:
         self.trainer, self.device = trainer, device
-        self._options, self._use_transformer_engine = options, use_transformer_engine
-        extra = extra or {}
-        parallel_state.initialize_model_parallel(**collect_values(trainer, "groups"))
-        tensor_parallel.model_parallel_cuda_manual_seed(trainer.training.seed)
-        self.config = build_transformer_config(
-            trainer, device.type, use_transformer_engine, extra.get("transformer", {})
-        )
-        gpt = build_gpt_model(trainer, self.config, use_transformer_engine)
-        self._model = self._wrap(gpt, extra.get("ddp", {}))
-        self._optimizer = get_megatron_optimizer(
-            build_optimizer_config(trainer, extra.get("optimizer", {})), [self._model]
-        )
-        self._set_overlap(self._model)
+        self._options = options
+        self._model, self._optimizer, self.config = parts
+        self._set_overlap()
         self._allows_update = True
         self._watch_grad_norm()
         self._forward_backward = get_forward_backward_func()
@@ -116,7 +131,7 @@ class MegatronCoreEngine:
 
     def load_weights(self, weights: WeightReader) -> None:
         """Copy weights in hub names into the model and the optimizer's masters."""
-        copy_weights(self.gpt_model, self.trainer.model, weights, self._use_transformer_engine)
+        copy_weights(self.gpt_model, self.trainer.model, weights)
         self._optimizer.reload_model_params()
 
     def step(self, batches: Sequence[NDArray[np.int64]], learning_rate: float) -> StepValues:
@@ -166,18 +181,12 @@ class MegatronCoreEngine:
         """Forget the process groups of megatron-core; those who initialised torch.distributed destroy it."""
         parallel_state.destroy_model_parallel()
 
-    def _wrap(self, gpt: nn.Module, extra: Mapping[str, Any]) -> DistributedDataParallel:
-        if self.device.type == "cuda":
-            gpt.cuda(self.device)
-        model = Float16Module(self.config, gpt) if self.trainer.training.bf16 else gpt
-        return DistributedDataParallel(self.config, build_ddp_config(self.trainer, extra), model)
-
-    def _set_overlap(self, model: DistributedDataParallel) -> None:
+    def _set_overlap(self) -> None:
         """What Megatron-LM sets before its loop for communication that overlaps with computing."""
-        if model.ddp_config.overlap_grad_reduce:
-            self.config.no_sync_func = model.no_sync
-        if model.ddp_config.overlap_param_gather:
-            self.config.param_sync_func = model.start_param_sync
+        if self._model.ddp_config.overlap_grad_reduce:
+            self.config.no_sync_func = self._model.no_sync
+        if self._model.ddp_config.overlap_param_gather:
+            self.config.param_sync_func = self._model.start_param_sync
 
     def _watch_grad_norm(self) -> None:
         """Leave the optimizer's step before it changes anything if the loss or the gradient is not finite.

@@ -7,12 +7,13 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 
 from primus import registry
 from primus.backends.megatron.backend_settings import group_settings, list_unused_settings
 from primus.backends.megatron.installation import has_transformer_engine
-from primus.backends.megatron.support import check_core
+from primus.backends.megatron.support import MegatronDriver, check_driver
 from primus.config.schema import Experiment
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.patch import PATCHES, VARIABLE, chosen_names
@@ -42,20 +43,17 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         device = processes.device
         if device.type == "cpu":
             apply_cpu_patch(os.environ)
-        uses_engine_layers = device.type == "cuda" and has_transformer_engine()
-        check_core(trainer, has_engine_layers=uses_engine_layers)
+        driver = choose_driver(device.type)
+        check_driver(trainer, driver)
         seed_everything(trainer.training.seed, trainer.training.deterministic)
-        layers = (
-            "the layers of Transformer Engine" if uses_engine_layers else "its own layers, without Transformer Engine"
-        )
-        attempt.say(f"{PACKAGE} {version(PACKAGE)}, driven step by step, with {layers}")
-        unused = list_unused_settings(trainer.backend_args)
+        attempt.say(driver.format_choice())
+        unused = list_unused_settings(trainer.backend_args) if driver.checkout is None else []
         if unused:
             attempt.say(f"backend_args without effect on {PACKAGE}: {', '.join(unused)}")
         info = EngineInfo(
             backend="megatron",
             library=PACKAGE,
-            version=version(PACKAGE),
+            version=driver.version,
             device_name=device_name(device),
             device_type=device.type,
             num_devices=attempt.world_size,
@@ -66,18 +64,32 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         session = open_session(experiment, attempt, processes, info, os.environ)
         attempt.beat("init")
         from primus.backends.megatron.batches import BatchOptions
-        from primus.backends.megatron.engine import MegatronCoreEngine, join_single_process
+        from primus.backends.megatron.engine import MegatronEngine, build_core_parts, join_single_process
 
         options = BatchOptions(session.masked_token, trainer.data.reset_attention_mask, session.data.eod_id)
         with join_single_process(device, attempt.world_size):
-            engine = MegatronCoreEngine(
-                trainer,
-                device,
-                options,
-                use_transformer_engine=uses_engine_layers,
-                extra=group_settings(trainer.backend_args),
-            )
-            train_with_engine(session, engine)
+            if driver.checkout is None:
+                settings = group_settings(trainer.backend_args)
+                uses_engine_layers = driver.uses_transformer_engine
+                parts = build_core_parts(trainer, device, use_transformer_engine=uses_engine_layers, extra=settings)
+            else:
+                from primus.backends.megatron.checkout import build_checkout_parts
+
+                parts = build_checkout_parts(experiment, device, session.global_batch_size)
+            train_with_engine(session, MegatronEngine(trainer, device, options, parts))
+
+
+def choose_driver(device_type: str) -> MegatronDriver:
+    """The driver: a checkout of Megatron-LM if `megatron.training` can be imported, else megatron-core alone."""
+    import megatron.core
+
+    found = find_spec("megatron.training")
+    folder = str(Path(found.origin).parents[2]) if found and found.origin else None
+    return MegatronDriver(
+        version=megatron.core.__version__,
+        checkout=folder,
+        uses_transformer_engine=device_type == "cuda" and has_transformer_engine(),
+    )
 
 
 def apply_cpu_patch(environ: Mapping[str, str]) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec import Struct
+
 from primus import model_checks
 from primus.backends.megatron.backend_settings import check_setting_effects, check_setting_names
 from primus.config.schema import Experiment, ModelSpec, Trainer
@@ -15,6 +17,30 @@ from primus.session.checks import check_loop, check_session
 
 NAME = "megatron"
 FOLDER = Path(__file__).parent
+
+
+CHECKOUT_KEYS = frozenset(
+    "activation_clamp add_bias_linear attention_sinks mtp_num_layers rotary_percent"
+    " yarn_correction_range_round_to_int".split()
+)
+"""Keys that Megatron-LM has arguments for, and that are refused without it."""
+
+
+class MegatronDriver(Struct, frozen=True, kw_only=True):
+    """What builds the model and the optimizer."""
+
+    version: str
+    """Of megatron-core."""
+    checkout: str | None
+    """Folder of the checkout of Megatron-LM; None for megatron-core alone."""
+    uses_transformer_engine: bool
+
+    def format_choice(self) -> str:
+        """The choice in one line."""
+        if self.checkout is not None:
+            return f"Megatron-LM with megatron-core {self.version} of {self.checkout}, driven step by step"
+        layers = "the layers of Transformer Engine" if self.uses_transformer_engine else "its own layers"
+        return f"megatron-core {self.version}, driven step by step, with {layers}"
 
 
 class MegatronProblem(NamedTuple):
@@ -41,6 +67,19 @@ def check_experiment(experiment: Experiment) -> None:
     check_session(trainer, NAME)
     if trainer.training.device == "cpu":
         check_core(trainer, has_engine_layers=False)
+
+
+def check_driver(trainer: Trainer, driver: MegatronDriver) -> None:
+    """Accept an experiment in a worker, where the driver is known.
+
+    Raises:
+        UsageError: A value is not supported; the message names its key and the fix.
+    """
+    if driver.checkout is None:
+        check_core(trainer, has_engine_layers=driver.uses_transformer_engine)
+        return
+    rules = {key: rule for key, rule in read_key_rules(FOLDER).items() if key not in CHECKOUT_KEYS}
+    check_key_rules(NAME, rules, trainer)
 
 
 def check_core(trainer: Trainer, *, has_engine_layers: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,15 +21,15 @@ EXPERT_BIAS = "router.expert_bias"
 """End of the name of the only buffer that is a weight."""
 
 
-def copy_weights(model: nn.Module, spec: ModelSpec, weights: WeightReader, use_transformer_engine: bool) -> None:
+def copy_weights(model: nn.Module, spec: ModelSpec, weights: WeightReader) -> None:
     """Copy weights in hub names into the model of this process, which reads only its own part.
 
     Raises:
         PrimusError: The weights are of another model.
     """
-    layer_spec: LayerSpecKind = "transformer_engine" if use_transformer_engine else "local"
-    shard = MegatronShard(weights, spec, find_layout(model.config), layer_spec)
-    own, given = collect_tensors(model), shard.list_tensors()
+    own = collect_tensors(model)
+    shard = MegatronShard(weights, spec, find_layout(model.config, own), find_layer_spec(own))
+    given = shard.list_tensors()
     if own.keys() != given.keys():
         name = sorted(own.keys() ^ given.keys())[0]
         lack = "the weights lack it" if name in own else "the model has no such tensor"
@@ -47,7 +48,12 @@ def collect_tensors(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.named_parameters()) | biases
 
 
-def find_layout(config: TransformerConfig) -> RankLayout:
+def find_layer_spec(own: Collection[str]) -> LayerSpecKind:
+    """The layer spec of a model, from the names of its tensors: Transformer Engine fuses norms into projections."""
+    return "transformer_engine" if any(name.endswith(".layer_norm_weight") for name in own) else "local"
+
+
+def find_layout(config: TransformerConfig, own: Mapping[str, Tensor]) -> RankLayout:
     """The place of this process in the layout; every pipeline stage has as many layers."""
     num_layers = config.num_layers // config.pipeline_model_parallel_size
     experts = config.num_moe_experts // config.expert_model_parallel_size if config.num_moe_experts else None
@@ -60,4 +66,11 @@ def find_layout(config: TransformerConfig) -> RankLayout:
         is_last_stage=parallel_state.is_pipeline_last_stage(),
         first_expert=parallel_state.get_expert_model_parallel_rank() * (experts or 0),
         num_experts=experts,
+        padded_vocab_size=_find_padded_vocab_size(config, own),
     )
+
+
+def _find_padded_vocab_size(config: TransformerConfig, own: Mapping[str, Tensor]) -> int | None:
+    """Rows of the embedding over all ranks; None on a stage without it."""
+    found = [own[name] for name in ("embedding.word_embeddings.weight", "output_layer.weight") if name in own]
+    return found[0].shape[0] * config.tensor_model_parallel_size if found else None
