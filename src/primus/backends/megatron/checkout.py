@@ -87,7 +87,7 @@ def _import_training() -> tuple[Any, Any, Any]:
     except ImportError as error:
         raise UnfitError(
             f"megatron.training of the checkout cannot be imported: {error}",
-            "./primus-cli setup --engine megatron installs what it needs, or use an image of Megatron-LM",
+            f"install the package for {sys.executable}, or use an image of Megatron-LM",
         ) from error
     return initialize, training, add_megatron_arguments
 
