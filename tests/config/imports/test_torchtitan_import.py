@@ -204,3 +204,23 @@ def test_another_toml_is_no_experiment(tmp_path: Path) -> None:
     file.write_text("[tool]\nx = 1\n")
     with pytest.raises(UsageError, match="this is TOML"):
         load_experiment(file, environ={})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("steps = 1000", 'steps = "many"', "training.steps: expected a number, found 'many'"),
+        ("seq_len = 8192", "seq_len = [8192]", "training.seq_len: expected a number"),
+        ("decay_ratio = 0.2", "decay_ratio = inf", "lr_scheduler.decay_ratio: expected a number"),
+        ("enable = true", "enable = true\nkeep_latest_k = false", "checkpoint.keep_latest_k: expected a number"),
+    ],
+)
+def test_a_value_of_another_type_is_named(old: str, new: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        format_result(read_text(tmp_path, "a.toml", TOML.replace(old, new)))
+    assert told in str(caught.value)
+
+
+def test_a_value_in_the_place_of_a_section_is_listed(tmp_path: Path) -> None:
+    config = read_text(tmp_path, "a.toml", "optimizer = 3\n" + TOML.replace("[optimizer]\nlr = 3e-4", ""))
+    assert "optimizer" in [each.key for each in config.warnings]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
-from primus.config.schema import OWNERS, ModelSpec
+from primus.config.convert import union_members
+from primus.config.schema import GROUPS, OWNERS, ModelSpec
 from primus.errors import UsageError
 
 
@@ -57,6 +60,41 @@ class ForeignConfig(Struct):
         return [other for other in self.others if other.reason]
 
 
+NUMBER = "train_iters"
+"""Key whose type stands for a number, for values without a key of their own."""
+
+
+def check_types(values: Mapping[str, Any], names: Mapping[str, str], origin: str) -> None:
+    """Check that values of numbers and switches have these types, before anything is computed from them.
+
+    Args:
+        values: Values by the names of the file.
+        names: Key of the schema by name in the file.
+        origin: Name of the file in messages.
+
+    Raises:
+        UsageError: A value has another type; names it.
+    """
+    for name, key in names.items():
+        value = values.get(name)
+        kinds = _list_kinds(key)
+        if value is None or not kinds or (isinstance(value, bool) and bool in kinds):
+            continue
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not (is_number and kinds & {int, float}):
+            expected = "a number" if kinds & {int, float} else "true or false"
+            raise UsageError(f"{origin}: {name}: expected {expected}, found {str(value)[:40]!r}")
+
+
+@cache
+def _list_kinds(key: str) -> frozenset[type]:
+    """Types of a key if it is a number or a switch; empty for all others."""
+    group = GROUPS.get(OWNERS.get(key, ""))
+    field = next((each for each in structs.fields(group) if each.name == key), None) if group else None
+    kinds = {kind for kind in union_members(field.type) if kind is not type(None)} if field else set()
+    return frozenset(kinds) if kinds and kinds <= {int, float, bool} else frozenset()
+
+
 def drop_defaults(model: dict[str, Any], keep: Iterable[str] = ()) -> dict[str, Any]:
     """The keys of a model that differ from the schema's defaults, in the order of the schema.
 
@@ -67,7 +105,7 @@ def drop_defaults(model: dict[str, Any], keep: Iterable[str] = ()) -> dict[str, 
     if values.get("num_query_groups") == heads:
         values.pop("num_query_groups", None)
     width = values.get("hidden_size")
-    if width and heads and values.get("kv_channels") == width / heads:
+    if isinstance(width, int) and isinstance(heads, int) and heads and values.get("kv_channels") == width / heads:
         values.pop("kv_channels")
     if values.get("moe_ffn_hidden_size") == values.get("ffn_hidden_size"):
         values.pop("moe_ffn_hidden_size", None)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from primus.config.imports.foreign_config import ForeignConfig
+from primus.config.imports.foreign_config import NUMBER, ForeignConfig, check_types
 from primus.errors import UsageError, find_nearest
 
 SHAPE = {
@@ -35,6 +35,16 @@ LATENT = {
     "v_head_dim": "v_head_dim",
 }
 """Keys of latent attention (DeepSeek)."""
+
+NUMBERS = dict.fromkeys(
+    """
+    rope_theta partial_rotary_factor n_shared_experts moe_intermediate_size n_routed_experts num_experts
+    num_local_experts num_experts_per_tok router_aux_loss_coef decoder_sparse_step n_group topk_group
+    first_k_dense_replace sliding_window sliding_window_pattern routed_scaling_factor
+    """.split(),
+    NUMBER,
+)
+"""Further numbers."""
 
 WITHOUT_EFFECT = frozenset(
     """
@@ -103,6 +113,7 @@ def read_model_config(values: dict[str, Any], origin: str, name: str) -> Foreign
         close = find_nearest(str(model_type), FAMILIES)
         known = f"did you mean '{close}'?" if close else f"known: {', '.join(sorted(FAMILIES))}"
         raise UsageError(f"{origin}: model_type {model_type!r} is not a family of decoder that primus knows", known)
+    check_types(values, SHAPE | LATENT | NUMBERS, origin)
     file = _ModelConfig(values, target, DEFAULTS | FAMILY_DEFAULTS.get(str(model_type), {}))
     file.copy_keys(SHAPE)
     _set_hub_name(file)

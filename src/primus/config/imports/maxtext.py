@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from primus.config.imports.foreign_config import ForeignConfig
+from primus.config.imports.foreign_config import NUMBER, ForeignConfig, check_types
 from primus.errors import find_nearest
 
 MODELS = {
@@ -107,6 +107,9 @@ RENAMED = {
 }
 """Settings that mean the same here under another name."""
 
+NUMBERS = dict.fromkeys(("gradient_accumulation_steps", "shared_experts", "checkpoint_period"), NUMBER)
+"""Further numbers."""
+
 DEFAULTS: dict[str, Any] = {
     "train_iters": 150_001,
     "micro_batch_size": 12,
@@ -167,6 +170,7 @@ def is_maxtext(values: dict[str, Any]) -> bool:
 def read_maxtext(values: dict[str, Any], origin: str, name: str, engine_keys: Collection[str]) -> ForeignConfig:
     """The experiment of a MaxText configuration."""
     target = ForeignConfig(origin=f"MaxText configuration {origin}", name=name, framework="jax")
+    check_types(values, RENAMED | NUMBERS, origin)
     rest = {key: value for key, value in values.items() if value is not None}
     for key, value in DEFAULTS.items():
         target.set_key(key, value)
@@ -189,7 +193,7 @@ def _read_model(rest: dict[str, Any], target: ForeignConfig) -> None:
     if tied is not None or not preset:
         target.set_key("untie_embeddings_and_output_weights", not tied)
     rope = rest.pop("rope_type", None)
-    if rope in ROPE_TYPES:
+    if isinstance(rope, str) and rope in ROPE_TYPES:
         target.set_key("rope_type", ROPE_TYPES[rope])
     elif rope is not None:
         target.add_other("rope_type", rope, "primus scales rope by llama3 or yarn")

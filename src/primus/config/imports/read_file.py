@@ -55,6 +55,14 @@ def read_foreign_file(path: Path, environ: Mapping[str, str], function: str | No
     """
     path = path / "config.json" if path.is_dir() else path
     shown = format_path(path)
+    try:
+        return _read_by_kind(path, shown, environ, function)
+    except (TypeError, ValueError, AttributeError, OverflowError, KeyError) as error:
+        # A list in the place of a mapping, and the like: files of others have no schema to check them by.
+        raise UsageError(f"{shown}: a value has an unexpected type: {error}") from None
+
+
+def _read_by_kind(path: Path, shown: str, environ: Mapping[str, str], function: str | None) -> ForeignConfig:
     text = _read_text(path, shown)
     name = _make_name(path)
     suffix = path.suffix.lower()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from typing import Any
 
 from primus.config.imports.foreign_config import ForeignConfig
@@ -34,7 +35,9 @@ def read_titan_functions(text: str, origin: str) -> dict[str, ast.FunctionDef]:
         UsageError: The file is not Python, or has no such function.
     """
     try:
-        module = ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the file's own spelling
+            module = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
         line = getattr(error, "lineno", None)
         raise UsageError(f"{origin}{f':{line}' if line else ''}: not Python: {getattr(error, 'msg', error)}") from None

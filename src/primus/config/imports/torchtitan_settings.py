@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from primus.config.imports.foreign_config import ForeignConfig
+from primus.config.imports.foreign_config import NUMBER, ForeignConfig, check_types
 from primus.errors import UsageError, find_nearest
 
 MODELS: dict[str, dict[str, str]] = {
@@ -135,6 +135,15 @@ RENAMED = {
 }
 """Settings that mean the same here under another name."""
 
+NUMBERS = dict.fromkeys(
+    """
+    training.global_batch_size lr_scheduler.decay_ratio lr_scheduler.decay_factor checkpoint.interval validation.freq
+    parallelism.data_parallel_shard_degree parallelism.data_parallel_replicate_degree comm.train_timeout_seconds
+    """.split(),
+    NUMBER,
+)
+"""Further numbers."""
+
 DEFAULTS: dict[str, Any] = {
     "train_iters": 10000,
     "micro_batch_size": 8,
@@ -188,6 +197,7 @@ class TitanSettings:
 
     def __init__(self, tree: dict[str, Any], target: ForeignConfig, engine_keys: Collection[str]) -> None:
         self.values = dict(_flatten_tree(tree))
+        check_types(self.values, RENAMED | NUMBERS, target.origin)
         self.target = target
         self.engine_keys = engine_keys
 
@@ -273,7 +283,7 @@ class TitanSettings:
         if path not in _OFF:
             self.target.add_other("training.dataset_path", path, "prepare it by `data prepare` and set train_data_path")
         assets = self.take("model.hf_assets_path", "hf_assets_path", "model.tokenizer_path")
-        if name in DATASETS and path in _OFF and assets:
+        if isinstance(name, str) and name in DATASETS and path in _OFF and assets:
             self.target.set_key("dataset", DATASETS[name])
         elif not isinstance(name, str) or path in _OFF:
             reason = "not a dataset of primus; prepare it by `data prepare` and set train_data_path"
