@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,32 @@ def test_the_command_line_accepts_arguments_of_megatron(tmp_path: Path) -> None:
     trainer = load_experiment(file, words[1:], environ={}).experiment.trainer
     assert trainer.backend_args["overlap_param_gather"] is True
     assert (trainer.backend_args["recompute_granularity"], trainer.optimizer.lr) == ("full", 1e-3)
+
+
+STRANGE = [{"a": 1}, [1, 2], [], {}, "x", "", True, -1, 1e30, None, [[1]], "([0]*3", [None], {"enable": [1]}]
+"""Values of the wrong kind for most keys."""
+
+
+@pytest.mark.parametrize("value", STRANGE, ids=str)
+def test_any_value_of_a_translated_key_is_accepted_or_an_error_of_the_user(tmp_path: Path, value: Any) -> None:
+    keys = """
+        window_size window_attn_skip_freq moe_layer_freq rotary_scaling_factor use_rope_scaling rope_type data_path
+        tokenizer_type tokenizer_model sequence_parallel tensor_model_parallel_size softmax_type fim_data torch_compile
+        train_samples rampup_batch_size num_experts hidden_size ffn_hidden_size vocab_size hidden_dropout model_type
+        group_query_attention use_sink_attention sink_sliding_window pretrained_checkpoint lora spec swiglu hf_path
+    """.split()
+    for key in keys:
+        with contextlib.suppress(UsageError):
+            resolve(tmp_path, {key: value}, EXPERTS | {"multi_latent_attention": True})
+
+
+def test_a_quoted_variable_may_hold_a_switch_or_a_number(tmp_path: Path) -> None:
+    settings = {"use_rope_scaling": '"${A}"', "rope_scaling_factor": '"${B}"', "overlap_grad_reduce": '"${A}"'}
+    file = write_experiment(tmp_path, settings)
+    file.write_text(file.read_text().replace("'\"", '"').replace("\"'", '"'))
+    trainer = load_experiment(file, environ={"A": "true", "B": "4"}).experiment.trainer
+    assert (trainer.model.rope_type, trainer.model.rotary_scaling_factor) == ("llama3", 4.0)
+    assert trainer.backend_args["overlap_grad_reduce"] is True
 
 
 # Engines

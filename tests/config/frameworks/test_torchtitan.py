@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from primus.config.frameworks.known_keys import read_torchtitan_fields
+from primus.config.frameworks.torchtitan import RENAMED
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import Trainer
 from primus.config.source import dump_yaml
@@ -96,6 +99,14 @@ def test_what_would_change_the_training_is_refused_by_name(
     tmp_path: Path, settings: dict[str, Any], reason: str
 ) -> None:
     assert reason in find_problem(tmp_path, settings)
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, [1, 2], [], "x", "", True, -1, None, [[1]], [None]], ids=str)
+def test_any_value_of_a_field_is_accepted_or_an_error_of_the_user(tmp_path: Path, value: Any) -> None:
+    for key in (*RENAMED, *read_torchtitan_fields().keys):
+        section, _, name = key.partition(".")
+        with contextlib.suppress(UsageError):
+            resolve(tmp_path, {section: {name: value}} if name else {section: value})
 
 
 def test_fields_without_effect_are_one_note(tmp_path: Path) -> None:

@@ -168,7 +168,9 @@ def _translate_window(work: ForeignSettings) -> None:
         except (ValueError, SyntaxError):
             raise work.refuse("window_size", f"{window!r} is not a pair of numbers", "write (127, 0)") from None
     if isinstance(window, list | tuple):
-        work.put("window_size", int(window[0]) + 1, work.find_origin("window_size"))
+        if not window or not all(type(each) is int for each in window):
+            raise work.refuse("window_size", f"{window!r} is not a pair of numbers", "write (127, 0)")
+        work.put("window_size", window[0] + 1, work.find_origin("window_size"))
     origin, skipped = work.find_origin("window_attn_skip_freq"), work.read("window_attn_skip_freq")
     if skipped is None or not work.read("window_size"):
         work.drop("window_attn_skip_freq")

@@ -205,7 +205,7 @@ def _translate_batch(work: ForeignSettings) -> None:
 def _translate_schedule(work: ForeignSettings) -> None:
     """Warm-up, stable part and decay (torchtitan/components/lr_scheduler.py)."""
     kind_origin, kind = work.find_origin("lr_scheduler.decay_type"), work.take("lr_scheduler.decay_type")
-    origin, ratio = work.find_origin("lr_scheduler.decay_ratio"), work.take("lr_scheduler.decay_ratio")
+    origin, ratio = work.find_origin("lr_scheduler.decay_ratio"), work.take_number("lr_scheduler.decay_ratio")
     steps, warmup = work.read("train_iters"), work.read("lr_warmup_iters", 0)
     if isinstance(steps, int) and isinstance(warmup, int) and warmup >= steps:
         # torchtitan shortens it as well; a decay of no step is a constant rate
@@ -291,8 +291,13 @@ def _translate_reports(work: ForeignSettings) -> None:
     origin, is_on = work.find_origin("profiling.enable_profiling"), work.take("profiling.enable_profiling")
     if is_on and not work.read("callbacks"):
         work.put("callbacks", ["profiler"], origin)
-    origin, timeout = work.find_origin("comm.train_timeout_seconds"), work.take("comm.train_timeout_seconds", 100)
-    if timeout != 100:  # torchtitan's default, which is shorter than a checkpoint of a large model takes
+    origin, timeout = (
+        work.find_origin("comm.train_timeout_seconds"),
+        work.take_number("comm.train_timeout_seconds", 100),
+    )
+    if (
+        timeout is not None and timeout != 100
+    ):  # torchtitan's default, which is shorter than a checkpoint of a large model takes
         work.put("distributed_timeout_minutes", math.ceil(timeout / 60), origin)
     origin, name = work.find_origin("optimizer.name"), work.take("optimizer.name", "AdamW")
     if str(name).lower() != "adamw":

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from primus.config.convert import find_origin
 from primus.config.schema import OWNERS
-from primus.config.source import Leaf, Tree
+from primus.config.source import Leaf, Tree, parse_scalar
 from primus.errors import UsageError
 
 NEEDED = ("train_iters", "micro_batch_size", "seq_length", "lr")
@@ -106,12 +106,26 @@ class ForeignSettings:
     def read(self, key: str, default: Any = None) -> Any:
         """The value of `key`; the default where it is not set or null."""
         item = self.tree.get(key)
-        value = item.value if isinstance(item, Leaf) else item
+        value: Any = item.value if isinstance(item, Leaf) else item
+        if isinstance(item, Leaf) and item.typed and isinstance(value, str):
+            value = parse_scalar(value)  # a number or a switch in a quoted "${VARIABLE}"
         return default if value is None else value
 
     def take(self, key: str, default: Any = None) -> Any:
         """The value of `key`, which is removed."""
         value = self.read(key, default)
+        self.tree.pop(key, None)
+        return value
+
+    def take_number(self, key: str, default: float | None = None) -> float | None:
+        """The number of `key`, which is removed.
+
+        Raises:
+            UsageError: The value is not a number.
+        """
+        value = self.read(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise self.refuse(key, f"expected a number ({value!r})", "write a number")
         self.tree.pop(key, None)
         return value
 
@@ -125,7 +139,8 @@ class ForeignSettings:
     def put(self, key: str, value: Any, origin: str) -> None:
         """Set a key of the schema."""
         origin = origin.removesuffix(f" ({key})")
-        self.tree[key] = Leaf(value, origin, "" if value is None else str(value))
+        # Typed, so that the text of a variable may be a number.
+        self.tree[key] = Leaf(value, origin, "" if value is None else str(value), typed=value is not None)
 
     def drop(self, *keys: str) -> None:
         for key in keys:
