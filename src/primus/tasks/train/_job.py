@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,8 @@ BEFORE_HOOKS = "config/before_hooks/"
 def prepare_new_run(file: str, stage: str, context: TaskContext) -> LaunchJob:
     """A new run of an experiment file; or its newest unfinished run, with `auto_continue_train`."""
     resolved = experiment.resolve_experiment(Path(file), context.overrides, context.environ, stage)
+    for note in () if context.dry_run else resolved.notes:  # a dry run prints them with the plan
+        print(f"note: {note}", file=sys.stderr)
     files = experiment.ExperimentFiles(resolved)
     continues = resolved.experiment.trainer.checkpoint.auto_continue_train
     same = _same_runs(resolved, files) if continues else []
