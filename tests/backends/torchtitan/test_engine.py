@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from .runs import GLOBAL_BATCH, SEQUENCE, STEPS, build_trainer, compute_rates, train_by_engine, write_start
+from .runs import (
+    GLOBAL_BATCH,
+    SEQUENCE,
+    STEPS,
+    build_trainer,
+    compute_rates,
+    draw_tokens,
+    train_by_engine,
+    train_native,
+    write_start,
+)
 
 pytestmark = [pytest.mark.engine("torchtitan"), pytest.mark.slow]
 
@@ -84,6 +94,22 @@ def test_a_step_without_a_finite_gradient_changes_nothing(tmp_path: Path) -> Non
     # The step after the skipped one has the weights of the first step, and the batch of the third.
     assert found[0]["steps"][0] == found[2]["steps"][0]
     assert found[0]["weights_after"][1] == found[0]["weights_after"][0]
+
+
+def test_a_pipeline_of_two_stages_in_each_process_has_the_losses_of_native(tmp_path: Path) -> None:
+    deep = {"num_layers": 4}
+    alone = build_trainer("llama", model=deep)
+    start = write_start(tmp_path, alone)
+    interleaved = structs.replace(
+        build_trainer("llama", model=deep, parallel={"pipeline_model_parallel_size": 2}),
+        backend_args={"parallelism": {"pipeline_parallel_schedule": "Interleaved1F1B"}},
+    )
+    (found,) = train_by_engine(tmp_path / "engine", [(interleaved, {**start, "last": 3, "evaluate": True})], world=2)
+    expected = train_native(alone, draw_tokens(alone), steps=3)
+    for (loss, grad_norm, _), native in zip(found["steps"], expected, strict=True):
+        assert (loss, grad_norm) == (pytest.approx(native[0], abs=5e-6), pytest.approx(native[1], rel=1e-5))
+    assert found["evaluation"][1] == GLOBAL_BATCH * SEQUENCE
+    assert found["evaluation"][0] / found["evaluation"][1] < expected[0][0]
 
 
 def test_the_engines_own_schedule_and_initial_values_are_used_when_asked(tmp_path: Path) -> None:
