@@ -11,7 +11,7 @@ import yaml
 from msgspec import Struct
 
 from primus.errors import UsageError
-from primus.redaction import learn
+from primus.redaction import is_secret_name, learn
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NOT_OURS = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp")
@@ -341,9 +341,15 @@ class _TreeReader:
         return f"{self.shown}:{node.start_mark.line + 1}"
 
 
+_PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("bool", "float", "int", "null"))
+
+
 def _learn_secrets(key: str, node: yaml.Node) -> None:
     """Register the secrets of a file with redaction: values of secret keys, and secrets inside any value."""
-    if isinstance(node, yaml.ScalarNode) and "${" not in node.value:
+    if not isinstance(node, yaml.ScalarNode) or "${" in node.value:
+        return
+    # A number or a switch is secret by its key only, never by its form.
+    if node.tag not in _PLAIN_TAGS or is_secret_name(key):
         learn({key: node.value})
 
 
