@@ -46,6 +46,12 @@ SLOW_FOLDERS = (
 )
 """Folders and files that take longest, the longest first."""
 
+SINGLE_FILES = (
+    "tests/test_documented_commands.py",
+    "tests/backends/native/test_interrupted_save.py",
+)
+"""Files of long tests that share no fixture: each test may run on another process."""
+
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 collect_ignore = ["machines"] + ([] if HAS_TORCH else ["backends", "checkpoint", "data", "measure"])
 """Recorded trees hold no tests, and links in rings; where torch is not installed, the control plane is tested alone."""
@@ -92,7 +98,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep each file on one process, so that its module fixtures are made once, and all cluster tests on one.
+    """Keep most files on one process, so that their module fixtures are made once, and all cluster tests on one.
 
     Cluster tests share the machine's daemons and ports. The marker xdist_group does not work here: pytest 9 ignores
     the names that pytest-xdist 3.8 gives to tests.
@@ -101,6 +107,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class FileScheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
+            if nodeid.startswith(SINGLE_FILES):
+                return nodeid
             return "tests/cluster" if nodeid.startswith("tests/cluster/") else super()._split_scope(nodeid)
 
     return FileScheduling(config, log)

@@ -26,6 +26,8 @@ SHORT = ("--train_iters", "2", "--eval_iters", "1")
 """Behind each training command, unless it repeats a run as it was."""
 DRY = ("container", "slurm", "ssh", "kubernetes", "logs", "cancel", "--perf", "--nproc 8")
 """Words of commands that only run dry here."""
+SPELLINGS = ("--lr 1e-4", "--lr=1e-4", "lr=1e-4")
+"""Ends of commands that differ from another one in a setting only, which planning reads: they run dry, too."""
 EXIT_CODES = {"preflight": (0, 1, 3), "diagnose": (0, 1, 4)}
 """Exit codes of tasks whose answer depends on the machine; 0 for all others."""
 PLACEHOLDERS = {
@@ -72,7 +74,7 @@ def runnable(command: str, folder: Path) -> list[str]:
     runs = sorted(path.name for path in (folder / "output/quickstart").glob("*-*") if path.is_dir())
     values = PLACEHOLDERS | ({"A": runs[0], "B": runs[-1]} if runs else {})
     words = [values.get(word, word) for word in shlex.split(command)]
-    if any(word in command.split() or f" {word} " in f" {command} " for word in DRY):
+    if command.endswith(SPELLINGS) or any(word in command.split() or f" {word} " in f" {command} " for word in DRY):
         return [*words[:1], "--dry-run", *(word for word in words[1:] if word != "--dry-run")]
     if "train" in words and "--replay" not in words:
         return [*words, *SHORT]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from primus.backends.native.documents import DocumentHandling, build_attention_mask, compute_positions
 from primus.backends.native.model import build_model
@@ -99,17 +100,18 @@ def test_no_reset_is_bit_by_bit_what_it_was_without_documents() -> None:
     assert torch.equal(model(tokens), before)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside torch while it compiles
-@pytest.mark.parametrize("bf16", [False, True])
-def test_a_compiled_model_keeps_documents_apart(bf16: bool) -> None:
+def test_a_compiled_model_keeps_documents_apart() -> None:
+    """One layer, since all handle documents alike and compiling takes half a minute each; bf16 is in test_step.py."""
     tokens, _ = packed()
     targets, scale = tokens.roll(-1, 1), torch.ones(())
     losses = []
     for compile in (False, True):
-        model = build_model(SPEC, "cpu", seed=1)
+        model = build_model(structs.replace(SPEC, num_layers=1), "cpu", seed=1)
         model.documents = DocumentHandling(EOD, True, True)
-        trainable = prepare_model(model, device="cpu", bf16=bf16, compile=compile)
+        trainable = prepare_model(model, device="cpu", bf16=False, compile=compile)
         loss = trainable.loss(tokens, targets, scale)
         loss.backward()
         losses.append(loss.detach())
-    torch.testing.assert_close(*losses, rtol=1e-2 if bf16 else 1e-5, atol=0.0)
+    torch.testing.assert_close(*losses, rtol=1e-5, atol=0.0)
