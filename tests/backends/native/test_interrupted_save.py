@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
 
+from fakes.gloo import start_in_processes
 from primus import experiment
 from primus.backends import native
 from primus.errors import PrimusError
@@ -33,7 +33,7 @@ def test_a_save_that_a_kill_of_one_process_has_interrupted_is_not_taken(
     make_run: Callable[..., Run], train: Callable[..., Any], victim: int, moment: str
 ) -> None:
     run = make_run(train_iters=12, save_interval=4, global_batch_size=4)
-    context = multiprocessing.spawn(_train, (str(run.directory), victim, moment, _free_port()), nprocs=2, join=False)
+    context = start_in_processes(2, _train, str(run.directory), victim, moment, _free_port())
     for process in context.processes:
         process.join(DEADLINE_S)
     codes = [process.exitcode for process in context.processes]
