@@ -31,14 +31,15 @@ def load_tool() -> ModuleType:
 
 
 def test_most_examples_that_train_language_models_are_accepted() -> None:
+    tool = load_tool()
     checked = [
         example
-        for example in load_tool().check_examples(CHECKOUT)
+        for example in tool.check_examples(CHECKOUT)
         if example.framework in ("megatron", "torchtitan") and "diffusion" not in example.file
     ]
-    accepted = [example for example in checked if not example.problem]
+    accepted = [example for example in checked if not example.problem or tool.lacks_files(example)]
     assert len(checked) > 300
-    assert len(accepted) / len(checked) > 0.88
+    assert len(accepted) / len(checked) > 0.9
 
 
 def test_an_accepted_example_written_to_a_run_folder_means_the_same(tmp_path: Path) -> None:
@@ -53,5 +54,5 @@ def test_an_accepted_example_written_to_a_run_folder_means_the_same(tmp_path: Pa
             target = tmp_path / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text)
-        again = load_experiment(tmp_path / CONFIG_FILE, environ=None)
+        again = load_experiment(tmp_path / CONFIG_FILE, environ=None)  # translated again, as a copy is
         assert again.experiment == resolved.experiment, file
