@@ -8,8 +8,12 @@ from typing import Any, BinaryIO, NamedTuple
 
 from primus.checkpoint.weights import TensorInfo
 
-CHUNK_BYTES = 128 << 20
-"""Tensor data in memory at a time; larger tensors are read and written in rows."""
+CHUNK_BYTES = 24 << 20
+"""Tensor data in memory at a time; larger tensors are read and written in rows.
+
+Below 32 MiB, the largest allocation that glibc serves from memory that it has (mallopt(3), M_MMAP_THRESHOLD), so that
+pages are not faulted in anew for each part.
+"""
 
 FileRecord = Any
 """What a file's writer found out, as JSON: kept when a conversion is interrupted."""
