@@ -123,8 +123,8 @@ def _format_table(comparison: EngineComparison) -> str:
     rows += [_format_row(each) for each in comparison.engines]
     limits = comparison.tolerance
     title = (
-        f"differences of the loss (tolerance {limits.first_loss:g} at step 1, {limits.loss:g} at any step) and,"
-        f" relative, of the gradient norm ({limits.grad_norm:g})"
+        f"differences of the loss (tolerance {limits.first_loss:g} at step 1, {limits.loss:g} at any step),\nand"
+        f" relative difference of the gradient norm ({limits.grad_norm:g})"
     )
     return f"{title}\n{table.format_table(header, rows, right=(1, 2, 3, 4, 5))}"
 
