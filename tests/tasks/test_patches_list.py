@@ -69,7 +69,7 @@ def test_the_patches_of_a_run_are_those_that_it_recorded(capsys: pytest.CaptureF
     assert (rows["fix.sh"][1], rows["fix.sh"][3:]) == ("0", ["skipped", "2"])
     values = json.loads(shown("--json direct -- patches list --run out/tiny/latest", capsys))
     assert [(each["node"], each["file"], each["state"]) for each in values["files"]] == [(0, "fix.sh", "skipped")]
-    without = cli.run("direct", "--", "tiny", cwd=tmp_path)
+    without = cli.run("direct", "--", "tiny", cwd=tmp_path, PRIMUS_PATCHES="none")
     assert without.returncode == 0
     assert shown("direct -- patches list --run out/tiny/latest", capsys) == (
         "no patches of upstream packages\n\nno patch files\n"

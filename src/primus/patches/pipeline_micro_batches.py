@@ -7,18 +7,27 @@ arguments of the model and splits them again.
 from __future__ import annotations
 
 from datetime import date
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from primus.patch import Patch
+from primus.patch import Patch, includes_version
 
 PATCH = Patch(
-    target="torch",
-    versions=">=2.12,<2.14",
+    target="torchtitan",
+    versions=">=0.3,<0.4",
     reason="torchtitan 0.3 gives pipeline schedules micro batches, which torch before 2.14 splits again",
     link="https://github.com/pytorch/pytorch/pull/188500",
     expires=date(2027, 6, 30),
     backend="torchtitan",
 )
+
+
+def needed() -> bool:
+    """Whether torch is older than 2.14."""
+    try:
+        return includes_version("<2.14", version("torch"))
+    except PackageNotFoundError:
+        return False
 
 
 def apply() -> None:
