@@ -6,6 +6,7 @@ to two steps. What needs a scheduler, a container engine, a cluster or a quiet m
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 QUICK_START = "./primus-cli direct -- train pretrain --config examples/quickstart.yaml"
 SHORT = ("--train_iters", "2", "--eval_iters", "1")
 """Behind each training command, unless it repeats a run as it was."""
-DRY = ("container", "slurm", "ssh", "kubernetes", "logs", "cancel", "--perf", "--nproc 8")
+DRY = ("container", "slurm", "ssh", "kubernetes", "logs", "cancel", "--perf", "--nproc 8", "compare", "setup")
 """Words of commands that only run dry here."""
 SPELLINGS = ("--lr 1e-4", "--lr=1e-4", "lr=1e-4")
 """Ends of commands that differ from another one in a setting only, which planning reads: they run dry, too."""
@@ -33,10 +34,23 @@ EXIT_CODES = {"preflight": (0, 1, 3), "diagnose": (0, 1, 4)}
 PLACEHOLDERS = {
     "FILE": "examples/quickstart.yaml",
     "FILES": "my-texts",
+    "NAME": "torchtitan",
     "IMAGE": "rocm/primus:v26.5",
     "ID": "20250101-000000-abcd",
     "...": "examples/quickstart.yaml",
 }
+CONFIG_JSON = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 512,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+}
+"""A model as Hugging Face describes it, for `config import`."""
 
 
 def commands_of(page: Path) -> list[str]:
@@ -86,6 +100,7 @@ def workplace(tmp_path: Path) -> Path:
     for name in ("primus-cli", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "my-texts").mkdir()
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG_JSON))
     for name in ("configuration.md", "training.md", "data.md", "jobs.md"):
         (tmp_path / "my-texts" / name.replace(".md", ".txt")).write_text((ROOT / "docs" / name).read_text())
     return tmp_path
