@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from primus.backends import native
-from primus.backends.native import compilation, trainer
+from primus.backends.native import compilation
 from primus.backends.native.evaluate import to_batch
 from primus.backends.native.step import StepResult
 from primus.backends.native.step_timer import LaunchedStep, Rates, StepTimer
@@ -449,20 +449,6 @@ def test_nothing_is_predicted_after_the_masked_token() -> None:
     tokens, targets = to_batch(np.array([[5, 1, 7, 1, 9]]), 1, torch.device("cpu"))
     assert tokens.tolist() == [[5, 1, 7, 1]]
     assert targets.tolist() == [[1, -100, 1, -100]]
-
-
-def test_errors_of_torch_that_a_user_can_act_on_are_explained() -> None:
-    def failing(error: BaseException) -> Iterator[None]:
-        with trainer._explain_errors():
-            raise error
-        yield
-
-    with pytest.raises(PrimusError, match="out of memory: DefaultCPUAllocator"):
-        next(failing(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")))
-    with pytest.raises(PrimusError, match="out of memory"):
-        next(failing(MemoryError()))
-    with pytest.raises(RuntimeError, match="something else"):
-        next(failing(RuntimeError("something else")))
 
 
 def _is_installed(package: str) -> bool:

@@ -7,15 +7,15 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 from primus.config.schema import Experiment
-from primus.errors import PrimusError, UnfitError
+from primus.errors import UnfitError
 from primus.machine.accelerators import find_accelerators
 from primus.machine.facts import DeviceKind
 from primus.machine.probe import find_machine_root, probe
 from primus.process import count_usable_cpus
 from primus.runs.attempt import Attempt
+from primus.session.engine_errors import build_memory_error
 from primus.session.processes import OneProcess, Processes
 
 
@@ -160,11 +160,6 @@ def _explain_errors() -> Iterator[None]:
     try:
         yield
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
-        reason: Any = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in reason:
+        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise PrimusError(
-            f"out of memory: {reason}",
-            "lower micro_batch_size (gradients then accumulate to the same global_batch_size) or seq_length, set"
-            " recompute_activations: true, or share the model among more devices",
-        ) from error
+        raise build_memory_error(error) from error

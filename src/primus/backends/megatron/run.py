@@ -15,9 +15,10 @@ from primus.backends.megatron.backend_settings import group_settings, list_unuse
 from primus.backends.megatron.installation import has_transformer_engine
 from primus.backends.megatron.support import MegatronDriver, check_driver
 from primus.config.schema import Experiment
-from primus.errors import PrimusError, UnfitError, UsageError
+from primus.errors import UnfitError, UsageError
 from primus.patch import PATCHES, VARIABLE, chosen_names
 from primus.runs.attempt import Attempt
+from primus.session.engine_errors import explain_torch_errors, find_reason
 
 CPU_PATCH = "megatron-core-cpu"
 PACKAGE = "megatron-core"
@@ -114,7 +115,7 @@ def _import_engine() -> None:
             import megatron.core.transformer  # noqa: F401
     except Exception as error:
         raise UnfitError(
-            f"{PACKAGE} cannot be imported: {type(error).__name__}: {_find_reason(error)}",
+            f"{PACKAGE} cannot be imported: {type(error).__name__}: {find_reason(error)}",
             "./primus-cli setup --engine megatron installs it; ./primus-cli engines shows what is installed",
         ) from error
 
@@ -122,23 +123,16 @@ def _import_engine() -> None:
 @contextmanager
 def explain_errors() -> Iterator[None]:
     """Turn errors of megatron-core and PyTorch into errors that say what to do."""
-    import torch
-
     try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _build_memory_error(error) from error
+        with explain_torch_errors():
+            yield
     except (NotImplementedError, ValueError, AssertionError) as error:
         if not is_raised_by_engine(error):
             raise
         raise UsageError(
-            f"megatron-core refuses the configuration: {_find_reason(error)}",
+            f"megatron-core refuses the configuration: {find_reason(error)}",
             "docs/engine-megatron.md says which layouts it has; the traceback is in the log of the rank",
         ) from error
-    except RuntimeError as error:
-        if "allocate memory" in str(error):  # the message of the CPU allocator, c10/core/impl/alloc_cpu.cpp
-            raise _build_memory_error(error) from error
-        raise
 
 
 def is_raised_by_engine(error: BaseException) -> bool:
@@ -147,16 +141,3 @@ def is_raised_by_engine(error: BaseException) -> bool:
     while frame and frame.tb_next:
         frame = frame.tb_next
     return frame is not None and frame.tb_frame.f_globals.get("__name__", "").startswith("megatron.")
-
-
-def _find_reason(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
-
-
-def _build_memory_error(error: BaseException) -> PrimusError:
-    return PrimusError(
-        f"out of memory: {_find_reason(error)}",
-        "lower micro_batch_size (gradients then accumulate to the same global_batch_size) or seq_length,"
-        " set recompute_activations: true, or share the model among more processes",
-    )

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from datetime import timedelta
-
-import torch
 
 from primus.backends.native.checkpoint import collect_current_state, count_bytes, prepare_files
 from primus.backends.native.evaluate import evaluate_dataset, to_batch
@@ -30,6 +28,7 @@ from primus.data.training.packing import Dataset
 from primus.errors import PrimusError, UsageError
 from primus.runs.attempt import Attempt
 from primus.session.bad_steps import BadSteps
+from primus.session.engine_errors import explain_torch_errors
 from primus.session.session import FINISH, INTERRUPT
 from primus.session.torch_processes import join_processes
 
@@ -46,7 +45,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     timeout = timedelta(minutes=experiment.trainer.parallel.distributed_timeout_minutes)
     place = (attempt.rank, attempt.local_rank, attempt.world_size)
     device = experiment.trainer.training.device
-    with _explain_errors(), join_processes(*place, timeout, os.environ, device) as processes:
+    with explain_torch_errors(), join_processes(*place, timeout, os.environ, device) as processes:
         # Inside of the process group: the set-up already communicates, for example to agree on the checkpoint.
         training = set_up_training(experiment, attempt, processes, os.environ)
         try:
@@ -217,28 +216,3 @@ def _save_unless_saved(training: Training) -> None:
     """Save, unless this step was saved or loaded already, or is the beginning."""
     if not training.is_saved():
         save(training)
-
-
-@contextmanager
-def _explain_errors() -> Iterator[None]:
-    """Turn PyTorch's errors about memory and compilation into errors that say what to do."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _build_memory_error(error) from error
-    except RuntimeError as error:
-        if "allocate memory" in str(error):  # the message of the CPU allocator, c10/core/impl/alloc_cpu.cpp
-            raise _build_memory_error(error) from error
-        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-            reason = str(error).strip().splitlines()[0]
-            raise PrimusError(f"torch.compile failed: {reason}", "set compile: false to train without it") from error
-        raise
-
-
-def _build_memory_error(error: BaseException) -> PrimusError:
-    reason = (str(error) or "MemoryError").splitlines()[0]
-    return PrimusError(
-        f"out of memory: {reason}",
-        "lower micro_batch_size (gradients then accumulate to the same global_batch_size) or seq_length,"
-        " set recompute_activations: true, or share the model among more processes",
-    )

@@ -13,8 +13,9 @@ from primus.backends.torchtitan.layout import plan_layout
 from primus.backends.torchtitan.log_messages import write_engine_messages
 from primus.backends.torchtitan.support import check_for_cpu
 from primus.config.schema import Experiment
-from primus.errors import PrimusError, UsageError, format_error_place
+from primus.errors import UsageError
 from primus.runs.attempt import Attempt
+from primus.session.engine_errors import explain_torch_errors, find_reason
 
 HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 """Variables by which CUDA and HIP find no device."""
@@ -41,7 +42,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     layout = plan_layout(trainer.training, trainer.parallel, attempt.world_size)
     timeout = timedelta(minutes=trainer.parallel.distributed_timeout_minutes)
     place = (attempt.rank, attempt.local_rank, attempt.world_size)
-    with explain_errors(), join_processes(*place, timeout, os.environ, trainer.training.device) as processes:
+    with explain_torch_errors(), join_processes(*place, timeout, os.environ, trainer.training.device) as processes:
         on_cpu = processes.device.type == "cpu"
         if on_cpu:
             check_for_cpu(trainer)
@@ -97,25 +98,6 @@ def _set_local_rank(local_rank: int) -> Iterator[None]:
 
 
 @contextmanager
-def explain_errors() -> Iterator[None]:
-    """Turn errors of torchtitan and PyTorch into errors that say what to do."""
-    import torch
-
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _build_memory_error(error) from error
-    except RuntimeError as error:
-        if "allocate memory" in str(error):  # the message of the CPU allocator, c10/core/impl/alloc_cpu.cpp
-            raise _build_memory_error(error) from error
-        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-            raise PrimusError(
-                f"torch.compile failed: {_find_reason(error)}", "set compile: false to train without it"
-            ) from error
-        raise
-
-
-@contextmanager
 def _explain_refusal() -> Iterator[None]:
     """Turn what torchtitan and PyTorch raise while they build the trainer into an error of the configuration."""
     try:
@@ -123,20 +105,6 @@ def _explain_refusal() -> Iterator[None]:
     except (NotImplementedError, ValueError, AssertionError) as error:
         traceback.print_exc()
         raise UsageError(
-            f"torchtitan refuses the configuration: {_find_reason(error)}",
+            f"torchtitan refuses the configuration: {find_reason(error)}",
             "docs/engine-torchtitan.md says which layouts it has; the traceback is in the log of the rank",
         ) from error
-
-
-def _find_reason(error: BaseException) -> str:
-    """The first line of an error's text; where it has none, as a plain assertion, its kind and place."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else f"{type(error).__name__} at {format_error_place(error)}"
-
-
-def _build_memory_error(error: BaseException) -> PrimusError:
-    return PrimusError(
-        f"out of memory: {_find_reason(error)}",
-        "lower micro_batch_size (gradients then accumulate to the same global_batch_size) or seq_length,"
-        " set recompute_activations: true, or share the model among more processes",
-    )

@@ -1,0 +1,42 @@
+"""Errors of engines, in words that a user can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from primus.errors import PrimusError, format_error_place
+
+
+def find_reason(error: BaseException) -> str:
+    """The first line of an error's text; where it has none, as a plain assertion, its kind and place."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else f"{type(error).__name__} at {format_error_place(error)}"
+
+
+def build_memory_error(error: BaseException) -> PrimusError:
+    """The error of a device or host without memory."""
+    return PrimusError(
+        f"out of memory: {find_reason(error)}",
+        "lower micro_batch_size (gradients then accumulate to the same global_batch_size) or seq_length,"
+        " set recompute_activations: true, or share the model among more processes",
+    )
+
+
+@contextmanager
+def explain_torch_errors() -> Iterator[None]:
+    """Turn PyTorch's errors about memory and compilation into errors that say what to do."""
+    import torch
+
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise build_memory_error(error) from error
+    except RuntimeError as error:
+        if "allocate memory" in str(error):  # the message of the CPU allocator, c10/core/impl/alloc_cpu.cpp
+            raise build_memory_error(error) from error
+        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            raise PrimusError(
+                f"torch.compile failed: {find_reason(error)}", "set compile: false to train without it"
+            ) from error
+        raise
