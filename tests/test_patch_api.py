@@ -110,6 +110,7 @@ def test_the_state_of_each_patch_is_reported(folder: Path) -> None:
         "idle": "not needed",
     }
     assert next(iter(found)) == "first", "lower priorities come first"
+    assert states(backend="")["other"] == "other backend", "a task that trains nothing imports no engine to patch it"
     assert states(backend="megatron")["other"] == "applies"
 
 

@@ -114,8 +114,8 @@ def choose_patches(
 
     Args:
         environ: Environment with the selection in `PRIMUS_PATCHES`.
-        backend: Returns the backend in use; called only for a patch of one backend. None selects patches of every
-            backend.
+        backend: Returns the backend in use, or an empty name if none is; called only for a patch of one backend. None
+            selects patches of every backend.
         today: The date that expiry dates are compared with.
         folders: Import path of the interpreter that applies them; None for that of this one.
 

@@ -87,9 +87,9 @@ def _apply_patches(attempt: Attempt, environ: Mapping[str, str]) -> None:
         attempt.event("patches", applied=applied)
 
 
-def _find_backend(run: Run, environ: Mapping[str, str]) -> str | None:
-    """Backend of the run's experiment, if the run has one."""
-    return experiment_of(run, environ).trainer.framework if run.config.is_file() else None
+def _find_backend(run: Run, environ: Mapping[str, str]) -> str:
+    """Backend of the run's experiment; empty if the task trains nothing, so that it imports no engine to patch it."""
+    return experiment_of(run, environ).trainer.framework if run.config.is_file() else ""
 
 
 def _redirect_output(log: Path) -> TextIO:
