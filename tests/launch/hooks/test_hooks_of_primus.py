@@ -157,7 +157,7 @@ def test_a_hook_whose_work_is_all_that_is_wanted_ends_the_launch_well(tmp_path: 
 def test_nodes_do_not_wait_for_a_lost_node_as_long_as_all_hooks_might_take(tmp_path: Path) -> None:
     place = checkout(tmp_path, **{f"{number:02d}_a_sh": "" for number in range(14)})
     found = discovery.find_hooks("tiny", {"PRIMUS_HOOKS": str(place), "HOME": str(tmp_path)}, starts_workers=True)
-    launch: Any = SimpleNamespace(plan=SimpleNamespace(actions=found))
+    launch: Any = SimpleNamespace(plan=SimpleNamespace(actions=found), engine=None)
     assert len(found) == 14
     assert (
         run_node._rendezvous_timeout_s(launch)
