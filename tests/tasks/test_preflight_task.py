@@ -67,7 +67,7 @@ def test_a_tool_that_is_required_and_missing_is_overridden_by_name_only(tmp_path
         (("--ignore", "memlock"), "a check has a group and a name"),
         (("--thresholds", "none.yaml"), "no such file"),
         (("--dmesg-minutes", "-1"), "expected float > 0.0"),
-        (("--expected-nodes", "n[a-b]"), "no range of numbers"),
+        (("--expected-nodes", "n[a-b]"), "is not a range of numbers"),
         (("--report", "r", "--report-file-name", ".."), "not a name"),
         (("sweep",), "did you mean|Invalid enum"),
     ],
