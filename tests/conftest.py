@@ -57,8 +57,9 @@ collect_ignore = ["machines"] + ([] if HAS_TORCH else ["backends", "checkpoint",
 """Recorded trees hold no tests, and links in rings; where torch is not installed, the control plane is tested alone."""
 
 # A busy machine makes no example wrong, and a change is judged by the examples that its parent passed.
-hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
-hypothesis.settings.register_profile("exploring", deadline=None)
+UNTIMED = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("repeatable", UNTIMED, derandomize=True, database=None)
+hypothesis.settings.register_profile("exploring", UNTIMED)
 hypothesis.settings.load_profile("repeatable")
 
 # Before torch is imported: the tensors are small, and a few cores serve several processes.

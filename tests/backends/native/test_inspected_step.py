@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from primus.cli.main import main
 from primus.data.megatron.indexed_dataset import IndexedWriter
-from primus.data.training.loader import Batches
 from primus.errors import EXIT_OK, EXIT_UNFIT
 from primus.runs.store import Run
 from primus.session import session
+from primus.session.batch_record import RecordedBatches
 
 
-class Recorded(Batches):
+class RememberedBatches(RecordedBatches):
     """The loader, which remembers what it gave."""
 
     steps: ClassVar[list[list[NDArray[np.int64]]]] = []
@@ -44,8 +44,8 @@ def trained(
     run = make_run(mock_data=False, train_data_path=blend, global_batch_size=6, train_iters=5)
     (run.directory / "metadata.json").write_text(json.dumps({"id": "r", "name": "t"}))
     steps: list[list[NDArray[np.int64]]] = []
-    monkeypatch.setattr(Recorded, "steps", steps)
-    monkeypatch.setattr(session, "Batches", Recorded)
+    monkeypatch.setattr(RememberedBatches, "steps", steps)
+    monkeypatch.setattr(session, "RecordedBatches", RememberedBatches)
     train(run)
     return run, steps
 

@@ -13,6 +13,7 @@ import yaml
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from engine_python import engine_python, run_engine
 from primus import registry
 from primus.cli.main import main
 from primus.config.exports.hugging_face import format_model_config
@@ -58,6 +59,18 @@ modules:
       lr_warmup_iters: 5
       split: "100,0,0"
 """
+COUNT = """
+import json, pathlib, torch, transformers
+counted = {{}}
+for folder in pathlib.Path({folder!r}).iterdir():
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    # The bias that balances DeepSeek-V3's experts is a buffer in transformers.
+    biases = sum(each.numel() for name, each in model.named_buffers() if name.endswith("e_score_correction_bias"))
+    counted[folder.name] = sum(weight.numel() for weight in model.parameters()) + biases
+print(json.dumps(counted))
+"""
 SMALL = "--num_layers 2 --hidden_size 64 --ffn_hidden_size 96 --num_attention_heads 4 --num_query_groups 2".split()
 SMALL += "--vocab_size 256 --kv_channels null".split()
 
@@ -86,18 +99,13 @@ def test_a_model_survives_the_way_to_hugging_face_and_back(preset: str, tmp_path
     assert not config.warnings
 
 
-@pytest.mark.parametrize("preset", PUBLISHED)
-def test_transformers_builds_the_exported_model_with_our_parameters(preset: str, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    (tmp_path / "config.json").write_text(format_model_config(load_model(preset)).text)
-    config = transformers.AutoConfig.from_pretrained(tmp_path)
-    with torch.device("meta"):
-        built = transformers.AutoModelForCausalLM.from_config(config)
-    counted = count_parameters(load_model(preset)).total_parameters
-    # The bias that balances DeepSeek-V3's experts is a buffer in transformers.
-    buffers = sum(each.numel() for name, each in built.named_buffers() if name.endswith("e_score_correction_bias"))
-    assert sum(weight.numel() for weight in built.parameters()) + buffers == counted
+@pytest.mark.engine("huggingface")
+def test_transformers_builds_the_exported_models_with_our_parameters(tmp_path: Path) -> None:
+    for preset in PUBLISHED:
+        (tmp_path / preset).mkdir()
+        (tmp_path / preset / "config.json").write_text(format_model_config(load_model(preset)).text)
+    counted = json.loads(run_engine("huggingface", COUNT.format(folder=str(tmp_path))).splitlines()[-1])
+    assert counted == {preset: count_parameters(load_model(preset)).total_parameters for preset in PUBLISHED}
 
 
 def test_a_shape_that_no_family_has_is_refused_with_its_keys() -> None:
@@ -201,14 +209,18 @@ torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
+@pytest.mark.engine("torchtitan")
 @pytest.mark.parametrize("preset", ["llama3.1_8B", "qwen2.5_0.5B", "qwen3_0.6B"])
 def test_torchtitan_takes_two_steps_with_the_exported_module(preset: str, tmp_path: Path) -> None:
-    pytest.importorskip("torchtitan")
     prefix = write_tokens(tmp_path)
     data = ["--mock_data", "false", "--train_data_path", str(prefix)] if preset.startswith("llama") else []
     module = export(tmp_path, "torchtitan", "train.py", f"{preset}.yaml", *SMALL, *data)
     done = subprocess.run(
-        [sys.executable, "-c", STEPS, str(module)], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        [engine_python("torchtitan"), "-c", STEPS, str(module)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.split()}
