@@ -1,0 +1,125 @@
+"""Intervals hold the true value as often as they say; warm-up is found where it is."""
+
+from __future__ import annotations
+
+import math
+import random
+from statistics import fmean, median
+
+import pytest
+
+from primus.statistics import (
+    bootstrap_interval,
+    bootstrap_ratio,
+    choose_block_length,
+    compute_mad,
+    compute_quantile,
+    compute_t_quantile,
+    find_steady_window,
+    predict_ratio,
+    thin_series,
+)
+
+TRIALS = 120
+RESAMPLES = 200
+
+
+def generate_series(rng: random.Random, n: int, correlation: float) -> list[float]:
+    """Normal values around 1 with a spread of 2 %, each correlated with the one before."""
+    value, found = rng.gauss(0, 1), []
+    for _ in range(n):
+        value = correlation * value + math.sqrt(1 - correlation**2) * rng.gauss(0, 1)
+        found.append(1 + 0.02 * value)
+    return found
+
+
+def test_mad_and_quantiles_match_values_computed_by_hand() -> None:
+    assert compute_mad([1, 1, 2, 2, 4, 6, 9]) == 1
+    assert compute_quantile([10, 20, 30, 40], 0.5) == 25
+    assert compute_quantile([10, 20, 30, 40], 0.05) == pytest.approx(11.5)
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (30, 2.042), (200, 1.972)]
+)
+def test_t_quantiles_match_the_printed_table(freedom: int, quantile: float) -> None:
+    # NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2, two-sided 95 %.
+    assert compute_t_quantile(0.975, freedom) == pytest.approx(quantile, abs=6e-4)
+
+
+@pytest.mark.parametrize("n", [8, 30])
+def test_interval_of_a_median_covers_it_in_95_percent_of_skewed_samples(n: int) -> None:
+    rng = random.Random(n)
+    truth = math.exp(0)  # the median of a log-normal distribution
+    samples = [[rng.lognormvariate(0, 0.3) for _ in range(n)] for _ in range(TRIALS)]
+    hits = sum(bootstrap_interval(sample, resamples=RESAMPLES).contains(truth) for sample in samples)
+    assert 0.9 * TRIALS <= hits <= 0.995 * TRIALS
+
+
+def test_interval_of_a_ratio_of_medians_covers_it() -> None:
+    rng = random.Random(3)
+    hits = 0
+    for _ in range(TRIALS):
+        a, b = ([center * rng.lognormvariate(0, 0.1) for _ in range(20)] for center in (1.03, 1.0))
+        hits += bootstrap_ratio(a, b, resamples=RESAMPLES).contains(1.03)
+    assert 0.9 * TRIALS <= hits <= 0.995 * TRIALS
+
+
+@pytest.mark.parametrize("statistic", [median, fmean])
+def test_blocks_keep_the_coverage_of_an_autocorrelated_series(statistic: object) -> None:
+    assert callable(statistic)
+    rng = random.Random(4)
+    series = [generate_series(rng, 100, 0.6) for _ in range(TRIALS)]
+    blocks, single = (
+        sum(bootstrap_interval(each, statistic, block=block, resamples=RESAMPLES).contains(1.0) for each in series)
+        for block in (None, 1)
+    )
+    assert blocks >= 0.87 * TRIALS
+    assert single < 0.8 * TRIALS, "independent resampling would claim too much, or the test has no power"
+
+
+def test_block_length_grows_with_the_autocorrelation() -> None:
+    rng = random.Random(5)
+    lengths = [choose_block_length(generate_series(rng, 400, correlation)) for correlation in (0.0, 0.5, 0.9)]
+    assert lengths[0] <= 3 < lengths[1] < lengths[2] <= 60
+    assert choose_block_length([1.0] * 50) == 1
+
+
+def test_the_same_values_give_the_same_interval() -> None:
+    values = generate_series(random.Random(6), 40, 0.3)
+    assert bootstrap_interval(values) == bootstrap_interval(values)
+    assert bootstrap_interval([2.0, 2.0, 2.0]) == (2.0, 2.0, 2.0, 0.95)
+
+
+def test_warm_up_is_cut_where_it_ends_and_stalls_are_kept() -> None:
+    rng = random.Random(7)
+    for _ in range(50):
+        steady = generate_series(rng, 100, 0.4)
+        steady[60] = 9.0
+        decaying = [1 + 2 * math.exp(-step / 3) + rng.gauss(0, 0.02) for step in range(15)]
+        window = find_steady_window([30.0, *decaying, *steady])
+        assert window.is_steady
+        assert 8 <= window.start <= 35
+
+
+def test_a_series_that_never_settles_is_not_steady() -> None:
+    rng = random.Random(8)
+    rising = [1 + 0.01 * step + rng.gauss(0, 0.01) for step in range(60)]
+    assert find_steady_window(rising) == (30, False)
+    assert find_steady_window([5.0] * 30) == (0, True)
+    assert find_steady_window([1.0, 2.0]) == (0, True)
+
+
+def test_prediction_from_several_runs_allows_for_their_spread() -> None:
+    rng = random.Random(9)
+    hits = 0
+    for _ in range(1000):
+        *earlier, new = (rng.lognormvariate(0, 0.02) for _ in range(5))
+        hits += predict_ratio(new, earlier).contains(1.0)
+    assert 0.93 <= hits / 1000 <= 0.97
+    assert predict_ratio(1.1, [1.0, 1.001, 0.999]).low > 1
+
+
+def test_long_series_are_thinned_to_the_limit() -> None:
+    assert thin_series([1, 2, 3, 4, 5, 6, 7], fmean, limit=3) == [2, 5]
+    assert thin_series([1, 2, 3], fmean, limit=3) == [1, 2, 3]
