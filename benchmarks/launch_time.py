@@ -1,6 +1,7 @@
 """What starting costs: command to first step beside plain torchrun of the same worker, and CPU time of planning.
 
     python benchmarks/launch_time.py --rounds 7
+    python benchmarks/launch_time.py --planning --primus CHECKOUT
 
 The sides of a comparison take turns, so that whatever else the machine does meets both. What counts are the medians
 over rounds of the ratios, or differences, in one round.
@@ -28,6 +29,7 @@ REPOSITORY = HERE.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(REPOSITORY / "src")}
 COMMAND = (sys.executable, "-c", "import sys; from primus.cli.main import main; sys.exit(main())")
 TRAIN = ("train", "pretrain", "--config", "examples/quickstart.yaml")
+CHECK = ("direct", "--", "config", "check", "--config")
 ONE_STEP = ("--dataset", "null", "--mock_data", "true", "--train_iters", "1", "--micro_batch_size", "1")
 BATCH = (
     *(
@@ -47,7 +49,8 @@ BATCH = (
 )
 PLANNING = {
     "--help": ("--help",),
-    "config check": ("direct", "--", "config", "check", "--config", "examples/quickstart.yaml"),
+    "config check": (*CHECK, "examples/quickstart.yaml"),
+    "config check of an experiment of Primus": (*CHECK, "examples/megatron/configs/MI300X/llama3.1_8B-pretrain.yaml"),
     "--dry-run direct --nproc 2 -- train pretrain": ("--dry-run", "direct", "--nproc", "2", "--", *TRAIN),
     "--dry-run slurm sbatch -N 1000 -- container -- train pretrain": ("--dry-run", *BATCH, "--", *TRAIN),
 }
@@ -57,14 +60,19 @@ PLANNING = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--planning", action="store_true", help="measure the CPU time of planning only, and print it")
+    parser.add_argument("--primus", type=Path, help="checkout of AMD-AGI/Primus, whose examples are checked as well")
     parser.add_argument("--machine", default=f"cpu-{os.cpu_count()}-cores", help="class of machine, in the file's name")
     parser.add_argument("--output", type=Path, help="where the record goes, instead of results/")
     options = parser.parse_args()
+    if options.planning:
+        print(json.dumps(planning(options.rounds) | examples(options.primus, options.rounds), indent=1))
+        return
     record = {
         "machine": machine(os.cpu_count()),
         "rounds": options.rounds,
         "seconds_to_first_step": {f"{n} processes": launches(n, options.rounds) for n in (1, 2)},
-        "planning_cpu_ms": planning(options.rounds),
+        "planning_cpu_ms": planning(options.rounds) | examples(options.primus, options.rounds),
         "second_start_ms": second_start(3 * options.rounds),
     }
     text = json.dumps(record, indent=1)
@@ -113,13 +121,36 @@ def newest(workspace: Path) -> Path:
     return max(workspace.rglob("events.jsonl"), key=lambda file: file.stat().st_mtime_ns).parent
 
 
-def planning(rounds: int) -> dict[str, float]:
+def planning(rounds: int) -> dict[str, object]:
     """Median user and system time of each command, interpreter included."""
     taken: dict[str, list[float]] = {name: [] for name in PLANNING}
     for _ in range(rounds):
         for name, words in PLANNING.items():
             taken[name].append(cpu_ms([*COMMAND, *words]))
     return {name: round(statistics.median(values), 1) for name, values in taken.items()}
+
+
+def examples(checkout: Path | None, rounds: int) -> dict[str, object]:
+    """Median and largest time of `config check` over the examples of Primus that one run accepts, and which is largest.
+
+    Each example is checked in every round; the fastest round counts, as each takes the same instructions.
+    """
+    if checkout is None:
+        return {}
+    taken: dict[str, float] = {}
+    for file in sorted(checkout.glob("examples/*/configs/**/*.yaml")):
+        command = [*COMMAND, *CHECK, str(file)]
+        if subprocess.run(command, cwd=REPOSITORY, env=ENVIRONMENT, capture_output=True, check=False).returncode == 0:
+            taken[str(file.relative_to(checkout))] = min(cpu_ms(command) for _ in range(rounds))
+    slowest = max(taken, key=lambda name: taken[name])
+    return {
+        "config check of the examples of Primus": {
+            "examples": len(taken),
+            "median": round(statistics.median(taken.values()), 1),
+            "largest": round(taken[slowest], 1),
+            "largest_of": slowest,
+        }
+    }
 
 
 def cpu_ms(command: list[str]) -> float:

@@ -21,6 +21,11 @@ _PAIRS = frozenset(
     (("CONNECTION", "STRING"), ("CONN", "STR"), ("CONN", "STRING"), ("SESSION", "ID"), ("SEED", "PHRASE"))
 )
 
+_SUSPICIOUS = re.compile(
+    "AUTH|BEARER|CONN|COOKIE|CRED|DSN|JWT|KEY|MNEMONIC|OTP|PASS|PAT|PIN|PWD|SAS|SECRET|SEED|SESSION|SIG|TOKEN|WEBHOOK"
+)
+"""Every secret name has one of these, so that most names need no closer look."""
+
 _PLACES = frozenset("FILE PATH DIR FOLDER SOCK SOCKET EXPIRY TTL TIMEOUT LIFETIME".split())
 """Last words of names whose values describe a secret (its location, its lifetime) and are not secret."""
 _NO_PASS = frozenset(
@@ -45,6 +50,8 @@ _OF_TEXT_TOKENS = frozenset(
 @lru_cache(maxsize=4096)
 def is_secret_name(name: str) -> bool:
     """Whether a variable, option or key of this name holds a secret: `HF_TOKEN`, `--api-key`, `dbPass`, `MYSQL_PWD`."""
+    if not _SUSPICIOUS.search(name.upper()):
+        return False
     words = _words_of(name)
     if not words or words[-1] in _PLACES or words in (["PWD"], ["OLDPWD"]):
         return False
