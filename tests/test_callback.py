@@ -71,7 +71,7 @@ def test_names_and_options_are_read_in_order(write: Write) -> None:
     choices = choose_callbacks([{"count-steps": {"every": 2}}, "early_stopping", {"garbage_collector": None}])
     assert [choice.name for choice in choices] == ["count_steps", "early_stopping", "garbage_collector"]
     assert choices[0].options.every == 2  # type: ignore[attr-defined]
-    assert [choice.name for choice in choose_callbacks("profiler")] == ["profiler"]
+    assert [choice.name for choice in choose_callbacks("early_stopping")] == ["early_stopping"]
     assert choose_callbacks(None) == []
 
 
@@ -81,7 +81,7 @@ def test_names_and_options_are_read_in_order(write: Write) -> None:
         ("early_stoping", "no callback 'early_stoping'\n  did you mean 'early-stopping'?"),
         ({"early_stopping": {"patiense": 2}}, "callbacks: early_stopping: unknown option 'patiense'\n  did you mean"),
         ({"early_stopping": {"patience": 0}}, "callbacks: early_stopping: Expected int >= 1"),
-        ({"early_stopping": {}, "profiler": {}}, "callbacks: an entry has 2 names: early_stopping, profiler"),
+        ({"early_stopping": {}, "garbage_collector": {}}, "callbacks: an entry has 2 names: early_stopping, garbage"),
         ({}, "callbacks: an entry has 0 names: none"),
     ],
 )

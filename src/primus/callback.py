@@ -80,6 +80,21 @@ class EvaluationReport(Struct, frozen=True, kw_only=True):
     time_s: float
 
 
+class ProfileReport(Struct, frozen=True, kw_only=True):
+    """A profile that was written; its fields are those of the `profile` event."""
+
+    first_step: int
+    """Counted from 1."""
+    last_step: int
+    """Included."""
+    ranks: list[int]
+    """Processes that recorded."""
+    files: list[str]
+    """Relative to the run folder."""
+    time_s: float
+    """Time that training waited for the files; it is part of no step."""
+
+
 @dataclass(frozen=True)
 class SavedCheckpoint:
     """A checkpoint that is complete on disk."""
@@ -174,6 +189,9 @@ class Callback:
 
     def after_save(self, saved: SavedCheckpoint) -> None:
         """Called on rank 0 only, when a checkpoint is complete on disk; with `async_save` that is some steps later."""
+
+    def after_profile(self, report: ProfileReport) -> None:
+        """Called when the profile of `profile:` is written by all processes."""
 
     def after_rewind(self, step: int) -> None:
         """Called when a rewind has loaded the state after `step`; the steps that follow are repeated."""

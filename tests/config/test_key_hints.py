@@ -55,7 +55,7 @@ def test_a_group_of_keys_gets_the_key_that_stands_directly(group: str, key: str,
 
 
 @pytest.mark.parametrize(
-    "key", ["no_load_rng", "no_save_optim", "ckpt_format", "overlap_grad_reduce", "use_turbo_attention", "profile"]
+    "key", ["no_load_rng", "no_save_optim", "ckpt_format", "overlap_grad_reduce", "use_turbo_attention", "nccl_ub"]
 )
 def test_a_key_of_an_engine_gets_no_key_of_ours(key: str) -> None:
     assert "did you mean" not in problem(key)

@@ -332,8 +332,8 @@ ENGINE_KEYS: dict[str, frozenset[str]] = {
         overlap_grad_reduce overlap_moe_expert_parallel_comm overlap_p2p_comm overlap_param_gather
         overlap_param_gather_with_optimizer_step override_opt_param_scheduler params_dtype per_split_data_args_path
         pipeline_dtype pipeline_model_parallel_comm_backend pipeline_model_parallel_layout
-        pipeline_model_parallel_split_rank position_embedding_type pretrained_checkpoint profile profile_ranks
-        profile_step_end profile_step_start rampup_batch_size recompute_granularity recompute_method
+        pipeline_model_parallel_split_rank position_embedding_type pretrained_checkpoint rampup_batch_size
+        recompute_granularity recompute_method
         recompute_modules recompute_num_layers record_memory_history rotary_interleaved
         rotary_seq_len_interpolation_factor s3_cache_path save_retain_interval sequence_parallel_size sgd_momentum
         softmax_type spec squared_relu start_weight_decay straggler_ctrlr_port swiglu te_rng_tracker tensorboard_dir
@@ -352,7 +352,7 @@ ENGINE_KEYS: dict[str, frozenset[str]] = {
         disable_profiler_activity_cpu dump_pp_data enable_primus_turbo enable_turbo_attention_float8 file_sink_level
         log_avg_reset_interval log_avg_skip_iterations moe_use_fused_router_with_aux_score
         no_fp8_weight_transpose_cache patch_moe_overlap patch_zero_bubble pp_warmup primus_turbo recompute_layer_ids
-        sink_level stderr_sink_level torch_profiler_record_shapes torch_profiler_use_gzip torch_profiler_with_stack
+        sink_level stderr_sink_level
         trainable turbo_deepep_num_cu turbo_deepep_use_comm_stream turbo_sync_free_moe_stage wall_clock_step_timer
         """.split()
     ),

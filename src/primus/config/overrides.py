@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from primus.config.schema import MODULE_KEYS, OWNERS, TOP_KEYS, list_switch_keys
+from primus.config.schema import MODULE_KEYS, OWNERS, TOP_KEYS, list_switch_keys, list_text_keys
 from primus.config.source import Leaf, Tree, parse_scalar
 from primus.errors import UsageError
 
@@ -59,7 +59,8 @@ def _is_value(option: str, word: str) -> bool:
     if word.startswith("--"):
         return False
     match = _ASSIGNMENT.fullmatch(word)
-    return not match or not (_normalise_name(option[2:])[-1] in list_switch_keys() or is_known(match["name"]))
+    is_switch = _normalise_name(option[2:])[-1] in list_switch_keys() - list_text_keys()
+    return not match or not (is_switch or is_known(match["name"]))
 
 
 def _put_flag(tree: Tree, name: str) -> None:

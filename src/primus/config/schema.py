@@ -403,6 +403,22 @@ class LoggingConfig(ConfigGroup, frozen=True, kw_only=True):
     """Length of the text generated after the last step, in tokens; 0 for none."""
     sample_prompt: str = ""
     """Prompt of the generated text; the start of a document when empty."""
+    profile: bool | str = False
+    """Record a profile: `steps=5:8` for steps 5 to 8; true for those of profile_step_start and profile_step_end."""
+    profile_step_start: Positive = 10
+    """First step of the profile; earlier ones compile and fill caches."""
+    profile_step_end: Positive = 12
+    """First step after the profile, as in Megatron-LM."""
+    profile_ranks: int | str | list[int] = 0
+    """Processes that record a profile: `0,8` or a list."""
+    profile_memory: bool = False
+    """Record every allocation in the profile."""
+    torch_profiler_record_shapes: bool = True
+    """Record the shapes of the inputs of each operator in the profile."""
+    torch_profiler_with_stack: bool = False
+    """Record Python stacks in the profile; steps become slower, and files larger."""
+    torch_profiler_use_gzip: bool = True
+    """Compress the files of the profile."""
 
 
 class Trainer(ConfigGroup, frozen=True, kw_only=True):
@@ -508,6 +524,13 @@ def list_switch_keys() -> frozenset[str]:
     """Keys whose type admits true and false."""
     groups = GROUPS.values()
     return frozenset(field.name for struct in groups for field in structs.fields(struct) if _is_switch(field.type))
+
+
+@cache
+def list_text_keys() -> frozenset[str]:
+    """Keys whose type admits any text."""
+    fields = [field for struct in GROUPS.values() for field in structs.fields(struct)]
+    return frozenset(field.name for field in fields if str in (field.type, *get_args(field.type)))
 
 
 def needs_value(field: structs.FieldInfo) -> bool:

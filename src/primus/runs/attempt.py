@@ -81,7 +81,7 @@ class Attempt:
             self._events.append(kind, **fields)
 
     def beat(self, phase: str, step: int = 0, timings: Mapping[str, float] | None = None) -> None:
-        """Record progress; phases are init, data, compile, train, eval, test, checkpoint and exit.
+        """Record progress; phases are init, data, compile, train, eval, test, checkpoint, profile and exit.
 
         Args:
             phase: Current activity of the rank.

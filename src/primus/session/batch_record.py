@@ -15,6 +15,7 @@ import numpy as np
 
 from primus.data.training.loader import Batches, MicroBatches
 from primus.runs.attempt import Attempt
+from primus.session.spans import DATA_SPAN, open_span
 
 RECORD_VARIABLE = "PRIMUS_RECORD_BATCHES"
 """Variable that makes the processes of a run write the record, if it is 1."""
@@ -27,7 +28,8 @@ class RecordedBatches(Batches):
 
     def __next__(self) -> MicroBatches:
         first = self.consumed_samples
-        batches = super().__next__()
+        with open_span(DATA_SPAN):
+            batches = super().__next__()
         if self.record is not None:
             samples = {
                 first + (index * self.world_size + self.rank) * self.micro_batch_size + row: zlib.crc32(

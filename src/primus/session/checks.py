@@ -13,12 +13,17 @@ if TYPE_CHECKING:
 
 
 def check_session(trainer: Trainer, backend: str) -> None:
-    """Check the callbacks, and that the checkpoint of `load:` exists and fits; every backend's `check` calls it.
+    """Check callbacks and profile, and that the checkpoint of `load:` exists and fits; every `check` calls it.
 
     Raises:
-        UsageError: A callback does not exist, or the checkpoint cannot be loaded; names the key.
+        UsageError: The steps of the profile are not valid, a callback does not exist, or the checkpoint cannot be
+            loaded; names the key.
     """
     _check_load(trainer, backend)
+    if trainer.logging.profile:
+        from primus.session.profile_window import find_profile_window  # not for experiments without a profile
+
+        find_profile_window(trainer)
     if trainer.training.callbacks:
         from primus.callback import choose_callbacks  # not for experiments without callbacks
 

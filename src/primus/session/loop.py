@@ -80,6 +80,7 @@ def add_callbacks(run: EngineRun) -> None:
     A step is reported before a plug-in sees it, and judged last: bad steps raise, and must be reported by then.
     """
     session = run.session
+    session.add_profiler()
     session.callbacks.add(session.reporter)
     for choice in session.choices:
         session.callbacks.build(choice, run)

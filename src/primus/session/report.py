@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import structs
 
-from primus.callback import Callback, EvaluationReport, SavedCheckpoint, StepReport
+from primus.callback import Callback, EvaluationReport, ProfileReport, SavedCheckpoint, StepReport
 from primus.runs.attempt import Attempt
 from primus.session.loggers import Logger, Scalars
 from primus.session.progress import ProgressBar
@@ -102,6 +102,11 @@ class TrainingReporter(Callback):
             time_s=round(saved.seconds, 3),
         )
 
+    def after_profile(self, report: ProfileReport) -> None:
+        steps = f"steps {report.first_step} to {report.last_step}"
+        self.print_line(f"profile of {steps} written: {report.files[0]}{_count_others(report.files)}")
+        self.append_event("profile", **structs.asdict(report))
+
     def after_rewind(self, step: int) -> None:
         """Discard the steps after `step`, which are repeated."""
         self._unprinted.clear()
@@ -155,6 +160,10 @@ def _collect_scalars(report: StepReport) -> dict[str, float]:
         "memory-gib": report.memory_gib,
     }
     return named if report.mfu is None else {**named, "mfu": report.mfu}
+
+
+def _count_others(files: Sequence[str]) -> str:
+    return f" and {len(files) - 1} more" if len(files) > 1 else ""
 
 
 def _format_duration(seconds: float) -> str:

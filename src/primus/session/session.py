@@ -33,6 +33,7 @@ from primus.session.checkpoints import CheckpointSaver, CheckpointSettings, Take
 from primus.session.data import open_data
 from primus.session.loggers import check_packages, open_loggers
 from primus.session.processes import Processes
+from primus.session.profiler import build_profiler
 from primus.session.progress import ProgressBar
 from primus.session.rates import Rates
 from primus.session.report import TrainingReporter
@@ -150,6 +151,12 @@ class Session:
         if dataset is None:
             batches.record = open_record(self.attempt, os.environ)
         return batches
+
+    def add_profiler(self) -> None:
+        """Add the callback that records the profile of `profile:`, first: it sees what others do in a step."""
+        profiler = build_profiler(self.trainer, self.step, self.attempt, self.processes, self.callbacks)
+        if profiler is not None:
+            self.callbacks.add(profiler)
 
     def choose_action(self) -> int:
         """CONTINUE, FINISH or INTERRUPT: the same in every process. Called before each step."""

@@ -187,13 +187,6 @@ def test_early_stopping_ends_a_run_that_does_not_improve(make_run: MakeRun, trai
     assert "has not improved on" in kinds(run, "early_stop")[0]["reason"]
 
 
-def test_the_profiler_writes_a_trace_of_its_steps(make_run: MakeRun, train: Train) -> None:
-    run = make_run(callbacks=[{"profiler": {"first_step": 2, "num_steps": 1}}], train_iters=3)
-    train(run)
-    trace = json.loads((run.directory / "profile" / "rank_0.step_2.json").read_text())
-    assert any("mm" in event.get("name", "") for event in trace["traceEvents"])
-
-
 def test_the_garbage_collector_is_automatic_again_after_the_run(make_run: MakeRun, train: Train) -> None:
     assert gc.isenabled()
     train(make_run(callbacks=[{"garbage_collector": {"interval": 2}}], train_iters=3))

@@ -59,8 +59,8 @@ def test_the_command_line_takes_both_names(tmp_path: Path, words: tuple[str, ...
 
 def test_names_of_release_0_3_mean_the_same_as_those_of_0_2(tmp_path: Path) -> None:
     settings = {"validator": {"enable": True, "freq": 5, "steps": 3}, "profiler": {"enable_profiling": True}}
-    training = read_trainer(tmp_path, settings).training
-    assert (training.eval_interval, training.eval_iters, training.callbacks) == (5, 3, ["profiler"])
+    trainer = read_trainer(tmp_path, settings)
+    assert (trainer.training.eval_interval, trainer.training.eval_iters, trainer.logging.profile) == (5, 3, True)
 
 
 def test_a_misspelt_field_is_an_error_with_the_nearest_name(tmp_path: Path) -> None:

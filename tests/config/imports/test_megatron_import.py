@@ -222,7 +222,7 @@ def test_another_pattern_of_layers_is_a_warning(tmp_path: Path) -> None:
 
 
 def test_arguments_of_megatron_alone_keep_their_names_there_and_back(tmp_path: Path) -> None:
-    flags = "--overlap-grad-reduce --no-bias-swiglu-fusion --attention-backend flash --profile-ranks 0 4"
+    flags = "--overlap-grad-reduce --no-bias-swiglu-fusion --attention-backend flash --recompute-modules core_attn mlp"
     result = tmp_path / "e.yaml"
     result.write_text(format_result(read_script(tmp_path, SCRIPT.replace("--mystery-flag 7", flags))))
     resolved = resolve_experiment(result, (), {})
@@ -230,5 +230,5 @@ def test_arguments_of_megatron_alone_keep_their_names_there_and_back(tmp_path: P
     exported = format_foreign_file("megatron-lm", resolved, None)
     for flag in ("--overlap-grad-reduce", "--no-bias-swiglu-fusion", "--attention-backend flash"):
         assert f"    {flag}\n" in exported.text
-    assert "    --profile-ranks 0 4\n" in exported.text
+    assert "    --recompute-modules core_attn mlp\n" in exported.text
     assert not [each for each in exported.lost if each.key.startswith("backend_args")]

@@ -101,6 +101,7 @@ def _add_callbacks(training: Training) -> None:
     A step is reported before a plug-in sees it, and judged last: bad steps raise, and must be reported by then.
     """
     callbacks = training.callbacks
+    training.add_profiler()
     callbacks.add(training.step_timer)
     callbacks.add(TextSampler(training))
     callbacks.add(training.reporter)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from primus.backends.native.step import SPIKE, StepResult
-from primus.callback import Callback, EvaluationReport, StepReport
+from primus.callback import Callback, EvaluationReport, ProfileReport, StepReport
 from primus.session.compute_timer import ComputeTime
 from primus.session.rates import Rates, read_peak_host_memory
 
@@ -55,6 +55,10 @@ class StepTimer(Callback):
 
     def before_save(self) -> None:
         self._restarts = True
+
+    def after_profile(self, report: ProfileReport) -> None:
+        # The interval that is being measured contains the writing.
+        self._mark += report.time_s
 
     def after_rewind(self, step: int) -> None:
         """Forget the pending step, which is going to be repeated."""

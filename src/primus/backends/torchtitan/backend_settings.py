@@ -50,7 +50,7 @@ REPLACED = {
     "hf_assets_path": "tokenizer_model and load",
     "lr_scheduler": "lr_decay_style, lr_warmup_iters, min_lr and the other keys of the schedule",
     "metrics": "log_interval, disable_tensorboard, disable_wandb and disable_mlflow",
-    "profiler": "callbacks",
+    "profiler": "profile",
     "validator": "eval_interval and eval_iters",
 }
 """Fields, and parts of the tree, whose work primus does, alike for all engines, and the keys that set it."""

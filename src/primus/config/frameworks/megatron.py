@@ -33,6 +33,8 @@ RENAMED = {
     "layernorm_epsilon": "norm_epsilon",
     "num_nextn_predict_layers": "mtp_num_layers",
     "padded_vocab_size": "vocab_size",
+    "pytorch_profiler_collect_callstack": "torch_profiler_with_stack",
+    "pytorch_profiler_collect_shapes": "torch_profiler_record_shapes",
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
     "yarn_original_max_position_embeddings": "original_max_position_embeddings",
@@ -146,6 +148,7 @@ def _translate_training(work: ForeignSettings) -> None:
             raise work.refuse(key, "no engine here does this task", "remove it")
     if work.read("stage") in ("pretrain", "mlperf_pretrain"):
         work.drop("stage")
+    work.drop("use_pytorch_profiler")  # every profile here is of torch.profiler
     compilation = work.tree.get("torch_compile")
     if isinstance(compilation, dict):
         enable = compilation.get("enable")

@@ -289,8 +289,8 @@ def _translate_reports(work: ForeignSettings) -> None:
         else:
             work.notes.append("validation.steps -1: eval_iters batches are evaluated, not the whole validation data")
     origin, is_on = work.find_origin("profiling.enable_profiling"), work.take("profiling.enable_profiling")
-    if is_on and not work.read("callbacks"):
-        work.put("callbacks", ["profiler"], origin)
+    if is_on and not work.read("profile"):
+        work.put("profile", True, origin)
     origin, timeout = (
         work.find_origin("comm.train_timeout_seconds"),
         work.take_number("comm.train_timeout_seconds", 100),

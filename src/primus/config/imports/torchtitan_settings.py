@@ -362,7 +362,7 @@ class TitanSettings:
             for name in [name for name in self.values if name.startswith("validation.")]:
                 self.target.add_other(name, self.values.pop(name))
         if self.take("profiling.enable_profiling", "profiling.enable", default=False):
-            self.target.set_key("callbacks", ["profiler"])
+            self.target.set_key("profile", True)
         timeout = self.take("comm.train_timeout_seconds")
         if timeout:
             self.target.set_key("distributed_timeout_minutes", math.ceil(timeout / 60))
