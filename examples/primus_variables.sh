@@ -50,13 +50,22 @@ report_variables() {
     done
 }
 
+# Words for the experiment files in the folder of a file that does not exist.
+list_beside() {
+    local folder names
+    folder=$(dirname "$1")
+    [[ -d $folder ]] || return 0
+    names=$(shopt -s nullglob && cd "$folder" && printf '%s ' *.yaml *.toml)
+    [[ -z ${names// /} ]] || printf 'in %s: %s; ' "$folder" "${names% }"
+}
+
 # The variable EXP as the experiment file. The guides of Primus spell a folder `torchtatin`.
 find_experiment() {
     [[ -n ${EXP-} ]] || fail "EXP is not set" "EXP=examples/quickstart.yaml bash $0"
     experiment=$EXP
     [[ -f $experiment ]] || experiment=${EXP//torchtatin/torchtitan}
     [[ -f $experiment ]] || [[ ! -f $root/$experiment ]] || experiment=$root/$experiment
-    [[ -f $experiment ]] || fail "EXP: no such file: $EXP" "examples are in $root/examples"
+    [[ -f $experiment ]] || fail "EXP: no such file: $EXP" "$(list_beside "$EXP")examples are in $root/examples"
     [[ $EXP != *torchtatin* || $experiment == *torchtatin* ]] || note "EXP: read as $experiment"
 }
 

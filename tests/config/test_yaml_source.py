@@ -105,8 +105,10 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(write) -> None:
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"none\.yaml: no such file"):
-        read_yaml(tmp_path / "none.yaml", {})
+    (tmp_path / "quickstart.yaml").touch()
+    with pytest.raises(UsageError, match=r"quickstrt\.yaml: no such file") as error:
+        read_yaml(tmp_path / "quickstrt.yaml", {})
+    assert error.value.hint == "did you mean 'quickstart.yaml'?"
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
         read_yaml(tmp_path, {})
 

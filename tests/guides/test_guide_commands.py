@@ -145,6 +145,7 @@ def test_variables_become_options_and_others_are_one_line_each(workplace: Path) 
     [
         ({}, "EXP is not set"),
         ({"EXP": "nowhere.yaml"}, "EXP: no such file: nowhere.yaml"),
+        ({"EXP": "examples/quickstrt.yaml"}, "qwen3_8B-pretrain.yaml"),
         ({"EXP": "examples/quickstart.yaml", "BACKEND": "megatrn"}, "did you mean 'megatron'?"),
         ({"EXP": "examples/quickstart.yaml", "PRIMUS_HIPBLASLT_TUNING_STAGE": "7"}, "is not a stage"),
     ],

@@ -9,7 +9,7 @@ from typing import Any, Union
 
 from msgspec import Struct
 
-from primus.errors import UsageError
+from primus.errors import UsageError, did_you_mean
 from primus.quick_imports import compile_patterns_on_use
 from primus.redaction import is_secret_name, learn
 
@@ -275,7 +275,8 @@ def _read_text(path: Path, shown: str) -> str:
             raise UsageError(f"{shown}: larger than {MOST_BYTES >> 20} MiB", "this is not a configuration file")
         return content.decode("utf-8-sig")
     except FileNotFoundError:
-        raise UsageError(f"{shown}: no such file") from None
+        beside = [each.name for each in path.parent.glob("*.y*ml")]
+        raise UsageError(f"{shown}: no such file", did_you_mean(path.name, beside)) from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{shown}: not UTF-8 text (byte {error.start})") from None
     except OSError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from primus.config.schedule import evaluation_interval
@@ -16,10 +18,18 @@ DATA_FILE = "config/data_config.yaml"
 REPLAYED_DATA_FILE = "config/replayed_data_config.yaml"
 
 
-def open_data(trainer: Trainer, attempt: Attempt, global_batch_size: int) -> Datasets:
+OrderSamples = Callable[[Datasets, int], Datasets]
+"""Gives the samples of an experiment in the order of an engine's own loader, for a size of the global batch."""
+
+
+def open_data(
+    trainer: Trainer, attempt: Attempt, global_batch_size: int, order_samples: OrderSamples | None = None
+) -> Datasets:
     """Open the run's data, and describe it in the run folder."""
     training = trainer.training
     data = open_datasets(trainer.data, trainer.model.vocab_size, training.seq_length, training.seed)
+    if order_samples is not None:
+        data = order_samples(data, global_batch_size)
     if evaluation_interval(training) and data.valid is None:
         raise UsageError(
             f"eval_interval is {training.eval_interval}, and there is no validation data: {data.no_valid}",

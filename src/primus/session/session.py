@@ -30,7 +30,7 @@ from primus.runs.store import Run
 from primus.session.bad_steps import BadStepDetector
 from primus.session.batch_record import RecordedBatches, open_record
 from primus.session.checkpoints import CheckpointSaver, CheckpointSettings, TakeState, TrainingPosition
-from primus.session.data import open_data
+from primus.session.data import OrderSamples, open_data
 from primus.session.loggers import check_packages, open_loggers
 from primus.session.processes import Processes
 from primus.session.profiler import build_profiler
@@ -278,6 +278,7 @@ def open_session(
     engine: EngineInfo,
     environ: Mapping[str, str],
     prepare_search: Callable[[CheckpointSearch], object] | None = None,
+    order_samples: OrderSamples | None = None,
 ) -> Session:
     """Open the data of a run, find the checkpoint that it starts from, and prepare its reports.
 
@@ -288,6 +289,7 @@ def open_session(
         engine: That trains.
         environ: Variables of this process.
         prepare_search: Called before the search for a checkpoint, for what must be done to them first.
+        order_samples: The engine's own order of the samples (`dataloader: engine`).
 
     Raises:
         UsageError: The configuration does not fit the data, the processes or the checkpoint.
@@ -301,7 +303,7 @@ def open_session(
     global_batch_size = training.global_batch_size or training.micro_batch_size * engine.data_size
     num_micro_batches(global_batch_size, training.micro_batch_size, engine.data_size)
     attempt.beat("data")
-    data = open_data(trainer, attempt, global_batch_size)
+    data = open_data(trainer, attempt, global_batch_size, order_samples)
     search = CheckpointSearch(
         attempt.run,
         trainer.checkpoint,

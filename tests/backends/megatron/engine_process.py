@@ -33,18 +33,21 @@ def run_request(request: dict[str, Any]) -> dict[str, Any]:
     eod_id = request.get("eod_id")
     options = BatchOptions(eod_id if trainer.data.eod_mask_loss else None, trainer.data.reset_attention_mask, eod_id)
     cpu = torch.device("cpu")
-    parts = build_core_parts(trainer, cpu, extra=group_settings(trainer.backend_args))
-    engine = MegatronEngine(trainer, cpu, options, parts)
+    size = trainer.training.global_batch_size
+    assert size
+    parts = build_core_parts(trainer, cpu, size, extra=group_settings(trainer.backend_args))
+    engine = MegatronEngine(trainer, cpu, size, options, parts)
     if "weights" in request:
         engine.load_weights(TensorDict(torch.load(request["weights"], weights_only=True)))
     if "load" in request:
         engine.load(Path(request["load"]))
     steps = np.load(request["tokens"])
-    found: dict[str, Any] = {"data_size": engine.data_size, "steps": []}
+    found: dict[str, Any] = {"data_size": engine.data_size, "steps": [], "rates": []}
     for number in range(request.get("first", 1), request["last"] + 1):
         rate = request["rates"][number - 1] * request.get("factor", {}).get(str(number), 1)
         values = engine.step(split_batches(steps[number - 1], trainer, engine), rate)
         found["steps"].append([values.loss, values.grad_norm, values.skipped])
+        found["rates"].append(values.learning_rate)
     if request.get("evaluate"):
         found["evaluation"] = engine.evaluate(split_batches(steps[0], trainer, engine))
     if "save" in request:

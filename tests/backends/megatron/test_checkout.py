@@ -41,12 +41,13 @@ from primus.backends.megatron.checkout import build_checkout_parts
 from primus.backends.megatron.engine import MegatronEngine
 experiment = Experiment(exp_name="test", trainer=trainer)
 parts = build_checkout_parts(experiment, cpu, trainer.training.global_batch_size)
-engine = MegatronEngine(trainer, cpu, BatchOptions(None, False, None), parts)
+size = trainer.training.global_batch_size
+engine = MegatronEngine(trainer, cpu, size, BatchOptions(None, False, None), parts)
 engine.load_weights(TensorDict(torch.load(request["weights"], weights_only=True)))
 found = []
 for tokens, rate in zip(numpy.load(request["tokens"]), request["rates"]):
     values = engine.step(numpy.split(tokens, len(tokens) // trainer.training.micro_batch_size), rate)
-    found.append([values.loss, values.grad_norm])
+    found.append([values.loss, values.grad_norm, values.learning_rate])
 print("FOUND" + json.dumps(found))
 """
 

@@ -55,6 +55,8 @@ def build_experiment(**changes: Any) -> Experiment:
         ),
         ({"backend_args": {"moe_z_los_coeff": 1e-3}}, "megatron has no setting 'moe_z_los_coeff'"),
         ({"backend_args": {"moe_z_loss_coeff": "high"}}, "moe_z_loss_coeff: high: must be a number"),
+        ({"data": {"dataloader": "engine", "mock_data": True}}, "mock_data: true: the samples of dataloader: engine"),
+        ({"data": {"dataloader": "engine", "fim_rate": 0.5}}, "fim_rate: 0.5: the samples of dataloader: engine"),
         ({"training": {"nonfinite_policy": "rewind"}}, "nonfinite_policy: rewind: megatron cannot rewind"),
     ],
 )
@@ -74,6 +76,7 @@ def test_an_unsupported_value_is_refused_by_its_key(changes: dict[str, Any], mes
         {"parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": True}},
         {"parallel": {"pipeline_model_parallel_size": 2}},
         {"backend_args": {"moe_z_loss_coeff": 1e-3, "overlap_grad_reduce": True}},
+        {"data": {"dataloader": "engine"}, "training": {"init": "engine"}, "optimizer": {"schedule": "engine"}},
     ],
 )
 def test_what_it_trains_is_accepted(changes: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import io
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -27,6 +28,7 @@ from primus.backends.megatron.model import compute_frequencies
 from primus.config.exports.megatron_script import list_arguments
 from primus.config.schema import Experiment, ModelSpec
 from primus.errors import UnfitError, UsageError
+from primus.session.engine_errors import find_reason
 
 OWN_ARGUMENTS = frozenset(
     "--data-path --train-data-path --valid-data-path --test-data-path --split --mock-data --tokenizer-type"
@@ -65,14 +67,16 @@ def build_checkout_parts(experiment: Experiment, device: torch.device, global_ba
         initialize.initialize_megatron(args_defaults={"tokenizer_type": "NullTokenizer"}, allow_no_cuda=True)
         if device.type == "cpu":
             tensor_parallel.model_parallel_cuda_manual_seed(trainer.training.seed)
-        chunks, optimizer, _ = training.setup_model_and_optimizer(_find_model_provider(), ModelType.encoder_or_decoder)
+        chunks, optimizer, scheduler = training.setup_model_and_optimizer(
+            _find_model_provider(), ModelType.encoder_or_decoder
+        )
     if len(chunks) != 1:
         raise UsageError("virtual pipeline stages are not supported", "remove num_layers_per_virtual_pipeline_stage")
     (model,) = chunks
     config = get_model_config(model)
     config.finalize_model_grads_func = finalize_model_grads
     _set_frequencies(model, trainer.model)
-    return EngineParts(model, optimizer, config)
+    return EngineParts(model, optimizer, config, scheduler if trainer.optimizer.schedule == "engine" else None)
 
 
 def _import_training() -> tuple[Any, Any, Any]:
@@ -84,10 +88,12 @@ def _import_training() -> tuple[Any, Any, Any]:
     try:
         from megatron.training import initialize, training
         from megatron.training.arguments import add_megatron_arguments
-    except ImportError as error:
+    except Exception as error:  # whatever the code of the checkout raises
+        traceback.print_exc()
+        install = f"{sys.executable} -m pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
         raise UnfitError(
-            f"megatron.training of the checkout cannot be imported: {error}",
-            f"install the package for {sys.executable}, or use an image of Megatron-LM",
+            f"megatron.training of the checkout cannot be imported: {type(error).__name__}: {find_reason(error)}",
+            f"{install or 'the traceback is in the log of the rank'}; images of Megatron-LM have what it needs",
         ) from error
     return initialize, training, add_megatron_arguments
 

@@ -23,18 +23,32 @@ METADATA = {
 }
 """The form of the optimizer's state: by weight, so that other layouts can read it."""
 RNG_STATE = "rng_state"
+SCHEDULER = "opt_param_scheduler"
+"""Key of the scheduler's state, as in Megatron-LM (megatron/training/checkpointing.py)."""
 
 
-def save_checkpoint(folder: Path, model: nn.Module, optimizer: Any, num_steps: int) -> None:
-    """Write the state of all processes into an empty folder; returns when the files are on disk."""
+def save_checkpoint(
+    folder: Path, model: nn.Module, optimizer: Any, num_steps: int, scheduled_samples: int | None = None
+) -> None:
+    """Write the state of all processes into an empty folder; returns when the files are on disk.
+
+    Args:
+        folder: Of the checkpoint.
+        model: Without its wrappers.
+        optimizer: Of megatron-core.
+        num_steps: Optimizer steps.
+        scheduled_samples: Count of Megatron's scheduler, if it is used.
+    """
     _create_adam_state(optimizer)
     state = _collect_state(model, optimizer, is_loading=False)
     state |= {"checkpoint_version": VERSION, "iteration": num_steps, "layout": _describe_layout(optimizer)}
+    if scheduled_samples is not None:
+        state[SCHEDULER] = {"num_steps": scheduled_samples}
     dist_checkpointing.save(state, str(folder), validate_access_integrity=False, content_metadata=dict(METADATA))
 
 
-def load_checkpoint(folder: Path, model: nn.Module, optimizer: Any) -> int:
-    """Restore what `save_checkpoint` wrote; gives its number of steps.
+def load_checkpoint(folder: Path, model: nn.Module, optimizer: Any) -> tuple[int, int | None]:
+    """Restore what `save_checkpoint` wrote; gives its number of steps, and the count of Megatron's scheduler.
 
     Random states are restored only in the layout in which they were saved: they belong to its ranks.
 
@@ -59,7 +73,7 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: Any) -> int:
     _separate_step_counts(optimizer)
     if RNG_STATE in loaded:
         _restore_random_state(loaded[RNG_STATE][0])
-    return int(common["iteration"])
+    return int(common["iteration"]), common.get(SCHEDULER, {}).get("num_steps")
 
 
 def _collect_state(model: nn.Module, optimizer: Any, is_loading: bool) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -30,6 +31,7 @@ from primus.backends.megatron.config import (
     collect_values,
 )
 from primus.backends.megatron.model import build_gpt_model
+from primus.backends.megatron.schedule import build_scheduler
 from primus.backends.megatron.weights import copy_weights
 from primus.config.schema import Trainer
 from primus.session.engine import StepValues
@@ -56,16 +58,24 @@ class EngineParts(NamedTuple):
     optimizer: Any
     """Of `get_megatron_optimizer`."""
     config: TransformerConfig
+    scheduler: OptimizerParamScheduler | None
+    """Megatron's own schedule; None if the caller gives the rate of each step."""
 
 
 def build_core_parts(
-    trainer: Trainer, device: torch.device, *, use_transformer_engine: bool = False, extra: ExtraFields | None = None
+    trainer: Trainer,
+    device: torch.device,
+    global_batch_size: int,
+    *,
+    use_transformer_engine: bool = False,
+    extra: ExtraFields | None = None,
 ) -> EngineParts:
     """The model and optimizer of an experiment, built by megatron-core; also makes its process groups.
 
     Args:
         trainer: The experiment's module.
         device: Of this process.
+        global_batch_size: Sequences in one optimizer step.
         use_transformer_engine: Build Transformer Engine's layers instead of those of megatron-core.
         extra: Fields of the user.
     """
@@ -79,7 +89,9 @@ def build_core_parts(
     inner = Float16Module(config, gpt) if trainer.training.bf16 else gpt
     model = DistributedDataParallel(config, build_ddp_config(trainer, extra.get("ddp", {})), inner)
     optimizer = get_megatron_optimizer(build_optimizer_config(trainer, extra.get("optimizer", {})), [model])
-    return EngineParts(model, optimizer, config)
+    follows_own = trainer.optimizer.schedule == "engine"
+    scheduler = build_scheduler(trainer, optimizer, global_batch_size) if follows_own else None
+    return EngineParts(model, optimizer, config, scheduler)
 
 
 class MegatronEngine:
@@ -90,14 +102,22 @@ class MegatronEngine:
     Args:
         trainer: The experiment's module.
         device: Of this process.
+        global_batch_size: Sequences in one optimizer step.
         options: How documents are treated.
         parts: What trains.
     """
 
-    def __init__(self, trainer: Trainer, device: torch.device, options: BatchOptions, parts: EngineParts) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        device: torch.device,
+        global_batch_size: int,
+        options: BatchOptions,
+        parts: EngineParts,
+    ) -> None:
         self.trainer, self.device = trainer, device
-        self._options = options
-        self._model, self._optimizer, self.config = parts
+        self._global_batch_size, self._options = global_batch_size, options
+        self._model, self._optimizer, self.config, self._scheduler = parts
         self._set_overlap()
         self._allows_update = True
         self._watch_grad_norm()
@@ -136,7 +156,7 @@ class MegatronEngine:
 
     def step(self, batches: Sequence[NDArray[np.int64]], learning_rate: float) -> StepValues:
         """Take one optimizer step; a step that is not finite changes nothing."""
-        self._set_learning_rate(learning_rate)
+        learning_rate = self._set_learning_rate(learning_rate)
         self._model.zero_grad_buffer()
         self._optimizer.zero_grad()
         started = time.perf_counter()
@@ -148,9 +168,13 @@ class MegatronEngine:
         try:
             _, grad_norm, _ = self._optimizer.step()
         except SkippedStepError as skipped:
-            return StepValues(loss, skipped.grad_norm, skipped=True, compute_time_s=seconds)
+            return StepValues(
+                loss, skipped.grad_norm, skipped=True, compute_time_s=seconds, learning_rate=learning_rate
+            )
         self.num_steps += 1
-        return StepValues(loss, float(grad_norm), compute_time_s=seconds)
+        if self._scheduler is not None:  # counts only steps that were taken, as in Megatron-LM
+            self._scheduler.step(self._global_batch_size)
+        return StepValues(loss, float(grad_norm), compute_time_s=seconds, learning_rate=learning_rate)
 
     def evaluate(self, batches: Sequence[NDArray[np.int64]]) -> tuple[float, int]:
         """Sum of the losses, and number, of the tokens that count in the batches of all processes."""
@@ -163,11 +187,16 @@ class MegatronEngine:
 
     def save(self, folder: Path) -> None:
         """Write weights, optimizer and random states in the format ``torch_dist`` of megatron-core."""
-        checkpoint.save_checkpoint(folder, self.gpt_model, self._optimizer, self.num_steps)
+        scheduled = self._scheduler.num_steps if self._scheduler else None
+        checkpoint.save_checkpoint(folder, self.gpt_model, self._optimizer, self.num_steps, scheduled)
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote, also with another layout of processes."""
-        self.num_steps = checkpoint.load_checkpoint(folder, self.gpt_model, self._optimizer)
+        self.num_steps, scheduled = checkpoint.load_checkpoint(folder, self.gpt_model, self._optimizer)
+        if self._scheduler is not None:
+            # A checkpoint of a run with the schedule of primus has no count.
+            self._scheduler.num_steps = self.num_steps * self._global_batch_size if scheduled is None else scheduled
+            self._scheduler.step(0)
 
     def read_memory(self) -> int:
         """Peak memory of this process in bytes."""
@@ -204,11 +233,15 @@ class MegatronEngine:
 
         self._optimizer.get_grad_norm = compute_finite_norm
 
-    def _set_learning_rate(self, learning_rate: float) -> None:
-        """What OptimizerParamScheduler does: without it norms and biases would decay, too."""
+    def _set_learning_rate(self, learning_rate: float) -> float:
+        """Set the learning rate of the next step, which is returned; Megatron's scheduler has set its own already."""
+        if self._scheduler is not None:
+            return float(self._scheduler.get_lr({}))
+        # What OptimizerParamScheduler does, too: without it norms and biases would decay.
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate * group.get("lr_mult", 1.0)
             group["weight_decay"] = self.trainer.optimizer.weight_decay * group.get("wd_mult", 1.0)
+        return learning_rate
 
     def _run(self, batches: Sequence[NDArray[np.int64]], forward_only: bool) -> tuple[float, int]:
         """Pass micro batches through the pipeline; gives the loss sum and the number of tokens of all processes."""

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -62,7 +63,12 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
             threads=torch.get_num_threads(),
             versions={"torch": str(torch.__version__)},
         )
-        session = open_session(experiment, attempt, processes, info, os.environ)
+        order_samples = None
+        if trainer.data.dataloader == "engine":
+            from primus.backends.megatron.gpt_dataset import order_by_engine
+
+            order_samples = partial(order_by_engine, trainer, attempt.run.directory)
+        session = open_session(experiment, attempt, processes, info, os.environ, order_samples=order_samples)
         attempt.beat("init")
         from primus.backends.megatron.batches import BatchOptions
         from primus.backends.megatron.engine import MegatronEngine, build_core_parts, join_single_process
@@ -72,12 +78,19 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
             if driver.checkout is None:
                 settings = group_settings(trainer.backend_args)
                 uses_engine_layers = driver.uses_transformer_engine
-                parts = build_core_parts(trainer, device, use_transformer_engine=uses_engine_layers, extra=settings)
+                parts = build_core_parts(
+                    trainer,
+                    device,
+                    session.global_batch_size,
+                    use_transformer_engine=uses_engine_layers,
+                    extra=settings,
+                )
             else:
                 from primus.backends.megatron.checkout import build_checkout_parts
 
                 parts = build_checkout_parts(experiment, device, session.global_batch_size)
-            train_with_engine(session, MegatronEngine(trainer, device, options, parts))
+            engine = MegatronEngine(trainer, device, session.global_batch_size, options, parts)
+            train_with_engine(session, engine)
 
 
 def choose_driver(device_type: str) -> MegatronDriver:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from primus import model_checks
 from primus.backends.megatron.backend_settings import check_setting_effects, check_setting_names
-from primus.config.schema import Experiment, ModelSpec, Trainer
+from primus.config.schema import DataConfig, Experiment, ModelSpec, Trainer
 from primus.engine_keys import check_key_rules, format_yaml_value, read_key_rules
 from primus.errors import UsageError
 from primus.session.checks import check_loop, check_session
@@ -62,11 +62,28 @@ def check_experiment(experiment: Experiment) -> None:
     trainer = experiment.trainer
     model_checks.check(trainer.model)
     _raise_first(_find_shape_problems(trainer.model))
+    check_engine_data(trainer.data)
     check_setting_names(trainer.backend_args)
     check_loop(trainer, NAME)
     check_session(trainer, NAME)
     if trainer.training.device == "cpu":
         check_core(trainer, has_engine_layers=False)
+
+
+def check_engine_data(data: DataConfig) -> None:
+    """Accept `dataloader: engine` where GPTDataset can read what the experiment names.
+
+    Raises:
+        UsageError: A setting makes samples that are in no token file.
+    """
+    if data.dataloader == "primus":
+        return
+    for key, value in (("mock_data", data.mock_data), ("fim_rate", data.fim_rate)):
+        if value:
+            raise UsageError(
+                f"{key}: {format_yaml_value(value)}: the samples of dataloader: engine are those of token files",
+                f"set dataloader: primus, or remove {key}",
+            )
 
 
 def check_driver(trainer: Trainer, driver: MegatronDriver) -> None:
