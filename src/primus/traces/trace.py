@@ -1,0 +1,322 @@
+"""One trace in memory, as arrays: activities of the device, operators and spans of the host, allocations."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from primus.errors import UsageError
+from primus.traces.chrome_events import EventArguments, TraceEvent, TraceFile
+
+KERNEL, MEMCPY, MEMSET = 0, 1, 2
+DEVICE_CATEGORIES = {
+    "kernel": KERNEL,
+    "gpu_memcpy": MEMCPY,
+    "memcpy": MEMCPY,
+    "gpu_memset": MEMSET,
+    "memset": MEMSET,
+    "concurrent_kernel": KERNEL,
+}
+"""Kind of a device activity by the category of its event; the short names are those of older Kineto."""
+RUNTIME_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "runtime", "hip_api"})
+OPERATOR_CATEGORIES = frozenset({"cpu_op", "operator"})
+SPAN_CATEGORIES = frozenset({"user_annotation"})
+_COPY_KERNELS = ("__amd_rocclr_copy", "CopyBuffer")
+"""Copies that ROCm's runtime makes by kernels."""
+STEP = re.compile(r"(?:ProfilerStep|Iteration|train_step|step)[#\s]*(\d+)", re.IGNORECASE)
+_NUMBER = re.compile(r"\.\d+$")
+_RANK_IN_NAME = re.compile(r"rank[-_\[]?(\d+)", re.IGNORECASE)
+
+
+class EventColumns:
+    """Events of one kind, as columns that grow; numbers only, names are indices into `Trace.names`."""
+
+    def __init__(self, *extra: str) -> None:
+        self.start, self.end = array("d"), array("d")
+        self.name, self.lane = array("q"), array("q")
+        self.extra = {column: array("q") for column in extra}
+
+    def append(self, start: float, end: float, name: int, lane: int, *values: int) -> None:
+        self.start.append(start)
+        self.end.append(end)
+        self.name.append(name)
+        self.lane.append(lane)
+        for column, value in zip(self.extra.values(), values, strict=True):
+            column.append(value)
+
+
+@dataclass
+class EventTable:
+    """Events of one kind, as arrays of the same length."""
+
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
+    name: NDArray[np.int64]
+    lane: NDArray[np.int64]
+    """Thread of the host, or stream of a device."""
+    extra: dict[str, NDArray[np.int64]]
+
+    @property
+    def duration(self) -> NDArray[np.float64]:
+        return self.end - self.start
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def select(self, chosen: NDArray[Any]) -> EventTable:
+        """The events that a mask or an array of indices chooses."""
+        extra = {name: column[chosen] for name, column in self.extra.items()}
+        return EventTable(self.start[chosen], self.end[chosen], self.name[chosen], self.lane[chosen], extra)
+
+
+@dataclass
+class Trace:
+    """What the analysis needs of one file; times are microseconds of its own clock."""
+
+    path: Path
+    names: list[str]
+    shapes: list[OperatorShape]
+    device: EventTable
+    """Kernels and copies; `extra` has kind, correlation, external and collective."""
+    runtime: EventTable
+    """Calls of CUDA's or HIP's runtime; `extra` has correlation and external."""
+    operators: EventTable
+    """Operators of the host; `extra` has external and shape."""
+    spans: EventTable
+    """Named spans of the host."""
+    memory: EventTable
+    """Allocations and releases at `start`; `extra` has bytes, address, total and device."""
+    rank: int | None
+    world_size: int | None
+    device_name: str
+    """Model of the device that the trace names; empty if it names none."""
+    base_us: float
+    """What to add to a time for the clock of the host, in microseconds since the epoch."""
+    host: str
+    problem: str
+    """Why a part of the file is missing; empty for a complete one."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether the trace has activities of a device; if not, operators of the host are the timeline."""
+        return len(self.device) > 0
+
+    def list_names(self, table: EventTable) -> list[str]:
+        """The name of each event."""
+        return [self.names[index] for index in table.name]
+
+    def find_named(self, table: EventTable, condition: Any) -> NDArray[np.bool_]:
+        """A mask of the events whose name fulfils a condition, which is asked once for each name."""
+        fulfils = np.fromiter((bool(condition(name)) for name in self.names), bool, len(self.names))
+        return fulfils[table.name] if len(table) else np.zeros(0, bool)
+
+    def list_steps(self) -> list[tuple[int, float, float]]:
+        """Number, start and end of each step, in order of time."""
+        found = []
+        for index, name in enumerate(self.list_names(self.spans)):
+            match = STEP.match(name)
+            if match:
+                found.append((int(match[1]), float(self.spans.start[index]), float(self.spans.end[index])))
+        return sorted(found, key=lambda step: step[1])
+
+
+@dataclass(frozen=True)
+class OperatorShape:
+    """Shapes and types of the inputs of an operator."""
+
+    dims: tuple[Any, ...]
+    types: tuple[str, ...]
+    is_causal: bool = False
+
+    def __str__(self) -> str:
+        shown = [f"[{','.join(map(str, dims))}]" for dims in self.dims if dims]
+        return " ".join(shown)
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a file.
+
+    Raises:
+        UsageError: It is not a trace, or has no events of time.
+    """
+    file = TraceFile(path)
+    builder = _TraceBuilder()
+    for block in file.read_events():
+        for event in block:
+            builder.add_event(event)
+    trace = builder.build(path, file.metadata, file.problem)
+    if not (len(trace.device) or len(trace.operators)):
+        raise UsageError(
+            f"{path}: the trace has neither kernels nor operators{f': {file.problem}' if file.problem else ''}",
+            "record one with train --profile steps=5:8",
+        )
+    if file.problem:
+        trace.notes.append(f"{path.name}: {file.problem}; what was read is analysed")
+    if file.num_skipped:
+        trace.notes.append(f"{path.name}: {file.num_skipped:,} events of an unknown form are skipped")
+    return trace
+
+
+class _TraceBuilder:
+    """Sorts events into columns."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, int] = {}
+        self._shapes: dict[OperatorShape, int] = {}
+        self._shape_texts: dict[str, int] = {}
+        self._lanes: dict[tuple[Any, Any], int] = {}
+        self._labels: dict[Any, str] = {}
+        """Names of processes, and of threads by process and thread."""
+        self._device = EventColumns("kind", "correlation", "external", "collective")
+        self._runtime = EventColumns("correlation", "external")
+        self._operators = EventColumns("external", "shape")
+        self._spans = EventColumns()
+        self._memory = EventColumns("bytes", "address", "total", "device")
+
+    def add_event(self, event: TraceEvent) -> None:
+        if event.ph == "X":
+            self._add_complete_event(event)
+        elif event.name == "[memory]" and event.args is not None:
+            self._add_allocation(event, event.args)
+        elif event.ph == "M" and event.args is not None and event.args.name is not None:
+            place = event.pid if event.name == "process_name" else (event.pid, event.tid)
+            self._labels[place] = str(event.args.name)
+
+    def _add_complete_event(self, event: TraceEvent) -> None:
+        start = _to_float(event.ts)
+        if start is None:
+            return
+        end = start + (_to_float(event.dur) or 0.0)
+        category = str(event.cat or "").lower()
+        args = event.args or _NO_ARGUMENTS
+        kind = DEVICE_CATEGORIES.get(category)
+        if not category:
+            kind, category = self._classify_unlabelled(event)
+        if kind is not None:
+            lane = self._find_lane(args.device if args.device is not None else event.pid, args.stream or event.tid)
+            if kind == KERNEL and str(event.name).startswith(_COPY_KERNELS):
+                kind = MEMCPY
+            collective = -1 if args.collective is None else self._find_name(f"{args.collective} {args.group or ''}")
+            ids = (_to_int(args.correlation), _to_int(args.external_id))
+            self._device.append(start, end, self._find_name(event.name), lane, kind, *ids, collective)
+        elif category in OPERATOR_CATEGORIES:
+            # XLA numbers its operations: fusion.12.
+            name = event.name if args.hlo_op is None else _NUMBER.sub("", str(event.name))
+            values = (_to_int(args.external_id), self._find_shape(args))
+            self._operators.append(start, end, self._find_name(name), self._find_lane(event.pid, event.tid), *values)
+        elif category in RUNTIME_CATEGORIES:
+            lane = self._find_lane(event.pid, event.tid)
+            calls = (_to_int(args.correlation), _to_int(args.external_id))
+            self._runtime.append(start, end, self._find_name(event.name), lane, *calls)
+        elif category in SPAN_CATEGORIES:
+            self._spans.append(start, end, self._find_name(event.name), self._find_lane(event.pid, event.tid))
+
+    def _classify_unlabelled(self, event: TraceEvent) -> tuple[int | None, str]:
+        """Kind and category of an event without category, as XLA writes it: names of process and thread say it."""
+        process = self._labels.get(event.pid, "")
+        thread = self._labels.get((event.pid, event.tid), "")
+        name = str(event.name)
+        if "/device:" in process:
+            is_kernel = thread.startswith("Stream") or "XLA Ops" in thread
+            return (MEMCPY if "memcpy" in name.lower() else KERNEL) if is_kernel else None, ""
+        if STEP.match(name) or name == "data":
+            return None, "user_annotation"
+        if event.args is not None and event.args.hlo_op is not None and not name.startswith("end: "):
+            return None, "cpu_op"
+        return None, ""
+
+    def _add_allocation(self, event: TraceEvent, args: EventArguments) -> None:
+        time = _to_float(event.ts)
+        if time is None or args.num_bytes is None:
+            return
+        device = _to_int(args.device_type) << 16 | max(0, _to_int(args.device_id))
+        values = (_to_int(args.num_bytes), _to_int(args.address), _to_int(args.total_allocated), device)
+        lane = self._find_lane(event.pid, event.tid)
+        self._memory.append(time, time, self._find_name("[memory]"), lane, *values)
+
+    def _find_name(self, name: Any) -> int:
+        return self._names.setdefault(str(name), len(self._names))
+
+    def _find_lane(self, process: Any, thread: Any) -> int:
+        return self._lanes.setdefault((process, thread), len(self._lanes))
+
+    def _find_shape(self, args: EventArguments) -> int:
+        if not args.input_dims:
+            return -1
+        text = repr((args.input_dims, args.input_type, args.concrete_inputs))
+        found = self._shape_texts.get(text)
+        if found is None:
+            shape = OperatorShape(
+                dims=tuple(_freeze_dims(dims) for dims in args.input_dims),
+                types=tuple(map(str, args.input_type or ())),
+                is_causal="True" in (args.concrete_inputs or ())[3:6],
+            )
+            found = self._shape_texts[text] = self._shapes.setdefault(shape, len(self._shapes))
+        return found
+
+    def build(self, path: Path, metadata: dict[str, Any], problem: str) -> Trace:
+        distributed = metadata.get("distributedInfo")
+        distributed = distributed if isinstance(distributed, dict) else {}
+        devices = metadata.get("deviceProperties")
+        first = devices[0] if isinstance(devices, list) and devices else {}
+        in_name = _RANK_IN_NAME.search(path.name)
+        rank = distributed.get("rank", int(in_name[1]) if in_name else None)
+        return Trace(
+            path=path,
+            names=list(self._names),
+            shapes=list(self._shapes),
+            device=_to_table(self._device),
+            runtime=_to_table(self._runtime),
+            operators=_to_table(self._operators),
+            spans=_to_table(self._spans),
+            memory=_to_table(self._memory),
+            rank=rank if isinstance(rank, int) else None,
+            world_size=distributed.get("world_size"),
+            device_name=str(first.get("name", "")) if isinstance(first, dict) else "",
+            base_us=(_to_float(metadata.get("baseTimeNanoseconds")) or 0.0) / 1000,
+            host=str(metadata.get("host_name", "")),
+            problem=problem,
+        )
+
+
+_NO_ARGUMENTS = EventArguments()
+
+
+def _to_table(columns: EventColumns) -> EventTable:
+    order = np.argsort(np.frombuffer(columns.start, np.float64), kind="stable") if columns.start else np.zeros(0, int)
+
+    def take(column: array[Any], kind: Any) -> NDArray[Any]:
+        return np.frombuffer(column, kind)[order] if len(column) else np.zeros(0, kind)
+
+    return EventTable(
+        take(columns.start, np.float64),
+        take(columns.end, np.float64),
+        take(columns.name, np.int64),
+        take(columns.lane, np.int64),
+        {name: take(column, np.int64) for name, column in columns.extra.items()},
+    )
+
+
+def _freeze_dims(dims: Any) -> tuple[Any, ...]:
+    if not isinstance(dims, list):
+        return ()
+    return tuple(_freeze_dims(each) if isinstance(each, list) else each for each in dims)
+
+
+def _to_float(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _to_int(value: Any) -> int:
+    """An integer of 64 bits; -1 for anything else."""
+    return value if isinstance(value, int) and -(1 << 63) <= value < 1 << 63 else -1

@@ -1,0 +1,110 @@
+"""Where the time goes: against sums over single ticks, TraceLens' published rows, and real traces of a CPU."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+from primus.traces.breakdown import TimeBreakdown, compute_breakdown  # noqa: E402 - needs numpy
+from primus.traces.operators import list_operators  # noqa: E402
+from primus.traces.trace import read_trace  # noqa: E402
+from traces.chrome_trace import STREAM_OF_NCCL, TraceWriter  # noqa: E402
+
+NAMES = ("Cijk_gemm_bf16", "flash_fwd_kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "Memcpy HtoD", "Memset")
+
+
+def break_down(writer: TraceWriter, folder: Path) -> TimeBreakdown:
+    return compute_breakdown(read_trace(writer.write(folder / "trace.json")))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_timelines_agree_with_counting_ticks(tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    writer = TraceWriter()
+    ticks: dict[str, set[int]] = {"computation": set(), "communication": set(), "copy": set()}
+    for _ in range(80):
+        name, start, length = dice.choice(NAMES), dice.randrange(1000), dice.randrange(1, 40)
+        writer.add_kernel(name, start, start + length, dice.randrange(3))
+        kind = "communication" if "nccl" in name else "copy" if "Memcpy" in name else "computation"
+        ticks[kind] |= set(range(start, start + length))
+    found = break_down(writer, tmp_path)
+    computing, talking, copying = ticks["computation"], ticks["communication"], ticks["copy"]
+    assert found.computation_us == len(computing)
+    assert found.communication_us == len(talking)
+    assert found.exposed_communication_us == len(talking - computing)
+    assert found.hidden_communication_us == len(talking & computing)
+    assert found.exposed_copy_us == len(copying - computing - talking)
+    everything = computing | talking | copying
+    assert found.busy_us == len(everything)
+    assert found.total_us == max(everything) + 1 - min(everything)
+    assert found.idle_us == found.total_us - len(everything)
+
+
+def test_the_rows_of_tracelens_are_reproduced(tmp_path: Path) -> None:
+    """The gpu_timeline that TraceLens publishes (docs of AMD-AGI/TraceLens, ms), from activities that give it."""
+    writer = TraceWriter()
+    end = 56305.19e3
+    writer.add_kernel("Cijk_gemm", 0, end)
+    writer.add_kernel("ncclDevKernel_Generic", end - 5000, end + 240.88e3, STREAM_OF_NCCL)
+    writer.add_kernel("Memcpy DtoD", end + 200e3, end + 255.32e3, 3)
+    writer.add_kernel("Cijk_gemm", end + 398.48e3, end + 398.48e3)
+    found = break_down(writer, tmp_path)
+    rows = (found.computation_us, found.exposed_communication_us, found.exposed_copy_us, found.busy_us, found.idle_us)
+    assert [round(row / 1e3, 2) for row in rows] == [56305.19, 240.88, 14.44, 56560.51, 143.16]
+    assert round(found.total_us / 1e3, 2) == 56703.67
+
+
+def test_idle_time_is_blamed_on_data_host_or_the_kernels_before(tmp_path: Path) -> None:
+    writer = TraceWriter()
+    writer.add_kernel("gemm", 0, 100, correlation=1)
+    writer.add_kernel("gemm", 200, 300, correlation=2)  # launched 70 late, of which 30 waiting for data
+    writer.add_kernel("gemm", 340, 345, correlation=3)  # launched in time
+    writer.add_kernel("gemm", 350, 400)  # launched by nobody that the trace knows
+    for correlation, end in ((1, -5), (2, 170), (3, 290)):
+        writer.add("cuda_runtime", "hipLaunchKernel", end - 5, end, correlation=correlation)
+    writer.add("user_annotation", "data", 120, 150)
+    writer.add("user_annotation", "ProfilerStep#4", 0, 400)
+    found = break_down(writer, tmp_path)
+    idle = found.idle
+    assert (idle.data_us, idle.host_us, idle.kernel_us, idle.unknown_us) == (30, 40, 30 + 40, 5)
+    assert found.idle_us == 30 + 40 + 70 + 5
+    assert (found.num_short_kernels, found.num_kernels) == (1, 4)
+    assert (found.num_steps, found.step_us) == (1, 400)
+
+
+def test_kernels_count_for_the_operator_that_launched_them(tmp_path: Path) -> None:
+    writer = TraceWriter()
+    writer.members["deviceProperties"] = [{"name": "AMD Instinct MI300X"}]
+    shapes = {"Input Dims": [[4096, 4096], [4096, 4096]], "Input type": ["c10::BFloat16", "c10::BFloat16"]}
+    writer.add("cpu_op", "aten::mm", 0, 10, **{"External id": 5}, **shapes)
+    writer.add_kernel("Cijk_unknown_name", 20, 220, **{"External id": 5})
+    trace = read_trace(writer.write(tmp_path / "trace.json"))
+    (row,) = list_operators(trace)
+    assert (row.name, row.count, row.time_us, row.category) == ("aten::mm", 1, 200, "gemm")
+    rate = 2 * 4096**3 / 200e-6 / 1e12
+    assert row.tflops == pytest.approx(rate)
+    assert (row.bound, row.roofline_share) == ("compute", pytest.approx(rate / 1307.4, rel=1e-3))
+
+
+def test_a_trace_of_a_cpu_has_operators_as_its_timeline(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from torch.profiler import profile, record_function
+
+    a = torch.randn(256, 256, requires_grad=True)
+    with profile(record_shapes=True) as recorded:
+        for step in range(2):
+            with record_function(f"ProfilerStep#{step}"):
+                (a @ a).sum().backward()
+    recorded.export_chrome_trace(str(tmp_path / "trace.json"))
+    trace = read_trace(tmp_path / "trace.json")
+    found = compute_breakdown(trace)
+    assert (found.timeline, found.num_steps, found.communication_us) == ("host", 2, 0)
+    assert found.busy_us + found.idle_us == pytest.approx(found.total_us)
+    assert 0 < found.computation_us <= found.total_us
+    (product, *_) = [row for row in list_operators(trace) if row.name == "aten::mm"]
+    assert (product.shape, product.count) == ("[256,256] [256,256]", 2 * 3)
+    assert product.tflops == pytest.approx(2 * 256**3 * product.count / product.time_us / 1e6)
