@@ -174,6 +174,19 @@ def test_a_failing_patch_fails_the_run_and_is_named(folder: Path) -> None:
     assert "PRIMUS_PATCHES=none starts without patches" in done.stderr
 
 
+def test_a_package_that_fails_on_import_is_no_failure_of_its_patch(folder: Path) -> None:
+    modules = folder.parent / "modules"
+    (modules / "broken_package").mkdir(parents=True)
+    (modules / "broken_package/__init__.py").write_text("raise RuntimeError('no libbroken.so.3')\n")
+    body = f"import sys; sys.path.insert(0, {str(modules)!r}); import broken_package"
+    write(folder, "import_it", body=body)
+    done = run(folder, "direct", "--", "tiny")
+    assert done.returncode == 3
+    assert "msgspec cannot be imported: RuntimeError at " in done.stderr
+    assert "broken_package/__init__.py:1: no libbroken.so.3" in done.stderr
+    assert "PRIMUS_PATCHES" not in done.stderr
+
+
 @pytest.mark.parametrize("words", [["direct"], ["--dry-run", "direct"]])
 def test_an_unknown_name_is_refused_before_anything_starts(folder: Path, words: list[str]) -> None:
     write(folder, "known")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 EXIT_OK = 0
@@ -66,6 +67,16 @@ def format_error_place(error: BaseException) -> str:
     while frame and frame.tb_next:
         frame = frame.tb_next
     return f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame else "unknown"
+
+
+def is_raised_on_import(error: BaseException) -> bool:
+    """Whether `error` was raised while a module of another package was executed."""
+    own, frame = os.path.dirname(__file__), error.__traceback__
+    while frame:
+        code, frame = frame.tb_frame.f_code, frame.tb_next
+        if code.co_name == "<module>" and not code.co_filename.startswith((own + os.sep, "<")):
+            return True
+    return False
 
 
 MOST_LISTED = 20

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, timezone
 from typing import Literal, Protocol
@@ -15,7 +16,14 @@ from msgspec import Struct
 
 from primus import registry
 from primus.contract import PlugInKind, optional
-from primus.errors import PrimusError, UsageError, did_you_mean, format_error_place
+from primus.errors import (
+    PrimusError,
+    UnfitError,
+    UsageError,
+    did_you_mean,
+    format_error_place,
+    is_raised_on_import,
+)
 
 VARIABLE = "PRIMUS_PATCHES"
 """Variable that selects patches: all (the default), none, or names separated by commas."""
@@ -174,10 +182,18 @@ def apply_patch(choice: PatchChoice) -> None:
 
     Raises:
         PrimusError: The patch failed; the message names it.
+        UnfitError: Its package cannot be imported.
     """
     try:
         registry.load_plug_in(PATCHES, choice.name).apply()
     except Exception as error:  # a patch may raise anything
+        if is_raised_on_import(error):
+            traceback.print_exc()
+            raise UnfitError(
+                f"{choice.patch.target} cannot be imported: {type(error).__name__} at {format_error_place(error)}:"
+                f" {error}",
+                "the traceback is in the log of the rank; install the package again, or use another one",
+            ) from error
         raise PrimusError(
             f"patch '{choice.name}' of {choice.patch.target} {choice.installed} failed at {format_error_place(error)}:"
             f" {type(error).__name__}: {error}",

@@ -7,13 +7,10 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from primus.engines.installation import find_installation
 from primus.engines.requirement import read_engine
-from primus.errors import PrimusError, UnfitError
-
-OWN_PACKAGE = Path(__file__).parent.parent
+from primus.errors import PrimusError, UnfitError, is_raised_on_import
 
 
 @contextlib.contextmanager
@@ -30,22 +27,13 @@ def explain_import_errors(names: Sequence[str]) -> Iterator[None]:
     except PrimusError:
         raise
     except Exception as error:
-        if not names or not _is_import_error(error):
+        if not names or not (isinstance(error, ImportError) or is_raised_on_import(error)):
             raise
         traceback.print_exc()
         raise UnfitError(
             f"{_describe_engine(names[0])} cannot be imported: {_format_error(error)}",
             f"the traceback is in the log of the rank; ./primus-cli setup --engine {names[0]} installs its environment",
         ) from error
-
-
-def _is_import_error(error: Exception) -> bool:
-    """Whether a package of another project failed while its modules were executed, or could not be found."""
-    if isinstance(error, ImportError):
-        return True
-    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    files = [Path(code.co_filename) for code in frames[1:] if code.co_name == "<module>"]
-    return any(file.is_file() and OWN_PACKAGE not in file.parents for file in files)
 
 
 def _describe_engine(name: str) -> str:

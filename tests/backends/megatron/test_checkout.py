@@ -109,3 +109,31 @@ def test_settings_become_words_by_the_actions_of_a_parser() -> None:
     words, refusal, *_ = run_engine("megatron", PARSER).splitlines()
     assert words == "--no-fused --plain --rate 0.5 --sizes 1 2"
     assert refusal == "UsageError backend_args: plain: 7: Megatron-LM can only set it to true"
+
+
+REFUSED = """
+import sys
+sys.path.insert(0, FOLDER)
+from primus import registry
+from primus.patch import PATCHES
+registry.load_plug_in(PATCHES, "megatron-core-cpu").apply()
+from primus.backends.megatron.checkout import _import_training
+try:
+    _import_training()
+except Exception as error:
+    print(type(error).__name__, error, error.hint)
+"""
+
+
+@pytest.mark.parametrize(
+    ("python", "told"),
+    [(">=3.10", "-m pip install no_such_package"), (">=3.99", "it needs Python >=3.99, and the environment has 3.")],
+)
+def test_a_checkout_that_cannot_be_imported_says_what_is_missing(tmp_path: Path, python: str, told: str) -> None:
+    package = tmp_path / "megatron/training"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("import no_such_package\n")
+    (tmp_path / "pyproject.toml").write_text(f'[project]\nrequires-python = "{python}"\n')
+    printed = run_engine("megatron", REFUSED.replace("FOLDER", repr(str(tmp_path))))
+    assert "UnfitError" in printed and "No module named 'no_such_package'" in printed
+    assert told in printed
