@@ -15,6 +15,7 @@ from msgspec import Struct
 from primus import registry
 from primus.backend import Backend
 from primus.backends.torchtitan.backend_settings import find_replacing_keys, list_field_types
+from primus.benchmark import Benchmark, BenchmarkRow, MeasuredCall
 from primus.callback import CallbackPlugIn
 from primus.config.docs import field_docs
 from primus.config.load import load_model
@@ -256,6 +257,7 @@ PLUG_IN_USES = {
     "runtimes/nice.py": "`primus-cli nice -- direct -- <task>`",
     "runtimes/background.py": "`primus-cli background -- direct -- <task>`",
     "backends/counting.py": "`framework: counting` in an experiment",
+    "benchmarks/softmax.py": "`benchmark softmax`",
     "callbacks/plateau.py": "`callbacks: [{plateau: {interval: 50}}]` in an experiment",
     "sources/haiku.py": "`dataset: haiku` in an experiment, `data prepare --dataset haiku`",
     "patches/host_proc.py": "applied in every worker, listed by `patches list`",
@@ -272,6 +274,7 @@ PLUG_IN_SECTIONS: dict[str, tuple[type, tuple[str, ...], str]] = {
     "Runtime": (Runtime, ("runtimes/nice.py",), ""),
     "Job runtime": (JobRuntime, ("runtimes/background.py",), ""),
     "Backend": (Backend, ("backends/counting.py",), ""),
+    "Benchmark": (Benchmark, ("benchmarks/softmax.py",), ""),
     "Callback": (CallbackPlugIn, ("callbacks/plateau.py",), ""),
     "Source": (Source, ("sources/haiku.py",), ""),
     "Patch": (PatchPlugIn, ("patches/host_proc.py",), ""),
@@ -316,6 +319,15 @@ PLUG_IN_NOTES = {
 
 `phase` is `init`, `data`, `compile`, `train`, `eval`, `test`, `checkpoint` or `exit`. A rank that calls `beat` less
 often than the [hang timeout](supervision.md) is reported as hung: call it at each step and where a phase starts.""",
+    "Benchmark": """\
+| `context` | |
+|---|---|
+| `measure(case, make_call, modes=())` | rows of a case: calls `make_call(mode)` for each cache state, warms up, times \
+the `MeasuredCall` until its median is known within `--precision`; an exception becomes the row's `problem` |
+| `count_sets(set_bytes, mode)` | how many sets of operands exceed the cache; refuses what does not fit memory |
+| `device`, `rank`, `local_rank`, `world_size`, `num_local` | this process |
+| `wait_for_all(what)`, `limit_time(what)` | for a benchmark that times by itself, without `measure` |
+| `modes`, `cache_bytes`, `is_quick` | cache states to measure, size of the last-level cache, whether to be brief |""",
     "Callback": "[Callbacks](training.md#callbacks) lists the methods of `Callback` and when each is called.",
     "Source": "[Data sources](data-sources.md) describes `HubDataset` and the datasets of the package.",
     "Patch": "[Patches](patches.md) describes which patches are applied, and patch files of a single launch.",
@@ -323,7 +335,11 @@ often than the [hang timeout](supervision.md) is reported as hung: call it at ea
 }
 """What follows the members of a contract."""
 
-PLUG_IN_VALUES: dict[str, tuple[type[Struct], ...]] = {"Task": (TaskContext,), "Hook": (HookContext, Settings)}
+PLUG_IN_VALUES: dict[str, tuple[type[Struct], ...]] = {
+    "Task": (TaskContext,),
+    "Benchmark": (MeasuredCall, BenchmarkRow),
+    "Hook": (HookContext, Settings),
+}
 """Classes that plug-ins receive or return, whose fields the page lists."""
 
 

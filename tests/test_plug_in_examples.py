@@ -147,3 +147,12 @@ def test_the_page_is_made_from_the_contracts_and_shows_every_example() -> None:
         if path.suffix in (".py", ".yaml"):
             assert f"`{path.relative_to(EXAMPLES)}`" in page
             assert path.read_text(encoding="utf-8").strip() in page
+
+
+@pytest.mark.native
+def test_the_benchmark_measures_its_call(tmp_path: Path) -> None:
+    words = "direct --single -- benchmark softmax --columns 8 --quick --device cpu --json --duration 0.2"
+    done = run(*words.split(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [row] = json.loads(done.stdout)["result"]["ranks"][0]["rows"]
+    assert (row["case"]["columns"], row["unit"], row["bound"] != "") == (8, "GB/s", True)

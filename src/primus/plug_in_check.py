@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from primus import registry
 from primus.backend import BACKENDS
+from primus.benchmark import BENCHMARKS
 from primus.callback import CALLBACKS
 from primus.contract import PlugInKind, list_members
 from primus.data.source import SOURCES
@@ -31,7 +32,7 @@ from primus.runtime import JOB_RUNTIMES, RUNTIMES
 from primus.task import TASKS
 
 KINDS: dict[str, PlugInKind[Any]] = {
-    kind.name: kind for kind in (TASKS, RUNTIMES, BACKENDS, CALLBACKS, SOURCES, PATCHES, FRAMEWORKS)
+    kind.name: kind for kind in (TASKS, RUNTIMES, BACKENDS, BENCHMARKS, CALLBACKS, SOURCES, PATCHES, FRAMEWORKS)
 }
 """Kinds whose plug-ins are Python files, by the name of their folder."""
 

@@ -58,6 +58,12 @@ class Task(Protocol):
         """Do the task as one rank. Called in every worker process. Required with `prepare`."""
         raise NotImplementedError
 
+    @optional
+    def choose_options(self, words: Sequence[str], /) -> type[Struct]:
+        """Options of the task for the `words` after its name, where they depend on the first word. Default:
+        `Options`."""
+        return self.Options
+
     @property
     @optional
     def OVERRIDES(self) -> bool:

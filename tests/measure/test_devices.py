@@ -10,62 +10,27 @@ import pytest
 import torch
 from msgspec import structs
 
+from fakes.clocks import BRIEF, DeviceClock
 from primus.measure import collectives, gemm, memory
 from primus.measure.gemm import OperandRotation
 from primus.measure.timing import (
     FULL,
     MOST_QUEUED,
     QUICK,
-    Effort,
     HostClock,
-    compute_percentile,
     limit_effort,
     measure_call,
     summarise_samples,
 )
 
 CPU = torch.device("cpu")
-BRIEF = Effort(warm_up_calls=1, warm_up_s=0.01, longest_warm_up_s=0.02, calls=10, measure_s=0.02, fewest_calls=3)
-
-
-class DeviceClock:
-    """A device whose calls take a known time, and whose clock has a resolution."""
-
-    def __init__(self, call_s: float, resolution_s: float) -> None:
-        self.now_s = 0.0
-        self.call_s = call_s
-        self.resolution_s = resolution_s
-        self.waits = 0
-        self.queued: list[float] = []
-        self.most_queued = 0
-        self.was_idle = False
-
-    def call(self) -> None:
-        self.now_s += self.call_s
-
-    def record_mark(self) -> object:
-        self.queued.append(self.now_s)
-        self.most_queued = max(self.most_queued, len(self.queued))
-        return self.now_s
-
-    def wait(self, mark: object) -> None:
-        self.queued = self.queued[self.queued.index(mark) + 1 :]  # type: ignore[arg-type]
-        self.was_idle = self.was_idle or not self.queued
-
-    def compute_seconds(self, begin: object, end: object) -> float:
-        assert isinstance(begin, float) and isinstance(end, float)
-        return math.floor((end - begin) / self.resolution_s + 1e-9) * self.resolution_s
-
-    def synchronize(self) -> None:
-        self.waits += 1
-        self.queued = []
 
 
 def test_a_summary_holds_median_percentiles_and_deviation() -> None:
     found = summarise_samples([4.0, 1.0, 2.0, 3.0, 100.0])
     assert (found.n, found.median_s, found.min_s, found.max_s, found.mad_s) == (5, 3.0, 1.0, 100.0, 1.0)
     assert found.p5_s == pytest.approx(1.2)
-    assert compute_percentile([5.0], 95) == 5.0
+    assert summarise_samples([5.0]).p95_s == 5.0
 
 
 def test_samples_are_not_waited_for_one_by_one() -> None:
@@ -120,9 +85,9 @@ def test_products_are_measured_and_right(dtype: gemm.Dtype) -> None:
 
 def test_operands_outrun_the_cache() -> None:
     one = 3 * 64 * 64 * 4
-    assert gemm.num_sets(64, torch.float32, cache_bytes=10 * one, max_bytes=2**40) == 11
-    assert gemm.num_sets(64, torch.float32, cache_bytes=10 * one, max_bytes=4 * one) == 4
-    assert gemm.num_sets(64, torch.float32, cache_bytes=0, max_bytes=0) == 2
+    assert gemm.num_sets(one, cache_bytes=10 * one, max_bytes=2**40) == 11
+    assert gemm.num_sets(one, cache_bytes=10 * one, max_bytes=4 * one) == 4
+    assert gemm.num_sets(one, cache_bytes=0, max_bytes=0) == 2
 
 
 def test_operands_change_from_call_to_call() -> None:
@@ -140,7 +105,7 @@ def test_operands_change_from_call_to_call() -> None:
 
 
 def test_operands_that_do_not_change_are_refused() -> None:
-    one = gemm.create_operands(CPU, 8, torch.float32, 0, 0)[0]
+    one = gemm.create_operands(CPU, gemm.GemmShape(8, 8, 8), "fp32", 1)[0]
     with pytest.raises(AssertionError, match="must not stay in the cache"):
         OperandRotation([one, one])
 
@@ -159,7 +124,7 @@ def test_a_wrong_product_is_found(fault: str) -> None:
 
 
 def test_a_large_product_in_a_small_type_is_within_its_tolerance() -> None:
-    checked = gemm.create_operands(CPU, 768, torch.bfloat16, 0, 0)[0]
+    checked = gemm.create_operands(CPU, gemm.GemmShape(768, 768, 768), "bf16", 1)[0]
     gemm.multiply_matrices(*checked)
     assert gemm.wrong_elements(checked) == 0
     checked.out[0] *= 1.2  # beyond what bf16 rounds

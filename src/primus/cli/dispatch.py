@@ -108,7 +108,7 @@ def _parse_task_words(task: Task, request: LaunchRequest, words: Sequence[str]) 
         stray_arguments.check(extra, task, request)
 
     options, extra = flags.parse_options(
-        task.Options, words, f"task '{request.task}'", extra=task.OVERRIDES, check_extra=check_extra
+        task.choose_options(words), words, f"task '{request.task}'", extra=task.OVERRIDES, check_extra=check_extra
     )
     return options, tuple(extra)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from primus import registry
@@ -28,6 +29,7 @@ TASK_GROUPS = {
     ),
     "machine": (
         "preflight",
+        "benchmark",
         "env show",
         "analyze topology",
         "engines",
@@ -87,7 +89,7 @@ def format_help(request: LaunchRequest) -> str:
     """Help of the task of `request`, or of its runtimes if it has no task."""
     tasks = registry.list_plug_ins("tasks")
     if request.task in tasks:
-        return _format_task_help(request.runtimes[-1].name, request.task)
+        return _format_task_help(request.runtimes[-1].name, request.task, request.words)
     if request.task:
         rows = [(name, text) for name, text in _list_task_summaries() if name.split()[0] == request.task]
         return f"usage: primus-cli <runtime> -- {request.task} <subtask> [options]\n\nsubtasks:\n{_format_table(rows)}"
@@ -123,13 +125,18 @@ def _format_runtime_help(name: str) -> str:
     return "\n\n".join([*blocks, f"options:\n{_format_table(flags.describe_flags(module.Options))}"])
 
 
-def _format_task_help(runtime: str, name: str) -> str:
+def _format_task_help(runtime: str, name: str, words: Sequence[str]) -> str:
     from primus.config import flags
     from primus.task import TASKS
 
     module = registry.load_plug_in(TASKS, name)
-    rows = flags.describe_flags(module.Options)
-    blocks = [f"usage: primus-cli {runtime} -- {name} [options]", registry.read_summary("tasks", name)]
+    options = module.choose_options(words)
+    rows = flags.describe_flags(options)
+    summary = registry.read_summary("tasks", name)
+    if options is not module.Options:  # the first word chooses them, and their module says what it does
+        name, summary = f"{name} {words[0]}", (sys.modules[options.__module__].__doc__ or "").partition("\n")[0]
+        rows = [row for row in rows if not row[0].startswith("[")]
+    blocks = [f"usage: primus-cli {runtime} -- {name} [options]", summary]
     blocks += [f"options:\n{_format_table(rows)}"] if rows else []
     if module.OVERRIDES:
         blocks.append(

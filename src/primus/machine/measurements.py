@@ -76,6 +76,8 @@ class Timing(Struct, frozen=True, kw_only=True):
     max_s: float
     mad_s: float
     """Median absolute deviation from the median."""
+    interval_s: tuple[float, float] | None = None
+    """95 % confidence interval of the median."""
     wall_s: float | None = None
     """Mean time of one call by the host's clock; the difference from the device's clock is launch overhead."""
     is_settled: bool = True

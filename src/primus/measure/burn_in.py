@@ -99,7 +99,7 @@ class _BurnInLoad:
         batch_s: float,
     ) -> None:
         self._clock, self._multiply = clock, multiply
-        self._sets = gemm.create_operands(device, size, gemm.DTYPES[dtype], 0, 0)
+        self._sets = gemm.create_operands(device, gemm.GemmShape(size, size, size), dtype, 2)
         self._flop = gemm.count_flop(size, size, size)
         self._words = WORDS[gemm.DTYPES[dtype].itemsize]
         self._memory = torch.empty(max(2, memory_bytes // 4), dtype=torch.int32, device=device)

@@ -19,7 +19,6 @@ from primus.machine.measurements import Collective, Scope, WrongElements
 from primus.measure.timing import Clock, create_clock
 
 DTYPE = torch.float32
-ITEM_BYTES = 4
 WARM_UP_CALLS = 5
 CALLS = 20
 CALLS_OF_SMALL = 100
@@ -30,6 +29,8 @@ CHUNK = 2**24
 """Elements filled or checked at a time."""
 CODES = 8191
 """A prime, so that codes of different ranks differ; fp32 represents each exactly."""
+SMALL_CODES = 251
+"""The same for bf16, which represents integers up to 256."""
 
 
 class RankGroup(NamedTuple):
@@ -79,6 +80,8 @@ class Operation(NamedTuple):
     """Whether a rank's contribution is in its receive buffer, which some torch functions require."""
     by_share: bool = False
     """Whether share i of the received buffer came from rank i."""
+    reduces: bool = False
+    """Whether ranks receive sums."""
 
 
 def encode_element(source: Rank, destination: Rank, index: torch.Tensor) -> torch.Tensor:
@@ -97,6 +100,26 @@ def _compute_weight(rank: int) -> int:
 
 def _compute_sum(n: int, index: torch.Tensor) -> torch.Tensor:
     return sum(map(_compute_weight, range(n))) * (index % 5 + 1)
+
+
+def make_sent_values(operation: Operation, dtype: torch.dtype, rank: int, n: int, share: int) -> Values:
+    """What a rank sends; types with fewer digits than fp32 hold smaller integers."""
+    if dtype == DTYPE:
+        return operation.send(rank, n, share)
+    if operation.reduces:
+        return lambda i: (rank + i) % 2
+    return lambda i: operation.send(rank, n, share)(i) % SMALL_CODES
+
+
+def make_expected_values(operation: Operation, dtype: torch.dtype, rank: int, n: int, share: int) -> Values:
+    """What a rank receives."""
+    if dtype == DTYPE:
+        return operation.expected(rank, n, share)
+    if operation.reduces:
+        # Half of the ranks send 1 for each element; of an odd number one more for odd elements.
+        begin = 0 if operation.receives_all else rank * share
+        return lambda i: n // 2 + (n % 2) * ((i + begin + n - 1) % 2)
+    return lambda i: operation.expected(rank, n, share)(i) % SMALL_CODES
 
 
 def _all_reduce(buffers: Buffers, group: RankGroup) -> None:
@@ -150,6 +173,7 @@ OPERATIONS: dict[str, Operation] = {
         receives_all=True,
         launch=_all_reduce,
         in_place=lambda member: True,
+        reduces=True,
         send=lambda rank, n, share: lambda i: compute_term(rank, i),
         expected=lambda rank, n, share: lambda i: _compute_sum(n, i),
     ),
@@ -167,6 +191,7 @@ OPERATIONS: dict[str, Operation] = {
         sends_all=True,
         receives_all=False,
         launch=_reduce_scatter,
+        reduces=True,
         send=lambda rank, n, share: lambda i: compute_term(rank, i),
         expected=lambda rank, n, share: lambda i: _compute_sum(n, i + rank * share),
     ),
@@ -212,9 +237,9 @@ def bus_bandwidth(operation: str, size_bytes: int, time_s: float, n: int) -> flo
     return algorithm_bandwidth(size_bytes, time_s) * OPERATIONS[operation].bus_factor(n) if n > 1 else None
 
 
-def rounded_bytes(size_bytes: int, n: int) -> int:
+def rounded_bytes(size_bytes: int, n: int, dtype: torch.dtype = DTYPE) -> int:
     """`size_bytes` in whole elements for each of `n` ranks, at least one."""
-    return max(size_bytes // (ITEM_BYTES * n), 1) * ITEM_BYTES * n
+    return max(size_bytes // (dtype.itemsize * n), 1) * dtype.itemsize * n
 
 
 def run(name: str, size_bytes: int, group: RankGroup, longest_s: float, launch: Launch | None = None) -> Collective:
@@ -244,7 +269,7 @@ def run(name: str, size_bytes: int, group: RankGroup, longest_s: float, launch: 
             raise
         return structs.replace(described, problem=f"not offered by {dist.get_backend(group.handle)}: {error}")
     # Checked before the timed loop, whose calls reduce the same buffers again.
-    wrong = _gathered_wrong(_wrong_by_source(operation, buffers, group), group)
+    wrong = gather_wrong_elements(operation, buffers, group)
     calls = CALLS_OF_SMALL if size_bytes < SMALL_BYTES else CALLS
     calls, times_s = time_calls(lambda: launch(buffers, group), group, WARM_UP_CALLS, calls, longest_s)
     time_s = max(times_s)  # a collective has ended when its slowest rank has
@@ -259,18 +284,18 @@ def run(name: str, size_bytes: int, group: RankGroup, longest_s: float, launch: 
     )
 
 
-def fresh_buffers(operation: Operation, size_bytes: int, group: RankGroup) -> Buffers:
+def fresh_buffers(operation: Operation, size_bytes: int, group: RankGroup, dtype: torch.dtype = DTYPE) -> Buffers:
     """Buffers before the first call; elements that no rank sends hold -1."""
-    n, all_elements = group.size, size_bytes // ITEM_BYTES
+    n, all_elements = group.size, size_bytes // dtype.itemsize
     share = all_elements // n
 
     def empty(is_all: bool) -> torch.Tensor:
-        return torch.full((all_elements if is_all else share,), -1.0, dtype=DTYPE, device=group.device)
+        return torch.full((all_elements if is_all else share,), -1.0, dtype=dtype, device=group.device)
 
     buffers = Buffers(empty(operation.sends_all), empty(operation.receives_all))
-    values = operation.send(group.member, n, share)
+    values = make_sent_values(operation, dtype, group.member, n, share)
     for begin, index in _iterate_chunks(buffers.send):
-        buffers.send[begin : begin + len(index)] = values(index).to(DTYPE)
+        buffers.send[begin : begin + len(index)] = values(index).to(dtype)
     if operation.in_place(group.member):
         buffers.receive.copy_(buffers.send)
     return buffers
@@ -280,7 +305,7 @@ def count_wrong(received: torch.Tensor, expected: Values, begin: int = 0) -> int
     """Number of wrong elements in `received`, whose first element has the index `begin`."""
     wrong = 0
     for offset, index in _iterate_chunks(received):
-        wrong += int((received[offset : offset + len(index)] != expected(index + begin).to(DTYPE)).sum())
+        wrong += int((received[offset : offset + len(index)] != expected(index + begin).to(received.dtype)).sum())
     return wrong
 
 
@@ -289,10 +314,10 @@ def time_calls(
 ) -> tuple[int, list[float]]:
     """Number of calls, equal on all ranks, and each rank's seconds per call."""
     clock = create_clock(group.device)
-    warm_s = max(_time_loop(call, clock, warm_up_calls, group))
+    warm_s = max(time_loop(call, clock, warm_up_calls, group))
     # Every rank computes the same number from the slowest rank's time: a different number of calls would deadlock.
     calls = max(FEWEST_CALLS, min(calls, math.ceil(longest_s / warm_s)))
-    return calls, _time_loop(call, clock, calls, group)
+    return calls, time_loop(call, clock, calls, group)
 
 
 def barrier(group: RankGroup) -> None:
@@ -311,7 +336,7 @@ def gather_from_all(value: float, group: RankGroup) -> list[float]:
     return every.tolist()
 
 
-def _time_loop(call: Callable[[], object], clock: Clock, calls: int, group: RankGroup) -> list[float]:
+def time_loop(call: Callable[[], object], clock: Clock, calls: int, group: RankGroup) -> list[float]:
     """Seconds per call of each rank; all ranks start together."""
     # Without a common start the first call would measure how late the last rank is.
     barrier(group)
@@ -331,7 +356,7 @@ def _wrong_by_source(operation: Operation, buffers: Buffers, group: RankGroup) -
     """Wrong elements that this rank received, by the global rank of their source."""
     n, received = group.size, buffers.receive
     share_elements = max(len(buffers.send), len(received)) // n
-    expected = operation.expected(group.member, n, share_elements)
+    expected = make_expected_values(operation, received.dtype, group.member, n, share_elements)
     if operation.by_share:
         parts = received.split(share_elements)
         return {group.ranks[i]: count_wrong(part, expected, i * share_elements) for i, part in enumerate(parts)}
@@ -339,8 +364,9 @@ def _wrong_by_source(operation: Operation, buffers: Buffers, group: RankGroup) -
     return {None if source is None else group.ranks[source]: count_wrong(received, expected)}
 
 
-def _gathered_wrong(own: dict[int | None, int], group: RankGroup) -> list[WrongElements]:
-    """Findings of all ranks, without empty ones."""
+def gather_wrong_elements(operation: Operation, buffers: Buffers, group: RankGroup) -> list[WrongElements]:
+    """Wrong elements after the first call, of all ranks."""
+    own = _wrong_by_source(operation, buffers, group)
     # One number per rank in the usual case; the details are pickled objects, which are slow to gather.
     if not any(gather_from_all(float(sum(own.values())), group)):
         return []

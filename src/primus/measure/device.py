@@ -1,14 +1,24 @@
-"""The device of a worker process: its accelerator, or the CPU if requested or if there is no accelerator."""
+"""The device of a worker process: its accelerator, or the CPU if requested or if there is no accelerator; its cache
+and free memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import psutil
 import torch
 
 from primus.errors import UnfitError
 from primus.machine.accelerators import choose_device_type
 from primus.machine.facts import DeviceKind
+from primus.measure.memory import host_cache_bytes
+
+LARGEST_CACHE_BYTES = 256 * 2**20
+"""Assumed for an unknown device: the Infinity Cache of AMD Instinct, the largest one (AMD CDNA 3 white paper)."""
+HOST_SHARE = 0.1
+"""Share of the host's free memory for the arrays of all its processes."""
+DEVICE_SHARE = 0.5
+"""Share of a device's free memory."""
 
 
 def own_device(local_rank: int, environ: Mapping[str, str], asked: DeviceKind = "auto") -> torch.device:
@@ -39,3 +49,28 @@ def _error_of_torch() -> str:
     except (RuntimeError, AssertionError) as error:
         return next(iter(str(error).splitlines()), type(error).__name__)
     return ""
+
+
+def find_cache_bytes(device: torch.device, known_bytes: int | None) -> int:
+    """Size of the last-level cache of `device`.
+
+    Args:
+        known_bytes: From the device's profile; None if it is not known.
+    """
+    if device.type == "cpu":
+        return host_cache_bytes()
+    return known_bytes or LARGEST_CACHE_BYTES
+
+
+def find_free_bytes(device: torch.device) -> int:
+    """Free memory of `device`."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def find_array_bytes(device: torch.device, num_local: int) -> int:
+    """Memory for the arrays of this process, one of `num_local` on its node."""
+    if device.type == "cuda":
+        return int(find_free_bytes(device) * DEVICE_SHARE)
+    return int(find_free_bytes(device) * HOST_SHARE) // num_local

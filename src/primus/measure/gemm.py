@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -13,14 +14,42 @@ from primus.measure.timing import Clock, Effort, measure_call
 
 SEED = 1234
 CHECKED_ROWS = 8
-DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CHECKED_ELEMENTS = 2**27
+"""Elements of an operand that a check converts to fp64, 1 GiB; all columns of products up to 11,585 squared."""
+DTYPES: dict[str, torch.dtype] = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+"""Types of operands and results, except for fp8."""
+FNUZ_ARCHITECTURE = "gfx94"
+"""Beginning of the architectures whose fp8 is e4m3fnuz (AMD CDNA 3 ISA, section on data formats)."""
 
 Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 """Writes the product of the first two matrices into the third."""
 
 
+class GemmShape(NamedTuple):
+    """A product of an m x k and a k x n matrix; a transposed one is stored as its transpose."""
+
+    m: int
+    n: int
+    k: int
+    trans_a: bool = False
+    trans_b: bool = False
+
+    @property
+    def flop(self) -> int:
+        return count_flop(self.m, self.n, self.k)
+
+    def count_bytes(self, in_bytes: int, out_bytes: int) -> int:
+        """Bytes of the operands and of the result."""
+        return (self.m * self.k + self.k * self.n) * in_bytes + self.m * self.n * out_bytes
+
+
 class Operands(NamedTuple):
-    """a x b -> out, all square."""
+    """a x b -> out."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -30,6 +59,16 @@ class Operands(NamedTuple):
 def multiply_matrices(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """The product by the library that training uses: cuBLAS, hipBLASLt or oneDNN."""
     torch.mm(a, b, out=out)
+
+
+def create_fp8_multiply(device: torch.device) -> Multiply:
+    """The scaled fp8 product; the scales exist before the measured time."""
+    scale = torch.ones((), device=device)
+
+    def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        torch._scaled_mm(a, b, scale_a=scale, scale_b=scale, out_dtype=out.dtype, out=out)
+
+    return multiply
 
 
 def run(
@@ -50,14 +89,16 @@ def run(
         max_bytes: Limit of the memory for operands.
         multiply: The product to measure.
     """
-    sets = create_operands(device, size, DTYPES[dtype], cache_bytes, max_bytes)
+    shape = GemmShape(size, size, size)
+    set_bytes = count_set_bytes(shape, dtype)
+    sets = create_operands(device, shape, dtype, num_sets(set_bytes, cache_bytes, max_bytes))
     rotation = OperandRotation(sets)
     timing = measure_call(lambda: multiply(*rotation.take_next()), clock, effort)
     wrong = sum(wrong_elements(checked) for checked in (sets[1], rotation.latest))
-    rotated_bytes = len(sets) * _set_bytes(size, DTYPES[dtype])
+    rotated_bytes = len(sets) * set_bytes
     return MeasuredFigure(
         test=f"gemm_{dtype}",
-        value=count_flop(size, size, size) / timing.median_s / 1e12,
+        value=shape.flop / timing.median_s / 1e12,
         unit="TFLOP/s",
         convention=f"2MNK / median time, M=N=K={size}, {dtype} in and out, not transposed, normal random, seed {SEED}, "
         f"steady, {len(sets)} rotating sets of operands in {rotated_bytes / 2**20:.0f} MiB, last-level cache "
@@ -73,25 +114,51 @@ def count_flop(m: int, n: int, k: int) -> int:
     return 2 * m * n * k
 
 
-def num_sets(size: int, dtype: torch.dtype, cache_bytes: int, max_bytes: int) -> int:
+def num_sets(set_bytes: int, cache_bytes: int, max_bytes: int) -> int:
     """Number of operand sets so that a set is no longer cached when it is used again; at least two."""
-    one = _set_bytes(size, dtype)
-    return max(2, min(math.ceil(cache_bytes / one) + 1, max_bytes // one))
+    return max(2, min(math.ceil(cache_bytes / set_bytes) + 1, max_bytes // set_bytes))
 
 
-def create_operands(
-    device: torch.device, size: int, dtype: torch.dtype, cache_bytes: int, max_bytes: int
-) -> list[Operands]:
-    """Sets of normal random operands."""
+def count_set_bytes(shape: GemmShape, dtype: str) -> int:
+    """Bytes of one set of operands with its result."""
+    in_bytes = 1 if dtype == "fp8" else DTYPES[dtype].itemsize
+    return shape.count_bytes(in_bytes, 2 if dtype == "fp8" else in_bytes)
+
+
+def create_operands(device: torch.device, shape: GemmShape, dtype: str, count: int) -> list[Operands]:
+    """Sets of normal random operands; the result of fp8 is bf16."""
     generator = torch.Generator(device).manual_seed(SEED)
+    kind, out_kind = (find_fp8_type(device), torch.bfloat16) if dtype == "fp8" else (DTYPES[dtype],) * 2
 
-    def random() -> torch.Tensor:
-        return torch.empty(size, size, device=device, dtype=dtype).normal_(generator=generator)
+    def random(rows: int, columns: int, is_transposed: bool) -> torch.Tensor:
+        stored = (columns, rows) if is_transposed else (rows, columns)
+        made = torch.empty(stored, device=device, dtype=torch.float32 if dtype == "fp8" else kind)
+        # The cast to fp8 happens here, outside of the measured time.
+        made = made.normal_(generator=generator).to(kind)
+        return made.t() if is_transposed else made
 
-    def empty() -> torch.Tensor:
-        return torch.full((size, size), math.nan, device=device, dtype=dtype)
+    def make_set() -> Operands:
+        a, b = random(shape.m, shape.k, shape.trans_a), random(shape.k, shape.n, shape.trans_b)
+        return Operands(a, b, torch.full((shape.m, shape.n), math.nan, device=device, dtype=out_kind))
 
-    return [Operands(random(), random(), empty()) for _ in range(num_sets(size, dtype, cache_bytes, max_bytes))]
+    return [make_set() for _ in range(count)]
+
+
+def find_fp8_type(device: torch.device) -> torch.dtype:
+    """The e4m3 type of the device's matrix units."""
+    name = torch.cuda.get_device_properties(device).gcnArchName if torch.version.hip and device.type == "cuda" else ""
+    return torch.float8_e4m3fnuz if name.startswith(FNUZ_ARCHITECTURE) else torch.float8_e4m3fn
+
+
+@contextlib.contextmanager
+def select_fp32_precision(dtype: str) -> Iterator[None]:
+    """Round fp32 operands to tf32 for `tf32`, and never for `fp32`."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 class OperandRotation:
@@ -112,23 +179,31 @@ class OperandRotation:
         return self._sets[self._turns % len(self._sets)]
 
 
-def wrong_elements(checked: Operands) -> int:
-    """Number of elements that are not finite, or, in some rows, differ from the product in fp64.
+def wrong_elements(checked: Operands, resolution: float | None = None) -> int:
+    """Number of elements that are not finite, or, in some rows and columns, differ from the product in fp64.
 
     The tolerance covers rounding of the result to its type, of a few partial sums to the same type (PyTorch notes on
     numerical accuracy, reduced precision reductions; a sum is of the size of the square root of its length), and the
     error of sums in fp32.
+
+    Args:
+        resolution: Relative rounding of the operands, if it is coarser than that of the result: tf32.
     """
-    size = len(checked.out)
-    rows = torch.linspace(0, size - 1, min(CHECKED_ROWS, size), device=checked.out.device).long()
-    exact = checked.a[rows].double() @ checked.b.double()
-    resolution = torch.finfo(checked.out.dtype).eps
-    tolerance = resolution * (exact.abs() + 4 * math.sqrt(size)) + 4 * torch.finfo(torch.float32).eps * size
-    differing = (checked.out[rows].double() - exact).abs() > tolerance
+    (rows, columns), depth, device = checked.out.shape, checked.a.shape[1], checked.out.device
+    some_rows = torch.linspace(0, rows - 1, min(CHECKED_ROWS, rows), device=device).long()
+    some_columns = torch.linspace(0, columns - 1, max(1, min(CHECKED_ELEMENTS // depth, columns)), device=device).long()
+    a, b = _to_fp64(checked.a, 0, some_rows), _to_fp64(checked.b, 1, some_columns)
+    exact = a @ b
+    coarse = max(torch.finfo(checked.out.dtype).eps, resolution or 0.0)
+    tolerance = coarse * (exact.abs() + 4 * math.sqrt(depth)) + 4 * torch.finfo(torch.float32).eps * depth
+    differing = (checked.out[some_rows][:, some_columns].double() - exact).abs() > tolerance
     unsound = ~torch.isfinite(checked.out)
-    unsound[rows] |= differing
+    unsound[some_rows[:, None], some_columns] |= differing
     return int(unsound.sum())
 
 
-def _set_bytes(size: int, dtype: torch.dtype) -> int:
-    return 3 * size * size * dtype.itemsize
+def _to_fp64(matrix: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    if matrix.dtype.itemsize == 1:  # indexing of fp8 is not implemented on every device; its bytes are
+        chosen = matrix.view(torch.uint8).index_select(dim, index).view(matrix.dtype)
+        return chosen.float().double()
+    return matrix.index_select(dim, index).double()

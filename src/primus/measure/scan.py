@@ -67,7 +67,7 @@ def _measure_exchange(partner: int | None, group: RankGroup, size_bytes: int, ex
     # No early exit for the group: this member still takes part in the gather calls of run_round.
     if partner is None:
         return 0.0, 0
-    index = torch.arange(size_bytes // collectives.ITEM_BYTES, device=group.device)
+    index = torch.arange(size_bytes // collectives.DTYPE.itemsize, device=group.device)
     send = collectives.encode_element(group.member, partner, index).to(collectives.DTYPE)
     buffers = Buffers(send, torch.full_like(send, -1.0))
     exchange(buffers, group, partner)  # also creates the connection, which takes longer than many messages

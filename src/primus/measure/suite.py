@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
-import psutil
 import torch
 import torch.distributed as dist
 from msgspec import structs
@@ -24,13 +23,19 @@ from primus.machine.measurements import (
     Pair,
     RankMeasurements,
     RankResult,
-    Scope,
     list_pair_rounds,
 )
 from primus.measure import collectives, endurance, gemm, memory, scan
 from primus.measure.collectives import RankGroup
-from primus.measure.device import own_device
+from primus.measure.device import find_array_bytes, find_cache_bytes, find_free_bytes, own_device
 from primus.measure.endurance import WORKLOAD, EnduranceWorkload
+from primus.measure.rank_groups import (
+    create_group,
+    join_all_ranks,
+    list_nodes,
+    read_first_line,
+    read_library_versions,
+)
 from primus.measure.timing import FULL, LONG_ENOUGH, QUICK, Effort, create_clock, limit_effort
 from primus.measure.watchdog import Watchdog
 from primus.process import count_usable_cpus
@@ -38,14 +43,8 @@ from primus.report import table
 from primus.runs.attempt import Attempt
 from primus.runs.files import write_json
 
-LARGEST_CACHE_BYTES = 256 * 2**20
-"""Assumed for an unknown device: the Infinity Cache of AMD Instinct, the largest one (AMD CDNA 3 white paper)."""
 QUICK_HOST_BYTES = 96 * 2**20
 """For the arrays of one process on a CPU in quick mode."""
-HOST_SHARE = 0.1
-"""Share of the host's free memory for the arrays of all its processes."""
-DEVICE_SHARE = 0.5
-"""Share of a device's free memory."""
 SANITY_SIZES = {"cuda": 2048, "cpu": 256}
 COPY_BYTES = 256 * 2**20
 """Size of the copies in TransferBench's acceptance test for AMD Instinct."""
@@ -114,13 +113,13 @@ class Suite:
         with self._limit_collective_part("the rendezvous of the ranks"):
             # State after this block: all ranks of all nodes have met and all groups exist. A rank that is missing
             # fails here, within one limit, and not in the first measurement.
-            everyone = self._join_all_ranks()
-            nodes = _find_nodes(collectives.gather_from_all(self._attempt.rank - self._attempt.local_rank, everyone))
+            everyone = join_all_ranks(self._attempt, self._device, self._patience)
+            nodes = list_nodes(self._attempt.rank - self._attempt.local_rank, everyone)
             groups = [
-                self._create_group(scope, members, everyone)
+                create_group(scope, members, everyone, self._patience)
                 for scope, members in measurements.list_collective_groups(self._asked, nodes)
             ]
-            leads = self._create_group("all", [tuple(ranks[0] for ranks in nodes)], everyone)
+            leads = create_group("all", [tuple(ranks[0] for ranks in nodes)], everyone, self._patience)
         self._bind_to_node(nodes)
         self._test_device(everyone)
         if "collectives" in self._asked.tests:
@@ -160,35 +159,9 @@ class Suite:
             # traceback.
             except RuntimeError as error:
                 raise PrimusError(
-                    f"{what}: {_first_line(error)}",
+                    f"{what}: {read_first_line(error)}",
                     "a rank exited or is not reachable: see the logs of the other ranks and check the network settings",
                 ) from error
-
-    def _join_all_ranks(self) -> RankGroup:
-        """All ranks, with a process group if there is more than one."""
-        world_size, on_gpu = self._attempt.world_size, self._device.type == "cuda"
-        ranks = tuple(range(world_size))
-        if world_size == 1:
-            return RankGroup("all", ranks, 0, self._device, None)
-        dist.init_process_group(
-            "nccl" if on_gpu else "gloo", timeout=self._patience, device_id=self._device if on_gpu else None
-        )
-        return RankGroup("all", ranks, self._attempt.rank, self._device, dist.group.WORLD)
-
-    def _create_group(self, scope: Scope, groups: Sequence[tuple[int, ...]], everyone: RankGroup) -> RankGroup | None:
-        """The group of this rank; all ranks must take part in creating each group."""
-        own = None
-        for ranks in groups:
-            handle = None
-            if len(ranks) == everyone.size:
-                handle = everyone.handle
-            elif len(ranks) > 1:
-                # Every rank creates every group, also those that it does not belong to: new_group is a collective
-                # call.
-                handle = dist.new_group(ranks, timeout=self._patience)
-            if self._attempt.rank in ranks:
-                own = RankGroup(scope, ranks, ranks.index(self._attempt.rank), self._device, handle)
-        return own
 
     def _bind_to_node(self, nodes: Sequence[tuple[int, ...]]) -> None:
         """Record this rank's node, and use its share of the cores."""
@@ -216,7 +189,7 @@ class Suite:
             try:
                 figure = next(figures, None)
             except RuntimeError as error:
-                self._keep_figure(MeasuredFigure(test=name, problem=_first_line(error)))
+                self._keep_figure(MeasuredFigure(test=name, problem=read_first_line(error)))
                 return False
         if figure is not None:
             self._keep_figure(figure)
@@ -254,7 +227,7 @@ class Suite:
                 try:
                     endurance.run(name, place, self._part.rank, lambda rank: self._write_part(rank=rank))
                 except RuntimeError as error:
-                    self._keep_figure(MeasuredFigure(test=name, problem=_first_line(error)))
+                    self._keep_figure(MeasuredFigure(test=name, problem=read_first_line(error)))
             # A signal ends the tests here, between two parts, so that all ranks leave at the same place.
             if self._attempt.stop_signal:
                 raise PrimusError(f"interrupted by {self._attempt.stop_signal}", "partial results are reported")
@@ -309,7 +282,7 @@ class Suite:
         results = structs.replace(
             results,
             backend=dist.get_backend() if everyone.size > 1 else "",
-            libraries=_read_library_versions(),
+            libraries=read_library_versions(),
             duration_s=time.monotonic() - self._started,
         )
         write_json(self._attempt.run.directory / measurements.FILE, results)
@@ -335,27 +308,18 @@ class Suite:
         write_json(self._attempt.run.directory / measurements.find_measurements_file(self._attempt.rank), self._part)
 
     def _cache_bytes(self) -> int:
-        if self._device.type == "cpu":
-            return memory.host_cache_bytes()
-        return self._asked.last_level_cache_bytes or LARGEST_CACHE_BYTES
+        return find_cache_bytes(self._device, self._asked.last_level_cache_bytes)
 
     def _array_bytes(self) -> int:
-        if self._device.type == "cuda":
-            return int(torch.cuda.mem_get_info(self._device)[0] * DEVICE_SHARE)
-        free_bytes = int(psutil.virtual_memory().available * HOST_SHARE) // self._num_local
-        return min(free_bytes, QUICK_HOST_BYTES) if self._asked.is_quick else free_bytes
-
-
-def _find_nodes(first_ranks: Sequence[float]) -> list[tuple[int, ...]]:
-    """Ranks of each node, from the first rank of the node of each rank."""
-    return [tuple(rank for rank, of in enumerate(first_ranks) if of == first) for first in sorted(set(first_ranks))]
+        found = find_array_bytes(self._device, self._num_local)
+        return min(found, QUICK_HOST_BYTES) if self._asked.is_quick and self._device.type == "cpu" else found
 
 
 def _check_sanity(device: torch.device) -> MeasuredFigure:
     """Checks that memory can be allocated and that a small product is correct; the value is the free memory."""
-    free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    free_bytes = find_free_bytes(device)
     size = SANITY_SIZES[device.type]
-    checked = gemm.create_operands(device, size, torch.bfloat16, 0, 0)[0]
+    checked = gemm.create_operands(device, gemm.GemmShape(size, size, size), "bf16", 1)[0]
     gemm.multiply_matrices(*checked)
     wrong = gemm.wrong_elements(checked)
     return MeasuredFigure(
@@ -386,14 +350,3 @@ def _format_collective(found: Collective) -> str:
 def _format_slowest(pairs: Sequence[Pair]) -> str:
     pair = min(pairs, key=lambda pair: pair.gb_per_s or 0.0)
     return f"slowest is rank {pair.first} with {pair.second}, {table.format_number(pair.gb_per_s)} GB/s"
-
-
-def _read_library_versions() -> dict[str, str]:
-    versions = {"torch": str(torch.__version__), "cuda": torch.version.cuda, "hip": torch.version.hip}
-    if torch.cuda.is_available():
-        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return {name: version for name, version in versions.items() if version}
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -13,6 +13,7 @@ import torch
 from msgspec import Struct, structs
 
 from primus.machine.measurements import Timing
+from primus.statistics import bootstrap_interval, compute_mad, compute_quantile, thin_series
 
 SHORTEST_SAMPLE_S = 50e-6
 """Samples shorter than this are batched: the clock of events resolves 0.5 microseconds (CUDA runtime API,
@@ -25,6 +26,10 @@ SETTLED_WITHIN = 0.02
 """Relative difference of successive warm-up medians below which times are steady."""
 ROUND = 5
 """Calls of one warm-up round."""
+NARROW_CALLS, NARROW_S = 100, 1.0
+"""Samples, or seconds of them, before the interval of the median is looked at for the first time."""
+MAX_RESAMPLED, RESAMPLES = 1000, 500
+"""Samples after thinning, and resamples: an interval then takes 0.1 s, and its bounds vary by a tenth of its width."""
 
 
 class Effort(Struct, frozen=True, kw_only=True):
@@ -38,6 +43,9 @@ class Effort(Struct, frozen=True, kw_only=True):
     measure_s: float = 1.0
     fewest_calls: int = 20
     """Minimum, even if it takes longer than `measure_s`."""
+    precision: float | None = None
+    """Relative width of the median's 95 % confidence interval at which sampling ends before `measure_s`; None samples
+    for the whole time."""
 
 
 LONG_ENOUGH = Effort()
@@ -117,16 +125,67 @@ def create_clock(device: torch.device) -> Clock:
     return EventClock(device) if device.type == "cuda" else HostClock()
 
 
-def measure_call(call: Callable[[], object], clock: Clock, effort: Effort) -> Timing:
-    """Time `call` after a warm-up; sampling never waits for the device, so that its queue is never empty."""
+def measure_call(
+    call: Callable[[], object], clock: Clock, effort: Effort, before: Callable[[], object] | None = None
+) -> Timing:
+    """Time `call` after a warm-up; sampling never waits for the device, so that its queue is never empty.
+
+    Args:
+        before: Called before each call outside of the measured time, such as a flush of the cache.
+    """
     is_settled = _warm_up(call, clock, effort)
-    calls, sample_s = _calls_a_sample(call, clock)
-    num_samples = max(effort.fewest_calls, min(effort.calls, math.ceil(effort.measure_s / sample_s)))
-    samples, wall_s = _take_samples(call, clock, num_samples, calls)
+    calls, sample_s = _calls_a_sample(call, clock) if before is None else (1, _time_one(call, clock))
+    most = max(effort.fewest_calls, min(effort.calls, math.ceil(effort.measure_s / sample_s)))
+    samples, wall_s = _take_until_narrow(call, clock, effort, calls, most, sample_s, before)
     # HIP events may report 0 for short intervals; one such sample makes the minimum and percentiles meaningless.
     if min(samples) <= 0:  # the clock did not advance: only the time of the whole loop is known
-        samples = [wall_s / num_samples] * num_samples
-    return summarise_samples([sample / calls for sample in samples], calls, wall_s / (num_samples * calls), is_settled)
+        samples = [wall_s / len(samples)] * len(samples)
+    wall_call_s = None if before else wall_s / (len(samples) * calls)
+    return summarise_samples([sample / calls for sample in samples], calls, wall_call_s, is_settled)
+
+
+def _take_until_narrow(
+    call: Callable[[], object],
+    clock: Clock,
+    effort: Effort,
+    calls: int,
+    most: int,
+    sample_s: float,
+    before: Callable[[], object] | None,
+) -> tuple[list[float], float]:
+    """At most `most` samples and the seconds of their loops; with a precision sampling ends when it is reached."""
+    if effort.precision is None:
+        return _take_samples(call, clock, most, calls, before)
+    samples: list[float] = []
+    wall_s, started = 0.0, time.perf_counter()
+    num_next = min(most, max(effort.fewest_calls, min(NARROW_CALLS, math.ceil(NARROW_S / sample_s))))
+    while True:
+        more, more_s = _take_samples(call, clock, num_next, calls, before)
+        samples, wall_s = samples + more, wall_s + more_s
+        low, high = compute_median_interval(samples)
+        is_narrow = high - low <= effort.precision * statistics.median(samples)
+        spent_s = time.perf_counter() - started
+        if is_narrow or len(samples) >= most or spent_s >= effort.measure_s:
+            return samples, wall_s
+        # Doubling keeps the number of intervals, whose computation leaves the device idle, logarithmic.
+        per_sample_s = spent_s / len(samples)
+        num_next = max(
+            1, min(len(samples), most - len(samples), math.ceil((effort.measure_s - spent_s) / per_sample_s))
+        )
+
+
+def _time_one(call: Callable[[], object], clock: Clock) -> float:
+    samples, wall_s = _take_samples(call, clock, 3, 1)
+    return min(samples) if min(samples) > 0 else wall_s / 3
+
+
+def compute_median_interval(samples: Sequence[float]) -> tuple[float, float]:
+    """95 % confidence interval of the median."""
+    if len(samples) < 2:
+        return min(samples), max(samples)
+    thinned = thin_series(samples, statistics.median, MAX_RESAMPLED)
+    interval = bootstrap_interval(thinned, resamples=RESAMPLES)
+    return interval.low, interval.high
 
 
 def summarise_samples(
@@ -139,22 +198,15 @@ def summarise_samples(
         n=len(ordered),
         calls=calls,
         median_s=median,
-        p5_s=compute_percentile(ordered, 5),
-        p95_s=compute_percentile(ordered, 95),
+        p5_s=compute_quantile(ordered, 0.05),
+        p95_s=compute_quantile(ordered, 0.95),
         min_s=ordered[0],
         max_s=ordered[-1],
-        mad_s=statistics.median([abs(sample - median) for sample in ordered]),
+        mad_s=compute_mad(ordered),
+        interval_s=compute_median_interval(samples_s),
         wall_s=wall_s,
         is_settled=is_settled,
     )
-
-
-def compute_percentile(ordered: Sequence[float], percent: float) -> float:
-    """Percentile of sorted values with linear interpolation."""
-    place = (len(ordered) - 1) * percent / 100
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 def _warm_up(call: Callable[[], object], clock: Clock, effort: Effort) -> bool:
@@ -186,12 +238,20 @@ def _calls_a_sample(call: Callable[[], object], clock: Clock) -> tuple[int, floa
         calls *= 2
 
 
-def _take_samples(call: Callable[[], object], clock: Clock, num_samples: int, calls: int) -> tuple[list[float], float]:
+def _take_samples(
+    call: Callable[[], object],
+    clock: Clock,
+    num_samples: int,
+    calls: int,
+    before: Callable[[], object] | None = None,
+) -> tuple[list[float], float]:
     """Seconds of each of `num_samples` samples of `calls` calls, and of the whole loop by the host's clock."""
     started = time.perf_counter()
     found: list[float] = []
     queued: deque[tuple[object, object]] = deque()
     for _ in range(num_samples):
+        if before:
+            before()
         begin = clock.record_mark()
         for _ in range(calls):
             call()

@@ -24,13 +24,26 @@ def write_text(path: Path, text: str) -> None:
     _replace_file(path, redact(text))
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace `path` by `data` in one step; the caller removes secrets.
+
+    Raises:
+        PrimusError: The file cannot be written.
+    """
+    _replace_bytes(path, data)
+
+
 def _replace_file(path: Path, text: str) -> None:
+    _replace_bytes(path, text.encode("utf-8", "surrogateescape"))
+
+
+def _replace_bytes(path: Path, data: bytes) -> None:
     # In the same folder, since a rename is atomic only within one file system. The process id keeps writers on one host
     # apart.
     temporary = path.with_name(f".{path.name}.tmp.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
+        temporary.write_bytes(data)
         os.replace(temporary, path)
     except OSError as error:
         with contextlib.suppress(OSError):

@@ -1,0 +1,1 @@
+"""Benchmarks: one file each, named as users type it."""

@@ -1,0 +1,157 @@
+"""Results of benchmarks in files, by suffix; and back from those that hold records."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from primus.benchmark import BenchmarkResult
+from primus.errors import PrimusError, UsageError
+from primus.report.benchmark_table import LAST_CASE_COLUMN, Record, build_columns, describe_result, list_records
+from primus.runs.files import to_json, write_bytes
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+JSON_LINES = (".jsonl", ".jsonl.gz")
+SUFFIXES = (".md", *DELIMITERS, ".json", *JSON_LINES, ".html")
+READABLE = (*DELIMITERS, ".json", *JSON_LINES)
+"""Suffixes of files that can be a baseline."""
+NEEDED = (LAST_CASE_COLUMN, "value", "unit")
+
+
+def find_suffix(path: str) -> str:
+    """The suffix that decides the format of `path`.
+
+    Raises:
+        UsageError: It is not one of `SUFFIXES`.
+    """
+    # The longest one first: `.jsonl.gz` also ends with what other suffixes end with.
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        if path.lower().endswith(suffix):
+            return suffix
+    raise UsageError(f"{path}: unknown format of results", f"use one of the suffixes {' '.join(SUFFIXES)}, or -")
+
+
+def write_result(
+    result: BenchmarkResult, path: str, format_page: Callable[[BenchmarkResult], str], *, appends: bool = False
+) -> None:
+    """Write `path` by rename.
+
+    Args:
+        format_page: Makes the page of an .html file.
+        appends: Whether the rows of an existing file stay.
+
+    Raises:
+        PrimusError: The file cannot be written, or holds something else.
+    """
+    file, suffix = Path(path), find_suffix(path)
+    before = file if appends and file.exists() else None
+    if suffix == ".html":
+        text = format_page(result)
+    elif suffix == ".json":
+        text = to_json(result) + "\n"
+    elif suffix == ".md":
+        text = (before.read_text(encoding="utf-8") + "\n" if before else "") + format_markdown(result)
+    else:
+        records = list_records(result)
+        text = _format_records([*(read_records(path) if before else []), *records], suffix)
+    data = text.encode()
+    write_bytes(file, gzip.compress(data, mtime=0) if suffix.endswith(".gz") else data)
+
+
+def format_markdown(result: BenchmarkResult) -> str:
+    """The table in Markdown, with what was counted."""
+    title = f"# benchmark {result.benchmark}\n\n"
+    if not result.rows:
+        return f"{title}no rows\n"
+    header, body, right = build_columns(result.rows, result.world_size)
+    rule = ["---:" if number in right else "---" for number in range(len(header))]
+    lines = [_format_markdown_row(cells) for cells in (header, rule, *body)]
+    notes = "".join(f"- {line}\n" for line in describe_result(result))
+    return title + "\n".join(lines) + f"\n\n{notes}"
+
+
+def _format_markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _format_records(records: Sequence[Record], suffix: str) -> str:
+    if suffix in JSON_LINES:
+        return "".join(json.dumps(record) + "\n" for record in records)
+    text = io.StringIO()
+    names = list(dict.fromkeys(name for record in records for name in record))
+    writer = csv.DictWriter(text, names, delimiter=DELIMITERS[suffix], lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def read_records(path: str) -> list[Record]:
+    """The rows of a result file.
+
+    Raises:
+        UsageError: The file has a format without records, or a line was damaged; the message names the line.
+        PrimusError: The file cannot be read.
+    """
+    suffix = find_suffix(path)
+    if suffix not in READABLE:
+        raise UsageError(f"{path}: a {suffix} file cannot be a baseline", f"use one of {' '.join(READABLE)}")
+    try:
+        data = Path(path).read_bytes()
+        text = (gzip.decompress(data) if suffix.endswith(".gz") else data).decode()
+    except (gzip.BadGzipFile, zlib.error, EOFError, ValueError) as error:
+        raise UsageError(f"{path}: damaged: {error}", "write it again by --output-file") from None
+    except OSError as error:
+        raise PrimusError(f"{path}: cannot be read: {error.strerror}") from None
+    if suffix == ".json":
+        return _parse_result(path, text)
+    if suffix in JSON_LINES:
+        return [_parse_line(path, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    rows = csv.DictReader(io.StringIO(text), delimiter=DELIMITERS[suffix])
+    return [_check_record(path, number, _convert_cells(row)) for number, row in enumerate(rows, 2)]
+
+
+def _parse_result(path: str, text: str) -> list[Record]:
+    try:
+        return list_records(msgspec.json.decode(text, type=BenchmarkResult))
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{path}: damaged: {error}", "write it again by --output-file") from None
+
+
+def _parse_line(path: str, number: int, line: str) -> Record:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"{path}:{number}: damaged: {error}", "write it again by --output-file") from None
+    return _check_record(path, number, record)
+
+
+def _convert_cells(row: dict[str, str]) -> Record:
+    """Cells of text as the values that were written; what identifies a row stays text."""
+    converted: Record = dict(row)
+    for name in ("value", "low", "high"):
+        try:
+            converted[name] = float(row[name]) if row.get(name) else None
+        except (TypeError, ValueError):
+            converted[name] = row[name]
+    return converted
+
+
+def _check_record(path: str, number: int, record: object) -> Record:
+    hint = "write it again by --output-file"
+    if not isinstance(record, dict):
+        raise UsageError(f"{path}:{number}: not a row of results", hint)
+    missing = [name for name in NEEDED if name not in record]
+    if missing:
+        raise UsageError(f"{path}:{number}: the column {missing[0]} is missing", hint)
+    value = record["value"]
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
+    if value is not None and not is_number:
+        raise UsageError(f"{path}:{number}: value: {value!r} is not a positive number", hint)
+    return record

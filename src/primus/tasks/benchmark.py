@@ -1,0 +1,186 @@
+"""Measure matrix products, attention, collectives, memory, storage and training; `benchmark list` lists all."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+from msgspec import structs
+
+from primus import registry
+from primus.benchmark import (
+    BENCHMARKS,
+    LIST,
+    RESULT_FILE,
+    BenchmarkOptions,
+    BenchmarkPlan,
+    BenchmarkRank,
+    BenchmarkResult,
+    find_benchmark_name,
+    find_rank_file,
+    parse_share,
+)
+from primus.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFIT, UsageError
+from primus.launch.plan import LaunchJob
+from primus.report import benchmark_files, benchmark_history
+from primus.report.benchmark_comparison import RowComparison, compare_records, format_comparison
+from primus.report.benchmark_page import format_page
+from primus.report.benchmark_table import Record, find_slow_ranks, format_result_table, list_records
+from primus.report.table import format_table
+from primus.runs.files import read_json, to_json
+from primus.runs.store import Run, RunOutcome
+from primus.task import TaskContext
+
+if TYPE_CHECKING:
+    from primus.runs.attempt import Attempt
+
+Options = BenchmarkOptions
+PLAN_FILE = "config/benchmark.json"
+LAST = "last"
+"""Word of `--baseline` for the previous result on this machine."""
+
+
+def choose_options(words: Sequence[str]) -> type[BenchmarkOptions]:
+    """The options of the benchmark that is the first word without a dash."""
+    name = next((word for word in words if not word.startswith("-")), LIST)
+    if name == LIST:
+        return Options
+    return registry.load_plug_in(BENCHMARKS, find_benchmark_name(name)).Options
+
+
+def prepare(options: BenchmarkOptions, context: TaskContext) -> LaunchJob | None:
+    """The job that measures; None for `benchmark list`.
+
+    Raises:
+        UsageError: An option is wrong, or the baseline is damaged.
+    """
+    if options.benchmark == LIST:
+        return None
+    name = find_benchmark_name(options.benchmark)
+    registry.load_plug_in(BENCHMARKS, name).check_options(options)
+    parse_share(options.precision, "--precision")
+    # Before anything is measured: a wrong file must not cost the measurement.
+    for path in options.output_file:
+        if path != "-":
+            benchmark_files.find_suffix(path)
+    _read_baseline(options, context.environ)
+    plan = BenchmarkPlan(benchmark=name, options=msgspec.to_builtins(options), writes_to_console=not context.json)
+    device: Literal["cpu"] | None = "cpu" if options.device == "cpu" else None
+    return LaunchJob(
+        name=f"benchmark-{name}", workspace=options.workspace, files={PLAN_FILE: to_json(plan)}, device=device
+    )
+
+
+def work(attempt: Attempt) -> None:
+    """Measure, as one rank."""
+    from primus.measure import benchmark_run
+
+    benchmark_run.run_benchmark(attempt, read_json(attempt.run.directory / PLAN_FILE, BenchmarkPlan))
+
+
+def run(options: BenchmarkOptions, context: TaskContext) -> int:
+    """Measure, report, compare with the baseline; returns 3 if a row is slower, 1 if no case could be measured."""
+    if context.launch is None:
+        return _list_benchmarks(context)
+    baseline = _read_baseline(options, context.environ)
+    started = time.time()
+    run_folder, outcome = context.launch()
+    if context.layout and context.layout.node_rank:  # node 0 has the results of all ranks
+        return outcome.exit_code or EXIT_OK
+    result = _read_result(run_folder, outcome, options, started, context)
+    found = compare_records(baseline, list_records(result), _read_tolerance(options)) if baseline else []
+    _report_result(result, found, options, context, run_folder)
+    if outcome.state != "done" or result.problem:
+        print(f"primus-cli: {result.problem or outcome.reason}", file=sys.stderr)
+        return outcome.exit_code or EXIT_FAILED
+    benchmark_history.keep_result(result, context.environ)
+    return _judge_rows(result, found)
+
+
+def _judge_rows(result: BenchmarkResult, found: Sequence[RowComparison]) -> int:
+    failed = [row for row in result.rows if row.value is None or row.wrong]
+    if failed and (len(failed) == len(result.rows) or any(row.wrong for row in failed)):
+        print(f"primus-cli: benchmark {result.benchmark}: {failed[0].problem}", file=sys.stderr)
+        return EXIT_FAILED
+    return EXIT_UNFIT if any(each.is_slower for each in found) else EXIT_OK
+
+
+def _list_benchmarks(context: TaskContext) -> int:
+    summaries = {name: registry.read_summary("benchmarks", name) for name in registry.list_plug_ins("benchmarks")}
+    context.result(summaries, format_table(("benchmark", "measures"), list(summaries.items())))
+    return EXIT_OK
+
+
+def _read_tolerance(options: BenchmarkOptions) -> float:
+    return parse_share(options.tolerance, "--tolerance")
+
+
+def _read_baseline(options: BenchmarkOptions, environ: Mapping[str, str]) -> list[Record]:
+    """Rows to compare with; none without a baseline.
+
+    Raises:
+        UsageError: The file is damaged, or there is none.
+    """
+    _read_tolerance(options)
+    if options.baseline is None:
+        return []
+    name = find_benchmark_name(options.benchmark)
+    path = benchmark_history.find_history_file(name, environ) if options.baseline == LAST else Path(options.baseline)
+    if not path.is_file():
+        raise UsageError(
+            f"--baseline {options.baseline}: {path} does not exist",
+            "measure once without --baseline, with --output-file",
+        )
+    records = benchmark_files.read_records(str(path))
+    if not records:
+        raise UsageError(f"--baseline {options.baseline}: {path} has no rows")
+    return records
+
+
+def _read_result(
+    run_folder: Run, outcome: RunOutcome, options: BenchmarkOptions, started: float, context: TaskContext
+) -> BenchmarkResult:
+    """What rank 0 collected, or else what the ranks of this node left before the run ended."""
+    file = run_folder.directory / RESULT_FILE
+    if file.exists():
+        result = read_json(file, BenchmarkResult)
+    else:
+        world_size = context.layout.world_size if context.layout else 1
+        paths = [run_folder.directory / find_rank_file(rank) for rank in range(world_size)]
+        ranks = tuple(read_json(path, BenchmarkRank) for path in paths if path.exists())
+        missing = sorted(set(range(world_size)) - {rank.rank for rank in ranks if rank.is_complete})
+        problem = f"no complete results of rank {', '.join(map(str, missing))}: {outcome.reason or outcome.state}"
+        result = BenchmarkResult(
+            benchmark=find_benchmark_name(options.benchmark),
+            options=msgspec.to_builtins(options),
+            started=started,
+            world_size=world_size,
+            ranks=ranks,
+            problem=problem,
+        )
+    return structs.replace(result, notes=tuple(find_slow_ranks(result)))
+
+
+def _report_result(
+    result: BenchmarkResult,
+    found: Sequence[RowComparison],
+    options: BenchmarkOptions,
+    context: TaskContext,
+    run_folder: Run,
+) -> None:
+    text = format_result_table(result)
+    if "-" in options.output_file:
+        text = benchmark_files.format_markdown(result)
+    if found:
+        text = f"{text}\n{format_comparison(found, _read_tolerance(options))}"
+    context.result({"result": result, "comparison": found, "run": str(run_folder.directory)}, text)
+    page = str(run_folder.directory / "report/benchmark.html")
+    for path in (*options.output_file, page):
+        if path != "-":
+            benchmark_files.write_result(result, path, format_page, appends=options.append and path != page)
+            context.say(f"written: {os.path.relpath(path)}")

@@ -1,0 +1,94 @@
+"""A timed call becomes a row with its rate, its limit, and what limits it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from msgspec import structs
+
+from fakes.clocks import BRIEF, DeviceClock
+from primus.benchmark import DevicePeaks, MeasuredCall
+from primus.measure import device_peaks, gemm
+from primus.measure.roofline import build_row, find_bound
+from primus.measure.timing import HostClock, measure_call, summarise_samples
+
+CPU = torch.device("cpu")
+PEAKS = DevicePeaks(tflops={"bf16": 100.0}, gb_per_s=1000.0, launch_s=1e-5)
+
+
+def make_measured(flop: float, moved_bytes: float) -> MeasuredCall:
+    return MeasuredCall(call=lambda: None, flop=flop, moved_bytes=moved_bytes, dtype="bf16")
+
+
+def test_the_roofline_names_what_limits_a_call() -> None:
+    assert find_bound(make_measured(1e12, 1e9), PEAKS) == "compute"
+    assert find_bound(make_measured(1e10, 1e9), PEAKS) == "memory"
+    assert find_bound(make_measured(1e6, 1e3), PEAKS) == "launch"
+    assert find_bound(make_measured(1e12, 1e9), DevicePeaks(gb_per_s=1.0)) == ""
+
+
+def test_a_row_has_the_rate_of_the_median_and_its_share() -> None:
+    row = build_row({"M": 1}, make_measured(5e11, 1e9), summarise_samples([0.01, 0.02, 0.01]), PEAKS)
+    assert (row.value, row.unit, row.share, row.figures["gb_per_s"]) == (50.0, "TFLOP/s", 0.5, 100.0)
+    assert row.interval is not None and row.interval[0] <= 50.0 <= row.interval[1]
+    time = build_row({}, structs.replace(make_measured(1.0, 1.0), value="time"), summarise_samples([2e-6]), PEAKS)
+    assert (time.value, time.unit) == (2.0, "us")
+
+
+def test_sampling_ends_when_the_median_is_known() -> None:
+    steady = DeviceClock(call_s=1e-3, resolution_s=1e-9)
+    effort = structs.replace(BRIEF, calls=100_000, measure_s=30.0, precision=0.01, fewest_calls=20)
+    assert measure_call(steady.call, steady, effort).n == 100
+
+    noisy = DeviceClock(call_s=1e-3, resolution_s=1e-9)
+    calls = 0
+
+    def call() -> None:
+        nonlocal calls
+        calls += 1
+        noisy.call_s = 1e-3 if calls % 2 else 2e-3
+        noisy.call()
+
+    timing = measure_call(call, noisy, structs.replace(effort, calls=1000))
+    assert timing.n == 1000
+    assert timing.interval_s is not None and timing.interval_s[1] - timing.interval_s[0] > 0.01 * timing.median_s
+
+
+def test_emptying_the_cache_is_not_timed() -> None:
+    clock = DeviceClock(call_s=1e-3, resolution_s=1e-9)
+
+    def flush() -> None:
+        clock.now_s += 1.0
+
+    assert measure_call(clock.call, clock, BRIEF, flush).median_s == pytest.approx(1e-3)
+
+
+def test_the_limits_of_a_cpu_are_above_what_a_product_reaches() -> None:
+    peaks = device_peaks.find_device_peaks(CPU, HostClock(), num_threads=1, max_bytes=3 << 20)
+    assert peaks.gb_per_s and peaks.launch_s
+    if not peaks.tflops:
+        pytest.skip(peaks.source)
+    assert 1e-3 < peaks.tflops["fp32"] < 10
+
+
+@pytest.mark.parametrize("transposes", [(False, False), (True, False), (False, True), (True, True)])
+def test_products_of_every_layout_are_right(transposes: tuple[bool, bool]) -> None:
+    shape = gemm.GemmShape(24, 40, 56, *transposes)
+    [operands] = gemm.create_operands(CPU, shape, "bf16", 1)
+    assert (operands.a.shape, operands.b.shape) == ((24, 56), (56, 40))
+    assert (operands.a.is_contiguous(), operands.b.is_contiguous()) == tuple(not each for each in transposes)
+    gemm.multiply_matrices(*operands)
+    assert gemm.wrong_elements(operands) == 0
+    operands.out[-1, -1] += 8
+    assert gemm.wrong_elements(operands) == 1
+
+
+def test_fp8_operands_are_cast_before_the_call() -> None:
+    # AMD-AGI/Primus times the cast with the product.
+    [operands] = gemm.create_operands(CPU, gemm.GemmShape(32, 32, 64, False, True), "fp8", 1)
+    assert operands.a.dtype == operands.b.dtype == torch.float8_e4m3fn
+    try:
+        gemm.create_fp8_multiply(CPU)(*operands)
+    except (RuntimeError, NotImplementedError) as error:
+        pytest.skip(str(error))
+    assert gemm.wrong_elements(operands) == 0

@@ -1,0 +1,146 @@
+"""Results of benchmarks are written in every format, read back, and compared."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from primus.benchmark import BenchmarkRank, BenchmarkResult, BenchmarkRow
+from primus.errors import UsageError
+from primus.machine.measurements import Timing
+from primus.report.benchmark_comparison import compare_records, format_comparison
+from primus.report.benchmark_files import READABLE, SUFFIXES, find_suffix, read_records, write_result
+from primus.report.benchmark_history import find_history_file, keep_result
+from primus.report.benchmark_page import format_page
+from primus.report.benchmark_table import find_slow_ranks, format_result_table, list_records
+
+
+def make_row(size: int, tflops: float, rank: int = 0) -> BenchmarkRow:
+    median_s = 2 * size**3 / tflops / 1e12
+    times = {"median_s": median_s, "p5_s": median_s, "p95_s": median_s, "min_s": median_s, "max_s": median_s}
+    timing = Timing(n=20, mad_s=0.0, interval_s=(median_s * 0.99, median_s * 1.01), **times)
+    return BenchmarkRow(
+        case={"M": size, "dtype": "bf16", "mode": "steady"},
+        rank=rank,
+        value=tflops,
+        unit="TFLOP/s",
+        interval=(tflops / 1.01, tflops / 0.99),
+        timing=timing,
+        figures={"gb_per_s": 12.5},
+        peak=1.0,
+        share=tflops,
+        bound="compute",
+        convention="2MNK / median time",
+    )
+
+
+def make_result(*tflops: float) -> BenchmarkResult:
+    rows = tuple(make_row(64 << number, value) for number, value in enumerate(tflops))
+    failed = BenchmarkRow(case={"M": 7, "dtype": "fp8", "mode": "steady"}, rank=0, problem="not | offered")
+    rank = BenchmarkRank(rank=0, host="n1", device="cpu", device_name="CPU", rows=(*rows, failed), is_complete=True)
+    return BenchmarkResult(benchmark="gemm", ranks=(rank,))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_format_holds_every_row(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"r{suffix}"
+    write_result(make_result(0.5, 0.25), str(path), format_page)
+    data = path.read_bytes()
+    text = (gzip.decompress(data) if suffix.endswith(".gz") else data).decode()
+    for word in ("64", "128", "bf16", "compute", "0.25", "offered"):
+        assert word in text
+    assert find_suffix(str(path)) == suffix
+
+
+@pytest.mark.parametrize("suffix", READABLE)
+def test_a_file_that_was_written_is_equal_as_a_baseline(tmp_path: Path, suffix: str) -> None:
+    path = str(tmp_path / f"r{suffix}")
+    write_result(make_result(0.5, 0.25), path, format_page)
+    found = compare_records(read_records(path), list_records(make_result(0.5, 0.25)), 0.05)
+    assert [(each.change, each.is_slower) for each in found] == [(0.0, False)] * 2
+
+
+def test_rows_are_appended(tmp_path: Path) -> None:
+    for suffix in (".jsonl", ".csv", ".md"):
+        path = tmp_path / f"r{suffix}"
+        write_result(make_result(0.5), str(path), format_page)
+        before = path.read_text()
+        write_result(make_result(0.25), str(path), format_page, appends=True)
+        assert path.read_text().startswith(before.splitlines()[0])
+        assert "0.5" in path.read_text() and "0.25" in path.read_text()
+
+
+def test_a_row_beyond_the_tolerance_is_slower_unless_the_intervals_overlap() -> None:
+    before = list_records(make_result(0.5, 0.25))
+    found = compare_records(before, list_records(make_result(0.4, 0.245)), 0.05)
+    assert [each.is_slower for each in found] == [True, False]
+    assert "M=64" in format_comparison(found, 0.05) and "-20.0%" in format_comparison(found, 0.05)
+    wide = make_result(0.4, 0.25)
+    row = structs.replace(wide.ranks[0].rows[0], interval=(0.3, 0.6))
+    noisy = structs.replace(wide, ranks=(structs.replace(wide.ranks[0], rows=(row,)),))
+    assert not compare_records(before, list_records(noisy), 0.05)[0].is_slower
+
+
+def test_a_case_that_fails_now_is_slower_than_its_baseline() -> None:
+    result = make_result(0.5)
+    row = structs.replace(result.ranks[0].rows[0], value=None, unit="", interval=None, timing=None, problem="no memory")
+    now = structs.replace(result, ranks=(structs.replace(result.ranks[0], rows=(row,)),))
+    assert compare_records(list_records(result), list_records(now), 0.05)[0].is_slower
+
+
+def test_results_without_a_common_case_are_not_compared() -> None:
+    other = structs.replace(make_result(0.5), ranks=(structs.replace(make_result(0.5).ranks[0], device_name="H100"),))
+    with pytest.raises(UsageError, match="no row of the baseline"):
+        compare_records(list_records(other), list_records(make_result(0.5)), 0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.jsonl", '{"M": 64, "rank": 0, "value": "fast", "unit": "TFLOP/s"}\n'),
+        ("a.jsonl", '{"M": 64, "rank": 0, "value": -1, "unit": "TFLOP/s"}\n'),
+        ("a.jsonl", '{"M": 64, "rank": 0, "value": 1'),
+        ("a.jsonl", "[1]\n"),
+        ("a.csv", "M,value,unit\n64,1,TFLOP/s\n"),
+        ("a.csv", "M,rank,value,unit\n64,0,quick,TFLOP/s\n"),
+        ("a.json", '{"benchmark": 3}'),
+        ("a.jsonl.gz", "not compressed"),
+        ("a.md", "| M |"),
+        ("a.xlsx", ""),
+    ],
+)
+def test_a_baseline_that_was_edited_by_hand_gives_one_message(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(UsageError, match=re.escape(str(path))):
+        read_records(str(path))
+
+
+def test_the_slow_rank_is_named() -> None:
+    ranks = tuple(
+        BenchmarkRank(rank=rank, host=f"n{rank}", device="cpu", device_name="CPU", rows=(make_row(64, tflops, rank),))
+        for rank, tflops in enumerate((0.5, 0.49, 0.3, 0.51))
+    )
+    assert find_slow_ranks(BenchmarkResult(benchmark="gemm", ranks=ranks, world_size=4)) == [
+        "rank 2 on n2 is slow: 61% of the median of all ranks"
+    ]
+
+
+def test_the_table_shows_errors_as_errors_and_no_zeros() -> None:
+    lines = format_result_table(make_result(0.5)).splitlines()
+    failed = next(line for line in lines if "offered" in line)
+    assert "0.5 \u00b11.0%" in "\n".join(lines)
+    assert re.findall(r"\d+", failed) == ["7", "8"]  # the size, and fp8
+
+
+def test_the_history_of_a_machine_keeps_the_last_result_of_each_case(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    keep_result(make_result(0.5, 0.25), environ)
+    keep_result(make_result(0.4), environ)
+    lines = find_history_file("gemm", environ).read_text().splitlines()
+    assert {json.loads(line)["M"]: json.loads(line)["value"] for line in lines} == {64: 0.4, 128: 0.25}

@@ -1,0 +1,120 @@
+"""`benchmark` runs in workers, writes what was asked for, and compares with a baseline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fakes import cli
+from primus import registry
+
+TINY = ("-M", "16:32:x2", "-N", "16", "-K", "8", "--quick", "--device", "cpu", "--duration", "0.2")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """One small measurement, with its folder and output."""
+    folder = tmp_path_factory.mktemp("gemm")
+    files = ("g.csv", "g.jsonl", "g.html")
+    words = ("benchmark", "gemm", *TINY, "--dtype", "fp32", "tf32", "--output-file", *files)
+    done = cli.run("direct", "--single", "--", *words, cwd=folder, timeout_s=240, XDG_STATE_HOME=str(folder / "state"))
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout, done.stderr
+
+
+def test_a_benchmark_prints_a_table_and_writes_every_file(measured: tuple[Path, str, str]) -> None:
+    folder, out, _ = measured
+    assert "TFLOP/s" in out and "tf32: not offered by cpu" in out
+    rows = [json.loads(line) for line in (folder / "g.jsonl").read_text().splitlines()]
+    assert [(row["M"], row["dtype"], row["value"] is None) for row in rows] == [
+        (16, "fp32", False), (32, "fp32", False), (16, "tf32", True), (32, "tf32", True),
+    ]  # fmt: skip
+    assert "<svg" in (folder / "g.html").read_text()
+    latest = folder / "output/benchmark-gemm/latest/report"
+    assert json.loads((latest / "benchmark.json").read_text())["ranks"][0]["is_complete"]
+
+
+def test_a_slower_row_than_the_baseline_exits_with_3(measured: tuple[Path, str, str]) -> None:
+    folder = measured[0]
+    rows = [json.loads(line) for line in (folder / "g.jsonl").read_text().splitlines()]
+    for row in rows[:2]:
+        row |= {"value": row["value"] * 1e6, "low": row["value"] * 1e6, "high": row["value"] * 1e6}
+    (folder / "fast.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("benchmark", "gemm", *TINY, "--dtype", "fp32", "--baseline", "fast.jsonl", "--json")
+    done = cli.run("direct", "--single", "--", *words, cwd=folder, timeout_s=240, XDG_STATE_HOME=str(folder / "state"))
+    assert done.returncode == 3, done.stderr
+    assert [each["is_slower"] for each in json.loads(done.stdout)["comparison"]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("gemm", "-M", "0"), "-M 0: a size is a positive number"),
+        (("gem",), "no benchmark 'gem'"),
+        (("gemm", "--output-file", "x.xlsx"), "x.xlsx: unknown format of results"),
+        (("gemm", "--baseline", "none.csv"), "none.csv does not exist"),
+        (("gemm", "--tolerance", "5"), "--tolerance 5: expected a share"),
+        (("gemm", "--dtype", "int3"), "--dtype"),
+        (("gemm", "--mm", "4"), "unknown option --mm"),
+    ],
+)
+def test_a_wrong_option_gives_one_message_before_anything_starts(
+    tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    done = cli.run("direct", "--", "benchmark", *words, cwd=tmp_path)
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_shape_that_does_not_fit_memory_says_how_much_it_needs(tmp_path: Path) -> None:
+    words = ("benchmark", "gemm", "-M", "1000000000", "-N", "4096", "--quick", "--device", "cpu")
+    done = cli.run("direct", "--single", "--", *words, cwd=tmp_path, timeout_s=240, XDG_STATE_HOME=str(tmp_path))
+    assert done.returncode == 1
+    assert "does not fit memory: " in done.stderr and "TiB needed for 2 sets of operands" in done.stderr
+
+
+def test_the_list_and_the_help_name_every_benchmark(tmp_path: Path) -> None:
+    out = cli.run("direct", "--", "benchmark", "list", cwd=tmp_path).stdout
+    assert all(name in out for name in registry.list_plug_ins("benchmarks"))
+    help_text = cli.run("direct", "--", "benchmark", "gemm", "--help", cwd=tmp_path).stdout
+    assert "usage: primus-cli direct -- benchmark gemm [options]" in help_text
+    assert "-M, --m, --M" in help_text and "--baseline" in help_text
+
+
+def test_two_ranks_measure_collectives_of_a_small_type(tmp_path: Path) -> None:
+    # AMD-AGI/Primus ignores the number of sizes, and fails on ranks other than 0 when it traces calls.
+    words = ("collectives", "--min-bytes", "1K", "--max-bytes", "4K", "--num-sizes", "2", "--per-rank")
+    more = ("--per-iter-trace", "--iters", "10", "--warmup", "2", "--device", "cpu", "--json")
+    command = ("direct", "--nproc", "2", "--", "benchmark", *words, *more)
+    done = cli.run(*command, cwd=tmp_path, timeout_s=240, XDG_STATE_HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)["result"]
+    rows = [row for rank in result["ranks"] for row in rank["rows"]]
+    assert sorted({row["case"]["size_bytes"] for row in rows}) == [1024, 4096]
+    for row in rows:
+        assert (row["wrong"], row["problem"], row["case"]["ranks"]) == (0, "", 2)
+        factor = 0.5 if row["case"]["op"] in ("all_gather", "reduce_scatter", "all_to_all") else 1
+        assert row["value"] == pytest.approx(row["figures"]["algbw_gb_per_s"] * factor)
+        assert {"rank_0_us", "rank_1_us", "call_p99_us"} <= set(row["figures"])
+    assert {row["case"]["op"] for row in rows} >= {"all_reduce", "all_gather", "broadcast", "send_recv"}
+
+
+def test_attention_and_memory_report_failures_as_rows(tmp_path: Path) -> None:
+    common = ("--quick", "--device", "cpu", "--duration", "0.2", "--json")
+    shape = ("--seqlen", "32", "--heads", "2", "--head-dim", "8", "--backend", "math,aiter")
+    done = cli.run("direct", "--single", "--", "benchmark", "attention", *shape, *common, cwd=tmp_path, timeout_s=240)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["result"]["ranks"][0]["rows"]
+    assert [(row["case"]["backend"], row["case"]["direction"], row.get("value") is None) for row in rows] == [
+        ("math", "forward", False), ("math", "backward", False), ("aiter", "forward", True), ("aiter", "backward", True)
+    ]  # fmt: skip
+    done = cli.run(
+        "direct", "--single", "--", "benchmark", "memory", "--array-mib", "1", *common, cwd=tmp_path, timeout_s=240
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["result"]["ranks"][0]["rows"]
+    assert [(row["case"]["kernel"], row["wrong"]) for row in rows] == [
+        (name, 0) for name in ("copy", "mul", "add", "triad", "dot")
+    ]
