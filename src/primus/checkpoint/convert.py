@@ -16,6 +16,8 @@ from primus.checkpoint import conversion
 from primus.checkpoint.formats import engine_folders, huggingface, megatron, megatron_torch
 from primus.checkpoint.formats.open import MODEL_FILE, OpenedCheckpoint, open_checkpoint
 from primus.checkpoint.formats.output import OutputPlan, split_rows
+from primus.checkpoint.formats.training_states import open_training_state
+from primus.checkpoint.training_state import TrainingState
 from primus.checkpoint.views import CastWeights
 from primus.checkpoint.weights import WeightReader
 from primus.config.schema import ModelSpec
@@ -39,6 +41,8 @@ class TargetSettings(NamedTuple):
     """For the format `torch`, which has a file for each rank."""
     tokenizer: Path | None = None
     """For huggingface: the folder whose tokenizer files are copied; the source's when None."""
+    optimizer: bool = False
+    """Whether the state of the optimizer is written, too, where the source has one and the format holds one."""
 
 
 class PlannedConversion(NamedTuple):
@@ -48,6 +52,10 @@ class PlannedConversion(NamedTuple):
     """In hub names, as they will be in the target."""
     plan: OutputPlan
     fingerprint: str
+    training: TrainingState | None = None
+    """The state of the optimizer that is written."""
+    optimizer_note: str = ""
+    """What is done with the state of the optimizer, in words."""
 
 
 def plan_conversion(opened: OpenedCheckpoint, settings: TargetSettings) -> PlannedConversion:
@@ -57,19 +65,44 @@ def plan_conversion(opened: OpenedCheckpoint, settings: TargetSettings) -> Plann
         UsageError: The target format cannot hold this model.
     """
     weights: WeightReader = opened.weights
+    training, note = _open_training_state(opened, settings)
+    if training and training.masters and settings.to != "megatron":
+        weights = training.masters  # native and torchtitan update the weights that they save
     if settings.dtype is not None:
         weights = CastWeights(weights, DTYPES[settings.dtype])
-    plan = _plan_files(weights, opened, settings)
+    plan = _plan_files(weights, opened, settings, training)
 
     def finish(folder: Path, records: Mapping[str, Any]) -> None:
         if settings.to != "huggingface":
             write_model(folder, opened.spec)
         plan.finish(folder, records)
 
-    return PlannedConversion(weights, plan._replace(finish=finish), _compute_fingerprint(opened, settings))
+    fingerprint = _compute_fingerprint(opened, settings)
+    return PlannedConversion(weights, plan._replace(finish=finish), fingerprint, training, note)
 
 
-def _plan_files(weights: WeightReader, opened: OpenedCheckpoint, settings: TargetSettings) -> OutputPlan:
+def _open_training_state(opened: OpenedCheckpoint, settings: TargetSettings) -> tuple[TrainingState | None, str]:
+    """The state of the optimizer that is to be written, and in words what is done with it."""
+    if not settings.optimizer:
+        return None, "weights only: --no-optimizer"
+    if settings.to == "huggingface" or opened.found.format == "huggingface":
+        return None, "weights only: the format of Hugging Face has no optimizer state"
+    training = open_training_state(opened)
+    if training is None:
+        return None, "weights only: the source has no optimizer state"
+    if settings.format == "torch":
+        raise UsageError(
+            "--format torch: the state of the optimizer is written in torch_dist only",
+            "leave --format out; or --no-optimizer converts the weights only",
+        )
+    samples = training.position.consumed_samples
+    where = "at the first sample, as the source does not say its samples" if samples is None else f"{samples:,} samples"
+    return training, f"AdamW state of {training.num_updates:,.0f} updates, step {training.position.step:,}, {where}"
+
+
+def _plan_files(
+    weights: WeightReader, opened: OpenedCheckpoint, settings: TargetSettings, training: TrainingState | None
+) -> OutputPlan:
     if settings.format != "torch_dist" and settings.to != "megatron":
         raise UsageError(f"--format {settings.format} is one of Megatron", "--to megatron, or leave --format out")
     spec, step = opened.spec, opened.step
@@ -78,12 +111,12 @@ def _plan_files(weights: WeightReader, opened: OpenedCheckpoint, settings: Targe
         own = (source if source.is_dir() else source.parent) if opened.found.format == "huggingface" else None
         return huggingface.plan_output(weights, spec, settings.tokenizer or own)
     if settings.to == "native":
-        return engine_folders.plan_native(weights, spec, step or 0)
+        return engine_folders.plan_native(weights, spec, step or 0, training)
     if settings.to == "torchtitan":
-        return engine_folders.plan_torchtitan(weights, spec)
+        return engine_folders.plan_torchtitan(weights, spec, training)
     if settings.format == "torch":
         return megatron_torch.plan_ranks(weights, spec, step, settings.layout)
-    return megatron.plan_torch_dist(weights, spec, step)
+    return megatron.plan_torch_dist(weights, spec, step, training)
 
 
 def write_conversion(planned: PlannedConversion, target: Path, report: conversion.Report) -> int:

@@ -6,6 +6,7 @@ tensors and rules; an entry of the same name replaces, `null` removes. Imports n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -34,6 +35,9 @@ CONDITIONS: dict[str, Callable[[ModelSpec], bool]] = {
 }
 """What `when:` may ask of a model; `not NAME` is the opposite."""
 
+BUFFERS = ("e_score_correction_bias",)
+"""Ends of names of tensors that no optimizer updates: the balancing bias of DeepSeek-V3."""
+
 LAYER_CONDITIONS = ("dense", "moe", "mtp")
 """What `when:` may ask of a layer: its feed-forward, or whether it is one of multi-token prediction."""
 
@@ -55,6 +59,13 @@ UNSUPPORTED = {
     "o_lora_rank": "a latent output projection",
 }
 """Fields of a ModelSpec for whose weights no family has names, with their meaning."""
+
+
+SEPARATE_PROJECTION = re.compile(r"(\.qkv_linear)\.w[qkv]\.")
+"""In names of torchtitan's files: a part of the parameter `wqkv` (torchtitan/models/common/attention.py,
+FusedQKVLinear)."""
+PROJECTION_ORDERS = {"keep": "by_query_group", "rotary_pairs": "rotary_pairs_by_query_group"}
+"""Order of the rows of that parameter, by that of the query's in files."""
 
 
 class HubTensor(Struct, frozen=True, forbid_unknown_fields=True):
@@ -182,6 +193,35 @@ def list_rules(spec: ModelSpec, engine: str) -> list[NameRule]:
             rules += _fill_rule(pattern, rule, spec, shapes, prefixes)
     _check_complete(rules, shapes, name, engine)
     return rules
+
+
+def list_trained_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor that an optimizer has a state for, by its name in Hugging Face files."""
+    return {name: shape for name, shape in list_hub_shapes(spec).items() if not name.endswith(BUFFERS)}
+
+
+def list_parameter_rules(spec: ModelSpec, engine: str) -> list[NameRule]:
+    """Rules for the parameters as an engine's optimizer has them: no buffers, tied ones once, torchtitan's fused.
+
+    Raises:
+        UsageError: The engine has no names for models of this family.
+    """
+    found: dict[TensorPart, NameRule] = {}
+    taken: set[TensorPart] = set()
+    for rule in list_rules(spec, engine):
+        is_copy = engine == "torchtitan" and all(part in taken for part in rule.hub)
+        if is_copy or rule.hub[0].name.endswith(BUFFERS):
+            continue
+        taken.update(rule.hub)
+        fused = rule.engine._replace(name=SEPARATE_PROJECTION.sub(r"\1.wqkv.", rule.engine.name))
+        if fused == rule.engine:
+            found[fused] = rule
+            continue
+        # Query, key and value come in this order in `families/`; only their rotary parts are reordered, alike.
+        first = found.get(fused)
+        order = PROJECTION_ORDERS[rule.rows] if first is None else first.rows
+        found[fused] = NameRule(fused, (*(first.hub if first else ()), *rule.hub), order)
+    return list(found.values())
 
 
 def list_copies(spec: ModelSpec) -> dict[str, str | None]:

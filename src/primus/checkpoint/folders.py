@@ -15,6 +15,8 @@ FOREIGN_FILES = (
 )
 """By which folders of Hugging Face, torchtitan and Megatron-LM are known."""
 STEP = re.compile(r"step_(\d{8,})")
+MEGATRON_TRACKER = "latest_checkpointed_iteration.txt"
+"""Names the newest iteration in a folder of Megatron-LM (megatron/training/checkpointing.py)."""
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -81,7 +83,19 @@ def is_foreign(given: str) -> bool:
         return True
     if not path.is_dir() or is_complete(path) or list_checkpoints(path) or list_checkpoints(path / "checkpoints"):
         return False
+    tracked = find_tracked_iteration(path)
+    if tracked is not None and is_complete(tracked):
+        return False
     return any(next(path.glob(pattern), None) for pattern in FOREIGN_FILES)
+
+
+def find_tracked_iteration(folder: Path) -> Path | None:
+    """The iteration that a folder of Megatron names as its newest, there or not; None if it names none."""
+    try:
+        text = (folder / MEGATRON_TRACKER).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+    return folder / (f"iter_{int(text):07d}" if text.isdecimal() else Path(text).name)
 
 
 def find_candidates(given: str) -> list[Path]:
@@ -99,6 +113,9 @@ def find_candidates(given: str) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise UsageError(f"load: no folder {path}", "give a checkpoint, a folder of checkpoints or a run folder")
+    tracked = find_tracked_iteration(path)
+    if tracked is not None and is_complete(tracked):
+        return [tracked]
     if STEP.fullmatch(path.name):
         raise UsageError(f"load: {path} is not complete: it has no {manifests.MANIFEST_NAME}", _format_others(path))
     found = [found for found in list_checkpoints(path) + list_checkpoints(path / "checkpoints") if is_complete(found)]

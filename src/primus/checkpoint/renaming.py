@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from primus import model
-from primus.checkpoint.family import NameRule, TensorPart, list_hub_shapes, list_rules
+from primus.checkpoint.family import (
+    NameRule,
+    TensorPart,
+    list_hub_shapes,
+    list_parameter_rules,
+    list_rules,
+    list_trained_shapes,
+)
 from primus.checkpoint.row_orders import HeadSizes, index_rows
 from primus.checkpoint.weights import TensorInfo, WeightReader, get_bounds
 from primus.config.schema import ModelSpec
@@ -34,17 +41,17 @@ class EngineNames:
         weights: The source, in hub names.
         spec: The model.
         engine: An engine of `families/`.
+        trained_only: By the names of its parameters, which an optimizer has, instead of those in its files.
 
     Raises:
         UsageError: The engine has no names for such a model.
         PrimusError: The source lacks a tensor, or has one of another shape.
     """
 
-    def __init__(self, weights: WeightReader, spec: ModelSpec, engine: str) -> None:
-        shapes = list_hub_shapes(spec)
+    def __init__(self, weights: WeightReader, spec: ModelSpec, engine: str, trained_only: bool = False) -> None:
+        shapes, rules = _list_names(spec, engine, trained_only)
         self._source = PartReader(weights, shapes, "this model")
         self._sizes = HeadSizes(model.head_dim(spec), model.num_query_groups(spec))
-        rules = list_rules(spec, engine)
         self._rules = _group_parts((rule.engine, TensorPlace(rule, 0)) for rule in rules)
         self._shapes = compute_engine_shapes(rules, shapes)
 
@@ -83,16 +90,23 @@ class HubNames:
         spec: The model.
         engine: An engine of `families/`.
         others: Pattern of names that are no weights; None accepts any further tensors.
+        trained_only: The source has the names of parameters, those of an optimizer.
 
     Raises:
         UsageError: The engine has no names for such a model.
         PrimusError: The source lacks a tensor, has one of another shape, or one that is not part of the model.
     """
 
-    def __init__(self, weights: WeightReader, spec: ModelSpec, engine: str, others: str | None = None) -> None:
-        self._shapes = list_hub_shapes(spec)
+    def __init__(
+        self,
+        weights: WeightReader,
+        spec: ModelSpec,
+        engine: str,
+        others: str | None = None,
+        trained_only: bool = False,
+    ) -> None:
+        self._shapes, rules = _list_names(spec, engine, trained_only)
         self._sizes = HeadSizes(model.head_dim(spec), model.num_query_groups(spec))
-        rules = list_rules(spec, engine)
         engine_shapes = compute_engine_shapes(rules, self._shapes)
         primary = _choose_primary_rules(rules, weights.list_tensors().keys())
         needed = {rule.engine.name: engine_shapes[rule.engine.name] for rule in primary}
@@ -181,6 +195,12 @@ class PartReader:
         if len(rows_R) == stop - start and _is_ascending(rows_R):
             return block
         return block.index_select(0, rows_R - start)
+
+
+def _list_names(spec: ModelSpec, engine: str, trained_only: bool) -> tuple[dict[str, tuple[int, ...]], list[NameRule]]:
+    if trained_only:
+        return list_trained_shapes(spec), list_parameter_rules(spec, engine)
+    return list_hub_shapes(spec), list_rules(spec, engine)
 
 
 def compute_engine_shapes(

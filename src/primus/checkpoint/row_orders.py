@@ -52,6 +52,12 @@ def order_rotary_pairs(parts: list[Tensor], sizes: HeadSizes) -> Tensor:
     return part.view(-1, 2, sizes.head_dim // 2).transpose(1, 2).flatten()
 
 
+def order_rotary_pairs_by_query_group(parts: list[Tensor], sizes: HeadSizes) -> Tensor:
+    """Queries and keys in rotary pairs, then for each query group its query heads, its key, its value."""
+    query, key, value = parts
+    return order_by_query_group([order_rotary_pairs([query], sizes), order_rotary_pairs([key], sizes), value], sizes)
+
+
 def split_neighbours(parts: list[Tensor], _: HeadSizes) -> Tensor:
     """Even rows, then odd rows: the gates of gpt-oss, then what they gate."""
     (part,) = parts
@@ -63,6 +69,7 @@ ROW_ORDERS: dict[str, Callable[[list[Tensor], HeadSizes], Tensor]] = {
     "concatenate": concatenate_rows,
     "by_query_group": order_by_query_group,
     "rotary_pairs": order_rotary_pairs,
+    "rotary_pairs_by_query_group": order_rotary_pairs_by_query_group,
     "split_neighbours": split_neighbours,
 }
 """Orders by the name that they have in `families/`."""

@@ -1,14 +1,12 @@
-"""Readers that pass on another one: with a prefix removed, or in another type."""
+"""Readers that pass on another one: with a prefix removed, with some tensors of a third, or in another type."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from primus.checkpoint.family import BUFFERS
 from primus.checkpoint.weights import TensorInfo, WeightReader
-
-KEPT_TYPE = ("e_score_correction_bias",)
-"""Ends of names whose type is not changed: the balancing bias of DeepSeek-V3, float32 in published files."""
 
 
 class PrefixedWeights:
@@ -30,13 +28,32 @@ class PrefixedWeights:
         return self._weights.read(self._names[name], rows)
 
 
+class FilledWeights:
+    """The tensors of `weights`, and those of `others` that it lacks."""
+
+    def __init__(self, weights: WeightReader, others: WeightReader) -> None:
+        self._sources = {
+            **dict.fromkeys(others.list_tensors(), others),
+            **dict.fromkeys(weights.list_tensors(), weights),
+        }
+
+    def list_tensors(self) -> dict[str, TensorInfo]:
+        return {name: source.list_tensors()[name] for name, source in self._sources.items()}
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        return self._sources[name].read(name, rows)
+
+
 class CastWeights:
-    """A source whose floating-point tensors are cast when they are read."""
+    """A source whose floating-point tensors are cast when they are read.
+
+    Those of `family.BUFFERS` keep their type: they are float32 in published files.
+    """
 
     def __init__(self, weights: WeightReader, dtype: torch.dtype) -> None:
         self._weights = weights
         self._tensors = {
-            name: info._replace(dtype=dtype) if info.dtype.is_floating_point and not name.endswith(KEPT_TYPE) else info
+            name: info._replace(dtype=dtype) if info.dtype.is_floating_point and not name.endswith(BUFFERS) else info
             for name, info in weights.list_tensors().items()
         }
 

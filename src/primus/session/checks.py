@@ -54,9 +54,9 @@ def check_backend_of(saved: CheckpointManifest, folder: Path, backend: str, weig
     """
     if saved.backend != backend and not weights_only:
         raise UsageError(
-            f"load: {folder} was saved by {saved.backend}; {backend} can take its weights, not the state of its"
-            " optimizer",
-            "set finetune: true to begin at step 0 with its weights",
+            f"load: {folder} was saved by {saved.backend}, and {backend} cannot read the state of its optimizer",
+            f"convert it: primus-cli direct -- checkpoint convert {folder} NEW --to {backend};"
+            " or set finetune: true to begin at step 0 with its weights",
         )
 
 

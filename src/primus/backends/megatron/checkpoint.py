@@ -11,8 +11,10 @@ import torch
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from primus.errors import PrimusError
+from primus.session.optimizer_settings import keep_settings
 
 VERSION = 3.0
 """`checkpoint_version` of Megatron-LM (megatron/training/checkpointing.py): order of the rows of `linear_qkv`."""
@@ -67,13 +69,26 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: Any) -> tuple[int
     state = _collect_state(model, optimizer, is_loading=True)
     if saved != own:
         del state[RNG_STATE]
+    absent = _drop_absent_extra_states(state["model"], folder)
     loaded = dist_checkpointing.load(state, str(folder), validate_access_integrity=False)
+    loaded["model"] |= dict.fromkeys(absent)
     model.load_state_dict(loaded["model"])
-    optimizer.load_state_dict(loaded["optimizer"])
+    with keep_settings(lambda: optimizer.param_groups):
+        optimizer.load_state_dict(loaded["optimizer"])
     _separate_step_counts(optimizer)
     if RNG_STATE in loaded:
         _restore_random_state(loaded[RNG_STATE][0])
     return int(common["iteration"]), common.get(SCHEDULER, {}).get("num_steps")
+
+
+def _drop_absent_extra_states(state: dict[str, Any], folder: Path) -> list[str]:
+    """Remove the states of fp8 scaling that a converted checkpoint lacks; gives their names."""
+    saved = FileSystemReader(str(folder)).read_metadata().state_dict_metadata
+    extra = [name for name, value in state.items() if name.endswith("_extra_state") and value is not None]
+    absent = [name for name in extra if not any(key.startswith(f"{state[name].key}/") for key in saved)]
+    for name in absent:
+        del state[name]
+    return absent
 
 
 def _collect_state(model: nn.Module, optimizer: Any, is_loading: bool) -> dict[str, Any]:

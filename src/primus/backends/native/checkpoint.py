@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -41,9 +42,10 @@ def restore_state(
     random: State = {}
     if not start.weights_only:
         named |= state.collect_moments(model, optimizer)
-        # Each process has saved its own generators, under its rank.
+        # Each process has saved its own generators, under its rank; a converted checkpoint has none.
         if start.manifest.world_size == processes.world:
-            random = random_state(processes.rank, processes.device)
+            own = random_state(processes.rank, processes.device)
+            random = own if has_all(start.folder, own) else {}
     read_state(named | random, start.folder, processes)
     if not start.weights_only:
         # AdamW has a step count for each weight; the checkpoint has one, as they are equal.
@@ -81,6 +83,13 @@ def read_state(tensors: State, folder: Path, processes: TorchProcesses) -> None:
         load(tensors, checkpoint_id=folder, process_group=processes.writer_group, no_dist=alone)
     except CheckpointException as error:
         raise PrimusError(f"{folder}: cannot be loaded: {format_reason(error)}", "choose another checkpoint") from None
+
+
+def has_all(folder: Path, names: Iterable[str]) -> bool:
+    """Whether a checkpoint has an entry for each of these names."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    return set(names) <= FileSystemReader(str(folder)).read_metadata().state_dict_metadata.keys()
 
 
 def _copy_to_host(tensors: State) -> State:

@@ -29,6 +29,7 @@ from primus.config.schema import Trainer
 from primus.data.training.masks import compute_document_positions, split_inputs_and_targets
 from primus.session.compute_timer import ComputeTimer
 from primus.session.engine import MicroBatches, StepValues
+from primus.session.optimizer_settings import keep_settings
 from primus.session.rates import read_peak_host_memory
 
 
@@ -148,7 +149,8 @@ class TorchTitanEngine:
         # A process beyond those that saved keeps its own generators.
         if all(f"random.{name}" in saved for name in self._random.state_dict()):
             state["random"] = self._random
-        manager.dcp_load(state, checkpoint_id=str(folder), from_hf=False, from_quantized=False)
+        with keep_settings(lambda: [group for each in self._titan.optimizers for group in each.param_groups]):
+            manager.dcp_load(state, checkpoint_id=str(folder), from_hf=False, from_quantized=False)
 
     def read_memory(self) -> int:
         """Peak memory of this process in bytes: of the device, or on a CPU resident."""

@@ -1,4 +1,4 @@
-"""Folders of torch.distributed.checkpoint (DCP), read and written without a process group.
+"""Folders of torch.distributed.checkpoint (DCP), read without a process group; `dcp_output` writes them.
 
 A folder has `.metadata`, a pickle of `torch.distributed.checkpoint.metadata.Metadata`, and files of chunks. A chunk is
 a box of a tensor, written by `torch.save`: a zip file with the elements uncompressed, so that rows are read
@@ -12,30 +12,25 @@ import math
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
-    TensorProperties,
     TensorStorageMetadata,
 )
 
-from primus.checkpoint.formats.output import OutputFile
 from primus.checkpoint.formats.tensor_bytes import read_tensor
 from primus.checkpoint.weights import TensorInfo, get_bounds
 from primus.errors import PrimusError
 
 METADATA_NAME = ".metadata"
-FILE_BYTES = 4 << 30
-"""Tensor data in one file."""
 
 SAFE_NAMES = {
     **dict.fromkeys(
@@ -94,6 +89,16 @@ class DcpFolder:
         """Names of what is not a tensor."""
         stored = self._metadata.state_dict_metadata.items()
         return [name for name, entry in stored if isinstance(entry, BytesStorageMetadata)]
+
+    def read_value(self, name: str) -> Any:
+        """What is stored under a name of `values`: numbers, texts, lists and dicts of these.
+
+        Raises:
+            PrimusError: It is damaged, or holds something else.
+        """
+        stored = self._metadata.storage_data[MetadataIndex(name)]
+        place = TensorChunk((), (), self.folder / stored.relative_path, stored.offset, stored.length)
+        return _load_saved(place)
 
     def list_tensors(self) -> dict[str, TensorInfo]:
         return self._tensors
@@ -234,15 +239,20 @@ def _find_elements(chunk: TensorChunk, dtype: torch.dtype) -> int | None:
 
 
 def _load_chunk(chunk: TensorChunk) -> Tensor:
-    with chunk.file.open("rb") as file:
-        file.seek(chunk.start)
-        try:
-            loaded = torch.load(io.BytesIO(file.read(chunk.length)), map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-            first = str(error).splitlines()[0]
-            raise PrimusError(f"{chunk.file}: damaged at byte {chunk.start}: {first}") from None
+    loaded = _load_saved(chunk)
     assert isinstance(loaded, Tensor)
     return loaded
+
+
+def _load_saved(chunk: TensorChunk) -> Any:
+    """What `torch.save` wrote."""
+    try:
+        with chunk.file.open("rb") as file:
+            file.seek(chunk.start)
+            return torch.load(io.BytesIO(file.read(chunk.length)), map_location="cpu", weights_only=True)
+    except (OSError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        first = str(error).splitlines()[0]
+        raise PrimusError(f"{chunk.file}: damaged at byte {chunk.start}: {first}") from None
 
 
 class _FileWindow(io.RawIOBase):
@@ -273,115 +283,3 @@ class _FileWindow(io.RawIOBase):
         found = self._file.readinto(memoryview(buffer)[:count]) or 0
         self._position += found
         return found
-
-
-# Writing
-
-
-class ChunkSource(NamedTuple):
-    """A chunk that will be written."""
-
-    name: str
-    """Of its tensor."""
-    info: TensorInfo
-    """Of the whole tensor."""
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    read: Callable[[], Tensor]
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.sizes) * self.info.dtype.itemsize
-
-
-def plan_files(chunks: Iterable[ChunkSource], folder: str = "") -> list[OutputFile]:
-    """Files of at most `FILE_BYTES`, in a folder of the checkpoint, that hold the chunks; they record where each is."""
-    groups: list[list[ChunkSource]] = [[]]
-    size = 0
-    for chunk in chunks:
-        if groups[-1] and size + chunk.num_bytes > FILE_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append(chunk)
-        size += chunk.num_bytes
-    return [
-        OutputFile(f"{folder}__0_{number}.distcp", sum(chunk.num_bytes for chunk in group), _ChunkWriter(group))
-        for number, group in enumerate(groups)
-    ]
-
-
-class _ChunkWriter:
-    """Writes the chunks of one file."""
-
-    def __init__(self, chunks: list[ChunkSource]) -> None:
-        self.chunks = chunks
-
-    def __call__(self, file: BinaryIO, report: Callable[[int], None]) -> list[list[int]]:
-        places = []
-        for chunk in self.chunks:
-            start = file.tell()
-            tensor = chunk.read()
-            assert tuple(tensor.shape) == chunk.sizes, f"{chunk.name}: {tuple(tensor.shape)} read"
-            save_tensor(tensor.to(chunk.info.dtype), file)
-            places.append([start, file.tell() - start])
-            report(chunk.num_bytes)
-        return places
-
-
-def save_tensor(tensor: Tensor, file: BinaryIO) -> None:
-    """`torch.save` without checksums, which readers do not check.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    # A view would be saved with the whole storage behind it.
-    is_view = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
-    recorder = _ErrorRecorder(file)
-    has_checksums = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        torch.save(tensor.clone() if is_view or not tensor.is_contiguous() else tensor, recorder)  # type: ignore[arg-type]
-    except RuntimeError:
-        # torch reports a failed write as an internal error.
-        if recorder.error is None:
-            raise
-        raise recorder.error from None
-    finally:
-        torch.serialization.set_crc32_options(has_checksums)
-
-
-class _ErrorRecorder:
-    """A file that keeps the error of a failed write."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            return self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
-def write_metadata(folder: Path, files: Sequence[OutputFile], places: Mapping[str, list[list[int]]]) -> None:
-    """Write `.metadata` for the chunks of `files`, at the recorded places."""
-    state: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    storage: dict[MetadataIndex, _StorageInfo] = {}
-    for file in files:
-        assert isinstance(file.write, _ChunkWriter)
-        for chunk, (start, length) in zip(file.write.chunks, places[file.name], strict=True):
-            entry = state.setdefault(
-                chunk.name,
-                TensorStorageMetadata(TensorProperties(chunk.info.dtype), torch.Size(chunk.info.shape), []),
-            )
-            assert isinstance(entry, TensorStorageMetadata)
-            index = MetadataIndex(chunk.name, torch.Size(chunk.offsets), len(entry.chunks))
-            storage[index] = _StorageInfo(Path(file.name).name, start, length)
-            entry.chunks.append(ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)))
-    planner = {name: (name,) for name in state}
-    (folder / METADATA_NAME).write_bytes(pickle.dumps(Metadata(state, planner, storage)))

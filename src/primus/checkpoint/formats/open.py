@@ -23,12 +23,11 @@ CheckpointFormat = Literal["huggingface", "native", "torchtitan", "megatron", "m
 HUB_PREFIX = "hf:"
 MODEL_FILE = "model_config.yaml"
 """The model of a folder that `checkpoint convert` wrote, and in `config/` of a run that a checkpoint belongs to."""
-MEGATRON_TRACKER = "latest_checkpointed_iteration.txt"
 ITERATION = re.compile(r"iter_(\d{7})")
 TITAN_STEP = re.compile(r"step-(\d+)")
 IGNORED = {
     "native": r"",
-    "torchtitan": r"(optimizer|lr_scheduler|dataloader|train_state)\..*",
+    "torchtitan": r"(optimizer|lr_scheduler|dataloader|train_state|random)\..*",
     "megatron": r".*_extra_state.*|(optimizer|chained_\d+|rng_state|rerun_state_machine_state)\b.*",
 }
 """Tensors of a training state that are not weights, by name."""
@@ -153,6 +152,12 @@ def check_foreign(given: str, wanted: Shape) -> None:
             raise UsageError(f"load: {given} is of another model: {difference}", "load one of this model")
 
 
+def must_download(given: str) -> bool:
+    """Whether `open_checkpoint` would download a model of the hub."""
+    name = given.removeprefix(HUB_PREFIX)
+    return name != given and not Path(name).expanduser().exists() and _find_cached_model(name) is None
+
+
 def find_hub_folder(name: str) -> Path:
     """The folder of a model: a path, or a name in the cache of the Hugging Face Hub, downloaded if it is not there.
 
@@ -230,13 +235,14 @@ def _detect_dcp(folder: Path) -> CheckpointFormat:
 
 def _find_newest(folder: Path) -> FoundCheckpoint | None:
     """The newest checkpoint in a folder of Megatron, of torchtitan, of native, or of a run."""
-    tracker = folder / MEGATRON_TRACKER
-    if tracker.is_file():
-        text = tracker.read_text(encoding="utf-8").strip()
-        name = f"iter_{int(text):07d}" if text.isdecimal() else text
-        found = _detect_format(folder / name) if (folder / name).is_dir() else None
+    tracked = folders.find_tracked_iteration(folder)
+    if tracked is not None:
+        found = _detect_format(tracked) if tracked.is_dir() else None
         if found is None:
-            raise PrimusError(f"{tracker} names {name}, which is not a checkpoint", "name another iteration's folder")
+            raise PrimusError(
+                f"{folder / folders.MEGATRON_TRACKER} names {tracked.name}, which is not a checkpoint",
+                "name another iteration's folder",
+            )
         return found
     complete = [path for path in folders.list_checkpoints(folder) if folders.is_complete(path)]
     complete += [path for path in folders.list_checkpoints(folder / "checkpoints") if folders.is_complete(path)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ from primus.tasks.checkpoint._options import SourceOptions, show_progress
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from primus.checkpoint.convert import PlannedConversion
     from primus.checkpoint.weights import WeightReader
     from primus.config.schema import ModelSpec
 
@@ -26,11 +28,11 @@ TOLERANCE = 1e-4
 """Relative difference of logits between two implementations in float32 (docs/checkpoint-convert.md)."""
 
 
-def verify_conversion(weights: WeightReader, spec: ModelSpec, target: Path, options: SourceOptions) -> list[str]:
+def verify_conversion(planned: PlannedConversion, spec: ModelSpec, target: Path, options: SourceOptions) -> list[str]:
     """What was compared, in words.
 
     Args:
-        weights: What was to be written, in hub names.
+        planned: What was to be written.
         spec: The model.
         target: The written checkpoint.
         options: How it is read.
@@ -38,24 +40,45 @@ def verify_conversion(weights: WeightReader, spec: ModelSpec, target: Path, opti
     Raises:
         PrimusError: A tensor or the logits differ.
     """
-    from primus.checkpoint.convert import compare_weights
     from primus.checkpoint.formats.open import open_checkpoint
+    from primus.checkpoint.formats.training_states import open_training_state
 
+    weights = planned.weights
     tensors = weights.list_tensors()
     written = open_checkpoint(str(target), spec, options.trust_pickle)
-    total = sum(info.num_bytes for info in tensors.values())
-    with show_progress("verifying", total) as report:
-        differences = compare_weights(weights, written.weights, report)
-    if differences:
-        raise PrimusError(
-            f"{target}: {len(differences)} tensors differ from the source, among them {differences[0].name}",
-            "convert it again; if that does not help, report it",
-        )
+    _compare_all({"": (weights, written.weights)}, target)
     found = [f"all {len(tensors):,} tensors equal those of the source"]
+    if planned.training is not None:
+        state = open_training_state(written)
+        assert state is not None, "it was written"
+        _compare_all({f" {name}": (own, state.moments[name]) for name, own in planned.training.moments.items()}, target)
+        if state.num_updates != planned.training.num_updates or state.position.step != planned.training.position.step:
+            raise PrimusError(f"{target}: its optimizer is at another step than that of the source")
+        found.append("the state of the optimizer equals that of the source")
     num_parameters = sum(info.num_bytes // info.dtype.itemsize for info in tensors.values())
     if 4 * num_parameters > LOGITS_BYTES:
         return [*found, f"logits not compared: {4 * num_parameters / 1e9:.0f} GB in float32"]
     return found + _compare_logits(written.weights, weights, spec, target)
+
+
+def _compare_all(pairs: Mapping[str, tuple[WeightReader, WeightReader]], target: Path) -> None:
+    """Compare the tensors of several sources.
+
+    Raises:
+        PrimusError: One differs.
+    """
+    from primus.checkpoint.convert import compare_weights
+
+    total = sum(info.num_bytes for source, _ in pairs.values() for info in source.list_tensors().values())
+    with show_progress("verifying", total) as report:
+        for kind, (own, written) in pairs.items():
+            differences = compare_weights(own, written, report)
+            if differences:
+                raise PrimusError(
+                    f"{target}: {len(differences)} tensors differ from the source, among them"
+                    f" {differences[0].name}{kind}",
+                    "convert it again; if that does not help, report it",
+                )
 
 
 def _compare_logits(written: WeightReader, weights: WeightReader, spec: ModelSpec, target: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,7 +13,8 @@ from primus.task import TaskContext
 from primus.tasks.checkpoint._options import SourceOptions, open_source, show_progress
 
 if TYPE_CHECKING:
-    from primus.checkpoint.convert import TargetSettings
+    from primus.checkpoint.convert import PlannedConversion, TargetSettings
+    from primus.checkpoint.formats.open import OpenedCheckpoint
 
 Size = Annotated[int, Meta(ge=1)]
 
@@ -38,8 +40,32 @@ class Options(SourceOptions, frozen=True, kw_only=True):
     """Expert-parallel size of --format torch."""
     tokenizer: str | None = None
     """Folder whose tokenizer files are copied for --to huggingface; by default the source."""
+    optimizer: bool = True
+    """Convert the state of AdamW and the position of the run, too, so that training continues from the target;
+    --no-optimizer converts the weights only."""
     verify: bool = False
     """Read the target again and compare every tensor, and the logits where native or transformers can compute them."""
+
+
+def plan_notes(options: Options, context: TaskContext) -> Sequence[str]:
+    """What would be read and written."""
+    from primus.checkpoint.formats.open import must_download
+
+    if must_download(options.source):
+        return [f"{options.source} would be downloaded first"]
+    from primus.checkpoint.family import choose_family
+
+    opened, planned = _plan(options)
+    plan = planned.plan
+    written = options.to if options.to != "megatron" else f"megatron, {_format_layout(options)}"
+    return [
+        f"source: {opened.found.folder} ({opened.found.format}), {choose_family(opened.spec)[0]} model",
+        f"target: {Path(options.target).expanduser()} ({written})",
+        f"tensors: {len(planned.weights.list_tensors()):,} weights",
+        f"optimizer: {planned.optimizer_note}",
+        f"files: {len(plan.files):,} with {plan.num_bytes / 1e9:,.2f} GB of tensors",
+        *(f"  {file.name}: {file.num_bytes / 1e9:,.2f} GB" for file in plan.files),
+    ]
 
 
 def run(options: Options, context: TaskContext) -> None:
@@ -49,15 +75,10 @@ def run(options: Options, context: TaskContext) -> None:
         UsageError: The target exists, or cannot hold this model.
         PrimusError: The source is damaged, or the target cannot be written; nothing is left of it then.
     """
-    from primus.checkpoint import conversion
-
     target = Path(options.target).expanduser()
-    conversion.check_target(target)
-    _check_layout(options)
-    opened = open_source(options.source, options)
-    from primus.checkpoint.convert import plan_conversion, write_conversion
+    opened, planned = _plan(options)
+    from primus.checkpoint.convert import write_conversion
 
-    planned = plan_conversion(opened, _build_settings(options))
     with show_progress("converting", planned.plan.num_bytes) as report:
         kept = write_conversion(planned, target, report)
     result: dict[str, Any] = {
@@ -67,19 +88,40 @@ def run(options: Options, context: TaskContext) -> None:
         "format": options.to,
         "step": opened.step,
         "tensors": len(planned.weights.list_tensors()),
+        "optimizer": planned.optimizer_note,
         "bytes": planned.plan.num_bytes,
         "resumed_files": kept,
     }
     source = f"{opened.found.folder} ({opened.found.format})"
-    lines = [f"{target}: {options.to}, {result['tensors']:,} tensors of {source}, {result['bytes'] / 1e9:,.2f} GB"]
+    lines = [
+        f"{target}: {options.to}, {result['tensors']:,} tensors of {source}, {result['bytes'] / 1e9:,.2f} GB",
+        f"optimizer: {planned.optimizer_note}",
+    ]
     if kept:
         lines.append(f"resumed: {kept} files of an interrupted conversion were complete")
     if options.verify:
         from primus.tasks.checkpoint._verify import verify_conversion
 
-        result["verified"] = verify_conversion(planned.weights, opened.spec, target, options)
+        result["verified"] = verify_conversion(planned, opened.spec, target, options)
         lines += [f"verified: {line}" for line in result["verified"]]
     context.result(result, "\n".join(lines))
+
+
+def _plan(options: Options) -> tuple[OpenedCheckpoint, PlannedConversion]:
+    from primus.checkpoint import conversion
+
+    conversion.check_target(Path(options.target).expanduser())
+    _check_layout(options)
+    opened = open_source(options.source, options)
+    from primus.checkpoint.convert import plan_conversion
+
+    return opened, plan_conversion(opened, _build_settings(options))
+
+
+def _format_layout(options: Options) -> str:
+    if options.format == "torch_dist":
+        return "torch_dist, which any layout loads"
+    return f"torch, TP {options.tp}, PP {options.pp}, EP {options.ep}"
 
 
 def _check_layout(options: Options) -> None:
@@ -99,5 +141,10 @@ def _build_settings(options: Options) -> TargetSettings:
     if tokenizer is not None and not tokenizer.is_dir():
         raise PrimusError(f"--tokenizer {tokenizer}: no such folder", "give a folder with tokenizer.json")
     return TargetSettings(
-        options.to, options.dtype, options.format, RankGrid(options.tp, options.pp, options.ep), tokenizer
+        options.to,
+        options.dtype,
+        options.format,
+        RankGrid(options.tp, options.pp, options.ep),
+        tokenizer,
+        options.optimizer,
     )
