@@ -8,8 +8,6 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 
-from primus.engines.installation import find_installation
-from primus.engines.requirement import read_engine
 from primus.errors import PrimusError, UnfitError, is_raised_on_import
 
 
@@ -37,6 +35,9 @@ def explain_import_errors(names: Sequence[str]) -> Iterator[None]:
 
 
 def _describe_engine(name: str) -> str:
+    from primus.engines.installation import find_installation  # for the message only
+    from primus.engines.requirement import read_engine
+
     engine = read_engine(name)
     found = find_installation(name, engine, os.environ)
     version = f" {found.version}" if found and found.version else ""

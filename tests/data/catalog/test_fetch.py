@@ -13,8 +13,8 @@ import pytest
 from local_hub import LocalHub, Repo
 from primus.config.schema import DataConfig
 from primus.data import retries
-from primus.data.catalog import fetch as fetch_module
 from primus.data.catalog import hub as hub_module
+from primus.data.catalog.dataset_folders import find_dataset_folder
 from primus.data.catalog.fetch import FetchedDataset, FetchJob, fetch_dataset
 from primus.data.prepare import named_dataset
 from primus.data.readers import TextDocument, find_files, read_documents
@@ -297,10 +297,7 @@ def test_what_is_on_this_machine_is_not_fetched(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_a_dataset_is_one_for_each_name_and_split() -> None:
-    folders = {
-        str(fetch_module.find_dataset_folder(Path("d"), *each))
-        for each in (("c4", "train"), ("c4", "x"), ("c4:en", "x"))
-    }
+    folders = {str(find_dataset_folder(Path("d"), *each)) for each in (("c4", "train"), ("c4", "x"), ("c4:en", "x"))}
     assert folders == {"d/c4/raw-train", "d/c4/raw-x", "d/c4-en/raw-x"}
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from local_hub import LocalHub, Repo
 from primus.data import readers
-from primus.data.catalog.fetch import FetchJob, fetch_dataset, find_dataset_folder
+from primus.data.catalog.dataset_folders import find_dataset_folder
+from primus.data.catalog.fetch import FetchJob, fetch_dataset
 from primus.data.catalog.splits import parse_split
 from primus.errors import UsageError
 

@@ -6,6 +6,8 @@ F feed-forward width, V vocabulary.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,11 +18,12 @@ from primus.backends.native import documents, ops, rope
 from primus.backends.native.documents import DocumentHandling
 from primus.backends.native.loss import cross_entropy
 from primus.backends.native.support import check_model
-from primus.checkpoint.initial_weights import draw_initial_value
-from primus.checkpoint.renaming import EngineNames
-from primus.checkpoint.weights import WeightReader
+from primus.checkpoint.initial_values import draw_initial_value
 from primus.config.schema import ModelSpec
 from primus.model import head_dim, num_query_groups
+
+if TYPE_CHECKING:
+    from primus.checkpoint.weights import WeightReader
 
 
 def build_model(
@@ -61,6 +64,8 @@ def load_weights(model: Transformer, weights: WeightReader) -> None:
     Raises:
         PrimusError: A weight is missing, or has another shape.
     """
+    from primus.checkpoint.renaming import EngineNames  # only with `load:`
+
     named = EngineNames(weights, model.spec, "native")
     fill_frequencies(model)
     with torch.no_grad():

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from primus.backends.native.generate import generate_tokens
 from primus.backends.native.model import Transformer
 from primus.backends.native.training import Training
 from primus.callback import Callback
 from primus.config.schema import LoggingConfig
-from primus.data.tokenizers.load import load_tokenizer
 from primus.data.training.dataset import Datasets
 from primus.runs.files import write_text
 
@@ -47,6 +45,10 @@ def generate_sample(model: Transformer, data: Datasets, config: LoggingConfig, s
     """
     if data.tokenizer_path is None:
         return None
+    # After the last step, and only with a tokenizer: the start does without them.
+    from primus.backends.native.generate import generate_tokens
+    from primus.data.tokenizers.load import load_tokenizer
+
     tokenizer = load_tokenizer(data.tokenizer_path)
     prompt = tokenizer.encode(config.sample_prompt)
     if data.eod_id is not None:

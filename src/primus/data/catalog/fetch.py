@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
@@ -19,19 +15,17 @@ from msgspec import Struct
 from primus.data import atomic
 from primus.data import readers as documents
 from primus.data.catalog import hub, splits
+from primus.data.catalog.download import build_stream_url, download_file, download_from_hub
 from primus.data.catalog.hub import HubFile, SplitListing
 from primus.data.catalog.splits import SplitPart
 from primus.data.readers import BadDocument, columns
 from primus.data.readers.compression import import_zstandard
 from primus.data.readers.kinds import detect_kind
-from primus.data.readers.remote import read_hub_endpoint
-from primus.data.retries import retry_request
 from primus.data.shards.document_writer import open_writer
 from primus.data.shards.shard_queue import BadItem
-from primus.errors import PrimusError, UsageError
+from primus.errors import UsageError
 
 LOCK_TIMEOUT_S = 3600.0
-CHUNK = 1 << 20
 SHOWN_EVERY = 1000
 NOTES = ".fetch"
 """Folder in the output that records the complete files; hidden, so that readers of the folder skip it."""
@@ -161,23 +155,6 @@ def fetch_dataset(
         raise atomic.build_write_error(job.output, error) from None
 
 
-def find_dataset_folder(data_path: Path, dataset: str, split: str) -> Path:
-    """Default folder of a dataset of the hub in the data folder."""
-    return Path(os.path.expanduser(data_path)) / name_dataset_folder(dataset) / f"raw-{_name_split_folder(split)}"
-
-
-def _name_split_folder(split: str) -> str:
-    """A split as part of a folder name, without special characters of shells and patterns."""
-    if re.fullmatch(r"[\w.-]+", split):
-        return split
-    return f"{re.sub(r'[^A-Za-z0-9]+', '-', split).strip('-')}-{hashlib.sha256(split.encode()).hexdigest()[:8]}"
-
-
-def name_dataset_folder(dataset: str) -> str:
-    """Folder name of a dataset: ``owner--name-config`` for ``OWNER/NAME:CONFIG``."""
-    return dataset.lower().replace("_", "-").replace("/", "--").replace(":", "-")
-
-
 def _check_folder(folder: Path) -> None:
     """Check that the folder has no other files, which the download of files with the same names would replace.
 
@@ -287,7 +264,7 @@ def _list_slices(
 def _count_rows(job: FetchJob, listing: SplitListing, file: HubFile) -> int:
     """Count the rows of a file: from the footer of a parquet file, else by reading the whole file."""
     if detect_kind(file.path) == ".parquet":
-        return columns.count_rows(_stream_url(listing, file))
+        return columns.count_rows(build_stream_url(listing, file))
     source = _choose_source(job, listing, file)
     return sum(
         1 for _ in documents.read_documents(source, listing.text or documents.choose_text_column([source]), "line")
@@ -370,7 +347,7 @@ def _download_files(
 
     pool = ThreadPoolExecutor(job.workers)
     try:
-        futures = [pool.submit(_download_file, listing, file, job.output, count) for file in missing]
+        futures = [pool.submit(_fetch_file, listing, file, job.output, count) for file in missing]
         for future in as_completed(futures):
             yield future.result()
     finally:
@@ -378,65 +355,9 @@ def _download_files(
         pool.shutdown(cancel_futures=True)
 
 
-def _download_file(listing: SplitListing, file: HubFile, folder: Path, count: Callable[[int], None]) -> FetchedFile:
-    path = folder / file.path
-    if path.exists():
-        path.unlink()  # not recorded as complete
-    _download_from_hub(listing, file, count, local_dir=str(folder))
-    _verify_file(path, file)
+def _fetch_file(listing: SplitListing, file: HubFile, folder: Path, count: Callable[[int], None]) -> FetchedFile:
+    download_file(listing, file, folder, count)
     return FetchedFile(file=file.path, source=file.path, bytes=file.bytes, checksum=file.checksum)
-
-
-def _download_from_hub(listing: SplitListing, file: HubFile, count: Callable[[int], None], **where: str) -> Path:
-    """Download a file to a folder or into the hub's cache; an interrupted download resumes."""
-    library = hub.import_hub_library(listing.repo)
-
-    def download() -> str:
-        path: str = library.hf_hub_download(
-            listing.repo,
-            file.path,
-            repo_type="dataset",
-            revision=listing.revision,
-            endpoint=read_hub_endpoint(),
-            tqdm_class=_make_progress_bar(library, count),
-            **where,
-        )
-        return path
-
-    with hub.hub_errors(listing.repo):
-        return Path(retry_request(read_hub_endpoint(), download))
-
-
-def _make_progress_bar(library: Any, count: Callable[[int], None]) -> Any:
-    """A progress bar for the hub's library that draws nothing and counts bytes."""
-
-    class Bar(library.utils.tqdm):  # type: ignore[misc]
-        def __init__(self, *arguments: Any, **settings: Any) -> None:
-            super().__init__(*arguments, **settings | {"disable": True})
-
-        def update(self, n: float | None = 1) -> None:
-            count(int(n or 0))
-
-    return Bar
-
-
-def _verify_file(path: Path, file: HubFile) -> None:
-    """Compare a file with the hub's size and checksum.
-
-    Raises:
-        PrimusError: The file differs and was removed.
-    """
-    kind, _, expected = file.checksum.partition(":")
-    # Small files are git blobs, whose SHA-1 includes a header with the size.
-    digest = hashlib.sha256() if kind == "sha256" else hashlib.sha1(b"blob %d\0" % file.bytes, usedforsecurity=False)
-    with path.open("rb") as content:
-        while chunk := content.read(CHUNK):
-            digest.update(chunk)
-    if path.stat().st_size != file.bytes or (expected and digest.hexdigest() != expected):
-        path.unlink()
-        raise PrimusError(
-            f"{path}: came damaged from {read_hub_endpoint()}", "run this again; the other files are kept"
-        )
 
 
 def _write_samples(
@@ -467,12 +388,10 @@ def _write_samples(
 def _choose_source(job: FetchJob, listing: SplitListing, file: HubFile) -> str:
     """URL or path for reading a file: on the hub with `streaming`, else in the hub's cache."""
     return (
-        _stream_url(listing, file) if job.streaming else str(_download_from_hub(listing, file, lambda num_bytes: None))
+        build_stream_url(listing, file)
+        if job.streaming
+        else str(download_from_hub(listing, file, lambda num_bytes: None))
     )
-
-
-def _stream_url(listing: SplitListing, file: HubFile) -> str:
-    return f"hf://datasets/{listing.repo}@{quote(listing.revision, safe='')}/{file.path}"
 
 
 @dataclass(frozen=True)

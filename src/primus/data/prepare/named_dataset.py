@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from primus.config.schema import DataConfig
-from primus.data.catalog.fetch import name_dataset_folder
+from primus.data.catalog.dataset_folders import name_dataset_folder
 from primus.data.megatron import manifest as manifests
 from primus.errors import UsageError
 

@@ -82,12 +82,12 @@ def _check_steps(steps: EncodeSteps, job: EncodeJob) -> None:
 
 
 def _fetch_dataset(steps: EncodeSteps, job: EncodeJob, say: Say) -> EncodeJob:
-    from primus.data.catalog import fetch
+    from primus.data.catalog import dataset_folders, fetch
 
     assert job.dataset
     request = fetch.FetchJob(
         dataset=job.dataset,
-        output=fetch.find_dataset_folder(steps.data_path, job.dataset, steps.split),
+        output=dataset_folders.find_dataset_folder(steps.data_path, job.dataset, steps.split),
         split=steps.split,
         num_samples=steps.num_samples,
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +17,14 @@ from primus.data.megatron import manifest as manifests
 from primus.data.megatron.indexed_dataset import IndexedTokens
 from primus.data.megatron.manifest import TokenFileManifest
 from primus.data.prepare import named_dataset
-from primus.data.tokenizers.load import check_tokenizer_type, load_tokenizer
-from primus.data.tokenizers.locate import is_local
-from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.data.training.blending import BlendedDataset
 from primus.data.training.infilling import InfilledDataset, Infilling
 from primus.data.training.mock import MockDataset
 from primus.data.training.packing import CACHED_BLOCKS, ORDER, Dataset, PackedDataset
 from primus.errors import UsageError
+
+if TYPE_CHECKING:
+    from primus.data.tokenizers.tokenizer import Tokenizer
 
 VALID_SEED, TEST_SEED = 1, 2
 """Offsets of the seed for the order of validation and test data."""
@@ -237,6 +237,8 @@ def _build_infilling(data: DataConfig, tokenizer: str | None, eod_id: int | None
 
 def _token_id(data: DataConfig, key: str, tokenizer: str, vocab_size: int) -> int:
     """Id of the token that a setting names."""
+    from primus.data.tokenizers.load import load_tokenizer  # most workers read token files only
+
     token = getattr(data, key)
     try:
         token_id = load_tokenizer(tokenizer, eod=token, fast=False).eod_id
@@ -312,7 +314,12 @@ def _contains_token(tokens: NDArray[Any], token: int) -> bool:
 def _asked_tokenizer(data: DataConfig, known_names: list[str]) -> Tokenizer | None:
     """The tokenizer that the experiment names; None if it is the hub name with which all data was prepared."""
     name = data.tokenizer_model
-    if not name or (known_names and set(known_names) == {name} and not is_local(name)):
+    if not name:
+        return None
+    from primus.data.tokenizers.load import check_tokenizer_type, load_tokenizer  # most workers read token files only
+    from primus.data.tokenizers.locate import is_local
+
+    if known_names and set(known_names) == {name} and not is_local(name):
         return None
     of_megatron = not known_names and data.tokenizer_type == "HuggingFaceTokenizer"
     return check_tokenizer_type(load_tokenizer(name, follow_declared=of_megatron), data.tokenizer_type)

@@ -54,7 +54,8 @@ def run(options: Options, context: TaskContext) -> None:
         return
     if not options.dataset:
         raise UsageError("nothing to fetch", "give a dataset, such as fineweb or OWNER/NAME (see --list)")
-    from primus.data.catalog.fetch import FetchJob, fetch_dataset, find_dataset_folder
+    from primus.data.catalog.dataset_folders import find_dataset_folder
+    from primus.data.catalog.fetch import FetchJob, fetch_dataset
     from primus.data.shards.display import ProgressDisplay
 
     folder = Path(os.path.expanduser(options.output)) if options.output else None

@@ -12,7 +12,7 @@ from primus.backend import BACKENDS
 from primus.errors import UsageError
 from primus.launch.plan import LaunchJob
 from primus.task import TaskContext
-from primus.tasks.train import _job, _preflight
+from primus.tasks.train import _preflight
 
 if TYPE_CHECKING:
     from primus.runs.attempt import Attempt
@@ -53,6 +53,8 @@ def prepare(options: Options, context: TaskContext) -> LaunchJob:
 
 
 def _choose_training_job(options: Options, context: TaskContext) -> LaunchJob:
+    from primus.tasks.train import _job  # for the launcher only, not for workers
+
     if options.replay:
         return _job.prepare_replay(options.replay, context, is_forced=options.force)
     if options.run:

@@ -1,0 +1,86 @@
+"""Downloads single files of the Hugging Face Hub and verifies their checksums."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from primus.data.catalog import hub
+from primus.data.catalog.hub import HubFile, SplitListing
+from primus.data.readers.remote import read_hub_endpoint
+from primus.data.retries import retry_request
+from primus.errors import PrimusError
+
+CHUNK = 1 << 20
+
+
+def download_file(listing: SplitListing, file: HubFile, folder: Path, count: Callable[[int], None]) -> None:
+    """Download a file into `folder` and verify it.
+
+    Raises:
+        PrimusError: The hub does not respond, or the file is damaged; a damaged file is removed.
+    """
+    path = folder / file.path
+    if path.exists():
+        path.unlink()  # not recorded as complete
+    download_from_hub(listing, file, count, local_dir=str(folder))
+    _verify_file(path, file)
+
+
+def download_from_hub(listing: SplitListing, file: HubFile, count: Callable[[int], None], **where: str) -> Path:
+    """Download a file to a folder or into the hub's cache; an interrupted download resumes."""
+    library = hub.import_hub_library(listing.repo)
+
+    def download() -> str:
+        path: str = library.hf_hub_download(
+            listing.repo,
+            file.path,
+            repo_type="dataset",
+            revision=listing.revision,
+            endpoint=read_hub_endpoint(),
+            tqdm_class=_make_progress_bar(library, count),
+            **where,
+        )
+        return path
+
+    with hub.hub_errors(listing.repo):
+        return Path(retry_request(read_hub_endpoint(), download))
+
+
+def _make_progress_bar(library: Any, count: Callable[[int], None]) -> Any:
+    """A progress bar for the hub's library that draws nothing and counts bytes."""
+
+    class Bar(library.utils.tqdm):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings | {"disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            count(int(n or 0))
+
+    return Bar
+
+
+def _verify_file(path: Path, file: HubFile) -> None:
+    """Compare a file with the hub's size and checksum.
+
+    Raises:
+        PrimusError: The file differs and was removed.
+    """
+    kind, _, expected = file.checksum.partition(":")
+    # Small files are git blobs, whose SHA-1 includes a header with the size.
+    digest = hashlib.sha256() if kind == "sha256" else hashlib.sha1(b"blob %d\0" % file.bytes, usedforsecurity=False)
+    with path.open("rb") as content:
+        while chunk := content.read(CHUNK):
+            digest.update(chunk)
+    if path.stat().st_size != file.bytes or (expected and digest.hexdigest() != expected):
+        path.unlink()
+        raise PrimusError(
+            f"{path}: came damaged from {read_hub_endpoint()}", "run this again; the other files are kept"
+        )
+
+
+def build_stream_url(listing: SplitListing, file: HubFile) -> str:
+    return f"hf://datasets/{listing.repo}@{quote(listing.revision, safe='')}/{file.path}"
