@@ -12,6 +12,7 @@ from primus.statistics import (
     bootstrap_interval,
     bootstrap_ratio,
     choose_block_length,
+    compute_excess_probability,
     compute_mad,
     compute_quantile,
     compute_t_quantile,
@@ -118,6 +119,18 @@ def test_prediction_from_several_runs_allows_for_their_spread() -> None:
         hits += predict_ratio(new, earlier).contains(1.0)
     assert 0.93 <= hits / 1000 <= 0.97
     assert predict_ratio(1.1, [1.0, 1.001, 0.999]).low > 1
+
+
+def test_permutations_allow_for_rare_stalls() -> None:
+    calm, stalling = [1.0] * 60, [1.0] * 60
+    for step in (7, 22, 41, 53):
+        stalling[step] = 3.0
+    assert bootstrap_ratio(stalling, calm, fmean, level=0.9).low > 1
+    assert compute_excess_probability(stalling, calm, fmean, block=1) == pytest.approx(1 / 16, abs=0.03)
+    rng = random.Random(10)
+    slow, fast = ([center + rng.gauss(0, 0.02) for _ in range(60)] for center in (1.05, 1.0))
+    assert compute_excess_probability(slow, fast, fmean) < 0.01
+    assert compute_excess_probability(fast, slow, fmean) > 0.99
 
 
 def test_long_series_are_thinned_to_the_limit() -> None:

@@ -20,7 +20,7 @@ MAX_DEVIATIONS = 10.0
 """Warm-up detection clips values at this multiple of the median absolute deviation: one stall does not end a
 warm-up."""
 
-Statistic = Callable[[Sequence[float]], float]
+Statistic = Callable[[list[float]], float]
 
 
 class Interval(NamedTuple):
@@ -83,7 +83,7 @@ def bootstrap_interval(
     length = choose_block_length(values) if block is None else block
     rng = random.Random(seed)
     found = sorted(statistic(_resample_blocks(values, length, rng)) for _ in range(resamples))
-    return _cut_tails(statistic(values), found, level, len(values) / length)
+    return _cut_tails(statistic(list(values)), found, level, len(values) / length)
 
 
 def bootstrap_ratio(
@@ -108,7 +108,41 @@ def bootstrap_ratio(
         for _ in range(resamples)
     )
     blocks = min(len(numerator) / lengths[0], len(denominator) / lengths[1])
-    return _cut_tails(statistic(numerator) / statistic(denominator), found, level, blocks)
+    return _cut_tails(statistic(list(numerator)) / statistic(list(denominator)), found, level, blocks)
+
+
+def compute_excess_probability(
+    new: Sequence[float],
+    old: Sequence[float],
+    statistic: Statistic,
+    *,
+    block: int | None = None,
+    resamples: int = NUM_RESAMPLES // 2,
+    seed: int = SEED,
+) -> float:
+    """Probability that a statistic of `new` exceeds that of `old` as much by chance (one-sided permutation test).
+
+    Blocks of both series are dealt anew. Unlike the bootstrap this is right for rare events: four stalls in one of two
+    runs have a probability of 1/16, although a resampled run without a stall never has one.
+
+    Args:
+        new: Values that may be larger.
+        old: Values to compare with.
+        statistic: For example `fmean`.
+        block: Length of the blocks that stay together; None to choose it from the autocorrelation.
+        resamples: Number of permutations.
+        seed: Seed of the permutations.
+    """
+    length = max(map(choose_block_length, (new, old))) if block is None else block
+    blocks = [values[first : first + length] for values in (new, old) for first in range(0, len(values), length)]
+    observed = statistic(list(new)) - statistic(list(old))
+    rng = random.Random(seed)
+    count = 1
+    for _ in range(resamples):
+        rng.shuffle(blocks)
+        values = [value for part in blocks for value in part]
+        count += statistic(values[: len(new)]) - statistic(values[len(new) :]) >= observed
+    return count / (resamples + 1)
 
 
 def choose_block_length(values: Sequence[float]) -> int:
@@ -169,7 +203,7 @@ def thin_series(values: Sequence[float], statistic: Statistic, limit: int = MAX_
     size = math.ceil(len(values) / limit)
     if size <= 1:
         return list(values)
-    return [statistic(values[first : first + size]) for first in range(0, len(values) - size + 1, size)]
+    return [statistic(list(values[first : first + size])) for first in range(0, len(values) - size + 1, size)]
 
 
 def predict_ratio(value: float, others: Sequence[float], *, level: float = 0.95) -> Interval:
@@ -227,7 +261,7 @@ def _resample_blocks(values: Sequence[float], length: int, rng: random.Random) -
     circle = [*values, *values[:length]]
     found: list[float] = []
     while len(found) < n:
-        start = rng.randrange(n)
+        start = int(rng.random() * n)  # five times as fast as randrange
         found += circle[start : start + length]
     return found[:n]
 

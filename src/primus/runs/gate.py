@@ -1,0 +1,247 @@
+"""Compare the speed and losses of a run with its baseline runs by statistical tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, median
+from typing import Literal, NamedTuple
+
+from msgspec import Struct, structs
+
+from primus.errors import UsageError
+from primus.runs.run_steps import RunSteps, is_rate
+from primus.statistics import (
+    Statistic,
+    bootstrap_ratio,
+    compute_excess_probability,
+    find_steady_window,
+    predict_ratio,
+    thin_series,
+)
+
+MIN_STEPS = 10
+"""Fewest steady steps that are compared."""
+RUNS_FOR_SPREAD = 3
+"""Number of baseline runs from which their spread is estimated; with two, the interval of t is useless."""
+LEVEL = 0.95
+RESAMPLES = 1000
+COMPARED: dict[str, Statistic] = {"median step": median, "all steps": fmean}
+"""The median ignores single slow steps, the mean finds them: a stall in every tenth step changes only the mean."""
+
+Verdict = Literal["same", "slower", "faster", "inconclusive"]
+
+
+class SteadySteps(NamedTuple):
+    """Costs of the steps after the warm-up of each attempt."""
+
+    costs: list[float]
+    num_warm_up: int
+    is_steady: bool
+
+
+class CostChange(Struct, frozen=True, kw_only=True):
+    """Relative change of a cost against the baseline; positive is slower."""
+
+    of: str
+    """`median step` or `all steps`."""
+    change: float
+    low: float
+    high: float
+    """Bounds of the interval."""
+    chance: float | None = None
+    """Probability of such a slowdown by chance in a permutation test; None where the interval decides."""
+
+    def is_slowdown(self, tolerance: float) -> bool:
+        """Whether the interval is above 0 and the change more than half of `tolerance`."""
+        return self.low > 0 and self.change > tolerance / 2
+
+    def is_chance(self) -> bool:
+        """Whether a permutation test finds that equal runs often differ as much."""
+        return self.chance is not None and self.chance > (1 - LEVEL) / 2
+
+
+class SpeedComparison(Struct, frozen=True, kw_only=True):
+    """The speed of a run against its baseline."""
+
+    metric: str
+    tolerance: float
+    run_value: float
+    """Median over the steady steps."""
+    baseline_value: float
+    changes: list[CostChange]
+    verdict: Verdict
+    num_steps: int
+    """Steady steps of the run."""
+    num_warm_up: int
+    """Steps before, which are excluded."""
+    baseline_steps: list[int]
+    """Steady steps of each baseline run."""
+    is_steady: bool
+    """False if the speed of a run still changes in the second half of its steps."""
+    wanted_steps: int | None = None
+    """Estimated number of steady steps for an answer, if the verdict is inconclusive."""
+
+
+class LossComparison(Struct, frozen=True, kw_only=True):
+    """The losses of a run against a baseline run, step by step."""
+
+    tolerance: float
+    """Largest relative difference that is accepted."""
+    common_steps: int
+    num_above: int
+    """Steps above the tolerance."""
+    first_above: int | None = None
+    largest: float = 0.0
+    """Largest relative difference."""
+    largest_step: int | None = None
+    not_finite: list[int] = []
+    """Steps at which only the run's loss is not finite."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all losses are within the tolerance."""
+        return not self.num_above and not self.not_finite
+
+
+def compare_speed(run: RunSteps, baselines: Sequence[RunSteps], metric: str, tolerance: float) -> SpeedComparison:
+    """Test whether the steady steps of `run` are slower.
+
+    The run is slower if, for the median or for the mean of its steps, the change is not chance and more than half of
+    `tolerance`. Half, because the decision is between no change and a change of
+    `tolerance`: both errors are then equally rare.
+
+    Raises:
+        UsageError: The metric is unknown, or a run has too few steps.
+        PrimusError: A value of the metric is missing.
+    """
+    new = select_steady_steps(run, metric)
+    old = [select_steady_steps(baseline, metric) for baseline in baselines]
+    changes = [_estimate_change(name, statistic, new, old, tolerance) for name, statistic in COMPARED.items()]
+    typical = changes[0]
+    verdict: Verdict = "same"
+    if any(change.is_slowdown(tolerance) and not change.is_chance() for change in changes):
+        verdict = "slower"
+    elif typical.high > tolerance:
+        verdict = "inconclusive"
+    elif typical.high < 0 and typical.change < -tolerance / 2:
+        verdict = "faster"
+    return SpeedComparison(
+        metric=metric,
+        tolerance=tolerance,
+        run_value=_read_median(run, metric, new),
+        baseline_value=median(_read_median(each, metric, steps) for each, steps in zip(baselines, old, strict=True)),
+        changes=changes,
+        verdict=verdict,
+        num_steps=len(new.costs),
+        num_warm_up=new.num_warm_up,
+        baseline_steps=[len(each.costs) for each in old],
+        is_steady=all(each.is_steady for each in (new, *old)),
+        wanted_steps=_estimate_wanted_steps(typical, len(new.costs), tolerance) if verdict == "inconclusive" else None,
+    )
+
+
+def compare_losses(run: RunSteps, baseline: RunSteps, tolerance: float) -> LossComparison:
+    """Compare the losses of the common steps.
+
+    Raises:
+        UsageError: The runs trained something else, so that their losses are not comparable, or have no common step.
+    """
+    for key in ("parameters", "seq_length", "global_batch_size", "data_fingerprint"):
+        ours, theirs = run.training.get(key), baseline.training.get(key)
+        if ours != theirs:
+            raise UsageError(
+                f"the losses are not comparable: {key} is {ours} in {run.run}, {theirs} in {baseline.run}",
+                "choose a baseline of the same training, or compare speed only: --loss-tolerance off",
+            )
+    pairs = {
+        step: (ours, theirs)
+        for (step, ours), theirs in zip(_read_losses(run).items(), _align_losses(run, baseline), strict=True)
+        if theirs is not None
+    }
+    if not pairs:
+        raise UsageError(
+            f"runs {run.run} and {baseline.run} have no common step with a finite loss in the baseline",
+            "choose another baseline, or compare speed only: --loss-tolerance off",
+        )
+    finite = {step: (ours, theirs) for step, (ours, theirs) in pairs.items() if ours is not None}
+    gaps = {step: abs(ours - theirs) / max(abs(ours), abs(theirs), 1e-12) for step, (ours, theirs) in finite.items()}
+    above = [step for step, gap in gaps.items() if gap > tolerance]
+    largest = max(gaps, key=gaps.__getitem__, default=None)
+    return LossComparison(
+        tolerance=tolerance,
+        common_steps=len(pairs),
+        num_above=len(above),
+        first_above=above[0] if above else None,
+        largest=gaps[largest] if largest is not None else 0.0,
+        largest_step=largest,
+        not_finite=[step for step, (ours, _) in pairs.items() if ours is None],
+    )
+
+
+def select_steady_steps(run: RunSteps, metric: str) -> SteadySteps:
+    """The costs after the warm-up of each attempt; the first step, which may compile, is never among them.
+
+    Raises:
+        UsageError: Fewer than `MIN_STEPS` remain.
+    """
+    attempts = run.read_costs(metric)
+    costs: list[float] = []
+    is_steady = True
+    for attempt in attempts:
+        window = find_steady_window(attempt[1:])
+        costs += attempt[1 + window.start :]
+        is_steady = is_steady and window.is_steady
+    num_warm_up = sum(map(len, attempts)) - len(costs)
+    if len(costs) < MIN_STEPS:
+        raise UsageError(
+            f"run {run.run} has {len(costs)} steady steps after {num_warm_up} of warm-up; the gate needs {MIN_STEPS}",
+            f"train longer, for example --train_iters {2 * (MIN_STEPS + num_warm_up)}",
+        )
+    return SteadySteps(costs, num_warm_up, is_steady)
+
+
+def list_differences(run: RunSteps, baseline: RunSteps) -> list[str]:
+    """What differs between two runs besides speed and losses, as text."""
+    pairs = [(key, run.training.get(key), baseline.training.get(key)) for key in run.training]
+    pairs += [(name, version, baseline.versions.get(name)) for name, version in run.versions.items()]
+    return [f"{name}: {theirs} -> {ours}" for name, ours, theirs in pairs if ours != theirs]
+
+
+def _estimate_change(
+    name: str, statistic: Statistic, new: SteadySteps, old: Sequence[SteadySteps], tolerance: float
+) -> CostChange:
+    # Two tests at 97.5 % each together raise at most as many false alarms as one at 95 %.
+    level = 1 - (1 - LEVEL) / len(COMPARED)
+    pooled = [cost for steps in old for cost in steps.costs]
+    samples = [thin_series(costs, statistic) for costs in (new.costs, pooled)]
+    found = bootstrap_ratio(samples[0], samples[1], statistic, block=None, level=level, resamples=RESAMPLES)
+    if len(old) < RUNS_FOR_SPREAD:
+        change = CostChange(of=name, change=found.estimate - 1, low=found.low - 1, high=found.high - 1)
+        if not change.is_slowdown(tolerance):
+            return change
+        return structs.replace(change, chance=compute_excess_probability(samples[0], samples[1], statistic))
+    spread = predict_ratio(statistic(new.costs), [statistic(steps.costs) for steps in old], level=level)
+    # The estimate between runs; a change must exceed both the noise of the steps and the spread of the runs.
+    low, high = min(found.low, spread.low), max(found.high, spread.high)
+    return CostChange(of=name, change=spread.estimate - 1, low=low - 1, high=high - 1)
+
+
+def _estimate_wanted_steps(typical: CostChange, num_steps: int, tolerance: float) -> int:
+    """The interval shrinks with the root of the number of steps; wanted is half a tolerance on each side."""
+    reach = (typical.high - typical.low) / 2
+    return max(num_steps + 1, round(num_steps * (2 * reach / tolerance) ** 2))
+
+
+def _read_median(run: RunSteps, metric: str, steps: SteadySteps) -> float:
+    cost = median(steps.costs)
+    return 1 / cost if is_rate(metric) else cost
+
+
+def _read_losses(run: RunSteps) -> dict[int, float | None]:
+    return dict(zip(run.steps, run.columns.get("loss", [None] * len(run.steps)), strict=True))
+
+
+def _align_losses(run: RunSteps, baseline: RunSteps) -> list[float | None]:
+    """The baseline's loss at each step of `run`; None where it has none."""
+    losses = _read_losses(baseline)
+    return [losses.get(step) for step in run.steps]

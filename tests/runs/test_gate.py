@@ -1,0 +1,162 @@
+"""The gate raises few false alarms, catches small slowdowns, and compares losses step by step."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from primus.errors import PrimusError, UsageError
+from primus.runs import gate
+from primus.runs.run_steps import RunSteps
+
+TRIALS = 20
+MAX_ALARMS = 1
+MIN_CAUGHT = 18
+
+
+def generate_step_times(rng: random.Random, n: int = 150, slowdown: float = 0.0) -> list[float]:
+    """Step times with warm-up, correlated noise of 2 %, stalls, and a speed that differs between runs by 0.3 %."""
+    typical = 0.2 * rng.lognormvariate(0, 0.003) * (1 + slowdown)
+    noise, found = 0.0, []
+    for step in range(n):
+        noise = 0.5 * noise + math.sqrt(1 - 0.5**2) * rng.gauss(0, 0.02)
+        warm_up = 4.0 if step == 0 else 0.5 * math.exp(-step / 2)
+        stall = 1.5 if rng.random() < 0.02 else 1.0
+        found.append(typical * (1 + noise + warm_up) * stall)
+    return found
+
+
+def make_steps(
+    times: Sequence[float], run: str = "a", losses: Sequence[float | None] = (), **training: Any
+) -> RunSteps:
+    n = len(times)
+    return RunSteps(
+        run=run,
+        name="night",
+        created=0.0,
+        machine="m",
+        training={"parameters": 7, "seq_length": 64, "global_batch_size": 8, **training},
+        versions={"torch": "2.13.0"},
+        steps=list(range(1, n + 1)),
+        starts=[0],
+        columns={
+            "tokens_per_s": [1000 / time for time in times],
+            "step_time_s": list(times),
+            "loss": list(losses) or [4.0 - 0.01 * step for step in range(n)],
+        },
+    )
+
+
+def count_alarms(compare: Callable[[random.Random], gate.SpeedComparison]) -> int:
+    rng = random.Random(13)
+    return sum(compare(rng).verdict == "slower" for _ in range(TRIALS))
+
+
+def test_two_runs_of_the_same_speed_raise_at_most_one_alarm_in_20() -> None:
+    alarms = count_alarms(
+        lambda rng: gate.compare_speed(
+            make_steps(generate_step_times(rng)), [make_steps(generate_step_times(rng))], "tokens_per_s", 0.03
+        )
+    )
+    assert alarms <= MAX_ALARMS
+
+
+def test_a_slowdown_of_3_percent_is_caught_in_18_of_20() -> None:
+    caught = count_alarms(
+        lambda rng: gate.compare_speed(
+            make_steps(generate_step_times(rng, slowdown=0.03)),
+            [make_steps(generate_step_times(rng))],
+            "tokens_per_s",
+            0.03,
+        )
+    )
+    assert caught >= MIN_CAUGHT
+
+
+def test_a_stall_in_every_tenth_step_is_a_slowdown_although_the_median_is_the_same() -> None:
+    rng = random.Random(1)
+    base, slow = ([0.2 * (1 + rng.gauss(0, 0.01)) for _ in range(120)] for _ in range(2))
+    stalling = [time * (1.4 if step % 10 == 5 else 1.0) for step, time in enumerate(slow)]
+    found = gate.compare_speed(make_steps(stalling), [make_steps(base)], "step_time_s", 0.03)
+    assert found.verdict == "slower"
+    assert abs(found.changes[0].change) < 0.01
+
+
+def test_the_spread_of_several_baseline_runs_keeps_a_normal_run_from_an_alarm() -> None:
+    rng = random.Random(2)
+
+    def make(factor: float) -> RunSteps:
+        return make_steps([0.2 * factor * (1 + rng.gauss(0, 0.002)) for _ in range(60)], run=f"run-{factor}")
+
+    judged, baselines = make(1.03), [make(factor) for factor in (0.97, 1.0, 1.02, 0.98, 1.03)]
+    assert gate.compare_speed(judged, baselines[:1], "step_time_s", 0.03).verdict == "slower"
+    assert gate.compare_speed(judged, baselines, "step_time_s", 0.03).verdict != "slower"
+    assert gate.compare_speed(make(1.2), baselines, "step_time_s", 0.03).verdict == "slower"
+
+
+def test_a_run_that_is_too_noisy_for_an_answer_says_how_many_steps_it_needs() -> None:
+    rng = random.Random(3)
+    runs = [make_steps([0.2 * rng.lognormvariate(0, 0.3) for _ in range(20)]) for _ in range(2)]
+    found = gate.compare_speed(runs[0], runs[1:], "step_time_s", 0.03)
+    assert found.verdict == "inconclusive"
+    assert found.wanted_steps is not None and found.wanted_steps > 100
+
+
+def test_a_faster_run_is_faster() -> None:
+    rng = random.Random(4)
+    found = gate.compare_speed(
+        make_steps(generate_step_times(rng, slowdown=-0.1)),
+        [make_steps(generate_step_times(rng))],
+        "tokens_per_s",
+        0.03,
+    )
+    assert found.verdict == "faster"
+    assert found.run_value > found.baseline_value
+
+
+def test_warm_up_of_every_attempt_is_excluded() -> None:
+    rng = random.Random(5)
+    first, second = generate_step_times(rng, 60), generate_step_times(rng, 60)
+    restarted = structs.replace(make_steps([*first, *second]), starts=[0, 60])
+    steady = gate.select_steady_steps(restarted, "step_time_s")
+    assert max(steady.costs) < 0.5
+    assert steady.num_warm_up >= 4
+
+
+def test_too_few_steps_and_metrics_that_measure_no_speed_are_one_message() -> None:
+    run = make_steps([0.2] * 8)
+    with pytest.raises(UsageError, match=r"7 steady steps after 1 of warm-up; the gate needs 10"):
+        gate.compare_speed(run, [run], "tokens_per_s", 0.03)
+    with pytest.raises(UsageError, match="did you mean 'tokens_per_s'"):
+        gate.compare_speed(run, [run], "token_per_s", 0.03)
+    with pytest.raises(UsageError, match="'loss' is neither a rate nor a cost"):
+        gate.compare_speed(run, [run], "loss", 0.03)
+    broken = make_steps([0.2] * 30)
+    broken.columns["step_time_s"][12] = None
+    with pytest.raises(PrimusError, match="step_time_s is missing or not positive at step 13"):
+        gate.compare_speed(broken, [run], "step_time_s", 0.03)
+
+
+def test_losses_are_compared_at_their_steps() -> None:
+    times, losses = [0.2] * 5, [4.0, 3.0, 2.0, 1.5, 1.0]
+    base = make_steps(times, "b", losses)
+    assert gate.compare_losses(make_steps(times, "a", losses), base, 1e-3).is_equal
+    changed = gate.compare_losses(make_steps(times, "a", [4.0, 3.0, 2.01, 1.5, 1.0]), base, 1e-3)
+    assert (changed.first_above, changed.num_above, changed.largest_step) == (3, 1, 3)
+    assert changed.largest == pytest.approx(0.01 / 2.01)
+    broken = gate.compare_losses(make_steps(times, "a", [4.0, 3.0, 2.0, None, 1.0]), base, 1e-3)
+    assert broken.not_finite == [4] and not broken.is_equal
+
+
+def test_losses_of_other_data_are_not_compared() -> None:
+    run, other = make_steps([0.2] * 5), make_steps([0.2] * 5, "b", global_batch_size=16)
+    with pytest.raises(UsageError, match="global_batch_size is 8 in a, 16 in b"):
+        gate.compare_losses(run, other, 1e-3)
+    empty = make_steps([0.2] * 5, "b", [None] * 5)
+    with pytest.raises(UsageError, match="no common step"):
+        gate.compare_losses(run, empty, 1e-3)
