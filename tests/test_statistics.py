@@ -86,6 +86,12 @@ def test_block_length_grows_with_the_autocorrelation() -> None:
     assert choose_block_length([1.0] * 50) == 1
 
 
+def test_stalls_do_not_hide_the_autocorrelation() -> None:
+    rng = random.Random(11)
+    stalling = [value * (1.5 if rng.random() < 0.03 else 1) for value in generate_series(rng, 300, 0.9)]
+    assert choose_block_length(stalling) > 8
+
+
 def test_the_same_values_give_the_same_interval() -> None:
     values = generate_series(random.Random(6), 40, 0.3)
     assert bootstrap_interval(values) == bootstrap_interval(values)

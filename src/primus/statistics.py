@@ -19,6 +19,8 @@ seconds."""
 MAX_DEVIATIONS = 10.0
 """Warm-up detection clips values at this multiple of the median absolute deviation: one stall does not end a
 warm-up."""
+MAX_CORRELATED = 4.0
+"""The same for the autocorrelation; 2.7 standard deviations of normal values."""
 
 Statistic = Callable[[list[float]], float]
 
@@ -155,7 +157,8 @@ def choose_block_length(values: Sequence[float]) -> int:
     if n < 8:
         return 1
     longest_lag = min(n // 2, math.ceil(math.sqrt(n)) + 10)
-    covariances = _compute_autocovariances(values, longest_lag)
+    # Stalls are most of the variance and independent of each other; unclipped, they hide the correlation of the rest.
+    covariances = _compute_autocovariances(_clip_outliers(values, MAX_CORRELATED), longest_lag)
     if covariances[0] <= 0:
         return 1
     # The first lag after which several correlations in a row are indistinguishable from 0.
@@ -183,8 +186,7 @@ def find_steady_window(values: Sequence[float]) -> SteadyWindow:
         return SteadyWindow(0, True)
     late = values[n // 2 :]
     center = median(late)
-    reach = MAX_DEVIATIONS * max(compute_mad(late), 1e-6 * abs(center))
-    clipped = [min(max(value, center - reach), center + reach) for value in values]
+    clipped = _clip_outliers(values, MAX_DEVIATIONS, late)
     total, squares = 0.0, 0.0
     errors: dict[int, float] = {}
     for start in range(n - 1, -1, -1):
@@ -276,6 +278,14 @@ def _cut_tails(estimate: float, ordered: Sequence[float], level: float, blocks: 
     quantile = compute_t_quantile((1 + level) / 2, freedom) * math.sqrt((freedom + 1) / freedom)
     tail = NormalDist().cdf(-quantile)
     return Interval(estimate, compute_quantile(ordered, tail), compute_quantile(ordered, 1 - tail), level)
+
+
+def _clip_outliers(values: Sequence[float], deviations: float, typical: Sequence[float] | None = None) -> list[float]:
+    """Values within `deviations` median absolute deviations of the median, both of `typical`."""
+    typical = values if typical is None else typical
+    center = median(typical)
+    reach = deviations * max(compute_mad(typical), 1e-6 * abs(center))
+    return [min(max(value, center - reach), center + reach) for value in values]
 
 
 def _compute_autocovariances(values: Sequence[float], longest_lag: int) -> list[float]:

@@ -57,7 +57,7 @@ class CostChange(Struct, frozen=True, kw_only=True):
 
     def is_chance(self) -> bool:
         """Whether a permutation test finds that equal runs often differ as much."""
-        return self.chance is not None and self.chance > (1 - LEVEL) / 2
+        return self.chance is not None and self.chance > (1 - LEVEL) / 2 / len(COMPARED)
 
 
 class SpeedComparison(Struct, frozen=True, kw_only=True):
