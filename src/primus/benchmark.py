@@ -21,6 +21,8 @@ from primus.machine.measurements import Telemetry, Timing
 if TYPE_CHECKING:
     import torch
 
+    from primus.task import TaskContext
+
 Mode = Literal["steady", "cold", "warm"]
 """State of the last-level cache at each call: ``steady`` rotates operands in back-to-back calls, ``cold`` also empties
 the cache before each call, ``warm`` repeats the call on the same operands."""
@@ -250,10 +252,18 @@ class Benchmark(Protocol):
         help."""
         ...
 
+    @optional
     def measure(self, options: Any, context: BenchmarkContext, /) -> Iterable[BenchmarkRow]:
         """Yield the rows of this rank. Called in every worker process. All ranks run the same cases in the same order;
-        rows of a group of ranks are yielded by the group's first rank only."""
-        ...
+        rows of a group of ranks are yielded by the group's first rank only. Required without `measure_launches`."""
+        raise NotImplementedError
+
+    @property
+    @optional
+    def measure_launches(self) -> Callable[[Any, TaskContext], Iterable[BenchmarkRow]] | None:
+        """Function `measure_launches(options, context)` that yields rows by launching runs of its own, in the place of
+        workers and `measure`. Called on the control plane. Default: None; workers are started."""
+        return None
 
     @optional
     def check_options(self, options: Any, /) -> None:
@@ -262,7 +272,7 @@ class Benchmark(Protocol):
         return None
 
 
-BENCHMARKS = PlugInKind[Benchmark]("benchmarks", Benchmark)
+BENCHMARKS = PlugInKind[Benchmark]("benchmarks", Benchmark, one_of=("measure", "measure_launches"))
 
 _RANGE = re.compile(r"(?P<first>\d{1,15}):(?P<last>\d{1,15})(?::(?P<kind>[x+]?)(?P<step>\d{1,15}))?", re.ASCII)
 _SIZE = re.compile(r"\d{1,15}", re.ASCII)

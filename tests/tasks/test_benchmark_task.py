@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fakes import cli
 from primus import registry
+from primus.benchmark import BENCHMARKS
 
 TINY = ("-M", "16:32:x2", "-N", "16", "-K", "8", "--quick", "--device", "cpu", "--duration", "0.2")
 
@@ -118,3 +120,78 @@ def test_attention_and_memory_report_failures_as_rows(tmp_path: Path) -> None:
     assert [(row["case"]["kernel"], row["wrong"]) for row in rows] == [
         (name, 0) for name in ("copy", "mul", "add", "triad", "dot")
     ]
+
+
+def measure_rows(folder: Path, *words: str) -> list[dict[str, Any]]:
+    """The rows of a brief measurement by one process."""
+    command = (
+        "direct",
+        "--single",
+        "--",
+        "benchmark",
+        *words,
+        "--quick",
+        "--device",
+        "cpu",
+        "--duration",
+        "0.1",
+        "--json",
+    )
+    done = cli.run(*command, cwd=folder, timeout_s=240, XDG_STATE_HOME=str(folder))
+    assert done.returncode == 0, done.stderr
+    rows: list[dict[str, Any]] = json.loads(done.stdout)["result"]["ranks"][0]["rows"]
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("words", "column", "found"),
+    [
+        (
+            ("storage", "--size-mib", "1", "--block-kib", "256"),
+            "pattern",
+            ["sequential_write", "sequential_read", "random_write", "random_read"],
+        ),
+        (("dataloader", "--seqlen", "64", "--workers", "0,1"), "workers", [0, 1]),
+        (("checkpoint", "--size-mib", "1"), "direction", ["write", "read"]),
+        (
+            ("grouped-gemm", "--experts", "3", "--tokens", "40", "-K", "16", "-N", "24", "--skew", "1"),
+            "kind",
+            ["grouped", "one by one"],
+        ),
+    ],
+)
+def test_the_other_benchmarks_measure_every_case(
+    tmp_path: Path, words: tuple[str, ...], column: str, found: list[object]
+) -> None:
+    rows = measure_rows(tmp_path, *words)
+    assert [row["case"][column] for row in rows] == found
+    assert all(row["value"] > 0 and not row["problem"] for row in rows)
+    assert [path.name for path in (tmp_path / "output").iterdir() if path.name.startswith(".")] == []
+
+
+def test_the_products_of_a_layer_are_summed_by_direction(tmp_path: Path) -> None:
+    shape = ("--hidden-size", "16", "--intermediate-size", "24", "--num-attention-heads", "2", "--seqlen", "8")
+    more = ("--num-key-value-heads", "1", "--head-dim", "8", "--vocab-size", "40", "--dtype", "fp32")
+    rows = measure_rows(tmp_path, "gemm-dense", *shape, *more)
+    products = [row for row in rows if "M" in row["case"]]
+    # AMD-AGI/Primus labels milliseconds as seconds: here the unit is in the name of the figure.
+    total = next(row for row in rows if (row["case"]["product"], row["case"]["direction"]) == ("layer", "all"))
+    assert [row["case"]["product"] for row in products[::3]] == [
+        "qkv",
+        "attention_out",
+        "gate_up",
+        "down",
+        "output_head",
+    ]
+    assert total["flop"] == sum(row["flop"] for row in products if row["case"]["product"] != "output_head")
+    seconds = sum(row["timing"]["median_s"] for row in products if row["case"]["product"] != "output_head")
+    assert total["figures"]["layer_us"] == pytest.approx(seconds * 1e6)
+
+
+def test_training_is_reported_after_its_warm_up() -> None:
+    train = registry.load_plug_in(BENCHMARKS, "train")
+    steps = [5.0, 2.0, 1.5] + [1.0, 1.01, 0.99, 1.0] * 5
+    row = train.summarise_steps(steps, 4096.0, {})
+    assert row.value == pytest.approx(4096.0)
+    assert row.figures["warm_up_steps"] >= 3
+    assert "0 steps" not in row.problem and train.summarise_steps([1.0, 1.0], 1.0, {}).value is None

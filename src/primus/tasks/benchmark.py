@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -62,13 +63,16 @@ def prepare(options: BenchmarkOptions, context: TaskContext) -> LaunchJob | None
     if options.benchmark == LIST:
         return None
     name = find_benchmark_name(options.benchmark)
-    registry.load_plug_in(BENCHMARKS, name).check_options(options)
+    plug_in = registry.load_plug_in(BENCHMARKS, name)
+    plug_in.check_options(options)
     parse_share(options.precision, "--precision")
     # Before anything is measured: a wrong file must not cost the measurement.
     for path in options.output_file:
         if path != "-":
             benchmark_files.find_suffix(path)
     _read_baseline(options, context.environ)
+    if plug_in.measure_launches:
+        return None
     plan = BenchmarkPlan(benchmark=name, options=msgspec.to_builtins(options), writes_to_console=not context.json)
     device: Literal["cpu"] | None = "cpu" if options.device == "cpu" else None
     return LaunchJob(
@@ -85,21 +89,47 @@ def work(attempt: Attempt) -> None:
 
 def run(options: BenchmarkOptions, context: TaskContext) -> int:
     """Measure, report, compare with the baseline; returns 3 if a row is slower, 1 if no case could be measured."""
-    if context.launch is None:
+    if options.benchmark == LIST:
         return _list_benchmarks(context)
     baseline = _read_baseline(options, context.environ)
-    started = time.time()
-    run_folder, outcome = context.launch()
-    if context.layout and context.layout.node_rank:  # node 0 has the results of all ranks
-        return outcome.exit_code or EXIT_OK
-    result = _read_result(run_folder, outcome, options, started, context)
+    outcome, folder, started = RunOutcome(state="done"), None, time.time()
+    if context.launch is None:
+        result = _measure_launches(options, started, context)
+    else:
+        run_folder, outcome = context.launch()
+        if context.layout and context.layout.node_rank:  # node 0 has the results of all ranks
+            return outcome.exit_code or EXIT_OK
+        folder = run_folder.directory
+        result = _read_result(run_folder, outcome, options, started, context)
     found = compare_records(baseline, list_records(result), _read_tolerance(options)) if baseline else []
-    _report_result(result, found, options, context, run_folder)
+    _report_result(result, found, options, context, folder)
     if outcome.state != "done" or result.problem:
         print(f"primus-cli: {result.problem or outcome.reason}", file=sys.stderr)
         return outcome.exit_code or EXIT_FAILED
     benchmark_history.keep_result(result, context.environ)
     return _judge_rows(result, found)
+
+
+def _measure_launches(options: BenchmarkOptions, started: float, context: TaskContext) -> BenchmarkResult:
+    """The result of a benchmark that launches runs of its own."""
+    name = find_benchmark_name(options.benchmark)
+    measure = registry.load_plug_in(BENCHMARKS, name).measure_launches
+    assert measure is not None
+    rank = BenchmarkRank(
+        rank=0,
+        host=socket.gethostname(),
+        device="",
+        device_name="",
+        rows=tuple(measure(options, context)),
+        is_complete=True,
+    )
+    return BenchmarkResult(
+        benchmark=name,
+        options=msgspec.to_builtins(options),
+        started=started,
+        duration_s=time.time() - started,
+        ranks=(rank,),
+    )
 
 
 def _judge_rows(result: BenchmarkResult, found: Sequence[RowComparison]) -> int:
@@ -171,15 +201,15 @@ def _report_result(
     found: Sequence[RowComparison],
     options: BenchmarkOptions,
     context: TaskContext,
-    run_folder: Run,
+    folder: Path | None,
 ) -> None:
     text = format_result_table(result)
     if "-" in options.output_file:
         text = benchmark_files.format_markdown(result)
     if found:
         text = f"{text}\n{format_comparison(found, _read_tolerance(options))}"
-    context.result({"result": result, "comparison": found, "run": str(run_folder.directory)}, text)
-    page = str(run_folder.directory / "report/benchmark.html")
+    context.result({"result": result, "comparison": found, "run": str(folder) if folder else None}, text)
+    page = str(folder / "report/benchmark.html") if folder else "-"
     for path in (*options.output_file, page):
         if path != "-":
             benchmark_files.write_result(result, path, format_page, appends=options.append and path != page)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from primus.engine_keys import FILE_NAME, KeyDifference, list_key_differences, r
 from primus.engines.choice import INSTALL_VARIABLE, choose_engine
 from primus.errors import EXIT_FAILED, PrimusError
 from primus.experiment import resolve_experiment
+from primus.launch.child_run import ChildRun, train_in_child
 from primus.runs import events
 from primus.runs.store import Run
 from primus.task import TaskContext
@@ -26,8 +24,6 @@ from primus.tasks.compare._parity import EngineSteps
 
 RECORD_VARIABLE = "PRIMUS_RECORD_BATCHES"
 """As in primus.session.batch_record, which imports numpy."""
-FIRST_LINES = '{\n  "run"'
-"""Beginning of the JSON of `train pretrain --json`."""
 
 
 def take_steps(engine: str, file: Path, overrides: Sequence[str], context: TaskContext) -> EngineSteps:
@@ -46,7 +42,8 @@ def take_steps(engine: str, file: Path, overrides: Sequence[str], context: TaskC
         return EngineSteps(
             engine=engine, problem=error.problem, hint=error.hint, exit_code=error.exit_code, settings=settings
         )
-    return _read_result(engine, settings, *_launch_run(file, words, environ, context))
+    nproc = context.layout.nproc if context.layout else None
+    return _read_result(engine, settings, train_in_child(file, words, {**environ, RECORD_VARIABLE: "1"}, nproc))
 
 
 def find_settings(engine: str, trainer: Trainer) -> list[KeyDifference]:
@@ -57,31 +54,8 @@ def find_settings(engine: str, trainer: Trainer) -> list[KeyDifference]:
     return list_key_differences(read_key_rules(file.parent), trainer)
 
 
-def _launch_run(
-    file: Path, words: Sequence[str], environ: Mapping[str, str], context: TaskContext
-) -> tuple[dict[str, Any], str, int]:
-    """Train by the launcher; gives what it prints, the last lines of its errors, and its exit code."""
-    nproc = ["--nproc", str(context.layout.nproc)] if context.layout else []
-    command = [sys.executable, "-m", "primus", "direct", *nproc, "--", "train", "pretrain", "--config", str(file)]
-    done = subprocess.run(
-        [*command, *words, "--json"],
-        env={**os.environ, **environ, RECORD_VARIABLE: "1"},
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    try:
-        # After the lines of the training, which may contain braces.
-        printed = msgspec.json.decode(done.stdout[max(0, done.stdout.rfind(FIRST_LINES)) :], type=dict[str, Any])
-    except msgspec.MsgspecError:
-        printed = {}
-    return printed, done.stderr, done.returncode
-
-
-def _read_result(
-    engine: str, settings: list[KeyDifference], printed: Mapping[str, Any], errors: str, code: int
-) -> EngineSteps:
+def _read_result(engine: str, settings: list[KeyDifference], child: ChildRun) -> EngineSteps:
+    printed, errors, code = child
     if "run" not in printed:
         lines = [line.removeprefix("primus-cli: ") for line in errors.strip().splitlines()] or [f"exit code {code}"]
         return EngineSteps(engine=engine, problem=lines[-1], exit_code=code or EXIT_FAILED, settings=settings)
