@@ -136,6 +136,21 @@ def test_the_user_selects_patches_by_name(folder: Path) -> None:
     assert caught.value.problem == f"$PRIMUS_PATCHES: patch 'range' cannot be applied: {here}"
 
 
+def test_a_checkout_is_patched_by_its_own_version(folder: Path) -> None:
+    checkout = folder.parent / "checkout"
+    (checkout / "small/core").mkdir(parents=True)
+    (checkout / "small/core/__init__.py").touch()
+    (checkout / "small/core/package_info.py").write_text("MAJOR = 0\nMINOR = 17\nPATCH = 1\n")
+    write(folder, "inside", target="no-distribution", versions=">=0.17,<0.18")
+    write(folder, "outside", target="no-distribution", versions=">=0.18")
+    for name in ("inside", "outside"):
+        file = folder / f"{name}.py"
+        file.write_text(file.read_text().replace("backend=None", "module='small.core'"))
+    found = {choice.name: choice for choice in patch.choose_patches({}, folders=[str(checkout)])}
+    assert found["inside"].state == "applies" and found["inside"].installed == "0.17.1"
+    assert found["outside"].state == "out of range"
+
+
 def run(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
     return cli.run(*words, cwd=folder.parents[1], PRIMUS_PLUGINS=f"{folder.parent}:{cli.PLUGINS}", **env)
 

@@ -45,6 +45,8 @@ class Patch(Struct, frozen=True, kw_only=True):
     """Upstream issue or change."""
     expires: date
     """Day after which the patch is reported: check then whether it is still needed."""
+    module: str = ""
+    """Import name of a target that a checkout may provide without a distribution: ``megatron.core``."""
     backend: str | None = None
     """The only backend that needs it; None for all."""
     priority: int = 50
@@ -143,7 +145,7 @@ def _choose_patch(
 ) -> PatchChoice:
     plug_in = registry.load_plug_in(PATCHES, name)
     patch = plug_in.PATCH
-    installed = _find_installed_version(patch.target, folders)
+    installed = _find_installed_version(patch, folders)
     state = _decide_state(patch, installed, backend, today)
     if state not in REFUSED and not plug_in.needed():
         state = "not needed"
@@ -170,11 +172,12 @@ def _why_not(choice: PatchChoice) -> str:
     return reasons[choice.state]
 
 
-def _find_installed_version(target: str, folders: Sequence[str] | None) -> str | None:
-    from importlib.metadata import distributions
+def _find_installed_version(patch: Patch, folders: Sequence[str] | None) -> str | None:
+    from primus.site_folders import find_distribution, find_version
 
     path = sys.path if folders is None else list(folders)
-    return next((each.version for each in distributions(name=target, path=path) if each.version), None)
+    # A checkout has no distribution, and is imported before one that is installed.
+    return find_version(patch.target, patch.module, path) if patch.module else find_distribution(patch.target, path)
 
 
 def apply_patch(choice: PatchChoice) -> None:

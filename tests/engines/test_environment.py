@@ -16,7 +16,7 @@ import pytest
 
 from fakes import cli
 from fakes.engine_wheels import make_engine_wheels, make_wheel, offline_variables, write_engine_plug_ins
-from primus.engines.site_folders import list_import_folders, list_package_versions
+from primus.site_folders import list_import_folders, list_package_versions
 
 pytestmark = pytest.mark.slow  # each test starts pip
 

@@ -12,9 +12,9 @@ from engine_python import find_engine, why_not_installed
 from primus import registry
 from primus.engines.installation import environment_python, find_installation, list_installations
 from primus.engines.requirement import EngineRequirement, list_engines, read_engine
-from primus.engines.site_folders import find_version, list_import_folders, list_package_versions
 from primus.errors import UsageError
 from primus.patch import includes_version
+from primus.site_folders import find_version, list_import_folders, list_package_versions
 
 SITE = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 ENGINE = EngineRequirement(

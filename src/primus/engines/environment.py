@@ -40,8 +40,8 @@ from primus.engines.installation import (
     read_record,
 )
 from primus.engines.requirement import EnginePackages, EngineRequirement
-from primus.engines.site_folders import find_module_folder, list_import_folders, list_package_versions
 from primus.errors import UnfitError
+from primus.site_folders import find_module_folder, list_import_folders, list_package_versions
 
 SHARED_FILE = "primus-shared.pth"
 LOCK_TIMEOUT_S = 1800.0

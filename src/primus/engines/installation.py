@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from primus.engines.requirement import EnginePackages, EngineRequirement
-from primus.engines.site_folders import find_module_folder, find_version, list_import_folders
+from primus.site_folders import find_module_folder, find_version, list_import_folders
 
 FOLDER_VARIABLE = "PRIMUS_ENGINES"
 """Variable that names the folder of the environments, for example on a shared file system."""

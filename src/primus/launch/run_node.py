@@ -25,7 +25,6 @@ from pathlib import Path
 from msgspec import structs
 
 from primus.engines.installation import find_environment, list_installation_folders
-from primus.engines.site_folders import list_package_versions
 from primus.errors import PrimusError
 from primus.launch import plan, run_folder, show
 from primus.launch.hooks import discovery, runner
@@ -45,6 +44,7 @@ from primus.runs import patch_records, snapshot
 from primus.runs.events import EventLog
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Run, RunOutcome
+from primus.site_folders import list_package_versions
 
 RENDEZVOUS_TIMEOUT_S = 600.0
 """Time for all nodes to join, without that of hooks: nodes may be started manually, or pull an image first."""

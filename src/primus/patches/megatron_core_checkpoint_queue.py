@@ -14,6 +14,7 @@ from primus.patch import Patch
 
 PATCH = Patch(
     target="megatron-core",
+    module="megatron.core",
     versions=">=0.16,<0.20",
     reason="each process starts a server process for the results of its writers",
     link="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/dist_checkpointing/strategies/filesystem_async.py#L51",

@@ -20,6 +20,7 @@ from primus.patch import Patch
 
 PATCH = Patch(
     target="megatron-core",
+    module="megatron.core",
     versions=">=0.16,<0.20",
     reason="megatron-core names CUDA devices in its code, so nothing trains on a CPU",
     link="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/pipeline_parallel/schedules.py#L596",

@@ -15,6 +15,7 @@ from primus.patch import Patch
 
 PATCH = Patch(
     target="megatron-core",
+    module="megatron.core",
     versions=">=0.16,<0.20",
     reason="without Transformer Engine the router fails on a missing name, and the distributed optimizer cannot resume",
     link="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/distrib_optimizer.py#L936",

@@ -14,6 +14,7 @@ from primus.patch import Patch, includes_version
 
 PATCH = Patch(
     target="torchtitan",
+    module="torchtitan",
     versions=">=0.3,<0.4",
     reason="torchtitan 0.3 gives pipeline schedules micro batches, which torch before 2.14 splits again",
     link="https://github.com/pytorch/pytorch/pull/188500",

@@ -15,6 +15,7 @@ from primus.patch import Patch
 
 PATCH = Patch(
     target="torchtitan",
+    module="torchtitan",
     versions=">=0.3,<0.4",
     reason="torchtitan takes the device for a CUDA GPU where there is none, and reads its memory",
     link="https://github.com/pytorch/torchtitan/blob/main/torchtitan/tools/utils.py",

@@ -16,9 +16,9 @@ from primus.engines.installation import (
     list_installations,
 )
 from primus.engines.requirement import EngineRequirement, list_engines
-from primus.engines.site_folders import find_module_folder, find_version
 from primus.patch import includes_version
 from primus.report import table
+from primus.site_folders import find_module_folder, find_version
 from primus.task import TaskContext
 
 SHARED_VARIABLES = ("BACKEND_PATH", "PRIMUS_PATH")

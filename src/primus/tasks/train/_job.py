@@ -116,8 +116,8 @@ def _read_run_variables(run: Run, context: TaskContext) -> dict[str, Variable]:
 
 def _numeric_differences(run: Run, resolved: Resolved, context: TaskContext) -> list[str]:
     """The differences from the machine and patches of `run` that may change the losses; prints all differences."""
-    from primus.engines.site_folders import list_package_versions
     from primus.runs import replay as replays
+    from primus.site_folders import list_package_versions
 
     framework = resolved.experiment.trainer.framework
     folders, numeric = _find_engine_folders(resolved, context)
