@@ -1,0 +1,185 @@
+"""The report of a run as a value: facts, trace, limit and changes; and its tables, which page and text share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from primus.errors import PrimusError
+from primus.report import table
+from primus.run_report.advice import SuggestedChange, describe_limit, suggest_changes
+from primus.run_report.facts import RunFacts, collect_facts
+from primus.runs.store import Run
+from primus.traces.find_files import find_run_traces
+from primus.traces.format import format_us, list_timeline_rows
+from primus.traces.report import TraceReport, analyze_traces
+
+NUM_OPERATORS = 12
+Rows = list[list[str]]
+
+
+class RunReport(Struct, frozen=True, kw_only=True):
+    """What the report says."""
+
+    facts: RunFacts
+    limit: str
+    """What limits the run."""
+    changes: list[SuggestedChange]
+    trace: TraceReport | None
+    """Of the newest profile; None if the run recorded none."""
+
+
+class RunTable(Struct, frozen=True, kw_only=True):
+    """A table of the report."""
+
+    title: str
+    header: list[str]
+    rows: Rows
+    right: list[int] = []
+    """Columns of numbers."""
+    text: str = ""
+    """A sentence below it."""
+
+
+def build_report(run: Run) -> RunReport:
+    """The report of a run folder in any state."""
+    facts = collect_facts(run)
+    trace = None
+    files = find_run_traces(run)
+    if files:
+        try:
+            trace = analyze_traces(files, NUM_OPERATORS)
+        except PrimusError as error:
+            facts.notes.append(f"the profile is not analysed: {error.problem}")
+        else:
+            facts.notes.extend(trace.notes)
+    return RunReport(
+        facts=facts, limit=describe_limit(facts, trace), changes=suggest_changes(facts, trace), trace=trace
+    )
+
+
+def list_key_figures(report: RunReport) -> Rows:
+    """Name and value of the figures of the summary."""
+    facts, item = report.facts, report.facts.summary
+    rate = table.format_number(facts.tokens_per_s)
+    if facts.tokens_per_s_low is not None:
+        low, high = table.format_number(facts.tokens_per_s_low), table.format_number(facts.tokens_per_s_high)
+        rate += f" (5 % to 95 %: {low} to {high})"
+    rows = [
+        ("state", f"{item.state}{f': {facts.reason}' if facts.reason else ''}"),
+        ("steps", f"{item.steps:,} of {facts.started.get('train_iters', '?')}" if facts.points else ""),
+        ("loss", table.format_number(item.last_loss) if item.last_loss is not None else ""),
+        ("evaluation loss", table.format_number(item.eval_loss) if item.eval_loss is not None else ""),
+        ("tokens/s", rate if facts.tokens_per_s is not None else ""),
+        ("tokens/s over all steps", _format_optional(facts.overall_tokens_per_s)),
+        ("step", f"{facts.steady_step_s:.4g} s" if facts.steady_step_s else ""),
+        ("TFLOP/s of a device", _format_flops(facts)),
+        ("MFU", f"{facts.mfu:.1%}" if facts.mfu is not None else ""),
+        ("memory", _format_memory(facts)),
+        ("time", table.format_duration(facts.wall_s)),
+        ("stragglers", ", ".join(dict.fromkeys(facts.stragglers))),
+    ]
+    return [[name, value] for name, value in rows if value]
+
+
+def list_tables(report: RunReport) -> Iterator[RunTable]:
+    """The tables behind the summary, in order."""
+    facts = report.facts
+    if facts.time:
+        rows = [[part.what, f"{part.seconds:,.1f} s", f"{part.share:.1%}"] for part in facts.time]
+        yield RunTable(title="Time of the run", header=["", "time", "share"], rows=rows, right=[1, 2])
+    if report.trace is not None:
+        yield from _list_trace_tables(report.trace)
+    measured = [rank for rank in facts.ranks if rank.compute_time_s is not None]
+    if len(measured) > 1:
+        rows = [[str(rank.rank), rank.host, f"{rank.step:,}", f"{rank.compute_time_s:.4g} s"] for rank in measured]
+        yield RunTable(
+            title="Ranks: computation in the last step",
+            header=["rank", "host", "step", "forward and backward"],
+            rows=rows,
+            right=[0, 2, 3],
+        )
+    yield RunTable(title="Machine", header=["", ""], rows=[[*row] for row in facts.machine.items()])
+    if facts.settings:
+        rows = [[name, str(value)] for name, value in facts.settings.items()]
+        yield RunTable(title="Settings", header=["", ""], rows=rows)
+
+
+def _list_trace_tables(trace: TraceReport) -> Iterator[RunTable]:
+    found = trace.breakdown
+    total = found.total_us or 1.0
+    yield RunTable(
+        title="Time of the profiled steps",
+        header=["", "time", "share"],
+        rows=[[name.strip(), format_us(time), f"{time / total:.1%}"] for name, time in list_timeline_rows(found)],
+        right=[1, 2],
+        text=f"launch-bound: {found.launch_bound_share:.1%} of the time" if found.timeline == "device" else "",
+    )
+    yield RunTable(
+        title="Kernels by category" if found.timeline == "device" else "Operators by category",
+        header=["", "count", "time", "share"],
+        rows=[[row.category, f"{row.count:,}", format_us(row.time_us), f"{row.share:.1%}"] for row in found.categories],
+        right=[1, 2, 3],
+    )
+    if trace.operators:
+        yield RunTable(
+            title="Operators by shape",
+            header=["operator", "shape", "count", "time", "share", "TFLOP/s"],
+            rows=[
+                [
+                    row.name,
+                    row.shape,
+                    f"{row.count:,}",
+                    format_us(row.time_us),
+                    f"{row.share:.1%}",
+                    table.format_number(row.tflops),
+                ]
+                for row in trace.operators
+            ],
+            right=[2, 3, 4, 5],
+        )
+    if trace.ranks is not None:
+        straggler = trace.ranks.straggler
+        yield RunTable(
+            title="Ranks in the profile",
+            header=["rank", "computation", "waits", "others wait for it"],
+            rows=[
+                [str(row.rank), format_us(row.computation_us), format_us(row.wait_us), format_us(row.caused_us)]
+                for row in trace.ranks.ranks
+            ],
+            right=[0, 1, 2, 3],
+            text="no rank stands out" if straggler is None else f"the others wait for rank {straggler}",
+        )
+
+
+def list_change_rows(report: RunReport) -> Rows:
+    """The suggested changes as rows: change, reason, gain and basis."""
+    return [
+        [
+            change.change,
+            change.reason,
+            f"at most {change.gain:.0%} of the {change.gain_of}'s time" if change.gain is not None else "not known",
+            change.basis,
+        ]
+        for change in report.changes
+    ]
+
+
+def _format_optional(value: float | None) -> str:
+    return "" if value is None else table.format_number(value)
+
+
+def _format_flops(facts: RunFacts) -> str:
+    if facts.tflops_per_device is None:
+        return ""
+    convention = f", {facts.gflop_per_token:.4g} GFLOP per token" if facts.gflop_per_token else ""
+    counted = f": counted as {facts.convention}" if facts.convention else ""
+    return f"{table.format_number(facts.tflops_per_device)}{convention}{counted}"
+
+
+def _format_memory(facts: RunFacts) -> str:
+    if facts.memory_gib is None:
+        return ""
+    capacity = f" of {facts.capacity_gib:.1f}" if facts.capacity_gib else ""
+    return f"{facts.memory_gib:.2f}{capacity} GiB, peak of rank 0"

@@ -1,0 +1,141 @@
+"""Reports of runs whose figures are known: shares of time, what limits them, and what is suggested."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("numpy")
+
+from primus.run_report.html_page import format_html
+from primus.run_report.markdown import format_markdown
+from primus.run_report.report import RunReport, build_report
+from primus.runs.files import to_json, write_json, write_text
+from primus.runs.store import Run, RunMetadata, RunOutcome
+from traces.chrome_trace import TraceWriter
+
+START = 1_700_000_000.0
+MakeRun = Callable[..., Run]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    """``make_run(steps, ...)`` is a finished run with a step for each (seconds, of which waiting for data)."""
+
+    def make(
+        steps: list[tuple[float, float]],
+        *,
+        started: dict[str, Any] | None = None,
+        settings: dict[str, Any] | None = None,
+        after: list[dict[str, Any]] = [],  # noqa: B006 - read only
+        **numbers: Any,
+    ) -> Run:
+        run = Run(tmp_path / "20231114_221320-0000")
+        time = START + 10
+        recorded: list[dict[str, Any]] = [{"time": time, "kind": "run_started", "step": 0, **(started or {})}]
+        for number, (seconds, waiting) in enumerate(steps, start=1):
+            time += seconds
+            rate = {"tokens": 1000, "tokens_per_s": 1000 / seconds, "tokens_per_s_per_device": 1000 / seconds}
+            times = {"step_time_s": seconds, "data_time_s": waiting, "loss": 5.0 - number / 100}
+            recorded.append({"time": time, "kind": "step", "step": number, **rate, **times, **numbers})
+        recorded += [{"time": time, **event} for event in after]
+        write_text(run.events, "".join(f"{to_json(event)}\n".replace("\n", "") + "\n" for event in recorded))
+        ended = time + sum(event.get("time_s", 0) for event in after)
+        metadata = RunMetadata(
+            id=run.id, name="test", task="train pretrain", created=START, started=START, ended=ended,
+            outcome=RunOutcome(state="done", exit_code=0),
+        )  # fmt: skip
+        write_json(run.directory / "metadata.json", metadata)
+        module = {"framework": "native", "model": "tiny", "overrides": settings or {}}
+        write_text(run.config, to_json({"exp_name": "test", "modules": {"pre_trainer": module}}))
+        return run
+
+    return make
+
+
+def list_changes(report: RunReport) -> dict[str, float | None]:
+    return {change.change.split(",")[0]: change.gain for change in report.changes}
+
+
+def test_waiting_for_data_limits_a_run_and_the_estimate_is_the_wait(make_run: MakeRun) -> None:
+    report = build_report(make_run([(1.0, 0.4)] * 40, settings={"num_workers": 2}))
+    assert report.limit == "the input: 40% of the time of steps is spent waiting for batches"
+    assert list_changes(report) == {"raise num_workers above 2": pytest.approx(0.4)}
+    shares = {part.what: part.seconds for part in report.facts.time}
+    assert shares == {"steps": pytest.approx(24), "waiting for data": pytest.approx(16), "start": pytest.approx(10)}
+    assert report.facts.tokens_per_s == pytest.approx(1000)
+
+
+def test_evaluations_and_slow_first_steps_have_their_share(make_run: MakeRun) -> None:
+    evaluation = {"kind": "eval", "step": 40, "loss": 4.6, "time_s": 50.0}
+    steps = [(11.0, 0.0), *[(1.0, 0.0)] * 39]
+    report = build_report(make_run(steps, settings={"eval_interval": 10}, after=[evaluation]))
+    assert report.facts.wall_s == pytest.approx(10 + 50 + 50)
+    found = list_changes(report)
+    assert found["raise eval_interval above 10"] == pytest.approx(50 / 110 / 2)
+    assert found["warm the caches of kernels and data up once"] == pytest.approx(10 / 110)
+
+
+def test_an_impossible_mfu_is_refused_and_the_convention_of_flops_is_recognised(make_run: MakeRun) -> None:
+    from primus.config.load import load_model
+    from primus.model import flops_per_token
+
+    full = flops_per_token(load_model("tiny"), 128, "full")
+    report = build_report(
+        make_run([(1.0, 0.0)] * 9, settings={"seq_length": 128}, mfu=1.7, tflops_per_device=1000 * full / 1e12)
+    )
+    assert report.facts.mfu is None
+    assert "the MFU of the run, 1.70, is not possible" in report.facts.notes[0]
+    assert report.facts.convention == "full"
+    report = build_report(make_run([(1.0, 0.0)] * 9, tflops_per_device=1000 * full / 1e12 * 1.5))
+    assert report.facts.convention == ""
+    assert "which no convention gives for its model" in report.facts.notes[0]
+
+
+def test_recomputation_with_free_memory_is_named(make_run: MakeRun) -> None:
+    run = make_run(
+        [(1.0, 0.0)] * 9,
+        settings={"recompute_activations": True},
+        started={"device_type": "cuda", "dtype": "bfloat16"},
+        memory_gib=60.0,
+        mfu=0.2,
+    )
+    write_json(run.directory / "env/system_info.json", {"devices": [{"memory_bytes": 192 << 30}]})
+    report = build_report(run)
+    assert list_changes(report) == {"set recompute_activations: false": 0.25, "raise micro_batch_size above 1": None}
+
+
+def test_a_profile_says_what_steps_wait_for(make_run: MakeRun) -> None:
+    run = make_run([(1.0, 0.0)] * 30, after=[{"kind": "profile", "first_step": 5, "last_step": 5, "files": ["t.json"]}])
+    writer = TraceWriter()
+    writer.add_kernel("gemm", 0, 40)
+    writer.add_kernel("ncclDevKernel_AllReduce", 40, 100, 13)
+    writer.write(run.directory / "t.json")
+    report = build_report(run)
+    assert report.limit == "communication that no computation hides: 60% of the profiled time"
+    assert next(iter(list_changes(report).values())) == pytest.approx(0.6)
+    (run.directory / "t.json").write_text("{}")
+    assert "the profile is not analysed" in build_report(run).facts.notes[0], "a damaged trace does not stop the report"
+
+
+def test_runs_that_failed_or_have_no_steps_or_metadata_are_reported(make_run: MakeRun) -> None:
+    run = make_run([])
+    run.update_metadata(outcome=RunOutcome(state="failed", exit_code=1, reason="rank 3 failed"))
+    assert "failed: rank 3 failed" in format_markdown(build_report(run))
+    assert build_report(run).limit == "the run has no training steps"
+    run.events.write_text('{"time": 1, "kind": "step", "step": 1}\n{"time": 2, "kind": "st')
+    (run.directory / "metadata.json").write_text("{")
+    assert build_report(run).facts.summary.state == "damaged"
+    format_html(build_report(run))
+
+
+def test_the_page_is_self_contained_and_has_the_curves(make_run: MakeRun) -> None:
+    text = format_html(build_report(make_run([(1.0, 0.1)] * 700)))
+    assert text.count("<svg") == 3, "loss, throughput and time"
+    assert "<script" not in text
+    assert not re.findall(r'(?:src|href)="(?!#)', text), "nothing is loaded from elsewhere"
+    assert "NaN" not in text and "inf" not in re.findall(r' d="([^"]*)"', text)
