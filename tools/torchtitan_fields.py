@@ -99,7 +99,7 @@ def main() -> None:
         elif moved not in newer:
             found["gone"] = GONE.get(name, "torchtitan 0.3 has no such field")
         keys[name] = found
-    write_lines(TARGET / "fields.json", {"versions": ["0.2", "0.3"]}, dict(sorted(keys.items())))
+    write_lines(TARGET / "known_keys.json", {"versions": ["0.2", "0.3"]}, dict(sorted(keys.items())))
 
 
 def import_source(source: bytes) -> Any:

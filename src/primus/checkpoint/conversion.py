@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from primus.checkpoint.formats.output import FileRecord, OutputFile, OutputPlan
 from primus.errors import PrimusError, UsageError
+from primus.runs.files import sync_to_disk
 
 JOURNAL = ".conversion.jsonl"
 LOCK = ".conversion.lock"
@@ -164,18 +165,10 @@ def _complete_folder(partial: Path, target: Path) -> None:
     (partial / JOURNAL).unlink()
     (partial / LOCK).unlink()
     for path in partial.rglob("*"):
-        _sync(path)
-    _sync(partial)
+        sync_to_disk(path)
+    sync_to_disk(partial)
     os.replace(partial, target)
-    _sync(target.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_to_disk(target.parent)
 
 
 @contextmanager

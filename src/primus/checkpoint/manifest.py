@@ -12,7 +12,7 @@ from msgspec import Struct
 from primus.checkpoint.checksum import compute_checksum
 from primus.checkpoint.shape import Shape
 from primus.errors import PrimusError
-from primus.runs.files import to_json
+from primus.runs.files import sync_to_disk, to_json
 
 MANIFEST_NAME = "manifest.json"
 
@@ -87,7 +87,7 @@ def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
         os.fsync(file.fileno())
     os.replace(temporary, path)
     # The rename itself is durable once the folder is.
-    _sync_folder(folder)
+    sync_to_disk(folder)
 
 
 def read_manifest(folder: Path) -> CheckpointManifest | None:
@@ -126,11 +126,3 @@ def _find_file_damage(folder: Path, file: FileEntry, algorithm: str) -> str:
     except OSError as error:
         return f"{file.name}: {error.strerror}"
     return ""
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from primus.errors import PrimusError
+from primus.runs.files import sync_to_disk
 
 POLL_S = 0.1
 """Interval between attempts to lock: ``flock`` has no time limit, so a bounded wait has to poll."""
@@ -62,15 +63,6 @@ def delete_file(path: Path) -> None:
     except FileNotFoundError:
         return
     sync_to_disk(path.parent)
-
-
-def sync_to_disk(path: Path) -> None:
-    """Wait until a file or folder is on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

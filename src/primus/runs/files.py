@@ -53,6 +53,15 @@ def _replace_bytes(path: Path, data: bytes) -> None:
         ) from None
 
 
+def sync_to_disk(path: Path) -> None:
+    """Wait until a file or folder is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Replace `path` by `value` as indented JSON, without its secrets."""
     _replace_file(path, to_json(value) + "\n")

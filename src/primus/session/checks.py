@@ -46,6 +46,17 @@ def check_loop(trainer: Trainer, backend: str) -> None:
         raise UsageError(f"nonfinite_policy: rewind: {backend} cannot rewind", "set skip or stop, or framework: native")
 
 
+def check_no_backend_args(trainer: Trainer, backend: str) -> None:
+    """Refuse settings for an engine that takes none.
+
+    Raises:
+        UsageError: There are some.
+    """
+    if trainer.backend_args:
+        names = ", ".join(sorted(trainer.backend_args))
+        raise UsageError(f"backend_args: {backend} takes no backend arguments, found {names}", "remove them")
+
+
 def check_backend_of(saved: CheckpointManifest, folder: Path, backend: str, weights_only: bool) -> None:
     """Refuse to continue from the optimizer of another engine.
 

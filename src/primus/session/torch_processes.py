@@ -17,6 +17,7 @@ from primus.errors import PrimusError
 from primus.machine.facts import DeviceKind
 from primus.measure.device import own_device
 from primus.process import count_usable_cpus
+from primus.session.session import EngineInfo
 
 
 @dataclass
@@ -115,6 +116,23 @@ def seed_everything(seed: int, deterministic: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         # Raises at the first operation without a deterministic kernel, instead of giving other losses.
         torch.use_deterministic_algorithms(True)
+
+
+def describe_torch_engine(
+    processes: TorchProcesses, backend: str, library: str, version: str, data_size: int
+) -> EngineInfo:
+    """An engine on PyTorch and its devices; the arguments are the fields of EngineInfo."""
+    return EngineInfo(
+        backend=backend,
+        library=library,
+        version=version,
+        device_name=device_name(processes.device),
+        device_type=processes.device.type,
+        num_devices=processes.world,
+        data_size=data_size,
+        threads=torch.get_num_threads(),
+        versions={} if library == "torch" else {"torch": str(torch.__version__)},
+    )
 
 
 def device_name(device: torch.device) -> str:

@@ -17,29 +17,17 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         PrimusError: The training cannot begin or continue; the message says why.
     """
     transformers_version = _import_transformers()
-    import torch
-
     from primus.backends.huggingface.engine import TransformersEngine
     from primus.session.loop import train_with_engine
-    from primus.session.session import EngineInfo, open_session
-    from primus.session.torch_processes import device_name, join_processes, seed_everything
+    from primus.session.session import open_session
+    from primus.session.torch_processes import describe_torch_engine, join_processes, seed_everything
 
     trainer = experiment.trainer
     timeout = timedelta(minutes=trainer.parallel.distributed_timeout_minutes)
     place = (attempt.rank, attempt.local_rank, attempt.world_size)
     with join_processes(*place, timeout, os.environ, trainer.training.device) as processes:
         seed_everything(trainer.training.seed, trainer.training.deterministic)
-        info = EngineInfo(
-            backend="huggingface",
-            library="transformers",
-            version=transformers_version,
-            device_name=device_name(processes.device),
-            device_type=processes.device.type,
-            num_devices=attempt.world_size,
-            data_size=attempt.world_size,
-            threads=torch.get_num_threads(),
-            versions={"torch": str(torch.__version__)},
-        )
+        info = describe_torch_engine(processes, "huggingface", "transformers", transformers_version, attempt.world_size)
         session = open_session(experiment, attempt, processes, info, os.environ)
         attempt.beat("init")
         train_with_engine(session, TransformersEngine(trainer, processes, session.masked_token))

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 from primus.config.schema import Experiment
-from primus.engine_keys import KeyRule, check_key_rules, read_key_rules
-from primus.errors import UsageError
-from primus.session.checks import check_loop, check_session
-
-
-@cache
-def read_jax_rules() -> dict[str, KeyRule]:
-    """What the JAX engine does with each key."""
-    return read_key_rules(Path(__file__).parent)
+from primus.engine_keys import check_key_rules, read_key_rules
+from primus.session.checks import check_loop, check_no_backend_args, check_session
 
 
 def check_experiment(experiment: Experiment) -> None:
@@ -24,9 +16,7 @@ def check_experiment(experiment: Experiment) -> None:
         UsageError: It asks for something that is not supported; names the key and the fix.
     """
     trainer = experiment.trainer
-    check_key_rules("jax", read_jax_rules(), trainer)
-    if trainer.backend_args:
-        names = ", ".join(sorted(trainer.backend_args))
-        raise UsageError(f"backend_args: jax takes no backend arguments, found {names}", "remove them")
+    check_key_rules("jax", read_key_rules(Path(__file__).parent), trainer)
+    check_no_backend_args(trainer, "jax")
     check_session(trainer, "jax")
     check_loop(trainer, "jax")

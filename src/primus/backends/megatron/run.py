@@ -33,11 +33,9 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     """
     trainer = experiment.trainer
     _import_engine()
-    import torch
-
     from primus.session.loop import train_with_engine
-    from primus.session.session import EngineInfo, data_parallel_size, open_session
-    from primus.session.torch_processes import device_name, join_processes, seed_everything
+    from primus.session.session import data_parallel_size, open_session
+    from primus.session.torch_processes import describe_torch_engine, join_processes, seed_everything
 
     timeout = timedelta(minutes=trainer.parallel.distributed_timeout_minutes)
     place = (attempt.rank, attempt.local_rank, attempt.world_size)
@@ -52,17 +50,8 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         unused = list_unused_settings(trainer.backend_args) if driver.checkout is None else []
         if unused:
             attempt.say(f"backend_args without effect on {PACKAGE}: {', '.join(unused)}")
-        info = EngineInfo(
-            backend="megatron",
-            library=PACKAGE,
-            version=driver.version,
-            device_name=device_name(device),
-            device_type=device.type,
-            num_devices=attempt.world_size,
-            data_size=data_parallel_size(trainer.parallel, attempt.world_size),
-            threads=torch.get_num_threads(),
-            versions={"torch": str(torch.__version__)},
-        )
+        data_size = data_parallel_size(trainer.parallel, attempt.world_size)
+        info = describe_torch_engine(processes, "megatron", PACKAGE, driver.version, data_size)
         order_samples = None
         if trainer.data.dataloader == "engine":
             from primus.backends.megatron.gpt_dataset import order_by_engine

@@ -24,8 +24,8 @@ from primus.runs.attempt import Attempt
 from primus.session.bad_steps import BadStepDetector
 from primus.session.compute_timer import ComputeTimer
 from primus.session.resume import CheckpointSearch, ResumePoint
-from primus.session.session import EngineInfo, Session, open_session, report_setup
-from primus.session.torch_processes import TorchProcesses, device_name, seed_everything
+from primus.session.session import Session, open_session, report_setup
+from primus.session.torch_processes import TorchProcesses, describe_torch_engine, seed_everything
 from primus.session.weights import open_loaded_weights
 
 
@@ -47,7 +47,7 @@ def set_up_training(
         experiment,
         attempt,
         processes,
-        _describe_engine(processes),
+        describe_torch_engine(processes, "native", "torch", str(torch.__version__), processes.world),
         environ,
         # Before the search: it must not find checkpoints that a killed attempt has left to be renamed.
         prepare_search=lambda search: rewinds.extend(_read_run_rewinds(search, processes)),
@@ -73,19 +73,6 @@ def set_up_training(
     report_setup(training, compiled=decision.compiled, compile_reason=decision.reason)
     _add_callbacks(training)
     return training
-
-
-def _describe_engine(processes: TorchProcesses) -> EngineInfo:
-    return EngineInfo(
-        backend="native",
-        library="torch",
-        version=str(torch.__version__),
-        device_name=device_name(processes.device),
-        device_type=processes.device.type,
-        num_devices=processes.world,
-        data_size=processes.world,
-        threads=torch.get_num_threads(),
-    )
 
 
 def _build_loss_window(trainer: Trainer, processes: TorchProcesses) -> LossWindow | None:

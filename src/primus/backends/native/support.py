@@ -7,7 +7,7 @@ from typing import Any
 from primus import model_checks
 from primus.config.schema import Experiment, ModelSpec, ParallelConfig, Trainer
 from primus.errors import UsageError
-from primus.session.checks import check_session
+from primus.session.checks import check_no_backend_args, check_session
 
 OTHER_BACKENDS = "choose a dense Llama or Qwen model, or another framework"
 DATA_PARALLEL = "set it to its default: native shards a model over all processes (FSDP2); or choose another framework"
@@ -29,9 +29,7 @@ def check_experiment(experiment: Experiment) -> None:
         )
     _check_rewinds(trainer)
     check_session(trainer, "native")
-    if trainer.backend_args:
-        names = ", ".join(sorted(trainer.backend_args))
-        raise UsageError(f"backend_args: native takes no backend arguments, found {names}", "remove them")
+    check_no_backend_args(trainer, "native")
 
 
 def check_model(spec: ModelSpec) -> None:

@@ -31,13 +31,12 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     if trainer.training.device == "cpu":
         # torchtitan takes whatever accelerator torch finds.
         os.environ.update(HIDDEN_GPUS)
-    import torch
 
     write_engine_messages()
     from primus.backends.torchtitan.engine import TorchTitanEngine
     from primus.session.loop import train_with_engine
-    from primus.session.session import EngineInfo, open_session
-    from primus.session.torch_processes import device_name, join_processes
+    from primus.session.session import open_session
+    from primus.session.torch_processes import describe_torch_engine, join_processes
 
     layout = plan_layout(trainer.training, trainer.parallel, attempt.world_size)
     timeout = timedelta(minutes=trainer.parallel.distributed_timeout_minutes)
@@ -46,17 +45,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         on_cpu = processes.device.type == "cpu"
         if on_cpu:
             check_for_cpu(trainer)
-        info = EngineInfo(
-            backend="torchtitan",
-            library="torchtitan",
-            version=version("torchtitan"),
-            device_name=device_name(processes.device),
-            device_type=processes.device.type,
-            num_devices=attempt.world_size,
-            data_size=layout.data_size,
-            threads=torch.get_num_threads(),
-            versions={"torch": str(torch.__version__)},
-        )
+        info = describe_torch_engine(processes, "torchtitan", "torchtitan", version("torchtitan"), layout.data_size)
         session = open_session(experiment, attempt, processes, info, os.environ)
         with _join_single_process(attempt.world_size, on_cpu), _set_local_rank(attempt.local_rank):
             attempt.beat("init")

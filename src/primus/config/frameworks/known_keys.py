@@ -76,4 +76,4 @@ def read_primus_keys() -> KnownKeys:
 
 def read_torchtitan_fields() -> KnownKeys:
     """The fields of torchtitan's configuration by dotted name, of 0.2 and 0.3, and those of Primus' extensions."""
-    return read_known_keys("torchtitan/fields.json")
+    return read_known_keys("torchtitan/known_keys.json")

@@ -12,6 +12,7 @@ from typing import Any
 
 from primus.config.convert import find_origin
 from primus.config.frameworks.known_keys import KnownKey, read_torchtitan_fields
+from primus.config.frameworks.torchtitan_names import COMMON_NAMES
 from primus.config.frameworks.translation import (
     ForeignSettings,
     LayerContext,
@@ -37,32 +38,9 @@ SECTIONS = frozenset(
 NEWER_NAMES = {"profiler.": "profiling.", "validator.": "validation.", "dataloader.": "training."}
 """Sections of 0.3, by which 0.2 has the same fields."""
 
-RENAMED = {
-    "training.steps": "train_iters",
-    "training.local_batch_size": "micro_batch_size",
-    "training.seq_len": "seq_length",
-    "training.max_norm": "clip_grad",
+RENAMED = COMMON_NAMES | {
     "training.mock_data": "mock_data",
-    "training.dataloader.num_workers": "num_workers",
-    "optimizer.lr": "lr",
-    "optimizer.eps": "adam_eps",
-    "optimizer.beta1": "adam_beta1",
-    "optimizer.beta2": "adam_beta2",
-    "optimizer.weight_decay": "weight_decay",
-    "lr_scheduler.warmup_steps": "lr_warmup_iters",
-    "lr_scheduler.total_steps": "lr_decay_iters",
-    "lr_scheduler.min_lr_factor": "min_lr_ratio",
-    "parallelism.tensor_parallel_degree": "tensor_model_parallel_size",
-    "parallelism.pipeline_parallel_degree": "pipeline_model_parallel_size",
-    "parallelism.context_parallel_degree": "context_parallel_size",
-    "parallelism.expert_parallel_degree": "expert_model_parallel_size",
-    "parallelism.enable_sequence_parallel": "sequence_parallel",
-    "checkpoint.keep_latest_k": "keep_last_n",
-    "metrics.log_freq": "log_interval",
     "model.n_layers": "num_layers",
-    "compile.enable": "compile",
-    "debug.seed": "seed",
-    "debug.deterministic": "deterministic",
     "hf_assets_path": "model.hf_assets_path",
 }
 """Key of the schema by a field with the same meaning."""

@@ -72,7 +72,17 @@ class _Scanner:
         letter = self.text[self.position]
         if letter == "\n":
             self.add_operator(";", 1)
-        elif letter in " \t":
+        elif not self.skip_blank():
+            operator = next((each for each in OPERATORS if self.text.startswith(each, self.position)), None)
+            if operator:
+                self.add_operator(operator, len(operator))
+            else:
+                self.add_word()
+
+    def skip_blank(self) -> bool:
+        """Skip a blank, a continued line or a comment; whether there was one."""
+        letter = self.text[self.position]
+        if letter in " \t":
             self.position += 1
         elif self.text.startswith("\\\n", self.position):
             self.position += 2
@@ -80,11 +90,8 @@ class _Scanner:
             end = self.text.find("\n", self.position)
             self.position = len(self.text) if end < 0 else end
         else:
-            operator = next((each for each in OPERATORS if self.text.startswith(each, self.position)), None)
-            if operator:
-                self.add_operator(operator, len(operator))
-            else:
-                self.add_word()
+            return False
+        return True
 
     def add_operator(self, text: str, length: int) -> None:
         self.tokens.append(ShellToken(text, self.find_line(), is_operator=True))
@@ -110,14 +117,9 @@ class _Scanner:
             if letter == ")":
                 self.position += 1
                 return
-            if letter in " \t\n":
+            if letter == "\n":
                 self.position += 1
-            elif self.text.startswith("\\\n", self.position):
-                self.position += 2
-            elif letter == "#":
-                end = self.text.find("\n", self.position)
-                self.position = len(self.text) if end < 0 else end
-            else:
+            elif not self.skip_blank():
                 yield self.read_word(" \t\n)")
 
     def read_word(self, ends: str) -> str:

@@ -24,6 +24,7 @@ from primus.data.readers.kinds import detect_kind
 from primus.data.shards.document_writer import open_writer
 from primus.data.shards.shard_queue import BadItem
 from primus.errors import UsageError
+from primus.runs.files import sync_to_disk
 
 LOCK_TIMEOUT_S = 3600.0
 SHOWN_EVERY = 1000
@@ -425,7 +426,7 @@ class _FileSample:
                         show(progress)
                     if writer.documents == self.most:
                         break
-            atomic.sync_to_disk(written)
+            sync_to_disk(written)
             size = written.stat().st_size
             atomic.publish_file(written, self.path)
         finally:

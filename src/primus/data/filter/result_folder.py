@@ -23,6 +23,7 @@ from primus.data.shards.shard_queue import ShardQueue, ShardResult
 from primus.data.shards.workers import Show
 from primus.errors import PrimusError, UsageError
 from primus.redaction import redact, redact_tree
+from primus.runs.files import sync_to_disk
 
 PUBLISH_TIMEOUT_S = 3600.0
 """Longest wait for another process that publishes the same result: collecting links files and syncs folders, which a
@@ -234,7 +235,7 @@ def collect_files(
             os.link(board.result_file(row, suffix), folder / file)
         except OSError:  # a file system without hard links
             shutil.copyfile(board.result_file(row, suffix), folder / file)
-            atomic.sync_to_disk(folder / file)
+            sync_to_disk(folder / file)
     return folder, files
 
 
@@ -247,4 +248,4 @@ def _move_folder(folder: Path, place: Path, work: Path) -> None:
     if place.exists():
         place.rename(work / f"replaced.{place.name}.{os.getpid()}")
     folder.rename(place)
-    atomic.sync_to_disk(place.parent)
+    sync_to_disk(place.parent)

@@ -31,6 +31,7 @@ from primus.data import atomic
 from primus.data.megatron.manifest import FileFacts
 from primus.data.readers.shard import Shard
 from primus.errors import PrimusError
+from primus.runs.files import sync_to_disk
 
 CHUNK = 1 << 22
 """Bytes of one read for a checksum: few system calls, and constant memory for a file of any size."""
@@ -120,7 +121,7 @@ class ShardOutput:
         for suffix, written in self._written.items():
             files[suffix] = FileFacts(bytes=written.stat().st_size, xxh3=compute_checksum(written))
             if self.durable:
-                atomic.sync_to_disk(written)
+                sync_to_disk(written)
             os.replace(written, _shard_file(self.stem, suffix))
         row = ShardResult(shard=shard.index, files=files, counts=self.counts, bad=self.bad_items, facts=self.facts)
         with atomic.stage_files({_shard_file(self.stem, "json"): msgspec.json.encode(row)}, self.durable) as publish:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from primus.data import atomic
 from primus.data.shards.shard_queue import ShardQueue
+from primus.runs.files import sync_to_disk
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class WorkFolder:
     def mark_publishing(self, name: str) -> None:
         """Record on disk that the files of this key are being replaced; call it with the lock held, before renaming."""
         self._mark_path(name).touch()
-        atomic.sync_to_disk(self.path)
+        sync_to_disk(self.path)
 
     def was_publishing(self, name: str) -> bool:
         """Whether a process started to publish files of this key and has not finished."""
