@@ -111,6 +111,7 @@ class AttemptMonitor:
         self._alive_at: dict[int, float] = {}
         """When each rank was last seen alive, by the clock that ranks use in their errors."""
         self._ended_ranks: set[int] = set()
+        self._began = time.time()
         now = time.monotonic()
         self._processes_at = self._heartbeats_at = now
         self._hangs = hang_detector.HangDetector(attempt.hang_timeout_s, attempt.ranks, now)
@@ -264,7 +265,8 @@ class AttemptMonitor:
     def _inspect_ranks(self) -> tuple[RankStatus, ...]:
         statuses = self._hangs.make_rank_statuses(time.monotonic(), socket.gethostname())
         attempt = self._attempt
-        return stacks.inspect_ranks(statuses, attempt.folder, attempt.layout.node_rank, attempt.environ)
+        place = (attempt.folder, attempt.layout.node_rank)
+        return stacks.inspect_ranks(statuses, *place, self._began, attempt.environ)
 
     def _conclude_inspection(self, now: float) -> None:
         """Node 0: blame a rank once all nodes have reported, or are late, and have all ranks killed."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from msgspec import structs
 
 from primus import process
+from primus.diagnosis.kernel_log import read_kernel_log
 from primus.launch.supervision.flight_recorder import PIPE_VARIABLE
 from primus.launch.supervision.hang_detector import RankStatus
 from primus.runs.attempt import process_state, stacks_file
@@ -34,6 +35,8 @@ TOOL_LIMIT_S = 10.0
 TOOLS = ("amd-smi", "rocm-smi", "nvidia-smi")
 """Tools that print the state of the devices; the first that is installed runs."""
 NUM_KERNEL_LINES = 100
+CLOCKS_S = 5.0
+"""Difference between the clocks of the kernel log and of the launcher."""
 NUM_FRAMES = 12
 """Innermost frames in which a collective is searched."""
 WAITS = re.compile(
@@ -44,12 +47,20 @@ WAITS = re.compile(
 
 
 def inspect_ranks(
-    statuses: Sequence[RankStatus], folder: Path, node_rank: int, environ: Mapping[str, str]
+    statuses: Sequence[RankStatus], folder: Path, node_rank: int, began: float, environ: Mapping[str, str]
 ) -> tuple[RankStatus, ...]:
-    """Write stacks and device state of this node to the folder of the attempt; gives the statuses with stack frames."""
+    """Write stacks and device state of this node to the folder of the attempt; gives the statuses with stack frames.
+
+    Args:
+        statuses: Of the ranks of this node.
+        folder: Of the attempt.
+        node_rank: Number of this node.
+        began: When the attempt began, in seconds since the epoch.
+        environ: Variables of the ranks.
+    """
     jobs: list[Callable[[], object]] = [
         lambda: _write_device_state(folder / f"devices.node_{node_rank}.txt", environ),
-        lambda: _write_kernel_messages(folder / f"kernel.node_{node_rank}.txt"),
+        lambda: _write_kernel_messages(folder / f"kernel.node_{node_rank}.txt", began),
     ]
     # First, and without waiting: the ranks write their dumps while stacks are read.
     _request_flight_records(statuses, environ)
@@ -143,8 +154,8 @@ def _write_device_state(file: Path, environ: Mapping[str, str]) -> None:
     return None
 
 
-def _write_kernel_messages(file: Path) -> None:
-    """The last kernel messages, if this user may read them (kernel.dmesg_restrict)."""
-    answer = process.run_command(["dmesg"], limit_s=TOOL_LIMIT_S)
-    if answer.state == "ok" and answer.text:
-        write_text(file, "\n".join(answer.text.splitlines()[-NUM_KERNEL_LINES:]) + "\n")
+def _write_kernel_messages(file: Path, began: float) -> None:
+    """The last kernel messages of the attempt, if this user may read them; earlier ones are of something else."""
+    messages, _ = read_kernel_log(began - CLOCKS_S)
+    if messages:
+        write_text(file, "\n".join(messages.decode("utf-8", "replace").splitlines()[-NUM_KERNEL_LINES:]) + "\n")
