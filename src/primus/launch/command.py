@@ -220,7 +220,6 @@ def _make_subtask_error(words: Sequence[str], group: Sequence[str]) -> UsageErro
 COUNTERPARTS = {
     "benchmark": "preflight --perf measures matrix products, memory and collectives",
     "projection": "config check and --dry-run check an experiment without running it",
-    "tune": "PRIMUS_HIPBLASLT_TUNING_STAGE of AMD-AGI/Primus tunes matrix products",
     "image": "docker or podman builds an image; container --image runs in it",
 }
 """Tasks of AMD-AGI/Primus, and words that its users try, that are not available, with what comes nearest."""

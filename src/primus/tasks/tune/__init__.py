@@ -1,0 +1,1 @@
+"""Tasks that search for faster settings."""

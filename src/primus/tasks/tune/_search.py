@@ -1,0 +1,207 @@
+"""What the tasks of `tune` share: trials as runs of `train pretrain`, one after the other, and their report."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from primus import experiment
+from primus.config.load import Resolved
+from primus.errors import PrimusError, UsageError
+from primus.process import run_command
+from primus.report import table
+from primus.runs import store
+from primus.runs.files import to_json, write_text
+from primus.task import TaskContext
+from primus.tuning import experiment_patch
+from primus.tuning.grid import Settings, list_combinations, parse_keys
+from primus.tuning.halving import search_best
+from primus.tuning.study import Study, StudyRecord, open_study
+from primus.tuning.trial import TrialResult, measure_run
+
+QUIET = {"eval_interval": "0", "save_interval": "0", "disable_last_saving": "true", "auto_continue_train": "false"}
+"""Settings of every trial: nothing but steps."""
+AS_WRITTEN = "as written"
+MOST_LISTED = 20
+
+
+class SearchRequest(Struct, frozen=True, kw_only=True):
+    """A search."""
+
+    config: str
+    keys: tuple[str, ...]
+    metric: str
+    rungs: list[int]
+    """Steps of the trials of each rung."""
+    workspace: str
+    timeout_s: float
+
+
+class SearchResult(Struct, frozen=True, kw_only=True):
+    """The result of a search."""
+
+    study: str
+    metric: str
+    best: TrialResult | None
+    as_written: TrialResult | None
+    """The experiment without changes, at the steps of the last rung."""
+    patch: str | None
+    """File with the patch; None if nothing is better than the experiment as written, beyond the noise."""
+    gain: float | None = None
+    """Relative gain of the best over the experiment as written."""
+    steps: int
+    """Steps of all trials."""
+    share_of_grid: float
+    """Of the steps that every combination would take in the last rung."""
+    trials: list[TrialResult]
+
+
+def run_search(request: SearchRequest, context: TaskContext) -> SearchResult:
+    """Search the combinations of the keys; prints a line for each trial.
+
+    Raises:
+        UsageError: The experiment or a key is invalid, several nodes are used, or the search is running already.
+        PrimusError: No trial gave a result.
+    """
+    if context.layout is not None and context.layout.nnodes > 1:
+        raise UsageError("tune runs trials on one node", "start it without --nnodes")
+    keys = parse_keys(request.keys)
+    # The shortest trials first: a schedule may need more steps than they have.
+    base = [_resolve(request, context, {}, steps) for steps in (request.rungs[0], request.rungs[-1])][-1]
+    candidates: list[Settings] = [{}, *list_combinations(keys)]
+    for key, values in keys.items():
+        _check_key(request, context, key, values)
+    record = StudyRecord(config=request.config, keys=keys, metric=request.metric)
+    with open_study(Path(request.workspace), base.experiment.exp_name, record, to_json(base.experiment)) as study:
+        context.say(f"study: {study.folder}; {len(candidates)} candidates, {request.metric}")
+        best_first = search_best(candidates, request.rungs, partial(_measure, request, context, study))
+        return _summarize(request, study, best_first, len(candidates))
+
+
+def format_search_result(result: SearchResult) -> str:
+    """The last trials as a table, and what to do."""
+    trials = sorted(result.trials, key=lambda trial: (-trial.steps, trial.rank))
+    rows = [
+        [
+            _format_settings(trial.settings),
+            str(trial.steps),
+            table.format_number(trial.value),
+            trial.state,
+            trial.reason[:60],
+        ]
+        for trial in trials[:MOST_LISTED]
+    ]
+    lines = [table.format_table(["settings", "steps", result.metric, "state", ""], rows, right=(1, 2))]
+    if len(trials) > MOST_LISTED:
+        lines.append(f"and {len(trials) - MOST_LISTED} more trials in {result.study}/study.json")
+    lines.append(f"{result.steps} steps, {result.share_of_grid:.0%} of the whole grid")
+    if result.best is None or result.patch is None:
+        lines.append("no setting is better than the experiment as written, beyond the noise")
+    else:
+        gain = f"{result.gain:+.1%}" if result.gain is not None else "the experiment as written gives no result"
+        lines += [f"best: {_format_settings(result.best.settings)} ({gain})", f"apply it: patch -p1 < {result.patch}"]
+    return "\n".join(lines)
+
+
+def _resolve(request: SearchRequest, context: TaskContext, settings: Settings, steps: int) -> Resolved:
+    words = [f"{key}={value}" for key, value in {**QUIET, **settings}.items()]
+    words.append(f"train_iters={steps}")
+    return experiment.resolve_experiment(Path(request.config), [*context.overrides, *words], context.environ)
+
+
+def _check_key(request: SearchRequest, context: TaskContext, key: str, values: Sequence[str]) -> None:
+    """Check that some value of a key is valid: a misspelled key has none."""
+    errors = []
+    for value in values:
+        try:
+            _resolve(request, context, {key: value}, request.rungs[-1])
+        except UsageError as error:
+            errors.append(error)
+    if len(errors) == len(values):
+        raise errors[0]
+
+
+def _measure(request: SearchRequest, context: TaskContext, study: Study, settings: Settings, steps: int) -> TrialResult:
+    known = study.find_result(settings, steps)
+    if known is not None:
+        return known
+    result = _run_trial(request, context, study, dict(settings), steps)
+    study.add_result(result)
+    value = table.format_number(result.value) if result.state == "done" else f"{result.state}: {result.reason}"
+    context.say(f"  {_format_settings(settings)}, {steps} steps: {value}")
+    return result
+
+
+def _run_trial(
+    request: SearchRequest, context: TaskContext, study: Study, settings: dict[str, str], steps: int
+) -> TrialResult:
+    try:
+        _resolve(request, context, settings, steps)
+    except UsageError as error:
+        return TrialResult(settings=settings, steps=steps, state="refused", reason=error.problem)
+    before = {run.id for run in store.list_workspace_runs(study.folder)}
+    words = [f"{key}={value}" for key, value in {**QUIET, **settings, "train_iters": str(steps)}.items()]
+    nproc = context.layout.nproc if context.layout else 1
+    answer = run_command(
+        [
+            *(sys.executable, "-m", "primus", "direct", "--nproc", str(nproc), "--", "train", "pretrain"),
+            "--config",
+            request.config,
+            *context.overrides,
+            *words,
+            "--workspace",
+            str(study.folder),
+        ],
+        context.environ,
+        limit_s=request.timeout_s,
+    )
+    runs = [run for run in store.list_workspace_runs(study.folder) if run.id not in before]
+    if answer.state == "slow":
+        return TrialResult(settings=settings, steps=steps, state="timed out", reason=f"after {request.timeout_s:g} s")
+    if not runs:
+        return TrialResult(settings=settings, steps=steps, state="failed", reason=answer.problem)
+    result = measure_run(runs[-1], settings, steps, request.metric)
+    return structs.replace(result, run=str(runs[-1].directory.relative_to(study.folder)))
+
+
+def _summarize(
+    request: SearchRequest, study: Study, best_first: Sequence[TrialResult], num_candidates: int
+) -> SearchResult:
+    trials = study.record.trials
+    done = [trial for trial in best_first if trial.state == "done"]
+    if not done:
+        states = sorted({f"{trial.state}: {trial.reason}" for trial in trials})
+        raise PrimusError(f"no trial of {study.folder} gave a result", "; ".join(states[:3]))
+    base = next((trial for trial in best_first if not trial.settings), None)
+    best = done[0]
+    is_better = bool(best.settings) and (base is None or best.is_better(base))
+    steps = sum(trial.steps for trial in trials if trial.state == "done")
+    return SearchResult(
+        study=str(study.folder),
+        metric=request.metric,
+        best=best,
+        as_written=base,
+        patch=_write_patch(request, study, best.settings) if is_better else None,
+        gain=base.cost / best.cost - 1 if base and base.cost and best.cost else None,
+        steps=steps,
+        share_of_grid=steps / (num_candidates * request.rungs[-1]),
+        trials=trials,
+    )
+
+
+def _write_patch(request: SearchRequest, study: Study, settings: Settings) -> str:
+    text = Path(request.config).read_text(encoding="utf-8")
+    patch = experiment_patch.format_experiment_patch(request.config, text, settings)
+    path = study.folder / "best.patch"
+    # A file without `overrides:` has no place for settings; the words of the command line remain.
+    write_text(path, patch or " ".join(f"{key}={value}" for key, value in settings.items()) + "\n")
+    return str(path)
+
+
+def _format_settings(settings: Settings) -> str:
+    return " ".join(f"{key}={shlex.quote(value)}" for key, value in settings.items()) or AS_WRITTEN

@@ -1,0 +1,1 @@
+"""Search for settings by short measured trials."""

@@ -1,0 +1,108 @@
+"""`tune train` and `tune sweep` run real trials of an engine that reports planned speeds."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from primus.cli.main import main
+
+ENGINE = '''\
+"""Reports speeds by micro batch size, and is out of memory at 8."""
+
+
+def check(experiment):
+    pass
+
+
+def train(experiment, attempt):
+    settings = experiment.trainer.training
+    attempt.event("run_started", step=0, attempt=attempt.number, world_size=1, device="stopwatch")
+    if settings.micro_batch_size == 8:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    for step in range(1, settings.train_iters + 1):
+        rate = 100.0 * settings.micro_batch_size * (1 + 0.001 * (step % 3))
+        loss = abs(experiment.trainer.optimizer.lr - 0.3) + 1 / step
+        attempt.event("step", step=step, loss=loss, tokens_per_s=rate)
+'''
+EXPERIMENT = """\
+exp_name: night
+workspace: output
+modules:
+  pre_trainer:
+    framework: stopwatch
+    model: tiny
+    overrides:
+      mock_data: true
+      seq_length: 8
+      micro_batch_size: 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def prepare_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tmp_path / "plugins" / "backends" / "stopwatch.py"
+    engine.parent.mkdir(parents=True)
+    engine.write_text(ENGINE)
+    (tmp_path / "night.yaml").write_text(EXPERIMENT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PRIMUS_PLUGINS", str(tmp_path / "plugins"))
+
+
+def call_tune(words: str) -> int:
+    return main(["direct", "--", "tune", *shlex.split(words)])
+
+
+def read_result(words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    capsys.readouterr()
+    assert call_tune(words) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_fastest_batch_that_fits_becomes_a_patch_and_a_second_search_runs_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = "train --config night.yaml --keys micro_batch_size=2,8 --steps 12 --json"
+    result = read_result(words, capsys)
+    assert result["best"]["settings"] == {"micro_batch_size": "2"}
+    assert result["gain"] == pytest.approx(1.0, abs=0.01)
+    states = {trial["settings"].get("micro_batch_size"): trial["state"] for trial in result["trials"]}
+    assert states == {None: "done", "2": "done", "8": "out of memory"}
+    assert "+      micro_batch_size: 2" in Path(result["patch"]).read_text()
+    assert (Path(result["study"]) / result["best"]["run"] / "metadata.json").is_file()
+    again = read_result(words, capsys)
+    assert again["trials"] == result["trials"]
+
+
+def test_a_sweep_compares_losses(capsys: pytest.CaptureFixture[str]) -> None:
+    result = read_result("sweep --config night.yaml --keys lr=0.2,0.4,0.3 --steps 6 --json", capsys)
+    assert result["best"]["settings"] == {"lr": "0.3"}
+    assert len(result["trials"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train --config night.yaml --keys micro_batch_sise=1,2", "did you mean 'micro_batch_size'"),
+        ("train --config night.yaml --keys micro_batch_size", "not a key with values"),
+        ("train --config nihgt.yaml --keys lr=1", "nihgt.yaml"),
+        ("train --config night.yaml", "needs --keys"),
+    ],
+)
+def test_bad_input_is_one_message_before_any_trial(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call_tune(words) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+    assert not Path("output").exists()
+
+
+def test_no_result_is_an_error_with_the_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call_tune("sweep --config night.yaml --keys lr=1 micro_batch_size=8 --steps 6 micro_batch_size=8") == 1
+    assert "out of memory" in capsys.readouterr().err
