@@ -18,13 +18,14 @@ num_experts: {refused: mixture-of-experts layers}
 rope_type: {field: rope, accepts: [llama3], refused: yarn rope scaling}
 recompute_activations: {field: checkpoint, differs: recomputes half of them}
 seed: {session: true}
+bf16: {field: type, differs: rounds elsewhere}
 """
 
 
 def build_trainer(**model: object) -> Trainer:
     from msgspec.structs import replace
 
-    return Trainer(model=replace(SPEC, **model), training=TrainingConfig(recompute_activations=True))
+    return Trainer(model=replace(SPEC, **model), training=TrainingConfig(recompute_activations=True, bf16=False))
 
 
 @pytest.fixture
@@ -55,5 +56,6 @@ def test_the_default_and_the_accepted_values_pass(rules) -> None:
 def test_differences_list_refused_settings_first_and_leave_out_those_that_are_off(rules) -> None:
     found = list_key_differences(rules, build_trainer(num_experts=4))
     assert [(each.key, each.is_refused) for each in found] == [("num_experts", True), ("recompute_activations", False)]
-    off = Trainer(model=SPEC)
-    assert list_key_differences(rules, off) == []
+    # Off, although it is on by default.
+    assert TrainingConfig().bf16
+    assert list_key_differences(rules, Trainer(model=SPEC, training=TrainingConfig(bf16=False))) == []

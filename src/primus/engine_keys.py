@@ -75,7 +75,7 @@ def list_key_differences(rules: KeyRules, trainer: Trainer) -> list[KeyDifferenc
         value = _read_value(trainer, key)
         if rule.refused and not _is_accepted(rule, key, value):
             found.append(KeyDifference(key=key, value=value, reason=rule.refused, is_refused=True))
-        elif rule.differs and _is_set(key, value):
+        elif rule.differs and _is_on(value):
             found.append(KeyDifference(key=key, value=value, reason=rule.differs, is_refused=False))
     return sorted(found, key=lambda difference: not difference.is_refused)
 
@@ -115,9 +115,9 @@ def _is_accepted(rule: KeyRule, key: str, value: Any) -> bool:
     return value == _find_default(key) or value in rule.accepts
 
 
-def _is_set(key: str, value: Any) -> bool:
+def _is_on(value: Any) -> bool:
     """Whether a setting takes effect: one that is off cannot differ."""
-    return value not in (None, False, 0) or _find_default(key) not in (None, False, 0)
+    return value not in (None, False, 0)
 
 
 def _format_accepted_values(rules: KeyRules, key: str) -> str:

@@ -51,10 +51,23 @@ def resolve_experiment(
     Raises:
         UsageError: The configuration is wrong, contradicts itself, or its backend cannot train it.
     """
+    resolved = resolve_settings(file, overrides, environ, stage)
+    registry.load_plug_in(BACKENDS, resolved.experiment.trainer.framework).check(resolved.experiment)
+    return resolved
+
+
+def resolve_settings(
+    file: Path, overrides: Sequence[str], environ: Mapping[str, str], stage: str | None = None
+) -> Resolved:
+    """As `resolve_experiment`, whether or not its backend can train it.
+
+    Raises:
+        UsageError: The configuration is wrong or contradicts itself.
+    """
     resolved = load_experiment(file, overrides, environ=environ, stage=stage)
     learn(resolved.experiment.env)
     _check_names(resolved)
-    check(resolved)
+    _check_settings(resolved)
     return resolved
 
 
@@ -68,10 +81,9 @@ def _check_names(resolved: Resolved) -> None:
             )
 
 
-def check(resolved: Resolved) -> None:
-    """Raises UsageError if the configuration contradicts itself, or its backend cannot train it."""
+def _check_settings(resolved: Resolved) -> None:
+    """Raises UsageError if the configuration contradicts itself."""
     trainer = resolved.experiment.trainer
-    backend = registry.load_plug_in(BACKENDS, trainer.framework)
     model_checks.check(trainer.model, resolved.origins)
     model_checks.check_parallel(
         trainer.model,
@@ -83,7 +95,6 @@ def check(resolved: Resolved) -> None:
     checks.check_lengths(resolved)
     checks.check_data(resolved)
     checks.accumulation_steps(resolved, _fewest_processes(resolved))
-    backend.check(resolved.experiment)
 
 
 def _fewest_processes(resolved: Resolved) -> int:

@@ -106,6 +106,11 @@ def test_an_engine_that_fails_does_not_stop_the_others_and_names_its_cause(file:
     assert "from step 1" in next(line for line in done.stdout.splitlines() if line.startswith("wrong  "))
 
 
+def test_a_model_that_native_does_not_support_is_compared_on_engines_that_do(file: Path) -> None:
+    done = compare(file, "exact,near", "--num_experts", "4")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_an_engine_that_is_not_installed_gives_exit_code_3_and_what_to_do(file: Path) -> None:
     done = compare(file, "exact,missing")
     assert done.returncode == 3

@@ -15,7 +15,7 @@ from primus.config.schema import Trainer
 from primus.engine_keys import FILE_NAME, KeyDifference, list_key_differences, read_key_rules
 from primus.engines.choice import INSTALL_VARIABLE, choose_engine
 from primus.errors import EXIT_FAILED, PrimusError
-from primus.experiment import resolve_experiment
+from primus.experiment import resolve_experiment, resolve_settings
 from primus.launch.child_run import ChildRun, train_in_child
 from primus.runs import events
 from primus.runs.store import Run
@@ -32,8 +32,8 @@ def take_steps(engine: str, file: Path, overrides: Sequence[str], context: TaskC
     settings: list[KeyDifference] = []
     try:
         backend = registry.load_plug_in(BACKENDS, engine)
-        # Refusals by name are found on the default framework, which knows each key.
-        asked = resolve_experiment(file, ["--framework", "native", *overrides], context.environ)
+        # Refusals by name are found on the default framework, which knows each key, whether or not it can train with it.
+        asked = resolve_settings(file, ["--framework", "native", *overrides], context.environ)
         settings = find_settings(engine, asked.experiment.trainer)
         resolve_experiment(file, words, context.environ)
         environ = {**context.environ, INSTALL_VARIABLE: context.environ.get(INSTALL_VARIABLE, "never")}

@@ -11,7 +11,7 @@ from primus.config.schedule import decay_end
 from primus.config.schema import Trainer
 from primus.engine_keys import KeyDifference, format_yaml_value
 from primus.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFIT, UsageError
-from primus.experiment import resolve_experiment
+from primus.experiment import resolve_settings
 from primus.report import page, table
 from primus.runs import store
 from primus.runs.files import to_json, write_text
@@ -66,7 +66,7 @@ def run(options: Options, context: TaskContext) -> int:
     """
     names = _split_names(options)
     file = Path(options.config)
-    experiment = resolve_experiment(file, ["--framework", "native", *context.overrides], context.environ).experiment
+    experiment = resolve_settings(file, ["--framework", "native", *context.overrides], context.environ).experiment
     overrides = [*context.overrides, *_list_run_settings(experiment.trainer, options.steps)]
     tolerance = _choose_tolerance(options, is_bf16=experiment.trainer.training.bf16)
     folder = Path(options.output) if options.output else _choose_folder(experiment.workspace)
