@@ -31,7 +31,7 @@ def make(setting: Setting):
     llama3.get_attention_config = lambda backend: (
         ScaledDotProductAttention.Config()
     )  # FlexAttention has no CPU backward
-    model = _config(setting).build()
+    model = make_config(setting).build()
     model.init_states(buffer_device=torch.device("cpu"))
     compile_config = CompileConfig(enable=setting.compile, components=["model", "loss"])
     if setting.compile:
@@ -57,7 +57,7 @@ def make(setting: Setting):
     return step, sum(parameter.numel() for parameter in model.parameters())
 
 
-def _config(setting: Setting):
+def make_config(setting: Setting):
     rope = ComplexRoPE.Config(dim=setting.dim // setting.heads, max_seq_len=setting.sequence, theta=setting.rope_theta)
     return llama.Llama3Model.Config(
         dim=setting.dim,

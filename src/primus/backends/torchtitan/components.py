@@ -135,9 +135,9 @@ class CheckedOptimizers(OptimizersContainer):
             for parameter in group["params"]
             if parameter.grad is not None
         ]
-        flags = [gradient.isfinite().all() for gradient in gradients if gradient.numel()]
-        device = gradients[0].device if gradients else torch.device("cpu")
-        found = (~torch.stack(flags).all()).float() if flags else torch.zeros((), device=device)
+        # One pass that only reads; `isfinite` writes a tensor for each gradient.
+        norm = nn.utils.get_total_norm(gradients, foreach=True) if gradients else torch.zeros(())
+        found = (~norm.isfinite()).float()
         if dist.get_world_size() > 1:
             # Clipping by a norm that is infinite makes NaN only where the infinity is.
             dist.all_reduce(found, dist.ReduceOp.MAX)

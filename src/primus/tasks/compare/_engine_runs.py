@@ -32,7 +32,7 @@ def take_steps(engine: str, file: Path, overrides: Sequence[str], context: TaskC
     settings: list[KeyDifference] = []
     try:
         backend = registry.load_plug_in(BACKENDS, engine)
-        # Refusals by name are found on the default framework, which knows each key, whether or not it can train with it.
+        # On the default framework, which knows each key, also of what it cannot train.
         asked = resolve_settings(file, ["--framework", "native", *overrides], context.environ)
         settings = find_settings(engine, asked.experiment.trainer)
         resolve_experiment(file, words, context.environ)
