@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,15 @@ from msgspec import Struct
 
 from primus.config.flags import Positional
 from primus.report import table
-from primus.runs import events, store, summary
+from primus.runs import store, summary
+from primus.runs.differences import (
+    RunDifference,
+    compare_losses,
+    compare_mappings,
+    describe_losses,
+    read_run_environment,
+    read_run_packages,
+)
 from primus.runs.store import Run
 from primus.task import TaskContext
 
@@ -26,35 +33,6 @@ class Options(Struct, frozen=True, kw_only=True):
     """Folder that holds all run folders."""
 
 
-class RunDifference(Struct, frozen=True):
-    """One difference."""
-
-    what: str
-    a: Any
-    b: Any
-
-
-class LossDifference(Struct, frozen=True, kw_only=True):
-    """Difference between the losses of two runs."""
-
-    common_steps: int
-    """Steps that both runs have taken."""
-    different_steps: int
-    """Steps among these whose losses are not bitwise equal."""
-    first_step: int | None
-    """The first of these."""
-    first_absolute: float | None
-    """Difference there; None if one of the losses is not a number."""
-    max_absolute: float | None
-    """Largest difference."""
-    max_absolute_step: int | None
-    """Step of it."""
-    max_relative: float | None
-    """Largest difference relative to the larger loss of the two."""
-    max_relative_step: int | None
-    """Step of it."""
-
-
 def run(options: Options, context: TaskContext) -> None:
     """Print the differences.
 
@@ -63,94 +41,21 @@ def run(options: Options, context: TaskContext) -> None:
     """
     a, b = (store.find_run(name, Path(options.workspace)) for name in (options.a, options.b))
     sections = {
-        "configuration": _compare_mappings(summary.flat_settings(a), summary.flat_settings(b)),
-        "environment": _compare_mappings(_read_run_environment(a), _read_run_environment(b)),
-        "packages": _compare_mappings(_read_run_packages(a), _read_run_packages(b)),
+        "configuration": compare_mappings(summary.flat_settings(a), summary.flat_settings(b)),
+        "environment": compare_mappings(read_run_environment(a), read_run_environment(b)),
+        "packages": compare_mappings(read_run_packages(a), read_run_packages(b)),
         "results": _compare_results(a, b),
     }
-    losses = _compare_losses(a, b)
-    sections["results"].append(RunDifference("losses", _format_losses(losses), ""))
+    losses = compare_losses(a, b)
+    sections["results"].append(RunDifference("losses", describe_losses(losses), ""))
     value = {"a": str(a.directory), "b": str(b.directory), **sections, "losses": losses}
     context.result(value, "\n\n".join(_format_changes(title, changes, a, b) for title, changes in sections.items()))
-
-
-def _compare_mappings(a: dict[str, Any], b: dict[str, Any]) -> list[RunDifference]:
-    absent = "absent"
-    names = sorted(name for name in a.keys() | b.keys() if a.get(name, absent) != b.get(name, absent))
-    return [RunDifference(name, a.get(name, absent), b.get(name, absent)) for name in names]
-
-
-def _read_run_environment(run: Run) -> dict[str, str]:
-    """Variables that the run set itself, and the machine's facts."""
-    dump = run.directory / "env" / "primus_env_dump.txt"
-    lines = dump.read_text(encoding="utf-8", errors="replace").splitlines() if dump.is_file() else []
-    ours = [line.rpartition("  # ")[0] for line in lines if not line.endswith("  # shell")]
-    variables = dict(line.split("=", 1) for line in ours if "=" in line)
-    devices = run.directory / "env" / "gpu_model.txt"
-    metadata = run.read_metadata()
-    return variables | {
-        "(host)": metadata.host,
-        "(devices)": devices.read_text().strip() if devices.is_file() else "unknown",
-        "(git revision)": metadata.git_revision or "unknown",
-    }
-
-
-def _read_run_packages(run: Run) -> dict[str, str]:
-    path = run.directory / "env" / "packages.txt"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return dict(line.split("==", 1) for line in lines if "==" in line)
 
 
 def _compare_results(a: Run, b: Run) -> list[RunDifference]:
     first, second = summary.summarise_run(a), summary.summarise_run(b)
     names = ("state", "steps", "last_loss", "eval_loss", "tokens_per_s", "duration_s")
     return [RunDifference(name, getattr(first, name), getattr(second, name)) for name in names]
-
-
-def _compare_losses(a: Run, b: Run) -> LossDifference:
-    """Compare the losses of two runs on their common steps; two values that are not numbers are equal."""
-    losses_a, losses_b = (
-        {event["step"]: event.get("loss") for event in events.read_steps(run.events)} for run in (a, b)
-    )
-    common = sorted(losses_a.keys() & losses_b.keys())
-    pairs = {step: (_parse_loss(losses_a[step]), _parse_loss(losses_b[step])) for step in common}
-    apart = [step for step, (x, y) in pairs.items() if x != y]
-    gaps = {step: abs(x - y) for step in apart for x, y in [pairs[step]] if x is not None and y is not None}
-    relative = {step: gap / max(abs(each or 0.0) for each in pairs[step]) for step, gap in gaps.items()}
-    widest, widest_relative = (
-        max(gaps, key=gaps.__getitem__, default=None),
-        max(relative, key=relative.__getitem__, default=None),
-    )
-    return LossDifference(
-        common_steps=len(common),
-        different_steps=len(apart),
-        first_step=apart[0] if apart else None,
-        first_absolute=gaps.get(apart[0]) if apart else None,
-        max_absolute=None if widest is None else gaps[widest],
-        max_absolute_step=widest,
-        max_relative=None if widest_relative is None else relative[widest_relative],
-        max_relative_step=widest_relative,
-    )
-
-
-def _parse_loss(loss: Any) -> float | None:
-    """A loss; None if it is missing or not finite."""
-    return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
-
-
-def _format_losses(found: LossDifference) -> str:
-    if found.common_steps == 0:
-        return "no common steps"
-    if found.first_step is None:
-        return f"equal bit by bit on all {found.common_steps} common steps"
-    text = f"differ on {found.different_steps} of {found.common_steps} common steps, from step {found.first_step} on"
-    if found.max_absolute is None:
-        return text
-    first = f" (by {found.first_absolute:.3g})" if found.first_absolute is not None else ""
-    return (
-        f"{text}{first}; at most by {found.max_absolute:.3g} (step {found.max_absolute_step}), "
-        f"relatively {found.max_relative:.3g} (step {found.max_relative_step})"
-    )
 
 
 def _format_changes(title: str, changes: list[RunDifference], a: Run, b: Run) -> str:

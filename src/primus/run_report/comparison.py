@@ -1,0 +1,228 @@
+"""Which difference between two runs explains the difference of their speed or their losses.
+
+A difference is a candidate for what it can change: a setting by the group of its key, everything of the machine and
+the packages that compute for the speed. Where one candidate is left it is the explanation; several need a run each.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from primus.config.schema import OWNERS
+from primus.run_report.facts import RunFacts
+from primus.run_report.report import RunReport, build_report
+from primus.runs import events, summary
+from primus.runs.differences import (
+    LossDifference,
+    RunDifference,
+    compare_losses,
+    compare_mappings,
+    read_run_environment,
+    read_run_packages,
+)
+from primus.runs.store import Run
+from primus.statistics import bootstrap_ratio
+from primus.traces.report import TraceDifference, compare_reports
+
+Effect = Literal["speed", "loss"]
+SPEED: frozenset[Effect] = frozenset({"speed"})
+LOSS: frozenset[Effect] = frozenset({"loss"})
+BOTH: frozenset[Effect] = SPEED | LOSS
+NONE: frozenset[Effect] = frozenset()
+GROUP_EFFECTS: Mapping[str, frozenset[Effect]] = {
+    "model": BOTH, "training": BOTH, "data": LOSS, "optimizer": LOSS, "parallel": SPEED, "checkpoint": NONE,
+    "logging": NONE,
+}  # fmt: skip
+KEY_EFFECTS: Mapping[str, frozenset[Effect]] = {
+    "seed": LOSS, "train_iters": LOSS, "init": LOSS, "device": BOTH, "compile": SPEED, "deterministic": SPEED,
+    "recompute_activations": SPEED, "loss_chunk_size": SPEED, "eval_interval": NONE, "eval_iters": NONE,
+    "max_nonfinite_steps": NONE, "max_rewinds": NONE, "allow_version": NONE, "num_workers": SPEED, "data_path": NONE,
+    "load": LOSS, "finetune": LOSS, "framework": BOTH, "exp_name": NONE, "workspace": NONE, "work_group": NONE,
+    "user_name": NONE,
+}  # fmt: skip
+"""What a key can change, where its group does not say it: rounding does not count as another loss."""
+COMPUTING_PACKAGES = (
+    "torch",
+    "triton",
+    "jax",
+    "nvidia",
+    "rocm",
+    "megatron",
+    "transformer",
+    "flash",
+    "aiter",
+    "numpy",
+    "mkl",
+)
+"""Beginnings of the names of packages that compute."""
+MACHINE = ("(host)", "(devices)")
+NUM_KERNELS = 8
+
+
+class ExplainedDifference(Struct, frozen=True, kw_only=True):
+    """A difference that can explain another speed or loss."""
+
+    kind: str
+    """``setting``, ``machine``, ``variable`` or ``package``."""
+    what: str
+    a: Any
+    b: Any
+    effects: list[Effect]
+
+
+class SpeedDifference(Struct, frozen=True, kw_only=True):
+    """The speeds of two runs."""
+
+    a: float
+    """Tokens/s, the median of steady steps."""
+    b: float
+    ratio: float
+    """B by A."""
+    low: float
+    """Of the 95 % interval of the ratio."""
+    high: float
+    is_real: bool
+    """Whether the interval excludes 1."""
+    parts: list[list[float | str | None]]
+    """Part of a step, and its seconds in A and B."""
+
+
+class RunComparison(Struct, frozen=True, kw_only=True):
+    """Two runs compared."""
+
+    speed: SpeedDifference | None
+    """None if one of them has no steps."""
+    losses: LossDifference
+    candidates: list[ExplainedDifference]
+    speed_explanation: str
+    loss_explanation: str
+    trace: TraceDifference | None
+    """If both have a profile."""
+
+
+def compare_runs(a: Run, b: Run) -> RunComparison:
+    """Compare two runs."""
+    reports = (build_report(a), build_report(b))
+    candidates = list_candidates(a, b)
+    speed = _compare_speeds(a, b, reports)
+    losses = compare_losses(a, b)
+    traces = [report.trace for report in reports]
+    return RunComparison(
+        speed=speed,
+        losses=losses,
+        candidates=candidates,
+        speed_explanation=_explain_speed(speed, candidates),
+        loss_explanation=_explain_losses(losses, candidates),
+        trace=compare_reports(traces[0], traces[1], NUM_KERNELS) if traces[0] and traces[1] else None,
+    )
+
+
+def list_candidates(a: Run, b: Run) -> list[ExplainedDifference]:
+    """Differences that can change speed or loss: settings, then the machine, variables and packages."""
+    found = [
+        _build_candidate("setting", each, find_effects(each.what))
+        for each in compare_mappings(summary.flat_settings(a), summary.flat_settings(b))
+    ]
+    for each in compare_mappings(read_run_environment(a), read_run_environment(b)):
+        if each.what in MACHINE:
+            found.append(_build_candidate("machine", each, SPEED))
+        elif not each.what.startswith("("):
+            found.append(_build_candidate("variable", each, SPEED))
+    for what in ("world_size", "threads"):
+        values = [_read_started(run).get(what) for run in (a, b)]
+        if values[0] != values[1]:
+            found.append(_build_candidate("machine", RunDifference(what, *values), SPEED))
+    packages = compare_mappings(read_run_packages(a), read_run_packages(b))
+    found += [
+        _build_candidate("package", each, SPEED)
+        for each in packages
+        if each.what.lower().startswith(COMPUTING_PACKAGES)
+    ]
+    return [each for each in found if each.effects]
+
+
+def find_effects(key: str) -> frozenset[Effect]:
+    """What a setting can change."""
+    if key in KEY_EFFECTS:
+        return KEY_EFFECTS[key]
+    if key.startswith("env."):
+        return SPEED
+    group = OWNERS.get(key)
+    return GROUP_EFFECTS[group] if group else BOTH  # keys of an engine
+
+
+def _build_candidate(kind: str, found: RunDifference, effects: frozenset[Effect]) -> ExplainedDifference:
+    return ExplainedDifference(kind=kind, what=found.what, a=found.a, b=found.b, effects=sorted(effects))
+
+
+def _read_started(run: Run) -> Mapping[str, Any]:
+    found = [event for event in events.read_events(run.events) if event["kind"] == "run_started"]
+    return found[-1] if found else {}
+
+
+def _compare_speeds(a: Run, b: Run, reports: Sequence[RunReport]) -> SpeedDifference | None:
+    series = [_list_rates(run) for run in (a, b)]
+    rates = [report.facts.tokens_per_s for report in reports]
+    if not all(series) or rates[0] is None or rates[1] is None:
+        return None
+    interval = bootstrap_ratio(series[1], series[0], statistics.median, block=None)
+    facts = [report.facts for report in reports]
+    parts: list[list[float | str | None]] = [
+        ["waiting for data", *(_to_seconds(each, each.data_share) for each in facts)],
+        ["forward and backward passes", *(_to_seconds(each, each.compute_share) for each in facts)],
+    ]
+    return SpeedDifference(
+        a=rates[0],
+        b=rates[1],
+        ratio=interval.estimate,
+        low=interval.low,
+        high=interval.high,
+        is_real=not interval.low <= 1 <= interval.high,
+        parts=[part for part in parts if None not in part],
+    )
+
+
+def _to_seconds(facts: RunFacts, share: float | None) -> float | None:
+    """A share of the steady step in seconds."""
+    return None if share is None or facts.steady_step_s is None else share * facts.steady_step_s
+
+
+def _list_rates(run: Run) -> list[float]:
+    """Tokens/s of the steps after warm-up."""
+    steps = events.read_steps(run.events)
+    chosen = steps[summary.WARM_UP_STEPS :] or steps
+    return [float(step["tokens_per_s"]) for step in chosen if step.get("tokens_per_s")]
+
+
+def _explain_speed(speed: SpeedDifference | None, candidates: Sequence[ExplainedDifference]) -> str:
+    if speed is None:
+        return "one of the runs has no steps"
+    change = f"B has {speed.ratio:.3f} times the tokens/s of A (95 %: {speed.low:.3f} to {speed.high:.3f})"
+    if not speed.is_real:
+        return f"{change}: no difference beyond the noise of the steps"
+    return f"{change}; {_name_candidates(candidates, 'speed', 'other jobs, clocks or the network may explain it')}"
+
+
+def _explain_losses(losses: LossDifference, candidates: Sequence[ExplainedDifference]) -> str:
+    if losses.common_steps == 0:
+        return "the runs have no steps in common"
+    if losses.first_step is None:
+        return f"the losses of all {losses.common_steps} common steps are equal bit by bit"
+    size = f", by at most {losses.max_absolute:.3g}" if losses.max_absolute is not None else ""
+    start = f"the losses differ from step {losses.first_step} on{size}"
+    otherwise = "rounding may explain it: another number of processes, device, kernel or version"
+    return f"{start}; {_name_candidates(candidates, 'loss', otherwise)}"
+
+
+def _name_candidates(candidates: Sequence[ExplainedDifference], effect: Effect, otherwise: str) -> str:
+    found = [each for each in candidates if effect in each.effects]
+    if not found:
+        return f"nothing that is recorded differs in what changes the {effect}: {otherwise}"
+    names = ", ".join(f"{each.what} ({each.a} -> {each.b})" for each in found)
+    if len(found) == 1:
+        return f"the only difference that can change the {effect} is {names}"
+    return f"{len(found)} differences can change the {effect}: {names}; repeat A with one of them at a time"
