@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
 from primus.errors import UsageError
 from primus.runs import lock
@@ -119,3 +120,15 @@ def test_the_patch_changes_settings_and_keeps_comments(tmp_path: Path) -> None:
         == EXPERIMENT
     )
     assert format_experiment_patch("night.yaml", "exp_name: night\n", {"lr": "1"}) == ""
+
+
+def test_the_patch_puts_variables_under_env(tmp_path: Path) -> None:
+    settings = {"env.OMP_NUM_THREADS": "2", "env.OMP_PROC_BIND": "close"}
+    (tmp_path / "night.yaml").write_text(EXPERIMENT)
+    patch = format_experiment_patch("night.yaml", EXPERIMENT, settings)
+    subprocess.run(["patch", "-p1"], cwd=tmp_path, input=patch, text=True, check=True, capture_output=True)
+    changed = (tmp_path / "night.yaml").read_text()
+    assert yaml.safe_load(changed)["env"] == {"OMP_NUM_THREADS": 2, "OMP_PROC_BIND": "close"}
+    assert changed.startswith(EXPERIMENT)
+    again = format_experiment_patch("night.yaml", changed, {"env.OMP_NUM_THREADS": "4"})
+    assert "-  OMP_NUM_THREADS: 2" in again and "+  OMP_NUM_THREADS: 4" in again

@@ -50,8 +50,10 @@ class SearchResult(Struct, frozen=True, kw_only=True):
     best: TrialResult | None
     as_written: TrialResult | None
     """The experiment without changes, at the steps of the last rung."""
-    patch: str | None
-    """File with the patch; None if nothing is better than the experiment as written, beyond the noise."""
+    is_better: bool
+    """Whether the best is better than the experiment as written beyond the noise."""
+    patch: str | None = None
+    """File with the patch, if the best is better and the file has a block `overrides:`."""
     gain: float | None = None
     """Relative gain of the best over the experiment as written."""
     steps: int
@@ -100,11 +102,12 @@ def format_search_result(result: SearchResult) -> str:
     if len(trials) > MOST_LISTED:
         lines.append(f"and {len(trials) - MOST_LISTED} more trials in {result.study}/study.json")
     lines.append(f"{result.steps} steps, {result.share_of_grid:.0%} of the whole grid")
-    if result.best is None or result.patch is None:
-        lines.append("no setting is better than the experiment as written, beyond the noise")
-    else:
-        gain = f"{result.gain:+.1%}" if result.gain is not None else "the experiment as written gives no result"
-        lines += [f"best: {_format_settings(result.best.settings)} ({gain})", f"apply it: patch -p1 < {result.patch}"]
+    if result.best is None or not result.is_better:
+        return "\n".join([*lines, "no setting is better than the experiment as written, beyond the noise"])
+    gain = f"{result.gain:+.1%}" if result.gain is not None else "the experiment as written gives no result"
+    words = _format_settings(result.best.settings)
+    lines.append(f"best: {words} ({gain})")
+    lines.append(f"apply it: patch -p1 < {result.patch}" if result.patch else f"apply it: add to the command: {words}")
     return "\n".join(lines)
 
 
@@ -157,7 +160,8 @@ def _run_trial(
             "--workspace",
             str(study.folder),
         ],
-        context.environ,
+        # A variable of the shell would win over that of the trial.
+        {name: value for name, value in context.environ.items() if f"env.{name}" not in settings},
         limit_s=request.timeout_s,
     )
     runs = [run for run in store.list_workspace_runs(study.folder) if run.id not in before]
@@ -186,6 +190,7 @@ def _summarize(
         metric=request.metric,
         best=best,
         as_written=base,
+        is_better=is_better,
         patch=_write_patch(request, study, best.settings) if is_better else None,
         gain=base.cost / best.cost - 1 if base and base.cost and best.cost else None,
         steps=steps,
@@ -194,12 +199,13 @@ def _summarize(
     )
 
 
-def _write_patch(request: SearchRequest, study: Study, settings: Settings) -> str:
+def _write_patch(request: SearchRequest, study: Study, settings: Settings) -> str | None:
     text = Path(request.config).read_text(encoding="utf-8")
     patch = experiment_patch.format_experiment_patch(request.config, text, settings)
+    if not patch:
+        return None
     path = study.folder / "best.patch"
-    # A file without `overrides:` has no place for settings; the words of the command line remain.
-    write_text(path, patch or " ".join(f"{key}={value}" for key, value in settings.items()) + "\n")
+    write_text(path, patch)
     return str(path)
 
 
