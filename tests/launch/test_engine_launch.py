@@ -125,6 +125,19 @@ def test_a_checkout_that_a_variable_names_is_imported_by_the_workers(user: Engin
     assert user.engine_lines() == [["1.7", sys.executable]]
 
 
+def test_a_checkout_that_cannot_be_used_is_refused_before_workers_start(user: EngineUser) -> None:
+    checkout = user.cwd / "checkout"
+    refused = user.run("direct", *TRAIN, SMALL_PATH=str(checkout))
+    assert refused.returncode == 2
+    assert f"SMALL_PATH={checkout}: no checkout of Small: it has no folder small/core" in refused.stderr
+    (checkout / "small/core").mkdir(parents=True)
+    (checkout / "small/core/__init__.py").write_text("__version__ = '1.7'\n")
+    (checkout / "pyproject.toml").write_text('[project]\nrequires-python = ">=3.99"\n')
+    refused = user.run("direct", *TRAIN, SMALL_PATH=str(checkout))
+    assert refused.returncode == 3
+    assert f"Small 1.7 in the checkout {checkout} needs Python >=3.99, and {sys.executable} is 3." in refused.stderr
+
+
 def test_an_engine_beside_primus_as_in_an_image_runs_in_the_interpreter_of_primus(user: EngineUser) -> None:
     (user.cwd / "image/small/core").mkdir(parents=True)
     (user.cwd / "image/small/core/__init__.py").write_text("__version__ = '1.1'\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -11,8 +12,11 @@ from primus.engines.installation import (
     EngineInstallation,
     environment_folder,
     environment_python,
+    find_checkout,
     find_installation,
+    find_python_version,
     is_current,
+    read_python_range,
 )
 from primus.engines.requirement import EngineRequirement, read_engine
 from primus.errors import UnfitError, UsageError
@@ -55,6 +59,8 @@ def choose_engine(
     if not names:
         return None
     engines = {name: read_engine(name) for name in names}
+    for name, engine in engines.items():
+        _check_variables(name, engine, environ)
     found = [
         _choose_installed(name, engine, place, environ)
         for name, engine in engines.items()
@@ -66,8 +72,28 @@ def choose_engine(
     if found and allows_any_version:
         return found[0]
     if found:
-        raise _explain_version(found[0])
+        raise _explain_python(found[0]) or _explain_version(found[0])
     return _choose_new(engines, environ)
+
+
+def _check_variables(name: str, engine: EngineRequirement, environ: Mapping[str, str]) -> None:
+    """Refuse a variable of one engine whose folder has no checkout of it; others may name another engine.
+
+    Raises:
+        UsageError: It names the variable.
+    """
+    for variable in engine.checkout_variables:
+        given = environ.get(variable)
+        if (
+            given
+            and name.upper() in variable
+            and find_checkout(name, engine, {variable: given}, sys.executable) is None
+        ):
+            package = engine.module.replace(".", "/")
+            raise UsageError(
+                f"{variable}={given}: no checkout of {engine.title}: it has no folder {package}",
+                f"name the folder that holds {package}, or unset {variable}",
+            )
 
 
 def _choose_installed(
@@ -85,7 +111,25 @@ def _choose_installed(
 def _is_supported(choice: EngineChoice) -> bool:
     """Whether the version is supported; a package that does not state its version is tried."""
     version = choice.installation.version if choice.installation else None
-    return version is None or includes_version(choice.requirement.versions, version)
+    is_in_range = version is None or includes_version(choice.requirement.versions, version)
+    return is_in_range and _explain_python(choice) is None
+
+
+def _explain_python(choice: EngineChoice) -> UnfitError | None:
+    """The error of a checkout that needs another Python than its interpreter; None if it does not."""
+    place = choice.installation
+    wanted = read_python_range(Path(place.folder)) if place else None
+    if place is None or wanted is None:
+        return None
+    version = find_python_version(Path(place.python))
+    if includes_version(wanted, version):
+        return None
+    return UnfitError(
+        f"{choice.requirement.title} {place.version or ''} {place.format_place()} needs Python {wanted}, and"
+        f" {place.python} is {version}",
+        f"make both environments by such a Python: PRIMUS_PYTHON=PATH ./primus-cli setup --engine {choice.name};"
+        " --allow-version tries this one",
+    )
 
 
 def _explain_version(choice: EngineChoice) -> UnfitError:

@@ -82,7 +82,7 @@ def list_installations(
     """
     environment = find_environment(name, engine, environ)
     own = _find_in(name, engine, "main environment", python, _list_own_path(environ))
-    checkout = _find_checkout(name, engine, environ, environment.python if environment else python)
+    checkout = find_checkout(name, engine, environ, environment.python if environment else python)
     return [each for each in (checkout, environment, own) if each]
 
 
@@ -134,9 +134,10 @@ def list_installation_folders(installation: EngineInstallation) -> list[str]:
     return list(dict.fromkeys([installation.folder, *folders]))
 
 
-def _find_checkout(
+def find_checkout(
     name: str, engine: EngineRequirement, environ: Mapping[str, str], python: str
 ) -> EngineInstallation | None:
+    """The checkout that a variable names; None if none does."""
     named = [environ[variable] for variable in engine.checkout_variables if environ.get(variable)]
     folders = [os.path.abspath(os.path.join(each, path)) for each in named for path in engine.checkout_paths]
     return _find_in(name, engine, "checkout", python, folders)
@@ -146,6 +147,16 @@ def _list_own_path(environ: Mapping[str, str]) -> list[str]:
     """Import path of this interpreter, with the folders of PYTHONPATH that its workers get."""
     named = [each for each in environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     return list(dict.fromkeys([*named, *(entry for entry in sys.path if entry)]))
+
+
+def read_python_range(folder: Path) -> str | None:
+    """The versions of Python that the project in a folder requires, such as ``>=3.12``; None if it does not say."""
+    try:
+        text = (folder / "pyproject.toml").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"^requires-python *= *[\"']([^\"']+)", text, re.MULTILINE)
+    return found[1] if found else None
 
 
 def find_python_version(python: Path) -> str:

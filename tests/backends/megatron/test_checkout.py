@@ -125,15 +125,10 @@ except Exception as error:
 """
 
 
-@pytest.mark.parametrize(
-    ("python", "told"),
-    [(">=3.10", "-m pip install no_such_package"), (">=3.99", "it needs Python >=3.99, and the environment has 3.")],
-)
-def test_a_checkout_that_cannot_be_imported_says_what_is_missing(tmp_path: Path, python: str, told: str) -> None:
+def test_a_module_that_a_checkout_misses_is_named_with_the_command_that_installs_it(tmp_path: Path) -> None:
     package = tmp_path / "megatron/training"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("import no_such_package\n")
-    (tmp_path / "pyproject.toml").write_text(f'[project]\nrequires-python = "{python}"\n')
     printed = run_engine("megatron", REFUSED.replace("FOLDER", repr(str(tmp_path))))
     assert "UnfitError" in printed and "No module named 'no_such_package'" in printed
-    assert told in printed
+    assert "-m pip install no_such_package" in printed

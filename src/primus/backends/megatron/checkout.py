@@ -9,15 +9,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import platform
-import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +28,6 @@ from primus.backends.megatron.model import compute_frequencies
 from primus.config.exports.megatron_script import list_arguments
 from primus.config.schema import Experiment, ModelSpec
 from primus.errors import UnfitError, UsageError
-from primus.patch import includes_version
 from primus.session.engine_errors import find_reason
 
 OWN_ARGUMENTS = frozenset(
@@ -95,27 +90,14 @@ def _import_training() -> tuple[Any, Any, Any]:
         from megatron.training.arguments import add_megatron_arguments
     except Exception as error:  # whatever the code of the checkout raises
         traceback.print_exc()
+        remedy = "the traceback is in the log of the rank"
+        if isinstance(error, ModuleNotFoundError):
+            remedy = f"{sys.executable} -m pip install {error.name}"
         raise UnfitError(
             f"megatron.training of the checkout cannot be imported: {type(error).__name__}: {find_reason(error)}",
-            find_import_remedy(error) + "; images of Megatron-LM have what it needs",
+            f"{remedy}; images of Megatron-LM have what it needs",
         ) from error
     return initialize, training, add_megatron_arguments
-
-
-def find_import_remedy(error: Exception) -> str:
-    """What to do about a checkout that cannot be imported: another Python, or a package."""
-    spec = find_spec("megatron.training")
-    project = Path(spec.origin).parents[2] / "pyproject.toml" if spec and spec.origin else None
-    text = project.read_text(encoding="utf-8", errors="replace") if project and project.is_file() else ""
-    wanted = re.search(r"^requires-python *= *[\"']([^\"']+)", text, re.MULTILINE)
-    if wanted and not includes_version(wanted[1], platform.python_version()):
-        return (
-            f"it needs Python {wanted[1]}, and the environment has {platform.python_version()}: make both"
-            " environments by another one (PRIMUS_PYTHON=python3.12 ./primus-cli setup --engine megatron)"
-        )
-    if isinstance(error, ModuleNotFoundError):
-        return f"{sys.executable} -m pip install {error.name}"
-    return "the traceback is in the log of the rank"
 
 
 def list_words(experiment: Experiment, global_batch_size: int, *, on_gpu: bool) -> list[str]:
