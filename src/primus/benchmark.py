@@ -43,7 +43,7 @@ class BenchmarkOptions(Struct, frozen=True, kw_only=True):
     benchmark: Positional = LIST
     """Benchmark to run; `list` lists them."""
     output_file: Annotated[tuple[str, ...], Meta(extra={"aliases": ("--output", "-o")})] = ()
-    """Result file, format by suffix: .md .csv .tsv .json .jsonl .jsonl.gz .html; `-` prints Markdown."""
+    """Result file, format by suffix: .md .txt .csv .tsv .json .jsonl .jsonl.gz .html; `-` prints Markdown."""
     append: bool = False
     """Append to result files instead of replacing them."""
     baseline: str | None = None
@@ -55,8 +55,6 @@ class BenchmarkOptions(Struct, frozen=True, kw_only=True):
     """Longest measurement of a case, in seconds; it ends earlier when the median is known within --precision."""
     precision: str = "1%"
     """Width of the median's 95 % confidence interval at which a measurement ends."""
-    mode: tuple[Mode, ...] = ("steady",)
-    """Cache state: steady (rotating operands), cold (cache emptied before each call), warm (same operands)."""
     quick: bool = False
     """Measure briefly, which gives noisier results."""
     device: DeviceKind = "auto"
@@ -197,8 +195,13 @@ class BenchmarkContext(Protocol):
     def is_quick(self) -> bool: ...
 
     @property
+    def precision(self) -> float:
+        """Relative width of the median's interval at which a measurement ends."""
+        ...
+
+    @property
     def modes(self) -> Sequence[Mode]:
-        """Cache states to measure."""
+        """Cache states to measure: those of the option `mode`, if the benchmark has one, else ``steady``."""
         ...
 
     def count_sets(self, set_bytes: int, mode: Mode, /) -> int:

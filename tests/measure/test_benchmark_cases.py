@@ -6,7 +6,9 @@ import itertools
 
 import pytest
 import torch
+from msgspec import structs
 
+from primus.config.load import load_model
 from primus.measure import collectives
 from primus.measure.attention_benchmark import (
     AttentionShape,
@@ -17,6 +19,11 @@ from primus.measure.attention_benchmark import (
 )
 from primus.measure.collective_benchmark import list_groups
 from primus.measure.collectives import OPERATIONS
+from primus.measure.gemm import GemmShape
+from primus.measure.layer_benchmark import DenseLayer
+from primus.measure.model_gemm import list_dense_products, list_head_products, list_moe_products
+from primus.model import count_parameters
+from primus.model_layers import mixer_size
 
 CPU = torch.device("cpu")
 
@@ -72,3 +79,41 @@ def test_sums_of_small_types_are_exact_and_known(n: int) -> None:
         expected = collectives.make_expected_values(operation, torch.bfloat16, rank, n, 64)(index)
         assert torch.equal(sent, expected)
         assert torch.equal(expected, expected.to(torch.bfloat16).long())
+
+
+def test_the_products_of_a_layer_have_the_published_shapes() -> None:
+    spec = load_model("llama3.1_8B")
+    found = {layer.name: layer for layer in list_dense_products(spec, 4096)}
+    assert found["qkv"][1:] == (4096, 4096, (32 + 2 * 8) * 128, 1)
+    assert found["gate_up"].find_shape("forward") == GemmShape(4096, 2 * 14336, 4096, trans_b=True)
+    assert found["gate_up"].find_shape("dgrad") == GemmShape(4096, 4096, 2 * 14336)
+    assert found["gate_up"].find_shape("wgrad") == GemmShape(2 * 14336, 4096, 4096, trans_a=True)
+    # 2 FLOP a weight and token forward; the layers and the head are all matrices of the model but the embedding.
+    products = [*list_dense_products(spec, 1)] * spec.num_layers + list_head_products(spec, 1)
+    matrices = sum(layer.find_shape("forward").flop for layer in products) / 2
+    count = count_parameters(spec)
+    assert matrices == count.total_parameters - count.embedding - count.norm
+
+
+def test_the_products_of_experts_and_latent_attention_hold_every_active_weight() -> None:
+    spec = load_model("deepseek_v3")
+    layer = list_moe_products(spec, spec.num_experts or 1)
+    [gate_up] = [each for each in layer if each.name == "expert_gate_up"]
+    assert (gate_up.tokens, gate_up.repeats, gate_up.outputs) == (8, 256, 2 * 2048)
+    attention = sum(each.inputs * each.outputs for each in list_moe_products(spec, 1) if "expert" not in each.name)
+    shared = sum(each.inputs * each.outputs for each in layer if each.name.startswith("shared"))
+    assert attention - shared - 7168 * 256 == pytest.approx(mixer_size(spec, "attention").matrices, rel=1e-3)
+
+
+def test_every_operator_of_a_layer_computes_what_the_layer_computes() -> None:
+    spec = structs.replace(
+        load_model("llama3.1_8B"), hidden_size=32, ffn_hidden_size=48, num_attention_heads=4, num_query_groups=2,
+        kv_channels=8,
+    )  # fmt: skip
+    operators = DenseLayer(spec, 2, 6).list_operators()
+    for operator in operators:
+        out = operator.run(*(torch.randn(shape) for shape in operator.shapes))
+        assert torch.isfinite(out).all()
+    whole = operators[-1]
+    assert whole.flop == sum(operator.flop for operator in operators[:-1])
+    assert 2.0 < whole.backward_factor < 2.5

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from primus.benchmark import BenchmarkRank, BenchmarkResult, BenchmarkRow
+import browser
+from primus.benchmark import BenchmarkRank, BenchmarkResult, BenchmarkRow, CaseValue
 from primus.errors import UsageError
 from primus.machine.measurements import Timing
 from primus.report.benchmark_comparison import compare_records, format_comparison
 from primus.report.benchmark_files import READABLE, SUFFIXES, find_suffix, read_records, write_result
-from primus.report.benchmark_history import find_history_file, keep_result
+from primus.report.benchmark_history import find_history_file, keep_result, read_best_figures
+from primus.report.benchmark_nccl import format_nccl_table
 from primus.report.benchmark_page import format_page
 from primus.report.benchmark_table import find_slow_ranks, format_result_table, list_records
 
@@ -144,3 +146,49 @@ def test_the_history_of_a_machine_keeps_the_last_result_of_each_case(tmp_path: P
     keep_result(make_result(0.4), environ)
     lines = find_history_file("gemm", environ).read_text().splitlines()
     assert {json.loads(line)["M"]: json.loads(line)["value"] for line in lines} == {64: 0.4, 128: 0.25}
+
+
+def test_preflight_shows_the_best_value_of_this_machine(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    result = make_result(0.5, 0.25)
+    rows = tuple(
+        structs.replace(row, case={**row.case, "N": row.case["M"], "K": row.case["M"], "trans": "NN"})
+        for row in result.rows
+    )
+    keep_result(structs.replace(result, ranks=(structs.replace(result.ranks[0], rows=rows),)), environ)
+    assert read_best_figures(environ) == {"CPU": {"gemm_bf16": 0.5}}
+    find_history_file("gemm", environ).write_text("damaged")
+    assert read_best_figures(environ) == {}
+
+
+def test_the_page_is_drawn_in_light_and_in_dark(tmp_path: Path) -> None:
+    page = tmp_path / "r.html"
+    write_result(make_result(0.5, 0.25), str(page), format_page)
+    light = browser.screenshot(page, tmp_path / "light.png").read_bytes()
+    dark = browser.screenshot(page, tmp_path / "dark.png", is_dark=True).read_bytes()
+    assert min(len(light), len(dark)) > 10_000
+    assert light != dark
+    assert 'class="peak"' in browser.dom(page)
+
+
+def test_collectives_are_printed_as_nccl_tests_print_them() -> None:
+    # nccl-tests prints 8589934592 B in 40903 us on 8 ranks as algbw 210.01, busbw 367.51.
+    seconds = 40903e-6
+    timing = Timing(n=1, median_s=seconds, p5_s=seconds, p95_s=seconds, min_s=seconds, max_s=seconds, mad_s=0.0)
+    case: dict[str, CaseValue] = {
+        "op": "all_reduce",
+        "dtype": "fp32",
+        "group": "all",
+        "first_rank": 0,
+        "ranks": 8,
+        "size_bytes": 8589934592,
+    }
+    row = BenchmarkRow(case=case, timing=timing, figures={"algbw_gb_per_s": 210.007, "busbw_gb_per_s": 367.513})
+    gathered = structs.replace(row, case={**case, "op": "all_gather"})
+    single = BenchmarkRow(case={**case, "ranks": 1}, problem="single rank: no peer to communicate with")
+    rank = BenchmarkRank(rank=0, host="n1", device="cpu", device_name="CPU", rows=(row, gathered, single))
+    lines = format_nccl_table(BenchmarkResult(benchmark="collectives", ranks=(rank,))).splitlines()
+    figures = [line.split() for line in lines if not line.startswith("#")]
+    assert figures[0] == ["8589934592", "2147483648", "float", "sum", "-1", "40903.00", "210.01", "367.51", "0"]
+    assert figures[1][1:4] == [str(2147483648 // 8), "float", "none"]
+    assert lines[-1].endswith("no peer to communicate with")

@@ -195,3 +195,15 @@ def test_training_is_reported_after_its_warm_up() -> None:
     assert row.value == pytest.approx(4096.0)
     assert row.figures["warm_up_steps"] >= 3
     assert "0 steps" not in row.problem and train.summarise_steps([1.0, 1.0], 1.0, {}).value is None
+
+
+def test_a_rank_that_vanishes_is_named_and_the_rows_so_far_are_kept(tmp_path: Path) -> None:
+    words = ("vanish", "--quick", "--device", "cpu", "--duration", "0.1", "--json")
+    done = cli.run(
+        "direct", "--nproc", "2", "--", "benchmark", *words, cwd=tmp_path, timeout_s=240, XDG_STATE_HOME=str(tmp_path)
+    )
+    assert done.returncode not in (0, 2, 3)
+    assert "no complete results of rank " in done.stderr and "1" in done.stderr
+    ranks = json.loads(done.stdout)["result"]["ranks"]
+    assert [len(rank["rows"]) >= 1 for rank in ranks] == [True, True]
+    assert not (tmp_path / "primus/benchmarks").exists()  # incomplete results are no reference

@@ -17,7 +17,11 @@ BACKENDS = ("math", "flash", "efficient", "cudnn", "default", "flash_attn", "ait
 class Options(BenchmarkOptions, frozen=True, kw_only=True):
     """Options of `benchmark attention`."""
 
-    model: str | None = None
+    output_file: Annotated[
+        tuple[str, ...], Meta(extra={"aliases": ("--output", "-o", "--report-csv-path", "--report_csv_path")})
+    ] = ()
+    """Result file, format by suffix: .md .txt .csv .tsv .json .jsonl .jsonl.gz .html; `-` prints Markdown."""
+    model: Annotated[str | None, Meta(extra={"aliases": ("--models",)})] = None
     """Model preset whose heads are taken; without it --heads, --groups and --head-dim."""
     batch: Annotated[str, Meta(extra={"aliases": ("--mbs-list", "--mbs_list", "--mbs")})] = "1"
     """Sequences of a micro batch: a number, a list, or a range."""
@@ -35,6 +39,8 @@ class Options(BenchmarkOptions, frozen=True, kw_only=True):
     """Each token sees the tokens before it."""
     window: int | None = None
     """Maximum tokens that a query sees (default: all)."""
+    mode: tuple[Literal["warm", "cold"], ...] = ("warm",)
+    """Cache state: warm (same operands in every call), cold (cache emptied before each call)."""
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
     """Data type."""
     backend: str = "all"

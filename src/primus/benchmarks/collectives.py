@@ -40,6 +40,10 @@ class Options(BenchmarkOptions, frozen=True, kw_only=True):
     """Calls before the measurement."""
     iters: Annotated[int, Meta(ge=1)] = 100
     """Calls of the measurement, at most; --duration limits its time."""
+    repeat: Annotated[int, Meta(ge=1)] = 1
+    """Measurements of each case, each of which is a row."""
+    cluster: str = ""
+    """Label of the cluster, which the result keeps."""
     check: bool = True
     """Check every element of the first call on fresh buffers."""
     per_rank: bool = False
@@ -91,5 +95,12 @@ def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRo
     operations, sizes = _list_operations(options), _list_sizes(options)
     stride = options.stride if options.group == "strided" else None
     yield from measure_collectives(
-        context, operations, sizes, options.dtype, effort, by_node=options.group == "node", stride=stride
+        context,
+        operations,
+        sizes,
+        options.dtype,
+        effort,
+        by_node=options.group == "node",
+        stride=stride,
+        num_repeats=options.repeat,
     )

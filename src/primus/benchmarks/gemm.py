@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from primus.benchmark import BenchmarkContext, BenchmarkOptions, BenchmarkRow, parse_sizes
+from primus.benchmark import BenchmarkContext, BenchmarkOptions, BenchmarkRow, Mode, parse_sizes
 
 
 class Options(BenchmarkOptions, frozen=True, kw_only=True):
@@ -26,6 +26,8 @@ class Options(BenchmarkOptions, frozen=True, kw_only=True):
     """The first operand is stored as its transpose."""
     trans_b: bool = False
     """The second operand is stored as its transpose, as weights of linear layers are."""
+    mode: tuple[Mode, ...] = ("steady",)
+    """Cache state: steady (rotating operands), cold (cache emptied before each call), warm (same operands)."""
     dtype: tuple[Literal["fp32", "tf32", "bf16", "fp16", "fp8"], ...] = ("bf16",)
     """Data types; fp8 is e4m3 with bf16 results."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, structs
 
-from primus.benchmark import BenchmarkContext, BenchmarkOptions, BenchmarkRow, check_positive
+from primus.benchmark import BenchmarkContext, BenchmarkOptions, BenchmarkRow, Mode, check_positive
 from primus.config.load import load_model
 from primus.config.schema import ModelSpec
 
@@ -33,6 +33,8 @@ class Options(BenchmarkOptions, frozen=True, kw_only=True):
     """Size of the vocabulary (32000)."""
     mbs: Annotated[int, Meta(extra={"aliases": ("--micro-batch-size", "--micro_batch_size")})] = 1
     """Sequences of a micro batch."""
+    mode: tuple[Mode, ...] = ("steady",)
+    """Cache state: steady (rotating operands), cold (cache emptied before each call), warm (same operands)."""
     dtype: tuple[Literal["fp32", "tf32", "bf16", "fp16", "fp8"], ...] = ("bf16",)
     """Data types."""
     duration: Annotated[float, Meta(gt=0, le=3600)] = 3.0

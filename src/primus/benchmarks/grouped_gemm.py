@@ -23,6 +23,8 @@ class Options(BenchmarkOptions, frozen=True, kw_only=True):
     """Width of the output."""
     skew: Annotated[float, Meta(ge=0, le=4)] = 0.0
     """Imbalance: expert i gets tokens in proportion to (i + 1) to the power of minus this; 0 is balanced."""
+    mode: tuple[Literal["warm", "cold"], ...] = ("warm",)
+    """Cache state: warm (same operands in every call), cold (cache emptied before each call)."""
     dtype: tuple[Literal["bf16", "fp16", "fp32"], ...] = ("bf16",)
     """Data types."""
 

@@ -21,6 +21,8 @@ class Options(BenchmarkOptions, frozen=True, kw_only=True):
     """Tokens of a sequence."""
     mbs: Annotated[int, Meta(extra={"aliases": ("--micro-batch-size", "--micro_batch_size")})] = 1
     """Sequences of a micro batch."""
+    mode: tuple[Literal["warm", "cold"], ...] = ("warm",)
+    """Cache state: warm (same operands in every call), cold (cache emptied before each call)."""
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
     """Data type."""
     duration: Annotated[float, Meta(gt=0, le=3600)] = 3.0

@@ -81,9 +81,7 @@ def measure_attention(
         **{name: value for name, value in shape._asdict().items() if value is not None},
         "dtype": dtype,
     }
-    yield from context.measure(
-        case, partial(_make_call, context, shape, backend, dtype, is_backward), modes=("steady",)
-    )
+    yield from context.measure(case, partial(_make_call, context, shape, backend, dtype, is_backward))
 
 
 def _make_call(

@@ -88,7 +88,8 @@ class BenchmarkWorker:
         self.rank, self.local_rank, self.world_size = attempt.rank, attempt.local_rank, attempt.world_size
         self.num_local = 1
         self.is_quick = options.quick
-        self.modes: Sequence[Mode] = options.mode
+        self.modes: Sequence[Mode] = getattr(options, "mode", ("steady",))
+        self.precision = parse_share(options.precision, "--precision")
         self.device = own_device(attempt.local_rank, os.environ, options.device)
         self._clock = create_clock(self.device)
         self._effort = _make_effort(options)

@@ -55,6 +55,7 @@ def measure_collectives(
     by_node: bool = False,
     stride: int | None = None,
     one_by_one: bool = False,
+    num_repeats: int = 1,
 ) -> Iterator[BenchmarkRow]:
     """A row for each operation, size and group, on the first rank of the group.
 
@@ -62,6 +63,7 @@ def measure_collectives(
         by_node: Whether the ranks of each node are a group.
         stride: Distance of the ranks of strided groups; None for other groups.
         one_by_one: Whether groups run one after another.
+        num_repeats: Rows of each case.
     """
     everyone = _make_everyone(context)
     nodes = list_nodes(context.rank - context.local_rank, everyone) if by_node else None
@@ -70,8 +72,10 @@ def measure_collectives(
         rounds = [GroupMembers(each.name, [ranks]) for each in rounds for ranks in each.groups]
     for name, groups in rounds:
         group = create_group("all", groups, everyone, PATIENCE)
-        for operation, size_bytes in itertools.product(operations, sizes):
+        for operation, size_bytes, repeat in itertools.product(operations, sizes, range(num_repeats)):
             case: dict[str, CaseValue] = {"op": operation, "dtype": dtype, "group": name}
+            if num_repeats > 1:
+                case["repeat"] = repeat
             context.wait_for_all(f"{operation} of {format_size(size_bytes)}")
             if group is None:
                 continue

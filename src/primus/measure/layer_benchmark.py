@@ -124,9 +124,7 @@ def measure_layer(
                 "seqlen": seqlen,
                 "dtype": dtype,
             }
-            yield from context.measure(
-                case, partial(_make_call, context, operator, dtype, is_backward), modes=("steady",)
-            )
+            yield from context.measure(case, partial(_make_call, context, operator, dtype, is_backward))
 
 
 def _make_call(

@@ -182,4 +182,4 @@ def measure_grouped_product(
             convention="2 tokens K N FLOP / median time; weights stored transposed; normal random",
         )
 
-    yield from context.measure(case, make_call, modes=("steady",))
+    yield from context.measure(case, make_call)

@@ -12,8 +12,6 @@ from primus.measure.timing import compute_median_interval, summarise_samples
 from primus.report.benchmark_table import format_case
 
 FEWEST_PASSES = 3
-PRECISION = 0.01
-"""Width of the median's interval at which passes end before the limit."""
 
 
 def measure_passes(
@@ -35,7 +33,7 @@ def measure_passes(
     with context.limit_time(format_case(case)):
         try:
             run_pass()
-            samples = _repeat_passes(run_pass, longest_s, most_passes)
+            samples = _repeat_passes(run_pass, longest_s, most_passes, context.precision)
         except (OSError, RuntimeError, ValueError, MemoryError, PrimusError) as error:
             return BenchmarkRow(case=case, rank=context.rank, problem=read_first_line(error))
     timing = summarise_samples(samples)
@@ -51,7 +49,7 @@ def measure_passes(
     )
 
 
-def _repeat_passes(run_pass: Callable[[], float], longest_s: float, most_passes: int) -> list[float]:
+def _repeat_passes(run_pass: Callable[[], float], longest_s: float, most_passes: int, precision: float) -> list[float]:
     started = time.monotonic()
     samples: list[float] = []
     while len(samples) < most_passes:
@@ -61,6 +59,6 @@ def _repeat_passes(run_pass: Callable[[], float], longest_s: float, most_passes:
         # The interval is looked at when the number of samples has doubled: it costs more than a short pass.
         is_power = len(samples) & (len(samples) - 1) == 0
         low, high = compute_median_interval(samples) if is_power and len(samples) > 8 else (0.0, float("inf"))
-        if time.monotonic() - started >= longest_s or high - low <= PRECISION * sorted(samples)[len(samples) // 2]:
+        if time.monotonic() - started >= longest_s or high - low <= precision * sorted(samples)[len(samples) // 2]:
             break
     return samples

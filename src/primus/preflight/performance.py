@@ -29,7 +29,7 @@ from primus.preflight.performance_baselines import (
     format_floor,
 )
 from primus.preflight.soak import SoakJudge
-from primus.report import table
+from primus.report import benchmark_history, table
 from primus.runs.files import read_json
 
 CONFIG_FILE = "config/preflight.json"
@@ -70,6 +70,7 @@ def complete_demands(environ: Mapping[str, str], given: Demands) -> Demands:
         given,
         gemm_tflops_min=tflops if given.gemm_tflops_min is None else given.gemm_tflops_min,
         free_memory_gb_min=given.free_memory_gb_min if free_gb is None else free_gb,
+        best_figures=benchmark_history.read_best_figures(environ),
     )
 
 

@@ -14,12 +14,20 @@ import msgspec
 
 from primus.benchmark import BenchmarkResult
 from primus.errors import PrimusError, UsageError
-from primus.report.benchmark_table import LAST_CASE_COLUMN, Record, build_columns, describe_result, list_records
+from primus.report.benchmark_nccl import format_nccl_table
+from primus.report.benchmark_table import (
+    LAST_CASE_COLUMN,
+    Record,
+    build_columns,
+    describe_result,
+    format_result_table,
+    list_records,
+)
 from primus.runs.files import to_json, write_bytes
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = (".jsonl", ".jsonl.gz")
-SUFFIXES = (".md", *DELIMITERS, ".json", *JSON_LINES, ".html")
+SUFFIXES = (".md", ".txt", *DELIMITERS, ".json", *JSON_LINES, ".html")
 READABLE = (*DELIMITERS, ".json", *JSON_LINES)
 """Suffixes of files that can be a baseline."""
 NEEDED = (LAST_CASE_COLUMN, "value", "unit")
@@ -54,6 +62,9 @@ def write_result(
     before = file if appends and file.exists() else None
     if suffix == ".html":
         text = format_page(result)
+    elif suffix == ".txt":
+        is_collective = all("op" in row.case for row in result.rows)
+        text = format_nccl_table(result) if is_collective else format_result_table(result) + "\n"
     elif suffix == ".json":
         text = to_json(result) + "\n"
     elif suffix == ".md":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from primus.benchmark import BenchmarkResult
+from primus.errors import PrimusError
 from primus.report.benchmark_comparison import find_record_key
 from primus.report.benchmark_files import read_records
-from primus.report.benchmark_table import list_records
+from primus.report.benchmark_table import Record, list_records
 from primus.runs.files import write_text
 
 
@@ -21,6 +23,35 @@ def find_history_file(benchmark: str, environ: Mapping[str, str]) -> Path:
     home = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local/state")
     host = re.sub(r"[^\w.-]", "_", socket.gethostname())
     return Path(home) / "primus" / "benchmarks" / host / f"{benchmark}.jsonl"
+
+
+def read_best_figures(environ: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """Best values on this machine by device and by test of preflight: ``{"NVIDIA H200": {"gemm_bf16": 790.0}}``.
+
+    Only what preflight measures in the same way counts: square products with rotating operands, and STREAM's kernels. A
+    damaged file counts as none, since the values are only shown beside those of preflight.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for benchmark in ("gemm", "memory"):
+        file = find_history_file(benchmark, environ)
+        records: list[Record] = []
+        with contextlib.suppress(PrimusError):
+            records = read_records(str(file)) if file.is_file() else []
+        for record in records:
+            test, value = _find_preflight_test(record), record["value"]
+            if test and isinstance(value, int | float):
+                of_device = found.setdefault(str(record.get("device")), {})
+                of_device[test] = max(value, of_device.get(test, 0.0))
+    return found
+
+
+def _find_preflight_test(record: Record) -> str | None:
+    if record.get("mode") != "steady":
+        return None
+    if "kernel" in record:
+        return f"memory_{record['kernel']}" if record.get("bound") else None
+    is_square = record.get("M") == record.get("N") == record.get("K")
+    return f"gemm_{record['dtype']}" if is_square and record.get("trans") == "NN" else None
 
 
 def keep_result(result: BenchmarkResult, environ: Mapping[str, str]) -> None:
