@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,18 @@ def token_files(prefix: Path, vocab_size: int | None = None) -> Path:
         text = json.dumps({"version": 2, "tokenizer": {"name": "big", "vocab_size": vocab_size, "file": "t.json"}})
         prefix.with_name(prefix.name + ".manifest.json").write_text(text)
     return prefix
+
+
+def test_an_evaluation_without_validation_data_is_refused_before_anything_starts(small: Path, tmp_path: Path) -> None:
+    prefix = token_files(tmp_path / "single")
+    header = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 4, 1, 2)
+    prefix.with_suffix(".idx").write_bytes(header)
+    data = ("mock_data=false", f"train_data_path={prefix}", "eval_interval=5")
+    error = refused(small, *data)
+    assert f"there is no validation data: {prefix} has one document" in error.problem
+    assert "eval_iters: 0" in error.hint
+    assert "split '1' leaves no documents for it" in refused(small, *data, "split=1").problem
+    experiment.resolve_experiment(small, (*data, "eval_iters=0"), {}, "pre_trainer")
 
 
 def test_a_vocabulary_smaller_than_that_of_the_data_is_refused(small: Path, tmp_path: Path) -> None:

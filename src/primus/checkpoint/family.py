@@ -7,8 +7,8 @@ tensors and rules; an entry of the same name replaces, `null` removes. Imports n
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -159,6 +159,12 @@ def list_hub_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     Raises:
         UsageError: Weights of such a model have no names.
     """
+    return dict(_compute_hub_shapes(spec))
+
+
+@lru_cache(maxsize=2)
+def _compute_hub_shapes(spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
+    """The shapes, once for each model: one with hundreds of experts has 50,000 tensors, and readers ask repeatedly."""
     family = choose_family(spec)[1]
     symbols = _compute_symbols(spec)
     shapes = {}
@@ -179,12 +185,18 @@ def list_rules(spec: ModelSpec, engine: str) -> list[NameRule]:
     Raises:
         UsageError: The engine has no names for models of this family.
     """
+    return list(_compute_rules(spec, engine))
+
+
+@lru_cache(maxsize=2)
+def _compute_rules(spec: ModelSpec, engine: str) -> tuple[NameRule, ...]:
+    """The rules, once for a model and an engine."""
     name, family = choose_family(spec)
     patterns = family.engines.get(engine)
     if patterns is None:
         known = ["huggingface", *(other for other, rules in family.engines.items() if rules)]
         raise UsageError(f"{engine} has no names for the weights of {family.architecture}", did_you_mean(engine, known))
-    shapes = list_hub_shapes(spec)
+    shapes = _compute_hub_shapes(spec)
     prefixes = family.prediction_layers.get(engine, {})
     rules = []
     for pattern, entry in patterns.items():
@@ -192,7 +204,7 @@ def list_rules(spec: ModelSpec, engine: str) -> list[NameRule]:
             rule = entry if isinstance(entry, EngineRule) else EngineRule([entry])
             rules += _fill_rule(pattern, rule, spec, shapes, prefixes)
     _check_complete(rules, shapes, name, engine)
-    return rules
+    return tuple(rules)
 
 
 def list_trained_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -240,7 +252,7 @@ def list_copies(spec: ModelSpec) -> dict[str, str | None]:
 
 
 def _fill_rule(
-    pattern: str, rule: EngineRule, spec: ModelSpec, shapes: dict[str, tuple[int, ...]], prefixes: dict[str, str]
+    pattern: str, rule: EngineRule, spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]], prefixes: dict[str, str]
 ) -> list[NameRule]:
     """A rule for each layer and expert of the model that has its hub tensors."""
     rules = []
@@ -290,7 +302,7 @@ def _list_layers(when: list[str], spec: ModelSpec) -> list[int]:
     return [layer for layer in layers if ("dense" in when) <= (not kinds[layer]) and ("moe" in when) <= kinds[layer]]
 
 
-def _check_complete(rules: list[NameRule], shapes: dict[str, tuple[int, ...]], name: str, engine: str) -> None:
+def _check_complete(rules: list[NameRule], shapes: Mapping[str, tuple[int, ...]], name: str, engine: str) -> None:
     """Every hub tensor has a place in the engine."""
     missing = shapes.keys() - {part.name for rule in rules if rule.rows != "zeros" for part in rule.hub}
     if missing:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from primus import registry
 from primus.config.load import Resolved
-from primus.config.schedule import decay_end, final_learning_rate, warmup_steps
+from primus.config.schedule import decay_end, evaluation_interval, final_learning_rate, warmup_steps
 from primus.config.schema import DataConfig, ParallelConfig
-from primus.config.token_files import parse_split, weighted_prefixes
+from primus.config.token_files import WITHOUT_VALIDATION_DATA, count_documents, parse_split, weighted_prefixes
 from primus.config.vocabulary import data_tokenizer, tokenizer_size
 from primus.errors import UsageError
 
@@ -130,6 +130,7 @@ def check_data(resolved: Resolved) -> None:
         _check_dataset(data, resolved.origins)
     if not data.mock_data:
         _check_vocabulary(resolved, prefixes)
+        _check_validation(resolved)
 
 
 def _check_dataset(data: DataConfig, origins: dict[str, str]) -> None:
@@ -145,6 +146,30 @@ def _check_dataset(data: DataConfig, origins: dict[str, str]) -> None:
         raise UsageError(
             f"{origins['dataset']}: the dataset {data.dataset} needs a tokenizer",
             "set tokenizer_model to a tokenizer.json, its folder or a hub name, or tokenizer_type to ByteLevelBPE",
+        )
+
+
+def _check_validation(resolved: Resolved) -> None:
+    """Check that an evaluation has data: the split needs two documents in each file of the training data."""
+    trainer = resolved.experiment.trainer
+    data, interval = trainer.data, evaluation_interval(trainer.training)
+    if interval is None or data.valid_data_path or not data.train_data_path:
+        return
+    shares = parse_split(data.split)
+    problem = ""
+    if data.test_data_path:
+        problem = "test_data_path is set, and then training data is not split"
+    elif shares[1] == 0:
+        problem = f"split '{data.split}' leaves no documents for it"
+    for prefix, _ in () if problem else weighted_prefixes(data.train_data_path, "train_data_path"):
+        if count_documents(prefix) == 1:
+            problem = f"{prefix} has one document"
+            break
+    if problem:
+        raise UsageError(
+            f"{resolved.origins['eval_interval']}: eval_interval is {interval}, and there is no validation data:"
+            f" {problem}",
+            WITHOUT_VALIDATION_DATA,
         )
 
 

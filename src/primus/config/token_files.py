@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import glob
 import math
+import struct
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,11 @@ from pathlib import Path
 from primus.errors import UsageError, did_you_mean
 
 SHARES = ("training", "validation", "test")
+WITHOUT_VALIDATION_DATA = "set valid_data_path or another split, or eval_iters: 0 to train without evaluation"
+
+_INDEX_HEADER = struct.Struct("<9sQBQQ")
+"""Magic, version, type, number of sequences and of borders (Megatron-LM megatron/core/datasets/indexed_dataset.py)."""
+_INDEX_MAGIC = b"MMIDIDX\x00\x00"
 
 
 def weighted_prefixes(given: str | list[str | float] | None, key: str) -> list[tuple[Path, float | None]]:
@@ -82,6 +88,16 @@ def parse_split(split: str, key: str = "split") -> tuple[float, float, float]:
     first, second, third = (*shares, 0.0, 0.0)[:3]
     total = first + second + third
     return first / total, second / total, third / total
+
+
+def count_documents(prefix: Path) -> int | None:
+    """Documents of a token file by its index; None if it cannot be read, which is an error when the file is opened."""
+    try:
+        with prefix.with_name(f"{prefix.name}.idx").open("rb") as file:
+            header: tuple[bytes, int, int, int, int] = _INDEX_HEADER.unpack(file.read(_INDEX_HEADER.size))
+    except (OSError, struct.error):
+        return None
+    return header[3] if header[0] == _INDEX_MAGIC else None
 
 
 def _parse_blend(words: list[str | float], numbers: list[float | None], key: str) -> list[tuple[str, float]]:

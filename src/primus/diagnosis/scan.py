@@ -59,9 +59,10 @@ over before they began to wait for the rank that failed."""
 
 _QUOTED = re.compile(
     rb"^\s*(?:evidence: +)?[^\s:]+\.(?:log|out|err|txt|json)(?:\.\w+)?:: "
-    rb"|^(?:\s*\[[^\]]*\]:?|\s*:)*\s*(?:(?:#|//(?! ::)) |[\w-]+ \.{3,} )"
+    rb"|^(?:\s*\[[^\]]*\]:?|\s*:)*\s*(?:(?:#|//(?! ::)) |[\w-]+ \.{3,} |patch [\w-]+: [\w.-]+ \S*: )"
 )
-"""What a launcher or `diagnose` quotes from a log; a comment; and a setting as Megatron lists them.
+"""What a launcher or `diagnose` quotes from a log; a comment; a setting as Megatron lists them; and a patch that a
+worker reports, whose reason names the failure that it prevents.
 
 `// ::` is a date and a time of Go's logger without their digits.
 """

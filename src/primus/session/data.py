@@ -8,6 +8,7 @@ import msgspec
 
 from primus.config.schedule import evaluation_interval
 from primus.config.schema import Trainer
+from primus.config.token_files import WITHOUT_VALIDATION_DATA
 from primus.data.training.dataset import Datasets, open_datasets
 from primus.errors import UnfitError, UsageError
 from primus.runs.attempt import Attempt
@@ -33,7 +34,7 @@ def open_data(
     if evaluation_interval(training) and data.valid is None:
         raise UsageError(
             f"eval_interval is {training.eval_interval}, and there is no validation data: {data.no_valid}",
-            "set valid_data_path or another split, or eval_interval: null",
+            WITHOUT_VALIDATION_DATA,
         )
     _check_replayed(attempt.run, data.fingerprint)
     if attempt.rank == 0:

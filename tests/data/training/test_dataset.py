@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from primus.config.schema import DataConfig
-from primus.config.token_files import parse_split
+from primus.config.token_files import count_documents, parse_split
 from primus.data.encode.job import EncodeJob, prepare_token_files
 from primus.data.megatron import manifest as manifests
 from primus.data.megatron.indexed_dataset import bin_path, idx_path
@@ -101,6 +101,14 @@ def test_too_little_validation_data_is_no_error_but_is_explained(write_tokens: W
     assert "20 tokens in 1 documents" in short.no_valid
     alone = opened(train_data_path=str(write_tokens("one", [[1] * 500])))
     assert "no validation documents in a split of 1" in alone.no_valid
+
+
+def test_documents_are_counted_by_the_index_alone(write_tokens: WriteTokens, tmp_path: Path) -> None:
+    prefix = write_tokens("x", DOCUMENTS)
+    assert count_documents(prefix) == len(DOCUMENTS)
+    (tmp_path / "short.idx").write_bytes(prefix.with_suffix(".idx").read_bytes()[:20])
+    (tmp_path / "other.idx").write_bytes(b"another format" * 10)
+    assert [count_documents(tmp_path / name) for name in ("short", "other", "missing")] == [None] * 3
 
 
 @given(
