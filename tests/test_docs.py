@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -39,3 +40,12 @@ def test_every_link_and_path_of_a_page_leads_somewhere(page: Path) -> None:
 def test_a_missing_anchor_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("# One, two\n\n```\n# Not a heading\n```\n")
     assert list_anchors(tmp_path / "a.md") == {"one-two"}
+
+
+def test_the_architecture_page_names_every_package() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    table = page[page.index("## Packages") :]
+    listed = {
+        entry.removesuffix(".py") for entry in os.listdir(ROOT / "src/primus") if not entry.startswith(("_", "py."))
+    }
+    assert {name for name in listed if f"`{name}`" not in table} == set()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from primus.config.convert import find_origin
 from primus.config.foreign_keys import ENGINE_KEYS, ENGINE_PREFIXES, SYNONYMS
 from primus.config.schema import GROUPS, OWNERS, TOP_KEYS
 from primus.config.source import Leaf, Tree
-from primus.errors import UsageError, find_nearest
+from primus.errors import UsageError, did_you_mean, find_nearest
 
 MOST_SHOWN = 10
 """Number of unknown keys that a message lists; further ones are counted."""
@@ -31,6 +31,20 @@ def unknown_keys(unknown: Mapping[str, Leaf | Tree], valid: Iterable[str]) -> Us
     if len(unknown) > MOST_SHOWN:
         lines.append(f"... and {len(unknown) - MOST_SHOWN:,} more unknown keys ({len(unknown):,} in all)")
     return UsageError("\n".join(lines), _format_advice(engines))
+
+
+def unknown_section_key(key: str, item: Leaf | Tree, valid: Collection[str], what: str, within: str) -> UsageError:
+    """Build the error for a key of the experiment file or of a module, outside its settings.
+
+    Args:
+        key: The key.
+        item: Its value.
+        valid: Keys that belong there.
+        what: Name of the place.
+        within: Key that holds the settings.
+    """
+    hint = f"put it under '{within}:'" if key in OWNERS else did_you_mean(key, list(valid))
+    return UsageError(f"{find_origin(item)}: unknown key '{key}' in the {what}", hint)
 
 
 def synonym_hint(key: str) -> str:

@@ -368,10 +368,10 @@ def _read_subtree(tree: Tree, key: str) -> Tree:
 
 def _reject_unknown(tree: Tree, valid: Sequence[str], what: str, within: str = "overrides") -> None:
     for key, item in tree.items():
-        if key in valid:
-            continue
-        hint = f"put it under '{within}:'" if key in OWNERS else did_you_mean(key, valid)
-        raise UsageError(f"{find_origin(item)}: unknown key '{key}' in the {what}", hint)
+        if key not in valid:
+            from primus.config.key_hints import unknown_section_key  # imported only for errors
+
+            raise unknown_section_key(key, item, valid, what, within)
 
 
 def _is_section(item: Leaf | Tree, translator: Translator | None) -> bool:
