@@ -1,0 +1,1 @@
+"""Profile runs that train already."""
