@@ -13,7 +13,7 @@ SEED = 20261122
 """Seed of all resampling: the same values give the same interval."""
 NUM_RESAMPLES = 2000
 """The bounds of a 95 % interval are then the 50th value from each end."""
-MAX_SERIES = 4096
+MAX_SERIES = 1024
 """Longest series that is resampled as it is; longer ones are thinned first, so that a run of any length takes
 seconds."""
 MAX_DEVIATIONS = 10.0

@@ -96,6 +96,7 @@ def test_another_loss_exits_with_3_unless_only_speed_counts(make: MakeRun, capsy
     assert call_gate("night --baseline 20250101") == 3
     assert "differs from step 1 on, 40 of 40 steps" in capsys.readouterr().out
     assert call_gate("night --baseline 20250101 --loss-tolerance 1%") == 0
+    assert call_gate("night --baseline 20250101 --loss-tolerance 0") == 3
     assert call_gate("night --baseline 20250101 --loss-tolerance off") == 0
     make(3, loss=float("nan"))
     run = store.find_run("night", Path("output"))

@@ -15,7 +15,7 @@ TASK_GROUPS = {
     "training": (
         *("train pretrain", "config init", "config check", "config show", "config schema"),
         *("config import", "config export"),
-        *("tune train", "tune threads", "tune sweep"),
+        *("tune train", "tune threads", "tune gemm", "tune sweep"),
     ),
     "data": (
         *("data prepare", "data fetch", "data clean", "data dedup", "data encode"),

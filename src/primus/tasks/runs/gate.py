@@ -32,7 +32,7 @@ class Options(Struct, frozen=True, kw_only=True):
     tolerance: str = "3%"
     """Slowdown that must fail. A change of up to half of it passes."""
     loss_tolerance: str = "1e-3"
-    """Largest relative difference of the losses of a step; `off` compares speed only."""
+    """Largest relative difference of the losses of a step; 0 wants equal bits, `off` compares speed only."""
     strict: bool = False
     """Also fail if the steps are too few or too noisy for an answer."""
     junit: str | None = None
@@ -69,7 +69,7 @@ def run(options: Options, context: TaskContext) -> int:
         raise UsageError(
             "runs gate needs --baseline or --save-baseline", "name a run, an experiment or a baseline file"
         )
-    tolerance = _parse_tolerance("--tolerance", options.tolerance)
+    tolerance = _parse_tolerance("--tolerance", options.tolerance, least=1e-4)
     judged = store.find_run(options.run, Path(options.workspace))
     steps = load_run_steps(judged)
     result = GateResult(run=judged.id, machine=steps.machine, baselines=[])
@@ -91,7 +91,7 @@ def _judge(options: Options, steps: RunSteps, baselines: list[RunSteps], toleran
     newest = max(baselines, key=lambda each: each.created)
     loss = None
     if options.loss_tolerance != "off":
-        loss = gate.compare_losses(steps, newest, _parse_tolerance("--loss-tolerance", options.loss_tolerance))
+        loss = gate.compare_losses(steps, newest, _parse_tolerance("--loss-tolerance", options.loss_tolerance, least=0))
     is_slower = speed.verdict == "slower" or (options.strict and speed.verdict == "inconclusive")
     return GateResult(
         run=steps.run,
@@ -130,14 +130,14 @@ def _is_done(run: Run) -> bool:
     return store.is_run(run.directory) and summary.find_run_state(run, run.read_metadata()) == "done"
 
 
-def _parse_tolerance(flag: str, text: str) -> float:
+def _parse_tolerance(flag: str, text: str, least: float) -> float:
     """`3%` or `0.03` as a number."""
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         value = -1.0
-    if not 0 < value < 1:
-        raise UsageError(f"{flag} {text}: not a share above 0 and below 1", "write 3% or 0.03")
+    if not least <= value < 1:
+        raise UsageError(f"{flag} {text}: not a share from {least:g} to 1", "write 3% or 0.03")
     return value
 
 

@@ -1,0 +1,136 @@
+"""hipBLASLt's files: matrix products that it logged, and its tuning files of old and new column sets."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from primus.errors import PrimusError
+
+PROGRAM = "hipblaslt-bench"
+CHOSEN = ("--algo_method", "--solution_index")
+"""Options of a log line that name the solution that was used; without them all are tried."""
+ALIASES = {"soulution_index": "solution_index"}
+"""Older versions misspell the column."""
+VERSION = "Git Version:"
+"""First line of a tuning file; solution indices are valid for this version of the library only."""
+
+
+class GemmProblem(Struct, frozen=True, kw_only=True):
+    """A matrix product that a training run computes."""
+
+    args: tuple[str, ...]
+    """Options of hipblaslt-bench, in the order of the log; flags without a value are kept."""
+    count: int
+    """Calls in the logs."""
+
+    @property
+    def key(self) -> str:
+        """Names the problem in files."""
+        return hashlib.sha256("\0".join(self.args).encode()).hexdigest()[:16]
+
+    @property
+    def shape(self) -> str:
+        """`m x n x k` with transposes."""
+        values = dict(zip(self.args, self.args[1:], strict=False))
+        m, n, k = (values.get(f"-{name}", "?") for name in "mnk")
+        return (
+            f"{m} x {n} x {k} {values.get('--transA', '?')}{values.get('--transB', '?')} {values.get('--a_type', '')}"
+        )
+
+
+class TunedProblem(Struct, frozen=True, kw_only=True):
+    """The entry of a tuning file for one problem."""
+
+    header: str
+    line: str
+    values: dict[str, str]
+    """Values by column; the columns depend on the version."""
+
+
+class TuningFile(Struct, frozen=True, kw_only=True):
+    """A tuning file, as HIPBLASLT_TUNING_OVERRIDE_FILE takes it."""
+
+    version: str
+    entries: list[TunedProblem]
+
+
+def read_problems(files: Iterable[Path]) -> list[GemmProblem]:
+    """The distinct problems in logs that HIPBLASLT_LOG_MASK=32 writes, the most frequent first.
+
+    Raises:
+        PrimusError: A file cannot be read, or no file has a problem.
+    """
+    counts: dict[tuple[str, ...], int] = {}
+    read = list(files)
+    for file in read:
+        try:
+            text = file.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise PrimusError(f"{file}: cannot be read: {error.strerror}") from None
+        # The last line of a process that was killed may be cut off: without -m, -n and -k it is no problem.
+        for line in text.splitlines():
+            args = _parse_log_line(line)
+            if args:
+                counts[args] = counts.get(args, 0) + 1
+    if not counts:
+        raise PrimusError(
+            f"no line of {PROGRAM} in {', '.join(map(str, read))}",
+            "log a few steps: --env HIPBLASLT_LOG_MASK=32 --env HIPBLASLT_LOG_FILE=dump_%i.txt, without "
+            "HIPBLASLT_LOG_LEVEL",
+        )
+    return [GemmProblem(args=args, count=n) for args, n in sorted(counts.items(), key=lambda item: -item[1])]
+
+
+def parse_tuning_file(text: str, place: str) -> TuningFile:
+    """Read a tuning file: the version, then a header and a line of values for each problem.
+
+    Raises:
+        PrimusError: It is cut off or not a tuning file.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines or not lines[0].startswith(VERSION):
+        raise PrimusError(f"{place}: not a tuning file: the first line is not '{VERSION}'")
+    entries = []
+    rest = lines[1:]
+    for header, line in zip(rest[::2], rest[1::2], strict=False):
+        names, values = header.split(","), line.split(",")
+        if len(names) != len(values) or "transA" not in names:
+            raise PrimusError(f"{place}: damaged: {len(values)} values under {len(names)} columns: {line[:60]}")
+        named = {ALIASES.get(name, name): value for name, value in zip(names, values, strict=True)}
+        entries.append(TunedProblem(header=header, line=line, values=named))
+    if not entries or len(rest) % 2:
+        raise PrimusError(f"{place}: damaged: it ends without the values of a problem")
+    return TuningFile(version=lines[0].removeprefix(VERSION).strip(), entries=entries)
+
+
+def format_tuning_file(version: str, entries: Sequence[TunedProblem]) -> str:
+    """The text of a tuning file."""
+    return "".join([f"{VERSION} {version}\n", *(f"    {entry.header}\n    {entry.line}\n" for entry in entries)])
+
+
+def build_bench_command(program: str, problem: GemmProblem, options: Mapping[str, str]) -> list[str]:
+    """The command that tries all solutions of a problem."""
+    chosen = [word for name, value in options.items() for word in (f"--{name}", value)]
+    return [program, *problem.args, "--requested_solution", "-1", *chosen, "--print_kernel_info"]
+
+
+def _parse_log_line(line: str) -> tuple[str, ...] | None:
+    """The options of a log line without the chosen solution; None for other lines."""
+    _, found, rest = line.partition(PROGRAM)
+    if not found:
+        return None
+    words = shlex.split(rest, posix=False)
+    args: list[str] = []
+    skips = False
+    for word in words:
+        if skips and not word.startswith("--"):
+            continue
+        skips = word in CHOSEN
+        if not skips:
+            args.append(word)
+    return tuple(args) if {"-m", "-n", "-k"} <= set(args) else None
