@@ -78,6 +78,18 @@ def test_a_checkout_has_the_losses_of_native(tmp_path: Path, kind: str) -> None:
 
 
 @needs_checkout
+def test_its_own_scheduler_gives_the_learning_rates(tmp_path: Path) -> None:
+    from backends.torchtitan.runs import compute_rates
+
+    trainer = build("llama", optimizer={"schedule": "engine"})
+    rates = compute_rates(trainer)
+    done = run_checkout(trainer, write_start(tmp_path, trainer), rates)
+    assert "FOUND" in done.stdout, done.stderr[-4000:]
+    found = json.loads(done.stdout.rpartition("FOUND")[2])
+    assert [rate for *_, rate in found] == pytest.approx([0.0, *rates[:-1]], rel=1e-9)
+
+
+@needs_checkout
 def test_a_setting_that_the_checkout_lacks_is_refused_by_name(tmp_path: Path) -> None:
     from msgspec.structs import replace
 

@@ -106,3 +106,19 @@ def test_the_samples_are_those_of_gpt_dataset(tmp_path: Path) -> None:
     assert samples["valid"] == order_as_megatron(tokens[border:], size)[:4]
     assert fingerprint != own_fingerprint and fingerprint.partition("-")[0] == own_fingerprint.partition("-")[0]
     assert epoch == pytest.approx(border * LENGTH / size, abs=1)
+
+
+def test_a_split_that_leaves_a_share_without_documents_is_refused(tmp_path: Path) -> None:
+    import msgspec
+
+    write_documents(tmp_path / "text")
+    trainer = build(
+        "llama",
+        data={"train_data_path": str(tmp_path / "text"), "split": "999,1,0", "dataloader": "engine"},
+        training={"global_batch_size": 4},
+    )
+    request = {"trainer": msgspec.to_builtins(trainer), "folder": str(tmp_path), "counts": {}}
+    code = ORDER_CODE.replace("REQUEST", repr(json.dumps(request)), 1)
+    caught = code.replace("own = order", "import traceback\ntry: own = order", 1).partition("\nshares")[0]
+    printed = run_engine("megatron", caught + "\nexcept Exception as error: print(type(error).__name__, error)\n")
+    assert "UsageError split: 999,1,0: Megatron gives validation none of the 50 documents of " in printed

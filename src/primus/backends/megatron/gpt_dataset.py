@@ -25,7 +25,8 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from numpy.typing import NDArray
 
 from primus.config.schema import DataConfig, Trainer
-from primus.config.token_files import SHARES, weighted_prefixes
+from primus.config.token_files import SHARES, parse_split, weighted_prefixes
+from primus.data.megatron.indexed_dataset import IndexedTokens
 from primus.data.prepare import named_dataset
 from primus.data.training.dataset import Datasets
 from primus.data.training.packing import Dataset, Piece, TokenFileProgress
@@ -149,9 +150,7 @@ def _check_split(split: str, prefixes: Sequence[str]) -> None:
     Raises:
         UsageError: A share above 0 of a file is rounded to nothing.
     """
-    from primus.data.megatron.indexed_dataset import IndexedTokens
-
-    shares = utils.normalize(list(map(float, split.split(","))))
+    shares = parse_split(split)
     for prefix in prefixes:
         count = len(IndexedTokens(Path(prefix)))
         for index, share in enumerate(shares):

@@ -118,7 +118,7 @@ def open_datasets(data: DataConfig, vocab_size: int, seq_length: int, seed: int)
 def describe_change(before: str, now: str) -> str:
     """Describe the difference between two fingerprints."""
     if before.partition("-")[0] == now.partition("-")[0]:
-        return "the order of samples is that of another version of primus"
+        return "the order of the samples is another: dataloader, or the version of primus, has changed"
     return "the training data is another"
 
 
