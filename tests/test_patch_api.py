@@ -95,6 +95,7 @@ def test_the_state_of_each_patch_is_reported(folder: Path) -> None:
     write(folder, "range", versions="<0.0.1")
     write(folder, "absent", target="no-such-distribution")
     write(folder, "other", backend="megatron")
+    write(folder, "both", backend=("megatron", "torchtitan"))
     write(folder, "first", priority=1)
     with (folder / "plain.py").open("a") as file:
         file.write("def needed():\n    return True\n")
@@ -106,12 +107,14 @@ def test_the_state_of_each_patch_is_reported(folder: Path) -> None:
         "range": "out of range",
         "absent": "not installed",
         "other": "other backend",
+        "both": "other backend",
         "first": "applies",
         "idle": "not needed",
     }
     assert next(iter(found)) == "first", "lower priorities come first"
     assert states(backend="")["other"] == "other backend", "a task that trains nothing imports no engine to patch it"
     assert states(backend="megatron")["other"] == "applies"
+    assert states(backend="torchtitan")["both"] == states(backend="megatron")["both"] == "applies"
 
 
 def test_a_patch_is_valid_on_the_day_of_expiry(folder: Path) -> None:

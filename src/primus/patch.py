@@ -47,8 +47,8 @@ class Patch(Struct, frozen=True, kw_only=True):
     """Day after which the patch is reported: check then whether it is still needed."""
     module: str = ""
     """Import name of a target that a checkout may provide without a distribution: ``megatron.core``."""
-    backend: str | None = None
-    """The only backend that needs it; None for all."""
+    backend: str | tuple[str, ...] | None = None
+    """The only backend that needs it, or all of them that do; None for every backend."""
     priority: int = 50
     """Patches with lower numbers are applied first."""
 
@@ -157,9 +157,13 @@ def _decide_state(patch: Patch, installed: str | None, backend: Callable[[], str
         return "not installed"
     if not includes_version(patch.versions, installed):
         return "out of range"
-    if patch.backend and backend() not in (None, patch.backend):
+    if patch.backend and backend() not in (None, *_list_backends(patch)):
         return "other backend"
     return "expired" if today > patch.expires else "applies"
+
+
+def _list_backends(patch: Patch) -> tuple[str, ...]:
+    return (patch.backend,) if isinstance(patch.backend, str) else patch.backend or ()
 
 
 def _why_not(choice: PatchChoice) -> str:
@@ -167,7 +171,7 @@ def _why_not(choice: PatchChoice) -> str:
     reasons = {
         "not installed": f"{patch.target} is not installed",
         "out of range": f"it needs {patch.target} {patch.versions}, installed is {choice.installed}",
-        "other backend": f"it is for the backend '{patch.backend}'",
+        "other backend": f"it is for the backend {' or '.join(map(repr, _list_backends(patch)))}",
     }
     return reasons[choice.state]
 

@@ -21,7 +21,12 @@ from primus.checkpoint.weights import TensorDict
 from primus.config.schema import Trainer
 from primus.patch import PATCHES
 
-PATCHES_OF_ENGINE = ("megatron-core-cpu", "megatron-core-torch-parts", "megatron-core-checkpoint-queue")
+PATCHES_OF_ENGINE = (
+    "megatron-core-cpu",
+    "megatron-core-torch-parts",
+    "megatron-core-checkpoint-queue",
+    "torch-cpu-norm",
+)
 
 
 def run_request(request: dict[str, Any]) -> dict[str, Any]:

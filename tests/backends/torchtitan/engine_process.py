@@ -24,7 +24,7 @@ from primus.checkpoint.weights import TensorDict
 from primus.config.schema import Trainer
 from primus.patch import PATCHES
 
-PATCHES_OF_ENGINE = ("torchtitan-without-gpu", "pipeline-micro-batches")
+PATCHES_OF_ENGINE = ("torchtitan-without-gpu", "pipeline-micro-batches", "torch-cpu-norm")
 
 
 def run_request(request: dict[str, Any]) -> dict[str, Any]:
