@@ -15,6 +15,7 @@ from msgspec import structs
 
 from primus import registry
 from primus.benchmark import (
+    ALIASES,
     BENCHMARKS,
     LIST,
     RESULT_FILE,
@@ -47,8 +48,11 @@ LAST = "last"
 
 
 def choose_options(words: Sequence[str]) -> type[BenchmarkOptions]:
-    """The options of the benchmark that is the first word without a dash."""
-    name = next((word for word in words if not word.startswith("-")), LIST)
+    """The options of the benchmark that `words` name."""
+    known = (LIST, *registry.list_plug_ins("benchmarks"), *ALIASES)
+    # A value of an option may come first: `--duration 3 gemm`.
+    plain = [word for word in words if not word.startswith("-")]
+    name = next((word for word in plain if word.lower().replace("_", "-") in known), next(iter(plain), LIST))
     if name == LIST:
         return Options
     return registry.load_plug_in(BENCHMARKS, find_benchmark_name(name)).Options
@@ -61,6 +65,8 @@ def prepare(options: BenchmarkOptions, context: TaskContext) -> LaunchJob | None
         UsageError: An option is wrong, or the baseline is damaged.
     """
     if options.benchmark == LIST:
+        if type(options) is not Options:  # an option that takes several values took the name for one of them
+            raise UsageError("the benchmark is not named", "name it before its options: benchmark gemm --dtype bf16")
         return None
     name = find_benchmark_name(options.benchmark)
     plug_in = registry.load_plug_in(BENCHMARKS, name)
@@ -101,12 +107,20 @@ def run(options: BenchmarkOptions, context: TaskContext) -> int:
             return outcome.exit_code or EXIT_OK
         folder = run_folder.directory
         result = _read_result(run_folder, outcome, options, started, context)
-    found = compare_records(baseline, list_records(result), _read_tolerance(options)) if baseline else []
+    found: list[RowComparison] = []
+    mismatch: UsageError | None = None
+    try:
+        if baseline and not result.problem:
+            found = compare_records(baseline, list_records(result), _read_tolerance(options))
+    except UsageError as error:  # raised after the report: what was measured is not lost
+        mismatch = error
     _report_result(result, found, options, context, folder)
     if outcome.state != "done" or result.problem:
         print(f"primus-cli: {result.problem or outcome.reason}", file=sys.stderr)
         return outcome.exit_code or EXIT_FAILED
     benchmark_history.keep_result(result, context.environ)
+    if mismatch is not None:
+        raise mismatch
     return _judge_rows(result, found)
 
 
