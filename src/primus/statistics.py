@@ -172,7 +172,8 @@ def choose_block_length(values: Sequence[float]) -> int:
     if spectrum <= 0:
         return 1
     length: float = (1.5 * (slope / spectrum) ** 2 * n) ** (1 / 3)
-    return max(1, min(round(length), math.ceil(min(3 * math.sqrt(n), n / 3))))
+    # Twice as long: that length is best for the variance, and intervals suffer more from blocks that are too short.
+    return max(1, min(round(2 * length), math.ceil(n / 4)))
 
 
 def find_steady_window(values: Sequence[float]) -> SteadyWindow:
