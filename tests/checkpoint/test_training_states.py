@@ -167,6 +167,31 @@ def test_objects_in_megatrons_common_file_give_their_values_and_run_nothing(tmp_
     assert values["iteration"] == 3 and not (tmp_path / "ran").exists()
 
 
+def test_loading_a_megatron_checkpoint_of_another_shape_names_every_key(tmp_path: Path) -> None:
+    import argparse
+
+    from primus.checkpoint.formats.open import find_checkpoint
+    from primus.checkpoint.formats.saved_shape import check_saved_shape
+
+    spec = make_spec()
+    write_first(spec, draw_training_state(spec), tmp_path / "core", "megatron")
+    (folder,) = (tmp_path / "core").glob("iter_*")
+    common = torch.load(folder / "common.pt", weights_only=True)
+    args = argparse.Namespace(num_layers=4, hidden_size=32, group_query_attention=False, num_attention_heads=6)
+    args.num_query_groups, args.padded_vocab_size = 1, 64
+    torch.save(common | {"args": args}, folder / "common.pt")
+    with pytest.raises(UsageError) as refused:
+        check_saved_shape(find_checkpoint(str(tmp_path / "core")), spec)
+    assert refused.value.problem.endswith(
+        "num_layers is 4 there and 2 here; hidden_size is 32 there and 24 here; num_query_groups is 6 there and 2 here"
+    )
+    # Without arguments, by the manifest.
+    torch.save(common, folder / "common.pt")
+    check_saved_shape(find_checkpoint(str(tmp_path / "core")), spec)
+    with pytest.raises(UsageError, match="ffn_hidden_size is 40 there and 48 here"):
+        check_saved_shape(find_checkpoint(str(tmp_path / "core")), make_spec(ffn_hidden_size=48))
+
+
 def test_a_dry_run_prints_the_plan_and_touches_nothing(tmp_path: Path, capsys: Any) -> None:
     spec = make_spec()
     native = save_native(tmp_path / "native", spec)

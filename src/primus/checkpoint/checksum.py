@@ -31,14 +31,21 @@ def compute_checksum(path: Path, algorithm: str) -> str:
         PrimusError: The algorithm is not available here.
         OSError: The file cannot be read.
     """
-    digest = _create_hash(algorithm)
-    with path.open("rb") as file:
-        while block := file.read(READ_BYTES):
-            digest.update(block)
+    digest = create_hash(algorithm)
+    # One buffer for all blocks: memory for each would be faulted in anew.
+    buffer = memoryview(bytearray(min(READ_BYTES, path.stat().st_size)))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
     return str(digest.hexdigest())
 
 
-def _create_hash(algorithm: str) -> Any:
+def create_hash(algorithm: str) -> Any:
+    """An object with `update` and `hexdigest`.
+
+    Raises:
+        PrimusError: The algorithm is not available here.
+    """
     if algorithm == BLAKE2B:
         import hashlib  # loads OpenSSL: `config check` computes no checksum
 

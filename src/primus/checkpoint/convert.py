@@ -28,6 +28,9 @@ MegatronFormat = Literal["torch_dist", "torch"]
 DtypeName = Literal["fp32", "bf16", "fp16"]
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
+RECORD_VERSION = 2
+"""Of what writers record about files, by which an interrupted conversion continues."""
+
 
 class TargetSettings(NamedTuple):
     """What is written."""
@@ -144,7 +147,9 @@ def _compute_fingerprint(opened: OpenedCheckpoint, settings: TargetSettings) -> 
     paths = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
     # Resolved: the hub's cache has links to files with the content's hash as name.
     files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.is_file()]
-    text = json.dumps([os.path.realpath(folder), files, repr(settings), msgspec.to_builtins(opened.spec)])
+    text = json.dumps(
+        [RECORD_VERSION, os.path.realpath(folder), files, repr(settings), msgspec.to_builtins(opened.spec)]
+    )
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

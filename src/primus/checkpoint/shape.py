@@ -49,7 +49,13 @@ def build_shape(spec: ModelSpec) -> Shape:
 
 def find_first_difference(saved: Shape, wanted: Shape) -> str | None:
     """The first field in which two shapes differ, in words: ``hidden_size is 256 there and 512 here``."""
-    for field, value in wanted.items():
-        if field in saved and saved[field] != value:
-            return f"{field} is {saved[field]} there and {value} here"
-    return None
+    return next(iter(list_differences(saved, wanted)), None)
+
+
+def list_differences(saved: Shape, wanted: Shape) -> list[str]:
+    """Every field in which two shapes differ, in words."""
+    return [
+        f"{field} is {saved[field]} there and {value} here"
+        for field, value in wanted.items()
+        if field in saved and saved[field] != value
+    ]

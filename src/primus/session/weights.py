@@ -19,9 +19,12 @@ def open_loaded_weights(session: Session) -> WeightReader | None:
     given = session.trainer.checkpoint.load if session.start is None else str(session.start.folder)
     if given is None:
         return None
-    from primus.checkpoint.formats.open import open_checkpoint
+    from primus.checkpoint.formats.open import find_checkpoint, open_weights
+    from primus.checkpoint.formats.saved_shape import check_saved_shape
 
-    return open_checkpoint(given, session.trainer.model).weights
+    found = find_checkpoint(given)
+    check_saved_shape(found, session.trainer.model)
+    return open_weights(found, session.trainer.model)
 
 
 def open_start_weights(session: Session) -> WeightReader | None:

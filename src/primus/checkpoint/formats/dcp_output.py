@@ -7,7 +7,7 @@ import math
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -21,12 +21,22 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from primus.checkpoint.checksum import choose_algorithm, create_hash
 from primus.checkpoint.formats.dcp import METADATA_NAME
-from primus.checkpoint.formats.output import OutputFile
+from primus.checkpoint.formats.output import OutputFile, read_ahead
 from primus.checkpoint.weights import TensorInfo
 
 FILE_BYTES = 4 << 30
 """Tensor data in one file."""
+
+
+class FileContent(TypedDict):
+    """What a file's writer records."""
+
+    places: list[list[int]]
+    """Start and length of each entry."""
+    checksum: str
+    """Of the file."""
 
 
 class ChunkSource(NamedTuple):
@@ -78,16 +88,15 @@ class _ChunkWriter:
     def __init__(self, chunks: list[ChunkSource]) -> None:
         self.chunks = chunks
 
-    def __call__(self, file: BinaryIO, report: Callable[[int], None]) -> list[list[int]]:
-        places = []
-        for chunk in self.chunks:
-            start = file.tell()
-            tensor = chunk.read()
+    def __call__(self, file: BinaryIO, report: Callable[[int], None]) -> FileContent:
+        hashed, places = HashedOutput(file), []
+        for chunk, tensor in zip(self.chunks, read_ahead(chunk.read for chunk in self.chunks), strict=True):
+            start = hashed.tell()
             assert tuple(tensor.shape) == chunk.sizes, f"{chunk.name}: {tuple(tensor.shape)} read"
-            save_tensor(tensor.to(chunk.info.dtype), file)
-            places.append([start, file.tell() - start])
+            save_tensor(tensor.to(chunk.info.dtype), hashed)
+            places.append([start, hashed.tell() - start])
             report(chunk.num_bytes)
-        return places
+        return {"places": places, "checksum": hashed.compute_checksum()}
 
 
 class _ValueWriter:
@@ -96,16 +105,16 @@ class _ValueWriter:
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
 
-    def __call__(self, file: BinaryIO, _: Callable[[int], None]) -> list[list[int]]:
-        places = []
+    def __call__(self, file: BinaryIO, _: Callable[[int], None]) -> FileContent:
+        hashed, places = HashedOutput(file), []
         for value in self.values.values():
             saved = io.BytesIO()
             torch.save(value, saved)
-            places.append([file.tell(), file.write(saved.getbuffer())])
-        return places
+            places.append([hashed.tell(), hashed.write(saved.getbuffer())])
+        return {"places": places, "checksum": hashed.compute_checksum()}
 
 
-def save_tensor(tensor: Tensor, file: BinaryIO) -> None:
+def save_tensor(tensor: Tensor, file: HashedOutput) -> None:
     """`torch.save` without checksums, which readers do not check.
 
     Raises:
@@ -113,51 +122,60 @@ def save_tensor(tensor: Tensor, file: BinaryIO) -> None:
     """
     # A view would be saved with the whole storage behind it.
     is_view = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
-    recorder = _ErrorRecorder(file)
     has_checksums = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
-        torch.save(tensor.clone() if is_view or not tensor.is_contiguous() else tensor, recorder)  # type: ignore[arg-type]
+        torch.save(tensor.clone() if is_view or not tensor.is_contiguous() else tensor, file)  # type: ignore[arg-type]
     except RuntimeError:
         # torch reports a failed write as an internal error.
-        if recorder.error is None:
+        if file.error is None:
             raise
-        raise recorder.error from None
+        raise file.error from None
     finally:
         torch.serialization.set_crc32_options(has_checksums)
 
 
-class _ErrorRecorder:
-    """A file that keeps the error of a failed write."""
+class HashedOutput:
+    """A file that is written from its start to its end: hashes what is written, and keeps the error of a failure."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+        self._file, self._hash, self._position = file, create_hash(choose_algorithm()), 0
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
         try:
-            return self._file.write(data)
+            count = self._file.write(data)
         except OSError as error:
             self.error = error
             raise
+        self._hash.update(data)
+        self._position += count
+        return count
+
+    def tell(self) -> int:
+        return self._position
 
     def flush(self) -> None:
         self._file.flush()
 
+    def compute_checksum(self) -> str:
+        """Of the whole content, by `checksum.choose_algorithm`."""
+        return str(self._hash.hexdigest())
 
-def write_metadata(folder: Path, files: Sequence[OutputFile], places: Mapping[str, list[list[int]]]) -> None:
+
+def write_metadata(folder: Path, files: Sequence[OutputFile], records: Mapping[str, FileContent]) -> None:
     """Write `.metadata` for the chunks of `files`, at the recorded places."""
     state: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     storage: dict[MetadataIndex, _StorageInfo] = {}
     for file in files:
-        name = Path(file.name).name
+        name, places = Path(file.name).name, records[file.name]["places"]
         if isinstance(file.write, _ValueWriter):
-            for key, (start, length) in zip(file.write.values, places[file.name], strict=True):
+            for key, (start, length) in zip(file.write.values, places, strict=True):
                 state[key] = BytesStorageMetadata()
                 storage[MetadataIndex(key)] = _StorageInfo(name, start, length)
             continue
         assert isinstance(file.write, _ChunkWriter)
-        for chunk, (start, length) in zip(file.write.chunks, places[file.name], strict=True):
+        for chunk, (start, length) in zip(file.write.chunks, places, strict=True):
             entry = state.setdefault(
                 chunk.name,
                 TensorStorageMetadata(TensorProperties(chunk.info.dtype), torch.Size(chunk.info.shape), []),

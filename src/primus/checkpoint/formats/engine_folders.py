@@ -12,7 +12,9 @@ import torch
 
 from primus.checkpoint import manifest
 from primus.checkpoint.checksum import choose_algorithm
-from primus.checkpoint.formats import dcp, dcp_output
+from primus.checkpoint.conversion import JOURNAL, LOCK
+from primus.checkpoint.formats import dcp_output
+from primus.checkpoint.formats.open import MODEL_FILE
 from primus.checkpoint.formats.output import OutputFile, OutputPlan, split_rows
 from primus.checkpoint.renaming import EngineNames
 from primus.checkpoint.shape import build_shape
@@ -102,11 +104,10 @@ def _plan_folder(
 ) -> OutputPlan:
     """A folder of these files, with a manifest for a backend that continues from it."""
 
-    def finish(folder: Path, places: Mapping[str, Any]) -> None:
-        dcp_output.write_metadata(folder, files, places)
+    def finish(folder: Path, records: Mapping[str, dcp_output.FileContent]) -> None:
+        dcp_output.write_metadata(folder, files, records)
         if backend is not None and spec is not None:
-            names = [dcp.METADATA_NAME, *(file.name for file in files)]
-            write_converted_manifest(folder, backend, names, spec, position)
+            write_converted_manifest(folder, backend, records, spec, position)
 
     return OutputPlan(files, finish)
 
@@ -126,10 +127,22 @@ def list_chunks(weights: WeightReader, pattern: str = "{}") -> Iterator[dcp_outp
 
 
 def write_converted_manifest(
-    folder: Path, backend: str, names: list[str], spec: ModelSpec, position: SavedPosition
+    folder: Path,
+    backend: str,
+    records: Mapping[str, dcp_output.FileContent],
+    spec: ModelSpec,
+    position: SavedPosition,
 ) -> None:
-    """Complete a checkpoint of these files that no run wrote."""
+    """Complete a checkpoint that no run wrote; large files have the checksums of their records."""
     algorithm = choose_algorithm()
+    checksums = {Path(name).name: record["checksum"] for name, record in records.items()}
+    files = [
+        manifest.FileEntry(name=path.name, bytes=path.stat().st_size, checksum=checksums[path.name])
+        if path.name in checksums
+        else manifest.build_entry(folder, path.name, algorithm)
+        for path in sorted(folder.iterdir())
+        if path.name not in (MODEL_FILE, JOURNAL, LOCK)
+    ]
     manifest.write_manifest(
         folder,
         manifest.CheckpointManifest(
@@ -146,6 +159,6 @@ def write_converted_manifest(
             torch_version=str(torch.__version__),
             created=time.time(),
             algorithm=algorithm,
-            files=[manifest.build_entry(folder, name, algorithm) for name in sorted(names)],
+            files=files,
         ),
     )

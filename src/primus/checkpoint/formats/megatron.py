@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from primus import model
-from primus.checkpoint.formats import dcp, dcp_output
+from primus.checkpoint.formats import dcp_output
 from primus.checkpoint.formats.dcp import DcpFolder
 from primus.checkpoint.formats.engine_folders import write_converted_manifest
 from primus.checkpoint.formats.output import OutputPlan, split_rows
@@ -106,15 +106,14 @@ def plan_torch_dist(
         chunks = chain(chunks, _list_state_chunks(weights, spec, training))
     files = dcp_output.plan_files(chunks, f"{iteration}/")
 
-    def finish(folder: Path, places: Mapping[str, Any]) -> None:
+    def finish(folder: Path, records: Mapping[str, dcp_output.FileContent]) -> None:
         inner = folder / iteration
-        dcp_output.write_metadata(inner, files, places)
+        dcp_output.write_metadata(inner, files, records)
         common = {"iteration": step or 0, "checkpoint_version": CHECKPOINT_VERSION}
         torch.save(common | (_build_common_state(spec, training) if training else {}), inner / COMMON)
         (inner / FORMAT_FILE).write_text(json.dumps(FORMAT), encoding="utf-8")
         if training is not None:
-            names = [dcp.METADATA_NAME, COMMON, FORMAT_FILE, *(Path(file.name).name for file in files)]
-            write_converted_manifest(inner, "megatron", names, spec, training.position)
+            write_converted_manifest(inner, "megatron", records, spec, training.position)
         write_tracker(folder, step)
 
     return OutputPlan(files, finish)
