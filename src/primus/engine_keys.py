@@ -34,7 +34,7 @@ class KeyRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     refused: str = ""
     """What the engine does not support: ``native does not support <refused>``."""
     accepts: list[Any] = msgspec.field(default_factory=list)
-    """Values beside the default that a key with `refused` accepts."""
+    """Values other than the default that a key with `refused` accepts."""
     differs: str = ""
     """How the result differs from that of native although the value is accepted."""
     note: str = ""

@@ -189,5 +189,5 @@ def _format_value(value: Value) -> str:
 if __name__ == "__main__":
     from primus.hook import main as run_file  # the module that hooks import, so that its Stop is theirs
 
-    sys.path.insert(0, os.path.dirname(os.path.realpath(sys.argv[1])))  # what lies beside it, as for any script
+    sys.path.insert(0, os.path.dirname(os.path.realpath(sys.argv[1])))  # its own folder, as for any script
     sys.exit(run_file(sys.argv[1:], os.environ))

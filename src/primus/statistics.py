@@ -124,7 +124,7 @@ def compute_excess_probability(
 ) -> float:
     """Probability that a statistic of `new` exceeds that of `old` as much by chance (one-sided permutation test).
 
-    Blocks of both series are dealt anew. Unlike the bootstrap this is right for rare events: four stalls in one of two
+    Blocks of both series are reassigned. Unlike the bootstrap this is right for rare events: four stalls in one of two
     runs have a probability of 1/16, although a resampled run without a stall never has one.
 
     Args:

@@ -119,7 +119,7 @@ def test_a_hub_that_asks_for_hours_is_given_up_at_once(hub: LocalHub, tmp_path: 
     hub.repos["me/data"] = Repo({"a.jsonl": b'{"text": "one"}\n'})
     hub.refusals = [(429, {"Retry-After": "7200"})]
     start = time.monotonic()
-    with pytest.raises(PrimusError, match="answers 429") as caught:
+    with pytest.raises(PrimusError, match="responded with 429") as caught:
         fetch_dataset(FetchJob(dataset="me/data", output=tmp_path / "out"))
     assert "asks to wait 7,200 s" in caught.value.hint
     assert time.monotonic() - start < REQUEST_S

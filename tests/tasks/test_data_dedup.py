@@ -60,8 +60,8 @@ def test_settings_reach_the_recipe(tmp_path: Path, lines: Path) -> None:
         (["--input", "{}/a.jsonl", "--output", "{}/o", "--normalize"], "--normalize with --method minhash"),
         (["--input", "{}/a.jsonl", "--output", "{}/o", "--bands", "999", "--rows", "9"], "at most 4096 hashes"),
         (["--input", "{}/a.jsonl", "--output", "{}/full"], "exists and differs: it has no dedup.json"),
-        (["--input", "{}/a.jsonl", "--output", "{}"], "a.jsonl: this input is in the output {}"),
-        (["--input", "{}", "--output", "{}/full/o"], "full/o: it is in the input {}"),
+        (["--input", "{}/a.jsonl", "--output", "{}"], "a.jsonl: the input is inside the output {}"),
+        (["--input", "{}", "--output", "{}/full/o"], "full/o: the output is inside the input {}"),
     ],
 )
 def test_mistakes_are_told_without_a_traceback(tmp_path: Path, lines: Path, words: list[str], message: str) -> None:

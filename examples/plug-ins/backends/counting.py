@@ -17,7 +17,7 @@ def check(experiment: Experiment) -> None:
     """Refuse a stride that is not a positive number."""
     stride = experiment.trainer.backend_args.get("stride", 1)
     if not isinstance(stride, int) or stride < 1:
-        raise UsageError(f"stride: {stride}: must be a positive integer", "leave it out to count by 1")
+        raise UsageError(f"stride: {stride}: must be a positive integer", "remove it to count by 1")
 
 
 def train(experiment: Experiment, attempt: Attempt) -> None:

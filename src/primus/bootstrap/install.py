@@ -219,7 +219,7 @@ class Installation:
         folder = packages.folder_of(own)
         if folder is not None:
             if not folder.is_dir():
-                raise InstallError(f"PRIMUS_TORCH_INDEX: there is no folder {folder}\n{self._ways_out()}")
+                raise InstallError(f"PRIMUS_TORCH_INDEX: the folder {folder} does not exist\n{self._ways_out()}")
             options = ("--find-links", str(folder.resolve()))
             version = self._best(packages.list_versions(["--no-index", *options], self.log), wanted)
             tried.append(f"{folder} has none")
@@ -330,16 +330,16 @@ class Installation:
         build = torch_builds.find_installed_build([str(site), *self._shared_folders(site)]) or Build("")
         mismatch = self._find_mismatch(build)
         problems = found.get("problems")
-        told = "; ".join(map(str, problems)) if isinstance(problems, list) else ""
+        reported = "; ".join(map(str, problems)) if isinstance(problems, list) else ""
         # A build without kernels for this GPU can never work. Other problems of a device may be temporary, and are
         # warnings.
-        if mismatch or re.search("no kernel image|invalid device function", told):
+        if mismatch or re.search("no kernel image|invalid device function", reported):
             what = f"PyTorch {found['version']} cannot work on {self.hardware.name}"
-            raise InstallError(f"{what}: {mismatch or told}\n{self._ways_out()}")
+            raise InstallError(f"{what}: {mismatch or reported}\n{self._ways_out()}")
         if self.wish == "cpu" or not self.hardware.vendor:
             return
-        if told or not found["devices"]:
-            reason = told or "PyTorch sees no device: training will say why"
+        if reported or not found["devices"]:
+            reason = reported or "PyTorch sees no device: training will say why"
             self._say(f"warning: {self.hardware.name}: {reason}")
             return
         self._say(f"verified PyTorch {found['version']}: a sum on each of {found['devices']} devices")

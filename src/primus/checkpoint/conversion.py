@@ -1,6 +1,6 @@
 """Write a checkpoint so that it is complete or absent, and continue after a kill.
 
-Files are written into `.NAME.partial` beside the target, each under a temporary name that is replaced when it is
+Files are written into `.NAME.partial` next to the target, each under a temporary name that is replaced when it is
 complete. The journal in that folder has the plan's fingerprint, then a line for each complete file: the same command
 skips them. When all are there the folder is renamed to the target. An error other than a kill removes the folder.
 """
@@ -71,7 +71,7 @@ def write_checkpoint(target: Path, plan: OutputPlan, fingerprint: str, report: R
             records = _read_journal(partial, fingerprint)
             _check_space(partial, plan, records)
             kept = len(records)
-            # Written anew: the last line may be torn.
+            # Rewritten: the last line may be incomplete.
             with (partial / JOURNAL).open("w", encoding="utf-8") as journal:
                 for line in (fingerprint, *map(list, records.items())):
                     _append_line(journal, line)

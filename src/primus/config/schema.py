@@ -512,7 +512,7 @@ OWNERS: dict[str, str] = {name: group for group, struct in GROUPS.items() for na
 TOP_KEYS = ("work_group", "user_name", "exp_name", "workspace")
 """Keys of an experiment itself that a command line can set."""
 MODULE_KEYS = ("framework", "config", "model")
-"""Keys of a module beside its overrides."""
+"""Keys of a module other than its overrides."""
 
 
 def _is_switch(kind: Any) -> bool:

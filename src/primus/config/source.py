@@ -275,8 +275,8 @@ def _read_text(path: Path, shown: str) -> str:
             raise UsageError(f"{shown}: larger than {MOST_BYTES >> 20} MiB", "this is not a configuration file")
         return content.decode("utf-8-sig")
     except FileNotFoundError:
-        beside = [each.name for each in path.parent.glob("*.y*ml")]
-        raise UsageError(f"{shown}: no such file", did_you_mean(path.name, beside)) from None
+        siblings = [each.name for each in path.parent.glob("*.y*ml")]
+        raise UsageError(f"{shown}: no such file", did_you_mean(path.name, siblings)) from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{shown}: not UTF-8 text (byte {error.start})") from None
     except OSError as error:

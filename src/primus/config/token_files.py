@@ -56,7 +56,7 @@ def resolve_prefix(given: str, key: str) -> Path:
             return candidate
     folder = path if path.is_dir() else path.parent
     if not folder.is_dir():
-        hint = f"there is no folder {folder}; give the prefix of a .bin and .idx made by `data prepare`"
+        hint = f"the folder {folder} does not exist; give the prefix of a .bin and .idx made by `data prepare`"
         raise UsageError(f"{key}: no such data: {path}.idx", hint)
     found = {file.stem: file for file in sorted(folder.glob("*.idx"))}
     hint = did_you_mean(path.name, found) if found else f"there is no .idx in {folder}; make one with `data prepare`"

@@ -212,7 +212,7 @@ class _LogEnding(Struct, frozen=True, kw_only=True):
     is_cascade: bool = False
     """Whether the error follows from another rank's failure."""
     is_known: bool = False
-    """Whether a signature matches the error: it is no cause then, or training survived it elsewhere."""
+    """Whether a signature matches the error: it is not a cause then, or training survived it elsewhere."""
     time: float | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""Find where an engine is installed: in its environment, in a checkout, or beside primus."""
+"""Find where an engine is installed: in its environment, in a checkout, or in the environment of primus."""
 
 from __future__ import annotations
 

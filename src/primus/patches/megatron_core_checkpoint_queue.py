@@ -1,8 +1,8 @@
 """megatron-core writes a checkpoint without starting a server process for the results.
 
 Its writers report over a queue of a `multiprocessing.Manager`, for writers that outlive the call. Where the call waits
-for the writers, as here, a queue inside the process does the same. The server takes seconds to start, and goes on if
-the process that started it is killed.
+for the writers, as here, a queue inside the process does the same. The server takes seconds to start, and keeps
+running if the process that started it is killed.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ class SoakJudge:
 
 def find_minority(results: Mapping[int, tuple[str, str]]) -> dict[int, str]:
     """Ranks whose digest differs from that of the majority with the same key, with the difference; all of them if there
-    is no majority.
+    is not a majority.
 
     Args:
         results: Key and digest by rank.

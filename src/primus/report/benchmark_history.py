@@ -29,7 +29,7 @@ def read_best_figures(environ: Mapping[str, str]) -> dict[str, dict[str, float]]
     """Best values on this machine by device and by test of preflight: ``{"NVIDIA H200": {"gemm_bf16": 790.0}}``.
 
     Only what preflight measures in the same way counts: square products with rotating operands, and STREAM's kernels. A
-    damaged file counts as none, since the values are only shown beside those of preflight.
+    damaged file counts as none, since the values are only shown next to those of preflight.
     """
     found: dict[str, dict[str, float]] = {}
     for benchmark in ("gemm", "memory"):

@@ -174,7 +174,7 @@ def _suggest_straggler(facts: RunFacts, trace: TraceReport | None) -> Iterator[S
         return
     waits = max(row.wait_us for row in ranks.ranks)
     yield SuggestedChange(
-        change=f"check the node of rank {ranks.straggler} (preflight --perf), or leave it out",
+        change=f"check the node of rank {ranks.straggler} (preflight --perf), or remove it",
         reason=f"the other ranks wait for rank {ranks.straggler}",
         gain=waits / trace.breakdown.total_us if trace.breakdown.total_us else 0.0,
         gain_of="step",

@@ -167,9 +167,9 @@ class MLflowLogger:
         name = experiment.exp_name
         mlflow.set_experiment(name)
         query = f"tags.{self.TAG} = '{run.id}'"
-        begun = mlflow.search_runs(experiment_names=[name], filter_string=query, output_format="list")
-        if begun:
-            mlflow.start_run(run_id=begun[0].info.run_id)
+        existing_runs = mlflow.search_runs(experiment_names=[name], filter_string=query, output_format="list")
+        if existing_runs:
+            mlflow.start_run(run_id=existing_runs[0].info.run_id)
         else:
             mlflow.start_run(run_name=run.id, tags={self.TAG: run.id})
             mlflow.log_params(_flatten_settings(_collect_settings(experiment)))

@@ -102,7 +102,7 @@ def format_operators(operators: list[OperatorTime]) -> str:
 
 
 def format_ranks(found: RankComparison) -> str:
-    """The ranks beside each other, and who is waited for."""
+    """The ranks side by side, and who is waited for."""
     rows = [
         [
             str(row.rank),
@@ -149,7 +149,7 @@ def format_memory(found: MemoryReport) -> str:
 
 
 def format_difference(found: TraceDifference, a: str, b: str) -> str:
-    """Two traces beside each other."""
+    """Two traces side by side."""
     header = [f"time of a {found.unit}", "A", "B", "change", ""]
     return "\n\n".join(
         [

@@ -69,7 +69,7 @@ def test_a_named_source_is_fetched_once_and_read_from_its_folder(hub: LocalHub, 
     assert (again.made, again.files, hub.log) == (False, fetched.files, [])
     assert texts(fetch_dataset(FetchJob(dataset="C4:en.noclean", output=tmp_path / "n"))) == ["noise"]
     assert texts(fetch_dataset(FetchJob(dataset="c4", split="validation", output=tmp_path / "v"))) == ["v"]
-    with pytest.raises(UsageError, match="holds c4 with split train"):
+    with pytest.raises(UsageError, match="contains c4 with split train"):
         fetch_dataset(FetchJob(dataset="c4", split="validation", output=tmp_path / "c4"))
 
 
@@ -149,7 +149,7 @@ def test_what_a_killed_command_left_is_removed(hub: LocalHub, tmp_path: Path) ->
 def test_a_folder_of_other_files_is_left_alone(hub: LocalHub, tmp_path: Path) -> None:
     hub.repos["me/data"] = Repo({"train.jsonl": lines(["one"])})
     (tmp_path / "train.jsonl").write_text("mine")
-    with pytest.raises(UsageError, match="holds other files"):
+    with pytest.raises(UsageError, match="contains other files"):
         fetch_dataset(FetchJob(dataset="me/data", output=tmp_path))
     assert (tmp_path / "train.jsonl").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["train.jsonl"]
@@ -159,7 +159,7 @@ def test_a_file_that_arrives_damaged_is_not_kept(hub: LocalHub, tmp_path: Path) 
     hub.repos["me/data"] = Repo({"train-0.jsonl": lines(["good"]), "train-1.jsonl": lines(["bad"])})
     hub.damaged = {"train-1.jsonl"}
     job = FetchJob(dataset="me/data", output=tmp_path / "out", workers=1)
-    with pytest.raises(PrimusError, match=r"train-1.jsonl: came damaged"):
+    with pytest.raises(PrimusError, match=r"train-1.jsonl: corrupt download"):
         fetch_dataset(job)
     assert not (tmp_path / "out" / "train-1.jsonl").exists()
     hub.damaged.clear()
@@ -226,7 +226,7 @@ def test_the_readme_says_which_files_are_a_configuration(hub: LocalHub, tmp_path
     assert texts(fetch_dataset(FetchJob(dataset="me/data:de", output=tmp_path / "de"))) == ["eins"]
     with pytest.raises(UsageError, match="several configurations") as caught:
         fetch_dataset(FetchJob(dataset="me/data", output=tmp_path / "none"))
-    assert "me/data:CONFIG; there are de, en" in caught.value.hint
+    assert "me/data:CONFIG; available: de, en" in caught.value.hint
     with pytest.raises(UsageError, match="no configuration 'fr'"):
         fetch_dataset(FetchJob(dataset="me/data:fr", output=tmp_path / "fr"))
     with pytest.raises(UsageError, match="no split 'test'") as caught:
@@ -264,7 +264,7 @@ def test_what_the_hub_refuses_is_told_with_what_to_do(
         fetch_dataset(FetchJob(dataset="me/gated", output=tmp_path / "out"))
     assert "HF_TOKEN" in refused.value.hint
     hub.status["me/broken"] = (500, "")
-    with pytest.raises(PrimusError, match="answers 500"):
+    with pytest.raises(PrimusError, match="responded with 500"):
         fetch_dataset(FetchJob(dataset="me/broken", output=tmp_path / "out"))
 
 
@@ -287,12 +287,12 @@ def test_a_hub_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(hub_module, "TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(PrimusError, match="cannot be reached, timed out"):
+        with pytest.raises(PrimusError, match="cannot be reached: timed out"):
             fetch_dataset(FetchJob(dataset="fineweb", output=tmp_path / "out"))
 
 
 def test_what_is_on_this_machine_is_not_fetched(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="python-stdlib: nothing to fetch"):
+    with pytest.raises(UsageError, match="python-stdlib: a local dataset"):
         fetch_dataset(FetchJob(dataset="python-stdlib", output=tmp_path))
 
 

@@ -52,8 +52,8 @@ def test_rows_are_those_of_the_package_datasets(text: str, num_rows: int, rows: 
         ("train[5:10%]", "percent and rows in one slice"),
         ("train[:10%](floor)", "not a split"),
         ("train[:10](closest)", "without percent"),
-        ("train+train", "named twice"),
-        ("all", "'all' is not known"),
+        ("train+train", "selected twice"),
+        ("all", "'all' is not supported"),
     ],
 )
 def test_what_is_no_split_is_refused_with_how_to_write_one(text: str, message: str) -> None:
@@ -133,7 +133,7 @@ def test_rows_of_splits_are_fetched(
     requests = len(hub.log)
     assert not fetch_dataset(job).made
     assert len(hub.log) == requests
-    with pytest.raises(UsageError, match="holds me/data with split"):
+    with pytest.raises(UsageError, match="contains me/data with split"):
         fetch_dataset(FetchJob(dataset="me/data", output=tmp_path / "out", split="train", streaming=streaming))
 
 
@@ -158,7 +158,7 @@ def test_a_slice_that_was_lost_is_fetched_again_and_no_other(hub: LocalHub, tmp_
     [
         ("train[:5]", {"num_samples": 3}, "--num-samples with"),
         ("trian[:5]", {}, "no split 'trian'"),
-        ("test[:1%]", {}, "no rows, of 10"),
+        ("test[:1%]", {}, "selects none of 10 rows"),
     ],
 )
 def test_a_split_that_cannot_be_fetched_is_an_error(

@@ -115,7 +115,7 @@ def test_overwriting_makes_anew_what_is_damaged_and_nothing_else(
     job = EncodeJob(inputs=(str(lines),), tokenizer=str(tokenizer_file), output=tmp_path / "out", existing="replace")
     said: list[str] = []
     assert not prepare_token_files(job, said.append)[0].made
-    assert said == [f"{made.prefix}: nothing to do, it was made from the same input before, and its checksums match"]
+    assert said == [f"{made.prefix}: nothing to do, already made from the same input, and its checksums match"]
     for end, problem in {
         "bin": "is damaged, its checksum is another",
         "idx": "is damaged, its checksum is another",

@@ -83,7 +83,7 @@ def test_a_cluster_that_is_not_there_is_said_at_once(address: str, tmp_path: Pat
         closed.bind(("127.0.0.1", 0))  # and nobody listens
         address = address.format(port=closed.getsockname()[1])
         began = time.monotonic()
-        with pytest.raises(UsageError, match="no Ray cluster is reached") as caught:
+        with pytest.raises(UsageError, match="cannot reach a Ray cluster") as caught:
             executors.run(board_of(tmp_path), "ray", 1, "capitals", environ={"RAY_ADDRESS": address})
     assert address in caught.value.problem
     assert time.monotonic() - began < 30

@@ -43,7 +43,7 @@ def opened(given: Path | str, output: Path, is_folder: bool = True) -> Inputs:
 def test_an_output_that_the_same_command_would_read_is_refused(
     tmp_path: Path, text: Path, given: str, output: str, is_folder: bool
 ) -> None:
-    with pytest.raises(UsageError, match="it is in the input"):
+    with pytest.raises(UsageError, match="the output is inside the input"):
         opened(tmp_path / given, tmp_path / output, is_folder)
 
 
@@ -65,9 +65,9 @@ def test_an_output_beside_the_input_is_not_refused(tmp_path: Path, text: Path, g
 def test_an_input_in_the_folder_that_is_written_is_refused_but_not_one_of_which_files_have_the_name(
     tmp_path: Path, text: Path
 ) -> None:
-    with pytest.raises(UsageError, match="this input is in the output"):
+    with pytest.raises(UsageError, match="the input is inside the output"):
         opened(tmp_path / "link" / "deep" / "a.jsonl", text)
-    with pytest.raises(UsageError, match="this input is in the output"):
+    with pytest.raises(UsageError, match="the input is inside the output"):
         opened(text, text)
     assert opened(text, text, is_folder=False).num_bytes
 
@@ -78,7 +78,7 @@ def test_an_input_in_the_folder_that_is_written_is_refused_but_not_one_of_which_
 def test_every_task_refuses_an_output_in_its_input(text: Path, task: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["direct", "--", "data", *task.split(), "--input", str(text), "--output", str(text / "out")]
     assert main(words) == 2
-    assert f"{text / 'out'}: it is in the input {text}\n" in capsys.readouterr().err
+    assert f"{text / 'out'}: the output is inside the input {text}\n" in capsys.readouterr().err
     assert sorted(path.name for path in text.iterdir()) == ["deep", "linked"]
 
 
@@ -97,6 +97,6 @@ def test_a_moved_input_is_the_same_and_what_else_has_changed_is_named(tmp_path: 
 
 @pytest.mark.parametrize("name", ["fineweb", "owner/name:en"])
 def test_a_dataset_of_the_hub_has_to_be_fetched_first(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="it is on the Hugging Face hub") as caught:
+    with pytest.raises(UsageError, match="on the Hugging Face Hub") as caught:
         open_input((), name, tmp_path / "out")
     assert f"`data fetch {name} --output FOLDER`" in caught.value.hint

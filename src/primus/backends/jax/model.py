@@ -43,7 +43,7 @@ class DocumentRules(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """What the forward pass depends on beside the weights."""
+    """What the forward pass depends on in addition to the weights."""
 
     spec: ModelSpec
     compute_dtype: jnp.dtype

@@ -80,7 +80,7 @@ def build_checkout_parts(experiment: Experiment, device: torch.device, global_ba
 
 
 def _import_training() -> tuple[Any, Any, Any]:
-    """The modules of Megatron-LM beside megatron-core.
+    """The modules of Megatron-LM in addition to megatron-core.
 
     Raises:
         UnfitError: They cannot be imported; the message has their own reason.

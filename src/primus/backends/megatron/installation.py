@@ -1,4 +1,4 @@
-"""What is installed beside megatron-core; imports neither."""
+"""What is installed next to megatron-core; imports neither."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from primus.engine_keys import format_yaml_value, read_key_rules
 from primus.errors import UsageError, did_you_mean
 
 MODE = "activation_checkpoint.mode"
-"""The class of `activation_checkpoint`, which is no field in torchtitan's tree."""
+"""The class of `activation_checkpoint`, which is not a field in torchtitan's tree."""
 MODES = ("none", "full", "selective", "memory_budget")
 
 

@@ -43,7 +43,7 @@ class TorchTitanEngine:
         layout: How the processes share the model and the batch.
         folder: Where torchtitan puts what it writes by itself.
         device: Of this process.
-        eod_id: Token that ends a document; None if documents are not told apart.
+        eod_id: Token that ends a document; None if documents are not separated.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ PACKAGE = f"{os.sep}torchtitan{os.sep}"
 def write_engine_messages() -> None:
     """Write torchtitan's messages to standard error, which is the log of the rank, and warnings of other packages.
 
-    torchtitan logs by the root logger, so that its messages are told apart by their files.
+    torchtitan logs by the root logger, so that its messages are distinguished by their files.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("torchtitan: %(message)s"))

@@ -16,7 +16,7 @@ CHUNK_BYTES = 24 << 20
 """Tensor data in memory at a time; larger tensors are read and written in rows.
 
 Below 32 MiB, the largest allocation that glibc serves from memory that it has (mallopt(3), M_MMAP_THRESHOLD), so that
-pages are not faulted in anew for each part.
+pages are not faulted in again for each part.
 """
 
 FileRecord = Any

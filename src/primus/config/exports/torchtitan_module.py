@@ -25,16 +25,16 @@ REASONS = {
     "recompute_activations": "",
 }
 _UNSUPPORTED = {
-    "num_experts": "mixture-of-experts shapes beside its own flavors",
-    "multi_latent_attention": "latent attention beside its own flavors",
-    "window_size": "a sliding window beside gpt-oss",
-    "attention_sinks": "attention sinks beside gpt-oss",
-    "add_bias_linear": "a bias on every projection beside gpt-oss",
+    "num_experts": "mixture-of-experts shapes other than its own flavors",
+    "multi_latent_attention": "latent attention outside its own flavors",
+    "window_size": "a sliding window outside gpt-oss",
+    "attention_sinks": "attention sinks outside gpt-oss",
+    "add_bias_linear": "a bias on every projection outside gpt-oss",
     "hybrid_layer_pattern": "layers of several kinds",
     "post_layernorm": "norms after attention and feed-forward",
     "attention_output_gate": "gated attention",
     "final_logit_softcapping": "soft-capped logits",
-    "mtp_num_layers": "multi-token prediction beside DeepSeek-V3",
+    "mtp_num_layers": "multi-token prediction outside DeepSeek-V3",
 }
 
 

@@ -126,7 +126,7 @@ def _translate_data(work: ForeignSettings) -> None:
 
 
 def is_data_folder(path: Any) -> bool:
-    """Whether a `data_path` is the folder of named datasets: `./data`, or an existing folder that is no prefix."""
+    """Whether a `data_path` is the folder of named datasets: `./data`, or an existing folder that is not a prefix."""
     from pathlib import Path
 
     if not isinstance(path, str) or len(path.split()) > 1:

@@ -80,7 +80,7 @@ def _read_by_kind(path: Path, shown: str, environ: Mapping[str, str], function: 
 
 
 def list_engine_keys(framework: str) -> Collection[str]:
-    """Keys, or fields of `backend_args`, that a backend takes beside the schema's; none where it is not installed."""
+    """Keys, or fields of `backend_args`, of a backend in addition to the schema; none where it is not installed."""
     try:
         keys = set(registry.load_plug_in(BACKENDS, framework).KEYS)
     except PrimusError:

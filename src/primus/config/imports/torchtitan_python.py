@@ -185,7 +185,7 @@ class _FunctionReader:
         return found
 
 
-_NOT_READ = "not read: only running the file can tell it"
+_NOT_READ = "not read: only running the file would show its value"
 
 
 def _calculate(kind: ast.operator, left: Any, right: Any) -> Any:

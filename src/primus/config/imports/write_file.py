@@ -234,7 +234,7 @@ def _fill_data(config: ForeignConfig, settings: dict[str, Any]) -> None:
 def _fit_settings(config: ForeignConfig, settings: dict[str, Any]) -> None:
     """Combinations that other frameworks accept, in the form that primus checks."""
     if settings.get("load") and settings.get("load") == settings.get("save"):
-        # Megatron-LM resumes from `load` if it exists, and starts anew otherwise.
+        # Megatron-LM resumes from `load` if it exists, and starts from scratch otherwise.
         del settings["load"]
         settings["auto_continue_train"] = True
     if settings.get("sequence_parallel") and settings.get("tensor_model_parallel_size", 1) == 1:

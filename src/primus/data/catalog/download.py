@@ -78,7 +78,7 @@ def _verify_file(path: Path, file: HubFile) -> None:
     if path.stat().st_size != file.bytes or (expected and digest.hexdigest() != expected):
         path.unlink()
         raise PrimusError(
-            f"{path}: came damaged from {read_hub_endpoint()}", "run this again; the other files are kept"
+            f"{path}: corrupt download from {read_hub_endpoint()}", "run the command again; the other files are kept"
         )
 
 

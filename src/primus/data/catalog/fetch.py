@@ -142,7 +142,7 @@ def fetch_dataset(
         PrimusError: The hub does not respond, a download is damaged, or the folder cannot be written.
     """
     if not hub.is_hub(job.dataset):
-        raise UsageError(f"{job.dataset}: nothing to fetch, it is on this machine", "use it with --dataset right away")
+        raise UsageError(f"{job.dataset}: a local dataset, nothing to download", "pass it to --dataset")
     try:
         _check_folder(job.output)
         (job.output / NOTES).mkdir(parents=True, exist_ok=True)
@@ -163,7 +163,7 @@ def _check_folder(folder: Path) -> None:
         UsageError: The folder has files that were not fetched.
     """
     if folder.is_dir() and not (folder / NOTES).is_dir() and any(folder.iterdir()):
-        raise UsageError(f"{folder}: holds other files, which may have the same names", "give another --output")
+        raise UsageError(f"{folder}: contains other files, which a download could overwrite", "give another --output")
 
 
 def _fetch_locked(job: FetchJob, say: Say, show: Callable[[FetchProgress], None]) -> FetchedDataset:
@@ -176,7 +176,7 @@ def _fetch_locked(job: FetchJob, say: Say, show: Callable[[FetchProgress], None]
         left.unlink()
     done = _find_present_files(folder, request)
     if _is_complete(request, done):
-        say(f"{folder}: nothing to do, {len(done)} files of {job.dataset} are there")
+        say(f"{folder}: nothing to do, all {len(done)} files of {job.dataset} are present")
         return FetchedDataset(folder, request, _sort_files(request, done), made=False)
     files = listing.files if request.slices is None else [each.file for each in request.slices]
     size = sum(file.bytes for file in files)
@@ -216,7 +216,7 @@ def _load_request(job: FetchJob, say: Say) -> FetchRequest:
         return noted
     for name in names:
         if getattr(noted, name) != getattr(job, name):
-            problem = f"{job.output}: holds {noted.dataset} with {name} {getattr(noted, name)}"
+            problem = f"{job.output}: contains {noted.dataset} with {name} {getattr(noted, name)}"
             raise UsageError(problem, "give another --output, or delete this folder")
     return noted
 
@@ -225,7 +225,7 @@ def _list_files(job: FetchJob, say: Say) -> tuple[SplitListing, tuple[FileSlice,
     """Files of all named splits, and slices of them if the splits name other rows than all or the first ones."""
     parts = splits.parse_split(job.split)
     if job.num_samples is not None and not all(part.is_whole for part in parts):
-        raise UsageError(f"--num-samples with --split '{job.split}'", "leave one of them out")
+        raise UsageError(f"--num-samples with --split '{job.split}'", "use only one of them")
     listings: dict[str, SplitListing] = {}
     for part in parts:
         if part.split not in listings:
@@ -239,12 +239,12 @@ def _list_files(job: FetchJob, say: Say) -> tuple[SplitListing, tuple[FileSlice,
     listing = msgspec.structs.replace(listings[parts[0].split], split=job.split, files=files)
     if all(part.is_whole for part in parts) or _limit_documents(job) is not None:
         return listing, None
-    say(f"{job.dataset}: counting the rows of {len(files)} files, which '{job.split}' needs")
+    say(f"{job.dataset}: counting the rows of {len(files)} files to resolve the split '{job.split}'")
     # A slice from the end or in percent needs the number of all rows before any is fetched.
     counts = {file.path: _count_rows(job, listing, file) for file in files}
     slices = tuple(_list_slices(parts, listings, counts))
     if not slices:
-        raise UsageError(f"split '{job.split}': no rows, of {sum(counts.values()):,}", "name more")
+        raise UsageError(f"split '{job.split}': selects none of {sum(counts.values()):,} rows", "select more rows")
     return listing, slices
 
 

@@ -127,13 +127,15 @@ def hub_errors(repo: str) -> Iterator[None]:
         raise UsageError(f"{repo}: no such revision", "it may have been deleted; fetch into a new folder") from None
     except errors.OfflineModeIsEnabled:
         hint = "unset HF_HUB_OFFLINE, or fetch the data where there is a network"
-        raise PrimusError(f"{repo}: the hub is not asked because HF_HUB_OFFLINE is set", hint) from None
+        raise PrimusError(f"{repo}: the Hub is not accessed because HF_HUB_OFFLINE is set", hint) from None
     # The library reports an unreachable hub as a missing cache entry; the cause has the network error.
     except errors.LocalEntryNotFoundError as error:
         raise _explain_unreachable(repo, error.__cause__ or error) from None
     except errors.HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else "no answer"
-        raise PrimusError(f"{repo}: {read_hub_endpoint()} answers {status}", _hint_for_status(status, error)) from None
+        raise PrimusError(
+            f"{repo}: {read_hub_endpoint()} responded with {status}", _hint_for_status(status, error)
+        ) from None
     except Exception as error:
         if isinstance(error, PrimusError) or not _is_network_error(error):
             raise
@@ -142,7 +144,7 @@ def hub_errors(repo: str) -> Iterator[None]:
 
 def _explain_unreachable(repo: str, error: BaseException) -> PrimusError:
     hint = "check the network, HF_ENDPOINT and the proxy variables; local files need no hub"
-    return PrimusError(f"{repo}: {read_hub_endpoint()} cannot be reached, {_format_reason(error)}", hint)
+    return PrimusError(f"{repo}: {read_hub_endpoint()} cannot be reached: {_format_reason(error)}", hint)
 
 
 def _hint_for_status(status: object, error: BaseException) -> str:
@@ -289,7 +291,9 @@ def _choose_config(repo: str, asked: str, configs: list[str], preferred: list[st
     default = preferred + [name for name in ("default",) if name in configs] + (configs if len(configs) == 1 else [])
     if not asked and not default:
         shown = ", ".join(configs[:20]) + (f" and {len(configs) - 20} more" if len(configs) > 20 else "")
-        raise UsageError(f"{repo}: it has several configurations", f"name one as {repo}:CONFIG; there are {shown}")
+        raise UsageError(
+            f"{repo}: the dataset has several configurations", f"select one with {repo}:CONFIG; available: {shown}"
+        )
     return asked or default[0]
 
 

@@ -74,7 +74,7 @@ def parse_split(text: str) -> list[SplitPart]:
     parts = [_parse_part(text, each.strip()) for each in text.split("+")]
     for index, part in enumerate(parts):
         if any(part.split == other.split and (part.is_whole or other.is_whole) for other in parts[:index]):
-            raise UsageError(f"split '{text}': rows of '{part.split}' are named twice", "name each row once")
+            raise UsageError(f"split '{text}': rows of '{part.split}' are selected twice", "select each row once")
     return parts
 
 
@@ -83,7 +83,7 @@ def _parse_part(text: str, part: str) -> SplitPart:
     if not match:
         raise UsageError(f"split '{text}': not a split: '{part}'", HINT)
     if match["split"] == "all":
-        raise UsageError(f"split '{text}': 'all' is not known here", "name the splits, like train+validation+test")
+        raise UsageError(f"split '{text}': 'all' is not supported", "list the splits, such as train+validation+test")
     given = [match["first"], match["last"]]
     is_percent = any(value and value.endswith("%") for value in given)
     if is_percent and any(value and not value.endswith("%") for value in given):
@@ -95,7 +95,7 @@ def _parse_part(text: str, part: str) -> SplitPart:
     if is_percent and any(value is not None and abs(value) > 100 for value in (first, last)):
         raise UsageError(f"split '{text}': more than 100 %", "give percents from -100 to 100")
     if match["rounding"] and not is_percent:
-        raise UsageError(f"split '{text}': ({match['rounding']}) without percent", "leave it out")
+        raise UsageError(f"split '{text}': ({match['rounding']}) without percent", "remove it")
     drops = match["rounding"] == "pct1_dropremainder"
     return SplitPart(split=match["split"], first=first, last=last, is_percent=is_percent, drops_remainder=drops)
 

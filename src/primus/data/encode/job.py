@@ -207,7 +207,7 @@ class _Preparation:
         intact = ", and its checksums match" if self.job.existing == "replace" else ""
         for each in found.values():
             if each:
-                self.say(f"{each.prefix}: nothing to do, it was made from the same input before{intact}")
+                self.say(f"{each.prefix}: nothing to do, already made from the same input{intact}")
         return [each or self._make_token_files(key) for key, each in found.items()]
 
     def _make_token_files(self, key: str) -> PreparedTokens:

@@ -102,7 +102,7 @@ def report_prepared(
         became = "its id" if manifest.recipe.parse_special_tokens else "plain text"
         say(f"  {manifest.tokenizer.eod} occurs {manifest.special_strings:,} times in the text and became {became}")
     if failure := next((row.facts["fast_failure"] for row in rows if "fast_failure" in row.facts), ""):
-        say(f"  the fast tokenizer failed ({failure}); the library encoded in its place: the same tokens, but slower")
+        say(f"  the fast tokenizer failed ({failure}); used the tokenizers library instead (same tokens, slower)")
 
 
 def _build_manifest(

@@ -41,7 +41,7 @@ def check(name: str, eod: str | None) -> None:
     if not name.removeprefix(BPE).isdecimal():
         raise UsageError(f"tokenizer '{name}'", "give the number of tokens, like bpe:8192")
     if eod not in (None, END_OF_TEXT):
-        raise UsageError(f"a trained tokenizer has {END_OF_TEXT}, not {eod}", "leave --eod out")
+        raise UsageError(f"a trained tokenizer has {END_OF_TEXT}, not {eod}", "remove --eod")
 
 
 def train_tokenizer_once(

@@ -99,7 +99,7 @@ class ResultFolder(Generic[Report]):
             PrimusError: The job failed, or the output cannot be written.
         """
         if found := self._find_result():
-            say(f"{self.job.output}: nothing to do, it was made from the same input before")
+            say(f"{self.job.output}: nothing to do, already made from the same input")
             return self._complete_result(found)
         try:
             self.job.output.parent.mkdir(parents=True, exist_ok=True)

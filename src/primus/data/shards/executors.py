@@ -138,7 +138,7 @@ def _explain_unreachable(address: str | None, problem: str) -> UsageError:
     if not address:
         return UsageError(f"Ray cannot be started here: {first}", "use --executor local")
     return UsageError(
-        f"$RAY_ADDRESS {address}: no Ray cluster is reached: {first}",
+        f"$RAY_ADDRESS {address}: cannot reach a Ray cluster: {first}",
         "set it to HOST:PORT of its head node, or to auto on a node of the cluster, and RAY_AUTH_MODE=token where the"
         " cluster wants its token; without it Ray is started here",
     )

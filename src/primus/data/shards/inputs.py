@@ -86,11 +86,13 @@ class Inputs:
         """
         for each in self.given:
             if would_contain(each.given, output):
-                raise UsageError(f"{output}: it is in the input {each.given}", "give an --output outside of it")
+                raise UsageError(
+                    f"{output}: the output is inside the input {each.given}", "give an --output outside of it"
+                )
         place = Path(os.path.expanduser(output)).resolve()
         local = (file for each in self.given for file in each.files if is_folder and not is_remote(file))
         if inside := next((file for file in local if place in Path(file).resolve().parents), None):
-            raise UsageError(f"{inside}: this input is in the output {output}", "give another --output")
+            raise UsageError(f"{inside}: the input is inside the output {output}", "give another --output")
 
     def collect_facts(self, contents: Sequence[Sequence[str]]) -> list[InputFacts]:
         """Manifest entry of each input.
@@ -206,7 +208,7 @@ def open_dataset(name: str) -> Inputs:
     source = None if "/" in name else registry.load_plug_in(SOURCES, name)
     if source is None or source.documents is None:
         fetching = f"`data fetch {name} --output FOLDER`, then give --input FOLDER; `data prepare` does both"
-        raise UsageError(f"dataset {name}: it is on the Hugging Face hub, not here", fetching)
+        raise UsageError(f"dataset {name}: on the Hugging Face Hub, not on this machine", fetching)
     file = DATASET + name
     version = str(source.version())
     return Inputs((Input(file, (file,)),), {file: version}, [Shard(0, (FilePart(file),), 0)])
@@ -233,7 +235,7 @@ def check_fingerprint(file: str, before: str) -> None:
     except PrimusError:
         same = False
     if not same:
-        raise PrimusError(f"{file}: changed while it was read", "run this again when nothing writes to it")
+        raise PrimusError(f"{file}: changed while it was read", "run the command again when no process writes to it")
 
 
 def fingerprint_file(file: str) -> str:

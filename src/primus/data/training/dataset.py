@@ -84,7 +84,7 @@ def open_datasets(data: DataConfig, vocab_size: int, seq_length: int, seed: int)
     if data.create_attention_mask_in_dataloader:
         raise UsageError(
             "create_attention_mask_in_dataloader: true, but the loader makes no masks",
-            "leave it out; `reset_attention_mask: true` keeps documents apart",
+            "remove it; `reset_attention_mask: true` keeps documents apart",
         )
     if data.mock_data:
         return _open_mock(data, vocab_size, seq_length, seed)

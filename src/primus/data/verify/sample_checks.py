@@ -70,10 +70,10 @@ def find_tokenizer_source(
         manifest: Their manifest.
         given: The tokenizer that the user names, which has precedence.
     """
-    beside = prefix.parent / manifest.tokenizer.file if manifest else _find_sibling_tokenizer(prefix)
-    if beside is None:
+    sibling = prefix.parent / manifest.tokenizer.file if manifest else _find_sibling_tokenizer(prefix)
+    if sibling is None:
         return given, []
-    found, findings = _load_sibling_tokenizer(beside, manifest)
+    found, findings = _load_sibling_tokenizer(sibling, manifest)
     if manifest and given.tokenizer and given.tokenizer.fingerprint != manifest.tokenizer.fingerprint:
         problem = f"its tokens are of the tokenizer {manifest.tokenizer.name}, which is not {given.name}"
         findings.append(build_finding("tokenizer", bin_path(prefix), problem))
@@ -160,7 +160,7 @@ def _from_content(content: bytes, eod: str | None) -> Tokenizer:
     Raises:
         PrimusError: The file is damaged.
     """
-    return parse_tokenizer(content, "the tokenizer beside the files", eod, fast=False)
+    return parse_tokenizer(content, "the tokenizer next to the files", eod, fast=False)
 
 
 def _load_sibling_tokenizer(

@@ -38,7 +38,7 @@ def step_options(*, with_workers: bool) -> tuple[str, ...]:
 
     Workers depend on each other. Their launchers agree on the end and exit together; --kill-on-bad-exit is for one that
     dies without that, and --wait=60 for one that hangs after the others have exited. Nodes of a task without workers
-    are independent: one may take longer than another, or fail alone. 0 is no limit (srun(1)).
+    are independent: one may take longer than another, or fail alone. 0 means no limit (srun(1)).
     """
     ends = ("--kill-on-bad-exit=1", "--wait=60") if with_workers else ("--kill-on-bad-exit=0", "--wait=0")
     return ("--ntasks-per-node=1", *ends, "--input=none", "--unbuffered")

@@ -62,7 +62,7 @@ def run(options: Options, context: TaskContext) -> int:
     installed agree and another one is not installed.
 
     Raises:
-        UsageError: The experiment is wrong whatever the engine, or a name is no engine.
+        UsageError: The experiment is wrong whatever the engine, or a name is not an engine.
     """
     names = _split_names(options)
     file = Path(options.config)

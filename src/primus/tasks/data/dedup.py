@@ -60,11 +60,11 @@ def _build_dedup_job(options: Options) -> DedupJob:
     check_options(options, "dedup")
     if not options.normalize_numbers and options.method == "exact" and not options.normalize:
         raise UsageError(
-            "--no-normalize-numbers with --method exact", "leave it out: equal texts have equal numbers; or --normalize"
+            "--no-normalize-numbers with --method exact", "remove it: equal texts have equal numbers; or --normalize"
         )
     if options.normalize and options.method != "exact":
         raise UsageError(
-            "--normalize with --method minhash", "leave it out: MinHash always compares words without case and spacing"
+            "--normalize with --method minhash", "remove it: MinHash always compares words without case and spacing"
         )
     from primus.data.filter.dedup.job import DedupJob
     from primus.data.filter.dedup.recipe import DedupRecipe

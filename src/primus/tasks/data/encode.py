@@ -75,7 +75,7 @@ def run(options: Options, context: TaskContext) -> None:
 
     if not options.split_sentences and (options.keep_newlines or options.lang):
         name = "--keep-newlines" if options.keep_newlines else "--lang"
-        raise UsageError(f"{name} without --split-sentences", "give --split-sentences too, or leave it out")
+        raise UsageError(f"{name} without --split-sentences", "give --split-sentences too, or remove it")
     output = output_prefix(options.output or options.output_prefix or "")
     job = make_job(
         options,
@@ -123,5 +123,5 @@ def _choose_tokenizer_name(options: Options) -> str:
             "give --vocab-file and --merge-file" if files_needed else "give --tokenizer PATH, a hub name or bpe:VOCAB",
         )
     if options.tiktoken_pattern and kind != "TikTokenizer":
-        raise UsageError("--tiktoken-pattern", "it is of --tokenizer-type TikTokenizer")
+        raise UsageError("--tiktoken-pattern", "it requires --tokenizer-type TikTokenizer")
     return f"tiktoken:v1:{given[0]}" if options.tiktoken_pattern == "v1" else given[0]

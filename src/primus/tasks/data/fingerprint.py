@@ -71,7 +71,7 @@ def _compute_identity(prefix: Path, options: Options) -> FingerprintComparison:
             prefix=str(prefix), fingerprint=read, manifest=written, same=None if written is None else read == written
         )
     if written is None:
-        raise UsageError(f"{prefix}: no manifest with a fingerprint", "leave --quick out to read the tokens")
+        raise UsageError(f"{prefix}: no manifest with a fingerprint", "remove --quick to read the tokens")
     return FingerprintComparison(prefix=str(prefix), fingerprint=written, manifest=written, same=None)
 
 

@@ -41,7 +41,7 @@ class Options(Struct, frozen=True, kw_only=True):
     document: tuple[Annotated[int, Meta(ge=0)], ...] = ()
     """Numbers of documents to print, counted from 0."""
     tokenizer: str | None = None
-    """Tokenizer for decoding; by default the copy beside the files."""
+    """Tokenizer for decoding; by default the copy next to the files."""
     output: str | None = None
     """Write a histogram of document lengths to this file, as a page (.html) or an image (.svg)."""
     config: Annotated[str | None, Meta(extra={"aliases": ("--exp",)})] = None
@@ -252,7 +252,9 @@ def _select_sample_numbers(options: Options, step: InspectedStep) -> list[int]:
         raise UsageError(f"no rank {options.rank} among {step.world_size}", "see --world-size")
     for number in options.sample:
         if number not in whole:
-            raise UsageError(f"sample {number:,} is not of step {step.step:,}", f"it has {whole[0]:,} to {whole[-1]:,}")
+            raise UsageError(
+                f"sample {number:,} is not in step {step.step:,}", f"the step has {whole[0]:,} to {whole[-1]:,}"
+            )
     numbers = list(options.sample or whole)
     return [each for each in numbers if options.rank is None or step.locate_sample(each)[0] == options.rank]
 

@@ -21,7 +21,7 @@ class Options(Struct, frozen=True, kw_only=True):
     prefix: Annotated[tuple[str, ...], Meta(extra={"positional": True})]
     """Prefixes of .bin and .idx files, glob patterns, or folders."""
     tokenizer: str | None = None
-    """Expected tokenizer; by default the copy beside the files."""
+    """Expected tokenizer; by default the copy next to the files."""
     vocab_size: Annotated[int, Meta(ge=1)] | None = None
     """Upper bound of the token ids; by default the tokenizer's size."""
     eod_id: Annotated[int, Meta(ge=-1)] | None = None

@@ -220,7 +220,9 @@ class KeepStage:
                 yield text
         if read != count:
             files = ", ".join(dict.fromkeys(part.file for part in shard.parts))
-            raise PrimusError(f"{files}: changed while it was read", "run this again when nothing writes to it")
+            raise PrimusError(
+                f"{files}: changed while it was read", "run the command again when no process writes to it"
+            )
 
 
 def describe_document(text: TextDocument, recipe: DedupRecipe) -> dict[str, Any]:
