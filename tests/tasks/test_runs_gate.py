@@ -157,6 +157,20 @@ def test_bad_input_is_one_message(
     assert "Traceback" not in error
 
 
+def test_profiled_steps_do_not_make_a_run_slower(make: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    make(1)
+    run = make(2)
+    lines = [json.loads(line) for line in run.events.read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "step" and 20 <= line["step"] <= 27:
+            line["tokens_per_s"] /= 3
+    profile = {"time": 1.0, "kind": "profile", "first_step": 20, "last_step": 27}
+    run.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert call_gate("night --baseline 20250101 --strict") == 3
+    run.events.write_text("".join(json.dumps(line) + "\n" for line in [*lines, profile]))
+    assert call_gate("night --baseline 20250101 --strict") == 0
+
+
 def test_a_run_that_is_executing_is_refused(make: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     make(1)
     run = make(2, state="running")

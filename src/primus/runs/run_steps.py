@@ -38,9 +38,11 @@ class RunSteps(Struct, frozen=True, kw_only=True):
     """Index of the first step of each attempt."""
     columns: dict[str, list[float | None]]
     """Numbers of each step by name; None if not finite."""
+    profiled: list[int] = []
+    """Steps that were recorded by a profiler, which makes them slower."""
 
     def read_costs(self, metric: str) -> list[list[float]]:
-        """The values of `metric` of each attempt, as costs: more is slower. Rates are inverted.
+        """The values of `metric` of each attempt as costs: more is slower. Rates are inverted, profiled steps left out.
 
         Raises:
             UsageError: The run has no such metric, or it does not measure speed.
@@ -52,7 +54,12 @@ class RunSteps(Struct, frozen=True, kw_only=True):
         if wrong is not None:
             raise PrimusError(f"run {self.run}: {metric} is missing or not positive at step {wrong}")
         costs = [1 / value if is_rate(metric) else value for value in column if value]
-        return [costs[begin:end] for begin, end in zip(self.starts, [*self.starts[1:], len(costs)], strict=True)]
+        ends = [*self.starts[1:], len(costs)]
+        profiled = set(self.profiled)
+        return [
+            [costs[index] for index in range(begin, end) if self.steps[index] not in profiled]
+            for begin, end in zip(self.starts, ends, strict=True)
+        ]
 
 
 def is_rate(metric: str) -> bool:
@@ -92,7 +99,8 @@ def load_run_steps(run: Run) -> RunSteps:
     if state != "done":
         reason = f": {metadata.outcome.reason}" if metadata.outcome.reason else ""
         raise PrimusError(f"run {run.id} {state}{reason}", f"find the cause: primus-cli direct -- diagnose {run.id}")
-    started = [event for event in events.read_events(run.events) if event["kind"] == "run_started"]
+    others = list(events.read_events(run.events))
+    started = [event for event in others if event["kind"] == "run_started"]
     recorded = events.read_steps(run.events)
     if not recorded or not started:
         raise PrimusError(f"run {run.id} has no steps", "a gate compares training runs")
@@ -112,11 +120,17 @@ def load_run_steps(run: Run) -> RunSteps:
             for name in names
             if name not in ("step", "time")
         },
+        profiled=_list_profiled_steps(others),
     )
 
 
 def _find_attempt_starts(steps: list[int], resumed_from: set[int]) -> list[int]:
     return [index for index, step in enumerate(steps) if index == 0 or step - 1 in resumed_from]
+
+
+def _list_profiled_steps(recorded: list[events.Event]) -> list[int]:
+    windows = [event for event in recorded if event["kind"] == "profile" and "first_step" in event]
+    return sorted({step for window in windows for step in range(window["first_step"], window["last_step"] + 1)})
 
 
 def _is_number(value: object) -> bool:
