@@ -49,6 +49,8 @@ from primus.runs.files import write_json
 
 FLUSH_CACHES = 2
 """A write of this many last-level caches empties them."""
+QUICK_HOST_BYTES = 96 * 2**20
+"""For the arrays that measure the memory of a CPU in quick mode; filling larger ones takes seconds."""
 USABLE_SHARE = 0.9
 """Share of the free memory that operands may use; the rest is for workspaces of libraries."""
 MOST_LIMITS = 3
@@ -117,6 +119,8 @@ class BenchmarkWorker:
             torch.set_num_threads(num_threads)
         with self.limit_time("measuring the limits of the device"):
             max_bytes = find_array_bytes(self.device, self.num_local)
+            if self.is_quick and self.device.type == "cpu":
+                max_bytes = min(max_bytes, QUICK_HOST_BYTES)
             peaks = find_device_peaks(self.device, self._clock, num_threads=num_threads, max_bytes=max_bytes)
         self._write_part(peaks=peaks)
         sampler = self._create_sampler()

@@ -17,6 +17,7 @@ from primus.machine.profile import Dtype, find_peak_tflops, find_profile_by_name
 from primus.measure import memory
 from primus.measure.timing import Clock, Effort, measure_call
 from primus.process import run_command
+from primus.report.table import format_size
 
 SOURCE = Path(__file__).with_name("host_peak.c")
 ROUNDS = 1_000_000
@@ -41,6 +42,7 @@ def find_device_peaks(device: torch.device, clock: Clock, *, num_threads: int, m
     arrays = memory.allocate_arrays(device, memory.array_elements(memory.host_cache_bytes(), max_bytes))
     timing = measure_call(lambda: memory.KERNELS["triad"].run(arrays), clock, BRIEF)
     gb_per_s = 3 * arrays.a.nbytes / timing.p5_s / 1e9
+    source = f"{source}; memory: triad of STREAM on arrays of {format_size(arrays.a.nbytes)}"
     return DevicePeaks(tflops=tflops, gb_per_s=gb_per_s, launch_s=launch_s, source=source)
 
 
@@ -73,7 +75,7 @@ def _measure_host(num_threads: int) -> tuple[dict[str, float], str]:
     if found["fp32"]:  # without instructions of its own, bf16 is converted and multiplied in fp32
         found["bf16"] = found["bf16"] or found["fp32"]
     tflops = {dtype: value for dtype, value in found.items() if value}
-    return tflops, f"measured: multiply-adds on registers by {num_threads} threads; triad of STREAM"
+    return tflops, f"measured: multiply-adds on registers by {num_threads} threads"
 
 
 def _measure_threads(function: Callable[[int], float], num_threads: int) -> float:
