@@ -21,6 +21,7 @@ from primus.statistics import (
 
 MIN_STEPS = 10
 """Fewest steady steps that are compared."""
+MAX_MORE_STEPS = 100
 RUNS_FOR_SPREAD = 3
 """Number of baseline runs from which their spread is estimated; with two, the interval of t is useless."""
 LEVEL = 0.95
@@ -79,7 +80,7 @@ class SpeedComparison(Struct, frozen=True, kw_only=True):
     is_steady: bool
     """False if the speed of a run still changes in the second half of its steps."""
     wanted_steps: int | None = None
-    """Estimated number of steady steps for an answer, if the verdict is inconclusive."""
+    """Estimated number of steady steps for an answer, if the verdict is inconclusive and more steps help."""
 
 
 class LossComparison(Struct, frozen=True, kw_only=True):
@@ -226,10 +227,14 @@ def _estimate_change(
     return CostChange(of=name, change=spread.estimate - 1, low=low - 1, high=high - 1)
 
 
-def _estimate_wanted_steps(typical: CostChange, num_steps: int, tolerance: float) -> int:
-    """The interval shrinks with the root of the number of steps; wanted is half a tolerance on each side."""
+def _estimate_wanted_steps(typical: CostChange, num_steps: int, tolerance: float) -> int | None:
+    """The interval shrinks with the root of the number of steps; wanted is half a tolerance on each side.
+
+    None if that is more than `MAX_MORE_STEPS` times as many: the speed then varies for a reason, not by noise.
+    """
     reach = (typical.high - typical.low) / 2
-    return max(num_steps + 1, round(num_steps * (2 * reach / tolerance) ** 2))
+    wanted = max(num_steps + 1, round(num_steps * (2 * reach / tolerance) ** 2))
+    return wanted if wanted <= MAX_MORE_STEPS * num_steps else None
 
 
 def _read_median(run: RunSteps, metric: str, steps: SteadySteps) -> float:
