@@ -127,5 +127,5 @@ def _find_straggler(rows: Sequence[RankTimes]) -> int | None:
     """The rank that caused more than half of all waiting, if that is more than chance."""
     total = sum(row.caused_us for row in rows)
     worst = max(rows, key=lambda row: row.caused_us)
-    share = max(0.5, 1.5 / len(rows))
+    share = max(0.5, 1.3 / len(rows))
     return worst.rank if total > 0 and worst.caused_us > share * total else None
