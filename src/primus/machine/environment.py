@@ -164,16 +164,17 @@ def build_environment(
         **environ,
         **_format_assignments({name: item for some in asked for name, item in some.items()}),
     }
-    machine, warnings = _list_machine_layers(facts)
     framework = find_framework(workload.framework) if workload else None
     needs = _find_conditions(facts, network, layout, torch) | set(framework.LIBRARIES if framework else ())
-    ours = [*machine, *_build_path_settings(user_values), *_build_backend_settings(facts, workload, framework)]
-    ours += [*_build_nic_settings(facts, network, needs), *_build_network_settings(facts, network, needs)]
+    machine, warnings = _list_machine_layers(facts)
+    settings = [*machine, *_build_path_settings(user_values), *_build_backend_settings(facts, workload, framework)]
+    settings += [*_build_nic_settings(facts, network, needs), *_build_network_settings(facts, network, needs)]
     if _is_on(user_values.get(DETERMINISTIC, "")):
-        ours += [("deterministic", DETERMINISTIC_SETTINGS.get(name, {})) for name, _ in machine]
+        settings += [("deterministic", DETERMINISTIC_SETTINGS.get(name, {})) for name, _ in machine]
     chosen: dict[str, VariableChoice] = {}
+    # Later ones win: what a person typed for this launch comes last.
     for choice in (
-        *_choose_machine_settings(ours, needs, _count_cores_per_process(facts, layout)),
+        *_choose_machine_settings(settings, needs, _count_cores_per_process(facts, layout)),
         *_format_setter("hook", hooks or {}),
         *_format_setter("patch", patches or {}),
     ):
@@ -186,14 +187,9 @@ def build_environment(
     _check_interfaces(chosen)
     if rocm_library and any(device.vendor == "amd" for device in facts.devices):
         _add_library(chosen, rocm_library)
-    warnings_found = (
-        *warnings,
-        *network.warnings,
-        *validate_network_variables(user_values, facts),
-        *_find_conflicts(chosen),
-        *_find_dubious_values(chosen, facts),
-    )
-    return Environment(variables=dict(sorted(chosen.items())), warnings=warnings_found)
+    problems = (*warnings, *network.warnings, *validate_network_variables(user_values, facts))
+    doubts = (*_find_conflicts(chosen), *_find_dubious_values(chosen, facts))
+    return Environment(variables=dict(sorted(chosen.items())), warnings=(*problems, *doubts))
 
 
 def find_rocm_library(environ: Mapping[str, str], root: Path = Path("/")) -> str | None:

@@ -265,17 +265,9 @@ def check_links(node: PreflightNode) -> Iterator[CheckFinding]:
     layout = relations.describe_link_layout(gpus[0])
     reason = f"collectives run over {kind}; a typical server of this model has hives of {size}"
     direct = relations.list_direct_links(node.facts)
-    if not direct and layout == "bridge" and not any(device.hive for device in gpus):
-        yield report_info("gpu.links", f"no {kind} link: GPUs without a bridge", "a bridge is optional on this model")
-        return
     if not direct:
-        yield report_unknown(
-            "gpu.links",
-            f"no {kind} link is reported",
-            "every pair of a hive",
-            reason,
-            "`nvidia-smi topo -m` and `nvidia-smi nvlink -s`" if kind == "NVLink" else "`amd-smi topology`",
-        )
+        has_hives = any(device.hive for device in gpus)
+        yield _report_missing_links(kind, reason, is_optional=layout == "bridge" and not has_hives)
         return
     hives: dict[str, list[int]] = {}
     for device in gpus:
@@ -291,6 +283,35 @@ def check_links(node: PreflightNode) -> Iterator[CheckFinding]:
         "reboot the node; a GPU or its bridge may be loose",
         value=len(direct),
     )
+    yield from _check_link_widths(node, kind, reason)
+    wanted = -(-len(gpus) // size)
+    yield judge_value(
+        len(hives) <= wanted or layout == "bridge",
+        "fail",
+        "gpu.hives",
+        f"GPUs by hive: {format_names(map(len, hives.values()))}",
+        f"{wanted} of up to {size}",
+        reason,
+        "reboot the node; the firmware builds hives",
+        value=len(hives),
+    )
+
+
+def _report_missing_links(kind: str, reason: str, *, is_optional: bool) -> CheckFinding:
+    """The finding for a node without any link between GPUs."""
+    if is_optional:
+        return report_info("gpu.links", f"no {kind} link: GPUs without a bridge", "a bridge is optional on this model")
+    return report_unknown(
+        "gpu.links",
+        f"no {kind} link is reported",
+        "every pair of a hive",
+        reason,
+        "`nvidia-smi topo -m` and `nvidia-smi nvlink -s`" if kind == "NVLink" else "`amd-smi topology`",
+    )
+
+
+def _check_link_widths(node: PreflightNode, kind: str, reason: str) -> Iterator[CheckFinding]:
+    """No two GPUs have fewer links than others."""
     weak = relations.find_weak_links(node.facts)
     if weak:
         yield judge_value(
@@ -303,17 +324,6 @@ def check_links(node: PreflightNode) -> Iterator[CheckFinding]:
             "reboot the node; a link may be down",
             value=len(weak),
         )
-    wanted = -(-len(gpus) // size)
-    yield judge_value(
-        len(hives) <= wanted or layout == "bridge",
-        "fail",
-        "gpu.hives",
-        f"GPUs by hive: {format_names(map(len, hives.values()))}",
-        f"{wanted} of up to {size}",
-        reason,
-        "reboot the node; the firmware builds hives",
-        value=len(hives),
-    )
 
 
 def _find_lacking_pairs(hives: Mapping[str, Sequence[int]], direct: Sequence[Link]) -> str:

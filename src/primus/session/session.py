@@ -354,17 +354,7 @@ def report_setup(
     trainer, engine = session.trainer, session.engine
     config = trainer.training
     num_parameters = count_parameters(trainer.model).total_parameters
-    batch = f"{session.global_batch_size} x {config.seq_length} tokens"
-    num_samples = config.train_iters * session.global_batch_size
-    data = "random" if trainer.data.mock_data else f"{num_samples / session.data.train.samples_per_epoch:.2g} epochs"
-    session.print_line(
-        f"{num_parameters / 1e6:,.1f} M parameters in {'bf16' if config.bf16 else 'fp32'}"
-        f" on {engine.num_devices} x {engine.device_name}; {config.train_iters:,} steps of {batch},"
-        f" together {num_samples * config.seq_length:,} ({data})"
-    )
-    corpora = session.data.train.compute_progress(num_samples)
-    for part in corpora if len(corpora) > 1 else ():
-        session.print_line(f"  {part.prefix}: {part.samples:,} samples, {part.epochs:.2g} epochs")
+    _print_setup(session, num_parameters)
     if compile_reason:
         session.print_line(f"torch.compile: {'on' if compiled else 'off'} ({compile_reason})")
     session.append_event(
@@ -394,6 +384,23 @@ def report_setup(
         },
         **(details or {}),
     )
+
+
+def _print_setup(session: Session, num_parameters: int) -> None:
+    """Print the size of the model, the devices, the steps, and the epochs of each corpus."""
+    trainer, engine = session.trainer, session.engine
+    config = trainer.training
+    batch = f"{session.global_batch_size} x {config.seq_length} tokens"
+    num_samples = config.train_iters * session.global_batch_size
+    data = "random" if trainer.data.mock_data else f"{num_samples / session.data.train.samples_per_epoch:.2g} epochs"
+    session.print_line(
+        f"{num_parameters / 1e6:,.1f} M parameters in {'bf16' if config.bf16 else 'fp32'}"
+        f" on {engine.num_devices} x {engine.device_name}; {config.train_iters:,} steps of {batch},"
+        f" together {num_samples * config.seq_length:,} ({data})"
+    )
+    corpora = session.data.train.compute_progress(num_samples)
+    for part in corpora if len(corpora) > 1 else ():
+        session.print_line(f"  {part.prefix}: {part.samples:,} samples, {part.epochs:.2g} epochs")
 
 
 def _find_start(search: CheckpointSearch, attempt: Attempt, data: Datasets) -> ResumePoint | None:
