@@ -23,6 +23,7 @@ def build_pod_template(job_spec: JobSpec, container: Manifest) -> Manifest:
     options = job_spec.options
     spec: Manifest = {"restartPolicy": "Never", "containers": [container], **build_pod_spec_override(job_spec)}
     if options.host_network:
+        # With the host's network, the default policy would resolve names by the DNS of the node, not of the cluster.
         spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     if options.priority_class:
         spec["priorityClassName"] = options.priority_class
@@ -143,6 +144,7 @@ def _build_rank_variables(options: Options) -> list[Manifest]:
 
 def _build_volumes(job_spec: JobSpec) -> list[Manifest]:
     options = job_spec.options
+    # Container runtimes give /dev/shm 64 MiB, which data loaders and NCCL exceed.
     memory = {"medium": "Memory", **({"sizeLimit": options.shm} if options.shm else {})}
     found: list[Manifest] = [{"name": "shm", "emptyDir": memory}, {"name": "run", "configMap": run_files(job_spec)}]
     for number, volume in enumerate(volumes.parse_volumes(options.volume)):
@@ -155,6 +157,7 @@ def _build_volumes(job_spec: JobSpec) -> list[Manifest]:
 
 
 def _refer_to_pod_field(path: str) -> Manifest:
+    # Without a type, a path that is missing on a node would not be noticed: the pod would get an empty folder.
     return {"hostPath": {"path": path, "type": "Directory"}}
 
 

@@ -26,6 +26,7 @@ def build_job_view(job: Any, pods: Sequence[Any], warnings: Sequence[Any]) -> Jo
     """A JobSet or TrainJob with its pods and warning events."""
     views = tuple(sorted(map(build_pod_view, pods), key=lambda pod: pod.rank or 0))
     state = _read_job_state(job, views)
+    # What a pod waits for now comes before warning events, which may belong to an earlier attempt.
     waits = [f"{pod.name}: {pod.message}" for pod in views if pod.message and pod.phase in ("Pending", "Running")]
     messages = [str(each.get("message", "")) for each in sorted(warnings, key=_read_event_time)]
     meta = job["metadata"]
@@ -45,6 +46,7 @@ def build_job_view(job: Any, pods: Sequence[Any], warnings: Sequence[Any]) -> Jo
 def build_pod_view(pod: Any) -> PodView:
     """A pod of a job."""
     meta, reported = pod["metadata"], pod.get("status", {})
+    # Kubernetes sets the completion index as an annotation, and as a label from 1.28 on.
     rank = meta.get("annotations", {}).get(names.RANK_OF_POD, meta.get("labels", {}).get(names.RANK_OF_POD))
     containers = reported.get("containerStatuses") or ()
     own: Any = next((each for each in containers if each["name"] == names.REPLICATED_JOB), {})
@@ -63,6 +65,7 @@ def build_pod_view(pod: Any) -> PodView:
 def _explain_pod_state(reported: Any, own: Any, ended: Any) -> str:
     """Why a pod is waiting, or how it ended."""
     waiting = own.get("state", {}).get("waiting") or {}
+    # The container's own reason (ImagePullBackOff, OOMKilled) is more specific than the conditions of its pod.
     for each in (waiting, ended):
         if each.get("reason") not in (None, "Completed", "ContainerCreating"):
             return ": ".join(filter(None, (each["reason"], each.get("message", ""))))
@@ -102,6 +105,7 @@ def _read_job_state(job: Any, pods: Sequence[PodView]) -> JobState:
 
 def _exit_code(pods: Sequence[PodView]) -> int:
     """Exit code of the job: NO_RESTART_CODE if a pod has it, else the first that is not 0."""
+    # The other pods are then ended by signals, whose codes would hide that a restart is useless.
     codes = [pod.exit_code for pod in pods if pod.exit_code]
     return NO_RESTART_CODE if NO_RESTART_CODE in codes else codes[0] if codes else 1
 
