@@ -164,3 +164,4 @@ def test_the_picture_shows_every_engine_and_the_tolerance() -> None:
     assert isinstance(picture, page.Html)
     texts = [element.text for element in ElementTree.fromstring(picture).iter() if element.tag.endswith("text")]
     assert {"native", "jax", "<torch>", "tolerance 5e-05"} <= set(texts)
+    assert "relative difference of the gradient norm" in picture and "tolerance 0.0001" in picture

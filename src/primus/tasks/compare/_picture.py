@@ -10,8 +10,8 @@ from primus.tasks.compare._parity import EngineSteps, ParityTolerance
 
 WIDTH, LEFT, RIGHT = 880.0, 76.0, 24.0
 LOSS_TOP, LOSS_HEIGHT = 92.0, 190.0
-GAP_TOP, GAP_HEIGHT = 336.0, 190.0
-HEIGHT = 580.0
+GAP_TOP, NORM_TOP, GAP_HEIGHT = 336.0, 588.0, 190.0
+HEIGHT = 832.0
 SMALLEST = 1e-8
 """Differences below this are drawn at it: losses are float32."""
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "12 5")
@@ -41,7 +41,7 @@ def draw_parity_svg(reference: EngineSteps, others: Sequence[EngineSteps], toler
 
 
 def _draw_legend(everyone: Sequence[EngineSteps], reference: str) -> Iterator[Html]:
-    yield _draw_text(LEFT, 30, "Loss of each step, and its difference from " + reference, "title")
+    yield _draw_text(LEFT, 30, "Loss of each step, and differences from " + reference, "title")
     for index, steps in enumerate(everyone):
         x = LEFT + 150 * index
         yield _draw_path([(x, 56), (x + 30, 56)], index)
@@ -71,30 +71,44 @@ def _draw_losses(everyone: Sequence[EngineSteps]) -> Iterator[Html]:
 def _draw_differences(
     reference: EngineSteps, others: Sequence[EngineSteps], tolerance: ParityTolerance
 ) -> Iterator[Html]:
-    """Absolute differences on a logarithmic scale, with the tolerance as a line."""
-    pairs = [
-        [
-            abs(ours - theirs) if ours is not None and theirs is not None else None
-            for ours, theirs in zip(reference.losses, each.losses, strict=False)
-        ]
-        for each in others
+    """The differences of losses, and below them the relative ones of gradient norms."""
+    losses = [_list_differences(reference.losses, each.losses) for each in others]
+    norms = [_list_differences(reference.grad_norms, each.grad_norms, relative=True) for each in others]
+    yield from _draw_panel(GAP_TOP, "absolute difference of the loss", losses, others, tolerance.loss)
+    title = "relative difference of the gradient norm"
+    yield from _draw_panel(NORM_TOP, title, norms, others, tolerance.grad_norm)
+
+
+def _list_differences(
+    reference: Sequence[float | None], other: Sequence[float | None], *, relative: bool = False
+) -> list[float | None]:
+    """The difference at each common step; None where one of both is no number."""
+    return [
+        None if ours is None or theirs is None else abs(ours - theirs) / ((abs(ours) or 1.0) if relative else 1.0)
+        for ours, theirs in zip(reference, other, strict=False)
     ]
-    values = [value for row in pairs for value in row if value] + [tolerance.loss]
+
+
+def _draw_panel(
+    top: float, title: str, rows: Sequence[Sequence[float | None]], others: Sequence[EngineSteps], tolerance: float
+) -> Iterator[Html]:
+    """Differences on a logarithmic scale, with the tolerance as a line."""
+    values = [value for row in rows for value in row if value] + [tolerance]
     low, high = math.log10(SMALLEST), math.ceil(math.log10(max(values)))
-    bottom, num_steps = GAP_TOP + GAP_HEIGHT, max(len(reference.losses), 1)
+    bottom, num_steps = top + GAP_HEIGHT, max([1, *map(len, rows)])
 
     def place_value(value: float) -> float:
         share = (math.log10(max(value, SMALLEST)) - low) / (high - low)
         return bottom - share * GAP_HEIGHT
 
-    yield _draw_text(LEFT, GAP_TOP - 10, "absolute difference of the loss", "soft")
+    yield _draw_text(LEFT, top - 10, title, "soft")
     for exponent in range(int(low), int(high) + 1, 2):
         y = place_value(10.0**exponent)
         yield _draw_line(y, "grid")
         yield _draw_text(LEFT - 8, y + 4, "0" if exponent == int(low) else f"1e{exponent}", "soft end")
-    yield _draw_line(place_value(tolerance.loss), "limit")
-    yield _draw_text(WIDTH - RIGHT, place_value(tolerance.loss) - 5, f"tolerance {tolerance.loss:g}", "limit-text end")
-    for index, (each, row) in enumerate(zip(others, pairs, strict=True), 1):
+    yield _draw_line(place_value(tolerance), "limit")
+    yield _draw_text(WIDTH - RIGHT, place_value(tolerance) - 5, f"tolerance {tolerance:g}", "limit-text end")
+    for index, (each, row) in enumerate(zip(others, rows, strict=True), 1):
         points = [
             (_place_step(step, num_steps), place_value(value)) for step, value in enumerate(row) if value is not None
         ]
