@@ -25,7 +25,8 @@ TASK_GROUPS = {
         *("checkpoint convert", "checkpoint show", "checkpoint verify", "checkpoint diff", "checkpoint average"),
     ),
     "runs and jobs": (
-        *("runs list", "runs show", "runs diff", "runs gate", "runs clean", "compare engines", "diagnose"),
+        *("runs list", "runs show", "runs diff", "runs gate", "runs clean"),
+        *("report", "profile attach", "compare engines", "diagnose"),
         *("jobs list", "jobs show", "jobs logs", "jobs wait", "jobs cancel"),
     ),
     "machine": (
