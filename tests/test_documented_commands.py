@@ -25,7 +25,10 @@ ROOT = Path(__file__).parents[1]
 QUICK_START = "./primus-cli direct -- train pretrain --config examples/quickstart.yaml"
 SHORT = ("--train_iters", "2", "--eval_iters", "1")
 """Behind each training command, unless it repeats a run as it was."""
-DRY = ("container", "slurm", "ssh", "kubernetes", "logs", "cancel", "--perf", "--nproc 8", "compare", "setup")
+DRY = (
+    *("container", "slurm", "ssh", "kubernetes", "logs", "cancel", "--perf", "--nproc 8", "compare", "setup"),
+    *("gate", "--profile", "trace"),  # two steps are too few for them
+)
 """Words of commands that only run dry here."""
 SPELLINGS = ("--lr 1e-4", "--lr=1e-4", "lr=1e-4")
 """Ends of commands that differ from another one in a setting only, which planning reads: they run dry, too."""

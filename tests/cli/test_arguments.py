@@ -48,9 +48,9 @@ PRETRAIN = "-- train pretrain --config e.yaml"
             "separate runtimes and task by ' -- '",
         ),
         ("direct -- run list", "no task 'run'", "did you mean 'runs'?"),
-        ("direct -- runs", "'runs' needs one of: clean, diff, gate, list, show", ""),
+        ("direct -- runs", "'runs' needs one of: clean, compare, diff, gate, list, show", ""),
         ("direct -- runs lst", "no task 'runs lst'", "did you mean 'list'?"),
-        ("direct -- runs --workspace x", "'runs' needs one of: clean, diff, gate, list, show", ""),
+        ("direct -- runs --workspace x", "'runs' needs one of: clean, compare, diff, gate, list, show", ""),
         ("direct -- bx -- runs list", "no runtime or task 'bx'", "did you mean 'box'?"),
         (
             "direct -- box -- runs list",

@@ -15,7 +15,6 @@ TASK_GROUPS = {
     "training": (
         *("train pretrain", "config init", "config check", "config show", "config schema"),
         *("config import", "config export"),
-        *("tune train", "tune threads", "tune gemm", "tune sweep"),
     ),
     "data": (
         *("data prepare", "data fetch", "data clean", "data dedup", "data encode"),
@@ -25,13 +24,17 @@ TASK_GROUPS = {
         *("checkpoint convert", "checkpoint show", "checkpoint verify", "checkpoint diff", "checkpoint average"),
     ),
     "runs and jobs": (
-        *("runs list", "runs show", "runs diff", "runs gate", "runs clean"),
-        *("report", "profile attach", "compare engines", "diagnose"),
+        *("runs list", "runs show", "runs diff", "runs compare", "runs gate", "runs clean"),
+        "diagnose",
         *("jobs list", "jobs show", "jobs logs", "jobs wait", "jobs cancel"),
+    ),
+    "speed": (
+        *("report", "benchmark", "compare engines"),
+        *("tune train", "tune threads", "tune sweep", "tune gemm"),
+        *("analyze trace", "profile attach"),
     ),
     "machine": (
         "preflight",
-        "benchmark",
         "env show",
         "analyze topology",
         "engines",
