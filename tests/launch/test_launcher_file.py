@@ -144,7 +144,7 @@ def test_a_dry_run_says_what_comes_from_where_and_hides_secrets(tmp_path: Path) 
     assert "--no-config direct --env=A_TOKEN" in done.stdout
     assert "canary" not in done.stdout + done.stderr
     done = cli.run("--config", "none.yaml", "direct", "--", "runs", "list", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (2, "primus-cli: none.yaml: no such file\n")
+    assert (done.returncode, done.stderr) == (2, "primus-cli: none.yaml: no such file\n  did you mean 'mine.yaml'?\n")
 
 
 def test_the_users_file_is_read(tmp_path: Path) -> None:

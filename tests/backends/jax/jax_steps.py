@@ -70,11 +70,16 @@ def resume() -> dict[str, object]:
         resumed = build_engine(trainer)
         resumed.load(folder)
         found = engine_steps.train_engine(resumed, trainer, 3, 6)
-        from safetensors.numpy import load_file
-
         files = sorted(path.name for path in folder.iterdir())
-        names = sorted(load_file(folder / "model.safetensors"))
+        names = read_tensor_names(folder / "model.safetensors")
     return {"expected": expected[3:], "found": found, "files": files, "names": names}
+
+
+def read_tensor_names(path: Path) -> list[str]:
+    """Names in the header of a safetensors file, whose package the environment of jax may lack."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        return sorted(json.loads(file.read(size)).keys() - {"__metadata__"})
 
 
 def skip_nonfinite() -> dict[str, object]:
