@@ -56,11 +56,14 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_tokens(prefix: Path) -> None:
-    """Token files of Megatron-LM with one document."""
+    """Token files of Megatron-LM with 100 documents of 200 tokens of 4 bytes."""
     prefix.parent.mkdir(parents=True)
-    prefix.with_name(f"{prefix.name}.bin").write_bytes(bytes(4 * 20_000))
-    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 4, 1, 2) + struct.pack("<i", 20_000)
-    prefix.with_name(f"{prefix.name}.idx").write_bytes(index + struct.pack("<qqq", 0, 0, 1))
+    number, length = 100, 200
+    prefix.with_name(f"{prefix.name}.bin").write_bytes(bytes(4 * number * length))
+    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 4, number, number + 1)
+    index += struct.pack(f"<{number}i", *[length] * number)
+    index += struct.pack(f"<{number}q", *range(0, 4 * number * length, 4 * length))
+    prefix.with_name(f"{prefix.name}.idx").write_bytes(index + struct.pack(f"<{number + 1}q", *range(number + 1)))
 
 
 def run_command(text: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:

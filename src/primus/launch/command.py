@@ -218,7 +218,6 @@ def _make_subtask_error(words: Sequence[str], group: Sequence[str]) -> UsageErro
 
 
 COUNTERPARTS = {
-    "benchmark": "preflight --perf measures matrix products, memory and collectives",
     "projection": "config check and --dry-run check an experiment without running it",
     "image": "docker or podman builds an image; container --image runs in it",
 }

@@ -68,8 +68,9 @@ def test_a_prefix_that_is_not_there_is_an_error_with_the_nearest(write_tokens: W
     with pytest.raises(UsageError, match=r"train_data_path: no .*corpsu_text_document\.idx") as caught:
         opened(train_data_path=str(tmp_path / "corpsu_text_document"))
     assert caught.value.hint == "did you mean 'corpus_text_document'?"
-    with pytest.raises(UsageError, match="no folder"):
+    with pytest.raises(UsageError, match="no such data") as caught:
         opened(train_data_path=str(tmp_path / "nowhere" / "x"))
+    assert "does not exist" in caught.value.hint
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError) as caught:
         opened(train_data_path=str(tmp_path / "empty" / "x"))
