@@ -20,7 +20,7 @@ from primus.backends.torchtitan.support import key_rules
 from primus.config.load import load_experiment
 from primus.config.schema import OWNERS, ModelSpec, ParallelConfig, TrainingConfig
 from primus.errors import UsageError
-from primus.experiment import check
+from primus.experiment import resolve_experiment
 
 CheckSettings = Callable[..., None]
 
@@ -34,7 +34,7 @@ def check_experiment(tmp_path: Path) -> CheckSettings:
         overrides = {"mock_data": True, "seq_length": 128, **settings}
         module = {"framework": "torchtitan", "model": model, "overrides": overrides}
         file.write_text(yaml.safe_dump({"exp_name": "test", "modules": {"pre_trainer": module}}))
-        check(load_experiment(file, environ={}))
+        resolve_experiment(file, [], {})
 
     return check_file
 
