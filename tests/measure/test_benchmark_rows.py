@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import time
+
 import pytest
 import torch
 from msgspec import structs
@@ -63,12 +66,17 @@ def test_emptying_the_cache_is_not_timed() -> None:
     assert measure_call(clock.call, clock, BRIEF, flush).median_s == pytest.approx(1e-3)
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="the limits of a CPU are measured by a compiled loop")
 def test_the_limits_of_a_cpu_are_above_what_a_product_reaches() -> None:
-    peaks = device_peaks.find_device_peaks(CPU, HostClock(), num_threads=1, max_bytes=3 << 20)
+    peaks = device_peaks.find_device_peaks(CPU, HostClock(), num_threads=torch.get_num_threads(), max_bytes=3 << 20)
     assert peaks.gb_per_s and peaks.launch_s
-    if not peaks.tflops:
-        pytest.skip(peaks.source)
-    assert 1e-3 < peaks.tflops["fp32"] < 10
+    matrix = torch.randn(512, 512)
+    found = []
+    for _ in range(5):
+        started = time.thread_time()
+        matrix @ matrix
+        found.append(2 * 512**3 / (time.thread_time() - started) / 1e12)
+    assert 0.8 * max(found) < peaks.tflops["fp32"] < 10
 
 
 @pytest.mark.parametrize("transposes", [(False, False), (True, False), (False, True), (True, True)])
@@ -87,8 +95,5 @@ def test_fp8_operands_are_cast_before_the_call() -> None:
     # AMD-AGI/Primus times the cast with the product.
     [operands] = gemm.create_operands(CPU, gemm.GemmShape(32, 32, 64, False, True), "fp8", 1)
     assert operands.a.dtype == operands.b.dtype == torch.float8_e4m3fn
-    try:
-        gemm.create_fp8_multiply(CPU)(*operands)
-    except (RuntimeError, NotImplementedError) as error:
-        pytest.skip(str(error))
+    gemm.create_fp8_multiply(CPU)(*operands)
     assert gemm.wrong_elements(operands) == 0
