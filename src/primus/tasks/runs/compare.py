@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
-from primus.config.flags import Positional
 from primus.report import table
-from primus.runs import store
 from primus.task import TaskContext
+from primus.tasks.runs._run_pair import RunPairOptions, find_run_pair
 
 if TYPE_CHECKING:
     from primus.run_report.comparison import RunComparison
 
 
-class Options(Struct, frozen=True, kw_only=True):
-    """Options of `runs compare`."""
-
-    a: Positional
-    """First run: folder, id or its beginning, or name of an experiment (its newest run)."""
-    b: Positional
-    """Second run."""
-    workspace: str = "./output"
-    """Folder that holds all run folders."""
+Options = RunPairOptions
 
 
-def run(options: Options, context: TaskContext) -> None:
+def run(options: RunPairOptions, context: TaskContext) -> None:
     """Print the comparison.
 
     Raises:
@@ -36,7 +24,7 @@ def run(options: Options, context: TaskContext) -> None:
     # numpy: not for the commands that only list this task.
     from primus.run_report.comparison import compare_runs
 
-    a, b = (store.find_run(name, Path(options.workspace)) for name in (options.a, options.b))
+    a, b = find_run_pair(options)
     found = compare_runs(a, b)
     context.result(
         {"a": str(a.directory), "b": str(b.directory), "comparison": found}, _format_comparison(found, a.id, b.id)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-
-from primus.config.flags import Positional
 from primus.report import table
-from primus.runs import store, summary
+from primus.runs import summary
 from primus.runs.differences import (
     RunDifference,
     compare_losses,
@@ -20,26 +16,18 @@ from primus.runs.differences import (
 )
 from primus.runs.store import Run
 from primus.task import TaskContext
+from primus.tasks.runs._run_pair import RunPairOptions, find_run_pair
+
+Options = RunPairOptions
 
 
-class Options(Struct, frozen=True, kw_only=True):
-    """Options of `runs diff`."""
-
-    a: Positional
-    """First run: folder, id or its beginning, or name of an experiment (its newest run)."""
-    b: Positional
-    """Second run."""
-    workspace: str = "./output"
-    """Folder that holds all run folders."""
-
-
-def run(options: Options, context: TaskContext) -> None:
+def run(options: RunPairOptions, context: TaskContext) -> None:
     """Print the differences.
 
     Raises:
         UsageError: A run does not exist.
     """
-    a, b = (store.find_run(name, Path(options.workspace)) for name in (options.a, options.b))
+    a, b = find_run_pair(options)
     sections = {
         "configuration": compare_mappings(summary.flat_settings(a), summary.flat_settings(b)),
         "environment": compare_mappings(read_run_environment(a), read_run_environment(b)),
