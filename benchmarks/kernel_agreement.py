@@ -31,8 +31,8 @@ import torch  # noqa: E402
 from torch.utils.benchmark import Timer  # noqa: E402
 from train_speed import machine  # noqa: E402
 
-from primus.measure import collectives, gemm, memory, storage_benchmark  # noqa: E402
-from primus.measure.attention_benchmark import AttentionShape, create_inputs, find_attention  # noqa: E402
+from primus.measure import collectives, gemm, memory, storage  # noqa: E402
+from primus.measure.attention import AttentionShape, create_inputs, find_attention  # noqa: E402
 from primus.measure.device import find_array_bytes  # noqa: E402
 from primus.measure.timing import Effort, create_clock, measure_call  # noqa: E402
 from primus.preflight.storage_speed import parse_fio  # noqa: E402
@@ -164,7 +164,7 @@ def list_storage_pairs(size: int) -> list[tuple[str, Callable[[], float], Callab
     def ours(direction: str) -> float:
         path = folder / ".primus-agreement"
         try:
-            with storage_benchmark.StorageFile(path, size) as file:
+            with storage.StorageFile(path, size) as file:
                 offsets = file.list_offsets(FIO_BLOCK, is_random=False)
                 run_pass = file.write_blocks if direction == "write" else file.read_blocks
                 return run_pass(offsets, FIO_BLOCK)

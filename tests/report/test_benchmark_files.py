@@ -140,6 +140,20 @@ def test_the_table_shows_errors_as_errors_and_no_zeros() -> None:
     assert re.findall(r"\d+", failed) == ["7", "8"]  # the size, and fp8
 
 
+def test_tables_and_pages_have_units_as_people_write_them_and_files_have_keys(tmp_path: Path) -> None:
+    result = make_result(0.5)
+    figures = {"busbw_gb_per_s": 2.0, "layer_us": 3.0, "tflops": 4.0, "slowest_to_fastest_rank": 5.0, "iops": 6.0}
+    row = structs.replace(result.ranks[0].rows[0], case={"size_bytes": 64, "s": 1}, figures=figures)
+    result = structs.replace(result, ranks=(structs.replace(result.ranks[0], rows=(row,)),))
+    header = re.split(r"  +", format_result_table(result).splitlines()[0])
+    assert header[:2] == ["size B", "s"]
+    assert header[4:10] == ["TFLOP/s", "busbw GB/s", "layer \u00b5s", "slowest to fastest rank", "IOPS", "of peak"]
+    write_result(result, str(tmp_path / "r.html"), format_page)
+    assert "busbw GB/s" in (tmp_path / "r.html").read_text() and "gb_per_s" not in (tmp_path / "r.html").read_text()
+    write_result(result, str(tmp_path / "r.csv"), format_page)
+    assert "busbw_gb_per_s" in (tmp_path / "r.csv").read_text().splitlines()[0]
+
+
 def test_the_history_of_a_machine_keeps_the_last_result_of_each_case(tmp_path: Path) -> None:
     environ = {"XDG_STATE_HOME": str(tmp_path)}
     keep_result(make_result(0.5, 0.25), environ)

@@ -71,7 +71,7 @@ def _list_backends(options: Options) -> list[str]:
 
 def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRow]:
     """A row for each implementation, size and direction; one that fails is a row with its error."""
-    from primus.measure.attention_benchmark import AttentionShape, measure_attention
+    from primus.measure.attention import AttentionShape, measure_attention
 
     heads, groups, head_dim, v_head_dim = options.heads, options.groups, options.head_dim, options.v_head_dim
     window = options.window

@@ -40,7 +40,7 @@ def _find_size(options: Options) -> int:
 
 def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRow]:
     """A row for each pattern."""
-    from primus.measure.storage_benchmark import measure_folder
+    from primus.measure.storage import measure_folder
 
     folder = Path(options.folder or options.workspace).expanduser().resolve()
     longest_s = min(options.duration, 0.2) if options.quick else options.duration

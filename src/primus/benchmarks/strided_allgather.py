@@ -34,7 +34,7 @@ def check_options(options: Options) -> None:
 
 def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRow]:
     """A row for each size and group."""
-    from primus.measure.collective_benchmark import CollectiveEffort, measure_collectives
+    from primus.measure.group_collectives import CollectiveEffort, measure_collectives
 
     effort = CollectiveEffort(warm_up_calls=options.warmup, calls=options.iters, longest_s=options.duration)
     sizes = [size << 20 for size in parse_sizes(options.sizes_mb, "--sizes-mb")]

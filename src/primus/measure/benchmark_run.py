@@ -161,7 +161,9 @@ class BenchmarkWorker:
     def keep_row(self, row: BenchmarkRow) -> None:
         """Add a row to the results; rank 0 prints it."""
         self._write_part(rows=(*self._part.rows, row))
-        value = f"{table.format_number(row.value)} {row.unit}" if row.value is not None else row.problem
+        value = row.problem
+        if row.value is not None:
+            value = f"{table.format_number(row.value)} {table.format_unit(row.unit)}"
         self._attempt.say(f"{self._plan.benchmark} {format_case(row.case)}: {value}")
 
     def keep_problem(self, error: PrimusError) -> None:

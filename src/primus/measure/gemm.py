@@ -1,4 +1,4 @@
-"""Rate of matrix products on a device."""
+"""Matrix products on a device: operands, rates, and checks of the results."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from primus.benchmark import BenchmarkContext, BenchmarkRow, CaseValue, MeasuredCall, Mode
+from primus.errors import PrimusError
 from primus.machine.measurements import Dtype, MeasuredFigure
 from primus.measure.timing import Clock, Effort, measure_call
 
@@ -25,6 +27,9 @@ DTYPES: dict[str, torch.dtype] = {
 """Types of operands and results, except for fp8."""
 FNUZ_ARCHITECTURE = "gfx94"
 """Beginning of the architectures whose fp8 is e4m3fnuz (AMD CDNA 3 ISA, section on data formats)."""
+
+TF32_RESOLUTION = 2.0**-10
+"""Of operands with 10 bits of mantissa (NVIDIA A100 white paper)."""
 
 Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 """Writes the product of the first two matrices into the third."""
@@ -107,6 +112,62 @@ def run(
         wrong=wrong,
         problem=f"{wrong} elements differ from the product in fp64" if wrong else "",
     )
+
+
+def measure_product(
+    context: BenchmarkContext, shape: GemmShape, dtype: str, case: dict[str, CaseValue] | None = None
+) -> Iterator[BenchmarkRow]:
+    """Rows of one shape.
+
+    Args:
+        case: What identifies the product, in addition to its shape.
+    """
+    whole: dict[str, CaseValue] = {
+        **(case or {}),
+        "M": shape.m,
+        "N": shape.n,
+        "K": shape.k,
+        "trans": f"{'NT'[shape.trans_a]}{'NT'[shape.trans_b]}",
+        "dtype": dtype,
+    }
+    with select_fp32_precision(dtype):
+        yield from context.measure(whole, lambda mode: _make_call(context, shape, dtype, mode))
+
+
+def _make_call(context: BenchmarkContext, shape: GemmShape, dtype: str, mode: Mode) -> MeasuredCall:
+    device = context.device
+    if dtype == "tf32" and device.type != "cuda":
+        raise PrimusError(f"tf32: not offered by {device}")
+    if dtype == "fp8":
+        # The library wants the second operand transposed in memory (torch._scaled_mm, "mat2 must be col_major").
+        shape = shape._replace(trans_a=False, trans_b=True)
+    count = context.count_sets(count_set_bytes(shape, dtype), mode)
+    sets = create_operands(device, shape, dtype, count)
+    rotation = OperandRotation(sets) if count > 1 else None
+    multiply = create_fp8_multiply(device) if dtype == "fp8" else multiply_matrices
+
+    def call() -> None:
+        multiply(*(rotation.take_next() if rotation else sets[0]))
+
+    def count_wrong() -> int:
+        checked = rotation.latest if rotation else sets[0]
+        resolution = TF32_RESOLUTION if dtype == "tf32" else None
+        return wrong_elements(checked, resolution)
+
+    in_type, out_type = sets[0].a.dtype, sets[0].out.dtype
+    return MeasuredCall(
+        call=call,
+        flop=shape.flop,
+        moved_bytes=shape.count_bytes(in_type.itemsize, out_type.itemsize),
+        dtype=dtype,
+        check=count_wrong,
+        convention=f"2MNK / median time; operands {_format_type(in_type)}, result {_format_type(out_type)}, normal "
+        f"random, seed {SEED}; casts and scales are not timed",
+    )
+
+
+def _format_type(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")
 
 
 def count_flop(m: int, n: int, k: int) -> int:

@@ -9,8 +9,7 @@ import torch
 
 from primus.benchmark import BenchmarkContext, BenchmarkRow, CaseValue, MeasuredCall, Mode
 from primus.config.schema import ModelSpec
-from primus.measure.gemm import DTYPES, SEED, GemmShape
-from primus.measure.gemm_benchmark import measure_product
+from primus.measure.gemm import DTYPES, SEED, GemmShape, measure_product
 from primus.model import expert_ffn_size, head_dim, num_query_groups, value_head_dim
 
 DIRECTIONS = ("forward", "dgrad", "wgrad")

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from primus.errors import UsageError
 from primus.report.benchmark_table import LAST_CASE_COLUMN, Record, format_case, is_less_better
-from primus.report.table import format_number, format_table
+from primus.report.table import format_number, format_table, format_unit
 
 
 class RowComparison(Struct, frozen=True, kw_only=True):
@@ -88,8 +88,8 @@ def format_comparison(found: Sequence[RowComparison], tolerance: float) -> str:
         (
             each.case,
             each.rank,
-            f"{format_number(each.before)} {each.unit}",
-            f"{format_number(each.now)} {each.unit}" if each.now is not None else "failed",
+            f"{format_number(each.before)} {format_unit(each.unit)}",
+            f"{format_number(each.now)} {format_unit(each.unit)}" if each.now is not None else "failed",
             f"{each.change:+.1%}" if each.change is not None else "",
         )
         for each in slower

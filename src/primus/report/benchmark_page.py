@@ -17,7 +17,7 @@ from primus.report.benchmark_table import (
     list_varying_names,
 )
 from primus.report.page import Html, make_element
-from primus.report.table import format_duration, format_number
+from primus.report.table import format_duration, format_number, format_unit
 
 WIDTH, ROW_HEIGHT, LABEL_WIDTH, VALUE_WIDTH, TOP = 880.0, 24.0, 330.0, 170.0, 40.0
 """Size of the picture in its own units."""
@@ -64,7 +64,7 @@ def _describe(result: BenchmarkResult) -> Html:
     ]
     parts: list[object] = [make_element("ul", page.join_fragments(*lines))]
     if telemetry:
-        header = ("GPU", "clock MHz", "power W", "temperature C", "throttled")
+        header = ("GPU", "clock MHz", "power W", "temperature \u00b0C", "throttled")
         parts.append(page.make_table(header, telemetry, right=(1, 2, 3)))
     parts.append(page.make_table(("setting", "value"), list(settings.items())))
     return page.join_fragments(*parts)
@@ -90,13 +90,14 @@ def _draw_bars(rows: Sequence[BenchmarkRow], unit: str) -> Html:
     peaks = [row.peak for row in rows if row.peak]
     highest = max([*ends, *peaks, 1e-12])
     room = WIDTH - LABEL_WIDTH - VALUE_WIDTH
-    parts = [make_element("style", Html(STYLE)), _draw_text(0, 20, f"{unit}{_describe_unit(unit, peaks)}", "title")]
+    title = f"{format_unit(unit)}{_describe_unit(unit, peaks)}"
+    parts = [make_element("style", Html(STYLE)), _draw_text(0, 20, title, "title")]
     for number, (row, end) in enumerate(zip(rows, ends, strict=True)):
         top, value = TOP + number * ROW_HEIGHT, row.value or 0.0
         case = {name: row.case.get(name) for name in names}
         label = format_case({**case, **({"rank": row.rank} if row.rank else {})}) or format_case(row.case)
         width = room * value / highest
-        tip = make_element("title", f"{format_case(row.case)}: {format_number(value)} {unit}")
+        tip = make_element("title", f"{format_case(row.case)}: {format_number(value)} {format_unit(unit)}")
         parts += [
             _draw_text(LABEL_WIDTH - 8, top + 15, label[:LABEL_LETTERS], "end"),
             _draw_rect(LABEL_WIDTH, top + 3, width, ROW_HEIGHT - 8, "value", tip),
@@ -119,7 +120,7 @@ def _draw_bars(rows: Sequence[BenchmarkRow], unit: str) -> Html:
         class_="bars",
         viewBox=f"0 0 {WIDTH:g} {math.ceil(height)}",
         role="img",
-        aria_label=f"{unit} of each row",
+        aria_label=f"{format_unit(unit)} of each row",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from primus.benchmark import BenchmarkResult, BenchmarkRow, CaseValue
-from primus.report.table import format_number, format_table
+from primus.report.table import format_number, format_table, format_unit, format_value_name
 
 Record = dict[str, CaseValue]
 """A row with its columns by name."""
@@ -85,7 +85,7 @@ def build_columns(rows: Sequence[BenchmarkRow], world_size: int) -> tuple[list[s
     """Header, cells and the numbers of numeric columns; columns that are empty everywhere are left out."""
     columns: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for row in rows for name in row.case):
-        columns[name] = [format_value(row.case.get(name)) for row in rows]
+        columns[format_value_name(name)] = [format_value(row.case.get(name)) for row in rows]
     num_texts = len(columns)
     if world_size > 1:
         columns["rank"] = ["all" if row.rank is None else str(row.rank) for row in rows]
@@ -95,9 +95,12 @@ def build_columns(rows: Sequence[BenchmarkRow], world_size: int) -> tuple[list[s
     ]
     units = [unit for unit in dict.fromkeys(row.unit for row in rows) if unit]
     for unit in units if any(unit not in TIME_UNITS for unit in units) else []:
-        columns[unit] = [_format_with_interval(row) if row.unit == unit else "" for row in rows]
+        columns[format_unit(unit)] = [_format_with_interval(row) if row.unit == unit else "" for row in rows]
     for name in dict.fromkeys(name for row in rows for name in row.figures):
-        columns[name] = [format_number(row.figures[name]) if name in row.figures else "" for row in rows]
+        cells = [format_number(row.figures[name]) if name in row.figures else "" for row in rows]
+        # A rate may be the value of some rows and a further figure of others.
+        known = columns.get(format_value_name(name), cells)
+        columns[format_value_name(name)] = [value or cell for value, cell in zip(known, cells, strict=True)]
     columns["of peak"] = [f"{row.share:.1%}" if row.share is not None else "" for row in rows]
     columns["bound by"] = [row.bound for row in rows]
     columns["problem"] = [row.problem for row in rows]
@@ -131,7 +134,7 @@ def _format_with_interval(row: BenchmarkRow) -> str:
 
 
 def _format_time(seconds: float) -> str:
-    for limit, unit, factor in ((1e-3, "us", 1e6), (1.0, "ms", 1e3)):
+    for limit, unit, factor in ((1e-3, "\u00b5s", 1e6), (1.0, "ms", 1e3)):
         if seconds < limit:
             return f"{format_number(seconds * factor)} {unit}"
     return f"{format_number(seconds)} s"

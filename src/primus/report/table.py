@@ -26,6 +26,29 @@ def format_number(value: float | None, digits: int = 4) -> str:
     return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
+UNITS = {
+    "tflops": "TFLOP/s", "gflop": "GFLOP", "tokens_per_s": "tokens/s", "gb_per_s": "GB/s", "mb_per_s": "MB/s",
+    "iops": "IOPS", "bytes": "B", "kib": "KiB", "mib": "MiB", "gib": "GiB", "us": "\u00b5s", "ms": "ms", "s": "s",
+}  # fmt: skip
+"""Units as people write them, by the last words of names of values."""
+
+
+def format_value_name(name: str) -> str:
+    """The name of a value as a heading: ``busbw_gb_per_s`` is ``busbw GB/s``."""
+    words = name.split("_")
+    for count in range(min(3, len(words)), 0, -1):
+        unit = UNITS.get("_".join(words[-count:]))
+        # A single letter is a name by itself, such as the sequence length s.
+        if unit and (count < len(words) or len(name) > 1):
+            return " ".join([*words[:-count], unit])
+    return " ".join(words)
+
+
+def format_unit(unit: str) -> str:
+    """A unit of results as people write it: ``us`` is the microsecond."""
+    return UNITS.get(unit, unit)
+
+
 def format_duration(seconds: float | None) -> str:
     """``42 s``, ``3:05`` minutes or ``2:03:05`` hours."""
     if seconds is None:

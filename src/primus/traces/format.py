@@ -57,7 +57,7 @@ def format_timeline(found: TimeBreakdown) -> str:
     if found.timeline == "device":
         lines.append(
             f"launch-bound: {found.launch_bound_share:.1%} of the time; {found.num_short_kernels:,} of"
-            f" {found.num_kernels:,} kernels take less than {SHORT_KERNEL_US:g} us"
+            f" {found.num_kernels:,} kernels take less than {SHORT_KERNEL_US:g} \u00b5s"
         )
     if found.step_us:
         lines.append(f"{found.num_steps} steps, median {format_us(found.step_us)}")
@@ -168,10 +168,10 @@ def _format_change(row: TimeDifference) -> list[str]:
 
 
 def format_us(microseconds: float) -> str:
-    """A time in us, ms or s."""
+    """A time in microseconds, ms or s."""
     size = abs(microseconds)
     if size < 1000:
-        return f"{microseconds:.1f} us"
+        return f"{microseconds:.1f} \u00b5s"
     return f"{microseconds / 1e3:,.2f} ms" if size < 1e7 else f"{microseconds / 1e6:,.2f} s"
 
 

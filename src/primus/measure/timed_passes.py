@@ -1,4 +1,4 @@
-"""Benchmarks whose passes time themselves: files, data, checkpoints."""
+"""Rates of passes that time themselves: files, data, checkpoints."""
 
 from __future__ import annotations
 

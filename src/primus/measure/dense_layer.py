@@ -1,4 +1,4 @@
-"""Benchmark of one dense transformer layer by operator.
+"""One dense transformer layer, operator by operator.
 
 Shape suffixes: B batch, S sequence, D model, H query heads, K key/value heads, E width of a head, F feed-forward.
 """
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from primus.benchmark import BenchmarkContext, BenchmarkRow, CaseValue, MeasuredCall, Mode
 from primus.config.schema import ModelSpec
-from primus.measure.attention_benchmark import BACKWARD_FACTOR, AttentionShape
+from primus.measure.attention import BACKWARD_FACTOR, AttentionShape
 from primus.measure.gemm import DTYPES, SEED
 from primus.model import head_dim, num_query_groups
 

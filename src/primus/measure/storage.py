@@ -1,4 +1,4 @@
-"""Benchmark of a folder: sequential and random writes and reads of one file without the page cache."""
+"""Speed of a folder: sequential and random writes and reads of one file without the page cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msgspec import structs
 
 from primus.benchmark import BenchmarkContext, BenchmarkRow, CaseValue
 from primus.errors import PrimusError
-from primus.measure.pass_benchmark import measure_passes
+from primus.measure.timed_passes import measure_passes
 from primus.report.table import format_size
 
 PATTERNS = ("sequential_write", "sequential_read", "random_write", "random_read")

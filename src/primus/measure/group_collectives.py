@@ -1,4 +1,4 @@
-"""Benchmarks of collectives in groups of ranks."""
+"""Bandwidth of collectives in groups of ranks."""
 
 from __future__ import annotations
 

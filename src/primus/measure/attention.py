@@ -1,4 +1,4 @@
-"""Benchmarks of attention by the implementations that are installed.
+"""Attention by the implementations that are installed, with its FLOPs and a check of the result.
 
 Shape suffixes: B batch, H query heads, K key/value heads, S sequence, D width of a head, V width of a value head.
 """
