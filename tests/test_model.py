@@ -227,6 +227,13 @@ def test_deepseek_v3_parts_equal_the_published_ones() -> None:
     )
 
 
+@pytest.mark.parametrize(("name", "layers", "experts"), [("deepseek_v4_flash", 43, 256), ("deepseek_v4_pro", 61, 384)])
+def test_layers_with_hash_routing_have_no_balancing_bias(name: str, layers: int, experts: int) -> None:
+    spec = load_model(name)
+    without = count_parameters(replace(spec, moe_router_enable_expert_bias=False)).router
+    assert count_parameters(spec).router - without == (layers - 3) * experts
+
+
 def test_a_tied_model_has_one_vocabulary_matrix() -> None:
     tied = load_model("llama3.2_1B")
     untied = replace(tied, untie_embeddings_and_output_weights=True)
@@ -328,6 +335,7 @@ LATENT = {
         ({"moe_ffn_hidden_size": 32}, "moe_ffn_hidden_size"),
         ({"moe_router_topk": 4}, "moe_router_topk"),
         ({"first_k_dense_replace": 1}, "first_k_dense_replace"),
+        ({"num_hash_layers": 1}, "num_hash_layers"),
         ({"num_experts": 4, "moe_router_topk": 5}, "moe_router_topk"),
         ({"num_experts": 4, "first_k_dense_replace": 2}, "first_k_dense_replace"),
         ({"num_experts": 4, "moe_router_group_topk": 2}, "moe_router_num_groups"),

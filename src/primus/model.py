@@ -121,7 +121,7 @@ def count_parameters(spec: ModelSpec) -> ParameterCount:
         experts=num_moe * (spec.num_experts or 0) * expert,
         active_experts=num_moe * spec.moe_router_topk * expert,
         shared_experts=num_moe * _shared_experts(spec),
-        router=num_moe * _count_router(spec),
+        router=num_moe * _count_router(spec) - _count_hash_biases(spec, num_moe),
         norm=_count_norms(spec, kinds),
         residual=_count_residual(spec),
         mtp=spec.mtp_num_layers * _mtp_layer(spec),
@@ -178,6 +178,15 @@ def _count_router(spec: ModelSpec) -> int:
     experts = spec.num_experts or 0
     scales = spec.hidden_size + experts if spec.moe_parallel_dense else 0
     return experts * (spec.hidden_size + spec.add_bias_linear + spec.moe_router_enable_expert_bias) + scales
+
+
+def _count_hash_biases(spec: ModelSpec, num_moe: int) -> int:
+    """Balancing biases that layers with hash routing lack (DeepSeek-V4, Hugging Face `DeepseekV4HashRouter`).
+
+    Their table of experts by token holds integers that are not trained, so that it does not count.
+    """
+    biases = (spec.num_experts or 0) * spec.moe_router_enable_expert_bias
+    return min(spec.num_hash_layers, num_moe) * biases
 
 
 def _mtp_layer(spec: ModelSpec) -> int:

@@ -11,6 +11,8 @@ from primus.errors import UsageError
 from primus.model import expert_ffn_size, head_dim, num_moe_layers, num_query_groups
 
 PIPELINE_KEY = "pipeline_model_parallel_size"
+EXPERT_LAYERS = ("first_k_dense_replace", "num_hash_layers")
+"""Keys about layers with experts whose names do not begin with `moe_`."""
 
 
 def check(spec: ModelSpec, origins: Mapping[str, str] | None = None) -> None:
@@ -179,7 +181,7 @@ def _pattern_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
 def _expert_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
     if spec.num_experts is None:
         for field in structs.fields(ModelSpec):
-            is_of_experts = field.name.startswith("moe_") or field.name == "first_k_dense_replace"
+            is_of_experts = field.name.startswith("moe_") or field.name in EXPERT_LAYERS
             if is_of_experts and getattr(spec, field.name) != field.default:
                 yield ModelProblem(field.name, "a dense model has no experts", "set num_experts, or remove it")
         return

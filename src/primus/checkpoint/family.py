@@ -51,6 +51,7 @@ UNSUPPORTED = {
     "post_layernorm": "norms after attention and feed-forward",
     "final_logit_softcapping": "soft-capped logits",
     "num_residual_streams": "hyper-connections",
+    "num_hash_layers": "experts chosen by the id of the token",
     "attn_res_block_size": "attention residuals",
     "moe_shared_expert_gate": "a gate on the shared experts",
     "moe_latent_size": "experts of a latent width",

@@ -166,6 +166,8 @@ class ModelSpec(ConfigGroup, frozen=True, kw_only=True):
     """Renormalise the probabilities of the chosen experts."""
     moe_router_enable_expert_bias: bool = False
     """A learned bias for each expert that balances load without an auxiliary loss (DeepSeek-V3)."""
+    num_hash_layers: NonNegative = 0
+    """First layers with experts that choose them by the id of the token (DeepSeek-V4): no bias balances their load."""
     moe_router_num_groups: Positive | None = None
     """Groups of experts for group-limited routing."""
     moe_router_group_topk: Positive | None = None
