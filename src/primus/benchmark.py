@@ -264,7 +264,7 @@ class Benchmark(Protocol):
     @property
     @optional
     def measure_launches(self) -> Callable[[Any, TaskContext], Iterable[BenchmarkRow]] | None:
-        """Function `measure_launches(options, context)` that yields rows by launching runs of its own, in the place of
+        """Function `measure_launches(options, context)` that yields rows by launching runs, in the place of
         workers and `measure`. Called on the control plane. Default: None; workers are started."""
         return None
 

@@ -100,7 +100,7 @@ def chosen_names(environ: Mapping[str, str]) -> tuple[list[str], bool]:
     """Names of the selected patches, and whether the user named them one by one.
 
     Raises:
-        UsageError: There is no such patch.
+        UsageError: The patch does not exist.
     """
     known = registry.list_plug_ins("patches")
     words = [word for word in re.split(r"[\s,]+", environ.get(VARIABLE, "")) if word]
@@ -130,7 +130,7 @@ def choose_patches(
         folders: Import path of the interpreter that applies them; None for that of this one.
 
     Raises:
-        UsageError: There is no such patch, or a patch that the user named does not apply on this machine.
+        UsageError: The patch does not exist, or a patch that the user named does not apply on this machine.
     """
     names, are_named = chosen_names(environ)
     found = [_choose_patch(name, backend, today or datetime.now(tz=timezone.utc).date(), folders) for name in names]

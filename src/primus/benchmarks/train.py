@@ -30,7 +30,7 @@ class Options(BenchmarkOptions, frozen=True, kw_only=True):
     engines: str | None = None
     """Engines, separated by commas (default: that of the experiment)."""
     steps: Annotated[int, Meta(ge=5)] = 30
-    """Optimizer steps; the warm-up is found in their times and left out."""
+    """Optimizer steps; the warm-up is found in their times and excluded."""
     set: tuple[str, ...] = ()
     """Overrides of the experiment: micro_batch_size=4 seq_length=2048."""
 

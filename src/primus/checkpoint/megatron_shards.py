@@ -240,7 +240,7 @@ def _find_neighbour(name: str, end: str) -> str:
 
 
 def name_expert(stacked: re.Match[str], expert: int, layer_spec: LayerSpecKind) -> str:
-    """The name of one expert: a module of its own, or with Transformer Engine a weight of a grouped one."""
+    """The name of one expert: a separate module, or with Transformer Engine a weight of a grouped one."""
     module, projection, kind = stacked.groups()
     if layer_spec == "local":
         return f"{module}.local_experts.{expert}.{projection}.{kind}"

@@ -53,7 +53,7 @@ class WeightReader(Protocol):
         """One tensor on the CPU, or the part `rows` of its first dimension. The caller must not change it in place.
 
         Raises:
-            KeyError: There is no such tensor.
+            KeyError: The tensor does not exist.
             PrimusError: The source is damaged.
         """
         ...

@@ -83,10 +83,11 @@ def format_overview() -> str:
 
 def _group_tasks() -> list[tuple[str, list[tuple[str, str]]]]:
     """Groups of tasks with their summaries; tasks of plug-ins follow those with the same first word."""
-    heads = {name.split()[0]: group for group, names in TASK_GROUPS.items() for name in names}
+    listed = {name: group for group, names in TASK_GROUPS.items() for name in names}
+    heads = {name.split()[0]: group for name, group in listed.items()}
     groups: dict[str, list[tuple[str, str]]] = {group: [] for group in (*TASK_GROUPS, OTHER_GROUP)}
     for name, text in _list_task_summaries():
-        groups[heads.get(name.split()[0], OTHER_GROUP)].append((name, text))
+        groups[listed.get(name) or heads.get(name.split()[0], OTHER_GROUP)].append((name, text))
     return [(group, rows) for group, rows in groups.items() if rows]
 
 

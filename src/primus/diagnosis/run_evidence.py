@@ -103,7 +103,7 @@ def _read_heartbeats(folder: Path) -> Iterator[tuple[int, LastHeartbeat]]:
 
 
 def _build_error_log(failure: RankFailure, place: str) -> LogFile:
-    """The problem that a rank reported. Its hint is left out: it is advice, not evidence."""
+    """The problem that a rank reported. Its hint is excluded: it is advice, not evidence."""
     return LogFile(
         name=f"{place}/rank_{failure.rank}.error.json",
         data=failure.problem.encode("utf-8", "replace"),

@@ -84,4 +84,4 @@ class SignatureTable(Struct, frozen=True, eq=False):
     by_name: dict[str, Signature]
     by_exit_code: dict[int, Signature]
     problem: str = ""
-    """Why the user's files are left out."""
+    """Why the user's files are excluded."""

@@ -63,7 +63,7 @@ def read_engine(name: str) -> EngineRequirement:
     """The requirement of the engine `name`.
 
     Raises:
-        UsageError: There is no such engine, or its file is invalid.
+        UsageError: The engine does not exist, or its file is invalid.
     """
     path = registry.find_plug_in_file("engines", name)
     if path is None:

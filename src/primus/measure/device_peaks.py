@@ -72,7 +72,7 @@ def _measure_host(num_threads: int) -> tuple[dict[str, float], str]:
         function = getattr(functions, f"run_{dtype}")
         function.restype, function.argtypes = ctypes.c_double, [ctypes.c_long]
         found[dtype] = _measure_threads(function, num_threads)
-    if found["fp32"]:  # without instructions of its own, bf16 is converted and multiplied in fp32
+    if found["fp32"]:  # without bf16 instructions, bf16 is converted and multiplied in fp32
         found["bf16"] = found["bf16"] or found["fp32"]
     tflops = {dtype: value for dtype, value in found.items() if value}
     return tflops, f"measured: multiply-adds on registers by {num_threads} threads"

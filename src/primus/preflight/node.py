@@ -41,7 +41,7 @@ class NodeExpectations(Struct, frozen=True, kw_only=True):
     allows_foreign_processes: bool = False
     skips_kernel_log: bool = False
     site: SiteExpectations | None = None
-    """Expectations in the site's file; None if there is no such file."""
+    """Expectations in the site's file; None if the file does not exist."""
 
 
 class PreflightNode(Struct, frozen=True, kw_only=True):

@@ -56,7 +56,7 @@ def build_argv(rail: Rail, tcp_port: int, seconds: int, address: str = "") -> li
 
 
 def parse_bandwidth(text: str) -> float | None:
-    """Average bandwidth in Gb/s in the row below the header of perftest's table; None if there is no such row."""
+    """Average bandwidth in Gb/s in the row below the header of perftest's table; None without such a row."""
     lines = text.splitlines()
     for number, line in enumerate(lines):
         header = re.search(r"#bytes.*?BW average\[([\w/]+)\]", line)

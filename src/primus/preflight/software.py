@@ -93,7 +93,7 @@ def _find_cuda_driver(node: PreflightNode, file: Path) -> CheckFinding:
     """The driver supports the CUDA version that PyTorch is built for; an installed toolkit does not matter."""
     build, driver = torch_builds.read_build(file), node.facts.software.nvidia_driver
     runs = torch_builds.cuda_of_driver(driver)
-    reason = "a driver runs builds of its own CUDA major version and older ones (CUDA compatibility guide)"
+    reason = "a driver runs builds of its CUDA major version and older ones (CUDA compatibility guide)"
     if runs is None:
         return report_info("software.cuda_driver", f"PyTorch for {build}, driver {driver or 'not known'}", reason)
     hardware = torch_builds.Hardware(vendor="nvidia", driver=driver or "")

@@ -1,4 +1,4 @@
-"""Results of benchmarks as flat records, and as tables for people."""
+"""Results of benchmarks as flat records, and as tables."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def format_result_table(result: BenchmarkResult) -> str:
 
 
 def build_columns(rows: Sequence[BenchmarkRow], world_size: int) -> tuple[list[str], list[list[str]], list[int]]:
-    """Header, cells and the numbers of numeric columns; columns that are empty everywhere are left out."""
+    """Header, cells and the numbers of numeric columns; empty columns are omitted."""
     columns: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for row in rows for name in row.case):
         columns[format_value_name(name)] = [format_value(row.case.get(name)) for row in rows]

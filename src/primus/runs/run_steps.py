@@ -42,7 +42,7 @@ class RunSteps(Struct, frozen=True, kw_only=True):
     """Steps that were recorded by a profiler, which makes them slower."""
 
     def read_costs(self, metric: str) -> list[list[float]]:
-        """The values of `metric` of each attempt as costs: more is slower. Rates are inverted, profiled steps left out.
+        """The values of `metric` of each attempt as costs: more is slower. Rates are inverted, profiled steps excluded.
 
         Raises:
             UsageError: The run has no such metric, or it does not measure speed.

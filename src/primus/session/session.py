@@ -1,7 +1,7 @@
 """A run in training, as its backend sees it: data, schedule, reports, signals and checkpoints.
 
 Engines meet the rest of the package only here. `loop.train_with_engine` drives an engine that takes one step at a time;
-an engine with a loop of its own calls the methods of `Session` from that loop, in the order of `loop`.
+an engine with its own loop calls the methods of `Session` from that loop, in the order of `loop`.
 """
 
 from __future__ import annotations

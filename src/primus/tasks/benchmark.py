@@ -125,7 +125,7 @@ def run(options: BenchmarkOptions, context: TaskContext) -> int:
 
 
 def _measure_launches(options: BenchmarkOptions, started: float, context: TaskContext) -> BenchmarkResult:
-    """The result of a benchmark that launches runs of its own."""
+    """The result of a benchmark that launches runs."""
     name = find_benchmark_name(options.benchmark)
     measure = registry.load_plug_in(BENCHMARKS, name).measure_launches
     assert measure is not None

@@ -38,7 +38,7 @@ def find_traces(words: Sequence[str], workspace: Path) -> list[Path]:
             found.append(path)
             continue
         if word.endswith(SUFFIXES) and not path.exists():
-            raise UsageError(f"{word}: there is no such file", _HINT)
+            raise UsageError(f"{word}: file not found", _HINT)
         if path.is_dir() and not (path / "metadata.json").is_file():
             files = _list_folder(path)
             what = f"{word}: the folder has no traces ({', '.join(SUFFIXES)})"

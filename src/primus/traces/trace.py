@@ -77,7 +77,7 @@ class EventTable:
 
 @dataclass
 class Trace:
-    """What the analysis needs of one file; times are microseconds of its own clock."""
+    """What the analysis needs of one file; times are microseconds of its clock."""
 
     path: Path
     names: list[str]

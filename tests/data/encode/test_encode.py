@@ -101,12 +101,12 @@ def test_tokens_do_not_depend_on_how_the_input_is_divided(
     monkeypatch.setattr(encode, "BATCH_TEXTS", 7)
     monkeypatch.setattr(shards, "SMALLEST_SHARD_BYTES", shard_bytes)
     text = inputs.open_files([str(tmp_path / "a.jsonl")])
-    stage = EncodeStage(tokenizer, EncodeRecipe(), text.stamps)
-    board = open_shard_queue(stage, text.shards, tmp_path / "work")
-    rows = [row for shard in text.shards if (row := board.process_shard(shard))]
+    stage = EncodeStage(tokenizer, EncodeRecipe(), text.fingerprints)
+    queue = open_shard_queue(stage, text.shards, tmp_path / "work")
+    rows = [row for shard in text.shards if (row := queue.process_shard(shard))]
     expected = encode_batch([TextDocument(value) for value in values], tokenizer, EncodeRecipe())
     for suffix, array in (("bin", expected.tokens), ("lengths", expected.lengths), ("ends", expected.ends_document)):
-        assert b"".join(board.result_file(row, suffix).read_bytes() for row in rows) == array.tobytes()
+        assert b"".join(queue.result_file(row, suffix).read_bytes() for row in rows) == array.tobytes()
     assert sum(row.counts["documents"] for row in rows) == len(values) - values.count("")
     assert text.collect_facts([row.facts["contents"] for row in rows]) == text.read_facts()
 

@@ -264,7 +264,7 @@ def test_an_interrupt_tells_what_is_kept(
         run(self, shard, output)
 
     monkeypatch.setattr(EncodeStage, "run", interrupted)
-    monkeypatch.setattr(executors, "run", lambda board, executor, count, name, show: workers.run(board, 0, name, show))
+    monkeypatch.setattr(executors, "run", lambda queue, executor, count, name, show: workers.run(queue, 0, name, show))
     said: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         prepare_token_files(
@@ -446,7 +446,7 @@ def test_an_interrupted_command_goes_on_where_it_was(
     monkeypatch.setattr(
         EncodeStage, "run", lambda self, shard, output: [done.append(shard.index), run(self, shard, output)]
     )
-    monkeypatch.setattr(executors, "run", lambda board, executor, count, name, show: workers.run(board, 0, name, show))
+    monkeypatch.setattr(executors, "run", lambda queue, executor, count, name, show: workers.run(queue, 0, name, show))
     os.truncate(encoded[2], 1)
     made = make(lines, tokenizer_file, tmp_path / "out")
     assert done == [2]
@@ -474,7 +474,7 @@ def test_a_command_that_allows_more_bad_documents_goes_on_too(
 ) -> None:
     monkeypatch.setattr(shards, "SMALLEST_SHARD_BYTES", 2_000)
     lines = write_lines(tmp_path / "a.jsonl", [*(prose(200, seed) for seed in range(5)), None])
-    monkeypatch.setattr(executors, "run", lambda board, executor, count, name, show: workers.run(board, 0, name, show))
+    monkeypatch.setattr(executors, "run", lambda queue, executor, count, name, show: workers.run(queue, 0, name, show))
     with pytest.raises(PrimusError, match=r"a\.jsonl:6"):
         make(lines, tokenizer_file, tmp_path / "out")
     run = EncodeStage.run

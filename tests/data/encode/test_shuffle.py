@@ -135,9 +135,9 @@ def test_an_interrupted_shuffle_goes_on_with_the_shards_that_are_left(
     kept: list[dict[Path, int]] = []
     merge = shuffle.merge_sorted
 
-    def look(board: ShardQueue, rows: list[ShardResult], dtype: np.dtype[np.uint16]) -> object:
+    def look(queue: ShardQueue, rows: list[ShardResult], dtype: np.dtype[np.uint16]) -> object:
         kept.append({path: path.stat().st_mtime_ns for path in before})
-        return merge(board, rows, dtype)
+        return merge(queue, rows, dtype)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shuffle, "merge_sorted", look)
@@ -149,7 +149,7 @@ def test_an_interrupted_shuffle_goes_on_with_the_shards_that_are_left(
 def test_a_damaged_file_of_a_sorted_shard_is_noticed(tmp_path: Path, corpus: Path, tokenizer_file: Path) -> None:
     merge = shuffle.merge_sorted
 
-    def fail(board: ShardQueue, rows: list[ShardResult], dtype: np.dtype[np.uint16]) -> object:
+    def fail(queue: ShardQueue, rows: list[ShardResult], dtype: np.dtype[np.uint16]) -> object:
         raise PrimusError("stopped", "")
 
     with pytest.MonkeyPatch.context() as patch:

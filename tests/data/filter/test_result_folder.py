@@ -127,9 +127,9 @@ def test_a_result_of_no_document_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("file", "kept"), [("000000.json", True), ("000000.claim", True), ("000000.tmp.9", False)])
 def test_a_work_folder_stays_where_there_is_something_to_go_on_from(tmp_path: Path, file: str, kept: bool) -> None:
     def fail() -> Callable[[], Contents]:
-        board = result(tmp_path / "out").work / "board"
-        board.mkdir(parents=True)
-        (board / file).touch()
+        queue = result(tmp_path / "out").work / "board"
+        queue.mkdir(parents=True)
+        (queue / file).touch()
         raise PrimusError("a bad document")
 
     with pytest.raises(PrimusError, match="a bad document"):

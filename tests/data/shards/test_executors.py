@@ -61,9 +61,9 @@ def board_of(folder: Path, max_bad: int = 0, **stage: object) -> ShardQueue:
     )
 
 
-def begun(board: ShardQueue) -> dict[int, int]:
-    assert isinstance(board.stage, Capitals)
-    return board.stage.begun()
+def begun(queue: ShardQueue) -> dict[int, int]:
+    assert isinstance(queue.stage, Capitals)
+    return queue.stage.begun()
 
 
 ONCE = dict.fromkeys(range(NUM_SHARDS), 1)
@@ -90,13 +90,13 @@ def test_a_cluster_that_is_not_there_is_said_at_once(address: str, tmp_path: Pat
 
 
 def test_all_shards_are_done_once_and_told(executor: Executor, tmp_path: Path) -> None:
-    board, seen = board_of(tmp_path), list[ShardProgress]()
-    rows = executors.run(board, executor, 2, "capitals", seen.append)
-    assert b"".join(board.result_file(row, "bin").read_bytes() for row in rows) == TEXT.upper()
-    assert begun(board) == ONCE
+    queue, seen = board_of(tmp_path), list[ShardProgress]()
+    rows = executors.run(queue, executor, 2, "capitals", seen.append)
+    assert b"".join(queue.result_file(row, "bin").read_bytes() for row in rows) == TEXT.upper()
+    assert begun(queue) == ONCE
     assert (seen[-1].counts, seen[-1].done_bytes) == ({"documents": NUM_SHARDS}, seen[-1].total_bytes)
-    assert executors.run(board, executor, 2, "capitals") == rows
-    assert begun(board) == ONCE, "what is done is not done again"
+    assert executors.run(queue, executor, 2, "capitals") == rows
+    assert begun(queue) == ONCE, "what is done is not done again"
 
 
 def test_what_is_wrong_with_a_shard_is_said_as_the_stage_says_it(executor: Executor, tmp_path: Path) -> None:
@@ -113,18 +113,18 @@ def test_what_all_shards_leave_out_together_is_limited(executor: Executor, tmp_p
 
 
 def test_a_shard_whose_ray_worker_is_killed_is_done_by_another_one(ray: None, tmp_path: Path) -> None:
-    board = board_of(tmp_path, dies_at=2)
-    rows = executors.run(board, "ray", 2, "capitals")
-    assert b"".join(board.result_file(row, "bin").read_bytes() for row in rows) == TEXT.upper()
-    assert begun(board) == ONCE | {2: 2}
-    assert not list(board.folder.glob("*.tmp.*"))
+    queue = board_of(tmp_path, dies_at=2)
+    rows = executors.run(queue, "ray", 2, "capitals")
+    assert b"".join(queue.result_file(row, "bin").read_bytes() for row in rows) == TEXT.upper()
+    assert begun(queue) == ONCE | {2: 2}
+    assert not list(queue.folder.glob("*.tmp.*"))
 
 
 def test_ray_and_processes_beside_it_share_the_work(ray: None, tmp_path: Path) -> None:
-    board, other = board_of(tmp_path, pause_s=0.05), board_of(tmp_path, pause_s=0.05)
+    queue, other = board_of(tmp_path, pause_s=0.05), board_of(tmp_path, pause_s=0.05)
     beside = threading.Thread(target=workers.run, args=(other, 1, "capitals"))
     beside.start()
-    rows = executors.run(board, "ray", 1, "capitals")
+    rows = executors.run(queue, "ray", 1, "capitals")
     beside.join()
     assert len(rows) == NUM_SHARDS
-    assert begun(board) == ONCE
+    assert begun(queue) == ONCE

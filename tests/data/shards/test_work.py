@@ -34,7 +34,7 @@ class Repeat:
         self.during(shard, output)
 
 
-def board(folder: Path, stage: Repeat | None = None, num_shards: int = 3, max_bad: int = 0) -> ShardQueue:
+def queue(folder: Path, stage: Repeat | None = None, num_shards: int = 3, max_bad: int = 0) -> ShardQueue:
     made = [Shard(index, (FilePart("a"),), 10) for index in range(num_shards)]
     return open_shard_queue(stage or Repeat(), made, folder, max_bad)
 
@@ -44,37 +44,37 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_shard_is_done_once_and_its_row_tells_what_it_gave(tmp_path: Path) -> None:
-    one = board(tmp_path)
+    one = queue(tmp_path)
     row = one.process_shard(one.shards[1])
     assert row
     assert (row.shard, row.counts, row.files["txt"].bytes) == (1, {"written": 1}, 10)
     assert shard_queue.compute_checksum(one.result_file(row, "txt")) == row.files["txt"].xxh3
     assert names(one.folder) == ["000001.json", "000001.txt"]
-    again = board(tmp_path)
+    again = queue(tmp_path)
     assert again.process_shard(again.shards[1]) is None
     assert [shard.index for shard in again.list_remaining()] == [0, 2]
     assert again.list_results() == [row]
 
 
 def test_another_stage_never_finds_these_files(tmp_path: Path) -> None:
-    one = board(tmp_path)
+    one = queue(tmp_path)
     one.process_shard(one.shards[0])
-    assert len(board(tmp_path, Repeat(identity="other")).list_remaining()) == 3
-    assert len(board(tmp_path, num_shards=2).list_remaining()) == 2
+    assert len(queue(tmp_path, Repeat(identity="other")).list_remaining()) == 3
+    assert len(queue(tmp_path, num_shards=2).list_remaining()) == 2
 
 
 def test_a_shard_whose_file_is_not_whole_is_left_to_do(tmp_path: Path) -> None:
-    one = board(tmp_path)
+    one = queue(tmp_path)
     row = one.process_shard(one.shards[0])
     assert row
     os.truncate(one.result_file(row, "txt"), 9)
-    assert [shard.index for shard in board(tmp_path).list_remaining()] == [0, 1, 2]
+    assert [shard.index for shard in queue(tmp_path).list_remaining()] == [0, 1, 2]
     (one.folder / "000000.json").write_text("{")
-    assert board(tmp_path).list_remaining()[0].index == 0
+    assert queue(tmp_path).list_remaining()[0].index == 0
 
 
 def test_a_shard_that_somebody_holds_is_passed_over(tmp_path: Path) -> None:
-    one = board(tmp_path)
+    one = queue(tmp_path)
     descriptor = atomic.try_acquire(one.folder / "000000.claim")
     assert descriptor
     assert one.process_shard(one.shards[0]) is None
@@ -86,14 +86,14 @@ def test_a_shard_that_fails_leaves_nothing(tmp_path: Path) -> None:
     def fail(shard: Shard, output: ShardOutput) -> None:
         raise PrimusError("broken", "")
 
-    one = board(tmp_path, Repeat(during=fail))
+    one = queue(tmp_path, Repeat(during=fail))
     with pytest.raises(PrimusError, match="broken"):
         one.process_shard(one.shards[0])
     assert names(one.folder) == []
 
 
 def test_what_a_killed_process_left_of_a_shard_is_swept(tmp_path: Path) -> None:
-    one = board(tmp_path)
+    one = queue(tmp_path)
     (one.folder / "000000.txt.tmp.1").touch()
     (one.folder / "0000001.txt.tmp.1").touch()
     one.process_shard(one.shards[0])
@@ -103,7 +103,7 @@ def test_what_a_killed_process_left_of_a_shard_is_swept(tmp_path: Path) -> None:
 def test_a_shard_that_was_done_until_it_could_be_claimed_is_not_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = board(tmp_path), board(tmp_path)
+    one, other = queue(tmp_path), queue(tmp_path)
     claim = shard_queue._claim_shard
 
     def late(path: Path) -> AbstractContextManager[bool]:
@@ -117,7 +117,7 @@ def test_a_shard_that_was_done_until_it_could_be_claimed_is_not_done_again(
 
 
 def test_the_work_is_over_where_somebody_has_removed_the_folder(tmp_path: Path) -> None:
-    one = board(tmp_path, Repeat(during=lambda shard, output: atomic.remove_folder(output.stem.parent)))
+    one = queue(tmp_path, Repeat(during=lambda shard, output: atomic.remove_folder(output.stem.parent)))
     assert one.process_shard(one.shards[0]) is None
     assert one.list_remaining() == []
     assert one.process_shard(one.shards[1]) is None
@@ -129,17 +129,17 @@ def test_more_bad_items_than_allowed_are_an_error_that_names_one(tmp_path: Path)
         output.record_bad("a:1", "odd")
         output.record_bad("a:2", "odd")
 
-    allowed = board(tmp_path / "two", Repeat(during=leave_out), max_bad=2)
+    allowed = queue(tmp_path / "two", Repeat(during=leave_out), max_bad=2)
     row = allowed.process_shard(allowed.shards[0])
     assert row
     assert [item.where for item in row.bad] == ["a:1", "a:2"]
-    strict = board(tmp_path / "one", Repeat(during=leave_out), max_bad=1)
+    strict = queue(tmp_path / "one", Repeat(during=leave_out), max_bad=1)
     with pytest.raises(PrimusError, match=r"a:2: odd \(bad document 2 of at most 1\)"):
         strict.process_shard(strict.shards[0])
 
 
 def test_a_forgotten_shard_is_done_again(tmp_path: Path) -> None:
-    one = board(tmp_path)
+    one = queue(tmp_path)
     row = one.process_shard(one.shards[0])
     assert row
     one.discard_result(row)

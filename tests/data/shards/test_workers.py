@@ -45,7 +45,7 @@ class Act:
 kept: list[bytearray] = []
 
 
-def board(folder: Path, *actions: str) -> ShardQueue:
+def queue(folder: Path, *actions: str) -> ShardQueue:
     return open_shard_queue(
         Act(), [Shard(index, (FilePart(action),), 10) for index, action in enumerate(actions)], folder
     )
@@ -57,8 +57,8 @@ def test_processes_do_what_one_does(tmp_path: Path) -> None:
     def show(progress: ShardProgress) -> None:
         shown.append(progress.done_bytes)
 
-    here = workers.run(board(tmp_path / "here", *["pass"] * 8), 0, "x")
-    there = workers.run(board(tmp_path / "there", *["pass"] * 8), 2, "x", show)
+    here = workers.run(queue(tmp_path / "here", *["pass"] * 8), 0, "x")
+    there = workers.run(queue(tmp_path / "there", *["pass"] * 8), 2, "x", show)
     assert [row.files for row in there] == [row.files for row in here]
     assert [row.shard for row in there] == list(range(8))
     assert os.getpid() not in {row.facts["process"] for row in there}
@@ -66,31 +66,31 @@ def test_processes_do_what_one_does(tmp_path: Path) -> None:
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
-    one = board(tmp_path, *["pass"] * 4)
+    one = queue(tmp_path, *["pass"] * 4)
     done = one.process_shard(one.shards[2])
     assert done
     counted: list[dict[str, int]] = []
-    rows = workers.run(board(tmp_path, *["pass"] * 4), 0, "x", lambda progress: counted.append(dict(progress.counts)))
+    rows = workers.run(queue(tmp_path, *["pass"] * 4), 0, "x", lambda progress: counted.append(dict(progress.counts)))
     assert rows[2] == done
     assert counted[-1] == {"documents": 6}
 
 
 def test_a_killed_worker_ends_the_run_and_keeps_what_is_done(tmp_path: Path) -> None:
-    one = board(tmp_path, "pass", "kill")
+    one = queue(tmp_path, "pass", "kill")
     with pytest.raises(PrimusError, match=r"a worker process was killed by SIGKILL") as caught:
         workers.run(one, 1, "x")
     assert "fewer --workers" in caught.value.hint
-    assert [shard.index for shard in board(tmp_path, "pass", "kill").list_remaining()] == [1]
+    assert [shard.index for shard in queue(tmp_path, "pass", "kill").list_remaining()] == [1]
 
 
 def test_what_a_worker_refuses_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="bad input") as caught:
-        workers.run(board(tmp_path, "pass", "refuse", "pass"), 2, "x")
+        workers.run(queue(tmp_path, "pass", "refuse", "pass"), 2, "x")
     assert caught.value.hint == "correct it"
 
 
 def test_what_all_processes_left_out_together_is_counted(tmp_path: Path) -> None:
-    one, other = (replace(board(tmp_path, "bad", "bad"), max_bad=1) for _ in range(2))
+    one, other = (replace(queue(tmp_path, "bad", "bad"), max_bad=1) for _ in range(2))
 
     def somebody_else_does_the_second(progress: ShardProgress) -> None:
         if not other.find_result(other.shards[1]):
@@ -102,10 +102,10 @@ def test_what_all_processes_left_out_together_is_counted(tmp_path: Path) -> None
 
 def test_a_mistake_in_a_worker_keeps_its_trace(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"(?s)Traceback.*a mistake of ours"):
-        workers.run(board(tmp_path, "fail"), 1, "x")
+        workers.run(queue(tmp_path, "fail"), 1, "x")
 
 
 def test_a_worker_that_has_grown_is_replaced(tmp_path: Path) -> None:
-    rows = workers.run(board(tmp_path, "grow", "pass", "pass"), 1, "x")
+    rows = workers.run(queue(tmp_path, "grow", "pass", "pass"), 1, "x")
     processes = [row.facts["process"] for row in rows]
     assert processes[0] != processes[1] == processes[2]

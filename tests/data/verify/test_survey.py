@@ -61,7 +61,7 @@ def test_a_document_is_all_of_its_sequences(tmp_path: Path) -> None:
         writer.commit()
     file = IndexedTokens(tmp_path / "x")
     assert [survey.decode_document(file, number, None).ids for number in (0, 1)] == [[1, 2, 3], [4, 5]]
-    with pytest.raises(UsageError, match="no document 2"):
+    with pytest.raises(UsageError, match="document 2 does not exist"):
         survey.decode_document(file, 2, None)
 
 

@@ -79,17 +79,17 @@ def test_good_files_are_good(corpus: Path) -> None:
 def test_good_files_without_a_manifest_are_good_as_far_as_one_can_tell(copied: Path) -> None:
     report = check(without_manifest(copied), vocab_size=300)
     assert report.findings == []
-    assert any("a token that was replaced by another" in note for note in report.notes)
-    assert any("token 0 is taken for the end of a document" in note for note in report.notes)
+    assert any("a token replaced by another" in note for note in report.notes)
+    assert any("token 0 counts as the end-of-document token" in note for note in report.notes)
 
 
 FOUND_AT = {
     "bin truncated": r"size: .*c_text_document\.bin: .* \(byte [\d,]+\)",
-    "bin of odd bytes": r"size: .*\.bin: .*no whole number of tokens of 2 \(byte [\d,]+\)",
+    "bin of odd bytes": r"size: .*\.bin: .*not a multiple of the token size, 2 bytes \(byte [\d,]+\)",
     "bin empty": r"size: .*\.bin: 0 bytes, but",
     "bin with trailing garbage": r"size: .*\.bin: .*the last sequence of the index ends at",
-    "zero hole in bin": r"zeros: .*\.bin: holes of zeros.*\(byte 10,240, document \d+\)",
-    "bit flip": r"checksum: .*\.bin: not the tokens that were written.* \(byte 0, document 0\)",
+    "zero hole in bin": r"zeros: .*\.bin: runs of zeros.*\(byte 10,240, document \d+\)",
+    "bit flip": r"checksum: .*\.bin: tokens have changed since they were written.* \(byte 0, document 0\)",
     "byte-swapped": r"tokens: .*\.bin: tokens outside the vocabulary of 300 \(byte \d.*more\)",
     "token beyond the vocabulary": r"tokens: .*\.bin: tokens outside .* of 300 \(byte 2,468, document \d+\)",
     "end of document missing": r"ends: .*\.bin: documents that do not end with token 0 \(byte [\d,]+, document 20\)",
@@ -102,11 +102,11 @@ FOUND_AT = {
     "documents not in order": r"documents: .*\.idx: .*not begin after the one before \(byte 1,546, document 9\)",
     "pointer out of range": r"pointers: .*\.idx: .*end of the sequence before \(byte 586, sequence 9\)",
     "pointer negative": r"pointers: .*\.idx: .*end of the sequence before \(byte 586, sequence 9\)",
-    "idx truncated": r"size: .*\.idx: 2,422 bytes instead of 2,442 for its 120 sequences .* \(byte 2,422\)",
-    "wrong number of sequences": r"size: .*\.idx: 2,442 bytes instead of 2,454 for its 121 sequences",
-    "wrong number of documents": r"size: .*\.idx: 2,442 bytes instead of 2,434 for its 120 sequences and 120 borders",
-    "another version": r"header: .*\.idx: version 2 of the format, not 1 \(byte 9\)",
-    "another magic": r"header: .*\.idx: does not begin as a Megatron index does \(byte 0\)",
+    "idx truncated": r"size: .*\.idx: 2,422 bytes; 120 sequences .* need 2,442 \(byte 2,422\)",
+    "wrong number of sequences": r"size: .*\.idx: 2,442 bytes; 121 sequences .* need 2,454",
+    "wrong number of documents": r"size: .*\.idx: 2,442 bytes; 120 sequences and 120 document boundaries need 2,434",
+    "another version": r"header: .*\.idx: format version 2; expected 1 \(byte 9\)",
+    "another magic": r"header: .*\.idx: does not begin with the magic bytes of a Megatron index \(byte 0\)",
 }
 
 
@@ -299,7 +299,7 @@ def test_a_tokenizer_that_is_not_that_of_the_data_is_found(copied: Path, prose: 
     vocab = described["model"]["vocab"]
     vocab["a"], vocab["e"] = vocab["e"], vocab["a"]
     beside.write_text(json.dumps(described))
-    assert "not the tokenizer of the data: its fingerprint is" in said(check(copied))
+    assert "differs from the tokenizer of the data: fingerprint" in said(check(copied))
 
 
 def test_tokens_of_another_tokenizer_are_found_without_a_manifest(
@@ -310,7 +310,7 @@ def test_tokens_of_another_tokenizer_are_found_without_a_manifest(
     described["model"]["vocab"] = {token: (place + 20) % 299 + 1 if place else 0 for token, place in vocab.items()}
     (tmp_path / "other.json").write_text(json.dumps(described))
     report = check(without_manifest(copied), tokenizer=str(tmp_path / "other.json"))
-    assert re.search(r"only 0 of 16 decoded documents .* these are hardly tokens of .*other.json", said(report))
+    assert re.search(r"only 0 of 16 decoded documents .* the tokens are probably not from .*other.json", said(report))
 
 
 @pytest.mark.parametrize(("others", "is_wrong"), [(8, False), (9, True)])
@@ -437,7 +437,7 @@ def test_no_end_is_inferred_where_documents_end_in_many_ways(tmp_path: Path) -> 
             writer.add_document(np.array([7, 8, 9 if number % 4 else number]))
         writer.commit()
     report = check(tmp_path / "x")
-    assert report.findings == [] and any("do not end with the same token" in note for note in report.notes)
+    assert report.findings == [] and any("documents end with different tokens" in note for note in report.notes)
 
 
 def test_documents_that_are_all_empty_are_no_data(tmp_path: Path, tokenizer_file: Path) -> None:

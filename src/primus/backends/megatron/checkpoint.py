@@ -152,7 +152,7 @@ def _create_adam_state(optimizer: Any) -> None:
 
 
 def _separate_step_counts(optimizer: Any) -> None:
-    """Give each weight a step count of its own.
+    """Give each weight its own step count.
 
     On loading megatron-core gives one tensor to all weights, and AdamW then counts a step for each of them.
     """

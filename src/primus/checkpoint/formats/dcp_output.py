@@ -63,7 +63,7 @@ def plan_files(
     Args:
         chunks: The tensors.
         folder: Ends with a slash, or is empty.
-        values: What is not a tensor, by name; in a file of its own.
+        values: What is not a tensor, by name; in a separate file.
     """
     groups: list[list[ChunkSource]] = [[]]
     size = 0

@@ -64,7 +64,7 @@ class SafetensorsFolder:
 class HuggingFaceWeights:
     """The weights of a model in a folder of Hugging Face, by hub names.
 
-    Quantized tensors read as bfloat16. Copies of other tensors and what no model reads are left out.
+    Quantized tensors read as bfloat16. Copies of other tensors and what no model reads are excluded.
 
     Raises:
         PrimusError: A tensor is missing, has another shape, or is not one of the model.

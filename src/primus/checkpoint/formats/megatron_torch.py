@@ -42,7 +42,7 @@ FILE_NAME = "model_optim_rng.pt"
 LAYER_SPECS: tuple[LayerSpecKind, ...] = ("local", "transformer_engine")
 RANK_FOLDER = re.compile(r"mp_rank_(\d\d)(?:_(\d\d\d))?(?:_(\d\d\d))?")
 EXPERT = re.compile(r"\.local_experts\.(\d+)\.|\.mlp\.experts\.linear_fc[12]\.(?:weight|bias)(\d+)$")
-"""The number of an expert, as a module of its own or as a weight of a grouped one."""
+"""The number of an expert, as a separate module or as a weight of a grouped one."""
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 
 

@@ -65,7 +65,7 @@ def open_checkpoint(given: str, spec: ModelSpec | None = None, trust_pickle: boo
         trust_pickle: Whether pickles that may run code are loaded.
 
     Raises:
-        UsageError: There is no such checkpoint, or its model is not known.
+        UsageError: The checkpoint does not exist, or its model is not known.
         PrimusError: It is damaged, incomplete, or of another model.
     """
     found = find_checkpoint(given)
@@ -179,7 +179,7 @@ def find_hub_folder(name: str) -> Path:
         ) from None
     try:
         return Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]))
-    except Exception as error:  # noqa: BLE001 - each client of the hub has exceptions of its own
+    except Exception as error:  # noqa: BLE001 - each client of the hub has its own exceptions
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise PrimusError(
             f"hf:{name}: no such folder, not in the cache, and the hub does not give it: {lines[0]}",

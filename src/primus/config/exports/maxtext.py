@@ -21,7 +21,7 @@ from primus.errors import UsageError
 _UNSUPPORTED = {
     "hybrid_layer_pattern": "layers of several kinds",
     "attention_sinks": "attention sinks outside of its gpt-oss",
-    "window_size": "a sliding window outside of its own models",
+    "window_size": "a sliding window, except in its built-in models",
     "post_layernorm": "norms after attention and feed-forward outside of its Gemma",
     "add_bias_linear": "a bias on every projection",
     "attention_output_gate": "gated attention",

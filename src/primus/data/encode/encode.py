@@ -58,7 +58,7 @@ class EncodeStage:
 
     tokenizer: Tokenizer
     recipe: EncodeRecipe
-    stamps: dict[str, str]
+    fingerprints: dict[str, str]
     """Fingerprint of each input file; see `primus.data.shards.inputs.Inputs`."""
     identity: Any = field(init=False)
     _canary: Canary | None = field(init=False, default=None)
@@ -68,7 +68,7 @@ class EncodeStage:
         recipe = msgspec.structs.replace(self.recipe, max_bad=0)
         tokenizer = self.tokenizer
         engine = "fast" if tokenizer.fast else "exact"  # --no-fast must not reuse shards of a wrong fast tokenizer
-        self.identity = ["encode", METHOD, engine, tokenizer.fingerprint, tokenizer.eod, recipe, self.stamps]
+        self.identity = ["encode", METHOD, engine, tokenizer.fingerprint, tokenizer.eod, recipe, self.fingerprints]
 
     def start(self) -> None:
         """Prepare this process. May be called again in a forked worker."""
@@ -98,7 +98,7 @@ class EncodeStage:
         output.facts["contents"] = inputs.hash_contents(shard)
         # Last: a file that changes while it is read must not become a finished shard.
         for part in shard.parts:
-            inputs.check_fingerprint(part.file, self.stamps[part.file])
+            inputs.check_fingerprint(part.file, self.fingerprints[part.file])
 
     def _encode_shard(self, shard: Shard, output: ShardOutput, files: Sequence[BinaryIO]) -> None:
         """Write the tokens, lengths and ends of a shard into files, in input order."""

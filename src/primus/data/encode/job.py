@@ -212,53 +212,53 @@ class _Preparation:
 
     def _make_token_files(self, key: str) -> PreparedTokens:
         recipe = self._build_recipe(key)
-        stage = EncodeStage(self._load_or_train_tokenizer(), recipe, self.text.stamps)
+        stage = EncodeStage(self._load_or_train_tokenizer(), recipe, self.text.fingerprints)
         if found := self._find_prepared(key):  # another process has published while this one waited for the lock
             return found
-        board = shard_queue.open_shard_queue(stage, self.text.shards, self.folder.path, recipe.max_bad, self.job.output)
+        queue = shard_queue.open_shard_queue(stage, self.text.shards, self.folder.path, recipe.max_bad, self.job.output)
         try:
-            with self.folder.mark_in_use(board):
-                rows = self._encode_shards(key, board)
+            with self.folder.mark_in_use(queue):
+                results = self._encode_shards(key, queue)
                 # Every process arrives here when all shards are done. The first one with the lock publishes; the others
                 # find its output afterwards.
                 with self._hold_lock("prepare"):
-                    return self._find_prepared(key) or self._publish_token_files(key, board, rows)
+                    return self._find_prepared(key) or self._publish_token_files(key, queue, results)
         except FileNotFoundError:  # another process has published and removed the folder meanwhile
             if found := self._find_prepared(key):
                 return found
             raise
 
-    def _encode_shards(self, key: str, board: ShardQueue) -> list[ShardResult]:
+    def _encode_shards(self, key: str, queue: ShardQueue) -> list[ShardResult]:
         """Results of all shards; an interrupt reports the number of finished shards."""
         try:
-            return executors.run(board, self.job.executor, self._num_workers(board), f"encoding {key}", self.show)
+            return executors.run(queue, self.job.executor, self._num_workers(queue), f"encoding {key}", self.show)
         except KeyboardInterrupt:
-            if done := len(board.list_results()):
-                self.say(f"{done} of {len(board.shards)} shards are finished: run the same command again to resume")
+            if done := len(queue.list_results()):
+                self.say(f"{done} of {len(queue.shards)} shards are finished: run the same command again to resume")
             raise
 
-    def _publish_token_files(self, key: str, board: ShardQueue, rows: list[ShardResult]) -> PreparedTokens:
+    def _publish_token_files(self, key: str, queue: ShardQueue, results: list[ShardResult]) -> PreparedTokens:
         # The caller has checked with the lock held that no process has published, so no process has deleted the folder.
-        if not board.folder.is_dir():
+        if not queue.folder.is_dir():
             raise PrimusError(
-                f"{board.folder}: deleted by another program, with the finished shards", "run the same command again"
+                f"{queue.folder}: deleted by another program, with the finished shards", "run the same command again"
             )
-        if not any(row.counts.get("tokens") for row in rows):
-            atomic.remove_folder(board.folder)  # the next run would only find the same empty shards
-            bad = next((item for row in rows for item in row.bad), None)
+        if not any(result.counts.get("tokens") for result in results):
+            atomic.remove_folder(queue.folder)  # the next run would only find the same empty shards
+            bad = next((item for result in results for item in result.bad), None)
             raise UsageError(
                 f"no text in {self.text}",
                 f"every document is empty or bad, for example {bad.where}: {bad.reason}"
                 if bad
                 else "every document is empty",
             )
-        prefix, stage = self._build_prefix(key), board.stage
+        prefix, stage = self._build_prefix(key), queue.stage
         assert isinstance(stage, EncodeStage)
         manifest = publish.publish_token_files(
-            board, rows, prefix, self.text, self.job.tokenizer, begin=lambda: self.folder.mark_publishing(key)
+            queue, results, prefix, self.text, self.job.tokenizer, begin=lambda: self.folder.mark_publishing(key)
         )
-        self.folder.finish_publishing(key, board)
-        publish.report_prepared(prefix, manifest, rows, self.say)
+        self.folder.finish_publishing(key, queue)
+        publish.report_prepared(prefix, manifest, results, self.say)
         return PreparedTokens(prefix, manifest, made=True)
 
     def _find_prepared(self, key: str) -> PreparedTokens | None:
@@ -338,9 +338,9 @@ class _Preparation:
             self.folder.lock, LOCK_TIMEOUT_S, lambda holder: self.say(f"waiting for {holder} {waiting}")
         )
 
-    def _num_workers(self, board: ShardQueue) -> int | None:
+    def _num_workers(self, queue: ShardQueue) -> int | None:
         """Number of processes to start; None for one per core, 0 to process a single shard in this process."""
-        if self.job.executor == "local" and len(board.shards) == 1:
+        if self.job.executor == "local" and len(queue.shards) == 1:
             return 0
         if self.job.workers or self.job.executor != "local":
             return self.job.workers

@@ -23,12 +23,12 @@ TOKEN_BYTES = 1 << 20
 """Tokens read at a time: they stay in a core's cache while the checksums are computed."""
 
 
-def merge_shards(board: ShardQueue, rows: Sequence[ShardResult], writer: IndexedWriter) -> Fingerprint:
+def merge_shards(queue: ShardQueue, results: Sequence[ShardResult], writer: IndexedWriter) -> Fingerprint:
     """Append the sequences of all shards, in constant memory.
 
     Args:
-        board: Shard queue of an `EncodeStage`.
-        rows: Results of all shards, in order.
+        queue: Shard queue of an `EncodeStage`.
+        results: Results of all shards, in order.
         writer: Receives the sequences.
 
     Returns:
@@ -38,24 +38,24 @@ def merge_shards(board: ShardQueue, rows: Sequence[ShardResult], writer: Indexed
         PrimusError: A file of a shard is damaged. The shard is reopened, so that the next run encodes it again.
     """
     fingerprint = Fingerprint()
-    assert isinstance(board.stage, EncodeStage)
-    if board.stage.recipe.shuffle_seed is not None:
+    assert isinstance(queue.stage, EncodeStage)
+    if queue.stage.recipe.shuffle_seed is not None:
         # The merge reads the files of all shards in turn and by position, so they are verified in a pass before it.
-        for row, suffix in product(rows, shuffle.SUFFIXES):
-            deque(_read_checked(board, row, suffix, TOKEN_BYTES), maxlen=0)
-        for batch in shuffle.merge_sorted(board, rows, writer.dtype.newbyteorder("<")):
+        for result, suffix in product(results, shuffle.SUFFIXES):
+            deque(_read_checked(queue, result, suffix, TOKEN_BYTES), maxlen=0)
+        for batch in shuffle.merge_sorted(queue, results, writer.dtype.newbyteorder("<")):
             writer.add_tokens(batch.tokens)
             writer.add_sequences(batch.lengths, batch.ends_document)
             fingerprint.add_sequences(*batch)
         return fingerprint
-    for row in rows:
-        for content in _read_checked(board, row, "bin", TOKEN_BYTES):
+    for result in results:
+        for content in _read_checked(queue, result, "bin", TOKEN_BYTES):
             tokens = np.frombuffer(content, writer.dtype)
             writer.add_tokens(tokens)
             fingerprint.add_tokens(tokens)
         columns = zip(
-            _read_checked(board, row, "lengths", 4 * SEQUENCES),
-            _read_checked(board, row, "ends", SEQUENCES),
+            _read_checked(queue, result, "lengths", 4 * SEQUENCES),
+            _read_checked(queue, result, "ends", SEQUENCES),
             strict=True,
         )
         for lengths, ends in columns:
@@ -66,13 +66,13 @@ def merge_shards(board: ShardQueue, rows: Sequence[ShardResult], writer: Indexed
     return fingerprint
 
 
-def _read_checked(board: ShardQueue, row: ShardResult, suffix: str, size: int) -> Iterator[memoryview]:
+def _read_checked(queue: ShardQueue, result: ShardResult, suffix: str, size: int) -> Iterator[memoryview]:
     """Read a file of a shard in pieces of `size` bytes, and check its size and checksum.
 
     A piece is valid until the next one is requested: all pieces share one buffer. The checksum is known after the last
     piece, so the caller must not publish anything before the iterator ends.
     """
-    path, facts = board.result_file(row, suffix), row.files[suffix]
+    path, facts = queue.result_file(result, suffix), result.files[suffix]
     digest = xxhash.xxh3_128()
     buffer = bytearray(size)
     view = memoryview(buffer)
@@ -83,7 +83,7 @@ def _read_checked(board: ShardQueue, row: ShardResult, suffix: str, size: int) -
             digest.update(view[:count])
             yield view[:count]
     if not whole or digest.hexdigest() != facts.xxh3:
-        board.discard_result(row)
+        queue.discard_result(result)
         raise PrimusError(
             f"{path}: not as it was written, {'its checksum' if whole else 'its size'} is another",
             "run the same command again, which makes this shard again; where it repeats, the disk or memory is faulty",

@@ -30,8 +30,8 @@ from primus.data.tokenizers.content import fingerprint_content
 
 
 def publish_token_files(
-    board: ShardQueue,
-    rows: Sequence[ShardResult],
+    queue: ShardQueue,
+    results: Sequence[ShardResult],
     prefix: Path,
     text: Inputs,
     tokenizer_name: str,
@@ -40,8 +40,8 @@ def publish_token_files(
     """Publish the token files of all shards of an `EncodeStage`. Call it with the lock of the output held.
 
     Args:
-        board: The shard queue.
-        rows: Results of all shards, in order.
+        queue: The shard queue.
+        results: Results of all shards, in order.
         prefix: Path of the files without extension.
         text: Input of the shards.
         tokenizer_name: The tokenizer as the user named it.
@@ -54,18 +54,18 @@ def publish_token_files(
         PrimusError: An input has changed, or a file of a shard is damaged.
         OSError: The files cannot be written; existing files are unchanged.
     """
-    assert isinstance(board.stage, EncodeStage)
+    assert isinstance(queue.stage, EncodeStage)
     # The lock of the output is held, so temporary files of this prefix belong to killed publishers.
     atomic.remove_stale(prefix.parent, prefix.name)
     # The manifest describes the inputs as they are now; the shards may be from an earlier run.
     text.check_unchanged()
-    with IndexedWriter(prefix, smallest_dtype(board.stage.tokenizer.vocab_size)) as writer:
-        fingerprint = merge_shards(board, rows, writer)
+    with IndexedWriter(prefix, smallest_dtype(queue.stage.tokenizer.vocab_size)) as writer:
+        fingerprint = merge_shards(queue, results, writer)
         writer.finish_files()
-        manifest = _build_manifest(board.stage, rows, writer, fingerprint, text, tokenizer_name)
-        bad = [item for row in rows for item in row.bad]
+        manifest = _build_manifest(queue.stage, results, writer, fingerprint, text, tokenizer_name)
+        bad = [item for result in results for item in result.bad]
         # All files are complete under temporary names when the block begins; inside, only renames and deletions happen.
-        with atomic.stage_files(_encode_companions(prefix, board.stage, manifest, bad)) as publish_companions:
+        with atomic.stage_files(_encode_companions(prefix, queue.stage, manifest, bad)) as publish_companions:
             begin()
             # Delete the old manifest first: a reader must not combine it with the new files.
             atomic.delete_file(manifests.manifest_path(prefix))
@@ -90,7 +90,7 @@ def find_damage(prefix: Path, manifest: TokenFileManifest) -> str:
 
 
 def report_prepared(
-    prefix: Path, manifest: TokenFileManifest, rows: Sequence[ShardResult], say: Callable[[str], None]
+    prefix: Path, manifest: TokenFileManifest, results: Sequence[ShardResult], say: Callable[[str], None]
 ) -> None:
     """Print the counts, what was skipped, and warnings."""
     say(f"{prefix}: {manifest.tokens:,} tokens in {manifest.documents:,} documents ({manifest.dtype})")
@@ -101,21 +101,24 @@ def report_prepared(
     if manifest.special_strings:
         became = "its id" if manifest.recipe.parse_special_tokens else "plain text"
         say(f"  {manifest.tokenizer.eod} occurs {manifest.special_strings:,} times in the text and became {became}")
-    if failure := next((row.facts["fast_failure"] for row in rows if "fast_failure" in row.facts), ""):
+    if failure := next(
+        (result.facts["fast_failure"] for result in results if "fast_failure" in result.facts),
+        "",
+    ):
         say(f"  the fast tokenizer failed ({failure}); used the tokenizers library instead (same tokens, slower)")
 
 
 def _build_manifest(
     stage: EncodeStage,
-    rows: Sequence[ShardResult],
+    results: Sequence[ShardResult],
     writer: IndexedWriter,
     fingerprint: Fingerprint,
     text: Inputs,
     tokenizer_name: str,
 ) -> TokenFileManifest:
     counts = Counter[str]()
-    for row in rows:
-        counts.update(row.counts)
+    for result in results:
+        counts.update(result.counts)
     tokenizer = stage.tokenizer
     return TokenFileManifest(
         primus=primus.__version__,
@@ -128,15 +131,15 @@ def _build_manifest(
             eod_id=tokenizer.eod_id,
         ),
         recipe=stage.recipe,
-        inputs=text.collect_facts([row.facts["contents"] for row in rows]),
+        inputs=text.collect_facts([result.facts["contents"] for result in results]),
         documents=writer.num_documents,
         sequences=writer.num_sequences,
         tokens=writer.num_tokens,
         characters=counts["characters"],
-        max_token_id=max(row.facts["largest"] for row in rows),
+        max_token_id=max(result.facts["largest"] for result in results),
         dtype=writer.dtype.name,
         empty_documents=counts["empty"],
-        bad_documents=sum(len(row.bad) for row in rows),
+        bad_documents=sum(len(result.bad) for result in results),
         special_strings=counts["special_strings"],
         bin=FileFacts(bytes=writer.sizes["bin"], xxh3=writer.checksums["bin"]),
         idx=FileFacts(bytes=writer.sizes["idx"], xxh3=writer.checksums["idx"]),

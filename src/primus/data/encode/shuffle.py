@@ -96,18 +96,18 @@ def sort_shard(output: ShardOutput, shard: int, seed: int, dtype: np.dtype[Any])
     output.path("counts").write_bytes(np.ascontiguousarray(counts[order], "<i4").data)
 
 
-def merge_sorted(board: ShardQueue, rows: Sequence[ShardResult], dtype: np.dtype[Any]) -> Iterator[ShuffledBatch]:
+def merge_sorted(queue: ShardQueue, results: Sequence[ShardResult], dtype: np.dtype[Any]) -> Iterator[ShuffledBatch]:
     """Merge the documents of sorted shards in the order of their keys.
 
     Args:
-        board: The shard queue.
-        rows: Results of the shards; their files have been verified.
+        queue: The shard queue.
+        results: Results of the shards; their files have been verified.
         dtype: Type of the tokens.
     """
     # Keys are uniform, so equal ranges of keys hold about equal numbers of tokens. Each range is read from every shard
     # and sorted in memory: memory does not grow with the input.
-    runs = [_SortedRun(board, row, dtype) for row in rows if row.counts.get("documents", 0)]
-    ranges = max(1, sum(row.counts.get("tokens", 0) for row in rows) // MERGED_TOKENS)
+    runs = [_SortedRun(queue, result, dtype) for result in results if result.counts.get("documents", 0)]
+    ranges = max(1, sum(result.counts.get("tokens", 0) for result in results) // MERGED_TOKENS)
     for index in range(1, ranges + 1):
         end = (index << 64) // ranges - 1  # largest key of the range; that of the last range is 2**64 - 1
         parts = [run.take_until(end) for run in runs]
@@ -119,8 +119,8 @@ def merge_sorted(board: ShardQueue, rows: Sequence[ShardResult], dtype: np.dtype
 class _SortedRun:
     """Reads a sorted shard from beginning to end. No file stays open: shards can outnumber the allowed open files."""
 
-    def __init__(self, board: ShardQueue, row: ShardResult, dtype: np.dtype[Any]) -> None:
-        self._paths = {suffix: board.result_file(row, suffix) for suffix in SUFFIXES}
+    def __init__(self, queue: ShardQueue, result: ShardResult, dtype: np.dtype[Any]) -> None:
+        self._paths = {suffix: queue.result_file(result, suffix) for suffix in SUFFIXES}
         self._dtype = dtype
         self._document = self._sequence = self._token = 0
 

@@ -212,29 +212,29 @@ def has_files(folder: Path, files: dict[str, FileFacts]) -> bool:
 
 
 def collect_files(
-    board: ShardQueue, rows: Sequence[ShardResult], suffix: str, name: str, ending: str
+    queue: ShardQueue, shard_results: Sequence[ShardResult], suffix: str, name: str, ending: str
 ) -> tuple[Path, dict[str, FileFacts]]:
     """Link the files of a shard queue into a new folder next to it. The queue keeps its files: no shard runs again.
 
     Args:
-        board: The shard queue.
-        rows: Its results.
+        queue: The shard queue.
+        shard_results: Its results.
         suffix: Suffix of the file to take from each result.
         name: Name of the folder.
         ending: Suffix of the new names, after the number of the shard.
     """
     # One folder per process: several processes may collect at the same time.
-    folder = board.folder.with_name(f"{name}.{os.getpid()}")
+    folder = queue.folder.with_name(f"{name}.{os.getpid()}")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     files = {}
-    for row in rows:
-        file = f"{row.shard:06d}.{ending}"
-        files[file] = row.files[suffix]
+    for shard_result in shard_results:
+        file = f"{shard_result.shard:06d}.{ending}"
+        files[file] = shard_result.files[suffix]
         try:
-            os.link(board.result_file(row, suffix), folder / file)
+            os.link(queue.result_file(shard_result, suffix), folder / file)
         except OSError:  # a file system without hard links
-            shutil.copyfile(board.result_file(row, suffix), folder / file)
+            shutil.copyfile(queue.result_file(shard_result, suffix), folder / file)
             sync_to_disk(folder / file)
     return folder, files
 

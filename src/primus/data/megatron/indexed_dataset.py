@@ -161,7 +161,7 @@ def _read_header(path: Path) -> tuple[bytes, int, int, int, int]:
     if version != VERSION:
         raise UsageError(f"{path}: version {version} of the index, not {VERSION}", AGAIN)
     if code not in CODES or not np.issubdtype(CODES[code], np.integer):
-        raise UsageError(f"{path}: token type code {code} is not one of whole numbers", AGAIN)
+        raise UsageError(f"{path}: token type code {code} is not an integer type", AGAIN)
     expected = HEADER.size + 12 * sequences + 8 * borders
     if size not in (expected, expected + sequences):  # a multimodal index has one more byte per sequence
         what = "truncated" if size < expected else "too long"
@@ -174,7 +174,7 @@ def _read_header(path: Path) -> tuple[bytes, int, int, int, int]:
 def _checked_bin_size(index: IndexedTokens) -> int:
     path = bin_path(index.prefix)
     if not path.is_file():
-        raise UsageError(f"{path}: no such file, but its .idx is there", AGAIN)
+        raise UsageError(f"{path}: no such file, while its .idx exists", AGAIN)
     size = path.stat().st_size
     expected = int(index.pointers[-1]) + int(index.lengths[-1]) * index.dtype.itemsize
     if size == 0:

@@ -141,7 +141,7 @@ def read_manifest(prefix: Path) -> TokenFileManifest | None:
     except FileNotFoundError:
         return None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: damaged manifest, {error}", "prepare the data again with --overwrite") from None
+        raise UsageError(f"{path}: damaged manifest: {error}", "prepare the data again with --overwrite") from None
     for file, facts in ((bin_path(prefix), manifest.bin), (idx_path(prefix), manifest.idx)):
         size = file.stat().st_size if file.is_file() else None
         if size != facts.bytes:

@@ -41,7 +41,7 @@ STORE_BYTES = 100 << 20
 
 
 def run(
-    board: ShardQueue,
+    queue: ShardQueue,
     executor: Executor,
     num_workers: int | None,
     name: str,
@@ -51,7 +51,7 @@ def run(
     """Process all shards of a queue. Other processes may process the same queue.
 
     Args:
-        board: The shard queue.
+        queue: The shard queue.
         executor: ``local`` starts processes of this machine; ``ray`` submits each shard as a task to the Ray cluster at
             $RAY_ADDRESS, or to a local Ray instance that this function starts.
         num_workers: Number of processes or concurrent tasks; None for one per CPU.
@@ -68,10 +68,10 @@ def run(
     """
     if executor == "local":
         count = count_usable_cpus() if num_workers is None else num_workers
-        return workers.run(board, count, name, show)
+        return workers.run(queue, count, name, show)
     ray = _import_ray()
     with _connect_ray(ray, os.environ if environ is None else environ, num_workers):
-        return _RayExecutor(ray, board, num_workers, name, show).run()
+        return _RayExecutor(ray, queue, num_workers, name, show).run()
 
 
 def _import_ray() -> Any:
@@ -148,7 +148,7 @@ def _explain_unreachable(address: str | None, problem: str) -> UsageError:
 class _RayTaskResult:
     """Result of a Ray task."""
 
-    row: ShardResult | None = None
+    shard_result: ShardResult | None = None
     """None if another process holds the shard or has finished it."""
     problem: PrimusError | None = None
     blind_host: str = ""
@@ -162,10 +162,10 @@ def _process_shard(boxed: list[Any], shard: Shard) -> _RayTaskResult:
     deserialize the queue again.
     """
     try:
-        board = _fetch_queue(boxed[0])
-        if not board.folder.is_dir():
+        queue = _fetch_queue(boxed[0])
+        if not queue.folder.is_dir():
             return _RayTaskResult(blind_host=socket.gethostname())
-        return _RayTaskResult(row=board.process_shard(shard))
+        return _RayTaskResult(shard_result=queue.process_shard(shard))
     except PrimusError as error:  # returned, not raised: Ray would wrap it into its own exception type
         return _RayTaskResult(problem=error)
 
@@ -175,24 +175,24 @@ def _fetch_queue(reference: Any) -> ShardQueue:
     """The queue with its stage started; loaded once in each Ray worker process, not once for each shard."""
     import ray
 
-    board: ShardQueue = ray.get(reference)
-    board.stage.start()
-    return board
+    queue: ShardQueue = ray.get(reference)
+    queue.stage.start()
+    return queue
 
 
 class _RayExecutor:
     """Submits the shards of a queue as Ray tasks and collects their results; runs in the process of the command."""
 
-    def __init__(self, ray: Any, board: ShardQueue, num_workers: int | None, name: str, show: Show) -> None:
+    def __init__(self, ray: Any, queue: ShardQueue, num_workers: int | None, name: str, show: Show) -> None:
         self._ray = ray
-        self._board = board
+        self._queue = queue
         self._num_workers = num_workers
         self._show = show
-        self._sizes = {shard.index: shard.bytes for shard in board.shards}
-        found = board.list_results()
-        done_bytes = sum(self._sizes[row.shard] for row in found)
+        self._sizes = {shard.index: shard.bytes for shard in queue.shards}
+        found = queue.list_results()
+        done_bytes = sum(self._sizes[shard_result.shard] for shard_result in found)
         self._progress = ShardProgress(name, sum(self._sizes.values()), done_bytes)
-        self._bad = [item for row in found for item in row.bad]
+        self._bad = [item for shard_result in found for item in shard_result.bad]
         options = {
             "num_cpus": 1,
             "max_retries": RETRIES,
@@ -201,24 +201,26 @@ class _RayExecutor:
         }
         self._task = ray.remote(**options)(_process_shard)
         # Each task receives its shard as an argument, so the list of all shards is not sent to every worker.
-        self._boxed = [ray.put(replace(board, shards=()))]
+        self._boxed = [ray.put(replace(queue, shards=()))]
 
     def run(self) -> list[ShardResult]:
         """Process all shards, and wait for those that other processes hold."""
-        shard_queue.check_bad(self._bad, self._board.max_bad)
+        shard_queue.check_bad(self._bad, self._queue.max_bad)
         deadline = time.monotonic() + workers.PATIENCE_S
-        while left := self._board.list_remaining():
+        while left := self._queue.list_remaining():
             self._process_round(left)
             # What remains is claimed by other processes: submit it again until they finish or die.
-            if left := self._board.list_remaining():
+            if left := self._queue.list_remaining():
                 if time.monotonic() > deadline:
                     raise PrimusError(
-                        f"{self._board.folder}: another process still holds {len(left)} shards", "stop it first"
+                        f"{self._queue.folder}: another process still holds {len(left)} shards", "stop it first"
                     )
                 time.sleep(workers.POLL_S)
-        rows = self._board.list_results()
-        shard_queue.check_bad([item for row in rows for item in row.bad], self._board.max_bad)
-        return rows
+        shard_results = self._queue.list_results()
+        shard_queue.check_bad(
+            [item for shard_result in shard_results for item in shard_result.bad], self._queue.max_bad
+        )
+        return shard_results
 
     def _process_round(self, shards: list[Shard]) -> None:
         """Submit each of `shards` once; cancel the tasks in progress after a failure."""
@@ -264,16 +266,16 @@ class _RayExecutor:
             raise result.problem
         # A missing folder has two meanings: the output is published, or the node does not mount the file system. The
         # first holds here too, the second does not.
-        if result.blind_host and self._board.folder.is_dir():
+        if result.blind_host and self._queue.folder.is_dir():
             raise PrimusError(
-                f"{result.blind_host}: does not see {self._board.folder}",
+                f"{result.blind_host}: does not see {self._queue.folder}",
                 "put the output on a file system that all nodes of the Ray cluster share",
             )
-        if result.row:
-            self._progress.done_bytes += self._sizes[result.row.shard]
-            self._progress.add_counts(result.row.counts)
-            self._bad += result.row.bad
-            shard_queue.check_bad(self._bad, self._board.max_bad)
+        if result.shard_result:
+            self._progress.done_bytes += self._sizes[result.shard_result.shard]
+            self._progress.add_counts(result.shard_result.counts)
+            self._bad += result.shard_result.bad
+            shard_queue.check_bad(self._bad, self._queue.max_bad)
 
 
 def _build_python_path() -> dict[str, str]:

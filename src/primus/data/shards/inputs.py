@@ -47,7 +47,7 @@ class Inputs:
 
     given: tuple[Input, ...]
     """The inputs in order."""
-    stamps: dict[str, str]
+    fingerprints: dict[str, str]
     """Fingerprint of each file (size and modification time) or dataset (version); it changes with the content."""
     shards: list[Shard]
     """Shards of all inputs."""
@@ -55,7 +55,9 @@ class Inputs:
     @property
     def identity(self) -> str:
         """Digest that changes when any file changes."""
-        return hashlib.sha256("\n".join(f"{file}\t{stamp}" for file, stamp in self.stamps.items()).encode()).hexdigest()
+        return hashlib.sha256(
+            "\n".join(f"{file}\t{stamp}" for file, stamp in self.fingerprints.items()).encode()
+        ).hexdigest()
 
     @property
     def num_bytes(self) -> int:
@@ -71,7 +73,7 @@ class Inputs:
         Raises:
             PrimusError: A file has changed.
         """
-        for file, before in self.stamps.items():
+        for file, before in self.fingerprints.items():
             check_fingerprint(file, before)
 
     def check_outside(self, output: Path, is_folder: bool = True) -> None:
@@ -132,15 +134,17 @@ class Inputs:
         return self._build_facts(one, _combine_digests((part, hash_part(part)) for part in parts))
 
     def _fingerprint_input(self, one: Input) -> str:
-        return hashlib.sha256("\n".join(self.stamps[file] for file in one.files).encode()).hexdigest()
+        return hashlib.sha256("\n".join(self.fingerprints[file] for file in one.files).encode()).hexdigest()
 
     def _build_facts(self, one: Input, digests: dict[str, str]) -> InputFacts:
-        lines = [f"{_relative_name(one.given, file)}\n{digests.get(file) or self.stamps[file]}\n" for file in one.files]
+        lines = [
+            f"{_relative_name(one.given, file)}\n{digests.get(file) or self.fingerprints[file]}\n" for file in one.files
+        ]
         return InputFacts(
             path=redact(one.given),
             files=0 if one.given.startswith(DATASET) else len(one.files),
             bytes=sum(map(_read_file_bytes, one.files)),
-            version=self.stamps[one.given] if one.given.startswith(DATASET) else "",
+            version=self.fingerprints[one.given] if one.given.startswith(DATASET) else "",
             stamp=self._fingerprint_input(one),
             sha256=hashlib.sha256("".join(lines).encode()).hexdigest(),
         )

@@ -123,10 +123,10 @@ class ShardOutput:
             if self.durable:
                 sync_to_disk(written)
             os.replace(written, _shard_file(self.stem, suffix))
-        row = ShardResult(shard=shard.index, files=files, counts=self.counts, bad=self.bad_items, facts=self.facts)
-        with atomic.stage_files({_shard_file(self.stem, "json"): msgspec.json.encode(row)}, self.durable) as publish:
+        result = ShardResult(shard=shard.index, files=files, counts=self.counts, bad=self.bad_items, facts=self.facts)
+        with atomic.stage_files({_shard_file(self.stem, "json"): msgspec.json.encode(result)}, self.durable) as publish:
             publish()
-        return row
+        return result
 
     def discard(self) -> None:
         """Delete the temporary files of a failed shard; after `commit`, none exist."""
@@ -157,21 +157,21 @@ class ShardQueue:
             self._done[shard.index] = found
         return found
 
-    def discard_result(self, row: ShardResult) -> None:
+    def discard_result(self, result: ShardResult) -> None:
         """Reopen a finished shard, for example because one of its files is damaged."""
         # Without its JSON file the shard is open. Its data files stay: the next commit replaces them.
-        self._done.pop(row.shard, None)
-        self.result_file(row, "json").unlink(missing_ok=True)
+        self._done.pop(result.shard, None)
+        self.result_file(result, "json").unlink(missing_ok=True)
 
     def _read_result(self, stem: Path) -> ShardResult | None:
         try:
-            row = msgspec.json.decode(_shard_file(stem, "json").read_bytes(), type=ShardResult)
+            result = msgspec.json.decode(_shard_file(stem, "json").read_bytes(), type=ShardResult)
         except (OSError, msgspec.MsgspecError):  # a result that a power failure truncated counts as missing
             return None
         # Each look compares sizes only, which finds deleted and truncated files; readers verify the checksums.
         return (
-            row
-            if all(_read_file_size(_shard_file(stem, suffix)) == facts.bytes for suffix, facts in row.files.items())
+            result
+            if all(_read_file_size(_shard_file(stem, suffix)) == facts.bytes for suffix, facts in result.files.items())
             else None
         )
 
@@ -183,11 +183,11 @@ class ShardQueue:
 
     def list_results(self) -> list[ShardResult]:
         """Results of the finished shards, in order."""
-        return [row for shard in self.shards if (row := self.find_result(shard))]
+        return [result for shard in self.shards if (result := self.find_result(shard))]
 
-    def result_file(self, row: ShardResult, suffix: str) -> Path:
+    def result_file(self, result: ShardResult, suffix: str) -> Path:
         """Path of a file of a finished shard."""
-        return _shard_file(self.folder / f"{row.shard:06d}", suffix)
+        return _shard_file(self.folder / f"{result.shard:06d}", suffix)
 
     def process_shard(
         self, shard: Shard, report: Callable[[dict[str, int]], None] = lambda counts: None
@@ -237,12 +237,12 @@ def open_shard_queue(
 
 
 def process_shards(
-    board: ShardQueue, report: Callable[[dict[str, int]], None], done: Callable[[ShardResult], bool]
+    queue: ShardQueue, report: Callable[[dict[str, int]], None], done: Callable[[ShardResult], bool]
 ) -> bool:
     """Process the shards that are open, each at most once.
 
     Args:
-        board: The shard queue.
+        queue: The shard queue.
         report: Called with counts while a shard is processed.
         done: Called with each result of this process; a return value of True stops the work early.
 
@@ -254,7 +254,7 @@ def process_shards(
     """
     # A shard that another process holds is passed once, without waiting: callers repeat the call until none remains.
     return not any(
-        row and done(row) for row in (board.process_shard(shard, report) for shard in board.list_remaining())
+        result and done(result) for result in (queue.process_shard(shard, report) for shard in queue.list_remaining())
     )
 
 

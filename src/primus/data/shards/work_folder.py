@@ -38,9 +38,9 @@ class WorkFolder:
         return cls(output.with_name(f".{output.name}.work"), output.with_name(f".{output.name}.lock"))
 
     @contextmanager
-    def mark_in_use(self, board: ShardQueue) -> Iterator[None]:
+    def mark_in_use(self, queue: ShardQueue) -> Iterator[None]:
         """Protect a shard queue from `delete_unused` within the block. The lock ends with the process."""
-        with atomic.hold_in_use(self._lease_path(board.folder)):
+        with atomic.hold_in_use(self._lease_path(queue.folder)):
             yield
 
     def mark_publishing(self, name: str) -> None:
@@ -52,12 +52,12 @@ class WorkFolder:
         """Whether a process started to publish files of this key and has not finished."""
         return self._mark_path(name).exists()
 
-    def finish_publishing(self, name: str, board: ShardQueue) -> None:
+    def finish_publishing(self, name: str, queue: ShardQueue) -> None:
         """Delete the queue and the mark after the last rename; processes that wait for its shards stop then."""
         # The mark first: a kill in between leaves a complete output and a queue that `delete_unused` removes later. In
         # the other order it leaves a mark without shards, and the complete output is encoded again.
         self._mark_path(name).unlink(missing_ok=True)
-        atomic.remove_folder(board.folder)
+        atomic.remove_folder(queue.folder)
 
     def delete_unused(self, complete: bool) -> None:
         """Delete unused queues without finished shards, then files that no queue needs. Any process may call it.
@@ -71,10 +71,10 @@ class WorkFolder:
             for gone in self.path.glob("*.tmp.*"):
                 shutil.rmtree(gone, ignore_errors=True)
             for lease in self.path.glob("*.used"):
-                board = lease.with_suffix("")
+                queue = lease.with_suffix("")
                 # An incomplete run keeps queues with finished shards: repeating the command resumes from them.
-                if not atomic.is_in_use(lease) and (complete or not any(board.glob("*.json"))):
-                    atomic.remove_folder(board)
+                if not atomic.is_in_use(lease) and (complete or not any(queue.glob("*.json"))):
+                    atomic.remove_folder(queue)
                     lease.unlink(missing_ok=True)
             # A trained tokenizer determines the identity of the queues, so it stays as long as any queue does.
             if not any(entry.is_dir() for entry in self.path.iterdir()):
@@ -82,8 +82,8 @@ class WorkFolder:
                     file.unlink(missing_ok=True)
             self.path.rmdir()  # fails unless the folder is empty, which keeps the files of other processes
 
-    def _lease_path(self, board: Path) -> Path:
-        return board.with_name(f"{board.name}.used")
+    def _lease_path(self, queue: Path) -> Path:
+        return queue.with_name(f"{queue.name}.used")
 
     def _mark_path(self, name: str) -> Path:
         return self.path / f"{name}.publishing"

@@ -1,7 +1,7 @@
 """Run the shards of a queue in processes of this machine.
 
-The parent starts the workers and reads their messages from one pipe per worker: ``counts`` and ``row`` (a result) for
-shards, then ``problem`` (a PrimusError) or ``failure`` (a traceback), then the end of the pipe. Workers claim shards
+The parent starts the workers and reads their messages from one pipe per worker: ``counts`` and ``result`` for shards,
+then ``problem`` (a PrimusError) or ``failure`` (a traceback), then the end of the pipe. Workers claim shards
 with the locks of the queue; the parent assigns none.
 
 A worker exits with 0 if no shard is open or it has reported an error. It exits with `RETIRED_EXIT_CODE` if its memory
@@ -68,11 +68,11 @@ class ShardProgress:
 Show = Callable[[ShardProgress], None]
 
 
-def run(board: ShardQueue, workers: int, name: str, show: Show = lambda progress: None) -> list[ShardResult]:
+def run(queue: ShardQueue, workers: int, name: str, show: Show = lambda progress: None) -> list[ShardResult]:
     """Process all shards of a queue in `workers` processes. Other processes may process the same queue.
 
     Args:
-        board: The shard queue.
+        queue: The shard queue.
         workers: Number of processes to start; 0 runs in this process.
         name: Name of the work, for the progress display.
         show: Receives the progress, at most several times a second.
@@ -83,54 +83,54 @@ def run(board: ShardQueue, workers: int, name: str, show: Show = lambda progress
     Raises:
         PrimusError: A shard failed, a worker was killed, or too many documents are invalid; finished shards are kept.
     """
-    sizes = {shard.index: shard.bytes for shard in board.shards}
-    found = board.list_results()
-    progress = ShardProgress(name, sum(sizes.values()), sum(sizes[row.shard] for row in found))
-    bad = [item for row in found for item in row.bad]
-    shard_queue.check_bad(bad, board.max_bad)
+    sizes = {shard.index: shard.bytes for shard in queue.shards}
+    found = queue.list_results()
+    progress = ShardProgress(name, sum(sizes.values()), sum(sizes[shard_result.shard] for shard_result in found))
+    bad = [item for shard_result in found for item in shard_result.bad]
+    shard_queue.check_bad(bad, queue.max_bad)
 
-    def add_result(row: ShardResult) -> None:
-        progress.done_bytes += sizes[row.shard]
-        bad.extend(row.bad)
-        shard_queue.check_bad(bad, board.max_bad)
+    def add_result(shard_result: ShardResult) -> None:
+        progress.done_bytes += sizes[shard_result.shard]
+        bad.extend(shard_result.bad)
+        shard_queue.check_bad(bad, queue.max_bad)
 
-    if len(found) < len(board.shards):
-        board.stage.start()  # before the fork: workers share the pages of the loaded tokenizer with this process
+    if len(found) < len(queue.shards):
+        queue.stage.start()  # before the fork: workers share the pages of the loaded tokenizer with this process
         deadline = time.monotonic() + PATIENCE_S
         # A round processes every shard that is open now. What remains is claimed by other processes, and becomes open
         # again when one of them dies, so the rounds continue until all shards are done or the folder is gone.
-        while left := board.list_remaining():
+        while left := queue.list_remaining():
             if workers:
-                _run_processes(board, min(workers, len(left)), progress, add_result, show)
+                _run_processes(queue, min(workers, len(left)), progress, add_result, show)
             else:
-                _run_in_process(board, progress, add_result, show)
-            _wait_for_others(board, deadline)
-    rows = board.list_results()
+                _run_in_process(queue, progress, add_result, show)
+            _wait_for_others(queue, deadline)
+    shard_results = queue.list_results()
     # Each process has counted only the results that it found or made; the total of all processes is known here.
-    shard_queue.check_bad([item for row in rows for item in row.bad], board.max_bad)
-    return rows
+    shard_queue.check_bad([item for shard_result in shard_results for item in shard_result.bad], queue.max_bad)
+    return shard_results
 
 
-def _wait_for_others(board: ShardQueue, deadline: float) -> None:
+def _wait_for_others(queue: ShardQueue, deadline: float) -> None:
     """Pause if all remaining shards are claimed by other processes."""
-    if left := board.list_remaining():
+    if left := queue.list_remaining():
         if time.monotonic() > deadline:
-            raise PrimusError(f"{board.folder}: another process still holds {len(left)} shards", "stop it first")
+            raise PrimusError(f"{queue.folder}: another process still holds {len(left)} shards", "stop it first")
         time.sleep(POLL_S)
 
 
 def _run_in_process(
-    board: ShardQueue, progress: ShardProgress, add_result: Callable[[ShardResult], None], show: Show
+    queue: ShardQueue, progress: ShardProgress, add_result: Callable[[ShardResult], None], show: Show
 ) -> None:
     def report(counts: dict[str, int]) -> None:
         progress.add_counts(counts)
         show(progress)
 
-    def accept_result(row: ShardResult) -> bool:
-        add_result(row)
+    def accept_result(shard_result: ShardResult) -> bool:
+        add_result(shard_result)
         return False
 
-    shard_queue.process_shards(board, report, accept_result)
+    shard_queue.process_shards(queue, report, accept_result)
 
 
 @dataclass
@@ -140,11 +140,11 @@ class _Worker:
 
 
 def _run_processes(
-    board: ShardQueue, count: int, progress: ShardProgress, add_result: Callable[[ShardResult], None], show: Show
+    queue: ShardQueue, count: int, progress: ShardProgress, add_result: Callable[[ShardResult], None], show: Show
 ) -> None:
     with _manage_workers() as team:
         for _ in range(count):
-            team.append(_start_worker(board))
+            team.append(_start_worker(queue))
         shown = 0.0
         while team:
             # The timeout bounds the time between updates of the display; the work itself has no limit.
@@ -154,7 +154,7 @@ def _run_processes(
                     continue
                 team.remove(worker)
                 if _needs_replacement(worker):
-                    team.append(_start_worker(board))
+                    team.append(_start_worker(queue))
             if time.monotonic() - shown > SHOW_EVERY_S:
                 show(progress)
                 shown = time.monotonic()
@@ -169,7 +169,7 @@ def _receive_message(worker: _Worker, progress: ShardProgress, add_result: Calla
         return False
     if kind == "counts":
         progress.add_counts(value)
-    elif kind == "row":
+    elif kind == "result":
         add_result(value)
     elif kind == "problem":
         error, problem, hint = value
@@ -218,33 +218,33 @@ def _manage_workers() -> Iterator[list[_Worker]]:
                 worker.process.join()
 
 
-def _start_worker(board: ShardQueue) -> _Worker:
+def _start_worker(queue: ShardQueue) -> _Worker:
     # A forked worker starts in milliseconds and shares the memory of the loaded stage; spawn would load it again.
     methods = multiprocessing.get_all_start_methods()
     context: Any = multiprocessing.get_context("fork" if "fork" in methods and os.name == "posix" else None)
     receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=_run_worker, args=(board, sending), daemon=True)
+    process = context.Process(target=_run_worker, args=(queue, sending), daemon=True)
     process.start()
     # Later workers inherit the parent's descriptors. The pipe ends only when no process but the worker holds this end.
     sending.close()
     return _Worker(process, receiving)
 
 
-def _run_worker(board: ShardQueue, messages: Connection) -> None:
+def _run_worker(queue: ShardQueue, messages: Connection) -> None:
     """Main function of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent stops its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler that the parent has installed must not run here
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        board.stage.start()
+        queue.stage.start()
         own = psutil.Process()
         before = _private_bytes(own)  # after the start: only growth counts, not what the stage has loaded
 
-        def send_result(row: ShardResult) -> bool:
-            messages.send(("row", row))
+        def send_result(shard_result: ShardResult) -> bool:
+            messages.send(("result", shard_result))
             return _private_bytes(own) - before > GROWTH_BYTES
 
-        complete = shard_queue.process_shards(board, lambda counts: messages.send(("counts", counts)), send_result)
+        complete = shard_queue.process_shards(queue, lambda counts: messages.send(("counts", counts)), send_result)
     except PrimusError as error:
         messages.send(("problem", (type(error), error.problem, error.hint)))
         complete = True

@@ -52,7 +52,7 @@ class TokenFileFinding(Struct, frozen=True, kw_only=True):
 def build_missing_finding(path: Path) -> TokenFileFinding:
     """A finding for a .bin or .idx that is missing while the other file exists."""
     other = ".bin" if path.suffix == ".idx" else ".idx"
-    return build_finding("files", path, "a folder" if path.is_dir() else f"no such file, but its {other} is there")
+    return build_finding("files", path, "a folder" if path.is_dir() else f"missing, while its {other} exists")
 
 
 def build_unreadable_finding(path: Path, error: OSError) -> TokenFileFinding:

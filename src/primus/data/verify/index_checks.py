@@ -125,12 +125,16 @@ def _check_header(path: Path, raw: bytes) -> list[TokenFileFinding]:
     magic, version, code, sequences, borders = HEADER.unpack(raw)
     findings = []
     if magic != MAGIC:
-        findings.append(build_finding("header", path, "does not begin as a Megatron index does", DamagePlace(byte=0)))
+        findings.append(
+            build_finding(
+                "header", path, "does not begin with the magic bytes of a Megatron index", DamagePlace(byte=0)
+            )
+        )
     if version != VERSION:
-        problem = f"version {version:,} of the format, not {VERSION}"
+        problem = f"format version {version:,}; expected {VERSION}"
         findings.append(build_finding("header", path, problem, DamagePlace(byte=VERSION_BYTE)))
     if not _is_whole(code):
-        problem = f"type code {code} is none of whole numbers"
+        problem = f"type code {code} is not an integer type"
         findings.append(build_finding("header", path, problem, DamagePlace(byte=CODE_BYTE)))
     if not sequences or not borders:
         findings.append(build_finding("header", path, "holds no sequences", DamagePlace(byte=SEQUENCES_BYTE)))
@@ -141,7 +145,7 @@ def _check_size(path: Path, size: int, sequences: int, borders: int) -> list[Tok
     expected = _compute_size(sequences, borders)
     if size in (expected, expected + sequences):
         return []
-    problem = f"{size:,} bytes instead of {expected:,} for its {sequences:,} sequences and {borders:,} borders"
+    problem = f"{size:,} bytes; {sequences:,} sequences and {borders:,} document boundaries need {expected:,}"
     return [build_finding("size", path, problem, DamagePlace(byte=min(size, expected)))]
 
 

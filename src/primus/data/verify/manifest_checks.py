@@ -40,9 +40,9 @@ def read_and_check_manifest(prefix: Path) -> tuple[TokenFileManifest | None, lis
     except FileNotFoundError:
         return None, []
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return None, [build_finding("manifest", path, f"damaged manifest, {error}")]
+        return None, [build_finding("manifest", path, f"damaged manifest: {error}")]
     if manifest.dtype not in TYPES:
-        return None, [build_finding("manifest", path, f"damaged manifest, no type of tokens is named {manifest.dtype}")]
+        return None, [build_finding("manifest", path, f"damaged manifest: unknown token type {manifest.dtype}")]
     return manifest, []
 
 
@@ -83,7 +83,9 @@ def check(
         and manifest.idx.xxh3
         and shard_queue.compute_checksum(idx_path(prefix)) != manifest.idx.xxh3
     ):
-        findings.append(build_finding("checksum", idx_path(prefix), "not the index that was written (xxh3)"))
+        findings.append(
+            build_finding("checksum", idx_path(prefix), "the content has changed since it was written (xxh3)")
+        )
     return findings + tokens, intact
 
 
@@ -133,14 +135,20 @@ def _check_tokens(
         return []
     if not manifest.fingerprint:
         differs = bool(manifest.bin.xxh3) and shard_queue.compute_checksum(path) != manifest.bin.xxh3
-        return [build_finding("checksum", path, "not the tokens that were written (xxh3)")] if differs else []
+        return (
+            [build_finding("checksum", path, "the tokens have changed since they were written (xxh3)")]
+            if differs
+            else []
+        )
     places = _changed_pieces(manifest, found, index)
     if places:
         size = _piece_tokens(manifest)
-        problem = f"not the tokens that were written, somewhere in the {size:,} tokens from each of these places on"
+        problem = (
+            f"tokens have changed since they were written, within the {size:,} tokens that follow each of these places"
+        )
         return [build_finding("checksum", path, problem, *places)]
     if found.fingerprint and found.fingerprint != manifest.fingerprint:
-        problem = f"the tokens and documents have the fingerprint {found.fingerprint}, not {manifest.fingerprint}"
+        problem = f"fingerprint {found.fingerprint}, but {manifest.fingerprint} in the manifest"
         return [build_finding("checksum", path if not manifest.pieces else idx_path(prefix), problem)]
     return []
 

@@ -75,7 +75,7 @@ def find_tokenizer_source(
         return given, []
     found, findings = _load_sibling_tokenizer(sibling, manifest)
     if manifest and given.tokenizer and given.tokenizer.fingerprint != manifest.tokenizer.fingerprint:
-        problem = f"its tokens are of the tokenizer {manifest.tokenizer.name}, which is not {given.name}"
+        problem = f"encoded by the tokenizer {manifest.tokenizer.name}, not by {given.name}"
         findings.append(build_finding("tokenizer", bin_path(prefix), problem))
     return given if given.tokenizer else found, findings
 
@@ -108,7 +108,7 @@ def check(
         return samples, [], [measured + named]
     starts = [int(index.compute_document_starts(sample.document, sample.document + 1, size)[0]) for sample in other]
     places = [DamagePlace(byte=byte, document=sample.document) for byte, sample in zip(starts, other, strict=True)]
-    problem = f"only {measured}: these are hardly tokens of {source.name}"
+    problem = f"only {measured}: the tokens are probably not from {source.name}"
     return samples, [build_finding("samples", bin_path(index.prefix), problem, *places)], []
 
 
@@ -168,12 +168,12 @@ def _load_sibling_tokenizer(
 ) -> tuple[TokenizerSource, list[TokenFileFinding]]:
     """Load the tokenizer in the folder of the files, and compare it with the manifest."""
     if not path.is_file():
-        problem = "no such file; the manifest names it as the tokenizer of the data"
+        problem = "missing; the manifest names it as the tokenizer of the data"
         return TokenizerSource(), [build_finding("tokenizer", path, problem)]
     try:
         loaded = _from_content(path.read_bytes(), manifest.tokenizer.eod if manifest else None)
     except PrimusError as error:
-        return TokenizerSource(), [build_finding("tokenizer", path, f"cannot be loaded, {error}")]
+        return TokenizerSource(), [build_finding("tokenizer", path, f"cannot be loaded: {error}")]
     source = TokenizerSource(loaded, str(path))
     if not manifest:
         return source, []
@@ -183,6 +183,6 @@ def _load_sibling_tokenizer(
         ("end-of-document token", loaded.eod_id, manifest.tokenizer.eod_id),
     ):
         if there != written:
-            problem = f"not the tokenizer of the data: its {what} is {there}, but {written} in the manifest"
+            problem = f"differs from the tokenizer of the data: {what} {there}, but {written} in the manifest"
             return TokenizerSource(), [build_finding("tokenizer", path, problem)]
     return source, []

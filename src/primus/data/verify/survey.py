@@ -147,7 +147,9 @@ def decode_document(file: IndexedTokens, number: int, tokenizer: Tokenizer | Non
         PrimusError: The index entry of the document is damaged.
     """
     if not 0 <= number < file.num_documents:
-        raise UsageError(f"{file.prefix}: no document {number:,}", f"there are {file.num_documents:,}, counted from 0")
+        raise UsageError(
+            f"{file.prefix}: document {number:,} does not exist", f"there are {file.num_documents:,}, counted from 0"
+        )
     first, last = file.borders[number : number + 2].tolist()
     ids = [token for sequence in range(first, last) for token in file[sequence].tolist()]
     return SurveyedDocument(document=number, ids=ids, text=tokenizer.decode_valid(ids) if tokenizer else None)

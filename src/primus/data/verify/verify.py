@@ -176,7 +176,7 @@ def _check_files(made: VerifyPlan, source: sample_checks.TokenizerSource) -> Non
         width = np.dtype(report.dtype).itemsize
         report.tokens = report.bytes // width
         if report.bytes % width:
-            problem = f"{report.bytes:,} bytes, which are no whole number of tokens of {width}"
+            problem = f"{report.bytes:,} bytes is not a multiple of the token size, {width} bytes"
             report.findings.append(build_finding("size", path, problem, DamagePlace(byte=report.tokens * width)))
         made.tasks = token_checks.split_tasks(
             ScanTask(
@@ -209,7 +209,7 @@ def _check_tokens(made: VerifyPlan, scan: TokenScan) -> None:
     else:
         if report.dtype and not scan.outside.count:  # which says more
             report.findings += alignment.check(made.prefix, np.dtype(report.dtype), report.tokens)
-        report.notes.append("no manifest: a token that was replaced by another of the vocabulary is not noticed")
+        report.notes.append("no manifest: a token replaced by another valid token cannot be detected")
     _judge_zeros(made, scan, intact)
     if index and made.sources.tokenizer:
         samples, wrong, notes = sample_checks.check(index, made.manifest, made.sources, made.settings.seed)
@@ -249,9 +249,9 @@ def _check_index(made: VerifyPlan) -> None:
     if not report.bytes:
         report.findings.append(build_finding("size", bin_path(made.prefix), "empty"))
     if index.multimodal:
-        report.notes.append("the index has a mode for each sequence, as of multimodal data; modes are not checked")
+        report.notes.append("the index has a mode for each sequence (multimodal data); modes are not checked")
     if wrong:
-        report.notes.append("ends of documents and samples were not checked, for the index is damaged")
+        report.notes.append("document ends and samples were not checked because the index is damaged")
 
 
 def _find_token_limit(made: VerifyPlan) -> int | None:
@@ -262,7 +262,7 @@ def _find_token_limit(made: VerifyPlan) -> int | None:
     if made.settings.vocab_size is not None:
         known = made.settings.vocab_size
     if known is None:
-        made.report.notes.append("the vocabulary is not known; give --tokenizer or --vocab-size")
+        made.report.notes.append("token range not checked against a vocabulary: give --tokenizer or --vocab-size")
     return known
 
 
@@ -276,9 +276,9 @@ def _find_eod(made: VerifyPlan) -> int | None:
         return made.manifest.tokenizer.eod_id if made.manifest.recipe.append_eod else None
     token = _usual_end(made.index, made.report.bytes)
     if token is None:
-        made.report.notes.append("documents do not end with the same token, so ends are not checked; see --eod-id")
+        made.report.notes.append("document ends were not checked: documents end with different tokens; see --eod-id")
     else:
-        made.report.notes.append(f"token {token} is taken for the end of a document, as almost all end with it")
+        made.report.notes.append(f"token {token} counts as the end-of-document token: almost all documents end with it")
     return token
 
 
@@ -316,7 +316,7 @@ def _judge_tokens(made: VerifyPlan, scan: TokenScan) -> None:
     if recipe is None or recipe.parse_special_tokens or recipe.add_special_tokens:
         report.notes.append(f"token {made.eod} occurs {scan.stray_eod.count:,} times within documents")
         return
-    problem = f"token {made.eod}, the end of a document, within documents"
+    problem = f"end-of-document token {made.eod} within documents"
     report.findings.append(
         build_finding("ends", path, problem, *_locate_hits(made, scan.stray_eod), count=scan.stray_eod.count)
     )
@@ -336,7 +336,7 @@ def _judge_zeros(made: VerifyPlan, scan: TokenScan, intact: bool) -> None:
     width = np.dtype(made.report.dtype).itemsize
     places = _locate_hits(made, token_checks.TokenHits([first // width for first, _ in lost[:MAX_PLACES]], len(lost)))
     total = sum(last - first for first, last in lost)
-    problem = f"holes of zeros, {total:,} bytes in all, as of pages that were never written (--padding if they are not)"
+    problem = f"runs of zeros, {total:,} bytes in all, probably never written (use --padding if they are data)"
     made.report.findings.append(build_finding("zeros", bin_path(made.prefix), problem, *places, count=len(lost)))
 
 

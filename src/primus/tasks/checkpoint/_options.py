@@ -36,7 +36,7 @@ def open_source(given: str, options: SourceOptions) -> OpenedCheckpoint:
 
     Raises:
         UnfitError: PyTorch is not installed.
-        UsageError: There is no such checkpoint.
+        UsageError: The checkpoint does not exist.
         PrimusError: It is damaged.
     """
     check_torch()

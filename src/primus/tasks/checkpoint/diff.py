@@ -31,7 +31,7 @@ def run(options: Options, context: TaskContext) -> int:
         1 if one does.
 
     Raises:
-        UsageError: There is no such checkpoint.
+        UsageError: The checkpoint does not exist.
         PrimusError: One is damaged.
     """
     first, second = open_source(options.first, options), open_source(options.second, options)

@@ -27,7 +27,7 @@ def run(options: Options, context: TaskContext) -> None:
     """Print what a checkpoint has; reads its headers, not its weights.
 
     Raises:
-        UsageError: There is no such checkpoint.
+        UsageError: The checkpoint does not exist.
         PrimusError: It is damaged, or lacks a tensor.
     """
     opened = open_source(options.checkpoint, options)

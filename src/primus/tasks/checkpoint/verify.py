@@ -28,7 +28,7 @@ def run(options: Options, context: TaskContext) -> int:
         1 if something is.
 
     Raises:
-        UsageError: There is no such checkpoint.
+        UsageError: The checkpoint does not exist.
         PrimusError: A file is missing or truncated, or a tensor is missing, left over or of another shape.
     """
     opened = open_source(options.checkpoint, options)

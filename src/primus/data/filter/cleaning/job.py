@@ -70,12 +70,12 @@ class CleanJob(FilterJob[CleanReport]):
         stage = CleanStage(
             settings, self.recipe, self.json_key, self.text_documents, self.compression, self.keep_removed
         )
-        board = open_shard_queue(stage, source.shards, work, self.max_bad, self.output)
-        rows = executors.run(board, self.executor, self.workers, "cleaning", show)
+        queue = open_shard_queue(stage, source.shards, work, self.max_bad, self.output)
+        results = executors.run(queue, self.executor, self.workers, "cleaning", show)
         # Missing results mean that another process has published the output and removed the queue.
-        if len(rows) < len(source.shards):
+        if len(results) < len(source.shards):
             raise FinishedElsewhere
-        return lambda: _collect_result(self, source, identity, board, rows)
+        return lambda: _collect_result(self, source, identity, queue, results)
 
 
 def removed_folder(output: Path) -> Path:
@@ -84,31 +84,31 @@ def removed_folder(output: Path) -> Path:
 
 
 def _collect_result(
-    job: CleanJob, source: Inputs, identity: str, board: ShardQueue, rows: Sequence[ShardResult]
+    job: CleanJob, source: Inputs, identity: str, queue: ShardQueue, results: Sequence[ShardResult]
 ) -> tuple[CleanReport, dict[Path, Path]]:
     ending = file_suffix(job.compression)
     folders: dict[Path, Path] = {}
     removed_files: dict[str, FileFacts] = {}
     if job.keep_removed:
-        removed, removed_files = result_folder.collect_files(board, rows, f"removed.{ending}", "removed", ending)
+        removed, removed_files = result_folder.collect_files(queue, results, f"removed.{ending}", "removed", ending)
         folders[removed_folder(job.output)] = removed
-    folders[job.output], files = result_folder.collect_files(board, rows, ending, "final", ending)
-    report = _build_report(job, source, identity, rows)
+    folders[job.output], files = result_folder.collect_files(queue, results, ending, "final", ending)
+    report = _build_report(job, source, identity, results)
     return msgspec.structs.replace(report, files=files, removed_files=removed_files), folders
 
 
-def _build_report(job: CleanJob, source: Inputs, identity: str, rows: Sequence[ShardResult]) -> CleanReport:
+def _build_report(job: CleanJob, source: Inputs, identity: str, results: Sequence[ShardResult]) -> CleanReport:
     counts, edits = Counter[str](), Counter[str]()
-    for row in rows:
-        counts.update(row.counts)
-        edits.update(row.facts["edits"])
-    removed = [msgspec.convert(row.facts["removed"], list[RuleRemovals]) for row in rows]
-    samples = [sample for row in rows for sample in msgspec.convert(row.facts["samples"], list[RemovedSample])]
+    for result in results:
+        counts.update(result.counts)
+        edits.update(result.facts["edits"])
+    removed = [msgspec.convert(result.facts["removed"], list[RuleRemovals]) for result in results]
+    samples = [sample for result in results for sample in msgspec.convert(result.facts["samples"], list[RemovedSample])]
     return CleanReport(
         version=recipes.VERSION,
         primus=primus.__version__,
         identity=identity,
-        inputs=source.collect_facts([row.facts["contents"] for row in rows]),
+        inputs=source.collect_facts([result.facts["contents"] for result in results]),
         recipe=job.recipe.name,
         fingerprint=job.recipe.fingerprint(),
         content=job.recipe.content(),
@@ -118,7 +118,7 @@ def _build_report(job: CleanJob, source: Inputs, identity: str, rows: Sequence[S
         kept_characters=counts["kept_characters"],
         kept_words=counts["kept_words"],
         empty=counts["empty"],
-        bad=[item for row in rows for item in row.bad],
+        bad=[item for result in results for item in result.bad],
         removed=reports.add_removed([rule.name for rule in job.recipe.rules], removed),
         edits=dict(sorted(edits.items())),
         samples=reports.choose_samples(samples),

@@ -61,7 +61,7 @@ class DedupJob(FilterJob[DedupReport]):
 def _collect_result(
     job: DedupJob, source: Inputs, identity: str, stages: DedupResult
 ) -> tuple[DedupReport, dict[Path, Path]]:
-    folder, files = result_folder.collect_files(stages.kept, stages.rows, SUFFIX, "final", SUFFIX)
+    folder, files = result_folder.collect_files(stages.kept, stages.results, SUFFIX, "final", SUFFIX)
     return msgspec.structs.replace(_build_report(job, source, identity, stages), files=files), {job.output: folder}
 
 

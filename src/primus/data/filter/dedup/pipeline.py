@@ -46,7 +46,7 @@ class DedupResult:
 
     kept: ShardQueue
     """Queue with the files of the kept documents."""
-    rows: list[ShardResult]
+    results: list[ShardResult]
     """Results of its shards."""
     counts: dict[str, int]
     """Sums over all stages."""
@@ -64,11 +64,11 @@ class DedupResult:
 
 @dataclass(frozen=True)
 class _StageResult:
-    board: ShardQueue
-    rows: list[ShardResult]
+    queue: ShardQueue
+    results: list[ShardResult]
 
     def list_files(self, suffix: str) -> list[Path]:
-        return [self.board.result_file(row, suffix) for row in self.rows]
+        return [self.queue.result_file(result, suffix) for result in self.results]
 
 
 def run(plan: DedupPlan, show: Show) -> DedupResult:
@@ -81,7 +81,7 @@ def run(plan: DedupPlan, show: Show) -> DedupResult:
     key_stage = keys.KeyStage(["keys", plan.identity], plan.recipe, plan.job.json_key, plan.job.text_documents)
     hashed = _run_stage(plan, key_stage, plan.shards, "hashing", show)
     # Documents are numbered in the order of the input, so that the smallest number in a cluster is the first document.
-    begin = [0, *accumulate(row.counts.get("documents", 0) for row in hashed.rows)]
+    begin = [0, *accumulate(result.counts.get("documents", 0) for result in hashed.results)]
     matched, ranges = _match_bands(plan, hashed, begin, show)
     paths = matched.list_files(stages.PAIRS)
     first_exact = plan.num_bands * ranges
@@ -90,7 +90,7 @@ def run(plan: DedupPlan, show: Show) -> DedupResult:
     )
     whole = [Shard(0, (), begin[-1] * 8)]
     clustered = _run_stage(plan, cluster_stage, whole, "clustering", show)
-    facts = clustered.rows[0].facts
+    facts = clustered.results[0].facts
     keep_stage = stages.KeepStage(
         ["documents", plan.identity],
         plan.recipe,
@@ -105,15 +105,15 @@ def run(plan: DedupPlan, show: Show) -> DedupResult:
     )
     kept = _run_stage(plan, keep_stage, plan.shards, "writing", show)
     return DedupResult(
-        kept=kept.board,
-        rows=kept.rows,
-        counts=_sum_counts(row for done in (hashed, clustered, kept) for row in done.rows),
-        removed_exact=sum(row.counts.get("pairs", 0) for row in matched.rows[first_exact:]),
+        kept=kept.queue,
+        results=kept.results,
+        counts=_sum_counts(result for done in (hashed, clustered, kept) for result in done.results),
+        removed_exact=sum(result.counts.get("pairs", 0) for result in matched.results[first_exact:]),
         sizes=[(size, count) for size, count in facts["sizes"]],
-        samples=_build_samples(facts["samples"], kept.rows),
-        large=_build_large_clusters(facts["large"], begin[-1], kept.rows),
-        bad=[item for row in hashed.rows for item in row.bad],
-        contents=[row.facts["contents"] for row in hashed.rows],
+        samples=_build_samples(facts["samples"], kept.results),
+        large=_build_large_clusters(facts["large"], begin[-1], kept.results),
+        bad=[item for result in hashed.results for item in result.bad],
+        contents=[result.facts["contents"] for result in hashed.results],
     )
 
 
@@ -121,8 +121,8 @@ def _match_bands(plan: DedupPlan, hashed: _StageResult, begin: list[int], show: 
     """Match the keys of each band; returns the result, and the number of ranges of keys for each band."""
     ranges = matches.choose_num_ranges(begin[-1])
     files = [
-        key_files.KeyFile(path, row.facts["blocks"], first, plan.num_bands)
-        for path, row, first in zip(hashed.list_files(keys.SUFFIX), hashed.rows, begin, strict=False)
+        key_files.KeyFile(path, result.facts["blocks"], first, plan.num_bands)
+        for path, result, first in zip(hashed.list_files(keys.SUFFIX), hashed.results, begin, strict=False)
     ]
     stage = stages.MatchStage(["pairs", plan.identity], files, ranges)
     return _run_stage(
@@ -132,39 +132,39 @@ def _match_bands(plan: DedupPlan, hashed: _StageResult, begin: list[int], show: 
 
 def _run_stage(plan: DedupPlan, stage: Stage, shards: Sequence[Shard], name: str, show: Show) -> _StageResult:
     job = plan.job
-    board = shard_queue.open_shard_queue(stage, shards, plan.folder, job.max_bad, job.output)
+    queue = shard_queue.open_shard_queue(stage, shards, plan.folder, job.max_bad, job.output)
     count = count_usable_cpus() if job.workers is None else job.workers
     here = job.executor == "local" and min(count, len(shards)) == 1
-    rows = executors.run(board, job.executor, 0 if here else job.workers, name, show)
+    results = executors.run(queue, job.executor, 0 if here else job.workers, name, show)
     # Missing results mean that another process has published the output and removed the queue.
-    if len(rows) < len(shards):
+    if len(results) < len(shards):
         raise FinishedElsewhere
-    return _StageResult(board, rows)
+    return _StageResult(queue, results)
 
 
-def _sum_counts(rows: Iterator[ShardResult]) -> dict[str, int]:
+def _sum_counts(results: Iterator[ShardResult]) -> dict[str, int]:
     sums: dict[str, int] = {}
-    for row in rows:
-        for name, amount in row.counts.items():
+    for result in results:
+        for name, amount in result.counts.items():
             sums[name] = sums.get(name, 0) + amount
     return sums
 
 
-def _build_samples(numbers: list[list[int]], rows: Sequence[ShardResult]) -> list[DuplicateSample]:
-    shown = _collect_shown_samples(rows)
+def _build_samples(numbers: list[list[int]], results: Sequence[ShardResult]) -> list[DuplicateSample]:
+    shown = _collect_shown_samples(results)
     return [report.build_sample(shown[kept], shown[removed]) for kept, removed in numbers]
 
 
 def _build_large_clusters(
-    clusters: list[list[int]], num_documents: int, rows: Sequence[ShardResult]
+    clusters: list[list[int]], num_documents: int, results: Sequence[ShardResult]
 ) -> list[LargeCluster]:
-    shown = _collect_shown_samples(rows)
+    shown = _collect_shown_samples(results)
     return [
         report.build_large_cluster(size, size / num_documents, shown[kept], shown[removed])
         for kept, size, removed in clusters
     ]
 
 
-def _collect_shown_samples(rows: Sequence[ShardResult]) -> dict[int, Any]:
+def _collect_shown_samples(results: Sequence[ShardResult]) -> dict[int, Any]:
     """Collect the samples of documents, by number of the document."""
-    return {int(number): sample for row in rows for number, sample in row.facts["samples"].items()}
+    return {int(number): sample for result in results for number, sample in result.facts["samples"].items()}
