@@ -12,10 +12,12 @@ from primus.statistics import (
     bootstrap_interval,
     bootstrap_ratio,
     choose_block_length,
+    compare_series_means,
     compute_excess_probability,
     compute_mad,
     compute_quantile,
     compute_t_quantile,
+    estimate_series_mean,
     find_steady_window,
     predict_ratio,
     thin_series,
@@ -90,6 +92,25 @@ def test_stalls_do_not_hide_the_autocorrelation() -> None:
     rng = random.Random(11)
     stalling = [value * (1.5 if rng.random() < 0.03 else 1) for value in generate_series(rng, 300, 0.9)]
     assert choose_block_length(stalling) > 8
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.85])
+def test_the_error_of_a_mean_of_a_series_includes_its_autocorrelation(correlation: float) -> None:
+    rng, n = random.Random(31), 150
+    found = [estimate_series_mean(generate_series(rng, n, correlation)) for _ in range(TRIALS)]
+    # Of an autoregressive series with one weight r the mean varies as that of n (1 - r) / (1 + r) independent values.
+    true_error = 0.02 / math.sqrt(n * (1 - correlation) / (1 + correlation))
+    assert median(each.error for each in found) == pytest.approx(true_error, rel=0.15)
+    reach = [compute_t_quantile(0.975, max(1, int(each.freedom))) * each.error for each in found]
+    covered = sum(abs(each.mean - 1) <= r for each, r in zip(found, reach, strict=True))
+    assert covered >= 0.9 * TRIALS
+
+
+def test_values_that_alternate_have_a_smaller_error_and_equal_ones_have_none() -> None:
+    alternating = generate_series(random.Random(32), 150, -0.7)
+    assert estimate_series_mean(alternating).error < 0.6 * 0.02 / math.sqrt(150)
+    assert estimate_series_mean([2.0] * 20).error == 0.0
+    assert compare_series_means([2.0] * 20, [[1.0] * 20])[:3] == pytest.approx((2.0, 2.0, 2.0))
 
 
 def test_the_same_values_give_the_same_interval() -> None:

@@ -104,6 +104,8 @@ class SavedCheckpoint:
     total_bytes: int
     seconds: float
     """From the beginning of the save until it was complete."""
+    wait_s: float = 0.0
+    """Of this, the time that training waited; with `async_save` the rest is written while steps are taken."""
 
 
 class TrainingView(Protocol):

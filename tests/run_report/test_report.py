@@ -42,6 +42,27 @@ def test_evaluations_and_slow_first_steps_have_their_share(make_run: MakeRun) ->
     assert found["warm the caches of kernels and data up once"] == pytest.approx(10 / 110)
 
 
+def test_checkpoints_cost_what_training_waits_and_what_steps_during_the_writing_take_longer(make_run: MakeRun) -> None:
+    # Of the last ten steps, which take 2 s instead of 1 s, all are taken while a checkpoint is written.
+    steps = [(1.0, 0.0)] * 30 + [(2.0, 0.0)] * 10
+    saved = {"kind": "checkpoint_saved", "step": 30, "name": "step_30", "bytes": 1, "time_s": 25.0, "wait_s": 5.0}
+    settings = {"save_interval": 30, "async_save": True}
+    report = build_report(make_run(steps, settings=settings, after=[saved], name="20231114_221320-0001"))
+    assert report.facts.checkpoint_wait_s == 5.0
+    assert report.facts.slow_saving_s == pytest.approx(10.0)
+    assert list_changes(report)["raise save_interval above 30"] == pytest.approx(15 / report.facts.wall_s / 2)
+    assert {part.what: part.seconds for part in report.facts.time}["checkpoints"] == 5.0
+    blocking = {**saved, "time_s": 20.0, "wait_s": 20.0}
+    report = build_report(make_run(steps[:30], settings={**settings, "async_save": False}, after=[blocking]))
+    assert list_changes(report)["set async_save: true"] == pytest.approx(20 / report.facts.wall_s)
+    assert report.facts.slow_saving_s == 0.0
+    old = {name: value for name, value in blocking.items() if name != "wait_s"}
+    report = build_report(
+        make_run(steps[:30], settings={**settings, "async_save": False}, after=[old], name="20231114_221321-0002")
+    )
+    assert "checkpoints, end and pauses" in {part.what for part in report.facts.time}
+
+
 def test_an_impossible_mfu_is_refused_and_the_convention_of_flops_is_recognised(make_run: MakeRun) -> None:
     from primus.config.load import load_model
     from primus.model import flops_per_token

@@ -19,12 +19,14 @@ MAX_ALARMS = 1
 MIN_CAUGHT = 18
 
 
-def generate_step_times(rng: random.Random, n: int = 150, slowdown: float = 0.0) -> list[float]:
+def generate_step_times(
+    rng: random.Random, n: int = 150, slowdown: float = 0.0, correlation: float = 0.5
+) -> list[float]:
     """Step times with warm-up, correlated noise of 2 %, stalls, and a speed that differs between runs by 0.3 %."""
     typical = 0.2 * rng.lognormvariate(0, 0.003) * (1 + slowdown)
     noise, found = 0.0, []
     for step in range(n):
-        noise = 0.5 * noise + math.sqrt(1 - 0.5**2) * rng.gauss(0, 0.02)
+        noise = correlation * noise + math.sqrt(1 - correlation**2) * rng.gauss(0, 0.02)
         warm_up = 4.0 if step == 0 else 0.5 * math.exp(-step / 2)
         stall = 1.5 if rng.random() < 0.02 else 1.0
         found.append(typical * (1 + noise + warm_up) * stall)
@@ -76,6 +78,30 @@ def test_a_slowdown_of_3_percent_is_caught_in_18_of_20() -> None:
         )
     )
     assert caught >= MIN_CAUGHT
+
+
+def test_strongly_correlated_steps_still_show_a_slowdown_and_raise_no_more_alarms() -> None:
+    # 200 steps that are correlated by 0.85 hold as much as 16 independent ones.
+    def count(slowdown: float) -> int:
+        return count_alarms(
+            lambda rng: gate.compare_speed(
+                make_steps(generate_step_times(rng, 200, slowdown, correlation=0.85)),
+                [make_steps(generate_step_times(rng, 200, correlation=0.85))],
+                "step_time_s",
+                0.03,
+            )
+        )
+
+    assert count(0.0) <= MAX_ALARMS
+    assert count(0.03) >= MIN_CAUGHT - 1
+
+
+def test_stalls_that_may_be_chance_leave_the_answer_open() -> None:
+    base = [0.2 + 0.001 * (step % 3) for step in range(60)]
+    stalled = [time * (3.0 if 30 <= step < 33 else 1.0) for step, time in enumerate(base)]
+    found = gate.compare_speed(make_steps(stalled), [make_steps(base)], "step_time_s", 0.03)
+    assert found.verdict == "inconclusive"
+    assert found.wanted_steps is None or found.wanted_steps > 60
 
 
 def test_a_stall_in_every_tenth_step_is_a_slowdown_although_the_median_is_the_same() -> None:

@@ -58,7 +58,9 @@ class Options(BenchmarkOptions, frozen=True, kw_only=True):
 
 
 SIZES = tuple(
-    name for name in Options.__struct_fields__ if name not in ("model", "dtype", *BenchmarkOptions.__struct_fields__)
+    name
+    for name in Options.__struct_fields__
+    if name not in ("model", "mode", "dtype", *BenchmarkOptions.__struct_fields__)
 )
 
 

@@ -104,14 +104,30 @@ def _suggest_evaluation(facts: RunFacts, trace: TraceReport | None) -> Iterator[
 
 
 def _suggest_checkpoints(facts: RunFacts, trace: TraceReport | None) -> Iterator[SuggestedChange]:
-    if facts.settings.get("save_interval") and facts.settings.get("async_save") is False:
-        share = _find_share(facts, "checkpoints, end and pauses")
+    if not facts.settings.get("save_interval"):
+        return
+    waited = facts.checkpoint_wait_s
+    if facts.settings.get("async_save") is False:
+        what = "checkpoints" if waited is not None else "checkpoints, end and pauses"
+        share = _find_share(facts, what)
         yield SuggestedChange(
             change="set async_save: true",
-            reason=f"checkpoints, end and pauses take {share:.0%} of the run's time, and training waits for each save",
+            reason=f"{what} take {share:.0%} of the run's time, and training waits for each save",
             gain=share,
             gain_of="run",
-            basis="time that no event accounts for, at most",
+            basis="wait_s of the checkpoints: all of it"
+            if waited is not None
+            else "time that no event accounts for, at most",
+        )
+    elif waited is not None and facts.wall_s:
+        cost = waited + facts.slow_saving_s
+        yield SuggestedChange(
+            change=f"raise save_interval above {facts.settings['save_interval']}",
+            reason=f"checkpoints cost {cost / facts.wall_s:.0%} of the run's time: training waits {waited:.1f} s for"
+            f" them, and steps during the writing take {facts.slow_saving_s:.1f} s longer",
+            gain=cost / facts.wall_s / 2,
+            gain_of="run",
+            basis="half of that, with twice the interval",
         )
 
 

@@ -90,6 +90,10 @@ class RunFacts(Struct, frozen=True, kw_only=True):
     """Time of the first steps of each attempt above the median."""
     slow_later_s: float
     """Time of later steps above 1.5 times the median."""
+    checkpoint_wait_s: float | None
+    """Time that training waited for checkpoints; None if the run does not say it."""
+    slow_saving_s: float
+    """Time above the median of the steps during which a checkpoint was written (`async_save`)."""
     time: list[TimeShare]
     wall_s: float
     memory_gib: float | None
@@ -147,6 +151,8 @@ def collect_facts(run: Run) -> RunFacts:
         compute_share=_divide(compute, step_s) if compute and step_s else None,
         slow_first_s=slow_first,
         slow_later_s=slow_later,
+        checkpoint_wait_s=_measure_checkpoint_wait(recorded),
+        slow_saving_s=_measure_slow_saving(steps, recorded, step_s),
         time=_split_time(run, recorded, steps, wall),
         wall_s=wall,
         memory_gib=max(_list_numbers(steps, "memory_gib"), default=None),
@@ -211,6 +217,32 @@ def _measure_slow_steps(steps: Sequence[Event], recorded: Sequence[Event], media
     return first, later
 
 
+def _measure_checkpoint_wait(recorded: Sequence[Event]) -> float | None:
+    saved = [event for event in recorded if event["kind"] == "checkpoint_saved"]
+    waits = _list_numbers(saved, "wait_s")
+    return sum(waits) if saved and len(waits) == len(saved) else None
+
+
+def _measure_slow_saving(steps: Sequence[Event], recorded: Sequence[Event], median: float | None) -> float:
+    """What the steps take longer that are taken while a checkpoint is written."""
+    if median is None:
+        return 0.0
+    saved = [event for event in recorded if event["kind"] == "checkpoint_saved"]
+    # The event follows the end of the writing, by at most a step.
+    windows = [
+        (event["time"] - event["time_s"] + event["wait_s"], event["time"])
+        for event in saved
+        if len(_list_numbers([event], "wait_s") + _list_numbers([event], "time_s")) == 2
+    ]
+    # The first steps are slow for another reason.
+    times = [
+        step.get("step_time_s") or median
+        for step in steps[WARM_UP_STEPS:]
+        if any(begin < step["time"] <= end for begin, end in windows)
+    ]
+    return max(0.0, sum(times) - median * len(times))
+
+
 def _measure_wall_time(run: Run, recorded: Sequence[Event]) -> float:
     begin = recorded[0]["time"] if recorded else 0.0
     end = recorded[-1]["time"] if recorded else 0.0
@@ -236,8 +268,11 @@ def _split_time(run: Run, recorded: Sequence[Event], steps: Sequence[Event], wal
     }
     if wall <= 0:
         return []
+    waited = _measure_checkpoint_wait(recorded)
+    parts["checkpoints"] = waited or 0.0
     rest = wall - sum(parts.values())
-    parts["checkpoints, end and pauses" if any(e["kind"] == "checkpoint_saved" for e in recorded) else "other"] = rest
+    has_unknown = waited is None and any(event["kind"] == "checkpoint_saved" for event in recorded)
+    parts["checkpoints, end and pauses" if has_unknown else "end and pauses"] = rest
     return [
         TimeShare(what=what, seconds=seconds, share=min(1.0, seconds / wall))
         for what, seconds in parts.items()

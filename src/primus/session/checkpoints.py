@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,7 @@ class CheckpointSaver:
         """
         # One checkpoint at a time: a second writer would double the memory, and could overtake the first.
         self.finish_writing()
+        started = time.monotonic()
         writing = _CheckpointWrite(self.settings, self.processes, position, num_bytes)
         # A collective, on the training thread: all processes are at the same step here.
         writing.prepare_folder()
@@ -108,6 +109,7 @@ class CheckpointSaver:
             writing.start_thread(take_state())
         else:
             writing.write(take_state())
+        writing.wait_s = time.monotonic() - started
         # Set only if the write has started, so that a failed `save` can be repeated for the same step.
         self._writing, self.last_step = writing, position.step
         if not in_thread:
@@ -153,6 +155,8 @@ class _CheckpointWrite:
         self._thread: threading.Thread | None = None
         self._saved: SavedCheckpoint | None = None
         self._error: BaseException | None = None
+        self.wait_s = 0.0
+        """Time that the training thread has waited for this checkpoint."""
 
     @property
     def is_over(self) -> bool:
@@ -199,7 +203,9 @@ class _CheckpointWrite:
         if self._thread is not None:
             # A limit is given only after a failure, when the peers of this process may be dead and the write may never
             # end.
+            started = time.monotonic()
             self._thread.join(timeout_s)
+            self.wait_s += time.monotonic() - started
         return self.is_over
 
     def write(self, write_files: WriteFiles) -> None:
@@ -221,7 +227,7 @@ class _CheckpointWrite:
             PrimusError: It could not be written; its folder is deleted.
         """
         if self._error is None:
-            return self._saved
+            return self._saved and replace(self._saved, wait_s=self.wait_s)
         # torch's writer reports a full disk as "unexpected pos" (caffe2/serialize/inline_container.cc)
         raise self._build_failure(self._find_lack_of_space() or format_reason(self._error)) from self._error
 

@@ -100,6 +100,7 @@ class TrainingReporter(Callback):
             name=saved.folder.name,
             bytes=saved.total_bytes,
             time_s=round(saved.seconds, 3),
+            wait_s=round(saved.wait_s, 3),
         )
 
     def after_profile(self, report: ProfileReport) -> None:
