@@ -6,7 +6,7 @@ Times are seconds, sizes bytes, rates 1e9 B/s (GB/s) or 1e12 FLOP/s (TFLOP/s).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
@@ -65,6 +65,16 @@ class BenchmarkOptions(Struct, frozen=True, kw_only=True):
     """Folder of the run folders."""
 
 
+class RankTimes(Struct, frozen=True, kw_only=True):
+    """Times of one rank of a group, in seconds of a call."""
+
+    rank: int
+    loops_s: tuple[float, ...]
+    """Mean of each loop of calls."""
+    calls_s: tuple[float, ...] = ()
+    """Single calls, if they were traced."""
+
+
 class BenchmarkRow(Struct, frozen=True, kw_only=True):
     """One case of a benchmark, measured by one rank or by a group of ranks."""
 
@@ -81,6 +91,8 @@ class BenchmarkRow(Struct, frozen=True, kw_only=True):
     timing: Timing | None = None
     figures: dict[str, float] = {}
     """Further figures; each name ends in its unit: ``busbw_gb_per_s``."""
+    by_rank: tuple[RankTimes, ...] = ()
+    """Times of each rank of a group, if they were asked for."""
     flop: float | None = None
     """Operations of a call."""
     moved_bytes: float | None = None
@@ -273,6 +285,12 @@ class Benchmark(Protocol):
         """Raise `primus.errors.UsageError` for values that no machine can run, such as a shape of 0. Called on the
         control plane before workers start. Default: nothing is checked."""
         return None
+
+    @optional
+    def list_tables(self, options: Any, result: BenchmarkResult, /) -> Mapping[str, Sequence[dict[str, CaseValue]]]:
+        """Further tables that the options ask for: the rows, with their columns by name, of each file. Called on the
+        control plane after the measurement. Default: none."""
+        return {}
 
 
 BENCHMARKS = PlugInKind[Benchmark]("benchmarks", Benchmark, one_of=("measure", "measure_launches"))

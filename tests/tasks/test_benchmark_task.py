@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +65,13 @@ def test_a_slower_row_than_the_baseline_exits_with_3(measured: tuple[Path, str, 
         (("rccl", "--sizes", "4Q"), "--sizes 4Q: not a size"),
         (("--output-file", "a.csv", "gemm"), "the benchmark is not named"),
         (("--duration", "3", "gemm", "-K", "1:0"), "-K 1:0: the range has no end"),
+        (("rccl", "--trace-ops", "broadcast", "--op", "all_reduce"), "--trace-ops, --trace-sizes: not measured"),
+        (("rccl", "--trace-file", "t.html"), "t.html: not a format of tables"),
         (("strided-allgather", "--sizes-mb", "0"), "--sizes-mb 0"),
         (("attention", "--backend", "flesh"), "did you mean 'flash'"),
         (("attention", "--heads", "6", "--groups", "4"), "--groups 4: does not divide --heads 6"),
+        (("attention", "--models", "llama2_7B", "--skip-models", "llama2_7B"), "no shape is left"),
+        (("attention", "--shapes-json-path", "none.json"), "--shapes-json-path none.json: No such file"),
         (("gemm-moe", "--model", "llama3.1_8B"), "has no experts"),
         (("storage", "--folder", "/none"), "--folder /none: not a folder"),
         (("train",), "benchmark train needs --config"),
@@ -98,9 +104,12 @@ def test_two_ranks_measure_collectives_of_a_small_type(tmp_path: Path) -> None:
     # AMD-AGI/Primus ignores the number of sizes, and fails on ranks other than 0 when it traces calls.
     words = ("collectives", "--min-bytes", "1K", "--max-bytes", "4K", "--num-sizes", "2", "--per-rank")
     more = ("--per-iter-trace", "--iters", "10", "--warmup", "2", "--device", "cpu", "--json")
-    command = ("direct", "--nproc", "2", "--", "benchmark", *words, *more)
+    files = ("--output-file", "c.csv", "--trace-file", "calls.jsonl", "--trace-limit", "3", "--trace-sizes", "4K")
+    repeats = ("--repeat", "2", "--aggregate-repeat", "--backend", "gloo")
+    command = ("direct", "--nproc", "2", "--", "benchmark", *words, *more, *files, *repeats)
     done = cli.run(*command, cwd=tmp_path, timeout_s=240, XDG_STATE_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
+    collectives = registry.load_plug_in(BENCHMARKS, "collectives")
     result = json.loads(done.stdout)["result"]
     rows = [row for rank in result["ranks"] for row in rank["rows"]]
     assert sorted({row["case"]["size_bytes"] for row in rows}) == [1024, 4096]
@@ -108,8 +117,21 @@ def test_two_ranks_measure_collectives_of_a_small_type(tmp_path: Path) -> None:
         assert (row["wrong"], row["problem"], row["case"]["ranks"]) == (0, "", 2)
         factor = 0.5 if row["case"]["op"] in ("all_gather", "reduce_scatter", "all_to_all") else 1
         assert row["value"] == pytest.approx(row["figures"]["algbw_gb_per_s"] * factor)
-        assert {"rank_0_us", "rank_1_us", "call_p99_us"} <= set(row["figures"])
+        is_single = row["case"]["repeat"] != "all"
+        assert is_single == ({"rank_0_us", "rank_1_us"} <= set(row["figures"]))
+        assert (is_single and row["case"]["size_bytes"] == 4096) == ("call_p99_us" in row["figures"])
     assert {row["case"]["op"] for row in rows} >= {"all_reduce", "all_gather", "broadcast", "send_recv"}
+    of_one_case = [row for row in rows if row["case"]["op"] == "broadcast" and row["case"]["size_bytes"] == 1024]
+    assert [row["case"]["repeat"] for row in of_one_case] == [1, 2, "all"]
+    assert of_one_case[2]["timing"]["n"] == sum(row["timing"]["n"] for row in of_one_case[:2])
+    calls = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
+    keys = [(each["op"], each["repeat"], each["rank"], each["call"]) for each in calls]
+    assert keys == list(itertools.product(collectives.OPERATIONS, (1, 2), (0, 1), (0, 1, 2)))
+    assert {each["size_bytes"] for each in calls} == {4096} and all(each["time_us"] > 0 for each in calls)
+    by_rank = (tmp_path / "c_rank.csv").read_text().splitlines()
+    assert by_rank[0].split(",")[-7:-5] == ["rank", "host"] and len(by_rank) == 1 + 2 * 2 * 2 * len(
+        collectives.OPERATIONS
+    )
 
 
 def test_attention_and_memory_report_failures_as_rows(tmp_path: Path) -> None:
@@ -131,7 +153,7 @@ def test_attention_and_memory_report_failures_as_rows(tmp_path: Path) -> None:
     ]
 
 
-def measure_rows(folder: Path, *words: str) -> list[dict[str, Any]]:
+def measure_rows(folder: Path, *words: str, **env: str) -> list[dict[str, Any]]:
     """The rows of a brief measurement by one process."""
     command = (
         "direct",
@@ -146,10 +168,35 @@ def measure_rows(folder: Path, *words: str) -> list[dict[str, Any]]:
         "0.1",
         "--json",
     )
-    done = cli.run(*command, cwd=folder, timeout_s=240, XDG_STATE_HOME=str(folder))
+    done = cli.run(*command, cwd=folder, timeout_s=240, XDG_STATE_HOME=str(folder), **env)
     assert done.returncode == 0, done.stderr
     rows: list[dict[str, Any]] = json.loads(done.stdout)["result"]["ranks"][0]["rows"]
     return rows
+
+
+CK_PROGRAM = """#!/bin/sh
+echo "$@" >> "$(dirname "$0")/words"
+echo "[bf16|batch|bhsd] b:1, h:4/2, s:64/64, d:8/8, scale_s:0.3, bias:n, mask:t(-1:0), v:r, 0.250 ms, 1.2 TFlops"
+"""
+
+
+def test_attention_reads_shapes_of_primus_and_runs_programs_of_composable_kernel(tmp_path: Path) -> None:
+    (tmp_path / "tile_example_fmha_fwd").write_text(CK_PROGRAM)
+    (tmp_path / "tile_example_fmha_fwd").chmod(0o755)
+    heads = {"num_head_q": 4, "num_head_kv": 2, "head_dim_qk": 8, "head_dim_v": 8, "causal": True}
+    shapes = [{"model": name, "seqlen_q": 64, "seqlen_kv": 64, **heads} for name in ("small", "other", "skipped")]
+    (tmp_path / "shapes.json").write_text(json.dumps(shapes))
+    words = ("--shapes-json-path", "shapes.json", "--skip-models", "skipped", "--models", "small,skipped")
+    more = ("--backend", "math,ck", "--mbs-list", "1,2")
+    rows = measure_rows(tmp_path, "attention", *words, *more, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    cases = [
+        (row["case"]["model"], row["case"]["batch"], row["case"]["backend"], row["case"]["direction"]) for row in rows
+    ]
+    assert cases == list(itertools.product(["small"], [1, 2], ["math", "ck"], ["forward", "backward"]))
+    forward, backward = rows[2:4]
+    assert forward["value"] == pytest.approx(2 * 4 * 64 * 32 * 16 / 0.25e-3 / 1e12)
+    assert "tile_example_fmha_bwd is not installed" in backward["problem"]
+    assert "-b=1 -h=4 -h_k=2 -s=64 -d=8 -d_v=8 -prec=bf16 -v=0 -mask=t" in (tmp_path / "words").read_text()
 
 
 @pytest.mark.parametrize(

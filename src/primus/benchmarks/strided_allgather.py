@@ -14,7 +14,7 @@ class Options(BenchmarkOptions, frozen=True, kw_only=True):
     """Options of `benchmark strided-allgather`."""
 
     sizes_mb: str = "64,128,256"
-    """Sizes of the gathered buffer in MiB, separated by commas."""
+    """Sizes that each rank sends, in MiB, separated by commas."""
     stride: Annotated[int, Meta(ge=1)] = 8
     """Distance of the ranks of a group."""
     parallel: bool = False
@@ -25,6 +25,8 @@ class Options(BenchmarkOptions, frozen=True, kw_only=True):
     """Calls before the measurement."""
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
     """Data type."""
+    backend: Literal["nccl", "gloo", "mpi"] | None = None
+    """Backend of torch.distributed (default: nccl, also for RCCL, on GPUs, and gloo on CPUs)."""
 
 
 def check_options(options: Options) -> None:
@@ -34,10 +36,11 @@ def check_options(options: Options) -> None:
 
 def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRow]:
     """A row for each size and group."""
-    from primus.measure.group_collectives import CollectiveEffort, measure_collectives
+    from primus.measure.group_collectives import CollectiveCases, CollectiveEffort, measure_collectives
 
     effort = CollectiveEffort(warm_up_calls=options.warmup, calls=options.iters, longest_s=options.duration)
-    sizes = [size << 20 for size in parse_sizes(options.sizes_mb, "--sizes-mb")]
-    yield from measure_collectives(
-        context, ["all_gather"], sizes, options.dtype, effort, stride=options.stride, one_by_one=not options.parallel
-    )
+    # Of the largest group; the size of a collective is that of what all ranks of a group receive.
+    num_ranks = -(-context.world_size // options.stride)
+    sizes = tuple(num_ranks * (size << 20) for size in parse_sizes(options.sizes_mb, "--sizes-mb"))
+    cases = CollectiveCases(operations=("all_gather",), sizes_bytes=sizes, dtype=options.dtype, backend=options.backend)
+    yield from measure_collectives(context, cases, effort, stride=options.stride, one_by_one=not options.parallel)

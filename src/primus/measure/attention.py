@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from primus.benchmark import BenchmarkContext, BenchmarkRow, MeasuredCall, Mode
+from primus.benchmark import BenchmarkContext, BenchmarkRow, CaseValue, MeasuredCall, Mode
 from primus.errors import PrimusError
 from primus.measure.gemm import DTYPES, SEED
 
@@ -70,17 +70,26 @@ class AttentionShape(NamedTuple):
         per_token = self.heads * (self.head_dim + self.v_head_dim) + self.groups * (self.head_dim + self.v_head_dim)
         return self.batch * self.seqlen * per_token * item_bytes * (2 if is_backward else 1)
 
+    def describe_case(self, backend: str, dtype: str, *, is_backward: bool, model: str) -> dict[str, CaseValue]:
+        """What identifies the measurement of this shape."""
+        return {
+            **({"model": model} if model else {}),
+            "backend": backend,
+            "direction": "backward" if is_backward else "forward",
+            **{name: value for name, value in self._asdict().items() if value is not None},
+            "dtype": dtype,
+        }
+
 
 def measure_attention(
-    context: BenchmarkContext, shape: AttentionShape, backend: str, dtype: str, *, is_backward: bool
+    context: BenchmarkContext, shape: AttentionShape, backend: str, dtype: str, *, is_backward: bool, model: str = ""
 ) -> Iterator[BenchmarkRow]:
-    """Rows of one implementation and direction."""
-    case = {
-        "backend": backend,
-        "direction": "backward" if is_backward else "forward",
-        **{name: value for name, value in shape._asdict().items() if value is not None},
-        "dtype": dtype,
-    }
+    """Rows of one implementation and direction.
+
+    Args:
+        model: Model of the shape, which the rows name.
+    """
+    case = shape.describe_case(backend, dtype, is_backward=is_backward, model=model)
     yield from context.measure(case, partial(_make_call, context, shape, backend, dtype, is_backward))
 
 

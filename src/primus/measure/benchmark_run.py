@@ -53,6 +53,8 @@ QUICK_HOST_BYTES = 96 * 2**20
 """For the arrays that measure the memory of a CPU in quick mode; filling larger ones takes seconds."""
 USABLE_SHARE = 0.9
 """Share of the free memory that operands may use; the rest is for workspaces of libraries."""
+FEWEST_CALLS = 5
+"""Of a case whose calls take longer than the measurement."""
 MOST_LIMITS = 3
 """A rank may wait for others for this many time limits: each of them stops its own case after one."""
 
@@ -263,6 +265,7 @@ def _make_effort(options: BenchmarkOptions) -> Effort:
         warm_up_s=min(1.0, options.duration),
         longest_warm_up_s=longest_warm_up_s,
         calls=100_000,
+        fewest_calls=FEWEST_CALLS,
         measure_s=options.duration,
         precision=precision,
     )

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from primus.benchmark import BenchmarkContext, BenchmarkRow, CaseValue
+from primus.benchmark import BenchmarkContext, BenchmarkRow, CaseValue, RankTimes
 from primus.measure import collectives
 from primus.measure.collectives import OPERATIONS, Buffers, Operation, RankGroup
 from primus.measure.gemm import DTYPES
-from primus.measure.rank_groups import create_group, list_nodes, read_first_line
+from primus.measure.rank_groups import check_backend, create_group, list_nodes, read_first_line
 from primus.measure.timing import Clock, create_clock, summarise_samples
 from primus.report.table import format_size
 from primus.statistics import compute_quantile
@@ -27,15 +28,33 @@ PATIENCE = timedelta(minutes=30)
 """Time after which a collective of a group counts as hung; each case has the shorter limit of the benchmark."""
 
 
+class CollectiveCases(Struct, frozen=True, kw_only=True):
+    """What is measured in each group."""
+
+    operations: tuple[str, ...]
+    sizes_bytes: tuple[int, ...]
+    """Of the largest side."""
+    dtype: str
+    num_repeats: int = 1
+    """Rows of each operation and size."""
+    has_total: bool = False
+    """Whether a further row has the samples of all repeats."""
+    backend: str | None = None
+    """Of torch.distributed; None for the usual one of the device."""
+
+
 class CollectiveEffort(Struct, frozen=True, kw_only=True):
-    """How often a collective is called."""
+    """How often a collective is called, and what is kept of it."""
 
     warm_up_calls: int
     calls: int
     longest_s: float
     checks: bool = True
     reports_ranks: bool = False
-    times_each_call: bool = False
+    traced: frozenset[tuple[str, int]] = frozenset()
+    """Operations and sizes of which each call is timed by itself, too."""
+    most_traced: int = 0
+    """Calls of each that are kept; 0 keeps all."""
 
 
 class GroupMembers(NamedTuple):
@@ -47,15 +66,12 @@ class GroupMembers(NamedTuple):
 
 def measure_collectives(
     context: BenchmarkContext,
-    operations: Sequence[str],
-    sizes: Sequence[int],
-    dtype: str,
+    cases: CollectiveCases,
     effort: CollectiveEffort,
     *,
     by_node: bool = False,
     stride: int | None = None,
     one_by_one: bool = False,
-    num_repeats: int = 1,
 ) -> Iterator[BenchmarkRow]:
     """A row for each operation, size and group, on the first rank of the group.
 
@@ -63,26 +79,37 @@ def measure_collectives(
         by_node: Whether the ranks of each node are a group.
         stride: Distance of the ranks of strided groups; None for other groups.
         one_by_one: Whether groups run one after another.
-        num_repeats: Rows of each case.
+
+    Raises:
+        UnfitError: The backend cannot be used here.
     """
     everyone = _make_everyone(context)
+    if cases.backend is not None:
+        check_backend(cases.backend, context.device)
     nodes = list_nodes(context.rank - context.local_rank, everyone) if by_node else None
     rounds = list_groups(context.world_size, nodes, stride)
     if one_by_one:
         rounds = [GroupMembers(each.name, [ranks]) for each in rounds for ranks in each.groups]
     for name, groups in rounds:
-        group = create_group("all", groups, everyone, PATIENCE)
-        for operation, size_bytes, repeat in itertools.product(operations, sizes, range(num_repeats)):
-            case: dict[str, CaseValue] = {"op": operation, "dtype": dtype, "group": name}
-            if num_repeats > 1:
-                case["repeat"] = repeat
-            context.wait_for_all(f"{operation} of {format_size(size_bytes)}")
-            if group is None:
-                continue
-            with context.limit_time(f"{operation} of {format_size(size_bytes)} among {group.size} ranks"):
-                row = measure_group(operation, size_bytes, group, DTYPES[dtype], effort, case)
-            if group.member == 0:
-                yield row
+        group = create_group("all", groups, everyone, PATIENCE, cases.backend)
+        for operation, size_bytes in itertools.product(cases.operations, cases.sizes_bytes):
+            what = f"{operation} of {format_size(size_bytes)}"
+            case: dict[str, CaseValue] = {"op": operation, "dtype": cases.dtype, "group": name}
+            measured: list[GroupTimes] = []
+            for repeat in range(cases.num_repeats):
+                whole = {**case, "repeat": repeat + 1} if cases.num_repeats > 1 else case
+                context.wait_for_all(what)
+                if group is None:
+                    continue
+                with context.limit_time(f"{what} among {group.size} ranks"):
+                    found = measure_group(operation, size_bytes, group, DTYPES[cases.dtype], effort, whole)
+                measured.append(found)
+                if group.member == 0:
+                    yield found.row
+            if cases.has_total and group is not None and group.member == 0 and all(each.loops for each in measured):
+                loops = [loop for each in measured for loop in each.loops]
+                whole = {**measured[0].row.case, "repeat": "all"}
+                yield _build_row(operation, group, loops, whole)
 
 
 def list_groups(world_size: int, nodes: Sequence[tuple[int, ...]] | None, stride: int | None) -> list[GroupMembers]:
@@ -95,17 +122,26 @@ def list_groups(world_size: int, nodes: Sequence[tuple[int, ...]] | None, stride
     return [GroupMembers("all", [tuple(range(world_size))])]
 
 
+class GroupTimes(NamedTuple):
+    """What a group has measured of one operation and size."""
+
+    row: BenchmarkRow
+    loops: list[list[float]]
+    """Seconds of a call of each rank, by loop; empty if the case failed."""
+
+
 def measure_group(
     name: str, size_bytes: int, group: RankGroup, dtype: torch.dtype, effort: CollectiveEffort,
     case: dict[str, CaseValue],
-) -> BenchmarkRow:  # fmt: skip
+) -> GroupTimes:  # fmt: skip
     """The row of one operation and size; every member of `group` gets the same."""
     operation, n = OPERATIONS[name], group.size
+    is_traced = (name, size_bytes) in effort.traced
     size_bytes = collectives.rounded_bytes(size_bytes, n, dtype)
     whole = {**case, "first_rank": group.ranks[0], "ranks": n, "size_bytes": size_bytes}
     if n == 1:
         # By the formula the bandwidth would be 0, which looks like a measured one.
-        return BenchmarkRow(case=whole, problem="single rank: no peer to communicate with")
+        return GroupTimes(BenchmarkRow(case=whole, problem="single rank: no peer to communicate with"), [])
     buffers = collectives.fresh_buffers(operation, size_bytes, group, dtype)
     try:
         operation.launch(buffers, group)
@@ -113,31 +149,46 @@ def measure_group(
         # All ranks raise alike for an operation that the backend lacks, so none of them waits for the others.
         if "support" not in str(error).lower():
             raise
-        return BenchmarkRow(case=whole, problem=f"not offered by {dist.get_backend(group.handle)}: "
-                            f"{read_first_line(error)}")  # fmt: skip
+        reason = f"not offered by {dist.get_backend(group.handle)}: {read_first_line(error)}"
+        return GroupTimes(BenchmarkRow(case=whole, problem=reason), [])
     # On fresh buffers: calls of the timed loops reduce the same buffers again.
     wrong = collectives.gather_wrong_elements(operation, buffers, group) if effort.checks else []
     loops = _time_loops(operation, buffers, group, effort)
-    row = _build_row(name, size_bytes, group, loops, whole)
+    calls = _time_single_calls(operation, buffers, group, effort) if is_traced else []
+    row = _build_row(name, group, loops, whole)
     figures = dict(row.figures)
+    by_rank = _list_rank_times(group, loops, calls, effort) if effort.reports_ranks or is_traced else ()
     if effort.reports_ranks:
-        by_rank = zip(group.ranks, zip(*loops, strict=True), strict=True)
-        figures |= {f"rank_{rank}_us": sorted(times)[len(times) // 2] * 1e6 for rank, times in by_rank}
-    if effort.times_each_call:
-        calls = [max(times) for times in _time_single_calls(operation, buffers, group, effort)]
-        figures["call_p99_us"] = compute_quantile(sorted(calls), 0.99) * 1e6
+        figures |= {f"rank_{each.rank}_us": statistics.median(each.loops_s) * 1e6 for each in by_rank}
+    if calls:
+        figures["call_p99_us"] = compute_quantile(sorted(max(times) for times in calls), 0.99) * 1e6
     num_wrong = sum(each.count for each in wrong)
-    return BenchmarkRow(
-        case=whole, value=row.value, unit=row.unit, interval=row.interval, timing=row.timing, figures=figures,
-        moved_bytes=size_bytes, convention=row.convention, wrong=num_wrong,
+    row = structs.replace(
+        row,
+        figures=figures,
+        by_rank=by_rank,
+        wrong=num_wrong,
         problem=f"{num_wrong} wrong elements, first at rank {wrong[0].rank}" if wrong else "",
-    )  # fmt: skip
+    )
+    return GroupTimes(row, loops)
+
+
+def _list_rank_times(
+    group: RankGroup, loops: Sequence[Sequence[float]], calls: Sequence[Sequence[float]], effort: CollectiveEffort
+) -> tuple[RankTimes, ...]:
+    kept = calls[: effort.most_traced or len(calls)]
+    return tuple(
+        RankTimes(rank=rank, loops_s=tuple(times[i] for times in loops), calls_s=tuple(times[i] for times in kept))
+        for i, rank in enumerate(group.ranks)
+    )
 
 
 def _build_row(
-    name: str, size_bytes: int, group: RankGroup, loops: Sequence[Sequence[float]], case: dict[str, CaseValue]
+    name: str, group: RankGroup, loops: Sequence[Sequence[float]], case: dict[str, CaseValue]
 ) -> BenchmarkRow:
     """Bandwidths by the time of the slowest rank of each loop."""
+    size_bytes = case["size_bytes"]
+    assert isinstance(size_bytes, int)
     timing = summarise_samples([max(times) for times in loops])
     spread = [max(times) / min(times) for times in loops if min(times) > 0]
 
@@ -147,6 +198,7 @@ def _build_row(
     low_s, high_s = timing.interval_s or (timing.median_s, timing.median_s)
     return BenchmarkRow(
         case=case,
+        moved_bytes=size_bytes,
         value=compute_busbw(timing.median_s),
         unit="GB/s",
         interval=(compute_busbw(high_s), compute_busbw(low_s)),

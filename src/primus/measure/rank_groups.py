@@ -8,9 +8,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from primus.errors import UnfitError
 from primus.machine.measurements import Scope
 from primus.measure.collectives import RankGroup, gather_from_all
 from primus.runs.attempt import Attempt
+
+HOST_BACKENDS = ("gloo", "mpi")
+"""Backends of torch.distributed whose buffers are in host memory here."""
 
 
 def join_all_ranks(attempt: Attempt, device: torch.device, patience: timedelta) -> RankGroup:
@@ -28,20 +32,41 @@ def join_all_ranks(attempt: Attempt, device: torch.device, patience: timedelta) 
 
 
 def create_group(
-    scope: Scope, groups: Sequence[tuple[int, ...]], everyone: RankGroup, patience: timedelta
+    scope: Scope,
+    groups: Sequence[tuple[int, ...]],
+    everyone: RankGroup,
+    patience: timedelta,
+    backend: str | None = None,
 ) -> RankGroup | None:
-    """The group of this rank; all ranks must take part in creating each group."""
+    """The group of this rank; all ranks must take part in creating each group.
+
+    Args:
+        backend: Of torch.distributed; None for that of `everyone`. Those without GPUs use buffers of the host.
+    """
     own = None
+    device = torch.device("cpu") if backend in HOST_BACKENDS else everyone.device
     for ranks in groups:
         handle = None
-        if len(ranks) == everyone.size:
+        if len(ranks) == everyone.size and backend is None:
             handle = everyone.handle
         elif len(ranks) > 1:
             # Every rank creates every group, also those that it does not belong to: new_group is a collective call.
-            handle = dist.new_group(ranks, timeout=patience)
+            handle = dist.new_group(ranks, timeout=patience, backend=backend)
         if everyone.member in ranks:
-            own = RankGroup(scope, ranks, ranks.index(everyone.member), everyone.device, handle)
+            own = RankGroup(scope, ranks, ranks.index(everyone.member), device, handle)
     return own
+
+
+def check_backend(backend: str, device: torch.device) -> None:
+    """Check that this process can use a backend of torch.distributed.
+
+    Raises:
+        UnfitError: PyTorch was built without it, or it needs a GPU.
+    """
+    if not dist.is_backend_available(backend):
+        raise UnfitError(f"the installed PyTorch has no backend {backend}", "use --backend gloo or --backend nccl")
+    if backend == "nccl" and device.type != "cuda":
+        raise UnfitError("the backend nccl needs GPUs", "use --backend gloo")
 
 
 def list_nodes(first_rank: int, everyone: RankGroup) -> list[tuple[int, ...]]:

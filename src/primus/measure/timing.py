@@ -25,7 +25,9 @@ the older half is read while the device works on the other half."""
 SETTLED_WITHIN = 0.02
 """Relative difference of successive warm-up medians below which times are steady."""
 ROUND = 5
-"""Calls of one warm-up round."""
+"""Calls of one warm-up round; a call that takes longer than the warm-up is a round by itself."""
+LONG_CALL_S = 0.1
+"""A call from which on a single one says how many fit into the measurement."""
 NARROW_CALLS, NARROW_S = 100, 1.0
 """Samples, or seconds of them, before the interval of the median is looked at for the first time."""
 MAX_RESAMPLED, RESAMPLES = 1000, 500
@@ -133,8 +135,10 @@ def measure_call(
     Args:
         before: Called before each call outside of the measured time, such as a flush of the cache.
     """
-    is_settled = _warm_up(call, clock, effort)
-    calls, sample_s = _calls_a_sample(call, clock) if before is None else (1, _time_one(call, clock))
+    is_settled, last_s = _warm_up(call, clock, effort)
+    calls, sample_s = 1, last_s
+    if last_s < LONG_CALL_S:
+        calls, sample_s = _calls_a_sample(call, clock) if before is None else (1, _time_one(call, clock))
     most = max(effort.fewest_calls, min(effort.calls, math.ceil(effort.measure_s / sample_s)))
     samples, wall_s = _take_until_narrow(call, clock, effort, calls, most, sample_s, before)
     # HIP events may report 0 for short intervals; one such sample makes the minimum and percentiles meaningless.
@@ -209,18 +213,20 @@ def summarise_samples(
     )
 
 
-def _warm_up(call: Callable[[], object], clock: Clock, effort: Effort) -> bool:
-    """Call until times are steady; returns whether they became steady."""
-    started, calls, before_s = time.perf_counter(), 0, math.inf
+def _warm_up(call: Callable[[], object], clock: Clock, effort: Effort) -> tuple[bool, float]:
+    """Call until times are steady; returns whether they became steady, and the seconds of the last calls."""
+    started, calls, before_s, size = time.perf_counter(), 0, math.inf, 1
     while True:
-        median_s = statistics.median(_take_samples(call, clock, ROUND, 1)[0])
-        calls += ROUND
+        samples, wall_s = _take_samples(call, clock, size, 1)
+        median_s = statistics.median(samples)
+        calls += size
         is_settled = abs(median_s - before_s) <= SETTLED_WITHIN * median_s
         before_s, spent_s = median_s, time.perf_counter() - started
         is_warm = calls >= effort.warm_up_calls or spent_s >= effort.warm_up_s
         # Both are required: clocks may be steady before a device is warm, and the limit ends a drifting warm-up.
         if (is_warm and is_settled) or spent_s >= effort.longest_warm_up_s:
-            return is_settled
+            return is_settled, median_s
+        size = ROUND if wall_s / size < effort.warm_up_s else 1
 
 
 def _calls_a_sample(call: Callable[[], object], clock: Clock) -> tuple[int, float]:

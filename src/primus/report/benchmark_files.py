@@ -21,14 +21,18 @@ from primus.report.benchmark_table import (
     build_columns,
     describe_result,
     format_result_table,
+    format_value,
     list_records,
 )
+from primus.report.table import format_value_name
 from primus.runs.files import to_json, write_bytes
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-JSON_LINES = (".jsonl", ".jsonl.gz")
-SUFFIXES = (".md", ".txt", *DELIMITERS, ".json", *JSON_LINES, ".html")
-READABLE = (*DELIMITERS, ".json", *JSON_LINES)
+JSON_LINES = ".jsonl"
+TABLES = (".md", *DELIMITERS, JSON_LINES)
+"""Suffixes of files that hold a table."""
+SUFFIXES = (*TABLES, *(f"{suffix}.gz" for suffix in TABLES), ".txt", ".json", ".html")
+READABLE = tuple(suffix for suffix in SUFFIXES if suffix not in (".md", ".md.gz", ".txt", ".html"))
 """Suffixes of files that can be a baseline."""
 NEEDED = (LAST_CASE_COLUMN, "value", "unit")
 
@@ -39,10 +43,9 @@ def find_suffix(path: str) -> str:
     Raises:
         UsageError: It is not one of `SUFFIXES`.
     """
-    # The longest one first: `.jsonl.gz` also ends with what other suffixes end with.
-    for suffix in sorted(SUFFIXES, key=len, reverse=True):
-        if path.lower().endswith(suffix):
-            return suffix
+    found = next((suffix for suffix in SUFFIXES if path.lower().endswith(suffix)), None)
+    if found is not None:
+        return found
     raise UsageError(f"{path}: unknown format of results", f"use one of the suffixes {' '.join(SUFFIXES)}, or -")
 
 
@@ -58,8 +61,8 @@ def write_result(
     Raises:
         PrimusError: The file cannot be written, or holds something else.
     """
-    file, suffix = Path(path), find_suffix(path)
-    before = file if appends and file.exists() else None
+    suffix = find_suffix(path).removesuffix(".gz")
+    has_rows = appends and Path(path).exists()
     if suffix == ".html":
         text = format_page(result)
     elif suffix == ".txt":
@@ -68,12 +71,49 @@ def write_result(
     elif suffix == ".json":
         text = to_json(result) + "\n"
     elif suffix == ".md":
-        text = (before.read_text(encoding="utf-8") + "\n" if before else "") + format_markdown(result)
+        text = (_read_text(path) + "\n" if has_rows else "") + format_markdown(result)
     else:
-        records = list_records(result)
-        text = _format_records([*(read_records(path) if before else []), *records], suffix)
+        text = _format_records([*(read_records(path) if has_rows else []), *list_records(result)], suffix)
+    _write_text(path, text)
+
+
+def write_table(rows: Sequence[Record], path: str) -> None:
+    """Write rows of any columns to `path`, by rename.
+
+    Raises:
+        UsageError: The suffix is not that of a table.
+        PrimusError: The file cannot be written.
+    """
+    suffix = find_table_suffix(path).removesuffix(".gz")
+    if suffix != ".md":
+        _write_text(path, _format_records(rows, suffix))
+        return
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    body = [[format_value(row.get(name)) for name in names] for row in rows]
+    lines = [[format_value_name(name) for name in names], ["---"] * len(names), *body]
+    _write_text(path, "".join(f"{_format_markdown_row(cells)}\n" for cells in lines))
+
+
+def find_table_suffix(path: str) -> str:
+    """The suffix of a file for `write_table`.
+
+    Raises:
+        UsageError: It is not one of a table.
+    """
+    suffix = find_suffix(path)
+    if suffix.removesuffix(".gz") not in TABLES:
+        raise UsageError(f"{path}: not a format of tables", f"use one of the suffixes {' '.join(TABLES)}")
+    return suffix
+
+
+def _write_text(path: str, text: str) -> None:
     data = text.encode()
-    write_bytes(file, gzip.compress(data, mtime=0) if suffix.endswith(".gz") else data)
+    write_bytes(Path(path), gzip.compress(data, mtime=0) if path.lower().endswith(".gz") else data)
+
+
+def _read_text(path: str) -> str:
+    data = Path(path).read_bytes()
+    return (gzip.decompress(data) if path.lower().endswith(".gz") else data).decode()
 
 
 def format_markdown(result: BenchmarkResult) -> str:
@@ -93,7 +133,7 @@ def _format_markdown_row(cells: Sequence[str]) -> str:
 
 
 def _format_records(records: Sequence[Record], suffix: str) -> str:
-    if suffix in JSON_LINES:
+    if suffix == JSON_LINES:
         return "".join(json.dumps(record) + "\n" for record in records)
     text = io.StringIO()
     names = list(dict.fromkeys(name for record in records for name in record))
@@ -114,15 +154,15 @@ def read_records(path: str) -> list[Record]:
     if suffix not in READABLE:
         raise UsageError(f"{path}: a {suffix} file cannot be a baseline", f"use one of {' '.join(READABLE)}")
     try:
-        data = Path(path).read_bytes()
-        text = (gzip.decompress(data) if suffix.endswith(".gz") else data).decode()
+        text = _read_text(path)
     except (gzip.BadGzipFile, zlib.error, EOFError, ValueError) as error:
         raise UsageError(f"{path}: damaged: {error}", "write it again by --output-file") from None
     except OSError as error:
         raise PrimusError(f"{path}: cannot be read: {error.strerror}") from None
+    suffix = suffix.removesuffix(".gz")
     if suffix == ".json":
         return _parse_result(path, text)
-    if suffix in JSON_LINES:
+    if suffix == JSON_LINES:
         return [_parse_line(path, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     rows = csv.DictReader(io.StringIO(text), delimiter=DELIMITERS[suffix])
     return [_check_record(path, number, _convert_cells(row)) for number, row in enumerate(rows, 2)]

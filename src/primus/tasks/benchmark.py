@@ -228,3 +228,7 @@ def _report_result(
         if path != "-":
             benchmark_files.write_result(result, path, format_page, appends=options.append and path != page)
             context.say(f"written: {os.path.relpath(path)}")
+    plug_in = registry.load_plug_in(BENCHMARKS, result.benchmark)
+    for path, rows in plug_in.list_tables(options, result).items():
+        benchmark_files.write_table(rows, path)
+        context.say(f"written: {os.path.relpath(path)}")
