@@ -1,0 +1,102 @@
+"""Records of the Hugging Face Trainer: `{'loss': 1.26, 'learning_rate': 6.3e-06, 'epoch': 0.03}`, and its progress bar.
+
+Source: `Trainer.log` and ProgressCallback of huggingface/transformers; version 5 prints the values as strings. Records
+rarely have a step. Without one, it is the number of the record times the interval between records that the progress
+bar shows.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from statistics import median
+
+from primus.training_logs.log_reader import NUMBER, LogEvaluation, LogLineError, LogReader, parse_number
+from primus.training_logs.step_merger import LogStep
+
+RECORD = re.compile(rb"\{[^{}]*['\"](?:eval_)?(?:loss|train_runtime)['\"]:[^{}]*\}")
+PAIR = re.compile(rb"['\"](\w+)['\"]: *['\"]?([-+.\w]+)")
+BAR = re.compile(rb"\| *(\d+)/(\d+) \[((?:\d+:)?\d+:\d\d)<")
+FIELDS = {
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "learning_rate": "learning_rate",
+    "tokens_per_second_per_gpu": "tokens_per_s_per_device",
+    "num_input_tokens_seen": "consumed_tokens",
+    "num_tokens": "consumed_tokens",
+}
+MAX_INTERVALS = 1000
+
+
+class HuggingFaceReader(LogReader):
+    """The Hugging Face Trainer, and trainers on it (TRL, LLaMA-Factory, axolotl)."""
+
+    NAME = "huggingface"
+    TITLE = "Hugging Face Trainer"
+    ANCHORS = (b"loss':", b'loss":', b"train_runtime", b"it/s", b"s/it")
+    END = re.compile(rb"\}\s*$")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_records = 0
+        self._epoch = 0.0
+        self._bar: tuple[int, float] | None = None
+        """Step and time of the newest progress bar."""
+        self._record_bar: int | None = None
+        """Step of the bar at the last record."""
+        self._intervals: list[int] = []
+
+    @classmethod
+    def recognizes(cls, line: bytes) -> bool:
+        return RECORD.search(line) is not None
+
+    @property
+    def step_factor(self) -> float:
+        """Steps of one record, if records are counted."""
+        return float(median(self._intervals)) if self._intervals else 1.0
+
+    def read_line(self, line: bytes) -> Iterable[LogStep]:
+        for found in BAR.finditer(line):
+            self._bar = int(found[1]), _parse_clock(found[3])
+        records = list(RECORD.finditer(line))
+        for found in records:
+            yield from self._read_record(found[0])
+        if not records and re.search(rb"\{['\"]loss['\"]: ", line):
+            raise LogLineError("a record that is cut off")
+
+    def _read_record(self, text: bytes) -> Iterable[LogStep]:
+        texts = {name.decode(): value for name, value in PAIR.findall(text)}
+        numbers = {name: parse_number(value) for name, value in texts.items() if NUMBER.search(value)}
+        if "train_runtime" in numbers:
+            self.settings |= {name: texts[name].decode() for name in numbers}
+            return
+        is_counted = "step" not in numbers
+        step = numbers.get("step", float(self._num_records))
+        if "eval_loss" in numbers:
+            yield LogEvaluation({"step": step, "loss": numbers["eval_loss"]})
+        if "loss" not in numbers:
+            return
+        if is_counted:
+            step = self._count_record(numbers.get("epoch", math.nan))
+        values = {FIELDS[name]: value for name, value in numbers.items() if name in FIELDS}
+        yield LogStep({"step": step, **values}, time_s=self._bar[1] if self._bar else None)
+
+    def _count_record(self, epoch: float) -> float:
+        if epoch < self._epoch:
+            # A restart: its records continue at the epoch of the checkpoint.
+            self._num_records = max(0, round(epoch / self._epoch * self._num_records) - 1)
+            self._record_bar = None
+        self._epoch = epoch if math.isfinite(epoch) else self._epoch
+        self._num_records += 1
+        if self._bar and self._record_bar is not None and self._bar[0] - self._record_bar > 0:
+            self._intervals = [*self._intervals, self._bar[0] - self._record_bar][-MAX_INTERVALS:]
+        self._record_bar = self._bar[0] if self._bar else None
+        return float(self._num_records)
+
+
+def _parse_clock(text: bytes) -> float:
+    seconds = 0.0
+    for part in text.split(b":"):
+        seconds = 60 * seconds + int(part)
+    return seconds

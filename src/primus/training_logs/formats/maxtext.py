@@ -1,0 +1,51 @@
+"""Lines of MaxText: `completed step: N, seconds: ...`; its steps count from 0.
+
+Source: metric_logger.py of AI-Hypercomputer/maxtext. TFLOP/s counts causal attention halved since July 2025
+(maxtext#1988).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from primus.training_logs.log_reader import LogEvaluation, LogLineError, LogReader, parse_number, split_steps
+from primus.training_logs.step_merger import LogStep
+
+STEP = re.compile(rb"completed step: *(\d+), *")
+EVALUATION = re.compile(rb"[Cc]ompleted eval after train step (\d+), loss=([-+.\deEnaif]+)")
+SETTING = re.compile(rb"Config param (\w+): (.*?)\s*$")
+FIELDS = {
+    b"seconds": "step_time_s",
+    b"TFLOP/s/device": "tflops_per_device",
+    b"TFLOP/s": "tflops_per_device",
+    b"Tokens/s/device": "tokens_per_s_per_device",
+    b"loss": "loss",
+}
+
+
+class MaxTextReader(LogReader):
+    """MaxText."""
+
+    NAME = "maxtext"
+    TITLE = "MaxText"
+    ANCHORS = (b"completed step: ", b"ompleted eval after")
+    END = re.compile(rb"\.\d{3}\s*$")
+    SETTING_ANCHORS = (b"Config param ",)
+
+    def read_line(self, line: bytes) -> Iterable[LogStep]:
+        setting = SETTING.search(line)
+        if setting:
+            self.settings[setting[1].decode()] = setting[2].decode(errors="replace")
+        evaluation = EVALUATION.search(line)
+        if evaluation:
+            yield LogEvaluation({"step": float(evaluation[1]) + 1, "loss": parse_number(evaluation[2])})
+        for found, _, text in split_steps(STEP, line):
+            values = {"step": float(found[1]) + 1}
+            for part in text.split(b", "):
+                name, _, value = part.partition(b": ")
+                if name.strip() in FIELDS:
+                    values[FIELDS[name.strip()]] = parse_number(value)
+            if "step_time_s" not in values or "loss" not in values:
+                raise LogLineError("no time or no loss")
+            yield LogStep(values)

@@ -1,0 +1,94 @@
+"""Lines of MLPerf Training: `:::MLLOG {...}`, one JSON object each.
+
+Source: mlperf_logging/mllog of mlcommons/logging, and the rules of its compliance checker. Steps are samples divided by
+the global batch size.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from primus.training_logs.log_reader import LogEvaluation, LogLineError, LogReader
+from primus.training_logs.step_merger import LogStep
+
+TOKEN = b":::MLLOG "
+STATISTICS = {
+    "throughput": "samples_per_s",
+    "train_step_time": "step_time_s",
+    "reduced_train_loss": "loss",
+    "train_loss": "loss",
+}
+
+
+class MlperfLine(msgspec.Struct):
+    """One line; `metadata` has `samples_count`, `step` or `epoch_num`."""
+
+    key: str
+    time_ms: float
+    event_type: str = "POINT_IN_TIME"
+    value: Any = None
+    metadata: dict[str, Any] = {}
+
+
+def read_mlperf_line(line: bytes) -> MlperfLine:
+    """The line behind its token.
+
+    Raises:
+        LogLineError: It is not JSON, or lacks a field.
+    """
+    try:
+        # Other processes may have written behind the object.
+        text = line[line.rindex(TOKEN) + len(TOKEN) :]
+        return msgspec.json.decode(text[: text.rindex(b"}") + 1], type=MlperfLine)
+    except (ValueError, msgspec.DecodeError) as error:
+        raise LogLineError(str(error)) from None
+
+
+class MlperfReader(LogReader):
+    """MLPerf."""
+
+    NAME = "mlperf"
+    TITLE = "MLPerf"
+    ANCHORS = (TOKEN,)
+    END = re.compile(rb"\}\s*$")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._batch_size = math.nan
+
+    def read_line(self, line: bytes) -> Iterable[LogStep]:
+        found = read_mlperf_line(line)
+        if found.key == "tracked_stats" and isinstance(found.value, dict):
+            samples = _count_samples(found)
+            values = {
+                STATISTICS[name]: float(value)
+                for name, value in found.value.items()
+                if name in STATISTICS and isinstance(value, (int, float))
+            }
+            yield LogStep({"step": self._to_step(samples), "consumed_samples": samples, **values})
+        elif found.key in ("eval_accuracy", "eval_error") and isinstance(found.value, (int, float)):
+            yield LogEvaluation({"step": self._to_step(_count_samples(found)), "loss": float(found.value)})
+        elif found.key == "run_stop":
+            self.settings["status"] = str(found.metadata.get("status"))
+            self.settings["run_stop_ms"] = str(found.time_ms)
+        elif found.key == "run_start":
+            self.settings["run_start_ms"] = str(found.time_ms)
+        elif found.event_type == "POINT_IN_TIME" and isinstance(found.value, (int, float, str)):
+            self.settings[found.key] = str(found.value)
+            if found.key == "global_batch_size":
+                self._batch_size = float(found.value)
+
+    def _to_step(self, samples: float) -> float:
+        return samples / self._batch_size if self._batch_size > 0 else samples
+
+
+def _count_samples(found: MlperfLine) -> float:
+    for name in ("samples_count", "step", "epoch_num"):
+        if isinstance(found.metadata.get(name), (int, float)):
+            return float(found.metadata[name])
+    raise LogLineError(f"{found.key} without samples_count")

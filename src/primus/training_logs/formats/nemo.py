@@ -1,0 +1,51 @@
+"""Lines of NeMo: `Training epoch 0, iteration 17/99 | lr: ...`, and progress bars of NeMo 1; steps count from 0.
+
+Source: the progress printer of NVIDIA NeMo 2 (nemo/utils/callbacks). It prints no throughput.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from primus.training_logs.log_reader import LogLineError, LogReader, parse_number
+from primus.training_logs.step_merger import LogStep
+
+LINE = re.compile(rb"Training epoch \d+, iteration (\d+)/\d+ \|(.*)")
+BAR = re.compile(rb"\breduced_train_loss=")
+FIELDS = {
+    b"lr": "learning_rate",
+    b"global_batch_size": "global_batch_size",
+    b"reduced_train_loss": "loss",
+    b"train_step_timing in s": "step_time_s",
+    b"train_step_timing": "step_time_s",
+    b"consumed_samples": "consumed_samples",
+    b"grad_norm": "grad_norm",
+    b"tokens_per_sec_per_gpu": "tokens_per_s_per_device",
+    b"TFLOPS_per_GPU": "tflops_per_device",
+}
+
+
+class NeMoReader(LogReader):
+    """NeMo."""
+
+    NAME = "nemo"
+    TITLE = "NeMo"
+    ANCHORS = (b"reduced_train_loss",)
+
+    def read_line(self, line: bytes) -> Iterable[LogStep]:
+        found = LINE.search(line)
+        if found:
+            pairs = [part.partition(b": ")[::2] for part in found[2].split(b"|")]
+        elif BAR.search(line):
+            pairs = [part.partition(b"=")[::2] for part in line.rpartition(b"[")[2].rstrip(b"] \r").split(b", ")]
+        else:
+            return
+        texts = {name.strip(): text for name, text in pairs}
+        values = {field: parse_number(texts[name]) for name, field in FIELDS.items() if name in texts}
+        if "loss" not in values:
+            raise LogLineError("no loss")
+        step = parse_number(texts[b"global_step"]) if b"global_step" in texts else found and float(found[1])
+        if step is None:
+            raise LogLineError("no step")
+        yield LogStep({"step": step + 1, **values})

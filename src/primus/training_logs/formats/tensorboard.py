@@ -1,0 +1,166 @@
+"""TensorBoard event files, read without tensorboard; the tags of each trainer have their own names.
+
+Source: records of TFRecord (length, checksum, data, checksum) around messages of tensorflow/core/util/event.proto.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from primus.training_logs.step_merger import LogStep
+
+NAME = "tensorboard"
+TITLE = "TensorBoard"
+MARK = ".tfevents."
+"""Part of the name of each event file."""
+MAX_RECORD = 1 << 24
+"""A longer record, such as an image, is skipped unread."""
+
+TAGS = {
+    # Megatron-LM, and primus itself
+    "lm loss": ("loss", 1.0),
+    "grad-norm": ("grad_norm", 1.0),
+    "learning-rate": ("learning_rate", 1.0),
+    "iteration-time": ("step_time_s", 1.0),
+    "throughput": ("tflops_per_device", 1.0),
+    "tokens-per-second-per-device": ("tokens_per_s_per_device", 1.0),
+    "memory-gib": ("memory_gib", 1.0),
+    "batch-size": ("global_batch_size", 1.0),
+    # torchtitan
+    "loss_metrics/global_avg_loss": ("loss", 1.0),
+    "grad_norm": ("grad_norm", 1.0),
+    "lr": ("learning_rate", 1.0),
+    "throughput(tps)": ("tokens_per_s_per_device", 1.0),
+    "tflops": ("tflops_per_device", 1.0),
+    "mfu(%)": ("mfu", 0.01),
+    "time_metrics/end_to_end(s)": ("step_time_s", 1.0),
+    "memory/max_reserved(GiB)": ("memory_gib", 1.0),
+    # NeMo
+    "reduced_train_loss": ("loss", 1.0),
+    "train_step_timing in s": ("step_time_s", 1.0),
+    "consumed_samples": ("consumed_samples", 1.0),
+    # MaxText
+    "learning/loss": ("loss", 1.0),
+    "learning/grad_norm": ("grad_norm", 1.0),
+    "learning/current_learning_rate": ("learning_rate", 1.0),
+    "perf/step_time_seconds": ("step_time_s", 1.0),
+    "perf/per_device_tflops_per_sec": ("tflops_per_device", 1.0),
+    "perf/per_device_tokens_per_sec": ("tokens_per_s_per_device", 1.0),
+    # Hugging Face Trainer
+    "train/loss": ("loss", 1.0),
+    "train/grad_norm": ("grad_norm", 1.0),
+    "train/learning_rate": ("learning_rate", 1.0),
+    # Composer
+    "loss/train/total": ("loss", 1.0),
+    "throughput/device/tokens_per_sec": ("tokens_per_s_per_device", 1.0),
+    "l2_norm/grad/global": ("grad_norm", 1.0),
+}
+"""Field and factor by tag."""
+
+
+class EventFileError(ValueError):
+    """The data is not that of an event file."""
+
+
+def read_event_steps(file: BinaryIO) -> Iterator[LogStep]:
+    """The steps of an event file; a record that is cut off ends it.
+
+    Raises:
+        EventFileError: The file holds something else.
+    """
+    waiting: dict[str, float] = {}
+    last_time_s = 0.0
+    for time_s, step, scalars in _read_events(file):
+        values = {TAGS[tag][0]: value * TAGS[tag][1] for tag, value in scalars if tag in TAGS}
+        if not values:
+            continue
+        # Each tag is an event: the values of a step follow each other.
+        if waiting and waiting["step"] != step:
+            yield LogStep(waiting, time_s=last_time_s)
+            waiting = {}
+        waiting, last_time_s = {"step": float(step), **waiting, **values}, time_s
+    if waiting:
+        yield LogStep(waiting, time_s=last_time_s)
+
+
+def _read_events(file: BinaryIO) -> Iterator[tuple[float, int, list[tuple[str, float]]]]:
+    """Time, step and scalars of each event."""
+    is_first = True
+    while len(header := file.read(12)) == 12:
+        (length,) = struct.unpack("<Q", header[:8])
+        if is_first and length > MAX_RECORD:
+            raise EventFileError("not an event file of TensorBoard")
+        if length > MAX_RECORD:
+            file.seek(length + 4, 1)
+            continue
+        data = file.read(length)
+        if len(data) < length or len(file.read(4)) < 4:
+            return
+        try:
+            yield _read_event(data)
+        except (ValueError, IndexError, struct.error):
+            if is_first:
+                raise EventFileError("not an event file of TensorBoard") from None
+        is_first = False
+
+
+def _read_event(data: bytes) -> tuple[float, int, list[tuple[str, float]]]:
+    time_s, step = 0.0, 0
+    scalars: list[tuple[str, float]] = []
+    for number, value in _list_fields(data):
+        if number == 1 and isinstance(value, bytes):
+            (time_s,) = struct.unpack("<d", value)
+        elif number == 2 and isinstance(value, int):
+            step = value
+        elif number == 5 and isinstance(value, bytes):
+            scalars += [found for kind, part in _list_fields(value) if kind == 1 and (found := _read_scalar(part))]
+    return time_s, step, scalars
+
+
+def _read_scalar(data: bytes | int) -> tuple[str, float] | None:
+    """Tag and value of a `Summary.Value`: `simple_value` of the first API, a tensor of one float of the second."""
+    fields = dict(_list_fields(data)) if isinstance(data, bytes) else {}
+    tag, simple, tensor = fields.get(1), fields.get(2), fields.get(8)
+    if not isinstance(tag, bytes):
+        return None
+    if isinstance(simple, bytes):
+        return tag.decode(), struct.unpack("<f", simple)[0]
+    if isinstance(tensor, bytes):
+        parts = dict(_list_fields(tensor))
+        content = parts.get(4) or parts.get(5)  # tensor_content, float_val
+        if parts.get(1) == 1 and isinstance(content, bytes) and len(content) == 4:  # DT_FLOAT
+            return tag.decode(), struct.unpack("<f", content)[0]
+    return None
+
+
+def _list_fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
+    """Number and value of the fields of a message: an int for varints, else the bytes."""
+    place = 0
+    while place < len(data):
+        key, place = _read_varint(data, place)
+        kind = key & 7
+        if kind == 0:
+            value, place = _read_varint(data, place)
+            yield key >> 3, value
+            continue
+        size = {1: 8, 5: 4}.get(kind)
+        if size is None:
+            if kind != 2:
+                raise ValueError("not a message")
+            size, place = _read_varint(data, place)
+        if place + size > len(data):
+            raise ValueError("a field that is cut off")
+        yield key >> 3, data[place : place + size]
+        place += size
+
+
+def _read_varint(data: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[place]
+        value |= (byte & 127) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 128:
+            return value, place

@@ -1,0 +1,318 @@
+"""Read a log: recognise its format, find its steps in large blocks, and merge ranks and restarts."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+from msgspec import Struct, field
+
+from primus.errors import UsageError, did_you_mean
+from primus.training_logs.formats import tensorboard
+from primus.training_logs.formats.deepspeed import DeepSpeedReader
+from primus.training_logs.formats.huggingface import HuggingFaceReader
+from primus.training_logs.formats.llm_foundry import LlmFoundryReader
+from primus.training_logs.formats.maxtext import MaxTextReader
+from primus.training_logs.formats.megatron import MegatronReader
+from primus.training_logs.formats.megatron_bridge import MegatronBridgeReader
+from primus.training_logs.formats.mlperf import MlperfReader
+from primus.training_logs.formats.nanotron import NanotronReader
+from primus.training_logs.formats.nemo import NeMoReader
+from primus.training_logs.formats.primus import PrimusReader
+from primus.training_logs.formats.torchtitan import TorchtitanReader
+from primus.training_logs.log_reader import LogEvaluation, LogLineError, LogReader
+from primus.training_logs.step_merger import LogAttempt, LogStep, StepMerger
+from primus.training_logs.step_table import StepTable
+
+READERS: tuple[type[LogReader], ...] = (
+    *(PrimusReader, MegatronBridgeReader, MegatronReader, NeMoReader, TorchtitanReader, MaxTextReader),
+    *(NanotronReader, LlmFoundryReader, HuggingFaceReader, DeepSpeedReader, MlperfReader),
+)
+"""The most specific one first: of several that read a log, the first one that finds losses is taken."""
+AUTO = "auto"
+BLOCK = 1 << 17
+"""Bytes that are read at once; the copies of larger blocks do not fit into the cache of a core."""
+SAMPLED_BLOCK = 1 << 20
+"""Bytes that are read at once to recognise the format."""
+MAX_EXAMPLES = 5
+MAX_EXAMPLE_LENGTH = 300
+MAX_EVALUATIONS = 10_000
+MAX_SAMPLES = 500
+"""Lines of a block that are read to recognise the format."""
+FEWEST_LINES = 32
+"""Lines are read together as long as there are more."""
+ESCAPES = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
+
+
+class UnreadLine(Struct, frozen=True):
+    """A line of a step that could not be read."""
+
+    number: int
+    text: str
+    problem: str
+
+
+class TrainingLog(Struct, kw_only=True):
+    """What a log says."""
+
+    path: str
+    format: str
+    """Name of the format."""
+    title: str
+    """Name of the trainer."""
+    memory: str = ""
+    """What the column `memory_gib` is."""
+    steps: StepTable = field(default_factory=StepTable)
+    attempts: list[LogAttempt] = []
+    evaluations: list[LogEvaluation] = []
+    settings: dict[str, str] = {}
+    """Settings that the log prints."""
+    num_bytes: int = 0
+    num_lines: int = 0
+    num_ranks: int = 1
+    """Ranks that print steps."""
+    num_repeated: int = 0
+    """Lines about a step that another line is about, too."""
+    num_nonfinite_losses: int = 0
+    has_derived_times: bool = False
+    """Whether times of steps are differences of time stamps."""
+    is_cut_off: bool = False
+    """Whether the file ends within a line of a step; that line is not read."""
+    num_unread: int = 0
+    unread: list[UnreadLine] = []
+    """Examples of lines that were not read."""
+    first_line: str = ""
+    """First line of the file, to show what it is."""
+
+
+def read_log(path: Path, name: str = AUTO) -> TrainingLog:
+    """Read one file.
+
+    Args:
+        path: A log, gzip-compressed if its name ends with `.gz`, or an event file of TensorBoard.
+        name: Its format; `auto` to recognise it.
+
+    Raises:
+        UsageError: The file or the format does not exist, or no format reads a step in the file.
+    """
+    if name not in (AUTO, tensorboard.NAME, *(each.NAME for each in READERS)):
+        names = [AUTO, tensorboard.NAME, *(each.NAME for each in READERS)]
+        raise UsageError(f"--format {name}: unknown format", did_you_mean(name, names))
+    try:
+        if name == tensorboard.NAME or (name == AUTO and tensorboard.MARK in path.name):
+            log = _read_event_file(path)
+        else:
+            reader = find_format(path) if name == AUTO else _find_reader(name)
+            log = LogScan(path, reader).run()
+    except (OSError, EOFError, gzip.BadGzipFile) as error:
+        raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    if not len(log.steps) and not log.evaluations:
+        raise UsageError(
+            f"{path}: no steps of {log.title} in {log.num_lines:,} lines",
+            f"the first line is: {log.first_line}" if log.first_line else "the file is empty",
+        )
+    return log
+
+
+def _find_reader(name: str) -> type[LogReader]:
+    return next(reader for reader in READERS if name == reader.NAME)
+
+
+def find_format(path: Path) -> type[LogReader]:
+    """The format of a log: of those that read steps in the first blocks with steps, the first one with losses.
+
+    Raises:
+        UsageError: No format reads a step.
+    """
+    found: dict[type[LogReader], bool] = {}
+    num_lines, first_line = 0, ""
+    with open_log(path) as file:
+        for lines, _ in split_blocks(file, SAMPLED_BLOCK):
+            first_line = first_line or _shorten(lines[0])
+            is_last = bool(found)
+            for kind in READERS:
+                losses = _count_losses(kind, lines)
+                if losses is not None:
+                    found[kind] = found.get(kind, False) or losses > 0
+            num_lines += len(lines)
+            if is_last:
+                break
+    if not found:
+        raise UsageError(
+            f"{path}: no steps of any known format in {num_lines:,} lines",
+            f"the first line is: {first_line}" if first_line else "the file is empty",
+        )
+    return next((kind for kind in READERS if found.get(kind)), next(iter(found)))
+
+
+def _count_losses(kind: type[LogReader], lines: Sequence[bytes]) -> int | None:
+    """Losses that a format finds in lines; None if it finds nothing, or only lines that another one reads, too."""
+    chosen = list(islice((line for line in lines if any(anchor in line for anchor in kind.ANCHORS)), MAX_SAMPLES))
+    if not chosen or not any(map(kind.recognizes, chosen)):
+        return None
+    reader, losses, is_found = kind(), 0, False
+    for line in chosen:
+        try:
+            for step in reader.read_line(line):
+                is_found = True
+                losses += step.values.get("loss", float("nan")) == step.values.get("loss")
+        except LogLineError:
+            continue
+    for step in reader.finish():
+        is_found = True
+        losses += "loss" in step.values
+    return losses if is_found else None
+
+
+class LogScan:
+    """One pass over a log with the reader of its format."""
+
+    def __init__(self, path: Path, kind: type[LogReader]) -> None:
+        self.log = TrainingLog(path=str(path), format=kind.NAME, title=kind.TITLE, memory=kind.MEMORY)
+        self._path = path
+        self._reader = kind()
+        self._merger = StepMerger(self.log.steps, prefers_last_rank=kind.PREFERS_LAST_RANK)
+        self._has_steps = False
+
+    def run(self) -> TrainingLog:
+        """Read the file to its end."""
+        log, reader, merger = self.log, self._reader, self._merger
+        log.num_bytes = self._path.stat().st_size
+        with open_log(self._path) as file:
+            for lines, is_whole in split_blocks(file):
+                log.first_line = log.first_line or _shorten(lines[0])
+                if not is_whole:
+                    lines = self._drop_cut_line(lines)
+                if not (self._has_steps and self._read_together(lines)):
+                    anchors = reader.ANCHORS if self._has_steps else reader.ANCHORS + reader.SETTING_ANCHORS
+                    self._read_lines(select_lines(lines, anchors), lines)
+                log.num_lines += len(lines)
+        self._add(reader.finish())
+        merger.close()
+        log.attempts, log.settings = merger.attempts, reader.settings
+        log.num_ranks, log.num_repeated = merger.lines_per_step, merger.num_copies
+        log.num_nonfinite_losses, log.has_derived_times = merger.num_nonfinite_losses, merger.has_derived_times
+        factor = reader.step_factor
+        if factor != 1.0:
+            log.steps.multiply("step", factor)
+            log.steps.multiply("step_time_s", 1 / factor)
+        return log
+
+    def _read_lines(self, chosen: Sequence[bytes], lines: Sequence[bytes]) -> None:
+        if len(chosen) > FEWEST_LINES:
+            if self._read_together(chosen):
+                return
+            if self._has_steps and self._merger.num_copies == 0:
+                # A line of another layout, or a restart, is in one of the halves.
+                middle = len(chosen) // 2
+                self._read_lines(chosen[:middle], lines)
+                self._read_lines(chosen[middle:], lines)
+                return
+        for line in chosen:
+            try:
+                self._add(self._reader.read_line(line))
+            except LogLineError as error:
+                self._note_unread(line, lines, str(error))
+
+    def _drop_cut_line(self, lines: list[bytes]) -> list[bytes]:
+        """The lines of the end of a file, without the last one if it is a part of a line of a step."""
+        line, reader = lines[-1], self._reader
+        if not select_lines([line], reader.ANCHORS):
+            return lines
+        is_whole = reader.END is None or reader.END.search(line) is not None
+        try:
+            # A new reader: state of the log must not change.
+            list(type(reader)().read_line(line))
+        except LogLineError:
+            is_whole = False
+        self.log.is_cut_off = not is_whole
+        return lines if is_whole else lines[:-1]
+
+    def _read_together(self, lines: Sequence[bytes]) -> bool:
+        """Read many lines at once; False if they must be read one by one."""
+        columns = self._reader.read_columns(lines) if lines else None
+        if not columns or not self._merger.add_steps(columns):
+            return False
+        self._has_steps = True
+        return True
+
+    def _add(self, found: Iterable[LogStep]) -> None:
+        for step in found:
+            if isinstance(step, LogEvaluation):
+                self.log.evaluations += [step] if len(self.log.evaluations) < MAX_EVALUATIONS else []
+            else:
+                self._has_steps = True
+                self._merger.add_step(step)
+
+    def _note_unread(self, line: bytes, lines: Sequence[bytes], problem: str) -> None:
+        log = self.log
+        log.num_unread += 1
+        if len(log.unread) < MAX_EXAMPLES:
+            log.unread.append(UnreadLine(log.num_lines + lines.index(line) + 1, _shorten(line), problem))
+
+
+def _read_event_file(path: Path) -> TrainingLog:
+    log = TrainingLog(path=str(path), format=tensorboard.NAME, title=tensorboard.TITLE)
+    merger = StepMerger(log.steps)
+    log.num_bytes = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            for step in tensorboard.read_event_steps(file):
+                merger.add_step(step)
+    except tensorboard.EventFileError as error:
+        raise UsageError(f"{path}: {error}") from None
+    merger.close()
+    log.attempts, log.num_nonfinite_losses = merger.attempts, merger.num_nonfinite_losses
+    log.has_derived_times = merger.has_derived_times
+    return log
+
+
+def open_log(path: Path) -> IO[bytes] | gzip.GzipFile:
+    """A log, uncompressed."""
+    if path.suffix == ".gz":
+        return gzip.open(path)
+    return path.open("rb", buffering=0)
+
+
+def split_blocks(file: IO[bytes] | gzip.GzipFile, size: int = BLOCK) -> Iterator[tuple[list[bytes], bool]]:
+    """Lines of a file, of about `size` bytes at a time, and whether a newline ends the last one.
+
+    Escapes of terminals are removed. Progress bars return to the start of the line: `\\r` separates lines as well.
+    """
+    rest = b""
+    while data := file.read(size):
+        head, newline, tail = data.rpartition(b"\n")
+        if not newline:
+            rest += tail
+            if len(rest) > 64 * size:  # no text
+                rest = rest[-size:]
+            continue
+        block, rest = rest + head, tail
+        yield _split_lines(block), True
+    if rest:
+        yield _split_lines(rest), False
+
+
+def _split_lines(block: bytes) -> list[bytes]:
+    if b"\x1b" in block:
+        block = ESCAPES.sub(b"", block)
+    if b"\r" in block:
+        block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return block.split(b"\n")
+
+
+def select_lines(lines: Sequence[bytes], anchors: Sequence[bytes]) -> list[bytes]:
+    """The lines that contain one of the anchors."""
+    if len(anchors) == 1:
+        anchor = anchors[0]
+        return [line for line in lines if anchor in line]
+    return [line for line in lines if any(anchor in line for anchor in anchors)]
+
+
+def _shorten(line: bytes) -> str:
+    text = line.decode(errors="replace").strip()
+    return text if len(text) <= MAX_EXAMPLE_LENGTH else f"{text[:MAX_EXAMPLE_LENGTH]}..."

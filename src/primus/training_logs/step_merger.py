@@ -1,0 +1,211 @@
+"""One series of steps from the lines of all ranks and of all attempts.
+
+Lines of several ranks interleave, a line may be printed twice, and a restart goes back to an earlier step. Steps are
+open for a while, until all ranks have printed them; then they become rows of the table:
+
+    step above all others       a new open step
+    the same line again         ignored
+    a step that is open         the line of another rank: its values complete the step
+    any other step              a restart: rows from this step on are discarded, since the run repeats them
+
+Whether a line is of another rank is known from its rank; without ranks, from the time between both lines, or from the
+number of lines that earlier steps have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from operator import lt
+
+from msgspec import Struct
+
+from primus.training_logs.step_table import StepTable
+
+MAX_OPEN = 64
+"""Steps by which one rank may print later than another."""
+SAME_TIME_S = 1.0
+"""Resolution of time stamps: ranks print a step within this time and half of a step."""
+OF_ALL_RANKS = "memory_gib"
+"""Field of which the largest value counts; of the others that of the rank that speaks for all."""
+
+
+class LogStep(Struct):
+    """What one line says about a step."""
+
+    values: dict[str, float]
+    """By field of the table. NaN: the value is not a finite number; a field is missing if it is not printed."""
+    rank: int | None = None
+    time_s: float | None = None
+    """Time stamp of the line."""
+
+
+class LogAttempt(Struct, frozen=True, kw_only=True):
+    """Steps between two starts of the run."""
+
+    first_step: int
+    last_step: int
+    num_steps: int
+
+
+class _OpenStep(Struct):
+    values: dict[str, float]
+    rank: int | None
+    time_s: float | None
+    num_lines: int = 1
+
+
+class StepMerger:
+    """Merges steps into a table.
+
+    Args:
+        table: Where complete steps go.
+        prefers_last_rank: Whether the last rank speaks for all, as in Megatron-LM, instead of the first.
+    """
+
+    def __init__(self, table: StepTable, *, prefers_last_rank: bool = False) -> None:
+        self.table = table
+        self.attempts: list[LogAttempt] = []
+        self.ranks: set[int] = set()
+        self.num_copies = 0
+        """Lines beyond the first one of a step."""
+        self.num_nonfinite_losses = 0
+        self.has_derived_times = False
+        """Whether times of steps are differences of time stamps, since the log does not print them."""
+        self._last_time_s: float | None = None
+        self._prefers_last_rank = prefers_last_rank
+        self._open: dict[float, _OpenStep] = {}
+        self._rank_steps: dict[int, float] = {}
+        """Last step of each rank in this attempt."""
+        self._first_step = self._last_step = math.nan
+        self._num_steps = 0
+        self._lines_per_step = 0
+        """Most lines that a step has which other steps have followed; 0 if there is none."""
+
+    @property
+    def lines_per_step(self) -> int:
+        """Number of ranks that print, as far as the log shows it."""
+        return max(1, len(self.ranks), self._lines_per_step)
+
+    def add_step(self, found: LogStep) -> None:
+        """Add what a line says."""
+        step = found.values["step"]
+        if found.rank is not None:
+            self.ranks.add(found.rank)
+        if not step > self._last_step and self._num_steps:
+            if self._is_copy(found):
+                self._complete_step(found)
+                return
+            self._end_attempt()
+            self.table.truncate(step)
+        self._open_step(found)
+
+    def add_steps(self, columns: Mapping[str, Sequence[float]]) -> bool:
+        """Add many lines at once; False, and nothing is done, if they may hold restarts or lines of several ranks."""
+        steps = columns["step"]
+        follows = not self._num_steps or steps[0] > self._last_step
+        if self.num_copies or not follows or not all(map(lt, steps, islice(steps, 1, None))):
+            return False
+        self._close_steps(0)
+        if not self._num_steps:
+            self._first_step = steps[0]
+        self._lines_per_step = 1
+        self._num_steps += len(steps)
+        self._last_step, self._last_time_s = steps[-1], None
+        self.num_nonfinite_losses += sum(map(math.isnan, columns.get("loss", ())))
+        self.table.extend(columns)
+        return True
+
+    def close(self) -> None:
+        """Add the last steps to the table."""
+        if self._num_steps:
+            self._end_attempt()
+
+    def _open_step(self, found: LogStep) -> None:
+        step = found.values["step"]
+        if not self._num_steps:
+            self._first_step = step
+        else:
+            ended = [each.num_lines for each_step, each in self._open.items() if each_step < self._last_step]
+            self._lines_per_step = max([self._lines_per_step, *ended])
+        self._derive_time(found)
+        self._last_step, self._last_time_s = step, found.time_s
+        self._num_steps += 1
+        self._open[step] = _OpenStep(found.values, found.rank, found.time_s)
+        if found.rank is not None:
+            self._rank_steps[found.rank] = step
+        self._close_steps(MAX_OPEN)
+
+    def _derive_time(self, found: LogStep) -> None:
+        step = found.values["step"]
+        if "step_time_s" in found.values or found.time_s is None or self._last_time_s is None:
+            return
+        passed_s = found.time_s - self._last_time_s
+        if passed_s > 0 and step > self._last_step:
+            found.values["step_time_s"] = passed_s / (step - self._last_step)
+            self.has_derived_times = True
+
+    def _is_copy(self, found: LogStep) -> bool:
+        """Whether a line about a step that is not new is of another rank, or printed twice; else the run restarted."""
+        step = found.values["step"]
+        known = self._open.get(step)
+        if known is None:
+            return False
+        if known.rank == found.rank and known.time_s == found.time_s and _have_same_values(known, found):
+            return True
+        is_near = _is_same_time(known, found)
+        if found.rank is not None and known.rank is not None:
+            return step > self._rank_steps.get(found.rank, -math.inf) and is_near is not False
+        if self._lines_per_step:
+            return known.num_lines < self._lines_per_step and is_near is not False
+        return is_near if is_near is not None else step == self._last_step
+
+    def _complete_step(self, found: LogStep) -> None:
+        step = found.values["step"]
+        known = self._open[step]
+        self.num_copies += 1
+        known.num_lines += 1
+        speaks = False
+        if found.rank is not None:
+            self._rank_steps[found.rank] = max(step, self._rank_steps.get(found.rank, step))
+            if known.rank is not None:
+                speaks = found.rank > known.rank if self._prefers_last_rank else found.rank < known.rank
+        for name, value in found.values.items():
+            before = known.values.get(name, math.nan)
+            if name == OF_ALL_RANKS:
+                known.values[name] = value if math.isnan(before) else max(value, before)
+            elif math.isnan(before) or (speaks and not math.isnan(value)):
+                known.values[name] = value
+        if speaks:
+            known.rank = found.rank
+
+    def _close_steps(self, most: int) -> None:
+        while len(self._open) > most:
+            step = min(self._open)
+            values = self._open.pop(step).values
+            self.num_nonfinite_losses += not math.isfinite(values.get("loss", 0.0))
+            self.table.append(values)
+
+    def _end_attempt(self) -> None:
+        # Lines per step of an attempt that ends within its first steps.
+        self._lines_per_step = max([self._lines_per_step, *(each.num_lines for each in self._open.values())])
+        self._close_steps(0)
+        first, last = int(self._first_step), int(self._last_step)
+        self.attempts.append(LogAttempt(first_step=first, last_step=last, num_steps=self._num_steps))
+        self._num_steps = 0
+        self._rank_steps.clear()
+
+
+def _is_same_time(known: _OpenStep, found: LogStep) -> bool | None:
+    """Whether two lines about a step are printed at the same time; None if one has no time stamp."""
+    if known.time_s is None or found.time_s is None:
+        return None
+    step_time_s = known.values.get("step_time_s", 0.0)
+    limit = SAME_TIME_S + (0.5 * step_time_s if math.isfinite(step_time_s) else 0.0)
+    return abs(found.time_s - known.time_s) <= limit
+
+
+def _have_same_values(known: _OpenStep, found: LogStep) -> bool:
+    a, b = known.values, found.values
+    return a.keys() == b.keys() and all(a[name] == b[name] or (a[name] != a[name] and b[name] != b[name]) for name in a)

@@ -1,0 +1,225 @@
+"""Logs of all trainers are recognised and read without loss; ranks, restarts and damage are told apart."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from primus.errors import UsageError
+from primus.training_logs.read_log import BLOCK, READERS, TrainingLog, read_log
+
+GENUINE: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "genuine_lines.yaml").read_text())
+
+
+def read_text(tmp_path: Path, text: str, name: str = "auto") -> TrainingLog:
+    file = tmp_path / "job.log"
+    file.write_bytes(text.encode())
+    return read_log(file, name)
+
+
+def list_steps(log: TrainingLog) -> list[float]:
+    return list(log.steps.columns["step"])
+
+
+@pytest.mark.parametrize("entry", GENUINE, ids=[f"{i}-{each['format']}" for i, each in enumerate(GENUINE)])
+def test_genuine_lines_are_recognised_and_read_without_loss(entry: dict[str, Any], tmp_path: Path) -> None:
+    log = read_text(tmp_path, entry["lines"])
+    assert (log.format, log.num_unread) == (entry["format"], 0)
+    assert list_steps(log) == entry["steps"]
+    last = {name: log.steps.columns[name][-1] for name in entry["last"]}
+    assert last == pytest.approx(entry["last"], rel=1e-5, nan_ok=True)
+    for name, value in entry.get("others", {}).items():
+        assert getattr(log, name) == value, name
+    assert len(log.attempts) == 1
+
+
+def test_every_format_has_a_genuine_line() -> None:
+    assert {each["format"] for each in GENUINE} == {reader.NAME for reader in READERS}
+
+
+def format_line(step: int, *, prefix: str = "", time_ms: float = 500.0, loss: str = "2.5E+00") -> str:
+    """A line of Megatron-LM."""
+    loss_segment = f" lm loss: {loss} |" if loss else ""
+    return (
+        f"{prefix} iteration {step:8d}/     100 | consumed samples: {8 * step:12d} | elapsed time per iteration (ms):"
+        f" {time_ms:.1f} | learning rate: 1.000000E-04 | global batch size:     8 |{loss_segment} loss scale: 1.0 |"
+        " grad norm: 1.000 | number of skipped iterations:   0 | number of nan iterations:   0 |"
+    )
+
+
+def join_lines(*lines: str) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+def test_restart_discards_the_steps_that_are_repeated(tmp_path: Path) -> None:
+    first = [format_line(step, loss=f"{step}.0E+00") for step in (1, 2, 3, 4, 5)]
+    again = [format_line(step, loss=f"{step}.5E+00", time_ms=700) for step in (3, 4, 5, 6)]
+    log = read_text(tmp_path, join_lines(*first, "Traceback (most recent call last):", *again))
+    assert list_steps(log) == [1, 2, 3, 4, 5, 6]
+    assert list(log.steps.columns["loss"]) == [1, 2, 3.5, 4.5, 5.5, 6.5]
+    assert [(each.first_step, each.last_step, each.num_steps) for each in log.attempts] == [(1, 5, 5), (3, 6, 4)]
+    assert log.num_ranks == 1
+
+
+def test_a_long_log_with_restarts_and_odd_lines_equals_one_that_is_read_line_by_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [format_line(step, time_ms=500 + step % 7) for step in range(1, 3000)]
+    lines[1500:1500] = [" validation loss at iteration 1500 on validation set | lm loss value: 2.000000E+00 |"]
+    lines[700] = format_line(701, loss="")
+    lines += ["restarted", *(format_line(step, time_ms=600) for step in range(2501, 4001))]
+    fast = read_text(tmp_path, join_lines(*lines))
+    monkeypatch.setattr("primus.training_logs.formats.megatron.MegatronReader.read_columns", lambda self, lines: None)
+    slow = read_text(tmp_path, join_lines(*lines))
+    assert list_steps(fast) == list_steps(slow) == list(range(1, 4001))
+    for name, column in slow.steps.columns.items():
+        assert fast.steps.list_values(name) == pytest.approx(slow.steps.list_values(name)), name
+        assert len(column) == 4000
+    assert fast.attempts == slow.attempts and len(fast.attempts) == 2
+    assert fast.evaluations == slow.evaluations and len(fast.evaluations) == 1
+    assert fast.num_nonfinite_losses == slow.num_nonfinite_losses == 1
+    assert math.isnan(fast.steps.columns["loss"][700])
+
+
+def test_interleaved_ranks_become_one_series_of_the_last_rank(tmp_path: Path) -> None:
+    lines = [
+        format_line(step, prefix=f"[default{rank}]:[2025-05-27 15:23:{step:02}]", loss="" if rank < 3 else "1.5E+00")
+        for step in (1, 2, 3)
+        for rank in (0, 3, 1)
+    ]
+    lines[2], lines[4] = lines[4], lines[2]  # the last rank prints step 2 before rank 1 has printed step 1
+    log = read_text(tmp_path, join_lines(*lines))
+    assert list_steps(log) == [1, 2, 3]
+    assert list(log.steps.columns["loss"]) == [1.5, 1.5, 1.5]
+    assert (log.num_ranks, len(log.attempts), log.num_repeated) == (3, 1, 6)
+
+
+def test_restart_of_several_ranks_is_one_attempt(tmp_path: Path) -> None:
+    lines = [format_line(step, prefix=f"[rank{rank}]:") for step in (1, 2, 3) for rank in (0, 1)]
+    lines += [format_line(step, prefix=f"[rank{rank}]:", time_ms=900) for step in (2, 3, 4) for rank in (1, 0)]
+    log = read_text(tmp_path, join_lines(*lines))
+    assert list_steps(log) == [1, 2, 3, 4]
+    assert [(each.first_step, each.last_step) for each in log.attempts] == [(1, 3), (2, 4)]
+
+
+def test_two_ranks_in_one_line_are_two_steps(tmp_path: Path) -> None:
+    log = read_text(tmp_path, join_lines(format_line(1) + format_line(2), format_line(3)))
+    assert (list_steps(log), log.num_unread) == ([1, 2, 3], 0)
+
+
+def test_a_line_that_is_printed_twice_counts_once(tmp_path: Path) -> None:
+    log = read_text(
+        tmp_path,
+        join_lines(*(format_line(step, loss=loss) for step, loss in ((1, ""), (1, ""), (2, "3.0"), (2, "3.0")))),
+    )
+    assert (list_steps(log), log.num_repeated, len(log.attempts)) == ([1, 2], 2, 1)
+
+
+def test_a_cut_line_is_counted_and_shown(tmp_path: Path) -> None:
+    whole = [format_line(step) for step in (1, 2, 3)]
+    log = read_text(tmp_path, join_lines(whole[0], whole[1][:60], whole[2]))
+    assert list_steps(log) == [1, 3]
+    assert log.num_unread == 1
+    assert (log.unread[0].number, log.unread[0].text) == (2, whole[1][:60].strip())
+
+
+def test_the_end_of_a_log_that_is_cut_off_is_not_a_value(tmp_path: Path) -> None:
+    last = format_line(3, loss="2.504220E+00")
+    log = read_text(tmp_path, join_lines(format_line(1), format_line(2)) + last[: last.index("04220E")])
+    assert list_steps(log) == [1, 2], "2.5 would be a loss that the run never had"
+    assert log.is_cut_off and log.num_unread == 0
+    whole = read_text(tmp_path, join_lines(format_line(1), format_line(2)) + last)
+    assert list_steps(whole) == [1, 2, 3] and not whole.is_cut_off
+
+
+@pytest.mark.parametrize("newline", ["\r\n", "\x1b[0m\n", "\r"])
+def test_newlines_and_colours_of_terminals_are_no_part_of_values(newline: str, tmp_path: Path) -> None:
+    entry = next(each for each in GENUINE if each["format"] == "torchtitan")
+    text = entry["lines"].replace("\n", newline).replace("loss:", "\x1b[32mloss:").replace("tps:", "\x1b[39mtps:")
+    log = read_text(tmp_path, text)
+    assert list_steps(log) == entry["steps"]
+    assert log.steps.columns["tokens_per_s_per_device"][-1] == 5593
+    assert log.steps.columns["step_time_s"][-1] == pytest.approx(1.4648)
+    assert log.has_derived_times
+
+
+def test_lines_longer_than_a_block_and_compressed_logs_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "job.log.gz"
+    lines = [format_line(1), "x" * (2 * BLOCK), format_line(2), *(format_line(step) for step in range(3, 2000))]
+    file.write_bytes(gzip.compress(join_lines(*lines).encode()))
+    log = read_log(file)
+    assert (list_steps(log), log.num_lines) == (list(range(1, 2000)), 2000)
+
+
+def test_steps_of_hugging_face_are_those_of_the_progress_bar(tmp_path: Path) -> None:
+    lines = []
+    for record in (1, 2, 3, 4):
+        lines += [f"\r {record}%|##  | {10 * record}/100 [00:{20 * record:02}<03:20,  2.00s/it]"]
+        lines += [f"\r{{'loss': '{5 - record}', 'grad_norm': '1.5', 'epoch': '{record / 10}'}}\n"]
+    log = read_text(tmp_path, "".join(lines) + "{'train_runtime': '80.5', 'train_loss': '2.5', 'epoch': '0.4'}\n")
+    assert list_steps(log) == [10, 20, 30, 40]
+    assert list(log.steps.columns["loss"]) == [4, 3, 2, 1]
+    assert log.steps.columns["step_time_s"][-1] == pytest.approx(2.0)
+    assert log.settings["train_runtime"] == "80.5"
+
+
+def test_settings_are_those_that_the_log_prints(tmp_path: Path) -> None:
+    table = ["---- arguments ----", "  global_batch_size ............................... 8", "  seq_length ... 4096"]
+    log = read_text(tmp_path, join_lines(*table, format_line(1)))
+    assert log.settings == {"global_batch_size": "8", "seq_length": "4096"}
+
+
+def test_memory_is_bounded_and_the_thinned_steps_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("primus.training_logs.step_table.StepTable.__init__.__defaults__", (1000,))
+    log = read_text(tmp_path, join_lines(*(format_line(step) for step in range(1, 5001))))
+    assert log.steps.stride == 8
+    assert list_steps(log) == list(range(1, 5001, 8))
+    assert log.attempts[0].num_steps == 5000
+
+
+def test_torchtitan_losses_of_other_pipeline_stages_do_not_count(tmp_path: Path) -> None:
+    line = (
+        "[rank{}]:[titan] 2026-02-24 19:46:1{},508 - root - INFO - step:  {}  loss: {}  memory:  {}GiB(1.00%)  tps: 9\n"
+    )
+    text = "".join(
+        line.format(rank, step, step, loss, memory)
+        for step in (1, 2)
+        for rank, loss, memory in ((0, "-1.00000", "9.00"), (1, " 7.50000", "8.00"))
+    )
+    log = read_text(tmp_path, text)
+    assert list(log.steps.columns["loss"]) == [7.5, 7.5]
+    assert list(log.steps.columns["memory_gib"]) == [9, 9]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "hint"),
+    [
+        ("", "no steps of any known format in 0 lines", "the file is empty"),
+        ("hello\nworld\n", "no steps of any known format in", "the first line is: hello"),
+        ('{"results": [1, 2]}\n', "no steps of any known format", '{"results"'),
+        ("\x00\xff" * 100, "no steps of any known format", "the first line is"),
+    ],
+)
+def test_a_file_without_steps_is_one_message_with_its_first_line(
+    text: str, problem: str, hint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as failure:
+        read_text(tmp_path, text)
+    assert problem in failure.value.problem
+    assert hint in failure.value.hint
+
+
+def test_an_unknown_format_names_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="unknown format") as failure:
+        read_text(tmp_path, "", "megatorn")
+    assert "megatron" in failure.value.hint
+
+
+def test_the_wrong_format_says_which_line_it_saw(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no steps of MaxText"):
+        read_text(tmp_path, format_line(1), "maxtext")
