@@ -24,11 +24,11 @@ from primus.training_logs.formats.nanotron import NanotronReader
 from primus.training_logs.formats.nemo import NeMoReader
 from primus.training_logs.formats.primus import PrimusReader
 from primus.training_logs.formats.torchtitan import TorchtitanReader
-from primus.training_logs.log_reader import LogEvaluation, LogLineError, LogReader
 from primus.training_logs.step_merger import LogAttempt, LogStep, StepMerger
+from primus.training_logs.step_reader import LogEvaluation, LogLineError, StepReader
 from primus.training_logs.step_table import StepTable
 
-READERS: tuple[type[LogReader], ...] = (
+READERS: tuple[type[StepReader], ...] = (
     *(PrimusReader, MegatronBridgeReader, MegatronReader, NeMoReader, TorchtitanReader, MaxTextReader),
     *(NanotronReader, LlmFoundryReader, HuggingFaceReader, DeepSpeedReader, MlperfReader),
 )
@@ -107,7 +107,7 @@ def read_log(path: Path, name: str = AUTO) -> TrainingLog:
             log = _read_event_file(path)
         else:
             reader = find_format(path) if name == AUTO else _find_reader(name)
-            log = LogScan(path, reader).run()
+            log = StepScan(path, reader).run()
     except (OSError, EOFError, gzip.BadGzipFile) as error:
         raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     if not len(log.steps) and not log.evaluations:
@@ -118,17 +118,17 @@ def read_log(path: Path, name: str = AUTO) -> TrainingLog:
     return log
 
 
-def _find_reader(name: str) -> type[LogReader]:
+def _find_reader(name: str) -> type[StepReader]:
     return next(reader for reader in READERS if name == reader.NAME)
 
 
-def find_format(path: Path) -> type[LogReader]:
+def find_format(path: Path) -> type[StepReader]:
     """The format of a log: of those that read steps in the first blocks with steps, the first one with losses.
 
     Raises:
         UsageError: No format reads a step.
     """
-    found: dict[type[LogReader], bool] = {}
+    found: dict[type[StepReader], bool] = {}
     num_lines, first_line = 0, ""
     with open_log(path) as file:
         for lines, _ in split_blocks(file, SAMPLED_BLOCK):
@@ -149,7 +149,7 @@ def find_format(path: Path) -> type[LogReader]:
     return next((kind for kind in READERS if found.get(kind)), next(iter(found)))
 
 
-def _count_losses(kind: type[LogReader], lines: Sequence[bytes]) -> int | None:
+def _count_losses(kind: type[StepReader], lines: Sequence[bytes]) -> int | None:
     """Losses that a format finds in lines; None if it finds nothing, or only lines that another one reads, too."""
     chosen = list(islice((line for line in lines if any(anchor in line for anchor in kind.ANCHORS)), MAX_SAMPLES))
     if not chosen or not any(map(kind.recognizes, chosen)):
@@ -168,10 +168,10 @@ def _count_losses(kind: type[LogReader], lines: Sequence[bytes]) -> int | None:
     return losses if is_found else None
 
 
-class LogScan:
+class StepScan:
     """One pass over a log with the reader of its format."""
 
-    def __init__(self, path: Path, kind: type[LogReader]) -> None:
+    def __init__(self, path: Path, kind: type[StepReader]) -> None:
         self.log = TrainingLog(path=str(path), format=kind.NAME, title=kind.TITLE, memory=kind.MEMORY)
         self._path = path
         self._reader = kind()

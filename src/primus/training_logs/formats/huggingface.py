@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable
 from statistics import median
 
-from primus.training_logs.log_reader import NUMBER, LogEvaluation, LogLineError, LogReader, parse_number
 from primus.training_logs.step_merger import LogStep
+from primus.training_logs.step_reader import NUMBER, LogEvaluation, LogLineError, StepReader, parse_number
 
 RECORD = re.compile(rb"\{[^{}]*['\"](?:eval_)?(?:loss|train_runtime)['\"]:[^{}]*\}")
 PAIR = re.compile(rb"['\"](\w+)['\"]: *['\"]?([-+.\w]+)")
@@ -29,7 +29,7 @@ FIELDS = {
 MAX_INTERVALS = 1000
 
 
-class HuggingFaceReader(LogReader):
+class HuggingFaceReader(StepReader):
     """The Hugging Face Trainer, and trainers on it (TRL, LLaMA-Factory, axolotl)."""
 
     NAME = "huggingface"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from primus.training_logs.log_reader import NUMBER, LogEvaluation, LogReader, parse_number
 from primus.training_logs.step_merger import LogStep
+from primus.training_logs.step_reader import NUMBER, LogEvaluation, StepReader, parse_number
 
 HEADER = re.compile(rb"\[(Eval )?(batch|token|sample|epoch|iteration|second)=(\d+)(?:/\d+)?\]")
 VALUE = re.compile(rb"\b(Train|Eval) ([\w/.-]+): *(\S+)")
@@ -31,7 +31,7 @@ LEARNING_RATE = re.compile(rb"lr-\w+/group0")
 EVALUATION = re.compile(rb"(?:metrics|loss)/.*(?:CrossEntropy|/total)$")
 
 
-class LlmFoundryReader(LogReader):
+class LlmFoundryReader(StepReader):
     """llm-foundry, and other trainers on Composer."""
 
     NAME = "llm-foundry"

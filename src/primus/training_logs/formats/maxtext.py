@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from primus.training_logs.log_reader import LogEvaluation, LogLineError, LogReader, parse_number, split_steps
 from primus.training_logs.step_merger import LogStep
+from primus.training_logs.step_reader import LogEvaluation, LogLineError, StepReader, parse_number, split_steps
 
 STEP = re.compile(rb"completed step: *(\d+), *")
 EVALUATION = re.compile(rb"[Cc]ompleted eval after train step (\d+), loss=([-+.\deEnaif]+)")
@@ -24,7 +24,7 @@ FIELDS = {
 }
 
 
-class MaxTextReader(LogReader):
+class MaxTextReader(StepReader):
     """MaxText."""
 
     NAME = "maxtext"

@@ -17,18 +17,18 @@ from typing import ClassVar, NamedTuple
 
 import msgspec
 
-from primus.training_logs.log_reader import (
+from primus.training_logs.step_merger import LogStep
+from primus.training_logs.step_reader import (
     NUMBER,
     LogEvaluation,
     LogLineError,
-    LogReader,
+    StepReader,
     count_as_nonfinite,
     parse_number,
     parse_rank,
     parse_time_stamp,
     split_steps,
 )
-from primus.training_logs.step_merger import LogStep
 
 ITERATION = re.compile(rb"\biteration +(\d+)/ *(\d+) *\|")
 VALIDATION = re.compile(rb"\bvalidation loss at iteration +(\d+)[^|]*\|[^|]*?value: *([-+.\deEnaif]+)")
@@ -101,7 +101,7 @@ class LineLayout(NamedTuple):
     num_iterations: int
 
 
-class MegatronReader(LogReader):
+class MegatronReader(StepReader):
     """Megatron-LM, Megatron-DeepSpeed, GPT-NeoX, and lines of primus itself."""
 
     NAME = "megatron"

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from primus.training_logs.log_reader import LogEvaluation, LogLineError, LogReader
 from primus.training_logs.step_merger import LogStep
+from primus.training_logs.step_reader import LogEvaluation, LogLineError, StepReader
 
 TOKEN = b":::MLLOG "
 STATISTICS = {
@@ -49,7 +49,7 @@ def read_mlperf_line(line: bytes) -> MlperfLine:
         raise LogLineError(str(error)) from None
 
 
-class MlperfReader(LogReader):
+class MlperfReader(StepReader):
     """MLPerf."""
 
     NAME = "mlperf"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from primus.training_logs.log_reader import GIB, LogLineError, LogReader, parse_number, parse_time_stamp, split_steps
 from primus.training_logs.step_merger import LogStep
+from primus.training_logs.step_reader import GIB, LogLineError, StepReader, parse_number, parse_time_stamp, split_steps
 
 START = re.compile(rb"\biteration: *(\d+) */ *\d+ *\|")
 AMERICAN_DATE = re.compile(rb"(\d\d)/(\d\d)/(\d{4}) (\d\d:\d\d:\d\d)")
@@ -29,7 +29,7 @@ FIELDS = {
 }
 
 
-class NanotronReader(LogReader):
+class NanotronReader(StepReader):
     """nanotron."""
 
     NAME = "nanotron"

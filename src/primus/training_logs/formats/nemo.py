@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from primus.training_logs.log_reader import LogLineError, LogReader, parse_number
 from primus.training_logs.step_merger import LogStep
+from primus.training_logs.step_reader import LogLineError, StepReader, parse_number
 
 LINE = re.compile(rb"Training epoch \d+, iteration (\d+)/\d+ \|(.*)")
 BAR = re.compile(rb"\breduced_train_loss=")
@@ -26,7 +26,7 @@ FIELDS = {
 }
 
 
-class NeMoReader(LogReader):
+class NeMoReader(StepReader):
     """NeMo."""
 
     NAME = "nemo"

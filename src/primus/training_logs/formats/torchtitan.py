@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from primus.training_logs.log_reader import (
+from primus.training_logs.step_merger import LogStep
+from primus.training_logs.step_reader import (
     LogEvaluation,
     LogLineError,
-    LogReader,
+    StepReader,
     parse_optional,
     parse_rank,
     parse_time_stamp,
     split_steps,
 )
-from primus.training_logs.step_merger import LogStep
 
 START = re.compile(rb"(validate )?\bstep: *(\d+) +(?=loss:)")
 VALUE = re.compile(rb"\b(\w+): *([^\s:]+)")
@@ -33,7 +33,7 @@ FIELDS = {
 }
 
 
-class TorchtitanReader(LogReader):
+class TorchtitanReader(StepReader):
     """torchtitan."""
 
     NAME = "torchtitan"

@@ -25,7 +25,7 @@ class LogEvaluation(LogStep):
     """An evaluation: the values are its step and loss."""
 
 
-class LogReader:
+class StepReader:
     """Reads the lines of one format; holds state between lines, so that each file has a reader.
 
     Subclasses say in `ANCHORS` which bytes each of their lines contains, and read such lines in `read_line`.

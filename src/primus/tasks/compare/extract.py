@@ -1,0 +1,160 @@
+"""Read the steps of training logs of other frameworks, and write them as results that can be compared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from primus.comparison.log_result import (
+    LogFacts,
+    LogSummary,
+    build_log_result,
+    list_known_settings,
+    list_notes,
+    summarize_log,
+)
+from primus.comparison.result import save_result
+from primus.errors import UsageError
+from primus.report.table import format_number, format_table
+from primus.task import TaskContext
+from primus.training_logs.find_logs import LogGroup, find_logs
+from primus.training_logs.merge_logs import read_log_group
+from primus.training_logs.read_log import TrainingLog, UnreadLine
+from primus.training_logs.step_merger import LogAttempt
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of `compare extract`."""
+
+    what: Annotated[tuple[str, ...], Meta(extra={"positional": True})]
+    """Logs, event files of TensorBoard, or folders with them; ranks and attempts in a folder are merged."""
+    format: str = "auto"
+    """Who wrote the logs: primus, megatron, megatron-bridge, nemo, torchtitan, maxtext, nanotron, llm-foundry,
+    huggingface, deepspeed, mlperf, tensorboard; auto recognises it."""
+    output: str | None = None
+    """Folder of the results, one JSON file for each run; none are written when omitted."""
+    platform: Literal["amd", "nvidia", "cpu"] | None = None
+    """What trained; results need it. Logs of Primus are of AMD GPUs."""
+    framework: str = ""
+    """Name of the framework in the results (default: the format)."""
+    model: str = ""
+    """Name of the model in the results."""
+    device_name: str = ""
+    """Model of the devices, such as MI300X."""
+    devices: Annotated[int, Meta(ge=1)] | None = None
+    """Number of devices, if the log does not say it; for tokens per second."""
+    seq_length: Annotated[int, Meta(ge=1)] | None = None
+    """Tokens of a sample, if the log does not say it; for tokens per second."""
+
+
+class ExtractedLog(Struct, frozen=True, kw_only=True):
+    """What `compare extract --json` prints of a run."""
+
+    log: str
+    format: str
+    trainer: str
+    summary: LogSummary
+    attempts: list[LogAttempt]
+    num_ranks: int
+    num_evaluations: int
+    num_lines: int
+    num_unread: int
+    unread: list[UnreadLine]
+    settings: dict[str, str]
+    notes: list[str]
+    steps: dict[str, list[float | None]]
+    result: str | None = None
+    """File of the result."""
+
+
+def run(options: Options, context: TaskContext) -> None:
+    """Read the logs and print a table of the runs.
+
+    Raises:
+        UsageError: A word names no log, or a log has no steps.
+    """
+    groups = find_logs(options.what)
+    extracted, skipped = [], []
+    for group in groups:
+        try:
+            log = read_log_group(group, options.format)
+        except UsageError as error:
+            if len(groups) == 1:
+                raise
+            skipped.append(str(error))
+            continue
+        extracted.append(_extract(log, group, options))
+    if not extracted:
+        raise UsageError("no log has steps", "\n  ".join(skipped))
+    context.result(extracted, format_extracted(extracted, skipped))
+
+
+def _extract(log: TrainingLog, group: LogGroup, options: Options) -> ExtractedLog:
+    facts = LogFacts(
+        platform=options.platform or ("amd" if log.format == "primus" else ""),
+        framework=options.framework,
+        model=options.model,
+        device_name=options.device_name,
+        num_devices=options.devices,
+        sequence_length=options.seq_length,
+    )
+    return ExtractedLog(
+        log=log.path,
+        format=log.format,
+        trainer=log.title,
+        summary=summarize_log(log, facts),
+        attempts=log.attempts,
+        num_ranks=log.num_ranks,
+        num_evaluations=len(log.evaluations),
+        num_lines=log.num_lines,
+        num_unread=log.num_unread,
+        unread=log.unread,
+        settings=log.settings,
+        notes=list_notes(log, list_known_settings(log, facts)),
+        steps={name: log.steps.list_values(name) for name in log.steps.columns},
+        result=_write_result(log, group, facts, Path(options.output)) if options.output else None,
+    )
+
+
+def _write_result(log: TrainingLog, group: LogGroup, facts: LogFacts, folder: Path) -> str:
+    if not facts.platform:
+        raise UsageError(f"{log.path}: the log does not say what trained", "add --platform amd, nvidia or cpu")
+    result = build_log_result(log, facts)
+    stem = re.sub(r"[^\w.-]+", "-", Path(group.name).with_suffix("").as_posix()).strip("-.")
+    file = folder / f"{result.cell.name}_{stem}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    save_result(result, file)
+    return str(file)
+
+
+def format_extracted(extracted: Sequence[ExtractedLog], skipped: Sequence[str]) -> str:
+    """A table of the runs, then what is doubtful in each."""
+    header = ["log", "trainer", "steps", "from", "to", "ms/step", "tokens/s/device", "TFLOP/s/device", "GiB", "loss"]
+    rows = [_format_row(each) for each in extracted]
+    lines = [format_table(header, rows, right=range(2, len(header))), ""]
+    for each in extracted:
+        notes = list(each.notes)
+        if not each.summary.is_steady:
+            notes.append("the times of the steps do not settle: the figures are of the second half")
+        notes += [f"not read, line {line.number}: {line.text} ({line.problem})" for line in each.unread]
+        notes += [f"result: {each.result}"] if each.result else []
+        lines += [f"{each.log}: {note}" for note in notes]
+    return "\n".join([*lines, *(f"skipped: {text}" for text in skipped)]).rstrip()
+
+
+def _format_row(each: ExtractedLog) -> list[str]:
+    summary = each.summary
+    time_s = summary.step_time_s
+    figures: list[Any] = [
+        None if time_s is None else 1000 * time_s,
+        summary.tokens_per_s_per_device,
+        summary.tflops_per_device,
+        summary.memory_gib,
+        summary.last_loss,
+    ]
+    counts = [f"{summary.num_steps:,}", str(summary.first_step), str(summary.last_step)]
+    return [each.log, each.trainer, *counts, *map(format_number, figures)]
