@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from primus.machine.oom import OomKills, describe_oom, read_oom_kills
+from primus.machine.oom import OomKills, describe_oom, read_free_memory, read_oom_kills
 
 V1 = Path("/sys/fs/cgroup/memory")
 V2 = Path("/sys/fs/cgroup")
@@ -47,6 +47,16 @@ def test_version_1_counts_elsewhere(tmp_path: Path, place: str) -> None:
     stat = "cache 0\nhierarchical_memory_limit 268435456\nhierarchical_memsw_limit 9223372036854771712\n"
     tree(tmp_path / place, **{"memory.oom_control": text, "memory.stat": stat})
     assert read_oom_kills(tmp_path) == OomKills(group=5, host=None, limit_bytes=2**28)
+
+
+def test_free_memory_is_that_of_the_host_or_of_the_smallest_group(tmp_path: Path) -> None:
+    tree(tmp_path, proc__meminfo="MemTotal: 4096 kB\nMemAvailable:    2048 kB\n", proc__self__cgroup="0::/a/b\n")
+    assert read_free_memory(tmp_path) == 2048 * 1024
+    limits = {"memory.max": "1000000\n", "memory.current": "900000\n"}
+    tree(tmp_path / "sys/fs/cgroup/a", **limits, **{"memory.stat": "anon 5\ninactive_file 50000\n"})
+    tree(tmp_path / "sys/fs/cgroup/a/b", **{"memory.max": "max\n", "memory.current": "900000\n"})
+    assert read_free_memory(tmp_path) == 150_000
+    assert read_free_memory(tmp_path / "none") is None
 
 
 def test_what_cannot_be_read_says_nothing(tmp_path: Path) -> None:

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from fakes import cli
+from primus.errors import PrimusError
+
 np = pytest.importorskip("numpy")
 
 from primus.traces.breakdown import TimeBreakdown, compute_breakdown  # noqa: E402 - needs numpy
 from primus.traces.operators import list_operators  # noqa: E402
-from primus.traces.trace import read_trace  # noqa: E402
+from primus.traces.trace import check_memory, read_trace  # noqa: E402
 from traces.chrome_trace import STREAM_OF_NCCL, TraceWriter  # noqa: E402
 
 NAMES = ("Cijk_gemm_bf16", "flash_fwd_kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "Memcpy HtoD", "Memset")
@@ -108,3 +111,22 @@ def test_a_trace_of_a_cpu_has_operators_as_its_timeline(tmp_path: Path) -> None:
     (product, *_) = [row for row in list_operators(trace) if row.name == "aten::mm"]
     assert (product.shape, product.count) == ("[256,256] [256,256]", 2 * 3)
     assert product.tflops == pytest.approx(2 * 256**3 * product.count / product.time_us / 1e6)
+
+
+def test_a_trace_that_memory_cannot_hold_is_refused_before_memory_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemAvailable: 1000000 kB\n")
+    check_memory(Path("t.json"), 7, 300 << 20, tmp_path)
+    with pytest.raises(PrimusError, match=r"t\.json: too large for the memory of this machine: the first 9 events"):
+        check_memory(Path("t.json"), 9, 400 << 20, tmp_path)
+
+
+def test_a_limit_of_memory_of_the_process_is_one_message(tmp_path: Path) -> None:
+    writer = TraceWriter()
+    for number in range(100_000):
+        writer.add("cpu_op", f"aten::op_{number % 7}", 10 * number, 10 * number + 5)
+    path = writer.write(tmp_path / "rank_0.json")
+    before = "import resource, numpy; used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+    before += "resource.setrlimit(resource.RLIMIT_AS, (used + (20 << 20),) * 2)"
+    done = cli.run("direct", "--", "analyze", "trace", str(path), cwd=tmp_path, before=before, OPENBLAS_NUM_THREADS="1")
+    assert (done.returncode, "needs more memory than this process may use" in done.stderr) == (1, True), done.stderr

@@ -1,4 +1,4 @@
-"""Counts of the kernel's out-of-memory kills, in this control group and on the whole host.
+"""Counts of the kernel's out-of-memory kills, in this control group and on the whole host; and the memory that is left.
 
 Sources, of Linux: Documentation/admin-guide/cgroup-v2.rst (memory.events, memory.max) and cgroup-v1/memory.rst there
 (memory.oom_control, memory.stat), mm/vmstat.c (oom_kill of /proc/vmstat). A container sees its own group at the root of
@@ -38,6 +38,25 @@ def read_oom_kills(root: Path = Path("/")) -> OomKills:
             if group is not None:
                 return OomKills(group, host, _read_memory_limit(places))
     return OomKills(None, host)
+
+
+def read_free_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that this process can still use: of the host, and of each control group with a limit; None if not known.
+
+    The page cache of files that are not in use counts as free, as the kernel drops it first.
+    """
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _read_text(root / "proc/meminfo"), re.MULTILINE)
+    free = [int(found[1]) * 1024] if found else []
+    for place in _list_group_folders(root):
+        for limit_file, usage_file in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit, usage = _read_text(place / limit_file).strip(), _read_text(place / usage_file).strip()
+            if limit.isdecimal() and usage.isdecimal() and int(limit) < NO_LIMIT_BYTES:
+                cache = re.search(r"^(?:total_)?inactive_file (\d+)$", _read_text(place / "memory.stat"), re.MULTILINE)
+                free.append(max(0, int(limit) - int(usage) + (int(cache[1]) if cache else 0)))
+    return min(free, default=None)
 
 
 def describe_oom(before: OomKills, after: OomKills) -> str:

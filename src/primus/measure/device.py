@@ -11,6 +11,7 @@ import torch
 from primus.errors import UnfitError
 from primus.machine.accelerators import choose_device_type
 from primus.machine.facts import DeviceKind
+from primus.machine.oom import read_free_memory
 from primus.measure.memory import host_cache_bytes
 
 LARGEST_CACHE_BYTES = 256 * 2**20
@@ -66,7 +67,8 @@ def find_free_bytes(device: torch.device) -> int:
     """Free memory of `device`."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    free = read_free_memory()  # the limit of a container counts, which psutil does not know
+    return int(psutil.virtual_memory().available) if free is None else free
 
 
 def find_array_bytes(device: torch.device, num_local: int) -> int:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from primus.errors import PrimusError
 from primus.traces.breakdown import TimeBreakdown, compute_breakdown
 from primus.traces.memory import MemoryReport, report_memory
 from primus.traces.operators import OperatorTime, list_operators
 from primus.traces.ranks import RankComparison, compare_ranks
-from primus.traces.trace import read_trace
+from primus.traces.trace import Trace, read_trace
 
 
 class TraceReport(Struct, frozen=True, kw_only=True):
@@ -56,8 +57,18 @@ def analyze_traces(files: Sequence[Path], num_operators: int) -> TraceReport:
 
     Raises:
         UsageError: A file is not a trace.
+        PrimusError: The traces need more memory than there is.
     """
-    traces = [read_trace(file) for file in files]
+    try:
+        return _analyze([read_trace(file) for file in files], files, num_operators)
+    except MemoryError:  # a limit of the process, such as ulimit -v
+        raise PrimusError(
+            f"{', '.join(map(str, files))}: the analysis needs more memory than this process may use",
+            "record fewer steps or ranks, or raise the limit (ulimit -v)",
+        ) from None
+
+
+def _analyze(traces: Sequence[Trace], files: Sequence[Path], num_operators: int) -> TraceReport:
     first = traces[0]
     return TraceReport(
         files=[str(file) for file in files],

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from primus.errors import UsageError
+from primus.errors import PrimusError, UsageError
+from primus.machine.oom import read_free_memory
+from primus.report.table import format_size
 from primus.traces.chrome_events import EventArguments, TraceEvent, TraceFile
 
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
@@ -27,11 +29,17 @@ DEVICE_CATEGORIES = {
 RUNTIME_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "runtime", "hip_api"})
 OPERATOR_CATEGORIES = frozenset({"cpu_op", "operator"})
 SPAN_CATEGORIES = frozenset({"user_annotation"})
+CHECKED_BYTES = 64 << 20
+"""Growth of the columns after which free memory is read again."""
 _COPY_KERNELS = ("__amd_rocclr_copy", "CopyBuffer")
 """Copies that ROCm's runtime makes by kernels."""
 STEP = re.compile(r"(?:ProfilerStep|Iteration|train_step|step)[#\s]*(\d+)", re.IGNORECASE)
 _NUMBER = re.compile(r"\.\d+$")
 _RANK_IN_NAME = re.compile(r"rank[-_\[]?(\d+)", re.IGNORECASE)
+
+
+MEMORY_FACTOR = 4
+"""Memory of the analysis as a multiple of the columns: their sorted copies, and intermediate arrays of intervals."""
 
 
 class EventColumns:
@@ -49,6 +57,10 @@ class EventColumns:
         self.lane.append(lane)
         for column, value in zip(self.extra.values(), values, strict=True):
             column.append(value)
+
+    @property
+    def num_bytes(self) -> int:
+        return 8 * len(self.start) * (4 + len(self.extra))
 
 
 @dataclass
@@ -145,12 +157,18 @@ def read_trace(path: Path) -> Trace:
 
     Raises:
         UsageError: It is not a trace, or has no events of time.
+        PrimusError: The analysis of its events needs more memory than is free.
     """
     file = TraceFile(path)
     builder = _TraceBuilder()
+    num_events, num_checked = 0, 0
     for block in file.read_events():
         for event in block:
             builder.add_event(event)
+        num_events += len(block)
+        if builder.num_bytes - num_checked > CHECKED_BYTES:
+            num_checked = builder.num_bytes
+            check_memory(path, num_events, num_checked)
     trace = builder.build(path, file.metadata, file.problem)
     if not (len(trace.device) or len(trace.operators)):
         raise UsageError(
@@ -162,6 +180,28 @@ def read_trace(path: Path) -> Trace:
     if file.num_skipped:
         trace.notes.append(f"{path.name}: {file.num_skipped:,} events of an unknown form are skipped")
     return trace
+
+
+def check_memory(path: Path, num_events: int, num_bytes: int, root: Path = Path("/")) -> None:
+    """Check that the events of a trace can be analysed, before the kernel ends the process.
+
+    Args:
+        path: The file.
+        num_events: Events that were read so far.
+        num_bytes: Memory that their columns take already.
+        root: Of the files of the system.
+
+    Raises:
+        PrimusError: They cannot.
+    """
+    free = read_free_memory(root)
+    needed = (MEMORY_FACTOR - 1) * num_bytes
+    if free is not None and needed > free:
+        raise PrimusError(
+            f"{path}: too large for the memory of this machine: the first {num_events:,} events need"
+            f" {format_size(needed)} more, and {format_size(free)} are free",
+            "record fewer steps (--profile steps=5:5), or analyse it on a machine with more memory",
+        )
 
 
 class _TraceBuilder:
@@ -179,6 +219,12 @@ class _TraceBuilder:
         self._operators = EventColumns("external", "shape")
         self._spans = EventColumns()
         self._memory = EventColumns("bytes", "address", "total", "device")
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the columns."""
+        columns = (self._device, self._runtime, self._operators, self._spans, self._memory)
+        return sum(each.num_bytes for each in columns)
 
     def add_event(self, event: TraceEvent) -> None:
         if event.ph == "X":
