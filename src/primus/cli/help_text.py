@@ -29,7 +29,7 @@ TASK_GROUPS = {
         *("jobs list", "jobs show", "jobs logs", "jobs wait", "jobs cancel"),
     ),
     "speed": (
-        *("report", "benchmark", "compare engines", "compare extract"),
+        *("report", "benchmark", "compare engines", "compare extract", "compare mlperf"),
         *("tune train", "tune threads", "tune sweep", "tune gemm"),
         *("analyze trace", "profile attach"),
     ),

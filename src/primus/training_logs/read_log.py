@@ -41,7 +41,7 @@ SAMPLED_BLOCK = 1 << 20
 MAX_EXAMPLES = 5
 MAX_EXAMPLE_LENGTH = 300
 MAX_EVALUATIONS = 10_000
-MAX_SAMPLES = 500
+MAX_SAMPLES = 200
 """Lines of a block that are read to recognise the format."""
 FEWEST_LINES = 32
 """Lines are read together as long as there are more."""
