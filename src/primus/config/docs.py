@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
 from functools import cache
 
 from msgspec import Struct
@@ -21,6 +18,11 @@ def field_docs(struct: type[Struct]) -> dict[str, str]:
 
 
 def _own_docs(struct: type[Struct]) -> dict[str, str]:
+    # Here: every command reads flags, and only help and errors need their docs.
+    import ast
+    import inspect
+    import textwrap
+
     body = ast.parse(textwrap.dedent(inspect.getsource(struct))).body[0]
     assert isinstance(body, ast.ClassDef)
     docs: dict[str, str] = {}
@@ -34,4 +36,4 @@ def _own_docs(struct: type[Struct]) -> dict[str, str]:
 
 def read_summary(struct: type[Struct]) -> str:
     """First line of the docstring of `struct`."""
-    return (inspect.getdoc(struct) or "").split("\n")[0]
+    return (struct.__doc__ or "").strip().split("\n")[0]

@@ -63,6 +63,8 @@ _SCALAR_CONSTRUCTORS = {
 }
 """By tag. They need none of the bookkeeping of `construct_object` for collections, which takes most of its time."""
 
+_TEXT_TAG = "tag:yaml.org,2002:str"
+
 MOST_BYTES = 16 << 20
 """Largest file that is read; a list of 100,000 token files is smaller."""
 DEEPEST = 200
@@ -170,7 +172,7 @@ def _compose_document(text: str) -> Any:
     finally:
         loader.dispose()
     # Without an alias nothing repeats, and nothing is nested deeper than it is written.
-    if node is not None and "*" in text:
+    if node is not None and _may_hold_alias(text):
         extents: dict[int, _Extent] = {}
         whole = _measure_node(node, extents)
         # Bounds the expansion before it happens: nested aliases grow exponentially ("billion laughs").
@@ -179,6 +181,11 @@ def _compose_document(text: str) -> Any:
         if whole.levels > DEEPEST:
             raise _error_at(node, f"more than {DEEPEST} levels of nesting")
     return node
+
+
+def _may_hold_alias(text: str) -> bool:
+    """Whether a line that is more than a comment has an asterisk; `splitlines` knows all line breaks of YAML."""
+    return "*" in text and any("*" in line and not line.lstrip().startswith("#") for line in text.splitlines())
 
 
 def _check_depth(text: str) -> None:
@@ -230,6 +237,8 @@ def _construct_value(loader: Any, node: yaml.Node) -> Any:
     Raises:
         MarkedYAMLError: A tag is unknown, or does not fit its value.
     """
+    if node.tag == _TEXT_TAG and isinstance(node, yaml.ScalarNode):
+        return node.value
     try:
         construct = _SCALAR_CONSTRUCTORS.get(node.tag) if isinstance(node, yaml.ScalarNode) else None
         value = construct(loader, node) if construct else loader.construct_object(node, deep=True)

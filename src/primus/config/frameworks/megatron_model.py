@@ -6,9 +6,8 @@ megatron/core/transformer/transformer_config.py of Megatron-LM 0.16.
 
 from __future__ import annotations
 
-import ast
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from primus.config.convert import find_origin
 from primus.config.frameworks.known_keys import KnownKeys
@@ -16,6 +15,9 @@ from primus.config.frameworks.translation import ForeignSettings, LayerContext
 from primus.config.schema import OWNERS
 from primus.config.source import Leaf, Tree
 from primus.errors import UsageError
+
+if TYPE_CHECKING:
+    import ast
 
 OTHER_MODELS = ("hybrid_override_pattern", "hybrid_layer_pattern", "experimental_attention_variant", "lfm_layer_types")
 """Arguments of models whose layers are of several kinds."""
@@ -163,6 +165,8 @@ def _translate_window(work: ForeignSettings) -> None:
     """A window is a pair (keys before, keys after) in Megatron-LM, a number of tokens here."""
     window = work.read("window_size")
     if isinstance(window, str):
+        import ast  # not for files without such a text
+
         try:
             window = ast.literal_eval(window)
         except (ValueError, SyntaxError):
@@ -278,6 +282,8 @@ def parse_layer_pattern(written: Any, origin: str) -> int | list[int]:
     """
     if isinstance(written, int):
         return written
+    import ast  # not for files without such a text
+
     try:
         value = _evaluate_pattern(ast.parse(str(written).strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError):
@@ -289,6 +295,8 @@ def parse_layer_pattern(written: Any, origin: str) -> int | list[int]:
 
 def _evaluate_pattern(node: ast.expr) -> Any:
     """An expression of integers, lists, `+` and `*`."""
+    import ast
+
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.List):
