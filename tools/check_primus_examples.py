@@ -29,6 +29,10 @@ class CheckedExample(Struct, frozen=True):
 
 PAGE = Path(__file__).parent.parent / "docs/coming-from-primus.md"
 BLOCK = re.compile(r"(?<=change it there. -->\n).*?(?=<!-- end -->)", re.DOTALL)
+EXPERIMENT = re.compile(r"^(modules|extends|includes|bases)[ \t]*:", re.MULTILINE)
+"""In an experiment; other YAML files of the folders are settings of Transformer Engine or variables."""
+LANGUAGE_FRAMEWORKS = ("megatron", "torchtitan", "moe_package")
+"""Folders whose experiments are of the frameworks that are accepted as they are."""
 MISSING_FILES = ("no such data", "load: no folder")
 """What is refused because a file is on another machine."""
 
@@ -51,6 +55,8 @@ def main() -> None:
 def check_examples(checkout: Path) -> Iterator[CheckedExample]:
     """The result of each file in a folder `configs` under `examples/`."""
     for file in sorted((checkout / "examples").rglob("configs/**/*.yaml")):
+        if not EXPERIMENT.search(file.read_text(encoding="utf-8")):
+            continue
         name = str(file.relative_to(checkout / "examples"))
         try:
             resolved = resolve_experiment(file, (), {})
@@ -72,6 +78,7 @@ def format_counts(checked: list[CheckedExample]) -> str:
         refused = [example for example in each if example.problem]
         lacking = sum(lacks_files(example) for example in refused)
         rows.append(f"| {name} | {len(each)} | {len(each) - len(refused)} | {lacking} | {len(refused) - lacking} |")
+    rows += ["", format_share(folders)]
     reasons: dict[str, list[str]] = defaultdict(list)
     for example in checked:
         if example.problem and not lacks_files(example):
@@ -80,6 +87,16 @@ def format_counts(checked: list[CheckedExample]) -> str:
     ranked = sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0]))
     rows += [f"| {reason} | {len(kinds)} | {', '.join(sorted(set(kinds)))} |" for reason, kinds in ranked]
     return "\n".join(rows)
+
+
+def format_share(folders: dict[str, list[CheckedExample]]) -> str:
+    """Share of the experiments for Megatron and torchtitan that are accepted, image models aside."""
+    known = [example for name in LANGUAGE_FRAMEWORKS for example in folders.get(name, [])]
+    accepted = [example for example in known if not example.problem or lacks_files(example)]
+    return (
+        f"Of {len(known)} experiments for Megatron and torchtitan, {len(accepted)} are accepted"
+        f" ({len(accepted) / len(known):.1%}); image models do not count."
+    )
 
 
 def lacks_files(example: CheckedExample) -> bool:

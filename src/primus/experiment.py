@@ -31,17 +31,6 @@ SETTINGS_VARIABLE = "PRIMUS_SECRET_SETTINGS"
 """Variable that passes settings with secrets to workers, as JSON by key; the run folder holds only their keys."""
 NAMES = ("work_group", "user_name", "exp_name", "workspace")
 
-STAGE_SETTINGS = frozenset(
-    {
-        "account_for_embedding_in_pipeline_split",
-        "account_for_loss_in_pipeline_split",
-        "decoder_first_pipeline_num_layers",
-        "decoder_last_pipeline_num_layers",
-        "pipeline_model_parallel_layout",
-    }
-)
-"""Arguments of Megatron-LM that place layers on pipeline stages."""
-
 
 def resolve_experiment(
     file: Path, overrides: Sequence[str], environ: Mapping[str, str], stage: str | None = None
@@ -90,7 +79,7 @@ def _check_settings(resolved: Resolved) -> None:
         trainer.parallel,
         trainer.training.seq_length,
         resolved.origins,
-        has_own_stages=not STAGE_SETTINGS.isdisjoint(trainer.backend_args),
+        has_own_stages=model_checks.has_own_stages(trainer.backend_args),
     )
     checks.check_lengths(resolved)
     checks.check_data(resolved)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from msgspec import Struct, structs
 
@@ -11,6 +12,16 @@ from primus.errors import UsageError
 from primus.model import expert_ffn_size, head_dim, num_moe_layers, num_query_groups
 
 PIPELINE_KEY = "pipeline_model_parallel_size"
+STAGE_SETTINGS = frozenset(
+    {
+        "account_for_embedding_in_pipeline_split",
+        "account_for_loss_in_pipeline_split",
+        "decoder_first_pipeline_num_layers",
+        "decoder_last_pipeline_num_layers",
+        "pipeline_model_parallel_layout",
+    }
+)
+"""Arguments of Megatron-LM that place layers on pipeline stages."""
 EXPERT_LAYERS = ("first_k_dense_replace", "num_hash_layers")
 """Keys about layers with experts whose names do not begin with `moe_`."""
 
@@ -49,6 +60,11 @@ def check_parallel(
     """
     problems = find_parallel_problems(spec, parallel, seq_length)
     _raise_first((p for p in problems if not (has_own_stages and p.key == PIPELINE_KEY)), origins or {})
+
+
+def has_own_stages(backend_args: Mapping[str, Any]) -> bool:
+    """Whether settings of Megatron-LM place the layers on pipeline stages."""
+    return any(backend_args.get(name) for name in STAGE_SETTINGS)
 
 
 def find_problems(spec: ModelSpec) -> Iterator[ModelProblem]:

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from primus.checkpoint import checksum, folders, manifest
 from primus.checkpoint.manifest import CheckpointManifest
-from primus.checkpoint.shape import FIELDS, build_shape, find_first_difference
+from primus.checkpoint.shape import FIELDS, build_shape, check_same_shape
 from primus.config.load import load_model
 from primus.config.schema import ModelSpec
 from primus.errors import PrimusError, UsageError
@@ -137,13 +137,17 @@ def test_two_ways_to_write_a_model_are_one_shape() -> None:
     spec = load_model("tiny")
     written_out = structs.replace(spec, kv_channels=spec.hidden_size // spec.num_attention_heads)
     assert build_shape(written_out) == build_shape(spec)
-    assert find_first_difference(build_shape(spec), build_shape(written_out)) is None
+    check_same_shape(build_shape(spec), build_shape(written_out), "run")
 
 
-def test_the_first_field_that_differs_is_named() -> None:
+def test_every_field_that_differs_is_named() -> None:
     spec = load_model("tiny")
     other = structs.replace(spec, hidden_size=128, vocab_size=1024)
-    assert find_first_difference(build_shape(spec), build_shape(other)) == "hidden_size is 64 there and 128 here"
+    with pytest.raises(UsageError) as caught:
+        check_same_shape(build_shape(spec), build_shape(other), "run")
+    found = caught.value.problem
+    assert found.startswith("load: run is of another model: hidden_size is 64 there and 128 here; ")
+    assert f"; vocab_size is {spec.vocab_size} there and 1024 here" in found
 
 
 def test_the_fields_of_a_shape_are_fields_of_a_model() -> None:

@@ -22,6 +22,7 @@ from primus.checkpoint.formats import huggingface
 from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint
 from primus.checkpoint.formats.output import OutputFile, OutputPlan
 from primus.checkpoint.formats.safetensors_file import read_header
+from primus.checkpoint.formats.tensor_bytes import read_tensor
 from primus.checkpoint.weights import TensorDict
 from primus.cli.main import main
 from primus.errors import PrimusError, UsageError
@@ -138,17 +139,18 @@ done = []
 def report(count):
     done.append(count)
     if sum(done) > 25_000:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), int(sys.argv[3]))
 write_conversion(planned, Path(sys.argv[2]), report)
 """
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_conversion_is_absent_and_continued_by_the_same_command(
-    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     target = tmp_path / "out"
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(hub), str(target)], timeout=120)
-    assert killed.returncode == -signal.SIGKILL
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(hub), str(target), str(int(number))], timeout=300)
+    assert killed.returncode == -number
     assert not target.exists()
     partial = conversion.partial_folder(target)
     with (partial / conversion.JOURNAL).open("a") as journal:
@@ -164,7 +166,8 @@ def test_a_killed_conversion_is_absent_and_continued_by_the_same_command(
 
 def test_files_of_another_conversion_are_not_kept(hub: Path, tmp_path: Path) -> None:
     target = tmp_path / "out"
-    subprocess.run([sys.executable, "-c", KILLED, str(hub), str(target)], timeout=120)
+    command = [sys.executable, "-c", KILLED, str(hub), str(target), str(int(signal.SIGKILL))]
+    subprocess.run(command, timeout=300)
     planned = plan_conversion(open_checkpoint(str(hub)), TargetSettings("huggingface", "fp16"))
     assert write_conversion(planned, target, lambda _: None) == 0
     assert open_checkpoint(str(target)).weights.list_tensors()[NORM].dtype == torch.float16
@@ -230,3 +233,29 @@ def test_an_average_is_the_mean_in_float32() -> None:
 def test_a_limit_of_the_file_size_is_an_error_here_too() -> None:
     # The test of a full disk relies on it: without Python's handling SIGXFSZ would end the process.
     assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN and resource.RLIMIT_FSIZE is not None
+
+
+def test_a_large_tensor_is_mapped_and_equals_a_read_one_at_any_offset(tmp_path: Path) -> None:
+    file = tmp_path / "bytes"
+    values = torch.randn(3 << 18, generator=torch.Generator().manual_seed(1))
+    for offset in (0, 4, 4094, 4096, 5000):
+        file.write_bytes(bytes(offset) + values.numpy().tobytes())
+        assert torch.equal(read_tensor(file, offset, (3, 1 << 18), torch.float32), values.view(3, -1))
+    os.truncate(file, 5000 + values.nbytes - 1)
+    with pytest.raises(PrimusError, match="truncated"):
+        read_tensor(file, 5000, (3, 1 << 18), torch.float32)
+
+
+def test_a_mapped_tensor_may_outlive_its_file_and_be_changed_without_changing_it(tmp_path: Path) -> None:
+    file = tmp_path / "bytes"
+    file.write_bytes(bytes(2 << 20))
+    tensor = read_tensor(file, 0, (2 << 20,), torch.uint8)
+    tensor += 1
+    assert file.read_bytes() == bytes(2 << 20)
+    file.unlink()
+    assert int(tensor.sum()) == 2 << 20
+
+
+def test_a_conversion_to_hugging_face_does_not_import_distributed_checkpoints() -> None:
+    code = "import sys, primus.checkpoint.convert; print('torch.distributed.checkpoint' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

@@ -19,8 +19,8 @@ from primus.checkpoint.convert import MegatronFormat, TargetFormat, TargetSettin
 from primus.checkpoint.formats import open as formats
 from primus.checkpoint.formats import output
 from primus.checkpoint.formats.dcp import DcpFolder
-from primus.checkpoint.formats.megatron_torch import RankGrid
 from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint
+from primus.checkpoint.megatron_shards import RankGrid
 from primus.checkpoint.renaming import EngineNames
 from primus.checkpoint.weights import TensorDict, WeightReader
 from primus.config.schema import ModelSpec

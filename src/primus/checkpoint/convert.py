@@ -13,10 +13,9 @@ import msgspec
 import torch
 
 from primus.checkpoint import conversion
-from primus.checkpoint.formats import engine_folders, huggingface, megatron, megatron_torch
 from primus.checkpoint.formats.open import MODEL_FILE, OpenedCheckpoint, open_checkpoint
 from primus.checkpoint.formats.output import OutputPlan, split_rows
-from primus.checkpoint.formats.training_states import open_training_state
+from primus.checkpoint.megatron_shards import RankGrid
 from primus.checkpoint.training_state import TrainingState
 from primus.checkpoint.views import CastWeights
 from primus.checkpoint.weights import WeightReader
@@ -40,7 +39,7 @@ class TargetSettings(NamedTuple):
     """Type of floating-point weights; the source's when None."""
     format: MegatronFormat = "torch_dist"
     """For megatron."""
-    layout: megatron_torch.RankGrid = megatron_torch.RankGrid()
+    layout: RankGrid = RankGrid()
     """For the format `torch`, which has a file for each rank."""
     tokenizer: Path | None = None
     """For huggingface: the folder whose tokenizer files are copied; the source's when None."""
@@ -90,6 +89,8 @@ def _open_training_state(opened: OpenedCheckpoint, settings: TargetSettings) -> 
         return None, "weights only: --no-optimizer"
     if settings.to == "huggingface" or opened.found.format == "huggingface":
         return None, "weights only: the format of Hugging Face has no optimizer state"
+    from primus.checkpoint.formats.training_states import open_training_state  # with torch.distributed.checkpoint
+
     training = open_training_state(opened)
     if training is None:
         return None, "weights only: the source has no optimizer state"
@@ -112,7 +113,12 @@ def _plan_files(
     if settings.to == "huggingface":
         source = opened.found.folder
         own = (source if source.is_dir() else source.parent) if opened.found.format == "huggingface" else None
+        from primus.checkpoint.formats import huggingface
+
         return huggingface.plan_output(weights, spec, settings.tokenizer or own)
+    # These import torch.distributed.checkpoint, which takes a second.
+    from primus.checkpoint.formats import engine_folders, megatron, megatron_torch
+
     if settings.to == "native":
         return engine_folders.plan_native(weights, spec, step or 0, training)
     if settings.to == "torchtitan":

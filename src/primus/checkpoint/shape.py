@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from primus import model
 from primus.config.schema import ModelSpec
+from primus.errors import UsageError
 
 Shape = dict[str, int | bool | None]
 """Fields of a ModelSpec by name, with defaults resolved."""
@@ -47,9 +48,23 @@ def build_shape(spec: ModelSpec) -> Shape:
     return shape
 
 
-def find_first_difference(saved: Shape, wanted: Shape) -> str | None:
-    """The first field in which two shapes differ, in words: ``hidden_size is 256 there and 512 here``."""
-    return next(iter(list_differences(saved, wanted)), None)
+def check_same_shape(saved: Shape, wanted: Shape, where: str) -> None:
+    """Refuse a checkpoint of another model.
+
+    Args:
+        saved: Of the checkpoint.
+        wanted: Of the experiment.
+        where: The checkpoint, for the message.
+
+    Raises:
+        UsageError: The shapes differ; names every setting: ``hidden_size is 256 there and 512 here``.
+    """
+    differences = list_differences(saved, wanted)
+    if differences:
+        raise UsageError(
+            f"load: {where} is of another model: {'; '.join(differences)}",
+            "load one of this model, or set these keys to the checkpoint's values",
+        )
 
 
 def list_differences(saved: Shape, wanted: Shape) -> list[str]:

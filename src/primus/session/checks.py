@@ -77,7 +77,7 @@ def _check_load(trainer: Trainer, backend: str) -> None:
         return
     from primus.checkpoint import folders  # not for experiments that load no checkpoint
     from primus.checkpoint.formats.open import check_foreign
-    from primus.checkpoint.shape import build_shape, find_first_difference
+    from primus.checkpoint.shape import build_shape, check_same_shape
 
     if folders.is_foreign(trainer.checkpoint.load):
         # Only config.json is read: other files need a tensor library, and are checked when they are opened.
@@ -87,9 +87,7 @@ def _check_load(trainer: Trainer, backend: str) -> None:
         saved = _read_manifest(folder)
         if saved is None:
             continue  # damaged: training skips it, too
-        difference = find_first_difference(saved.model, build_shape(trainer.model))
-        if difference:
-            raise UsageError(f"load: {folder} is of another model: {difference}", "load one of this model")
+        check_same_shape(saved.model, build_shape(trainer.model), str(folder))
         check_backend_of(saved, folder, backend, trainer.checkpoint.finetune)
         return
     raise UsageError(f"load: every checkpoint of {trainer.checkpoint.load} is damaged", "load another one")

@@ -9,7 +9,7 @@ from typing import Any
 
 from primus.checkpoint import folders, manifest
 from primus.checkpoint.manifest import CheckpointManifest
-from primus.checkpoint.shape import Shape, find_first_difference
+from primus.checkpoint.shape import Shape, check_same_shape
 from primus.config.schema import CheckpointConfig
 from primus.data.training.dataset import describe_change
 from primus.errors import PrimusError, UnfitError, UsageError
@@ -100,9 +100,7 @@ class CheckpointSearch:
         start = self._find_first_good(folders.find_candidates(given))
         if start is None:
             raise PrimusError(f"load: every checkpoint of {given} is damaged", "load another, or train from scratch")
-        difference = find_first_difference(start.manifest.model, self.shape)
-        if difference:
-            raise UsageError(f"load: {start.folder} is of another model: {difference}", "load one of this model")
+        check_same_shape(start.manifest.model, self.shape, str(start.folder))
         check_backend_of(start.manifest, start.folder, self.backend, self.config.finetune)
         return ResumePoint(start.folder, start.manifest, weights_only=self.config.finetune)
 

@@ -63,6 +63,17 @@ def test_two_processes_have_the_losses_of_native_for_every_model(tmp_path: Path)
     compare(tmp_path, [(kind, LAYOUTS[name]) for kind in tied for name in ("tensor and sequence", "pipeline")], world=2)
 
 
+def test_stages_of_different_sizes_have_the_losses_of_native(tmp_path: Path) -> None:
+    trainer = build("llama", model={"num_layers": 3}, parallel=LAYOUTS["pipeline"])
+    start = write_start(tmp_path / "start", trainer)
+    placements = [{"pipeline_model_parallel_layout": "Et|ttL"}, {"decoder_first_pipeline_num_layers": 2}]
+    found = train_all(tmp_path, [(replace(trainer, backend_args=each), start) for each in placements], world=2)
+    native = train_native(build("llama", model={"num_layers": 3}), draw_tokens(trainer))
+    for result in found:
+        losses = [abs(mine[0] - other[0]) for mine, other in zip(result["steps"], native, strict=True)]
+        assert max(losses) <= LOSS, losses
+
+
 def test_experts_train_alike_in_one_process_and_over_two(tmp_path: Path) -> None:
     trainer = build("llama", model=EXPERTS)
     start = write_expert_start(tmp_path / "start", trainer)

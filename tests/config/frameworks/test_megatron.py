@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
+from primus.config.frameworks.pipeline_stages import format_layout
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import OWNERS, ModelSpec, Trainer
 from primus.config.source import dump_yaml
@@ -371,3 +375,41 @@ def test_the_vocabulary_follows_a_published_tokenizer(tmp_path: Path) -> None:
 def test_a_dense_model_ignores_settings_of_experts(tmp_path: Path) -> None:
     spec = read_model(tmp_path, {"num_experts": None, "moe_router_topk": 8, "moe_layer_freq": "([0]*1+[1]*3)"})
     assert (spec.num_experts, spec.first_k_dense_replace) == (None, 0)
+
+
+# Pipeline stages
+
+
+def test_layers_that_the_stages_do_not_divide_are_placed_evenly_with_a_note(tmp_path: Path) -> None:
+    model = MODEL | {"num_layers": 7}
+    resolved = resolve(tmp_path, {"pipeline_model_parallel_size": 2}, model)
+    assert resolved.experiment.trainer.backend_args["pipeline_model_parallel_layout"] == "Et*4|t*3L"
+    assert any("pipeline_model_parallel_size 2 does not divide num_layers 7" in note for note in resolved.notes)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"decoder_last_pipeline_num_layers": 3}, {"pipeline_model_parallel_layout": "Ettttt|ttL"}],
+)
+def test_stages_that_the_file_places_stay_as_they_are(tmp_path: Path, settings: dict[str, Any]) -> None:
+    found = read_trainer(tmp_path, {"pipeline_model_parallel_size": 2} | settings, MODEL | {"num_layers": 7})
+    assert {key: value for key, value in found.backend_args.items() if "pipeline" in key} == settings
+
+
+def test_layers_that_the_stages_divide_have_no_layout(tmp_path: Path) -> None:
+    found = read_trainer(tmp_path, {"pipeline_model_parallel_size": 2}).backend_args
+    assert "pipeline_model_parallel_layout" not in found
+
+
+def test_embedding_and_head_count_as_a_layer_each() -> None:
+    assert format_layout(126, 8) == "|".join(["Et*15", *["t*16"] * 6, "t*15L"])  # the layers of Llama 3.1 405B
+
+
+@given(num_stages=st.integers(2, 20), more=st.integers(0, 100), predicted=st.integers(0, 3))
+def test_a_layout_has_every_layer_once_and_a_layer_on_every_stage(num_stages: int, more: int, predicted: int) -> None:
+    layers = num_stages + more
+    stages = re.sub(r"t\*(\d+)", lambda found: "t" * int(found[1]), format_layout(layers, num_stages, predicted))
+    counts = [stage.count("t") for stage in stages.split("|")]
+    assert len(counts) == num_stages and sum(counts) == layers and min(counts) >= 1
+    assert stages.startswith("E") and stages.endswith("m" * predicted + "L")
+    assert max(counts) - min(counts) <= predicted + 2

@@ -110,7 +110,10 @@ def check_core(trainer: Trainer, *, has_engine_layers: bool) -> None:
         UsageError: A value is not supported; the message names its key and the fix.
     """
     check_key_rules(NAME, read_key_rules(FOLDER), trainer)
-    model_checks.check_parallel(trainer.model, trainer.parallel, trainer.training.seq_length)
+    has_own_stages = model_checks.has_own_stages(trainer.backend_args)
+    model_checks.check_parallel(
+        trainer.model, trainer.parallel, trainer.training.seq_length, has_own_stages=has_own_stages
+    )
     _raise_first(_find_model_problems(trainer.model))
     _raise_first(_find_layout_problems(trainer))
     check_setting_effects(trainer.backend_args)
@@ -176,17 +179,12 @@ def _find_model_problems(spec: ModelSpec) -> Iterator[MegatronProblem]:
 
 def _find_layout_problems(trainer: Trainer) -> Iterator[MegatronProblem]:
     model, parallel = trainer.model, trainer.parallel
-    tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
+    tensor = parallel.tensor_model_parallel_size
     if model.vocab_size % tensor:
         reason = "megatron would pad the vocabulary, which changes the loss"
         yield MegatronProblem(
             f"tensor_model_parallel_size: {tensor} does not divide vocab_size {model.vocab_size}: {reason}",
             f"set vocab_size: {-(-model.vocab_size // tensor) * tensor}, or choose another size",
-        )
-    if model.num_layers % pipeline:
-        yield MegatronProblem(
-            f"pipeline_model_parallel_size: {pipeline} does not divide num_layers {model.num_layers}",
-            "choose a size that divides it",
         )
     if model.num_experts is not None and tensor > 1 and not parallel.sequence_parallel:
         yield MegatronProblem(

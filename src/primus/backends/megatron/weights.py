@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core import parallel_state
@@ -28,7 +28,7 @@ def copy_weights(model: nn.Module, spec: ModelSpec, weights: WeightReader) -> No
         PrimusError: The weights are of another model.
     """
     own = collect_tensors(model)
-    shard = MegatronShard(weights, spec, find_layout(model.config, own), find_layer_spec(own))
+    shard = MegatronShard(weights, spec, find_layout(model, own), find_layer_spec(own))
     given = shard.list_tensors()
     if own.keys() != given.keys():
         name = sorted(own.keys() ^ given.keys())[0]
@@ -53,15 +53,16 @@ def find_layer_spec(own: Collection[str]) -> LayerSpecKind:
     return "transformer_engine" if any(name.endswith(".layer_norm_weight") for name in own) else "local"
 
 
-def find_layout(config: TransformerConfig, own: Mapping[str, Tensor]) -> RankLayout:
-    """The place of this process in the layout; every pipeline stage has as many layers."""
-    num_layers = config.num_layers // config.pipeline_model_parallel_size
+def find_layout(model: nn.Module, own: Mapping[str, Tensor]) -> RankLayout:
+    """The place of this process in the layout; pipeline stages may have different numbers of layers."""
+    config: TransformerConfig = model.config  # type: ignore[assignment]
+    layers: Any = model.decoder.layers  # type: ignore[union-attr]
     experts = config.num_moe_experts // config.expert_model_parallel_size if config.num_moe_experts else None
     return RankLayout(
         tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
         tensor_size=config.tensor_model_parallel_size,
-        first_layer=parallel_state.get_pipeline_model_parallel_rank() * num_layers,
-        num_layers=num_layers,
+        first_layer=layers[0].layer_number - 1 if len(layers) else 0,
+        num_layers=len(layers),
         is_first_stage=parallel_state.is_pipeline_first_stage(),
         is_last_stage=parallel_state.is_pipeline_last_stage(),
         first_expert=parallel_state.get_expert_model_parallel_rank() * (experts or 0),

@@ -29,6 +29,7 @@ from primus.checkpoint.megatron_shards import (
     STACKED_EXPERTS,
     LayerSpecKind,
     MegatronShard,
+    RankGrid,
     RankLayout,
     find_split,
     name_expert,
@@ -44,14 +45,6 @@ RANK_FOLDER = re.compile(r"mp_rank_(\d\d)(?:_(\d\d\d))?(?:_(\d\d\d))?")
 EXPERT = re.compile(r"\.local_experts\.(\d+)\.|\.mlp\.experts\.linear_fc[12]\.(?:weight|bias)(\d+)$")
 """The number of an expert, as a separate module or as a weight of a grouped one."""
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
-
-
-class RankGrid(NamedTuple):
-    """Sizes of a parallel layout."""
-
-    tensor: int = 1
-    pipeline: int = 1
-    expert: int = 1
 
 
 class RankTensor(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from primus.checkpoint import folders, manifest
-from primus.checkpoint.shape import FIELDS, Shape, build_shape, find_first_difference
+from primus.checkpoint.shape import FIELDS, Shape, build_shape, check_same_shape
 from primus.checkpoint.weights import WeightReader
 from primus.config.schema import ModelSpec
 from primus.errors import PrimusError, UsageError
@@ -147,9 +147,7 @@ def check_foreign(given: str, wanted: Shape) -> None:
         if not folder.exists():
             raise UsageError(f"load: no file {folder}", "check the path")
     if (folder / "config.json").is_file():
-        difference = find_first_difference(build_shape(_read_model_config(folder)), wanted)
-        if difference:
-            raise UsageError(f"load: {given} is of another model: {difference}", "load one of this model")
+        check_same_shape(build_shape(_read_model_config(folder)), wanted, given)
 
 
 def must_download(given: str) -> bool:

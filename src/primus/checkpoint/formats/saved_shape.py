@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from primus.checkpoint.formats.open import FoundCheckpoint, read_spec
-from primus.checkpoint.shape import Shape, build_shape, list_differences
+from primus.checkpoint.shape import Shape, build_shape, check_same_shape
 from primus.config.schema import ModelSpec
 from primus.errors import UsageError
 
@@ -27,12 +27,8 @@ def check_saved_shape(found: FoundCheckpoint, spec: ModelSpec) -> None:
         UsageError: They differ; names every setting.
     """
     saved = _read_saved_shape(found)
-    differences = list_differences(saved, build_shape(spec)) if saved else []
-    if differences:
-        raise UsageError(
-            f"load: {found.folder} is of another model: {'; '.join(differences)}",
-            "load one of this model, or set these keys to the checkpoint's values",
-        )
+    if saved:
+        check_same_shape(saved, build_shape(spec), str(found.folder))
 
 
 def _read_saved_shape(found: FoundCheckpoint) -> Shape | None:

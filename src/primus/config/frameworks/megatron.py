@@ -14,6 +14,7 @@ import msgspec
 from primus.config.convert import conversion_problem, convert_value, find_origin
 from primus.config.frameworks import megatron_model
 from primus.config.frameworks.known_keys import KnownKey, read_megatron_arguments, read_primus_keys
+from primus.config.frameworks.pipeline_stages import place_layers
 from primus.config.frameworks.translation import (
     ForeignSettings,
     LayerContext,
@@ -58,6 +59,13 @@ PRIMUS_FEATURES = {
 """Why a feature of Primus' patches that changes the training is refused."""
 
 
+PRIMUS_VALUES = {
+    ("fp4_recipe", "mxfp4"): "only Primus' patch of Transformer Engine has this recipe; Megatron-LM has nvfp4",
+    ("stage", "sft"): "fine-tuning is a module post_trainer, and no engine here fine-tunes yet",
+}
+"""Why a value that Primus adds to an argument, or another task, is refused in pre-training."""
+
+
 class MegatronTranslator:
     """Translation of `framework: megatron`."""
 
@@ -69,7 +77,7 @@ class MegatronTranslator:
         if isinstance(trainer, Leaf) and trainer.value not in (None, "MegatronPretrainTrainer"):
             raise UsageError(
                 f"{trainer.origin}: trainer_class: {trainer.value} is Primus' own",
-                "engines here train language models; use Primus for image and video models",
+                "engines here train language models; torchtitan's Flux reads other data: use Primus for image models",
             )
 
     def rename(self, settings: Tree) -> Tree:
@@ -90,12 +98,13 @@ class MegatronTranslator:
         work = ForeignSettings(settings)
         if not context.is_schema:
             _translate_data(work)
-            _translate_training(work)
+            _translate_training(work, context)
             _translate_layout(work)
             _translate_checkpoints(work)
             _translate_tuning(work, context)
             _translate_sinks(work)
             megatron_model.translate_model(work, context, read_primus_keys().tokenizers)
+            place_layers(work)
             work.drop_nulls()
         work.notes += _settle_rest(work, context)
         return work.finish()
@@ -134,7 +143,7 @@ def is_data_folder(path: Any) -> bool:
     return path in ("./data", "data") or path.endswith("/") or Path(path).is_dir()
 
 
-def _translate_training(work: ForeignSettings) -> None:
+def _translate_training(work: ForeignSettings, context: LayerContext) -> None:
     for key in ("train_samples", "lr_warmup_samples", "lr_decay_samples", "lr_wsd_decay_samples"):
         if work.read(key, 0):
             raise work.refuse(key, "lengths are counted in steps here", f"use {key.replace('samples', 'iters')}")
@@ -143,6 +152,9 @@ def _translate_training(work: ForeignSettings) -> None:
         if work.read(key) is not None:
             raise work.refuse(key, "the global batch size is constant here", "remove it")
         work.drop(key)
+    for (key, value), reason in PRIMUS_VALUES.items():
+        if work.read(key) == value and context.stage == "pre_trainer":
+            raise work.refuse(key, f"{value}: {reason}", "remove it")
     for key in OTHER_TASKS:
         if work.read(key):
             raise work.refuse(key, "no engine here does this task", "remove it")

@@ -135,7 +135,7 @@ def _check_layout(options: Options) -> None:
 
 def _build_settings(options: Options) -> TargetSettings:
     from primus.checkpoint.convert import TargetSettings
-    from primus.checkpoint.formats.megatron_torch import RankGrid
+    from primus.checkpoint.megatron_shards import RankGrid
 
     tokenizer = Path(options.tokenizer).expanduser() if options.tokenizer else None
     if tokenizer is not None and not tokenizer.is_dir():
