@@ -7,21 +7,12 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from primus.config.frameworks.pipeline_stages import STAGE_SETTINGS
 from primus.config.schema import ModelSpec, ParallelConfig
 from primus.errors import UsageError
 from primus.model import expert_ffn_size, head_dim, num_moe_layers, num_query_groups
 
 PIPELINE_KEY = "pipeline_model_parallel_size"
-STAGE_SETTINGS = frozenset(
-    {
-        "account_for_embedding_in_pipeline_split",
-        "account_for_loss_in_pipeline_split",
-        "decoder_first_pipeline_num_layers",
-        "decoder_last_pipeline_num_layers",
-        "pipeline_model_parallel_layout",
-    }
-)
-"""Arguments of Megatron-LM that place layers on pipeline stages."""
 EXPERT_LAYERS = ("first_k_dense_replace", "num_hash_layers")
 """Keys about layers with experts whose names do not begin with `moe_`."""
 

@@ -6,8 +6,17 @@ Source: megatron/core/transformer/pipeline_parallel_layer_layout.py of Megatron-
 from __future__ import annotations
 
 from primus.config.frameworks.translation import ForeignSettings
-from primus.model_checks import STAGE_SETTINGS
 
+STAGE_SETTINGS = frozenset(
+    {
+        "account_for_embedding_in_pipeline_split",
+        "account_for_loss_in_pipeline_split",
+        "decoder_first_pipeline_num_layers",
+        "decoder_last_pipeline_num_layers",
+        "pipeline_model_parallel_layout",
+    }
+)
+"""Arguments of Megatron-LM that place layers on pipeline stages."""
 VIRTUAL_STAGES = (
     *("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank"),
     "virtual_pipeline_model_parallel_size",
