@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from primus.contract import PlugInKind, optional
@@ -36,6 +37,16 @@ class Backend(Protocol):
         `--max-restarts`. Any other exception fails the run with a traceback in the log of the rank.
         """
         ...
+
+    @optional
+    def run_fake_step(self, experiment: Experiment, device: str, observer: AbstractContextManager[object], /) -> None:
+        """Run the forward and backward passes of one micro batch on fake tensors inside of `observer`, a mode of
+        torch's dispatcher.
+
+        Called by `tune gemm`, which records the matrix products, for ``cpu`` or ``cuda``; this machine need not have
+        the device. Default: not supported; `tune gemm` records a step of a run.
+        """
+        raise NotImplementedError
 
     @property
     @optional

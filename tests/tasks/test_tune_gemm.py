@@ -125,7 +125,7 @@ def test_shapes_that_fail_are_named_and_the_others_are_tuned(capsys: pytest.Capt
         ("gemm --shapes none.txt --gpus 0", 1, "none.txt: cannot be read"),
         ("gemm --shapes hipblaslt-bench --gpus 0", 1, "HIPBLASLT_LOG_MASK=32"),
         ("gemm --shapes dump_1.txt --gpus 0 --bench no-such-bench", 3, "no-such-bench is not installed"),
-        ("gemm --gpus 0", 2, "needs --shapes"),
+        ("gemm --gpus 0", 2, "tune gemm needs --config FILE"),
     ],
 )
 def test_bad_input_is_one_message(words: str, code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:

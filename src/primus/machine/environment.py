@@ -1,8 +1,8 @@
 """Environment variables of a node's processes, each with its layer, reason and overridden values.
 
 Precedence, lowest first: base, vendor, architecture, GPU model, backend, kind of NIC, network, deterministic mode,
-hooks, patches, the experiment's `env:`, the user's shell, `--env`. A value that the user set is never changed; an empty
-value set by the user keeps the variable unset."""
+tuned files, hooks, patches, the experiment's `env:`, the user's shell, `--env`. A value that the user set is never
+changed; an empty value set by the user keeps the variable unset."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class VariableChoice(Struct, frozen=True, kw_only=True):
     """None leaves it unset."""
     layer: str
     """``base``, ``amd``, ``gfx942``, ``mi300x``, ``backend:megatron``, ``nic:broadcom``, ``network``,
-    ``deterministic``, ``hook``, ``patch``, ``experiment``, ``user`` (the shell) or ``--env``."""
+    ``deterministic``, ``tuned``, ``hook``, ``patch``, ``experiment``, ``user`` (the shell) or ``--env``."""
     reason: str
     source: str
     overrode: tuple[OverriddenVariable, ...] = ()
@@ -138,6 +138,7 @@ def build_environment(
     hooks: Mapping[str, Assignment] | None = None,
     patches: Mapping[str, Assignment] | None = None,
     rocm_library: str | None = None,
+    tuned: Settings | None = None,
 ) -> Environment:
     """The variables of the processes on this node.
 
@@ -153,6 +154,7 @@ def build_environment(
         hooks: Values that hooks print.
         patches: Values that patches print.
         rocm_library: Folder of ROCm's libraries if there is one, see `find_rocm_library`.
+        tuned: Settings by which the processes use what was tuned on this machine.
 
     Raises:
         UsageError: A value contradicts deterministic mode, or gives an address instead of an interface name.
@@ -169,7 +171,9 @@ def build_environment(
     machine, warnings = _list_machine_layers(facts)
     settings = [*machine, *_build_path_settings(user_values), *_build_backend_settings(facts, workload, framework)]
     settings += [*_build_nic_settings(facts, network, needs), *_build_network_settings(facts, network, needs)]
-    if _is_on(user_values.get(DETERMINISTIC, "")):
+    if not _is_on(user_values.get(DETERMINISTIC, "")):
+        settings += [("tuned", tuned or {})]
+    else:
         settings += [("deterministic", DETERMINISTIC_SETTINGS.get(name, {})) for name, _ in machine]
     chosen: dict[str, VariableChoice] = {}
     # Later ones win: what a person typed for this launch comes last.

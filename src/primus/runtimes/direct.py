@@ -19,6 +19,8 @@ from primus.launch.supervision import flight_recorder
 from primus.launch.supervision.agent_report import AGENT, agent_report_file
 from primus.machine.cluster import ClusterLayout, find_layout
 from primus.machine.devices import count_devices, list_usable_devices
+from primus.machine.facts import MachineFacts
+from primus.machine.profile import Setting
 from primus.runs.store import Run
 
 LEVEL = "node"
@@ -49,6 +51,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Script (.sh, .py) to run on each node before the workers start; exit code 2: does not apply; may be repeated."""
     no_hooks: bool = False
     """Run no hooks."""
+    no_tuned: bool = False
+    """Use nothing that `tune` has kept for this machine."""
     max_restarts: Annotated[int, Meta(ge=0)] = 0
     """Maximum restarts after failures; the counter resets when a newer checkpoint is written."""
     restart_delay: Annotated[float, Meta(ge=0)] = 30.0
@@ -69,7 +73,10 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
     from_files = variables.parse_variables(options.env_file, "--env-file", {})
     typed = (from_files, variables.parse_variables(options.env, "--env", context.environ))
     given = plan.env | typed[0] | typed[1]
-    env, warnings = _collect_node_variables(shape, plan.env, typed, context) if context.starts_workers else (given, ())
+    env: dict[str, Variable] = dict(given)
+    warnings: tuple[str, ...] = ()
+    if context.starts_workers:
+        env, warnings = _collect_node_variables(shape, plan.env, typed, context, uses_tuned=not options.no_tuned)
     if context.terminal and shape.node_rank == 0:
         env |= {"PRIMUS_PROGRESS": Variable(context.terminal, "terminal")}
     if (
@@ -134,7 +141,12 @@ def _num_devices(context: PlanContext) -> int:
 
 
 def _collect_node_variables(
-    shape: ClusterLayout, given: Mapping[str, Variable], typed: Sequence[Mapping[str, Variable]], context: PlanContext
+    shape: ClusterLayout,
+    given: Mapping[str, Variable],
+    typed: Sequence[Mapping[str, Variable]],
+    context: PlanContext,
+    *,
+    uses_tuned: bool,
 ) -> tuple[dict[str, Variable], tuple[str, ...]]:
     """Variables from the machine, hooks, patches, `given` and `typed`, and warnings about them.
 
@@ -146,8 +158,15 @@ def _collect_node_variables(
         find_torch_version,
     )  # not for what starts no workers
     from primus.machine.network import choose_network
+    from primus.machine.tuned_files import build_tuned_settings
+    from primus.site_folders import find_distribution
 
     facts = context.facts(_find_master_address(shape))
+    folders = sys.path if context.import_folders is None else context.import_folders
+    tuned: dict[str, Setting] = {}
+    if uses_tuned and context.workload and context.is_here:
+        threads = _find_number_of_threads(facts, shape, {**given, **typed[0], **typed[1]}, context.environ)
+        tuned = build_tuned_settings(context.environ, facts, torch=find_distribution("torch", folders), threads=threads)
     decided = build_environment(
         facts,
         choose_network(facts, shape.nnodes, context.environ),
@@ -156,10 +175,11 @@ def _collect_node_variables(
         given,
         typed=typed,
         workload=context.workload,
-        torch=find_torch_version(facts, sys.path if context.import_folders is None else context.import_folders),
+        torch=find_torch_version(facts, folders),
         hooks=_select_by_source(context.settings, "hook"),
         patches=_select_by_source(context.settings, "patch"),
         rocm_library=find_rocm_library(context.environ),
+        tuned=tuned,
     )
     chosen = {**context.settings, **given, **typed[0], **typed[1]}
     decisions = {
@@ -170,6 +190,14 @@ def _collect_node_variables(
         if choice.value is not None and choice.layer != "user"
     }
     return _extend_path_lists(context) | decisions, decided.warnings
+
+
+def _find_number_of_threads(
+    facts: MachineFacts, shape: ClusterLayout, given: Mapping[str, Variable], environ: Mapping[str, str]
+) -> str:
+    """Threads that a process on the CPU will have."""
+    set_value = given["OMP_NUM_THREADS"].value if "OMP_NUM_THREADS" in given else environ.get("OMP_NUM_THREADS")
+    return set_value or str(max(1, (facts.cpu.usable or 1) // shape.nproc))
 
 
 def _extend_path_lists(context: PlanContext) -> dict[str, Variable]:

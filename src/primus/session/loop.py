@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 
 from primus.data.training.packing import Dataset
@@ -10,6 +11,7 @@ from primus.errors import FinalError, UsageError
 from primus.session.bad_steps import SUGGESTION
 from primus.session.engine import Engine, StepValues
 from primus.session.session import FINISH, INTERRUPT, Session, report_setup
+from primus.session.tuned_products import add_tuned_products
 from primus.session.weights import open_start_weights
 
 
@@ -81,6 +83,7 @@ def add_callbacks(run: EngineRun) -> None:
     """
     session = run.session
     session.add_profiler()
+    add_tuned_products(session, os.environ, compiled=False)
     session.callbacks.add(session.reporter)
     for choice in session.choices:
         session.callbacks.build(choice, run)

@@ -74,7 +74,7 @@ def read_problems(files: Iterable[Path]) -> list[GemmProblem]:
             raise PrimusError(f"{file}: cannot be read: {error.strerror}") from None
         # The last line of a process that was killed may be cut off: without -m, -n and -k it is no problem.
         for line in text.splitlines():
-            args = _parse_log_line(line)
+            args = parse_log_line(line)
             if args:
                 counts[args] = counts.get(args, 0) + 1
     if not counts:
@@ -119,7 +119,7 @@ def build_bench_command(program: str, problem: GemmProblem, options: Mapping[str
     return [program, *problem.args, "--requested_solution", "-1", *chosen, "--print_kernel_info"]
 
 
-def _parse_log_line(line: str) -> tuple[str, ...] | None:
+def parse_log_line(line: str) -> tuple[str, ...] | None:
     """The options of a log line without the chosen solution; None for other lines."""
     _, found, rest = line.partition(PROGRAM)
     if not found:

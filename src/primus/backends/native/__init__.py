@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from primus.backends.native.support import check_experiment
@@ -44,6 +45,13 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     from primus.backends.native import trainer
 
     trainer.train(experiment, attempt)
+
+
+def run_fake_step(experiment: Experiment, device: str, observer: AbstractContextManager[object]) -> None:
+    """Run the passes of one micro batch on fake tensors inside of `observer`."""
+    from primus.backends.native import fake_step
+
+    fake_step.run_fake_step(experiment, device, observer)
 
 
 def train_reference(device: torch.device) -> tuple[str, float]:

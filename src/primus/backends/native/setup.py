@@ -26,6 +26,7 @@ from primus.session.compute_timer import ComputeTimer
 from primus.session.resume import CheckpointSearch, ResumePoint
 from primus.session.session import Session, open_session, report_setup
 from primus.session.torch_processes import TorchProcesses, describe_torch_engine, seed_everything
+from primus.session.tuned_products import add_tuned_products
 from primus.session.weights import open_loaded_weights
 
 
@@ -71,7 +72,7 @@ def set_up_training(
         compiled=decision.compiled,
     )
     report_setup(training, compiled=decision.compiled, compile_reason=decision.reason)
-    _add_callbacks(training)
+    _add_callbacks(training, environ)
     return training
 
 
@@ -82,13 +83,14 @@ def _build_loss_window(trainer: Trainer, processes: TorchProcesses) -> LossWindo
     return LossWindow(config.loss_spike_window, config.loss_spike_factor, processes.device)
 
 
-def _add_callbacks(training: Training) -> None:
+def _add_callbacks(training: Training, environ: Mapping[str, str]) -> None:
     """Add the callbacks in the order in which every moment calls them.
 
     A step is reported before a plug-in sees it, and judged last: bad steps raise, and must be reported by then.
     """
     callbacks = training.callbacks
     training.add_profiler()
+    add_tuned_products(training, environ, compiled=training.compiled)
     callbacks.add(training.step_timer)
     callbacks.add(TextSampler(training))
     callbacks.add(training.reporter)

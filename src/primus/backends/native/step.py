@@ -95,9 +95,7 @@ def prepare_model(
     device = torch.device(device)
     if device.type == "cpu":
         keep_freed_memory()
-    model.compute_dtype = torch.bfloat16 if bf16 else None
-    model.recompute = recompute
-    model.loss_chunk_size = loss_chunk_size
+    configure_model(model, bf16=bf16, recompute=recompute, loss_chunk_size=loss_chunk_size)
     if world > 1:
         _shard_model(model, device, bf16, compile, world, shard)
     if any(parameter.is_meta for parameter in model.parameters()):
@@ -106,6 +104,13 @@ def prepare_model(
         model.to(device)
     loss = torch.compile(model) if compile and world == 1 else model
     return Trainable(model, loss, device, world)
+
+
+def configure_model(model: Transformer, *, bf16: bool, recompute: bool, loss_chunk_size: int | None) -> None:
+    """Choose how `model` computes; the arguments are those of `prepare_model`."""
+    model.compute_dtype = torch.bfloat16 if bf16 else None
+    model.recompute = recompute
+    model.loss_chunk_size = loss_chunk_size
 
 
 def train_step(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,19 +12,16 @@ from msgspec import Struct, structs
 from primus import experiment
 from primus.config.load import Resolved
 from primus.errors import PrimusError, UsageError
-from primus.process import run_command
 from primus.report import table
-from primus.runs import store
 from primus.runs.files import to_json, write_text
 from primus.task import TaskContext
+from primus.tasks.tune._training import QUIET, run_training
 from primus.tuning import experiment_patch
 from primus.tuning.grid import Settings, list_combinations, parse_keys
 from primus.tuning.halving import search_best
 from primus.tuning.study import Study, StudyRecord, open_study
 from primus.tuning.trial import TrialResult, measure_run
 
-QUIET = {"eval_interval": "0", "save_interval": "0", "disable_last_saving": "true", "auto_continue_train": "false"}
-"""Settings of every trial: nothing but steps."""
 AS_WRITTEN = "as written"
 MOST_LISTED = 20
 
@@ -147,30 +143,21 @@ def _run_trial(
         _resolve(request, context, settings, steps)
     except UsageError as error:
         return TrialResult(settings=settings, steps=steps, state="refused", reason=error.problem)
-    before = {run.id for run in store.list_workspace_runs(study.folder)}
-    words = [f"{key}={value}" for key, value in {**QUIET, **settings, "train_iters": str(steps)}.items()]
-    nproc = context.layout.nproc if context.layout else 1
-    answer = run_command(
-        [
-            *(sys.executable, "-m", "primus", "direct", "--nproc", str(nproc), "--", "train", "pretrain"),
-            "--config",
-            request.config,
-            *context.overrides,
-            *words,
-            "--workspace",
-            str(study.folder),
-        ],
-        # A variable of the shell would win over that of the trial.
-        {name: value for name, value in context.environ.items() if f"env.{name}" not in settings},
+    answer, run = run_training(
+        request.config,
+        context,
+        {**settings, "train_iters": str(steps)},
+        study.folder,
         limit_s=request.timeout_s,
+        # A variable of the shell would win over that of the trial.
+        environ={name: value for name, value in context.environ.items() if f"env.{name}" not in settings},
     )
-    runs = [run for run in store.list_workspace_runs(study.folder) if run.id not in before]
     if answer.state == "slow":
         return TrialResult(settings=settings, steps=steps, state="timed out", reason=f"after {request.timeout_s:g} s")
-    if not runs:
+    if run is None:
         return TrialResult(settings=settings, steps=steps, state="failed", reason=answer.problem)
-    result = measure_run(runs[-1], settings, steps, request.metric)
-    return structs.replace(result, run=str(runs[-1].directory.relative_to(study.folder)))
+    result = measure_run(run, settings, steps, request.metric)
+    return structs.replace(result, run=str(run.directory.relative_to(study.folder)))
 
 
 def _summarize(

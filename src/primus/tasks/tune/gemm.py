@@ -1,203 +1,38 @@
-"""Tune the matrix products that hipBLASLt logged: each shape once, on all GPUs, into one tuning file."""
+"""Tune the matrix products of an experiment for this device, and use them in later runs if real steps are faster."""
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from queue import SimpleQueue
 
-from msgspec import Struct
-
-from primus.errors import PrimusError, UnfitError, UsageError
-from primus.process import run_command
-from primus.report import table
-from primus.runs import lock
-from primus.runs.files import write_text
+from primus.errors import UsageError
 from primus.task import TaskContext
-from primus.tuning import hipblaslt
-from primus.tuning.hipblaslt import GemmProblem, TuningFile
+from primus.tasks.tune import _hipblaslt, _products
+from primus.tasks.tune._gemm_options import GemmOptions
 
-BENCH_OPTIONS = {"skip_slow_solution_ratio": "0.7", "rotating": "512", "cold_iters": "20", "iters": "20"}
-"""The values of AMD-AGI/Primus, examples/offline_tune/offline_tune_gemm.py."""
-MOST_LISTED = 20
-
-
-class Options(Struct, frozen=True, kw_only=True):
-    """Options of `tune gemm`."""
-
-    shapes: tuple[str, ...]
-    """Logs that HIPBLASLT_LOG_MASK=32 wrote."""
-    output: str = "./output/tune/hipblaslt.txt"
-    """Tuning file to write, for HIPBLASLT_TUNING_OVERRIDE_FILE. Parts in FILE.parts resume an interrupted search."""
-    gpus: tuple[str, ...] = ()
-    """GPUs to use at the same time (default: all of this machine)."""
-    bench: str = hipblaslt.PROGRAM
-    """Program of hipBLASLt that tunes."""
-    timeout: float = 1800.0
-    """Time limit for one shape in seconds."""
+Options = GemmOptions
+OVERRIDES = True
 
 
-class GemmTuningResult(Struct, frozen=True, kw_only=True):
-    """The result of tuning."""
-
-    output: str
-    version: str
-    """Version of hipBLASLt; another version ignores the file."""
-    num_shapes: int
-    num_tuned: int
-    share_of_calls: float
-    """Of the logged calls that have a tuned shape."""
-    shapes: list[dict[str, str]]
-    failures: dict[str, str]
-    """Reason by shape."""
-
-
-def run(options: Options, context: TaskContext) -> None:
-    """Tune what is not tuned yet, and write the file.
+def run(options: GemmOptions, context: TaskContext) -> None:
+    """Collect, tune, check and keep.
 
     Raises:
-        UnfitError: The program is not installed, or there is no GPU.
-        UsageError: Another process writes the same file.
-        PrimusError: A log has no shapes, or no shape can be tuned.
+        UnfitError: A program, a package or a device is missing.
+        UsageError: The options or the experiment are invalid, or this machine is tuning already.
+        PrimusError: A log has no products, or no product can be tuned.
     """
-    problems = hipblaslt.read_problems(map(Path, options.shapes))
-    gpus = options.gpus or tuple(str(index) for index in range(len(context.facts().devices)))
-    if not gpus:
-        raise UnfitError("no GPU was found to tune on", "name them: --gpus 0 1")
-    parts = Path(f"{options.output}.parts")
-    parts.mkdir(parents=True, exist_ok=True)
-    with lock.hold_run(parts) as is_held:
-        if not is_held:
-            raise UsageError(f"{parts} is used by {lock.find_holder(parts)}", "wait, or choose another --output")
-        failures = _tune_problems(problems, parts, gpus, options, context)
-        files = _read_parts(problems, parts)
-        result = _merge_parts(problems, files, failures, Path(options.output))
-    context.result(result, _format_result(result))
+    if options.config is None and not options.shapes:
+        raise UsageError("tune gemm needs --config FILE, or --shapes LOG ...", "for example --config experiment.yaml")
+    if options.config is None and context.overrides:
+        raise UsageError(f"{context.overrides[0]} changes an experiment, and none is given", "add --config FILE")
+    if options.config is None or (options.shapes and context.facts().devices):
+        _hipblaslt.tune_logged_products(options, context)
+        return
+    _products.tune_experiment(options, context)
 
 
-def _tune_problems(
-    problems: Sequence[GemmProblem], parts: Path, gpus: Sequence[str], options: Options, context: TaskContext
-) -> dict[str, str]:
-    """Tune all problems without a valid part; gives the reason of each failure by key."""
-    known = _read_parts(problems, parts)
-    pending = [problem for problem in problems if problem.key not in known]
-    failures = _run_on_gpus(pending, parts, gpus, options, context)
-    fresh = _read_parts(pending, parts)
-    if fresh:
-        # Solution indices are void in another version of the library: older parts are tuned again.
-        version = next(iter(fresh.values())).version
-        stale = [each for each in problems if each.key in known and known[each.key].version != version]
-        if stale:
-            context.say(f"{len(stale)} shapes were tuned for another version of hipBLASLt, and are tuned again")
-        failures |= _run_on_gpus(stale, parts, gpus, options, context)
-    return failures
-
-
-def _run_on_gpus(
-    problems: Sequence[GemmProblem], parts: Path, gpus: Sequence[str], options: Options, context: TaskContext
-) -> dict[str, str]:
-    free: SimpleQueue[str] = SimpleQueue()
-    for gpu in gpus:
-        free.put(gpu)
-    failures: dict[str, str] = {}
-    done, printing = 0, threading.Lock()
-
-    def tune(problem: GemmProblem) -> None:
-        nonlocal done
-        gpu = free.get()
-        try:
-            reason = _tune_problem(problem, parts / f"{problem.key}.txt", gpu, options, context)
-        finally:
-            free.put(gpu)
-        with printing:
-            done += 1
-            if reason:
-                failures[problem.key] = reason
-            context.say(f"  {done} of {len(problems)}: {problem.shape} on GPU {gpu}: {reason or 'tuned'}")
-
-    with ThreadPoolExecutor(max_workers=len(gpus)) as pool:
-        list(pool.map(tune, problems))
-    return failures
-
-
-def _tune_problem(problem: GemmProblem, part: Path, gpu: str, options: Options, context: TaskContext) -> str:
-    """Tune one problem on one GPU; gives the reason of a failure, else an empty text."""
-    # Renamed when it is complete, so that a part that exists is never cut off by a kill.
-    unfinished = part.with_suffix(".unfinished")
-    unfinished.unlink(missing_ok=True)
-    environ = {**context.environ, "HIPBLASLT_TUNING_FILE": str(unfinished.resolve()), "HIP_VISIBLE_DEVICES": gpu}
-    # A file in force would be what is measured.
-    environ.pop("HIPBLASLT_TUNING_OVERRIDE_FILE", None)
-    answer = run_command(
-        hipblaslt.build_bench_command(options.bench, problem, BENCH_OPTIONS), environ, limit_s=options.timeout
-    )
-    if answer.state == "missing":
-        raise UnfitError(answer.problem, "it is part of ROCm's hipblaslt packages; name another path by --bench")
-    if answer.state != "ok":
-        return answer.problem
-    try:
-        hipblaslt.parse_tuning_file(unfinished.read_text(encoding="utf-8"), unfinished.name)
-    except OSError:
-        return f"{options.bench} wrote no tuning file"
-    except PrimusError as error:
-        return error.problem
-    os.replace(unfinished, part)
-    return ""
-
-
-def _read_parts(problems: Sequence[GemmProblem], parts: Path) -> dict[str, TuningFile]:
-    """The valid parts by key; a damaged part counts as missing."""
-    found = {}
-    for problem in problems:
-        part = parts / f"{problem.key}.txt"
-        try:
-            found[problem.key] = hipblaslt.parse_tuning_file(part.read_text(encoding="utf-8"), str(part))
-        except (OSError, PrimusError):
-            continue
-    return found
-
-
-def _merge_parts(
-    problems: Sequence[GemmProblem], files: dict[str, TuningFile], failures: dict[str, str], output: Path
-) -> GemmTuningResult:
-    tuned = [problem for problem in problems if problem.key in files and problem.key not in failures]
-    if not tuned:
-        raise PrimusError("no shape could be tuned", "; ".join(sorted(set(failures.values()))[:3]))
-    entries = [files[problem.key].entries[-1] for problem in tuned]
-    version = files[tuned[0].key].version
-    write_text(output, hipblaslt.format_tuning_file(version, entries))
-    calls = sum(problem.count for problem in problems)
-    return GemmTuningResult(
-        output=str(output),
-        version=version,
-        num_shapes=len(problems),
-        num_tuned=len(tuned),
-        share_of_calls=sum(problem.count for problem in tuned) / calls,
-        shapes=[
-            {
-                "shape": problem.shape,
-                "calls": str(problem.count),
-                "us": entry.values.get("us", ""),
-                "solution": entry.values.get("solution_index", ""),
-            }
-            for problem, entry in zip(tuned, entries, strict=True)
-        ],
-        failures={problem.shape: failures[problem.key] for problem in problems if problem.key in failures},
-    )
-
-
-def _format_result(result: GemmTuningResult) -> str:
-    rows = [list(shape.values()) for shape in result.shapes[:MOST_LISTED]]
-    lines = [table.format_table(["shape", "calls", "us", "solution"], rows, right=(1, 2, 3))]
-    lines += [f"not tuned: {shape}: {reason}" for shape, reason in result.failures.items()]
-    lines.append(
-        f"{result.num_tuned} of {result.num_shapes} shapes tuned, {result.share_of_calls:.0%} of the calls; hipBLASLt "
-        f"{result.version}"
-    )
-    lines.append(
-        f"compare real steps: tune train --config FILE --keys env.HIPBLASLT_TUNING_OVERRIDE_FILE={result.output}"
-    )
-    return "\n".join(lines)
+def plan_notes(options: GemmOptions, context: TaskContext) -> Sequence[str]:
+    """What a dry run prints."""
+    if options.config is None:
+        return [f"tunes the products of {', '.join(options.shapes)} into {options.output}"]
+    return _products.list_plan_notes(options, context)

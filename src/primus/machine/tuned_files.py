@@ -1,0 +1,103 @@
+"""What was tuned on this machine and is used by later runs: one file for each device, library and number of threads.
+
+The files are in the user's state folder, which hosts may share; each states what it is valid for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from primus.machine.facts import MachineFacts
+from primus.machine.profile import Setting
+
+PRODUCTS_VARIABLE = "PRIMUS_TUNED_GEMM"
+"""Table of tuned matrix products that a run uses."""
+INDUCTOR_VARIABLE = "PRIMUS_TUNED_INDUCTOR"
+"""Archive of compiled kernels that a run unpacks before it compiles."""
+
+
+class TunedFile(Struct, frozen=True, kw_only=True):
+    """The fields that every file of the store has."""
+
+    created: float = 0.0
+    """Seconds since the epoch."""
+    valid_for: dict[str, str] = {}
+    """Device, versions and threads for which it was tuned, by name."""
+
+
+def find_store(environ: Mapping[str, str]) -> Path:
+    """Folder of all tuned files, below $XDG_STATE_HOME (XDG Base Directory Specification)."""
+    home = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local/state")
+    return Path(home) / "primus" / "tuned"
+
+
+def name_tuned_file(environ: Mapping[str, str], kind: str, valid_for: Mapping[str, str]) -> Path:
+    """The file of `kind`, such as ``gemm``, for exactly this device, library and number of threads."""
+    identity = hashlib.sha256(msgspec.json.encode(sorted(valid_for.items()))).hexdigest()[:12]
+    return find_store(environ) / f"{kind}-{identity}.json"
+
+
+def find_tuned_file(environ: Mapping[str, str], kind: str, known: Mapping[str, str]) -> Path | None:
+    """The newest file of `kind` that agrees with most of `known`; None if there is none for this device.
+
+    A file for another version is returned as well if there is no better one: the run then says why it does not use it.
+
+    Args:
+        environ: Names the store.
+        kind: For example ``gemm``.
+        known: What is known of this machine, by the names of `TunedFile.valid_for`; `device` must agree.
+    """
+    best: tuple[int, float, Path] | None = None
+    for path, header in list_tuned_files(environ, kind):
+        if header.valid_for.get("device") != known.get("device"):
+            continue
+        agreeing = sum(header.valid_for.get(name) == value for name, value in known.items())
+        if best is None or (agreeing, header.created) > best[:2]:
+            best = (agreeing, header.created, path)
+    return best[2] if best else None
+
+
+def build_tuned_settings(
+    environ: Mapping[str, str], facts: MachineFacts, *, torch: str | None, threads: str
+) -> dict[str, Setting]:
+    """Variables by which the workers of a node use what was tuned for its device.
+
+    Args:
+        environ: Names the store.
+        facts: The machine.
+        torch: Version of PyTorch that the workers import.
+        threads: Threads of a process on the CPU.
+    """
+    if facts.devices:
+        return {}
+    known = {"device": facts.cpu.model, "threads": threads, **({"torch": torch} if torch else {})}
+    found = {PRODUCTS_VARIABLE: ("gemm", "tune gemm"), INDUCTOR_VARIABLE: ("inductor", "tune inductor")}
+    files = {name: find_tuned_file(environ, kind, known) for name, (kind, _) in found.items()}
+    return {
+        name: Setting(value=str(path), reason="tuned for this device", source=found[name][1])
+        for name, path in files.items()
+        if path
+    }
+
+
+def list_tuned_files(environ: Mapping[str, str], kind: str) -> Iterator[tuple[Path, TunedFile]]:
+    """All readable files of `kind` with their headers; a damaged one counts as none."""
+    folder = find_store(environ)
+    for path in sorted(folder.glob(f"{kind}-*.json")) if folder.is_dir() else ():
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            yield path, msgspec.json.decode(path.read_bytes(), type=TunedFile)
+
+
+def explain_mismatch(valid_for: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Why a file does not apply here: ``tuned for torch 2.12.0, this is 2.13.0``; empty if it does."""
+    for name, value in valid_for.items():
+        if now.get(name) != value:
+            return f"tuned for {name} {value}, this is {now.get(name, 'unknown')}"
+    return ""

@@ -1,0 +1,38 @@
+"""Options of `tune gemm`, which its ways to tune share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from primus.tuning import hipblaslt
+
+Stage = Literal["all", "collect", "tune", "check", "use"]
+
+
+class GemmOptions(Struct, frozen=True, kw_only=True):
+    """Options of `tune gemm`."""
+
+    config: Annotated[str | None, Meta(extra={"aliases": ("--exp",)})] = None
+    """Experiment file whose matrix products are tuned."""
+    stage: Stage = "all"
+    """Only one stage: collect the products of a step, tune them, check real steps, or use them in later runs."""
+    record: bool = False
+    """Collect from a step of a real run, as other engines than native need; the default is a step on fake tensors."""
+    shapes: tuple[str, ...] = ()
+    """Logs with products instead: of hipBLASLt (HIPBLASLT_LOG_MASK=32), TunableOp, oneDNN or MKL."""
+    measure: Annotated[float, Meta(gt=0)] = 1.5
+    """Seconds to measure each product on a CPU."""
+    steps: Annotated[int, Meta(ge=24)] = 120
+    """Steps of the run that compares steps with and without tuned products."""
+    workspace: str = "./output"
+    """Folder of the results, below tune/."""
+    output: str = "./output/tune/hipblaslt.txt"
+    """Tuning file to write, for HIPBLASLT_TUNING_OVERRIDE_FILE. Parts in FILE.parts resume an interrupted search."""
+    gpus: tuple[str, ...] = ()
+    """GPUs to use at the same time (default: all of this machine)."""
+    bench: str = hipblaslt.PROGRAM
+    """Program of hipBLASLt that tunes."""
+    timeout: float = 1800.0
+    """Time limit in seconds for one shape on a GPU, and for the run that compares steps."""

@@ -1,0 +1,55 @@
+"""Training runs that `tune` starts one after the other, and waits for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from primus.process import CommandResult, run_command
+from primus.runs import store
+from primus.runs.store import Run
+from primus.task import TaskContext
+
+QUIET = {"eval_interval": "0", "save_interval": "0", "disable_last_saving": "true", "auto_continue_train": "false"}
+"""Settings of every trial: nothing but steps."""
+
+
+def run_training(
+    config: str,
+    context: TaskContext,
+    settings: Mapping[str, str],
+    workspace: Path,
+    *,
+    limit_s: float,
+    options: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> tuple[CommandResult, Run | None]:
+    """Train an experiment, and wait; gives how the command ended, and the run folder if there is one.
+
+    Args:
+        config: The experiment file.
+        context: Of the task, with the overrides and processes of all trials.
+        settings: Overrides of this one.
+        workspace: Folder of the run.
+        limit_s: Time limit.
+        options: Further options of `direct`.
+        environ: Environment; None for that of the task.
+    """
+    before = {run.id for run in store.list_workspace_runs(workspace)}
+    nproc = context.layout.nproc if context.layout else 1
+    answer = run_command(
+        [
+            *(sys.executable, "-m", "primus", "direct", "--nproc", str(nproc), *options, "--", "train", "pretrain"),
+            "--config",
+            config,
+            *context.overrides,
+            *(f"{key}={value}" for key, value in {**QUIET, **settings}.items()),
+            "--workspace",
+            str(workspace),
+        ],
+        context.environ if environ is None else environ,
+        limit_s=limit_s,
+    )
+    runs = [run for run in store.list_workspace_runs(workspace) if run.id not in before]
+    return answer, runs[-1] if runs else None

@@ -1,0 +1,107 @@
+"""Matrix products that a training step computes, as values that do not depend on the model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct, structs
+
+from primus.errors import PrimusError
+from primus.runs.files import read_json, write_json
+
+Operator = Literal["mm", "addmm", "bmm", "baddbmm", "scaled_mm"]
+Order = Literal["N", "T", "S"]
+"""How a matrix lies in memory: by rows, by columns (the transpose of a matrix by rows), or with other strides."""
+OPERATORS: tuple[Operator, ...] = ("mm", "addmm", "bmm", "baddbmm", "scaled_mm")
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class MatrixProduct(Struct, frozen=True, kw_only=True, order=True):
+    """A product of an m x k and a k x n matrix, as PyTorch computes it."""
+
+    operator: Operator
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    """Products of one call."""
+    order_a: Order = "N"
+    order_b: Order = "N"
+    dtype: str = "float32"
+    """Type of both operands, as PyTorch names it."""
+    out_dtype: str = ""
+    """Type of the result; empty for that of the operands."""
+
+    @property
+    def key(self) -> str:
+        """Names the product in files and tables: ``mm 2048x512x256 NT float32``."""
+        batch = f"{self.batch}*" if self.batch > 1 or "bmm" in self.operator else ""
+        out = f"->{self.out_dtype}" if self.out_dtype else ""
+        sizes = f"{batch}{self.m}x{self.n}x{self.k}"
+        return f"{self.operator} {sizes} {self.order_a}{self.order_b} {self.dtype}{out}"
+
+    @property
+    def flop(self) -> int:
+        """Multiplications and additions of one call."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+
+class ProductCount(Struct, frozen=True, kw_only=True):
+    """A product and how often it is computed."""
+
+    product: MatrixProduct
+    calls: int
+
+
+class ProductList(Struct, frozen=True, kw_only=True):
+    """The products of a training step or of a log."""
+
+    source: str
+    """Where they come from: ``a step on fake tensors``, or the names of logs."""
+    products: list[ProductCount]
+
+    @property
+    def flop(self) -> int:
+        return sum(each.calls * each.product.flop for each in self.products)
+
+
+def count_products(products: Iterable[MatrixProduct], source: str) -> ProductList:
+    """The distinct products with their number, those with most work first."""
+    return sort_products(Counter(products), source)
+
+
+def sort_products(counts: Mapping[MatrixProduct, int], source: str) -> ProductList:
+    """As `count_products`, from numbers of calls."""
+    found = [ProductCount(product=product, calls=calls) for product, calls in counts.items()]
+    found.sort(key=lambda each: (-each.calls * each.product.flop, each.product))
+    return ProductList(source=source, products=found)
+
+
+def multiply_counts(found: ProductList, factor: int) -> ProductList:
+    """The products of `factor` micro batches."""
+    products = [structs.replace(each, calls=each.calls * factor) for each in found.products]
+    return structs.replace(found, products=products)
+
+
+def read_product_list(path: Path) -> ProductList:
+    """Read what `write_product_list` wrote.
+
+    Raises:
+        PrimusError: The file is missing, damaged, or has a size below 1.
+    """
+    found = read_json(path, ProductList)
+    for each in found.products:
+        product = each.product
+        if min(product.m, product.n, product.k, product.batch, each.calls) < 1:
+            raise PrimusError(f"{path}: {product.key} x {each.calls}: sizes and calls are at least 1")
+    if not found.products:
+        raise PrimusError(f"{path}: no products", "collect them again: tune gemm --stage collect")
+    return found
+
+
+def write_product_list(path: Path, found: ProductList) -> None:
+    """Replace `path` in one step."""
+    write_json(path, found)
