@@ -54,6 +54,9 @@ class BigramEngine:
         tokens = sum(batch[:, 1:].size for batch in batches)
         return sum(self._differentiate(batch)[0] * batch[:, 1:].size for batch in batches), tokens
 
+    def describe_settings(self) -> dict[str, Any]:
+        return {"parameters": self.logits.size, "weight_decay": 0.0}
+
     def save(self, folder: Path) -> None:
         np.save(folder / "logits.npy", self.logits)
 

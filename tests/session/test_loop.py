@@ -19,6 +19,7 @@ from primus.runs import events
 from primus.runs.attempt import Attempt
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Run
+from primus.session.batch_record import RECORD_VARIABLE
 
 SETTINGS: dict[str, Any] = {
     "mock_data": True,
@@ -120,3 +121,22 @@ def test_a_checkpoint_of_another_engine_gives_its_weights_only(make_run: Callabl
         train(make_run("second", load=str(folder)))
     with pytest.raises(UsageError, match="was saved by native, and the run is resumed by bigram"):
         train(first, number=1)
+
+
+def test_the_first_step_records_the_settings_of_the_engine_and_the_inputs_if_asked(
+    make_run: Callable[..., Run], train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, first, second, other = make_run("plain"), make_run("first"), make_run("second"), make_run("other", seed=7)
+    train(plain)
+    monkeypatch.setenv(RECORD_VARIABLE, "1")
+    for run in (first, second, other):
+        train(run)
+    settings = read_kind(first, "engine_settings")
+    assert [(event["step"], event["settings"]["weight_decay"]) for event in settings] == [(1, 0.0)]
+    assert "weights_fingerprint" not in read_kind(plain, "run_started")[0]
+    marks = [read_kind(run, "run_started")[0]["weights_fingerprint"] for run in (first, second, other)]
+    assert marks[0] == marks[1] != marks[2]
+    assert read_kind(other, "run_started")[0]["weights_origin"] == "seed 7"
+    own = make_run("own", init="engine")
+    train(own)
+    assert read_kind(own, "run_started")[0]["weights_origin"] == "engine"

@@ -1,7 +1,7 @@
-"""A record of the tokens that each process was given: `compare engines` checks that all engines had the same.
+"""A record of what each process was given: comparisons of engines check that all had the same.
 
-A line for each step of a process: {"consumed_samples": 8, "samples": {"0": 3232385830, ...}} with the CRC-32 of the
-tokens of each sample.
+A line for each step of a process: {"consumed_samples": 8, "shape": [2, 4, 257], "samples": {"0": 3232385830, ...}} with
+the number of micro batches and the size of each, targets included, and the CRC-32 of the tokens of each sample.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from primus.runs.attempt import Attempt
 from primus.session.spans import DATA_SPAN, open_span
 
 RECORD_VARIABLE = "PRIMUS_RECORD_BATCHES"
-"""Variable that makes the processes of a run write the record, if it is 1."""
+"""Variable that makes the processes of a run write the record, and the fingerprint of the initial weights, if it is
+1."""
 
 
 class RecordedBatches(Batches):
@@ -38,7 +39,9 @@ class RecordedBatches(Batches):
                 for index, batch in enumerate(batches)
                 for row, tokens in enumerate(batch)
             }
-            self.record.write(json.dumps({"consumed_samples": self.consumed_samples, "samples": samples}) + "\n")
+            shape = [len(batches), *batches[0].shape]
+            line = {"consumed_samples": self.consumed_samples, "shape": shape, "samples": samples}
+            self.record.write(json.dumps(line) + "\n")
             self.record.flush()
         return batches
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -72,6 +72,11 @@ class Engine(Protocol):
 
     def load(self, folder: Path, /) -> None:
         """Restore what `save` wrote, also by another number of processes where the engine can."""
+        ...
+
+    def describe_settings(self) -> Mapping[str, Any]:
+        """Settings read back from the model and the optimizer, see `primus.session.engine_settings`; called after a
+        step."""
         ...
 
     def read_memory(self) -> int:

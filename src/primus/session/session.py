@@ -28,7 +28,7 @@ from primus.model import count_parameters, flops_per_token
 from primus.runs.attempt import Attempt
 from primus.runs.store import Run
 from primus.session.bad_steps import BadStepDetector
-from primus.session.batch_record import RecordedBatches, open_record
+from primus.session.batch_record import RECORD_VARIABLE, RecordedBatches, open_record
 from primus.session.checkpoints import CheckpointSaver, CheckpointSettings, TakeState, TrainingPosition
 from primus.session.data import OrderSamples, open_data
 from primus.session.loggers import check_packages, open_loggers
@@ -38,6 +38,7 @@ from primus.session.progress import ProgressBar
 from primus.session.rates import Rates
 from primus.session.report import TrainingReporter
 from primus.session.resume import CheckpointSearch, ResumePoint, check_same_data, own_folder
+from primus.session.weights import fingerprint_start_weights
 
 PROGRESS_VARIABLE = "PRIMUS_PROGRESS"
 """Path of the terminal that shows a bar; the launcher sets it."""
@@ -382,8 +383,17 @@ def report_setup(
             engine.library: engine.version,
             **engine.versions,
         },
+        **_describe_start_weights(session),
         **(details or {}),
     )
+
+
+def _describe_start_weights(session: Session) -> dict[str, Any]:
+    """The fingerprint of the initial weights, if a record of the inputs is asked for."""
+    if os.environ.get(RECORD_VARIABLE) != "1" or not session.processes.is_first:
+        return {}
+    origin, value = fingerprint_start_weights(session)
+    return {"weights_origin": origin, "weights_fingerprint": value}
 
 
 def _print_setup(session: Session, num_parameters: int) -> None:

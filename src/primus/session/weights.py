@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from primus.session.session import Session
+import hashlib
+import math
+import zlib
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from primus.checkpoint.weights import WeightReader
+    from primus.session.session import Session
+
+MOST_ELEMENTS = 1 << 30
+"""Elements whose values count in a fingerprint: a minute of drawing and hashing. The rest counts by name and shape."""
+
+
+class WeightsFingerprint(NamedTuple):
+    """What the initial weights of a run are."""
+
+    origin: str
+    """``seed 1234``, what `load:` names, or ``engine`` if the engine draws them."""
+    value: str | None
+    """Equal for equal weights, whatever engine holds them; None if the engine draws them."""
 
 
 def open_loaded_weights(session: Session) -> WeightReader | None:
@@ -39,3 +53,26 @@ def open_start_weights(session: Session) -> WeightReader | None:
     from primus.checkpoint.initial_weights import InitialWeights
 
     return InitialWeights(session.trainer.model, session.trainer.training.seed)
+
+
+def fingerprint_start_weights(session: Session) -> WeightsFingerprint:
+    """The fingerprint of the weights that the engine is given before the first step."""
+    if session.start is not None and not session.start.weights_only:
+        return WeightsFingerprint(f"checkpoint of step {session.start.step}", None)
+    weights = open_start_weights(session)
+    if weights is None:
+        return WeightsFingerprint("engine", None)
+    origin = session.trainer.checkpoint.load or f"seed {session.trainer.training.seed}"
+    return WeightsFingerprint(origin, compute_weights_fingerprint(weights))
+
+
+def compute_weights_fingerprint(weights: WeightReader) -> str:
+    """SHA-256 over names, shapes and float32 values; values of the first `MOST_ELEMENTS` elements by name."""
+    digest, seen = hashlib.sha256(), 0
+    for name, info in sorted(weights.list_tensors().items()):
+        checksum = 0
+        if seen <= MOST_ELEMENTS:
+            seen += math.prod(info.shape)
+            checksum = zlib.crc32(weights.read(name).float().contiguous().numpy().data)
+        digest.update(f"{name} {list(info.shape)} {checksum}\n".encode())
+    return digest.hexdigest()[:32]

@@ -24,6 +24,7 @@ from primus.config.schema import ModelSpec, Trainer
 from primus.data.training.masks import split_inputs_and_targets
 from primus.errors import PrimusError
 from primus.session.engine import StepValues
+from primus.session.engine_settings import describe_torch_settings
 from primus.session.rates import read_peak_host_memory
 from primus.session.torch_processes import TorchProcesses
 
@@ -101,6 +102,14 @@ class TransformersEngine:
         state = self._get_state()
         load(state, checkpoint_id=folder, **self._list_process_arguments())
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+    def describe_settings(self) -> dict[str, Any]:
+        return {
+            **describe_torch_settings(self.model, [self.optimizer]),
+            "compute_dtype": "bfloat16" if self._trainer.training.bf16 else "float32",
+            "attention": str(self.model.config._attn_implementation),
+            "recompute_activations": bool(self.model.is_gradient_checkpointing),
+        }
 
     def read_memory(self) -> int:
         if self._device.type == "cuda":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import resource
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +50,7 @@ class JaxEngine:
         self._layout, self._mesh = layout, layout.mesh
         self._check_batch()
         self._masked_token = eod_id if trainer.data.eod_mask_loss else None
-        settings = ModelSettings(
+        self._settings = settings = ModelSettings(
             spec=trainer.model,
             compute_dtype=jnp.dtype(jnp.bfloat16 if training.bf16 else jnp.float32),
             recompute=training.recompute_activations,
@@ -103,6 +105,23 @@ class JaxEngine:
                 loss, num_tokens = jax.device_get(self._evaluate(weights, tokens[0], targets[0]))
             total_loss, total_tokens = total_loss + loss.item(), total_tokens + num_tokens.item()
         return total_loss, total_tokens
+
+    def describe_settings(self) -> dict[str, Any]:
+        """Settings of the compiled step; those of the optimizer are arguments of optax, which keeps no record."""
+        weights, config = self.weights, self._trainer.optimizer
+        sizes = {name: math.prod(weight.shape) for name, weight in weights.items()}
+        return {
+            "parameters": sum(sizes.values()),
+            "parameter_dtype": ", ".join(sorted({str(weight.dtype) for weight in weights.values()})),
+            "compute_dtype": str(self._settings.compute_dtype),
+            "recompute_activations": self._settings.recompute,
+            "weight_decay": config.weight_decay,
+            "adam_beta1": config.adam_beta1,
+            "adam_beta2": config.adam_beta2,
+            "adam_eps": config.adam_eps,
+            "clip_grad": config.clip_grad,
+            "compiled": True,
+        }
 
     def load_weights(self, weights: WeightReader) -> None:
         _check_shapes({name: info.shape for name, info in weights.list_tensors().items()}, self._shapes)

@@ -35,6 +35,7 @@ from primus.backends.megatron.schedule import build_scheduler
 from primus.backends.megatron.weights import copy_weights
 from primus.config.schema import Trainer
 from primus.session.engine import StepValues
+from primus.session.engine_settings import describe_torch_settings
 
 if TYPE_CHECKING:
     from primus.checkpoint.weights import WeightReader
@@ -197,6 +198,19 @@ class MegatronEngine:
             # A checkpoint of a run with the schedule of primus has no count.
             self._scheduler.num_steps = self.num_steps * self._global_batch_size if scheduled is None else scheduled
             self._scheduler.step(0)
+
+    def describe_settings(self) -> dict[str, Any]:
+        """Settings read back from this process's part of the model, its optimizer and its configuration."""
+        config = self.config
+        return {
+            **describe_torch_settings(self._model, [self._optimizer]),
+            "compute_dtype": str(config.params_dtype).removeprefix("torch."),
+            "attention": str(getattr(config.attention_backend, "name", config.attention_backend)),
+            "recompute_granularity": config.recompute_granularity,
+            "bias_activation_fusion": config.bias_activation_fusion,
+            "apply_rope_fusion": config.apply_rope_fusion,
+            "clip_grad": self._optimizer.config.clip_grad,
+        }
 
     def read_memory(self) -> int:
         """Peak memory of this process in bytes."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -23,6 +25,7 @@ from primus.model import flops_per_token
 from primus.runs.attempt import Attempt
 from primus.session.bad_steps import BadStepDetector
 from primus.session.compute_timer import ComputeTimer
+from primus.session.engine_settings import EngineSettingsRecorder, describe_torch_settings
 from primus.session.resume import CheckpointSearch, ResumePoint
 from primus.session.session import Session, open_session, report_setup
 from primus.session.torch_processes import TorchProcesses, describe_torch_engine, seed_everything
@@ -94,6 +97,7 @@ def _add_callbacks(training: Training, environ: Mapping[str, str]) -> None:
     callbacks.add(training.step_timer)
     callbacks.add(TextSampler(training))
     callbacks.add(training.reporter)
+    callbacks.add(EngineSettingsRecorder(training.append_event, partial(_describe_settings, training)))
     for choice in training.choices:
         callbacks.build(choice, training)
     callbacks.add(training.bad_steps)
@@ -101,6 +105,14 @@ def _add_callbacks(training: Training, environ: Mapping[str, str]) -> None:
     training.initial_callback_state = callbacks.collect_state()
     if training.start is not None:
         callbacks.restore_state(training.start.callback_state)
+
+
+def _describe_settings(training: Training) -> Mapping[str, Any]:
+    return {
+        **describe_torch_settings(training.model, [training.optimizer]),
+        "compiled": training.compiled,
+        "compute_dtype": "bfloat16" if training.trainer.training.bf16 else "float32",
+    }
 
 
 def _read_run_rewinds(search: CheckpointSearch, processes: TorchProcesses) -> list[Rewind]:

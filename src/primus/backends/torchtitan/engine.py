@@ -29,6 +29,7 @@ from primus.config.schema import Trainer
 from primus.data.training.masks import compute_document_positions, split_inputs_and_targets
 from primus.session.compute_timer import ComputeTimer
 from primus.session.engine import MicroBatches, StepValues
+from primus.session.engine_settings import describe_torch_settings
 from primus.session.optimizer_settings import keep_settings
 from primus.session.rates import read_peak_host_memory
 
@@ -151,6 +152,10 @@ class TorchTitanEngine:
             state["random"] = self._random
         with keep_settings(lambda: [group for each in self._titan.optimizers for group in each.param_groups]):
             manager.dcp_load(state, checkpoint_id=str(folder), from_hf=False, from_quantized=False)
+
+    def describe_settings(self) -> dict[str, Any]:
+        """Settings read back from the first part of the model, and from all optimizers."""
+        return describe_torch_settings(self.model, self._titan.optimizers)
 
     def read_memory(self) -> int:
         """Peak memory of this process in bytes: of the device, or on a CPU resident."""
