@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import json
 import re
 import textwrap
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from primus.backend import Backend
 from primus.backends.torchtitan.backend_settings import find_replacing_keys, list_field_types
 from primus.benchmark import Benchmark, BenchmarkRow, MeasuredCall
 from primus.callback import CallbackPlugIn
+from primus.comparison.result import build_json_schema
 from primus.config.docs import field_docs
 from primus.config.load import load_model
 from primus.config.schema import ModelSpec
@@ -451,10 +453,16 @@ def _join_table(head: str, rows: Sequence[str]) -> str:
     return "\n".join([head, "|" + "---|" * (head.count("|") - 1), *rows])
 
 
+def comparison_result_schema() -> str:
+    """docs/reference/comparison-result.schema.json."""
+    return json.dumps(build_json_schema(), indent=2) + "\n"
+
+
 PAGES = {
     "models.md": models_page,
     "reference/failures.md": failures_page,
     "plug-ins.md": plug_ins_page,
+    "reference/comparison-result.schema.json": comparison_result_schema,
     "reference/engine-huggingface.md": lambda: engine_page("huggingface", "Hugging Face Transformers"),
     "reference/engine-jax.md": lambda: engine_page("jax", "JAX"),
     "reference/engine-megatron.md": lambda: engine_page("megatron", "Megatron"),

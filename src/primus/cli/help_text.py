@@ -29,7 +29,8 @@ TASK_GROUPS = {
         *("jobs list", "jobs show", "jobs logs", "jobs wait", "jobs cancel"),
     ),
     "speed": (
-        *("report", "benchmark", "compare engines", "compare extract", "compare mlperf"),
+        *("report", "benchmark", "compare engines"),
+        *("compare run", "compare report", "compare extract", "compare mlperf", "compare wrap", "compare purge"),
         *("tune train", "tune threads", "tune sweep", "tune gemm"),
         *("analyze trace", "profile attach"),
     ),

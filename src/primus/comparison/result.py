@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from primus.config.docs import field_docs
 from primus.errors import PrimusError, UsageError
 from primus.runs.files import write_json
 
@@ -394,13 +396,14 @@ def find_problem(result: ComparisonResult) -> str:
 
 
 def build_json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of a result."""
+    """The JSON Schema (2020-12) of a result, with the meaning of each field."""
     schema = msgspec.json.schema(ComparisonResult)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"Result of a comparison, version {SCHEMA_VERSION}",
-        **schema,
-    }
+    kinds = {kind.__name__: kind for kind in vars(sys.modules[__name__]).values() if isinstance(kind, type)}
+    for name, part in schema["$defs"].items():
+        for field, text in field_docs(kinds[name]).items():
+            part["properties"][field]["description"] = text
+    title = f"Result of a comparison, version {SCHEMA_VERSION}"
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}
 
 
 def _convert_tprimat(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,146 @@
+"""The load of this machine while a cell runs: clocks, power, energy, throttling, and the CPU time of other processes.
+
+A thread of the harness samples once a second. A sample of a machine without GPUs costs less than a millisecond of one
+CPU; GPUs are asked less often, since a management tool takes up to two seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from primus.comparison.result import LoadSample, ResultLoad
+from primus.machine import health
+from primus.machine.facts import MachineFacts
+from primus.machine.health import DeviceHealth
+
+HOST_INTERVAL_S, DEVICE_INTERVAL_S = 1.0, 5.0
+MOST_SAMPLES = 600
+"""Samples that a result keeps; of more, every second one is dropped, again and again."""
+POWERCAP = Path("/sys/class/powercap")
+"""Counters of RAPL (Linux, Documentation/power/powercap/powercap.rst); often readable by root alone."""
+CPUS = Path("/sys/devices/system/cpu")
+CLOCKS = "cpu[0-9]*/cpufreq/scaling_cur_freq"
+THROTTLING = "cpu[0-9]*/thermal_throttle/core_throttle_count"
+
+
+class LoadRecorder:
+    """Samples the machine from `__enter__` to `__exit__`.
+
+    Args:
+        facts: This machine.
+        environ: Variables for the management tools.
+    """
+
+    def __init__(self, facts: MachineFacts, environ: Mapping[str, str]) -> None:
+        self._facts, self._environ = facts, environ
+        self._energy = EnergyCounter(POWERCAP)
+        # Set once, by the harness; it also interrupts the wait between two samples.
+        self._is_over = threading.Event()
+        # Only the thread appends. The harness reads after it has ended, or copies what is there if it hangs.
+        self._samples: list[LoadSample] = []
+        self._thread = threading.Thread(target=self._run_sampling, name="machine-load", daemon=True)
+        self._began = self._ended = (0.0, 0.0, 0.0)
+
+    def __enter__(self) -> LoadRecorder:
+        self._began = _read_times()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended = _read_times()
+        self._is_over.set()
+        self._thread.join(DEVICE_INTERVAL_S)  # a management tool that hangs must not delay the next cell
+
+    def summarise_load(self) -> ResultLoad:
+        """What was seen; called after the run and all its processes have ended."""
+        wall, busy, own = (end - begin for end, begin in zip(self._ended, self._began, strict=True))
+        available = wall * (os.cpu_count() or 1)
+        others = max(0.0, busy - own) / available if busy and available else None
+        return ResultLoad(
+            samples=list(self._samples),
+            other_cpu_share=None if others is None else round(others, 4),
+            energy_source="rapl" if self._energy.domains else "",
+        )
+
+    def _run_sampling(self) -> None:
+        throttled_before, next_reading_s = count_throttling(), 0.0
+        devices: Sequence[DeviceHealth] = ()
+        while not self._is_over.is_set():
+            if self._facts.devices and time.monotonic() >= next_reading_s:
+                devices = health.read_health(self._facts, self._environ).devices
+                next_reading_s = time.monotonic() + DEVICE_INTERVAL_S
+            is_throttled = count_throttling() > throttled_before
+            self._samples.append(_build_sample(self._energy.read_joules(), devices, is_throttled))
+            if len(self._samples) > MOST_SAMPLES:
+                del self._samples[1::2]
+            self._is_over.wait(HOST_INTERVAL_S)
+
+
+class EnergyCounter:
+    """The energy of all CPU packages since the first reading; counters that wrap around are followed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.domains = [path.parent for path in sorted(folder.glob("intel-rapl:*/energy_uj")) if _read_number(path)]
+        self._last: dict[Path, float] = {}
+        self._total_uj = 0.0
+
+    def read_joules(self) -> float | None:
+        """Joules; None if no counter can be read."""
+        for domain in self.domains:
+            value = _read_number(domain / "energy_uj")
+            if value is None:
+                continue
+            step = value - self._last.get(domain, value)
+            self._total_uj += step if step >= 0 else step + (_read_number(domain / "max_energy_range_uj") or 0.0)
+            self._last[domain] = value
+        return self._total_uj / 1e6 if self.domains else None
+
+
+def count_throttling() -> int:
+    """How often the kernel has throttled the CPUs since it was started."""
+    return sum(int(_read_number(path) or 0) for path in CPUS.glob(THROTTLING))
+
+
+def _build_sample(joules: float | None, devices: Sequence[DeviceHealth], is_throttled: bool) -> LoadSample:
+    clocks = [value / 1000 for path in CPUS.glob(CLOCKS) if (value := _read_number(path))]
+    reasons = {reason for device in devices for reason in device.throttle or ()}
+    return LoadSample(
+        time=round(time.time(), 3),
+        cpu_mhz=round(sum(clocks) / len(clocks), 1) if clocks else None,
+        load=os.getloadavg()[0],
+        host_energy_j=joules,
+        device_clock_mhz=[device.clock_mhz for device in devices],
+        device_power_w=[device.power_w for device in devices],
+        device_temperature_c=[device.temperature_c for device in devices],
+        throttled=sorted(reasons | ({"cpu thermal"} if is_throttled else set())),
+    )
+
+
+def _read_times() -> tuple[float, float, float]:
+    """The clock, the busy time of all CPUs (proc(5), /proc/stat), and the CPU time of this process and its ended
+    children, all in seconds."""
+    own = sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    )
+    try:
+        fields = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):  # not Linux
+        return time.monotonic(), 0.0, own
+    user, nice, system, _, _, irq, soft_irq, _ = fields
+    return time.monotonic(), (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK"), own
+
+
+def _read_number(path: Path) -> float | None:
+    try:
+        return float(path.read_text())
+    except (OSError, ValueError):
+        return None

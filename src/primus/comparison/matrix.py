@@ -1,0 +1,289 @@
+"""The matrix of a comparison: platforms, frameworks, models and two classes of settings in one file.
+
+name: rival-cpu
+experiment: quickstart.yaml          # what every cell trains; a path, or next to this file
+platforms:
+  cpu: {processes: 1}
+frameworks: [native, torchtitan, megatron, jax, huggingface]
+models:
+  llama: {preset: llama_quickstart}
+settings: {train_iters: 40}          # of every cell: the class `identical`
+tuned:                               # the class `tuned`: the best settings of each side, within limits
+  may_change: [compile]
+  choices:
+    - {framework: native, settings: {compile: true}}
+repetitions: 3
+order: interleaved
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct, structs
+
+from primus import registry
+from primus.backend import BACKENDS
+from primus.config.schema import OWNERS
+from primus.config.source import read_yaml, strip_origins
+from primus.errors import UsageError, did_you_mean
+
+PLATFORMS = ("amd", "nvidia", "cpu")
+PLATFORM_ALIASES = {"nvd": "nvidia", "cuda": "nvidia", "rocm": "amd"}
+FRAMEWORK_ALIASES = {"mega": "megatron", "prim": "native"}
+"""Names of tprimat: `prim` is Primus, whose own trainer is `native` here."""
+FOREIGN_FRAMEWORKS = {
+    "nemo": "primus has no driver for NeMo; train megatron, whose core NeMo uses, and read NeMo's own logs by"
+    " 'compare extract'",
+    "deep": "primus has no driver for DeepSpeed; read its logs by 'compare extract'",
+    "tran": "it is huggingface here",
+    "fsdp": "it is native here, which shards by FSDP2",
+    "maxtext": "primus has no driver for MaxText; read its logs by 'compare extract'",
+}
+"""Frameworks of tprimat that no cell can run, with the reason."""
+TUNABLE_KEYS = frozenset(
+    {
+        "compile", "context_parallel_size", "expert_model_parallel_size", "loss_chunk_size", "micro_batch_size",
+        "num_workers", "pipeline_model_parallel_size", "recompute_activations", "sequence_parallel",
+        "tensor_model_parallel_size", "use_distributed_optimizer", "backend_args",
+    }
+)  # fmt: skip
+"""Settings that change the speed of a training and not its mathematics, which a tuned side may choose."""
+Order = Literal["interleaved", "random"]
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class MatrixPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the parts of a matrix: unknown keys are refused."""
+
+
+class MatrixPlatform(MatrixPart, frozen=True, kw_only=True):
+    """A platform, and how its cells are launched."""
+
+    processes: Positive | None = None
+    """Processes on each node, one for each device; those of this launch when null."""
+    runtime: str = ""
+    """Words of the runtimes of each cell, such as `slurm sbatch -N 1 --partition mi300x`; it runs here when empty."""
+    env: dict[str, str] = {}
+    """Variables of its cells."""
+    settings: dict[str, Any] = {}
+    """Settings of its cells; only those that a tuned side may choose, and `device`."""
+
+
+class MatrixModel(MatrixPart, frozen=True, kw_only=True):
+    """A model of the matrix."""
+
+    preset: str | None = None
+    """Model preset, or a file; that of the experiment when null."""
+    experiment: str | None = None
+    """Experiment file of its cells, instead of that of the matrix."""
+    settings: dict[str, Any] = {}
+    """Settings of its cells, such as its data and its tokenizer."""
+
+
+class TunedChoice(MatrixPart, frozen=True, kw_only=True):
+    """Settings of the class `tuned` for the cells that match all given names."""
+
+    platform: str | None = None
+    framework: str | None = None
+    model: str | None = None
+    settings: dict[str, Any]
+
+
+class TunedClass(MatrixPart, frozen=True, kw_only=True):
+    """The class `tuned`: each side with its best settings, within stated limits."""
+
+    may_change: list[str]
+    """Keys that a side may choose; all others are those of the class `identical`."""
+    choices: list[TunedChoice]
+
+
+class RivalMatrix(MatrixPart, frozen=True, kw_only=True):
+    """The file of a comparison."""
+
+    name: str
+    """Name of the comparison, and of its folder in `output/`."""
+    experiment: str | None = None
+    """Experiment file that every cell trains; a model can name another one."""
+    output: str | None = None
+    """Folder of the results; output/NAME when null."""
+    platforms: dict[str, MatrixPlatform]
+    frameworks: list[str]
+    models: dict[str, MatrixModel]
+    settings: dict[str, Any] = {}
+    """Settings of every cell, by the keys of an experiment."""
+    env: dict[str, str] = {}
+    """Variables of every cell."""
+    tuned: TunedClass | None = None
+    repetitions: Positive = 3
+    """Runs of each cell; three or more give an interval."""
+    order: Order = "interleaved"
+    """`interleaved` runs each cell once before any is repeated; `random` also shuffles the cells of each repetition."""
+    order_seed: int = 42
+    """Seed of the random order."""
+    timeout_minutes: Annotated[float, Meta(gt=0)] = 240.0
+    """Time limit of a cell."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes of settings that the matrix has."""
+        return ("identical", "tuned") if self.tuned else ("identical",)
+
+
+class LoadedMatrix(Struct, frozen=True, kw_only=True):
+    """A matrix with its place."""
+
+    matrix: RivalMatrix
+    file: Path
+    notes: tuple[str, ...] = ()
+    """What the file sets without an effect here."""
+    refused: dict[str, str] = {}
+    """Frameworks that cannot run, with the reason."""
+
+    @property
+    def output(self) -> Path:
+        """Folder of the results."""
+        return Path(self.matrix.output or f"output/{self.matrix.name}")
+
+    def find_experiment(self, model: MatrixModel) -> Path:
+        """The experiment file of a model.
+
+        Raises:
+            UsageError: It does not exist, or none is named.
+        """
+        name = model.experiment or self.matrix.experiment
+        if name is None:
+            raise UsageError(f"{self.file}: no experiment", "set experiment: to an experiment file")
+        for candidate in (self.file.parent / name, Path(name)):
+            if candidate.is_file():
+                return candidate
+        raise UsageError(f"{self.file}: experiment: {name}: no such file", f"looked in {self.file.parent} and here")
+
+
+def load_matrix(file: Path, environ: Mapping[str, str]) -> LoadedMatrix:
+    """The matrix in a file: YAML, or a config.env of tprimat.
+
+    Raises:
+        UsageError: The file does not exist, or is not a matrix.
+    """
+    if file.suffix == ".env":
+        from primus.comparison.tprimat_config import read_tprimat_matrix
+
+        return _check_matrix(read_tprimat_matrix(file, environ))
+    tree = strip_origins(read_yaml(file, environ))
+    try:
+        matrix = msgspec.convert(tree | {"name": tree.get("name") or file.stem}, RivalMatrix)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{file}: {_explain_error(error)}", _suggest_key(str(error), tree)) from None
+    return _check_matrix(LoadedMatrix(matrix=matrix, file=file))
+
+
+def _check_matrix(loaded: LoadedMatrix) -> LoadedMatrix:
+    matrix, file = loaded.matrix, loaded.file
+    if "/" in matrix.name or matrix.name.startswith("."):
+        raise UsageError(f"{file}: name: '{matrix.name}' is not the name of a folder", "use letters, digits and dashes")
+    for what, found in (("platforms", matrix.platforms), ("frameworks", matrix.frameworks), ("models", matrix.models)):
+        if not found:
+            raise UsageError(f"{file}: {what}: empty", f"name at least one of the {what}")
+    platforms = _rename_platforms(matrix, file)
+    frameworks, refused = _rename_frameworks(matrix, file)
+    matrix = structs.replace(matrix, platforms=platforms, frameworks=frameworks)
+    for name, platform in platforms.items():
+        _check_limits(platform.settings, TUNABLE_KEYS | {"device"}, f"{file}: platforms: {name}: settings")
+    _check_keys(matrix.settings, f"{file}: settings")
+    for name, model in matrix.models.items():
+        _check_keys(model.settings, f"{file}: models: {name}: settings")
+    if matrix.tuned:
+        _check_tuned(matrix, matrix.tuned, file)
+    return structs.replace(loaded, matrix=matrix, refused={**refused, **loaded.refused})
+
+
+def _rename_platforms(matrix: RivalMatrix, file: Path) -> dict[str, MatrixPlatform]:
+    found = {}
+    for name, platform in matrix.platforms.items():
+        known = PLATFORM_ALIASES.get(name, name)
+        if known not in PLATFORMS:
+            raise UsageError(f"{file}: platforms: no platform '{name}'", did_you_mean(name, PLATFORMS))
+        found[known] = platform
+    return found
+
+
+def _rename_frameworks(matrix: RivalMatrix, file: Path) -> tuple[list[str], dict[str, str]]:
+    """The frameworks by the names of primus, and those that cannot run with the reason."""
+    found: list[str] = []
+    refused: dict[str, str] = {}
+    for name in matrix.frameworks:
+        known = FRAMEWORK_ALIASES.get(name, name)
+        if known in FOREIGN_FRAMEWORKS:
+            refused[known] = FOREIGN_FRAMEWORKS[known]
+        else:
+            try:
+                registry.find_plug_in_file(BACKENDS.name, known)
+            except UsageError as error:
+                raise UsageError(f"{file}: frameworks: {error.problem}", error.hint) from None
+        if known not in found:
+            found.append(known)
+    return found, refused
+
+
+def _check_tuned(matrix: RivalMatrix, tuned: TunedClass, file: Path) -> None:
+    """Check that each choice is within the limits of the matrix, and these within those of a fair comparison."""
+    wrong = [key for key in tuned.may_change if key not in TUNABLE_KEYS]
+    if wrong:
+        raise UsageError(
+            f"{file}: tuned: may_change: {wrong[0]} changes what is trained, not only its speed",
+            f"a tuned side may choose {', '.join(sorted(TUNABLE_KEYS))}",
+        )
+    names = {
+        "platform": (matrix.platforms, PLATFORM_ALIASES),
+        "framework": (matrix.frameworks, FRAMEWORK_ALIASES),
+        "model": (matrix.models, {}),
+    }
+    for number, choice in enumerate(tuned.choices, 1):
+        where = f"{file}: tuned: choice {number}"
+        for field, (known, aliases) in names.items():
+            name = getattr(choice, field)
+            if name is not None and aliases.get(name, name) not in known:
+                raise UsageError(f"{where}: no {field} '{name}' in this matrix", did_you_mean(name, list(known)))
+        _check_limits(choice.settings, frozenset(tuned.may_change), where)
+
+
+def _check_limits(settings: Mapping[str, Any], allowed: frozenset[str], where: str) -> None:
+    for key in settings:
+        if key not in allowed:
+            raise UsageError(f"{where}: {key} is not one of the settings that may differ", did_you_mean(key, allowed))
+
+
+def _check_keys(settings: Mapping[str, Any], where: str) -> None:
+    for key in settings:
+        if key not in OWNERS and key not in ("backend_args", "profile"):
+            raise UsageError(f"{where}: unknown key '{key}'", did_you_mean(key, OWNERS))
+
+
+def list_choices(matrix: RivalMatrix, platform: str, framework: str, model: str) -> Sequence[TunedChoice]:
+    """The tuned choices of a cell, in the order of the file; later ones win."""
+    own = {"platform": (platform, PLATFORM_ALIASES), "framework": (framework, FRAMEWORK_ALIASES), "model": (model, {})}
+    choices = matrix.tuned.choices if matrix.tuned else []
+    return [
+        choice
+        for choice in choices
+        if all(
+            (name := getattr(choice, field)) is None or aliases.get(name, name) == value
+            for field, (value, aliases) in own.items()
+        )
+    ]
+
+
+def _explain_error(error: msgspec.ValidationError) -> str:
+    return str(error).replace("Object", "it").replace("`$.", "`").replace("`$`", "the file")
+
+
+def _suggest_key(message: str, tree: Mapping[str, Any]) -> str:
+    """A hint for a misspelled key of the top level."""
+    for name in tree:
+        if f"`{name}`" in message and name not in RivalMatrix.__struct_fields__:
+            return did_you_mean(name, RivalMatrix.__struct_fields__)
+    return "docs/compare-platforms.md describes the file"

@@ -1,0 +1,216 @@
+"""`compare run` launches the cells of a matrix on engines that report planned steps, and keeps their results."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fakes import cli
+from primus.cli.main import main
+from primus.comparison.archive import load_results
+from primus.comparison.result import load_result
+from primus.runs.store import list_runs
+
+ENGINE = '''\
+"""Reports planned steps, and fails where a file says so."""
+
+import time
+from pathlib import Path
+
+def check(experiment):
+    pass
+
+
+def train(experiment, attempt):
+    settings, name = experiment.trainer.training, experiment.trainer.framework
+    if Path(f"{name}.fails").exists():
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    attempt.event("run_started", step=0, attempt=attempt.number, world_size=1, device="stopwatch", device_type="cpu",
+                  parameters=1000, flops_per_token=6000.0, flops_convention="causal", dtype="float32",
+                  global_batch_size=4, seq_length=8, data_fingerprint="abc", versions={"stopwatch": "1"})
+    for step in range(1, settings.train_iters + 1):
+        while Path(f"{name}.waits").exists():
+            Path(f"{name}.pid").write_text(str(__import__("os").getpid()))
+            time.sleep(0.05)
+        attempt.event("step", step=step, loss=8 / step, learning_rate=1e-3, tokens=32, step_time_s=0.5,
+                      tokens_per_s=64.0, memory_gib=1.0, consumed_samples=4 * step)
+'''
+EXPERIMENT = """\
+exp_name: base
+workspace: output
+modules:
+  pre_trainer:
+    framework: fast
+    model: tiny
+    overrides: {mock_data: true, seq_length: 8, micro_batch_size: 1, bf16: false}
+"""
+MATRIX = """\
+name: night
+experiment: base.yaml
+platforms: {cpu: {processes: 1}, amd: {processes: 8}}
+frameworks: [fast, other, nemo]
+models: {small: {preset: tiny}}
+settings: {train_iters: 4}
+repetitions: 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def prepare_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = tmp_path / "plugins" / "backends"
+    engines.mkdir(parents=True)
+    for name in ("fast", "other"):
+        (engines / f"{name}.py").write_text(ENGINE)
+    (tmp_path / "base.yaml").write_text(EXPERIMENT)
+    (tmp_path / "night.yaml").write_text(MATRIX)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PRIMUS_PLUGINS", str(tmp_path / "plugins"))
+
+
+def call_compare(*words: str) -> int:
+    return main(["direct", "--", "compare", *words])
+
+
+def read_states(folder: Path) -> dict[str, str]:
+    return {path.stem: load_result(path).state for path in sorted((folder / "results").glob("*.json"))}
+
+
+def test_a_dry_run_prints_the_command_of_each_cell_and_touches_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["--dry-run", "direct", "--", "compare", "run", "--matrix", "night.yaml"]) == 0
+    out = capsys.readouterr().out
+    assert "cpu_fast_small_identical_1: primus-cli direct --nproc 1 --env PRIMUS_RECORD_BATCHES=1 -- train" in out
+    assert "device=cpu train_iters=4 --workspace output/night/runs" in out
+    assert "amd_fast_small_identical_1: elsewhere: this machine is cpu, not amd" in out
+    assert "cpu_nemo_small_identical_1: refused: primus has no driver for NeMo" in out
+    assert sorted(path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts) == before
+
+
+def test_a_cell_that_fails_does_not_stop_the_others_and_only_it_runs_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fast.fails").touch()
+    assert call_compare("run", "--matrix", "night.yaml", "--json") == 1
+    summary = json.loads(capsys.readouterr().out)
+    states = {cell["cell"]: cell["state"] for cell in summary["cells"]}
+    assert states["cpu_fast_small_identical_1"] == "failed" and states["cpu_other_small_identical_1"] == "done"
+    assert states["cpu_nemo_small_identical_1"] == "refused" and states["amd_other_small_identical_1"] == "elsewhere"
+    failed = next(cell for cell in summary["cells"] if cell["state"] == "failed")
+    assert "out of memory" in failed["reason"]
+    result = load_result(tmp_path / "output/night/results/cpu_other_small_identical_1.json")
+    assert result.steps.time_s == [0.5] * 4 and result.steps.loss == [8.0, 4.0, 8 / 3, 2.0]
+    assert result.training_config.max_steps == 4 and result.settings["train_iters"] == 4
+    assert result.performance_metrics.tokens_per_second == 64.0
+    assert (result.cell.position, result.machine.processes, result.inputs.data) == (1, 1, "abc")
+
+    (tmp_path / "fast.fails").unlink()
+    assert call_compare("run", "--matrix", "night.yaml", "--frameworks", "fast,other") == 0
+    assert set(read_states(tmp_path / "output/night").values()) == {"done", "refused"}
+    runs = {name: len(list_runs(tmp_path / f"output/night/runs/cpu_{name}_small_identical_1")) for name in
+            ("fast", "other")}  # fmt: skip
+    assert runs == {"fast": 2, "other": 1}
+
+
+def test_another_version_of_the_matrix_is_refused_before_a_cell_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("run", "--matrix", "night.yaml", "--platforms", "cpu", "--frameworks", "fast")
+    assert call_compare(*words) == 0
+    assert call_compare(*words, "--repetitions", "2") == 0, "more repetitions keep the first"
+    (tmp_path / "night.yaml").write_text(MATRIX.replace("train_iters: 4", "train_iters: 5"))
+    assert call_compare(*words) == 2
+    error = capsys.readouterr().err
+    assert "output/night has a result of cpu_fast_small_identical_1 with other settings" in error
+    assert len(list_runs(tmp_path / "output/night/runs/cpu_fast_small_identical_1")) == 1
+
+
+def test_a_killed_harness_leaves_no_process_and_resumes_with_the_cell_that_was_running(tmp_path: Path) -> None:
+    (tmp_path / "other.waits").touch()
+    words = ("direct", "--", "compare", "run", "--matrix", "night.yaml", "--platforms", "cpu", "--frameworks",
+             "fast,other")  # fmt: skip
+    plugins = str(tmp_path / "plugins")
+    with cli.started(*words, cwd=tmp_path, PRIMUS_PLUGINS=plugins) as harness:
+        cli.wait_for((tmp_path / "other.pid").exists, "the second cell runs", timeout_s=120)
+        worker = psutil.Process(int((tmp_path / "other.pid").read_text()))
+        os.kill(harness.pid, signal.SIGKILL)
+        cli.wait_for(lambda: not _is_alive(worker), "the worker has ended", timeout_s=120)
+    assert read_states(tmp_path / "output/night") == {"cpu_fast_small_identical_1": "done"}
+    (tmp_path / "other.waits").unlink()
+    assert main(list(words)) == 0
+    assert set(read_states(tmp_path / "output/night").values()) == {"done"}
+    assert len(list_runs(tmp_path / "output/night/runs/cpu_fast_small_identical_1")) == 1
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_an_archive_has_the_results_and_a_purge_removes_only_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call_compare("run", "--matrix", "night.yaml", "--platforms", "cpu", "--frameworks", "fast") == 0
+    folder = tmp_path / "output/night"
+    (folder / "results" / "notes.json").write_text('{"mine": true}')
+    assert call_compare("wrap", "output", "--runs") == 0
+    loaded = load_results([tmp_path / "night.zip"])
+    assert [result.cell.name for result in loaded.results] == ["cpu_fast_small_identical_1"]
+    assert [Path(skipped.file).name for skipped in loaded.skipped] == ["notes.json"]
+
+    before = sorted(tmp_path.rglob("*"))
+    assert call_compare("purge", "output") == 0
+    assert sorted(tmp_path.rglob("*")) == before, "it only lists them"
+    capsys.readouterr()
+    assert call_compare("purge", "output", "--yes") == 0
+    assert "kept, not made by primus: output/night/results/notes.json" in capsys.readouterr().out
+    assert sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "output").rglob("*") if path.is_file()) == [
+        "output/night/results/notes.json"
+    ]
+    assert (tmp_path / "night.zip").exists()
+    assert call_compare("purge", "output") == 2
+
+
+WRONG: dict[str, tuple[str, str, str]] = {
+    "a framework": ("[fast, other, nemo]", "[fats]", "did you mean 'fast'?"),
+    "a platform": ("cpu: {processes: 1}", "gpu: {}", "no platform 'gpu'"),
+    "a key of a cell": ("train_iters: 4", "trian_iters: 4", "did you mean 'train_iters'?"),
+    "a key of the file": ("repetitions: 1", "repetitoins: 1", "did you mean 'repetitions'?"),
+    "a limit": ("repetitions: 1", "tuned: {may_change: [lr], choices: []}", "lr changes what is trained"),
+    "a choice": (
+        "repetitions: 1",
+        "tuned: {may_change: [num_workers], choices: [{settings: {micro_batch_size: 2}}]}",
+        "micro_batch_size is not one of the settings that may differ",
+    ),
+    "an experiment": ("experiment: base.yaml", "experiment: bass.yaml", "bass.yaml: no such file"),
+    "nothing": ("models: {small: {preset: tiny}}", "models: {}", "models: empty"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_matrix_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
+    old, new, message = WRONG[what]
+    assert old in MATRIX
+    (tmp_path / "night.yaml").write_text(MATRIX.replace(old, new))
+    assert call_compare("run", "--matrix", "night.yaml") == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_model_that_does_not_exist_refuses_its_cells_and_the_others_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = "models: {small: {preset: tiny}, large: {preset: tinny}}"
+    (tmp_path / "night.yaml").write_text(MATRIX.replace("models: {small: {preset: tiny}}", models))
+    assert call_compare("run", "--matrix", "night.yaml", "--platforms", "cpu", "--frameworks", "fast", "--json") == 1
+    cells: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["cells"]
+    assert [(cell["state"], cell["hint"]) for cell in cells] == [("done", ""), ("refused", "did you mean 'tiny'?")]
