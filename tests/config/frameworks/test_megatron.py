@@ -119,6 +119,12 @@ def test_an_argument_without_an_equivalent_key_reaches_the_engine_with_its_origi
     assert resolved.origins["backend_args.ckpt_format"].startswith(f"{tmp_path}/exp.yaml:")
 
 
+def test_a_variable_among_the_settings_is_a_note_and_an_argument_in_capitals_an_error(tmp_path: Path) -> None:
+    resolved = resolve(tmp_path, {"GPU_MAX_HW_QUEUES": 4})
+    assert "not set, as in Primus: GPU_MAX_HW_QUEUES; variables belong under env:" in resolved.notes
+    assert "unknown key 'TRAIN_ITERS'" in find_problem(tmp_path, {"TRAIN_ITERS": 4})
+
+
 def test_a_renamed_argument_sets_the_equivalent_key_and_shows_its_name(tmp_path: Path) -> None:
     resolved = resolve(tmp_path, {"layernorm_epsilon": 3e-6}, MODEL | {"norm_epsilon": 1e-5})
     assert resolved.experiment.trainer.model.norm_epsilon == 3e-6

@@ -6,6 +6,7 @@ primus/configs of AMD-AGI/Primus 26.5.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,6 +21,7 @@ from primus.config.frameworks.translation import (
     LayerContext,
     TranslatedSettings,
     format_ignored_keys,
+    format_listed_keys,
     rename_keys,
 )
 from primus.config.schema import OWNERS
@@ -58,6 +60,9 @@ PRIMUS_FEATURES = {
 }
 """Why a feature of Primus' patches that changes the training is refused."""
 
+
+VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
+"""Name of an environment variable."""
 
 PRIMUS_VALUES = {
     ("fp4_recipe", "mxfp4"): "only Primus' patch of Transformer Engine has this recipe; Megatron-LM has nvfp4",
@@ -105,6 +110,7 @@ class MegatronTranslator:
             _translate_sinks(work)
             megatron_model.translate_model(work, context, read_primus_keys().tokenizers)
             place_layers(work)
+            _drop_variables(work)
             work.drop_nulls()
         work.notes += _settle_rest(work, context)
         return work.finish()
@@ -132,6 +138,15 @@ def _translate_data(work: ForeignSettings) -> None:
         origin, is_on = work.find_origin("fim_data"), work.take("fim_data")
         if not is_on or "fim_rate" not in work.tree:
             work.put("fim_rate", 0.5 if is_on else 0.0, origin)  # 0.5 is Megatron-LM's default
+
+
+def _drop_variables(work: ForeignSettings) -> None:
+    """Variables of the environment among the settings: Primus sets none of them."""
+    known = {*OWNERS, *read_megatron_arguments().keys, *read_primus_keys().keys}
+    names = [key for key in work.tree if VARIABLE.fullmatch(key) and key.lower() not in known]
+    if names:
+        work.notes.append(f"not set, as in Primus: {format_listed_keys(names)}; variables belong under env:")
+        work.drop(*names)
 
 
 def is_data_folder(path: Any) -> bool:
