@@ -198,6 +198,9 @@ def _expert_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
     if spec.first_k_dense_replace >= spec.num_layers:
         text = f"{spec.first_k_dense_replace} leaves none of {spec.num_layers} layers with experts"
         yield ModelProblem("first_k_dense_replace", text, "use fewer dense layers, or set num_experts: null")
+    if spec.moe_apply_probs_on_input and spec.moe_router_topk > 1:
+        text = f"true needs one expert of a token, and moe_router_topk is {spec.moe_router_topk}"
+        yield ModelProblem("moe_apply_probs_on_input", text, "set moe_router_topk: 1, or false")
     yield from _expert_group_problems(spec, spec.num_experts)
 
 

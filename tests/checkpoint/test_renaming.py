@@ -88,11 +88,9 @@ def test_a_tensor_of_another_shape_is_refused_with_both_shapes() -> None:
 
 SPECS = {file.stem: load_model(file.stem) for file in MODELS.glob("[!_]*.yaml")}
 REFUSED = {
-    name
-    for name, spec in SPECS.items()
-    if spec.hybrid_layer_pattern or spec.post_layernorm or spec.no_rope_freq or spec.dsa_indexer_n_heads
+    name for name, spec in SPECS.items() if spec.hybrid_layer_pattern or spec.post_layernorm or spec.dsa_indexer_n_heads
 }
-"""Presets of Gemma, Grok, Kimi K3, LFM2, Llama 4, Mamba, GLM-5, DeepSeek-V4, Qwen3.5 and Zebra-Llama."""
+"""Presets of Gemma, Grok, Kimi K3, LFM2, Mamba, GLM-5, DeepSeek-V4, Qwen3.5 and Zebra-Llama."""
 
 
 @pytest.mark.parametrize("preset", sorted(SPECS.keys() - REFUSED - {"minimax_m2.5"}))

@@ -32,6 +32,7 @@ CONDITIONS: dict[str, Callable[[ModelSpec], bool]] = {
     "latent_attention": lambda spec: spec.multi_latent_attention,
     "latent_query": lambda spec: spec.q_lora_rank is not None,
     "sinks": lambda spec: spec.attention_sinks,
+    "unrotated_layers": lambda spec: spec.no_rope_freq is not None,
 }
 """What `when:` may ask of a model; `not NAME` is the opposite."""
 
@@ -59,7 +60,7 @@ UNSUPPORTED = {
     "dsa_indexer_n_heads": "the indexer of sparse attention",
     "o_lora_rank": "a latent output projection",
 }
-"""Fields of a ModelSpec for whose weights no family has names, with their meaning."""
+"""Fields of a ModelSpec for whose weights no family has names, unless it `supports` them, with their meaning."""
 
 
 SEPARATE_PROJECTION = re.compile(r"(\.qkv_linear)\.w[qkv]\.")
@@ -97,6 +98,8 @@ class ModelFamily(Struct, frozen=True, forbid_unknown_fields=True):
     """The class in transformers."""
     hub: dict[str, HubTensor | list[str] | None]
     engines: dict[str, dict[str, EngineRule | str | None] | None]
+    supports: list[str] = []
+    """Fields of `UNSUPPORTED` that models of this family may have."""
     copies: dict[str, str | None] = {}
     """Hub tensors that files may have besides, and of which one they are a copy."""
     prediction_layers: dict[str, dict[str, str]] = {}
@@ -126,16 +129,17 @@ def choose_family(spec: ModelSpec) -> tuple[str, ModelFamily]:
         UsageError: Weights of such a model have no names; says which field.
     """
     defaults = {field.name: field.default for field in msgspec.structs.fields(ModelSpec)}
-    for field, meaning in UNSUPPORTED.items():
-        if getattr(spec, field) != defaults[field]:
-            raise UsageError(
-                f"{field}: {getattr(spec, field)}: checkpoints of models with {meaning} cannot be converted",
-                f"families with weight names: {', '.join(list_families())}",
-            )
+    special = [field for field in UNSUPPORTED if getattr(spec, field) != defaults[field]]
     for name in list_families():
         family = load_family(name)
-        if all(_holds(condition, spec) for condition in family.when):
+        if set(special) <= set(family.supports) and all(_holds(condition, spec) for condition in family.when):
             return name, family
+    if special:
+        field = special[0]
+        raise UsageError(
+            f"{field}: {getattr(spec, field)}: checkpoints of models with {UNSUPPORTED[field]} cannot be converted",
+            f"families with weight names: {', '.join(list_families())}",
+        )
     asked = ", ".join(name for name, holds in CONDITIONS.items() if holds(spec)) or "a dense model"
     raise UsageError(
         f"no model family has these features together: {asked}",

@@ -174,6 +174,8 @@ class ModelSpec(ConfigGroup, frozen=True, kw_only=True):
     """Groups that a token may be sent to."""
     moe_router_topk_scaling_factor: PositiveFloat = 1.0
     """Factor on the routed output."""
+    moe_apply_probs_on_input: bool = False
+    """The probability of an expert multiplies its input instead of its output (Llama 4); with one expert of a token."""
     moe_aux_loss_coeff: NonNegativeFloat = 0.0
     """Weight of the load-balancing loss."""
     multi_latent_attention: bool = False

@@ -116,11 +116,38 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "beta_fast": 32, "beta_slow": 1, **YARN},
         },
     ),
+    "Llama4": (
+        {
+            "num_query_groups": 2,
+            "no_rope_freq": 2,
+            "attention_chunk_size": 8192,
+            "moe_layer_freq": 2,
+            "moe_router_topk": 1,
+            "moe_shared_expert_intermediate_size": 32,
+            "moe_router_score_function": "sigmoid",
+            "moe_apply_probs_on_input": True,
+        },
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "intermediate_size": 32,
+            "intermediate_size_mlp": 96,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layers": [1, 0],
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            **PLAIN_ROPE,
+        },
+    ),
 }
+CONFIG_CLASSES = {"Llama4": "Llama4TextConfig"}
+"""Classes whose name is not that of the model."""
 COMPUTE_LOSSES = """
 import json, numpy, torch, transformers
 for request in json.load(open(FILE)):
-    config = getattr(transformers, request["name"] + "Config")(**request["config"], attn_implementation="eager")
+    config = getattr(transformers, request["config_class"])(**request["config"], attn_implementation="eager")
     model = getattr(transformers, request["name"] + "ForCausalLM")(config)
     weights = torch.load(request["weights"], weights_only=True)
     model = type(model).from_pretrained(None, config=config, state_dict=weights, attn_implementation="eager").eval()
@@ -147,6 +174,20 @@ def draw_weights(spec: ModelSpec) -> dict[str, torch.Tensor]:
     return found
 
 
+def fuse_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The experts of Llama 4 as in transformers: one tensor for a layer, gates and what they gate side by side."""
+    fused = dict(weights)
+    for name in [name for name in weights if name.endswith("feed_forward.experts.0.gate_proj.weight")]:
+        start = name.removesuffix("0.gate_proj.weight")
+        parts = {
+            kind: torch.stack([fused.pop(f"{start}{expert}.{kind}_proj.weight").T for expert in range(4)])
+            for kind in ("gate", "up", "down")
+        }
+        fused[f"{start}gate_up_proj"] = torch.cat([parts["gate"], parts["up"]], -1)
+        fused[f"{start}down_proj"] = parts["down"]
+    return fused
+
+
 def test_models_with_experts_and_latent_attention_have_the_losses_of_transformers(tmp_path: Path) -> None:
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (1, 2, SEQUENCE + 1))
     np.save(tmp_path / "tokens.npy", tokens)
@@ -169,9 +210,13 @@ def test_models_with_experts_and_latent_attention_have_the_losses_of_transformer
         training = TrainingConfig(
             micro_batch_size=2, global_batch_size=2, seq_length=SEQUENCE, bf16=False, train_iters=1
         )
+        fused = tmp_path / f"{name}.fused.pt"
+        torch.save(fuse_experts(torch.load(weights)), fused)
         files = {"tokens": str(tmp_path / "tokens.npy"), "weights": str(weights)}
         requests.append((Trainer(model=spec, training=training), {**files, "last": 0, "evaluate": True}))
-        others.append({"name": name, "config": {**shared, **config}, **files})
+        config_class = CONFIG_CLASSES.get(name, f"{name}Config")
+        files["weights"] = str(fused)
+        others.append({"name": name, "config_class": config_class, "config": {**shared, **config}, **files})
     (tmp_path / "requests.json").write_text(json.dumps(others))
     printed = run_engine("huggingface", COMPUTE_LOSSES.replace("FILE", repr(str(tmp_path / "requests.json"))))
     expected = [float(line.split()[1]) for line in printed.splitlines() if line.startswith("loss ")]

@@ -44,7 +44,7 @@ def test_every_key_of_an_experiment_has_a_rule() -> None:
     assert not [key for key, rule in key_rules().items() if not rule.is_complete]
 
 
-@pytest.mark.parametrize("model", ["llama3.1_8B", "llama3.2_1B", "qwen2.5_7B", "qwen3_8B", "kimi_k2"])
+@pytest.mark.parametrize("model", ["llama3.1_8B", "llama3.2_1B", "qwen2.5_7B", "qwen3_8B", "kimi_k2", "llama4_17B16E"])
 def test_published_models_are_accepted(check_experiment: CheckSettings, model: str) -> None:
     check_experiment(model)
 
@@ -67,7 +67,9 @@ def test_gpt_oss_is_accepted_for_gpus_only(check_experiment: CheckSettings) -> N
 @pytest.mark.parametrize(
     ("model", "settings", "words"),
     [
-        ("llama4_17B16E", {}, "no_rope_freq: 4: torchtitan does not support .*Llama 4 is gone"),
+        ("llama4_17B16E", {"seq_length": 16384}, "attention_chunk_size: 8192: .*whole sequence, of 16384 tokens"),
+        ("llama4_17B16E", {"qk_layernorm": True}, "no_rope_freq: 4: .*of the shape of Llama 4 only"),
+        ("llama4_17B16E", {"moe_router_topk": 2}, "moe_apply_probs_on_input: true needs one expert"),
         ("mixtral_8x7B", {"moe_aux_loss_coeff": 0.02}, "moe_aux_loss_coeff: 0.02: .*load-balancing loss"),
         ("deepseek_v3", {"mtp_num_layers": 1}, "mtp_num_layers: 1: .*multi-token prediction"),
         ("mamba_130M", {}, "hybrid_layer_pattern: M: "),

@@ -6,14 +6,17 @@ from typing import Literal
 
 from primus.config.schema import ModelSpec
 
-Family = Literal["llama", "qwen", "deepseek", "gpt_oss"]
+Family = Literal["llama", "qwen", "deepseek", "gpt_oss", "llama4"]
 
 
 def find_family(spec: ModelSpec) -> Family:
     """The torchtitan model with the parts that `spec` has.
 
-    `llama` rotates neighbouring channels, as in torchtitan's checkpoints of Llama; `qwen` and `gpt_oss` rotate halves.
+    `llama` and `llama4` rotate neighbouring channels, as in torchtitan's checkpoints of Llama; `qwen` and `gpt_oss`
+    rotate halves.
     """
+    if spec.no_rope_freq is not None:
+        return "llama4"
     if spec.attention_sinks:
         return "gpt_oss"
     if spec.multi_latent_attention:

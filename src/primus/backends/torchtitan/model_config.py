@@ -32,6 +32,7 @@ from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 from torchtitan.protocols.model_spec import ModelSpec as TitanModelSpec
 
 from primus.backends.torchtitan.families import Family, find_family
+from primus.backends.torchtitan.llama4_parts import InputScaledExperts, NoRoPE
 from primus.config.schema import ModelSpec
 from primus.model import expert_ffn_size, head_dim, num_query_groups
 from primus.model_layers import LayerKind, list_layers
@@ -106,6 +107,22 @@ def _build_qwen(spec: ModelSpec, attention: Callable[[], Any]) -> Qwen3Model.Con
     return Qwen3Model.Config(layers=layers, **_decoder(spec))
 
 
+def _build_llama4(spec: ModelSpec, attention: Callable[[], Any]) -> Qwen3Model.Config:
+    """Llama 4, which torchtitan had until 0.2: some layers without rotary embedding, which rotates neighbours."""
+    layers = [
+        Qwen3TransformerBlock.Config(
+            attention_norm=_norm(spec, spec.hidden_size),
+            ffn_norm=_norm(spec, spec.hidden_size),
+            attention=_grouped_attention(
+                spec, index, attention(), ComplexRoPE if (index + 1) % (spec.no_rope_freq or 1) else NoRoPE
+            ),
+            **_feed_forward_or_experts(spec, index, kind),
+        )
+        for index, kind in enumerate(list_layers(spec))
+    ]
+    return Qwen3Model.Config(layers=layers, **_decoder(spec))
+
+
 def _build_deepseek(spec: ModelSpec, attention: Callable[[], Any]) -> DeepSeekV3Model.Config:
     layers = [
         DeepSeekV3TransformerBlock.Config(
@@ -138,6 +155,7 @@ _FAMILIES: dict[Family, tuple[Callable[[ModelSpec, Callable[[], Any]], Any], Cal
     "qwen": (_build_qwen, qwen3.parallelize_qwen3),
     "deepseek": (_build_deepseek, deepseek_v3.parallelize_deepseekv3),
     "gpt_oss": (_build_gpt_oss, gpt_oss.parallelize_gptoss),
+    "llama4": (_build_llama4, qwen3.parallelize_qwen3),
 }
 
 
@@ -301,7 +319,7 @@ def _router(spec: ModelSpec, index: int, bias: bool) -> Any:
 
 def _routed_experts(spec: ModelSpec, index: int, width: int) -> Any:
     plain, scaled = _plain_init()["weight"], _depth_init(index)["weight"]
-    return make_routed_experts_config(
+    routed = make_routed_experts_config(
         dim=spec.hidden_size,
         hidden_dim=width,
         num_experts=spec.num_experts or 1,
@@ -309,6 +327,9 @@ def _routed_experts(spec: ModelSpec, index: int, width: int) -> Any:
         param_init={"w1_EFD": plain, "w2_EDF": scaled, "w3_EFD": scaled},
         comm_backend="standard",
     )
+    if spec.moe_apply_probs_on_input:
+        return InputScaledExperts.Config(inner_experts=routed.inner_experts, token_dispatcher=routed.token_dispatcher)
+    return routed
 
 
 def _load_balance_rate(spec: ModelSpec) -> float | None:

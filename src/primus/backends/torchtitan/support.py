@@ -32,7 +32,11 @@ def check_experiment(experiment: Experiment) -> None:
     """
     trainer = experiment.trainer
     check_key_rules("torchtitan", key_rules(), trainer)
-    problems = [*_list_model_problems(trainer.model), *_list_layout_problems(trainer.model, trainer.parallel)]
+    problems = [
+        *_list_model_problems(trainer.model),
+        *_list_chunk_problems(trainer.model, trainer.training.seq_length),
+        *_list_layout_problems(trainer.model, trainer.parallel),
+    ]
     for key, reason, hint in problems:
         raise UsageError(f"{key}: {_format_value(trainer, key)}: {reason}", hint)
     if trainer.training.device == "cpu":
@@ -86,6 +90,18 @@ def _list_model_problems(spec: ModelSpec) -> Iterator[tuple[str, str, str]]:
     if family == "deepseek" and (spec.qk_layernorm or spec.add_qkv_bias):
         key = "qk_layernorm" if spec.qk_layernorm else "add_qkv_bias"
         yield key, "torchtitan's latent attention does not have it", ANOTHER_FRAMEWORK
+
+
+def _list_chunk_problems(spec: ModelSpec, seq_length: int) -> Iterator[tuple[str, str, str]]:
+    """Chunks within a sequence, and layers without rotary embedding in other models than Llama 4."""
+    if spec.attention_chunk_size is not None and spec.attention_chunk_size < seq_length:
+        reason = f"torchtitan attends over the whole sequence, of {seq_length} tokens"
+        yield "attention_chunk_size", reason, f"set seq_length to at most {spec.attention_chunk_size}"
+    if spec.no_rope_freq is not None and (
+        spec.num_experts is None or spec.multi_latent_attention or spec.attention_sinks or spec.qk_layernorm
+    ):
+        reason = "torchtitan has layers without rotary embedding in models of the shape of Llama 4 only"
+        yield "no_rope_freq", reason, ANOTHER_FRAMEWORK
 
 
 def _list_sink_problems(spec: ModelSpec) -> Iterator[tuple[str, str, str]]:

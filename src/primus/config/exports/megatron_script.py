@@ -202,6 +202,8 @@ def _list_experts(model: ModelSpec) -> Iterator[tuple[str, ...]]:
         yield _flag("moe_router_pre_softmax")
     if model.moe_router_enable_expert_bias:
         yield _flag("moe_router_enable_expert_bias")
+    if model.moe_apply_probs_on_input:
+        yield _flag("moe_apply_probs_on_input")
     if model.moe_router_num_groups:
         yield _flag("moe_router_num_groups", model.moe_router_num_groups)
         yield _flag("moe_router_group_topk", model.moe_router_group_topk)
