@@ -40,10 +40,11 @@ FOLDERS = {
     "models": "presets/models",
     "trainers": "presets/trainers",
     "engines": "presets/engines",
+    "images": "presets/images",
 }
 """Folder in the package that holds the plug-ins of each kind."""
 
-DATA_KINDS = frozenset({"models", "trainers", "engines", "profiles", "architectures", "nics"})
+DATA_KINDS = frozenset({"models", "trainers", "engines", "images", "profiles", "architectures", "nics"})
 """Kinds whose plug-ins are YAML files."""
 
 PYTHON_DATA_KINDS = frozenset({"profiles", "architectures", "nics"})

@@ -40,6 +40,7 @@ TASK_GROUPS = {
         "analyze topology",
         "engines",
         "setup",
+        *("image build", "image list", "image show", "image clean"),
         "hooks list",
         "patches list",
         "node-smoke",
