@@ -189,3 +189,20 @@ def test_sbatch_reads_each_value_as_it_was_typed(cluster: Cluster) -> None:
         job = cluster.ask("sbatch", "--parsable", *others, "held.sh").stdout.strip()
         assert cluster.ask("squeue", "--noheader", f"--jobs={job}", "--format=%k|%j").stdout == f"{value}|held\n"
         cluster.ask("scancel", job)
+
+
+def test_a_comparison_runs_each_cell_as_a_job(cluster: Cluster) -> None:
+    (cluster.folder / "jobs.yaml").write_text(
+        "experiment: tiny.yaml\nplatforms: {cpu: {processes: 1, runtime: slurm sbatch -N 1 -c 2}}\n"
+        "frameworks: [native]\nmodels: {tiny: {settings: {train_iters: 6}}}\nrepetitions: 2\n"
+    )
+    task = ("direct", "--", "compare", "run", "--matrix", "jobs.yaml", "--json")
+    cells = json.loads(cluster.primus(*task, limit_s=240).stdout)["cells"]
+    assert [cell["state"] for cell in cells] == ["done", "done"]
+    folder = cluster.folder / "output/jobs"
+    jobs = {json.loads((folder / cell["run"] / "submission.json").read_text())["id"] for cell in cells}
+    assert len(jobs) == 2, "a job for each cell"
+    result = json.loads((folder / "results" / f"{cells[0]['cell']}.json").read_text())
+    assert result["steps"]["number"] == [1, 2, 3, 4, 5, 6] and len(set(result["inputs"]["tokens"])) == 6
+    again = json.loads(cluster.primus(*task).stdout)["cells"]
+    assert [cell["run"] for cell in again] == [cell["run"] for cell in cells], "nothing runs twice"

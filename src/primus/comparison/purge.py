@@ -67,16 +67,26 @@ def remove_paths(purged: PurgedPaths) -> None:
         # The record is the first of the list and removed last: an interrupted purge can be repeated.
         for name in [*purged.paths[1:], *purged.paths[:1]]:
             _remove_path(Path(name))
-    with contextlib.suppress(OSError):
         (folder / lock.FILE).unlink()
-    parents = {parent for name in purged.paths for parent in list(Path(name).parents)[:3]}
-    for parent in sorted(parents, key=lambda path: -len(path.parts)):
-        for link in [parent / "latest"]:
-            if link.is_symlink() and not link.exists():
-                link.unlink()
-        if parent.resolve() != Path.cwd():
-            with contextlib.suppress(OSError):  # it has other files
-                parent.rmdir()
+    _remove_empty_folders(purged)
+
+
+def _remove_empty_folders(purged: PurgedPaths) -> None:
+    """Remove the folders that held the paths, innermost first, and links to runs that are gone."""
+    # Of the data DATASET/TOKENIZER. The folder around the comparison or the data may be the user's.
+    own = Path(purged.folder)
+    folders = {
+        parent
+        for path in map(Path, purged.paths)
+        for parent in (path.parents if own in path.parents else list(path.parents)[:2])
+        if parent == own or own in parent.parents or own not in path.parents
+    }
+    for folder in sorted(folders, key=lambda path: -len(path.parts)):
+        latest = folder / "latest"
+        if latest.is_symlink() and not latest.exists():
+            latest.unlink()
+        with contextlib.suppress(OSError):  # it has other files, or is the working folder
+            folder.rmdir()
 
 
 def _list_own_paths(folder: ComparisonFolder) -> Iterator[Path]:
