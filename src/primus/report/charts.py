@@ -10,14 +10,32 @@ from primus.report.page import Html, make_element
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 880.0, 84.0, 24.0, 52.0, 44.0
 HEIGHT = 210.0
 """Height of the area in which curves are drawn."""
+LEGEND_ROW = 18.0
 MOST_POINTS = 600
 """A longer curve is drawn by the smallest and the largest value of each part, which keeps spikes visible."""
 NUM_COLOURS = 8
+DASHES = ("", "7 4", "2 3", "9 3 2 3", "12 5", "4 2", "1 4", "9 3 2 3 2 3")
+"""Of the lines, by colour: they must be told apart without colours."""
 Points = Sequence[tuple[float, float | None]]
 
 
-def draw_line_chart(title: str, curves: Sequence[tuple[str, Points]], unit: str, axis: str) -> Html:
-    """Curves over one axis; a value that is None interrupts its curve."""
+def draw_line_chart(
+    title: str,
+    curves: Sequence[tuple[str, Points]],
+    unit: str,
+    axis: str,
+    *,
+    shade: tuple[float, float, str] | None = None,
+) -> Html:
+    """Curves over one axis, each with its own colour and dashes; a value that is None interrupts its curve.
+
+    Args:
+        title: Above the chart.
+        curves: Name and points of each.
+        unit: Of the values.
+        axis: What the chart is over, such as `step`, or the unit of it.
+        shade: First and last place of a shaded part, and what it is.
+    """
     values = [y for _, points in curves for _, y in points if y is not None and math.isfinite(y)]
     places = [x for _, points in curves for x, _ in points]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
@@ -29,16 +47,40 @@ def draw_line_chart(title: str, curves: Sequence[tuple[str, Points]], unit: str,
         across = (x - first) / span * (WIDTH - LEFT - RIGHT)
         return LEFT + across, TOP + HEIGHT - (y - low) / (high - low) * HEIGHT
 
-    parts = [
-        *_draw_frame(title, [name for name, _ in curves]),
-        *_draw_scale(low, high, unit),
-        *_draw_axis(first, last, axis),
-    ]
+    parts = [*_draw_scale(low, high, unit), *_draw_axis(first, last, axis)]
+    if shade is not None:
+        left, right = (place(min(max(edge, first), last), low)[0] for edge in shade[:2])
+        parts.append(draw_rect(left, TOP, right - left, HEIGHT, "shade", shade[2]))
+        parts.append(draw_text(left + 4, TOP + 14, shade[2], "soft"))
     for index, (name, points) in enumerate(curves):
         style = f"line c{index % NUM_COLOURS}"
         runs = _split_curve(_thin_out(points))
-        parts += [_draw_path([place(x, y) for x, y in run], style, name) for run in runs]
-    return _wrap_svg(parts, TOP + HEIGHT + BOTTOM)
+        parts += [draw_path([place(x, y) for x, y in run], style, name) for run in runs]
+    legend, height = draw_line_legend([name for name, _ in curves])
+    moved = make_element("g", Html("\n".join(parts)), transform=f"translate(0 {height:g})")
+    return wrap_chart([draw_title(title), *legend, moved], TOP + height + HEIGHT + BOTTOM)
+
+
+def draw_title(title: str) -> Html:
+    """The title at the top of a chart."""
+    return make_element("text", title, x=f"{LEFT:g}", y="20", class_="title")
+
+
+def draw_line_legend(names: Sequence[str]) -> tuple[list[Html], float]:
+    """A piece of each line with its name, and the height of the rows beyond the first."""
+    if len(names) < 2:
+        return [], 0.0
+    parts, x, y = [], LEFT, 36.0
+    for index, name in enumerate(names):
+        width = 48 + 7 * len(name)
+        if x + width > WIDTH and x > LEFT:
+            x, y = LEFT, y + LEGEND_ROW
+        parts += [
+            draw_path([(x, y), (x + 26, y)], f"line c{index % NUM_COLOURS}", ""),
+            draw_text(x + 32, y + 4, name, ""),
+        ]
+        x += width
+    return parts, y - 36.0
 
 
 def draw_share_bar(title: str, parts: Sequence[tuple[str, float]]) -> Html:
@@ -48,14 +90,14 @@ def draw_share_bar(title: str, parts: Sequence[tuple[str, float]]) -> Html:
     x, width = LEFT, WIDTH - LEFT - RIGHT
     for index, (name, value) in enumerate(parts):
         length = width * value / total
-        drawn.append(_draw_rect(x, 40, length, 34, f"fill c{index % NUM_COLOURS}", f"{name}: {value / total:.1%}"))
+        drawn.append(draw_rect(x, 40, length, 34, f"fill c{index % NUM_COLOURS}", f"{name}: {value / total:.1%}"))
         x += length
     for index, (name, value) in enumerate(parts):
         column, row = index % 2, index // 2
         left, y = LEFT + column * 390, 100 + row * 22
-        drawn.append(_draw_rect(left, y - 10, 12, 12, f"fill c{index % NUM_COLOURS}", ""))
-        drawn.append(_draw_text(left + 20, y, f"{name}  {value / total:.1%}", ""))
-    return _wrap_svg(drawn, 100 + 22 * math.ceil(len(parts) / 2))
+        drawn.append(draw_rect(left, y - 10, 12, 12, f"fill c{index % NUM_COLOURS}", ""))
+        drawn.append(draw_text(left + 20, y, f"{name}  {value / total:.1%}", ""))
+    return wrap_chart(drawn, 100 + 22 * math.ceil(len(parts) / 2))
 
 
 def draw_area_chart(
@@ -70,9 +112,9 @@ def draw_area_chart(
         above = [base + values[index] for base, (_, values) in zip(below, samples, strict=True)]
         edge = [_place_area(time, value, last, high) for (time, _), value in zip(samples, above, strict=True)]
         back = [_place_area(time, value, last, high) for (time, _), value in zip(samples, below, strict=True)]
-        parts.append(_draw_path([*edge, *reversed(back)], f"fill c{index % NUM_COLOURS}", name, is_closed=True))
+        parts.append(draw_path([*edge, *reversed(back)], f"fill c{index % NUM_COLOURS}", name, is_closed=True))
         below = above
-    return _wrap_svg(parts, TOP + HEIGHT + BOTTOM)
+    return wrap_chart(parts, TOP + HEIGHT + BOTTOM)
 
 
 def _place_area(x: float, y: float, last: float, high: float) -> tuple[float, float]:
@@ -85,8 +127,8 @@ def _draw_frame(title: str, names: Sequence[str]) -> Iterator[Html]:
         return
     x = LEFT
     for index, name in enumerate(names):
-        yield _draw_rect(x, 30, 12, 12, f"fill c{index % NUM_COLOURS}", "")
-        yield _draw_text(x + 18, 40, name, "")
+        yield draw_rect(x, 30, 12, 12, f"fill c{index % NUM_COLOURS}", "")
+        yield draw_text(x + 18, 40, name, "")
         x += 36 + 7 * len(name)
 
 
@@ -95,8 +137,8 @@ def _draw_scale(low: float, high: float, unit: str) -> Iterator[Html]:
         y = TOP + HEIGHT * (1 - share)
         value = low + share * (high - low)
         yield make_element("path", "", d=f"M{LEFT:g} {y:.1f} H{WIDTH - RIGHT:g}", class_="grid")
-        yield _draw_text(LEFT - 8, y + 4, _format_tick(value, high - low), "soft end")
-    yield _draw_text(LEFT - 8, TOP - 12, unit, "soft end")
+        yield draw_text(LEFT - 8, y + 4, _format_tick(value, high - low), "soft end")
+    yield draw_text(LEFT - 8, TOP - 12, unit, "soft end")
 
 
 def _draw_axis(first: float, last: float, axis: str) -> Iterator[Html]:
@@ -104,7 +146,7 @@ def _draw_axis(first: float, last: float, axis: str) -> Iterator[Html]:
         value = first + share * (last - first)
         kind = "soft" if share == 0 else "soft middle" if share == 0.5 else "soft end"
         label = f"{value:,.0f}" if axis == "step" else _format_tick(value, (last - first) or 1.0)
-        yield _draw_text(
+        yield draw_text(
             LEFT + share * (WIDTH - LEFT - RIGHT),
             TOP + HEIGHT + 22,
             f"{axis} {label}" if axis == "step" else f"{label} {axis}",
@@ -147,25 +189,29 @@ def _split_curve(points: Points) -> Iterator[list[tuple[float, float]]]:
         yield run
 
 
-def _draw_path(points: Sequence[tuple[float, float]], style: str, name: str, *, is_closed: bool = False) -> Html:
+def draw_path(points: Sequence[tuple[float, float]], style: str, name: str, *, is_closed: bool = False) -> Html:
+    """A line through points, or an area; one point is a dot."""
     steps = " ".join(f"{'M' if place == 0 else 'L'}{x:.1f} {y:.1f}" for place, (x, y) in enumerate(points))
     if len(points) == 1:
         steps, style = f"{steps} h0.1", f"{style} dot"
     return make_element("path", make_element("title", name), d=steps + (" Z" if is_closed else ""), class_=style)
 
 
-def _draw_rect(x: float, y: float, width: float, height: float, style: str, label: str) -> Html:
+def draw_rect(x: float, y: float, width: float, height: float, style: str, label: str) -> Html:
+    """A rectangle, with a tip if it has a label."""
     title = make_element("title", label) if label else Html("")
     place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "width": f"{width:.1f}", "height": f"{height:.1f}"}
     return make_element("rect", title, class_=style, **place)
 
 
-def _draw_text(x: float, y: float, text: str, style: str) -> Html:
+def draw_text(x: float, y: float, text: str, style: str) -> Html:
+    """Text at its base line."""
     return make_element("text", text, x=f"{x:.1f}", y=f"{y:.1f}", class_=style)
 
 
-def _wrap_svg(parts: Sequence[Html], height: float) -> Html:
-    ground = _draw_rect(0, 0, WIDTH, height, "ground", "")
+def wrap_chart(parts: Sequence[Html], height: float) -> Html:
+    """The picture of parts that use the styles of charts."""
+    ground = draw_rect(0, 0, WIDTH, height, "ground", "")
     return make_element(
         "svg",
         Html("\n".join(["", make_element("style", Html(STYLE)), ground, *parts, ""])),
@@ -190,8 +236,12 @@ STYLE = """
 .chart .end { text-anchor: end; } .chart .middle { text-anchor: middle; }
 .chart path { fill: none; } .chart .grid { stroke: var(--grid); }
 .chart .line { stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round; }
-.chart .dot { stroke-width: 7; }
+.chart .dot { stroke-width: 7; } .chart .shade { fill: var(--soft); fill-opacity: 0.18; }
+.chart .limit { stroke: var(--c6); stroke-width: 1.6; stroke-dasharray: 6 3; }
+.chart .mark { stroke-width: 1.6; } .chart .mark.hollow { fill: var(--ground); }
+.chart .bound { stroke: var(--ink); stroke-width: 1.4; }
 """ + "".join(
-    f".chart .line.c{i} {{ stroke: var(--c{i}); }} .chart .fill.c{i} {{ fill: var(--c{i}); }}\n"
-    for i in range(NUM_COLOURS)
+    f".chart .line.c{i} {{ stroke: var(--c{i}); stroke-dasharray: {dashes or 'none'}; }}"
+    f" .chart .fill.c{i} {{ fill: var(--c{i}); }} .chart .mark.c{i} {{ stroke: var(--c{i}); fill: var(--c{i}); }}\n"
+    for i, dashes in enumerate(DASHES)
 )

@@ -1,0 +1,280 @@
+"""The numbers of a cell from the steps of its runs, and the ratio of two cells, with intervals.
+
+A cell is one platform, framework, model and class of settings; its runs are repetitions. The speed of a run is the
+median of its steps after the warm-up. With three or more runs on each side, intervals come from the runs, since steps
+of one run are correlated and share what the run was lucky in; with fewer, from blocks of steps, which do not show the
+spread between runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+
+from msgspec import Struct
+
+from primus.comparison.result import ComparisonResult
+from primus.statistics import (
+    Interval,
+    bootstrap_interval,
+    bootstrap_ratio,
+    compute_quantile,
+    compute_t_quantile,
+    find_steady_window,
+    thin_series,
+)
+
+RUNS_FOR_SPREAD = 3
+"""Runs of each cell from which their spread is estimated; the t quantile of two is 12.7."""
+SMALLEST_DIFFERENCE = 0.015
+"""With fewer runs, smaller differences may be one run's luck: half of the 3 % that must be found, as in `runs gate`."""
+MIN_STEPS = 10
+"""Fewest steps after the warm-up that give a speed."""
+LEVEL = 0.95
+SLOW_FACTOR = 1.5
+"""A step is slow above this multiple of the median."""
+MOST_SLOW_STEPS = 20
+
+
+class SlowStep(Struct, frozen=True, kw_only=True):
+    """A step that took far longer than the median."""
+
+    run: str
+    step: int
+    time_s: float
+    cause: str
+    """`not explained` if the run did nothing else at that time."""
+
+
+class SpeedEstimate(Struct, frozen=True, kw_only=True):
+    """A number with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def from_interval(cls, found: Interval) -> SpeedEstimate:
+        """The estimate and bounds of an interval."""
+        return cls(value=found.estimate, low=found.low, high=found.high)
+
+    def invert(self, factor: float) -> SpeedEstimate:
+        """`factor` by this number."""
+        return SpeedEstimate(value=factor / self.value, low=factor / self.high, high=factor / self.low)
+
+
+class CellStatistics(Struct, frozen=True, kw_only=True):
+    """The steps of a cell in numbers; None where its runs do not have it."""
+
+    runs: int
+    warm_up_steps: int
+    """Steps that are excluded at the start of each attempt: the longest warm-up of all runs."""
+    is_steady: bool
+    """False if the speed of a run still changes in its second half."""
+    steps: int
+    """Steps of all runs that are counted."""
+    step_s: SpeedEstimate
+    tokens_per_s: SpeedEstimate | None
+    tokens_per_s_per_device: SpeedEstimate | None
+    mean_tokens_per_s: float | None
+    """Tokens by time: the harmonic mean, which slow steps lower."""
+    p95_by_median: float
+    """95th percentile of the steps by their median."""
+    slow_share: float
+    """Share of the time in slow steps."""
+    slow_steps: list[SlowStep]
+    """The slowest; at most `MOST_SLOW_STEPS`."""
+
+
+class RatioEstimate(Struct, frozen=True, kw_only=True):
+    """How many times as fast one cell is as another."""
+
+    value: float
+    low: float
+    high: float
+    is_difference: bool
+    """Whether a difference is shown."""
+    method: str
+
+    def describe(self) -> str:
+        """A sentence about the ratio."""
+        numbers = f"{self.value:.3f} (95 %: {self.low:.3f} to {self.high:.3f})"
+        return numbers if self.is_difference else f"{numbers}: no difference shown"
+
+
+def find_warm_up(runs: Sequence[ComparisonResult]) -> tuple[int, bool]:
+    """The longest warm-up of all attempts of the runs in steps, and whether all become steady.
+
+    The first step, which may compile, is always part of it.
+    """
+    windows = [find_steady_window(times[1:]) for run in runs for times in _split_attempts(run)]
+    if not windows:
+        return 1, True
+    return 1 + max(window.start for window in windows), all(window.is_steady for window in windows)
+
+
+def select_steady_times(run: ComparisonResult, warm_up_steps: int) -> dict[int, float]:
+    """The time of each step after the warm-up of its attempt, without profiled steps."""
+    profiled, found = set(run.steps.profiled), {}
+    starts = set(run.steps.first_of_attempt)
+    position = 0
+    for number, time in zip(run.steps.number, run.steps.time_s, strict=False):
+        position = 0 if number in starts else position
+        if position >= warm_up_steps and time and number not in profiled:
+            found[number] = time
+        position += 1
+    return found
+
+
+def summarise_cell(runs: Sequence[ComparisonResult], warm_up_steps: int, *, is_steady: bool) -> CellStatistics | None:
+    """The numbers of a cell; None if its runs have fewer than `MIN_STEPS` steps after the warm-up together.
+
+    Args:
+        runs: The runs of the cell.
+        warm_up_steps: Steps to exclude at the start of each attempt.
+        is_steady: Whether the steps after them are steady.
+    """
+    series = [(run, select_steady_times(run, warm_up_steps)) for run in runs]
+    series = [(run, times) for run, times in series if times]
+    everything = sorted(time for _, times in series for time in times.values())
+    if len(everything) < MIN_STEPS:
+        return None
+    typical = median(everything)
+    step_s = _estimate_step_time([list(times.values()) for _, times in series])
+    tokens = _find_tokens_per_step(runs)
+    devices = next((run.gpu_info.device_count for run in runs if run.gpu_info.device_count), None)
+    rate = step_s.invert(tokens) if tokens else None
+    slow = [slow_step for run, times in series for slow_step in _list_slow_steps(run, times, SLOW_FACTOR * typical)]
+    return CellStatistics(
+        runs=len(series),
+        warm_up_steps=warm_up_steps,
+        is_steady=is_steady,
+        steps=len(everything),
+        step_s=step_s,
+        tokens_per_s=rate,
+        tokens_per_s_per_device=step_s.invert(tokens / devices) if tokens and devices else None,
+        mean_tokens_per_s=tokens / fmean(everything) if tokens else None,
+        p95_by_median=compute_quantile(everything, 0.95) / typical,
+        slow_share=sum(each.time_s for each in slow) / sum(everything),
+        slow_steps=sorted(slow, key=lambda each: -each.time_s)[:MOST_SLOW_STEPS],
+    )
+
+
+def compare_times(a: Sequence[Mapping[int, float]], b: Sequence[Mapping[int, float]]) -> RatioEstimate | None:
+    """How many times as fast `a` is as `b`, on the steps that all runs have; None if these are too few.
+
+    Args:
+        a: Time of each step after the warm-up, of each run of the one cell.
+        b: The same of the other cell.
+    """
+    common = set.intersection(*(set(run) for run in (*a, *b))) if a and b else set()
+    if len(common) < MIN_STEPS:
+        return None
+    ours, theirs = ([[run[step] for step in sorted(common)] for run in runs] for runs in (a, b))
+    if min(len(ours), len(theirs)) >= RUNS_FOR_SPREAD:
+        return _compare_runs([median(run) for run in ours], [median(run) for run in theirs])
+    return _compare_steps(ours, theirs)
+
+
+def _compare_runs(ours: Sequence[float], theirs: Sequence[float]) -> RatioEstimate:
+    """The ratio from medians of runs: the wider of a bootstrap over runs and Student's interval of their logarithms.
+
+    Resampling three runs never leaves their range, which holds the median of a fourth in three of four cases only.
+    """
+    resampled = bootstrap_ratio(theirs, ours, median, block=1, level=LEVEL)
+    logs = [[math.log(time) for time in times] for times in (ours, theirs)]
+    freedom = len(ours) + len(theirs) - 2
+    squares = sum((value - fmean(values)) ** 2 for values in logs for value in values)
+    error = math.sqrt(squares / freedom * (1 / len(ours) + 1 / len(theirs)))
+    reach = compute_t_quantile((1 + LEVEL) / 2, freedom) * error
+    center = fmean(logs[1]) - fmean(logs[0])
+    low, high = min(resampled.low, math.exp(center - reach)), max(resampled.high, math.exp(center + reach))
+    return RatioEstimate(
+        value=resampled.estimate,
+        low=low,
+        high=high,
+        is_difference=not low <= 1 <= high,
+        method=f"bootstrap over {len(ours)} and {len(theirs)} runs",
+    )
+
+
+def _compare_steps(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> RatioEstimate:
+    """The ratio from blocks of steps."""
+    samples = [thin_series([time for run in runs for time in run], median) for runs in (theirs, ours)]
+    found = bootstrap_ratio(samples[0], samples[1], median, block=None, level=LEVEL)
+    is_large = abs(math.log(found.estimate)) > math.log(1 + SMALLEST_DIFFERENCE)
+    return RatioEstimate(
+        value=found.estimate,
+        low=found.low,
+        high=found.high,
+        is_difference=is_large and not found.contains(1),
+        method=f"block bootstrap over steps; differences below {SMALLEST_DIFFERENCE:.1%} are not told from the spread"
+        f" between runs, which takes {RUNS_FOR_SPREAD} runs of each cell",
+    )
+
+
+def _estimate_step_time(series: Sequence[Sequence[float]]) -> SpeedEstimate:
+    if len(series) >= RUNS_FOR_SPREAD:
+        return SpeedEstimate.from_interval(bootstrap_interval([median(run) for run in series], median, level=LEVEL))
+    pooled = thin_series([time for run in series for time in run], median)
+    return SpeedEstimate.from_interval(bootstrap_interval(pooled, median, block=None, level=LEVEL))
+
+
+def _split_attempts(run: ComparisonResult) -> list[list[float]]:
+    """The times of the steps of each attempt."""
+    starts, found = set(run.steps.first_of_attempt), [[]]  # type: ignore[var-annotated]
+    for number, time in zip(run.steps.number, run.steps.time_s, strict=False):
+        if number in starts and found[-1]:
+            found.append([])
+        if time:
+            found[-1].append(time)
+    return [times for times in found if len(times) > 1]
+
+
+def _find_tokens_per_step(runs: Sequence[ComparisonResult]) -> float | None:
+    """Tokens of a step, from the steps themselves or from batch size and sequence length."""
+    counts = [count for run in runs for count in run.steps.tokens if count]
+    if counts:
+        return median(counts)
+    training = runs[0].training_config
+    if training.global_batch_size and training.sequence_length:
+        return float(training.global_batch_size * training.sequence_length)
+    return None
+
+
+def _list_slow_steps(run: ComparisonResult, times: Mapping[int, float], limit: float) -> list[SlowStep]:
+    name = run.run or run.cell.name
+    return [
+        SlowStep(run=name, step=step, time_s=time, cause=_find_cause(run, step))
+        for step, time in times.items()
+        if time > limit
+    ]
+
+
+def _find_cause(run: ComparisonResult, step: int) -> str:
+    """What else the run did around a step."""
+    kinds = [each.kind for each in run.interruptions if each.step in (step - 1, step)]
+    ended = dict(zip(run.steps.number, run.steps.ended, strict=False)).get(step)
+    times = dict(zip(run.steps.number, run.steps.time_s, strict=False))
+    if ended is not None:
+        begin = ended - (times.get(step) or 0.0)
+        samples = [sample for sample in run.load.samples if begin <= sample.time <= ended]
+        kinds += [f"throttling ({reason})" for sample in samples for reason in sample.throttled]
+    data = dict(zip(run.steps.number, run.steps.data_time_s, strict=False)).get(step) or 0.0
+    if data > 0.5 * (times.get(step) or math.inf):
+        kinds.append("waiting for data")
+    return ", ".join(dict.fromkeys(kinds)) or "not explained"
+
+
+def find_time_to_loss(run: ComparisonResult, target: float, window: int = 10) -> tuple[float, float] | None:
+    """Seconds of training and tokens until the mean of `window` losses is at most `target`; None if it never is."""
+    seconds = tokens = 0.0
+    recent: list[float] = []
+    columns = zip(run.steps.loss, run.steps.time_s, run.steps.tokens, strict=False)
+    for loss, time, count in columns:
+        seconds, tokens = seconds + (time or 0.0), tokens + (count or 0.0)
+        recent = [*recent, loss if loss is not None else math.inf][-window:]
+        if len(recent) == window and fmean(recent) <= target:
+            return seconds, tokens
+    return None

@@ -1,0 +1,224 @@
+"""The report of a comparison as a self-contained page, and its pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from primus.comparison.cell_results import ComparisonCell
+from primus.comparison.comparison_report import CellPair, CellReport, ComparisonReport
+from primus.comparison.comparison_tables import ComparisonTable, describe_ratio, list_checks, list_report_tables
+from primus.comparison.result import ComparisonResult
+from primus.report import page
+from primus.report.charts import draw_line_chart
+from primus.report.page import Html
+from primus.report.point_charts import (
+    ChartPoint,
+    PlacedPoint,
+    ValuePair,
+    draw_interval_chart,
+    draw_paired_dots,
+    draw_scatter,
+)
+
+BADGES = {"fair": "ok", "not shown": "unknown", "unfair": "fail"}
+Cells = Mapping[str, ComparisonCell]
+Curve = Sequence[tuple[float, float | None]]
+
+
+def format_comparison_page(report: ComparisonReport, cells: Cells) -> str:
+    """The page; `cells` has the results of each label, whose steps the curves show."""
+    pictures = dict(draw_comparison_pictures(report, cells))
+    tables = {each.title.partition(" (")[0].partition(":")[0]: each for each in list_report_tables(report)}
+    sections: list[tuple[str, object]] = [
+        ("Summary", page.join_fragments(_explain_ratios(report), *_make_tables(tables, "Cells", "Pairs"))),
+        ("Speed", _select_pictures(pictures, "throughput", "pairs", "scaling")),
+        ("Fairness", page.join_fragments(*map(_make_verdict, report.pairs))),
+        ("Steps", page.join_fragments(_select_pictures(pictures, "steps"), *_make_tables(tables, "Slow steps"))),
+        ("Losses", _select_pictures(pictures, "loss_tokens", "loss_time")),
+        (
+            "Memory and efficiency",
+            page.join_fragments(
+                _select_pictures(pictures, "memory", "mfu", "energy"), *_make_tables(tables, "Efficiency")
+            ),
+        ),
+        ("Published results", page.join_fragments(*_make_tables(tables, "Published results"))),
+        ("Problems", page.join_fragments(*_make_tables(tables, "Problems"))),
+        ("What was compared", _make_provenance(report)),
+    ]
+    hosts = sorted({host for cell in report.cells for host in cell.hosts})
+    subtitle = f"{len(report.cells)} cells" + (f" on {', '.join(hosts)}" if hosts else "")
+    return page.format_page(f"Comparison {report.name}", [each for each in sections if each[1]], subtitle)
+
+
+def draw_comparison_pictures(report: ComparisonReport, cells: Cells) -> Iterator[tuple[str, Html]]:
+    """Name and picture of everything that there are numbers for."""
+    kinds = {cell.label: index for index, cell in enumerate(report.cells)}
+    yield from _draw_throughput(report, kinds)
+    yield from _draw_pairs(report)
+    yield from _draw_scaling(report)
+    yield from _draw_steps(report, cells)
+    yield from _draw_losses(cells)
+    yield from _draw_efficiency(report, kinds)
+
+
+def _draw_throughput(report: ComparisonReport, kinds: Mapping[str, int]) -> Iterator[tuple[str, Html]]:
+    points = []
+    for cell in report.cells:
+        found = cell.statistics.tokens_per_s_per_device if cell.statistics else None
+        if cell.speed and not cell.utilization.problem:
+            points.append(
+                ChartPoint(
+                    label=cell.label,
+                    value=cell.speed,
+                    low=found.low if found else None,
+                    high=found.high if found else None,
+                    kind=kinds[cell.label],
+                    note=f"n = {cell.statistics.runs}" if cell.statistics else "average, no interval",
+                )
+            )
+    points += [
+        ChartPoint(label=each.label, value=each.tokens_per_s_per_device, kind=len(kinds), is_hollow=True,
+                   note="published")
+        for each in report.published
+    ]  # fmt: skip
+    if points:
+        yield "throughput", draw_interval_chart("Throughput of a device, with 95 % intervals", "tokens/s", points)
+
+
+def _draw_pairs(report: ComparisonReport) -> Iterator[tuple[str, Html]]:
+    speeds = {cell.label: cell.speed for cell in report.cells}
+    pairs = [
+        ValuePair(
+            label=f"{pair.a} / {pair.b}", a=speeds[pair.a] or 0.0, b=speeds[pair.b] or 0.0, note=describe_ratio(pair)
+        )
+        for pair in report.pairs
+        if pair.ratio is not None
+    ]
+    if pairs:
+        yield "pairs", draw_paired_dots("Pairs: A by B", "tokens/s of a device", ("A", "B"), pairs)
+
+
+def _draw_scaling(report: ComparisonReport) -> Iterator[tuple[str, Html]]:
+    """Throughput over the number of devices, of frameworks that were measured with several."""
+    groups: dict[tuple[str, str, str], list[CellReport]] = {}
+    for cell in report.cells:
+        if cell.devices and cell.speed and not cell.utilization.problem:
+            groups.setdefault((cell.framework, cell.model, cell.device), []).append(cell)
+    scaled = [group for group in groups.values() if len({cell.devices for cell in group}) > 1]
+    points = [
+        PlacedPoint(label=cell.label, x=float(cell.devices or 0), y=(cell.speed or 0) * (cell.devices or 0), kind=kind)
+        for kind, group in enumerate(scaled)
+        for cell in group
+    ]
+    if points:
+        yield "scaling", draw_scatter("Scaling", "devices", "tokens/s", points, joined=True)
+
+
+def _draw_steps(report: ComparisonReport, cells: Cells) -> Iterator[tuple[str, Html]]:
+    warm_up = max((cell.statistics.warm_up_steps for cell in report.cells if cell.statistics), default=0)
+    curves = [
+        (label, [(float(step), time and time * 1e3) for step, time in _pair_columns(cell.runs[0], "time_s")])
+        for label, cell in cells.items()
+        if cell.runs and cell.runs[0].steps.time_s
+    ]
+    if curves:
+        first = min(points[0][0] for _, points in curves)
+        shade = (first, first + warm_up, f"warm-up: {warm_up} steps") if warm_up else None
+        yield "steps", draw_line_chart("Time of each step of the first run", curves, "ms", "step", shade=shade)
+
+
+def _draw_losses(cells: Cells) -> Iterator[tuple[str, Html]]:
+    over_tokens: list[tuple[str, Curve]] = []
+    over_time: list[tuple[str, Curve]] = []
+    for label, cell in cells.items():
+        steps = cell.runs[0].steps if cell.runs else None
+        if steps is None or not any(loss is not None for loss in steps.loss):
+            continue
+        tokens = accumulate(count or 0.0 for count in steps.tokens)
+        seconds = accumulate(time or 0.0 for time in steps.time_s)
+        over_tokens.append((label, list(zip(tokens, steps.loss, strict=False))))
+        over_time.append((label, list(zip(seconds, steps.loss, strict=False))))
+    if over_tokens:
+        yield "loss_tokens", draw_line_chart("Loss over tokens", over_tokens, "loss", "tokens")
+        yield "loss_time", draw_line_chart("Loss over training time", over_time, "loss", "s")
+
+
+def _draw_efficiency(report: ComparisonReport, kinds: Mapping[str, int]) -> Iterator[tuple[str, Html]]:
+    memory = [
+        ChartPoint(label=cell.label, value=cell.memory_gb, kind=kinds[cell.label])
+        for cell in report.cells
+        if cell.memory_gb
+    ]
+    if memory:
+        yield "memory", draw_interval_chart("Peak memory of a device", "GB", memory)
+    shares = [
+        ChartPoint(
+            label=cell.label, value=100 * cell.utilization.causal, kind=kinds[cell.label],
+            note=f"full: {cell.utilization.full:.1%}" if cell.utilization.full else "",
+        )
+        for cell in report.cells
+        if cell.utilization.causal and not cell.utilization.problem
+    ]  # fmt: skip
+    if shares:
+        yield "mfu", draw_interval_chart("MFU, causal attention", "%", shares, limit=(100.0, "dense peak"))
+    energy = [
+        PlacedPoint(label=cell.label, x=cell.joules_per_million_tokens, y=cell.speed, kind=kinds[cell.label])
+        for cell in report.cells
+        if cell.joules_per_million_tokens and cell.speed and not cell.utilization.problem
+    ]
+    if energy:
+        yield "energy", draw_scatter("Speed and energy", "J per 10^6 tokens", "tokens/s", energy)
+
+
+def _pair_columns(run: ComparisonResult, column: str) -> list[tuple[int, float | None]]:
+    return list(zip(run.steps.number, getattr(run.steps, column), strict=False))
+
+
+def _explain_ratios(report: ComparisonReport) -> Html:
+    fair = sum(pair.verdict.status == "fair" for pair in report.pairs)
+    return page.make_paragraph(
+        f"{fair} of {len(report.pairs)} pairs are fair. A pair has a ratio only if it is fair: the same tokens, initial"
+        " weights, precision and settings, losses within the spread of seeds, and the same steps after the same"
+        " warm-up. A fact that a side does not state is not shown, and not taken as equal."
+    )
+
+
+def _make_verdict(pair: CellPair) -> Html:
+    found = list_checks(pair.verdict)
+    title = Html(
+        f"{page.make_badge(BADGES[pair.verdict.status])} {page.escape(f'{pair.a} and {pair.b}: {pair.verdict.status}')}"
+    )
+    return page.make_details(title, page.make_table(found.header, found.rows), is_open=pair.verdict.status != "fair")
+
+
+def _make_tables(tables: Mapping[str, ComparisonTable], *names: str) -> Iterator[Html]:
+    for name in names:
+        if name in tables:
+            found = tables[name]
+            yield page.make_element("h3", found.title)
+            yield page.make_table(found.header, found.rows, found.right)
+
+
+def _select_pictures(pictures: Mapping[str, Html], *names: str) -> Html:
+    return page.join_fragments(*(pictures[name] for name in names if name in pictures))
+
+
+def _make_provenance(report: ComparisonReport) -> Html:
+    rows = [
+        [
+            cell.label,
+            cell.settings_class,
+            f"{cell.devices or '?'} x {cell.device}" if cell.device else "not stated",
+            cell.precision or "not stated",
+            ", ".join(f"{name} {version}" for name, version in cell.versions.items()) or "not stated",
+        ]
+        for cell in report.cells
+    ]
+    prices = [
+        page.make_paragraph(
+            f"Price of {price.device}: {price.per_device_hour:g} {price.currency} an hour, {price.source}, {price.date}"
+        )
+        for price in {cell.price.device: cell.price for cell in report.cells if cell.price}.values()
+    ]
+    return page.join_fragments(page.make_table(["cell", "class", "devices", "precision", "versions"], rows), *prices)

@@ -1,0 +1,261 @@
+"""The report of a comparison as a value: cells in numbers, pairs with their verdicts, and ratios of fair pairs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from primus.comparison.cell_results import ComparisonCell, LoadedResults, group_cells
+from primus.comparison.cell_statistics import (
+    CellStatistics,
+    RatioEstimate,
+    compare_times,
+    find_time_to_loss,
+    find_warm_up,
+    select_steady_times,
+    summarise_cell,
+)
+from primus.comparison.efficiency import (
+    DevicePrice,
+    UtilizationEstimate,
+    compute_cost_per_million_tokens,
+    compute_joules_per_million_tokens,
+    estimate_utilization,
+    find_price,
+)
+from primus.comparison.evidence import collect_evidence
+from primus.comparison.fairness import PairVerdict, judge_pair, merge_verdicts
+from primus.comparison.fairness_check import ComparisonClass
+from primus.comparison.loss_curves import LossCurve, LossSpread, estimate_loss_spread
+from primus.comparison.published_results import PublishedResult
+from primus.comparison.result import ComparisonResult
+from primus.errors import UsageError, did_you_mean
+
+
+class ReportOptions(Struct, frozen=True, kw_only=True):
+    """What the reader wants to know."""
+
+    allow_unfair: bool = False
+    """Whether pairs that are not fair get a ratio, with the reason."""
+    prices: Sequence[DevicePrice] = ()
+    target_loss: float | None = None
+    published: Sequence[PublishedResult] = ()
+
+
+class CellReport(Struct, frozen=True, kw_only=True):
+    """A cell in numbers; None where its results do not have them."""
+
+    label: str
+    platform: str
+    framework: str
+    model: str
+    settings_class: str
+    device: str
+    devices: int | None
+    hosts: list[str]
+    precision: str
+    versions: dict[str, str]
+    statistics: CellStatistics | None
+    average_tokens_per_s_per_device: float | None
+    """As the file states it, where it has no times of steps; without interval."""
+    utilization: UtilizationEstimate
+    memory_gb: float | None
+    """Largest peak of a device."""
+    joules_per_million_tokens: float | None
+    cost_per_million_tokens: float | None
+    price: DevicePrice | None
+    seconds_to_loss: float | None
+    """Until the target loss."""
+    tokens_to_loss: float | None
+    final_loss: float | None
+    problems: list[str]
+    """Why runs failed, why its speed is impossible or doubtful, and what is missing."""
+
+    @property
+    def speed(self) -> float | None:
+        """Tokens/s of a device."""
+        found = self.statistics.tokens_per_s_per_device if self.statistics else None
+        return found.value if found else self.average_tokens_per_s_per_device
+
+
+class CellPair(Struct, frozen=True, kw_only=True):
+    """Two cells of one model and one class."""
+
+    a: str
+    b: str
+    verdict: PairVerdict
+    ratio: RatioEstimate | None
+    """How many times as fast A is as B; None where there is no fair one."""
+    refusal: str
+    """Why there is no ratio; beside a ratio, why it is not fair."""
+
+
+class ComparisonReport(Struct, frozen=True, kw_only=True):
+    """A whole comparison."""
+
+    name: str
+    cells: list[CellReport]
+    pairs: list[CellPair]
+    published: list[PublishedResult]
+    """Of the models that were measured."""
+    skipped: list[str]
+    """Files that are not results."""
+    target_loss: float | None
+
+
+def build_comparison_report(loaded: LoadedResults, options: ReportOptions) -> ComparisonReport:
+    """The report of results."""
+    cells = label_cells(group_cells(loaded.results))
+    reports = {label: _summarise(label, cell, options) for label, cell in cells.items()}
+    models = {cell.model for cell in cells.values()}
+    names = dict.fromkeys(result.cell.comparison for result in loaded.results if result.cell.comparison)
+    return ComparisonReport(
+        name=", ".join(names) or "comparison",
+        cells=list(reports.values()),
+        pairs=list(_compare_pairs(cells, reports, allow_unfair=options.allow_unfair)),
+        published=[each for each in options.published if each.model in models],
+        skipped=loaded.skipped,
+        target_loss=options.target_loss,
+    )
+
+
+def label_cells(cells: Sequence[ComparisonCell]) -> dict[str, ComparisonCell]:
+    """The cells by a short label; class and device are part of it where the others do not tell cells apart."""
+    short = [cell.label for cell in cells]
+    with_class = [
+        f"{cell.label} ({cell.settings_class})" if short.count(cell.label) > 1 else cell.label for cell in cells
+    ]
+    return {
+        f"{label} on {cell.device}" if with_class.count(label) > 1 else label: cell
+        for label, cell in zip(with_class, cells, strict=True)
+    }
+
+
+def select_pairs(report: ComparisonReport, reference: str) -> list[CellPair]:
+    """The pairs with one cell.
+
+    Raises:
+        UsageError: There is no such cell.
+    """
+    labels = [cell.label for cell in report.cells]
+    if reference not in labels:
+        raise UsageError(f"'{reference}' is not a cell", did_you_mean(reference, labels))
+    return [pair for pair in report.pairs if reference in (pair.a, pair.b)]
+
+
+def _summarise(label: str, cell: ComparisonCell, options: ReportOptions) -> CellReport:
+    warm_up, is_steady = find_warm_up(cell.runs)
+    statistics = summarise_cell(cell.runs, warm_up, is_steady=is_steady)
+    first = (cell.runs or cell.failed)[0]
+    average = None if statistics else first.performance_metrics.tokens_per_second_per_gpu
+    rate = statistics.tokens_per_s_per_device if statistics else None
+    speed = rate.value if rate else average
+    utilization = estimate_utilization(first, speed)
+    price = find_price(options.prices, cell.device)
+    reached = _find_times_to_loss(cell.runs, options.target_loss)
+    return CellReport(
+        label=label,
+        platform=cell.platform,
+        framework=cell.framework,
+        model=cell.model,
+        settings_class=cell.settings_class,
+        device=cell.device,
+        devices=first.gpu_info.device_count,
+        hosts=sorted({run.machine.host for run in cell.runs if run.machine.host}),
+        precision=first.precision or str(first.settings.get("precision", "")),
+        versions=first.versions,
+        statistics=statistics,
+        average_tokens_per_s_per_device=average,
+        utilization=utilization,
+        memory_gb=max(filter(None, (run.memory_metrics.peak_memory_allocated_gb for run in cell.runs)), default=None),
+        joules_per_million_tokens=compute_joules_per_million_tokens(cell.runs, warm_up),
+        cost_per_million_tokens=compute_cost_per_million_tokens(price, speed) if price and speed else None,
+        price=price,
+        seconds_to_loss=reached[0] if reached else None,
+        tokens_to_loss=reached[1] if reached else None,
+        final_loss=next((loss for loss in reversed(first.steps.loss) if loss is not None), None),
+        problems=_list_problems(cell, statistics, utilization),
+    )
+
+
+def _find_times_to_loss(runs: Sequence[ComparisonResult], target: float | None) -> tuple[float, float] | None:
+    """The middle run's time; None unless all runs reach the loss."""
+    found = [find_time_to_loss(run, target) for run in runs] if target is not None else []
+    reached = sorted(each for each in found if each is not None)
+    return reached[len(reached) // 2] if reached and len(reached) == len(found) else None
+
+
+def _list_problems(
+    cell: ComparisonCell, statistics: CellStatistics | None, utilization: UtilizationEstimate
+) -> list[str]:
+    problems = [f"{run.state}: {run.reason or 'without steps'}" for run in cell.failed]
+    problems += [note for run in cell.runs for note in run.notes]
+    if cell.runs and statistics is None:
+        problems.append("the times of its steps are not stated, or too few: no interval")
+    elif statistics is not None and not statistics.is_steady:
+        problems.append("the speed of a run still changes in its second half")
+    problems += [text for text in (utilization.problem, utilization.doubt) if text]
+    return list(dict.fromkeys(problems))
+
+
+def _compare_pairs(
+    cells: Mapping[str, ComparisonCell], reports: Mapping[str, CellReport], *, allow_unfair: bool
+) -> Iterator[CellPair]:
+    """All pairs of cells with runs that have the same model and class."""
+    for (a, ours), (b, theirs) in itertools.combinations(cells.items(), 2):
+        if ours.runs and theirs.runs and (ours.model, ours.settings_class) == (theirs.model, theirs.settings_class):
+            verdict = _judge_cells(a, ours, b, theirs)
+            problem = reports[a].utilization.problem or reports[b].utilization.problem
+            ratio = None
+            if not problem and (verdict.status == "fair" or allow_unfair):
+                ratio = _compare_speeds(ours, theirs)
+            refusal = problem or "; ".join(verdict.list_reasons())
+            if ratio is None and not refusal:
+                refusal = "too few common steps after the warm-up"
+            yield CellPair(a=a, b=b, verdict=verdict, ratio=ratio, refusal=refusal)
+
+
+def _judge_cells(a: str, ours: ComparisonCell, b: str, theirs: ComparisonCell) -> PairVerdict:
+    """The worst verdict of the runs that have the same seed; of the first two runs, if none have."""
+    chosen: ComparisonClass = "tuned" if ours.settings_class == "tuned" else "identical"
+    spread = _estimate_spread(ours) or _estimate_spread(theirs)
+    by_seed: dict[object, list[ComparisonResult]] = {}
+    for run in theirs.runs:
+        by_seed.setdefault(run.settings.get("seed"), []).append(run)
+    pairs = []
+    for run in ours.runs:
+        others = by_seed.get(run.settings.get("seed"))
+        if others:
+            pairs.append((run, others[min(run.cell.repetition, len(others)) - 1]))
+    verdicts = [
+        judge_pair(collect_evidence(run, a), collect_evidence(other, b), chosen, spread)
+        for run, other in pairs or [(ours.runs[0], theirs.runs[0])]
+    ]
+    return merge_verdicts(verdicts)
+
+
+def _estimate_spread(cell: ComparisonCell) -> LossSpread | None:
+    """How much the losses of runs with different seeds differ."""
+    curves: dict[object, LossCurve] = {}
+    for run in cell.runs:
+        losses = {step: loss for step, loss in zip(run.steps.number, run.steps.loss, strict=False) if loss is not None}
+        curves.setdefault(run.settings.get("seed"), losses)
+    return estimate_loss_spread(list(curves.values()))
+
+
+def _compare_speeds(ours: ComparisonCell, theirs: ComparisonCell) -> RatioEstimate | None:
+    """The ratio on common steps after the longer warm-up of both, of tokens by device and time."""
+    warm_up = max(find_warm_up(ours.runs)[0], find_warm_up(theirs.runs)[0])
+    sides = [[_scale_times(run, warm_up) for run in cell.runs] for cell in (ours, theirs)]
+    return compare_times([run for run in sides[0] if run], [run for run in sides[1] if run])
+
+
+def _scale_times(run: ComparisonResult, warm_up: int) -> dict[int, float]:
+    """Device seconds of a token at each steady step, so that batch sizes and numbers of devices cancel."""
+    devices = run.gpu_info.device_count or run.training_config.num_gpus or 1
+    counts = dict(zip(run.steps.number, run.steps.tokens, strict=False))
+    return {
+        step: time * devices / (counts.get(step) or 1.0) for step, time in select_steady_times(run, warm_up).items()
+    }

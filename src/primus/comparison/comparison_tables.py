@@ -1,0 +1,213 @@
+"""The report of a comparison as tables: for the terminal, as Markdown and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from primus.comparison.cell_statistics import SpeedEstimate
+from primus.comparison.comparison_report import CellPair, CellReport, ComparisonReport
+from primus.comparison.fairness import PairVerdict
+from primus.report import table
+from primus.report.markdown import format_markdown_table
+from primus.report.table import format_number
+
+Rows = list[list[str]]
+MOST_REASONS = 3
+"""Reasons that the terminal shows for a pair; the page has all."""
+
+
+class ComparisonTable(Struct, frozen=True, kw_only=True):
+    """A table with its title."""
+
+    title: str
+    header: list[str]
+    rows: Rows
+    right: list[int] = []
+    """Columns of numbers."""
+
+
+def list_report_tables(report: ComparisonReport) -> list[ComparisonTable]:
+    """All tables that have rows."""
+    tables = [_list_cells(report), _list_efficiency(report), _list_pairs(report), _list_slow_steps(report)]
+    tables += [_list_published(report), _list_problems(report)]
+    return [each for each in tables if each.rows]
+
+
+def format_report_text(report: ComparisonReport) -> str:
+    """The report for a terminal."""
+    parts = [f"{each.title}\n{table.format_table(each.header, each.rows, each.right)}"
+             for each in list_report_tables(report)]  # fmt: skip
+    return "\n\n".join(parts)
+
+
+def format_report_markdown(report: ComparisonReport) -> str:
+    """The report as Markdown."""
+    parts = [f"# {report.name}"]
+    for each in list_report_tables(report):
+        parts += [f"## {each.title}", format_markdown_table(each.header, each.rows, each.right)]
+    for pair in report.pairs:
+        found = list_checks(pair.verdict)
+        parts += [f"## {pair.a} and {pair.b}: {pair.verdict.status}"]
+        parts.append(format_markdown_table(found.header, found.rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def format_report_csv(report: ComparisonReport) -> str:
+    """A row for each cell, with all digits."""
+    columns: dict[str, Callable[[CellReport], object]] = {
+        "platform": lambda cell: cell.platform,
+        "framework": lambda cell: cell.framework,
+        "model": lambda cell: cell.model,
+        "class": lambda cell: cell.settings_class,
+        "device": lambda cell: cell.device,
+        "devices": lambda cell: cell.devices,
+        "precision": lambda cell: cell.precision,
+        "runs": lambda cell: cell.statistics.runs if cell.statistics else 0,
+        "steps": lambda cell: cell.statistics.steps if cell.statistics else 0,
+        "warm_up_steps": lambda cell: cell.statistics.warm_up_steps if cell.statistics else None,
+        "step_s": lambda cell: cell.statistics.step_s.value if cell.statistics else None,
+        "step_s_low": lambda cell: cell.statistics.step_s.low if cell.statistics else None,
+        "step_s_high": lambda cell: cell.statistics.step_s.high if cell.statistics else None,
+        "tokens_per_s_per_device": lambda cell: cell.speed,
+        "mean_tokens_per_s": lambda cell: cell.statistics.mean_tokens_per_s if cell.statistics else None,
+        "mfu_causal": lambda cell: cell.utilization.causal,
+        "mfu_full": lambda cell: cell.utilization.full,
+        "memory_gb": lambda cell: cell.memory_gb,
+        "joules_per_million_tokens": lambda cell: cell.joules_per_million_tokens,
+        "cost_per_million_tokens": lambda cell: cell.cost_per_million_tokens,
+        "currency": lambda cell: cell.price.currency if cell.price else None,
+        "seconds_to_loss": lambda cell: cell.seconds_to_loss,
+        "final_loss": lambda cell: cell.final_loss,
+        "problems": lambda cell: "; ".join(cell.problems),
+    }
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([["" if (value := read(cell)) is None else value for read in columns.values()]
+                      for cell in report.cells])  # fmt: skip
+    return written.getvalue()
+
+
+def list_checks(verdict: PairVerdict) -> ComparisonTable:
+    """What differs between two cells, and what is proved equal."""
+    rows = [[check.judgement, check.rule, check.a, check.b, check.reason] for check in verdict.checks]
+    rows.append(["same", f"{verdict.same_settings} other settings", "", "", "equal"])
+    return ComparisonTable(title="Fairness", header=["judgement", "fact", verdict.a, verdict.b, "reason"], rows=rows)
+
+
+def describe_ratio(pair: CellPair) -> str:
+    """The ratio of a pair, or why it has none."""
+    if pair.ratio is None:
+        return f"no ratio: {_shorten(pair)}"
+    unfair = f"; NOT FAIR: {_shorten(pair)}" if pair.verdict.status != "fair" else ""
+    return f"{pair.ratio.describe()}{unfair}"
+
+
+def _shorten(pair: CellPair) -> str:
+    reasons = pair.refusal.split("; ")
+    more = f"; and {len(reasons) - MOST_REASONS} more" if len(reasons) > MOST_REASONS else ""
+    return "; ".join(reasons[:MOST_REASONS]) + more
+
+
+def _list_cells(report: ComparisonReport) -> ComparisonTable:
+    rows = []
+    for cell in report.cells:
+        found = cell.statistics
+        rows.append(
+            [
+                cell.label,
+                str(found.runs) if found else "0",
+                str(found.steps) if found else "0",
+                str(found.warm_up_steps) if found else "-",
+                _format_estimate(found.step_s if found else None, 1e3),
+                _format_speed(cell),
+                f"{found.p95_by_median:.2f}" if found else "-",
+                f"{found.slow_share:.1%}" if found else "-",
+                format_number(cell.memory_gb),
+                f"{cell.final_loss:.4f}" if cell.final_loss is not None else "-",
+            ]
+        )
+    header = ["cell", "runs", "steps", "warm-up", "step ms", "tokens/s/device", "p95/median", "in slow steps",
+              "memory GB", "final loss"]  # fmt: skip
+    return ComparisonTable(title="Cells (medians with 95 % intervals)", header=header, rows=rows, right=[*range(1, 10)])
+
+
+def _list_efficiency(report: ComparisonReport) -> ComparisonTable:
+    rows = [
+        [
+            cell.label,
+            _format_share(cell.utilization.causal),
+            _format_share(cell.utilization.full),
+            format_number(cell.utilization.peak_tflops),
+            format_number(cell.joules_per_million_tokens),
+            f"{format_number(cell.cost_per_million_tokens)} {cell.price.currency}" if cell.price else "-",
+            format_number(cell.seconds_to_loss),
+        ]
+        for cell in report.cells
+    ]
+    target = f"s to loss {report.target_loss:g}" if report.target_loss is not None else "s to loss"
+    header = ["cell", "MFU causal", "MFU full", "peak TFLOP/s", "J per 10^6 tokens", "cost per 10^6 tokens", target]
+    kept = [0, *(column for column in range(1, 7) if any(row[column] != "-" for row in rows))]
+    return ComparisonTable(
+        title="Efficiency",
+        header=[header[column] for column in kept],
+        rows=[[row[column] for column in kept] for row in rows] if len(kept) > 1 else [],
+        right=[*range(1, len(kept))],
+    )
+
+
+def _list_pairs(report: ComparisonReport) -> ComparisonTable:
+    rows = [[pair.a, pair.b, pair.verdict.status, describe_ratio(pair)] for pair in report.pairs]
+    return ComparisonTable(
+        title="Pairs: how many times as fast A is as B", header=["A", "B", "fairness", "A by B"], rows=rows
+    )
+
+
+def _list_slow_steps(report: ComparisonReport) -> ComparisonTable:
+    rows = [
+        [cell.label, slow.run, str(slow.step), f"{slow.time_s * 1e3:.4g}", slow.cause]
+        for cell in report.cells
+        for slow in (cell.statistics.slow_steps if cell.statistics else [])[:5]
+    ]
+    header = ["cell", "run", "step", "ms", "cause"]
+    return ComparisonTable(title="Slow steps (the slowest five of each cell)", header=header, rows=rows, right=[2, 3])
+
+
+def _list_published(report: ComparisonReport) -> ComparisonTable:
+    rows = [
+        [each.label, each.model, format_number(each.tokens_per_s_per_device), each.settings_class, each.version,
+         each.note, each.source]
+        for each in report.published
+    ]  # fmt: skip
+    header = ["published", "model", "tokens/s/device", "class", "version", "note", "source"]
+    return ComparisonTable(title="Published results (other settings: no ratios)", header=header, rows=rows, right=[2])
+
+
+def _list_problems(report: ComparisonReport) -> ComparisonTable:
+    rows = [[cell.label, problem] for cell in report.cells for problem in cell.problems]
+    rows += [["skipped", text] for text in report.skipped]
+    return ComparisonTable(title="Problems", header=["cell", "problem"], rows=rows)
+
+
+def _format_estimate(found: SpeedEstimate | None, factor: float = 1.0) -> str:
+    if found is None:
+        return "-"
+    low, high = (format_number(bound * factor) for bound in (found.low, found.high))
+    return f"{format_number(found.value * factor)} [{low}, {high}]"
+
+
+def _format_speed(cell: CellReport) -> str:
+    if cell.utilization.problem:
+        return "refused"
+    if cell.statistics and cell.statistics.tokens_per_s_per_device:
+        return _format_estimate(cell.statistics.tokens_per_s_per_device)
+    average = cell.average_tokens_per_s_per_device
+    return f"{format_number(average)} (average)" if average else "-"
+
+
+def _format_share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"

@@ -1,0 +1,114 @@
+"""What a result states of that the fairness of its comparison depends on, by step and by the names of the schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from primus.comparison.fairness_rules import read_fairness_rules, translate_settings, translate_value
+from primus.comparison.result import ComparisonResult
+
+T = TypeVar("T")
+
+RUN_TIMER = "waiting for data included, evaluation and checkpoints excluded"
+"""What the times of runs of primus include (primus.callback.StepReport)."""
+
+
+class FairnessEvidence(Struct, frozen=True, kw_only=True):
+    """What a result states; None or empty where it does not."""
+
+    name: str
+    framework: str = ""
+    stated: Mapping[str, Any] = {}
+    """Settings as the engine had them, by its names."""
+    settings: Mapping[str, Any] = {}
+    """The same by the names and values of the schema, with what the framework's own loop implies."""
+    tokens: Mapping[int, str] = {}
+    """Fingerprint of the tokens of each step."""
+    weights: str | None = None
+    """Hash of the initial weights."""
+    precision: str | None = None
+    """That the computation really used."""
+    gflop_per_token: float | None = None
+    flops_convention: str = ""
+    timed_steps: Sequence[int] = ()
+    """Steps with a time; empty if there are only averages."""
+    timer: str | None = None
+    """What the time of a step includes."""
+    learning_rates: Mapping[int, float] = {}
+    """As applied at each step."""
+    losses: Mapping[int, float] = {}
+    device: str = ""
+    clock_mhz: float | None = None
+    is_throttled: bool | None = None
+    other_load: float | None = None
+    """Share of the machine that other processes took."""
+
+
+def collect_evidence(result: ComparisonResult, name: str) -> FairnessEvidence:
+    """The evidence in a result; `name` is how the report calls it."""
+    framework, is_own_loop = result.cell.framework, result.source != "run"
+    stated = _collect_settings(result)
+    steps = result.steps
+    loop = read_fairness_rules().find_own_loop(framework) if is_own_loop else None
+    rates = _pair_with_steps(steps.number, steps.learning_rate)
+    if loop is not None and loop.printed_rate_lag:
+        rates = {step + loop.printed_rate_lag: rate for step, rate in rates.items()}
+    flops = result.flops.flops_per_token
+    clocks, is_throttled = _summarise_samples(result)
+    return FairnessEvidence(
+        name=name,
+        framework=framework,
+        stated=stated,
+        settings=translate_settings(stated, framework, is_own_loop=is_own_loop),
+        tokens=_pair_with_steps(steps.number, result.inputs.tokens or []),
+        weights=result.inputs.weights,
+        precision=translate_value("precision", result.precision) if result.precision else None,
+        gflop_per_token=flops / 1e9 if flops else None,
+        flops_convention=result.flops.convention,
+        timed_steps=tuple(_pair_with_steps(steps.number, steps.time_s)),
+        timer=None if is_own_loop else RUN_TIMER,
+        learning_rates=rates,
+        losses=_pair_with_steps(steps.number, steps.loss),
+        device=result.gpu_info.device_name,
+        clock_mhz=clocks,
+        is_throttled=is_throttled,
+        other_load=1.0 if result.load.other_gpu_processes else result.load.other_cpu_share,
+    )
+
+
+def _collect_settings(result: ComparisonResult) -> dict[str, Any]:
+    """The settings that a result states, those that were read back from the engine last."""
+    training, parallel = result.training_config, result.parallelism_config
+    fields = {
+        "global_batch_size": training.global_batch_size,
+        "micro_batch_size": training.micro_batch_size,
+        "seq_length": training.sequence_length,
+        "train_iters": training.max_steps,
+        "dataset": result.dataset,
+        "tokenizer_hash": result.inputs.tokenizer,
+        "world_size": result.gpu_info.device_count or training.num_gpus,
+        "tensor_model_parallel_size": parallel.tensor_model_parallel_size,
+        "pipeline_model_parallel_size": parallel.pipeline_model_parallel_size,
+        "data_parallel_size": parallel.data_parallel_size,
+        "gradient_accumulation_steps": parallel.gradient_accumulation_steps,
+        "threads": result.machine.threads,
+    }
+    known = {key: value for key, value in fields.items() if value is not None}
+    return {**known, **result.settings, **result.engine_settings}
+
+
+def _pair_with_steps(numbers: Sequence[int], values: Sequence[T | None]) -> dict[int, T]:
+    return {number: value for number, value in zip(numbers, values, strict=False) if value is not None}
+
+
+def _summarise_samples(result: ComparisonResult) -> tuple[float | None, bool | None]:
+    """Mean clock, and whether a device was throttled; None where it could not be read."""
+    samples = result.load.samples
+    device = [clock for sample in samples for clock in sample.device_clock_mhz if clock is not None]
+    clocks = device or [sample.cpu_mhz for sample in samples if sample.cpu_mhz is not None]
+    is_throttled = any(sample.throttled for sample in samples)
+    return fmean(clocks) if clocks else None, is_throttled if is_throttled or device else None

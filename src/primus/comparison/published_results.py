@@ -1,0 +1,61 @@
+"""Published results: a table with sources, drawn beside measured results and marked, never part of a ratio."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from primus.errors import PrimusError, UsageError
+
+FILE = Path(__file__).with_name("published_results.yaml")
+
+
+class PublishedResult(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A published speed."""
+
+    device: str
+    framework: str
+    model: str
+    """Name of the model's preset."""
+    tokens_per_s_per_device: float
+    precision: str
+    """`not stated` where the source does not say it."""
+    source: str
+    settings_class: str = "published"
+    """As in the source: `identical` or `tuned` only if it compares such cells."""
+    seq_length: int | None = None
+    micro_batch_size: int | None = None
+    global_batch_size: int | None = None
+    devices: int | None = None
+    tflops_per_device: float | None = None
+    version: str = ""
+    note: str = ""
+
+    @property
+    def label(self) -> str:
+        """How pictures call it."""
+        return " ".join(part for part in (self.device, self.framework, self.precision) if part)
+
+
+def read_published_results(path: Path = FILE) -> list[PublishedResult]:
+    """The published results in a YAML file, by default those that come with primus.
+
+    Raises:
+        UsageError: The file is not a list of such results, or one has no source.
+        PrimusError: It cannot be read.
+    """
+    import yaml
+
+    try:
+        found = msgspec.convert(yaml.safe_load(path.read_text(encoding="utf-8")), list[PublishedResult])
+    except OSError as error:
+        raise PrimusError(f"{path}: cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, msgspec.ValidationError) as error:
+        fields = "device, framework, model, tokens_per_s_per_device, precision, source"
+        raise UsageError(f"{path}: not a list of published results: {error}", f"each entry has {fields}") from None
+    bare = next((each for each in found if not each.source or not each.precision), None)
+    if bare is not None:
+        raise UsageError(f"{path}: the result of {bare.label} has no source or precision", "state both")
+    return found

@@ -1,0 +1,95 @@
+"""Report on a comparison: speeds with intervals, the fairness of each pair, and ratios of fair pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from primus.comparison.cell_results import group_cells, load_results
+from primus.comparison.comparison_page import draw_comparison_pictures, format_comparison_page
+from primus.comparison.comparison_report import ReportOptions, build_comparison_report, label_cells
+from primus.comparison.comparison_tables import format_report_csv, format_report_markdown, format_report_text
+from primus.comparison.efficiency import read_prices
+from primus.comparison.published_results import read_published_results
+from primus.errors import UsageError
+from primus.report.picture_files import write_pictures
+from primus.runs.files import to_json, write_text
+from primus.task import TaskContext
+
+FOLDER = "report"
+"""Folder of the files in that of the results."""
+SHIPPED = "shipped"
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of `compare report`."""
+
+    results: Annotated[tuple[str, ...], Meta(extra={"positional": True})]
+    """Folders of `compare run`, archives of `compare wrap`, or files of results."""
+    html: bool = False
+    """Write report.html: all tables and pictures in one file."""
+    png: bool = False
+    """Write each picture as PNG; needs a Chromium on PATH."""
+    md: bool = False
+    """Write report.md."""
+    csv: bool = False
+    """Write cells.csv, a row for each cell."""
+    output: str | None = None
+    """Folder of the files; `report` in the first folder of results when omitted."""
+    allow_unfair: bool = False
+    """Give pairs that are not fair a ratio as well, with the reason beside it."""
+    published: str | None = None
+    """Published results to draw beside the measured ones: a YAML table, or `shipped` for the one that comes with
+    primus."""
+    prices: str | None = None
+    """YAML file with the price of an hour of each device, its source and date."""
+    target_loss: float | None = None
+    """Loss to which the training time is compared."""
+
+
+def run(options: Options, context: TaskContext) -> None:
+    """Print the report, and write the files that were asked for.
+
+    Raises:
+        UsageError: There are no results, or a table is wrong.
+        PrimusError: A file cannot be read or written.
+        UnfitError: There is no browser for PNG files.
+    """
+    loaded = load_results([Path(each) for each in options.results])
+    report = build_comparison_report(loaded, _read_options(options))
+    cells = label_cells(group_cells(loaded.results))
+    text = format_report_text(report)
+    folder = _choose_folder(options)
+    files = {
+        "report.html": format_comparison_page(report, cells) if options.html else None,
+        "report.md": format_report_markdown(report) if options.md else None,
+        "cells.csv": format_report_csv(report) if options.csv else None,
+        "report.json": to_json(report) + "\n" if options.html or options.md or options.csv else None,
+    }
+    written = [folder / name for name, content in files.items() if content is not None]
+    for path in written:
+        write_text(path, files[path.name] or "")
+    if options.png:
+        written += write_pictures(dict(draw_comparison_pictures(report, cells)), folder)
+    context.result(report, "\n\n".join([text, *(["files:\n" + "\n".join(map(str, written))] if written else [])]))
+
+
+def _read_options(options: Options) -> ReportOptions:
+    if options.target_loss is not None and not options.target_loss > 0:
+        raise UsageError(f"--target-loss {options.target_loss:g}: not positive", "such as --target-loss 3.3")
+    published = options.published
+    return ReportOptions(
+        allow_unfair=options.allow_unfair,
+        prices=read_prices(Path(options.prices)) if options.prices else [],
+        target_loss=options.target_loss,
+        published=[] if not published else read_published_results(*([] if published == SHIPPED else [Path(published)])),
+    )
+
+
+def _choose_folder(options: Options) -> Path:
+    if options.output:
+        return Path(options.output)
+    folders = [Path(each) for each in options.results if Path(each).is_dir()]
+    return (folders[0] if folders else Path(options.results[0]).parent) / FOLDER

@@ -1,0 +1,191 @@
+"""The proof of fairness: each class of unfairness is caught by its own rule, and what is not stated is not shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec import structs
+from tests.comparison.fair_results import change_settings, make_result
+
+from primus.comparison.evidence import collect_evidence
+from primus.comparison.fairness import PairVerdict, judge_pair
+from primus.comparison.fairness_rules import read_fairness_rules, translate_settings
+from primus.comparison.loss_curves import compare_loss_curves, estimate_loss_spread
+from primus.comparison.result import ComparisonResult, LoadSample, ResultInputs, ResultLoad, ResultSteps
+from primus.config.schema import OWNERS
+
+Change = Callable[[ComparisonResult], ComparisonResult]
+RESOLVED = {"bf16", "fp8", "recompute_activations", "min_lr_ratio", "lr_warmup_fraction"}
+"""Keys of the schema that are translated before they are compared."""
+
+
+def judge(a: ComparisonResult, b: ComparisonResult, chosen: Any = "identical") -> PairVerdict:
+    return judge_pair(collect_evidence(a, "a"), collect_evidence(b, "b"), chosen)
+
+
+def list_unfair(verdict: PairVerdict) -> list[str]:
+    return [check.rule for check in verdict.checks if check.judgement == "unfair"]
+
+
+def change_steps(result: ComparisonResult, **columns: Any) -> ComparisonResult:
+    return structs.replace(result, steps=structs.replace(result.steps, **columns))
+
+
+def change_inputs(result: ComparisonResult, **inputs: Any) -> ComparisonResult:
+    return structs.replace(result, inputs=structs.replace(result.inputs, **inputs))
+
+
+def swap_batches(result: ComparisonResult) -> ComparisonResult:
+    tokens = list(result.inputs.tokens or [])
+    return change_inputs(result, tokens=[*tokens[:9], tokens[10], tokens[9], *tokens[11:]])
+
+
+def delay_schedule(result: ComparisonResult) -> ComparisonResult:
+    rates = result.steps.learning_rate
+    return change_steps(result, learning_rate=[0.0, *rates[:-1]])
+
+
+def drop_first_steps(result: ComparisonResult) -> ComparisonResult:
+    columns = {name: getattr(result.steps, name)[10:] for name in ResultSteps.__struct_fields__}
+    return change_inputs(change_steps(result, **columns), tokens=(result.inputs.tokens or [])[10:])
+
+
+PLANTED: dict[str, tuple[Change, str]] = {
+    "batch": (lambda each: change_settings(each, global_batch_size=16), "setting global_batch_size"),
+    "data order": (swap_batches, "tokens"),
+    "dtype": (lambda each: structs.replace(each, precision="bfloat16"), "precision used"),
+    "warm-up": (drop_first_steps, "measured steps"),
+    "FLOP convention": (
+        lambda each: structs.replace(each, flops=structs.replace(each.flops, flops_per_token=1.4e6, convention="full")),
+        "FLOP convention",
+    ),
+    "recompute": (lambda each: change_settings(each, recompute_activations=True), "setting recompute"),
+    "schedule shift": (delay_schedule, "learning rates"),
+    "weight decay of norms": (lambda each: change_settings(each, undecayed_tensors=0), "setting weight_decay_norms"),
+    "padding of the vocabulary": (lambda each: change_settings(each, vocab_rows=512), "setting padded_vocab_size"),
+    "initial weights": (lambda each: change_inputs(each, weights="e" * 64), "initial weights"),
+    "sequence length": (lambda each: change_settings(each, seq_length=64), "setting seq_length"),
+    "other load": (lambda each: structs.replace(each, load=ResultLoad(other_cpu_share=0.4)), "other load"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_each_class_of_unfairness_is_caught_by_its_own_rule(name: str) -> None:
+    fair, (change, rule) = make_result("native"), PLANTED[name]
+    assert judge(fair, make_result("torchtitan")).status == "fair"
+    verdict = judge(fair, change(make_result("torchtitan")))
+    assert (verdict.status, list_unfair(verdict)) == ("unfair", [rule])
+    assert len(verdict.list_reasons()) == 1 and verdict.list_reasons()[0].startswith(rule)
+
+
+def test_the_class_tuned_lets_each_side_choose_how_it_computes_but_not_what() -> None:
+    fair = make_result()
+    tuned = change_settings(make_result("torchtitan"), recompute_activations=True, micro_batch_size=4)
+    verdict = judge(fair, tuned, "tuned")
+    assert verdict.status == "fair"
+    assert {c.rule for c in verdict.checks if c.judgement == "tuned"} == {
+        "setting recompute",
+        "setting micro_batch_size",
+    }
+    assert judge(fair, change_settings(tuned, global_batch_size=4), "tuned").status == "unfair"
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (lambda each: change_inputs(each, tokens=None), "tokens"),
+        (lambda each: structs.replace(each, precision=""), "precision used"),
+        (lambda each: change_steps(each, time_s=[]), "measured steps"),
+        (lambda each: change_steps(each, loss=[]), "loss curves"),
+        (
+            lambda each: structs.replace(each, settings={k: v for k, v in each.settings.items() if k != "lr"}),
+            "setting lr",
+        ),
+    ],
+)
+def test_a_fact_that_a_side_does_not_state_is_not_shown_and_the_pair_not_fair(change: Change, rule: str) -> None:
+    verdict = judge(make_result(), change(make_result("torchtitan")))
+    assert verdict.status == "not shown"
+    assert any(reason.startswith(rule) for reason in verdict.list_reasons())
+
+
+def test_facts_about_the_machine_that_are_not_measured_are_listed_and_do_not_decide() -> None:
+    verdict = judge(structs.replace(make_result(), load=ResultLoad()), make_result("torchtitan"))
+    unknown = {check.rule for check in verdict.checks if check.judgement == "not shown"}
+    assert verdict.status == "fair"
+    assert {"clocks", "throttling", "other load"} <= unknown
+    hot = ResultLoad(samples=[LoadSample(time=0.0, throttled=["thermal"], device_clock_mhz=[2500.0])])
+    assert list_unfair(judge(structs.replace(make_result(), load=hot), make_result("jax"))) == ["throttling"]
+
+
+def test_initial_weights_without_a_hash_are_shown_by_the_first_loss_on_the_same_tokens() -> None:
+    bare = change_inputs(make_result("torchtitan"), weights=None)
+    check = next(c for c in judge(make_result(), bare).checks if c.rule == "initial weights")
+    assert check.judgement == "equivalent"
+    other = change_steps(bare, loss=[6.3, *bare.steps.loss[1:]])
+    check = next(c for c in judge(make_result(), other).checks if c.rule == "initial weights")
+    assert check.judgement == "not shown"
+
+
+def test_names_and_values_of_frameworks_are_equivalent_where_they_mean_the_same() -> None:
+    ours = translate_settings({"lr_warmup_iters": 50, "bf16": True, "optimizer": "adam"}, "mega", is_own_loop=False)
+    nemo = {"optim.lr_scheduler.warmup_steps": 49, "trainer.precision": "bf16-mixed", "optim.config.optimizer": "adam"}
+    assert translate_settings(nemo, "nemo", is_own_loop=True) == ours
+    selective = translate_settings({"recompute_activations": True}, "megatron", is_own_loop=True)
+    whole = translate_settings({"recompute_activations": True}, "megatron", is_own_loop=False)
+    assert (selective["recompute"], whole["recompute"]) == ("selective", "full")
+    padded = {"vocab_size": 128256, "make_vocab_size_divisible_by": 128, "tensor_model_parallel_size": 8}
+    assert translate_settings(padded, "megatron", is_own_loop=True)["padded_vocab_size"] == 129024
+    part = {"vocab_size": 500, "vocab_rows": 256, "tensor_model_parallel_size": 2}
+    assert translate_settings(part, "megatron", is_own_loop=False)["padded_vocab_size"] == 512
+
+
+def test_a_log_of_megatron_prints_the_rate_of_the_next_step() -> None:
+    log = structs.replace(make_result("megatron"), source="log")
+    printed = change_steps(log, learning_rate=make_result().steps.learning_rate)
+    verdict = judge(make_result(), printed)
+    check = next(c for c in verdict.checks if c.rule == "learning rates")
+    assert (check.judgement, check.reason) == ("unfair", "the schedule of b is one step late")
+
+
+def test_equal_rates_at_every_step_make_settings_of_the_schedule_equivalent() -> None:
+    verdict = judge(make_result(), change_settings(make_result("jax"), lr_warmup_iters=4))
+    check = next(c for c in verdict.checks if c.rule == "setting lr_warmup_iters")
+    assert (check.judgement, verdict.status) == ("equivalent", "fair")
+
+
+def test_settings_that_no_rule_knows_are_not_shown() -> None:
+    sides = [change_settings(make_result(name), flux=number) for number, name in enumerate(("native", "jax"))]
+    verdict = judge(*sides)
+    assert verdict.list_reasons() == ["setting flux: no rule says what this setting changes"]
+
+
+def test_every_setting_of_the_schema_has_a_rule_and_no_rule_is_doubled() -> None:
+    rules = read_fairness_rules()
+    assert {key for key in OWNERS if rules.find_rule(key) is None} == RESOLVED
+    keys = [key for rule in rules.settings for key in rule.keys]
+    assert len(keys) == len(set(keys))
+
+
+def test_losses_are_of_the_same_training_within_the_spread_of_seeds() -> None:
+    def curve(phase: float, drift: float = 0.0) -> dict[int, float]:
+        return {step: 6 - 0.01 * step + 0.05 * math.sin(step + phase) + drift * max(0, step - 40)
+                for step in range(1, 101)}  # fmt: skip
+
+    spread = estimate_loss_spread([curve(0), curve(1), curve(2)])
+    assert spread is not None
+    assert compare_loss_curves(curve(0), curve(0.5), spread).is_equal
+    found = compare_loss_curves(curve(0), curve(0, drift=0.02), spread)
+    assert found.is_equal is False and found.diverges_at is not None and 40 <= found.diverges_at <= 50
+    assert compare_loss_curves(curve(0), curve(0.5), None, "fp32").is_equal is None
+    assert compare_loss_curves(curve(0), {1: 5.99 + 0.05 * math.sin(1) + 2e-6}, None, "fp32").is_equal
+    assert compare_loss_curves(curve(0), {**curve(0), 7: math.nan}, spread).is_equal is False
+
+
+def test_inputs_of_other_tokenizers_are_unfair() -> None:
+    other = change_inputs(make_result("jax"), tokenizer="gpt2")
+    assert isinstance(other.inputs, ResultInputs)
+    assert list_unfair(judge(make_result(), other)) == ["setting tokenizer_hash"]
