@@ -7,7 +7,7 @@ vocabulary, s sequence length; E experts, k experts of a token, fm width of an e
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,6 +29,7 @@ __all__ = [
     "LayerKind",
     "ParameterCount",
     "count_parameters",
+    "detect_convention",
     "expert_ffn_size",
     "flops_per_token",
     "head_dim",
@@ -41,6 +42,9 @@ __all__ = [
 
 Convention = Literal["causal", "causal_window", "full", "6N"]
 """How the FLOPs of a token are counted, see `flops_per_token`."""
+CONVENTION_TOLERANCE = 0.005
+"""Relative difference of the FLOPs of a token within which a convention is recognised; the nearest two of a model of 8B
+parameters are 11 % apart."""
 
 
 class ParameterCount(Struct, frozen=True, kw_only=True):
@@ -256,3 +260,10 @@ def _causal_weights(spec: ModelSpec, kinds: list[LayerKind]) -> float:
 def _attention_flops(spec: ModelSpec, kinds: list[LayerKind], seq_length: int, windows: bool) -> float:
     """FLOPs of scores and weighted values of one token; forward 2 n (d_qk + d_v) for each key that it sees."""
     return 6 * sum(attention_width(spec, layer) * keys_per_query(spec, layer, seq_length, windows) for layer in kinds)
+
+
+def detect_convention(spec: ModelSpec, seq_length: int, flops: float) -> Convention | None:
+    """The convention by which a token of the model has `flops`; None if no convention gives them."""
+    expected = {name: flops_per_token(spec, seq_length, name) for name in get_args(Convention)}
+    nearest: Convention = min(expected, key=lambda name: abs(expected[name] - flops))
+    return nearest if abs(expected[nearest] / flops - 1) <= CONVENTION_TOLERANCE else None

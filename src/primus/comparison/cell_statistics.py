@@ -1,9 +1,10 @@
 """The numbers of a cell from the steps of its runs, and the ratio of two cells, with intervals.
 
-A cell is one platform, framework, model and class of settings; its runs are repetitions. The speed of a run is the
-median of its steps after the warm-up. With three or more runs on each side, intervals come from the runs, since steps
-of one run are correlated and share what the run was lucky in; with fewer, from blocks of steps, which do not show the
-spread between runs.
+A cell is one platform, framework, model and class of settings; its runs are repetitions. Its speed is the median of
+its steps after the warm-up. The ratio of two cells compares their typical steps: means without outliers, which are more
+precise than medians. With three or more runs on each side, its interval comes from the runs, since steps of one run are
+correlated and share what the run was lucky in; with fewer, from a model of the correlation of steps, which does not
+know the spread between runs.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from msgspec import Struct
 
 from primus.comparison.result import ComparisonResult
 from primus.statistics import (
+    MAX_CORRELATED,
     Interval,
     bootstrap_interval,
     bootstrap_ratio,
+    clip_outliers,
+    compare_series_means,
     compute_quantile,
     compute_t_quantile,
     find_steady_window,
@@ -32,6 +36,9 @@ SMALLEST_DIFFERENCE = 0.015
 MIN_STEPS = 10
 """Fewest steps after the warm-up that give a speed."""
 LEVEL = 0.95
+"""Of the intervals that are shown."""
+DECIDING_LEVEL = 0.98
+"""Of the interval that must exclude 1 for a difference: at 95 %, one of twenty pairs of equal cells would differ."""
 SLOW_FACTOR = 1.5
 """A step is slow above this multiple of the median."""
 MOST_SLOW_STEPS = 20
@@ -69,7 +76,7 @@ class CellStatistics(Struct, frozen=True, kw_only=True):
 
     runs: int
     warm_up_steps: int
-    """Steps that are excluded at the start of each attempt: the longest warm-up of all runs."""
+    """Steps that are excluded at the start of each attempt."""
     is_steady: bool
     """False if the speed of a run still changes in its second half."""
     steps: int
@@ -104,14 +111,18 @@ class RatioEstimate(Struct, frozen=True, kw_only=True):
 
 
 def find_warm_up(runs: Sequence[ComparisonResult]) -> tuple[int, bool]:
-    """The longest warm-up of all attempts of the runs in steps, and whether all become steady.
+    """The steps of the warm-up of the runs of a cell, and whether they become steady.
 
+    It is found in the middle one of all attempts at each place: in a single series, slow noise looks like a warm-up.
     The first step, which may compile, is always part of it.
     """
-    windows = [find_steady_window(times[1:]) for run in runs for times in _split_attempts(run)]
-    if not windows:
+    attempts = [[time / median(times) for time in times[1:]] for run in runs for times in _split_attempts(run)]
+    if not attempts:
         return 1, True
-    return 1 + max(window.start for window in windows), all(window.is_steady for window in windows)
+    longest = max(map(len, attempts))
+    middle = [median(times[place] for times in attempts if place < len(times)) for place in range(longest)]
+    window = find_steady_window(middle)
+    return 1 + window.start, window.is_steady
 
 
 def select_steady_times(run: ComparisonResult, warm_up_steps: int) -> dict[int, float]:
@@ -172,46 +183,46 @@ def compare_times(a: Sequence[Mapping[int, float]], b: Sequence[Mapping[int, flo
     if len(common) < MIN_STEPS:
         return None
     ours, theirs = ([[run[step] for step in sorted(common)] for run in runs] for runs in (a, b))
+    typical = [[clip_outliers(run, MAX_CORRELATED) for run in runs] for runs in (ours, theirs)]
     if min(len(ours), len(theirs)) >= RUNS_FOR_SPREAD:
-        return _compare_runs([median(run) for run in ours], [median(run) for run in theirs])
-    return _compare_steps(ours, theirs)
+        means = [[fmean(run) for run in runs] for runs in typical]
+        found, decides = (_compare_runs(means[0], means[1], level) for level in (LEVEL, DECIDING_LEVEL))
+        method = f"from {len(ours)} and {len(theirs)} runs"
+        return _build_ratio(found, method, is_difference=not decides.contains(1))
+    found, decides = (_compare_steps(typical[0], typical[1], level) for level in (LEVEL, DECIDING_LEVEL))
+    is_large = abs(math.log(found.estimate)) > math.log(1 + SMALLEST_DIFFERENCE)
+    method = (
+        f"from steps of {len(ours)} and {len(theirs)} runs; differences below {SMALLEST_DIFFERENCE:.1%} are not told"
+        f" from the spread between runs, which takes {RUNS_FOR_SPREAD} runs of each cell"
+    )
+    return _build_ratio(found, method, is_difference=is_large and not decides.contains(1))
 
 
-def _compare_runs(ours: Sequence[float], theirs: Sequence[float]) -> RatioEstimate:
-    """The ratio from medians of runs: the wider of a bootstrap over runs and Student's interval of their logarithms.
+def _build_ratio(found: Interval, method: str, *, is_difference: bool) -> RatioEstimate:
+    return RatioEstimate(
+        value=found.estimate, low=found.low, high=found.high, is_difference=is_difference, method=method
+    )
 
-    Resampling three runs never leaves their range, which holds the median of a fourth in three of four cases only.
+
+def _compare_runs(ours: Sequence[float], theirs: Sequence[float], level: float) -> Interval:
+    """The ratio from one time of each run: the wider of a bootstrap over runs and Student's interval of logarithms.
+
+    Resampling three runs never leaves their range, which holds the median of all runs in three of four cases only.
     """
-    resampled = bootstrap_ratio(theirs, ours, median, block=1, level=LEVEL)
+    resampled = bootstrap_ratio(theirs, ours, fmean, block=1, level=level)
     logs = [[math.log(time) for time in times] for times in (ours, theirs)]
     freedom = len(ours) + len(theirs) - 2
     squares = sum((value - fmean(values)) ** 2 for values in logs for value in values)
     error = math.sqrt(squares / freedom * (1 / len(ours) + 1 / len(theirs)))
-    reach = compute_t_quantile((1 + LEVEL) / 2, freedom) * error
+    reach = compute_t_quantile((1 + level) / 2, freedom) * error
     center = fmean(logs[1]) - fmean(logs[0])
     low, high = min(resampled.low, math.exp(center - reach)), max(resampled.high, math.exp(center + reach))
-    return RatioEstimate(
-        value=resampled.estimate,
-        low=low,
-        high=high,
-        is_difference=not low <= 1 <= high,
-        method=f"bootstrap over {len(ours)} and {len(theirs)} runs",
-    )
+    return Interval(resampled.estimate, low, high, level)
 
 
-def _compare_steps(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> RatioEstimate:
-    """The ratio from blocks of steps."""
-    samples = [thin_series([time for run in runs for time in run], median) for runs in (theirs, ours)]
-    found = bootstrap_ratio(samples[0], samples[1], median, block=None, level=LEVEL)
-    is_large = abs(math.log(found.estimate)) > math.log(1 + SMALLEST_DIFFERENCE)
-    return RatioEstimate(
-        value=found.estimate,
-        low=found.low,
-        high=found.high,
-        is_difference=is_large and not found.contains(1),
-        method=f"block bootstrap over steps; differences below {SMALLEST_DIFFERENCE:.1%} are not told from the spread"
-        f" between runs, which takes {RUNS_FOR_SPREAD} runs of each cell",
-    )
+def _compare_steps(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], level: float) -> Interval:
+    """The ratio from the steps of all runs, whose means count alike."""
+    return compare_series_means([time for run in theirs for time in run], ours, level=level)
 
 
 def _estimate_step_time(series: Sequence[Sequence[float]]) -> SpeedEstimate:

@@ -20,6 +20,7 @@ from primus.report.point_charts import (
     draw_paired_dots,
     draw_scatter,
 )
+from primus.report.table import format_number
 
 BADGES = {"fair": "ok", "not shown": "unknown", "unfair": "fail"}
 Cells = Mapping[str, ComparisonCell]
@@ -74,7 +75,7 @@ def _draw_throughput(report: ComparisonReport, kinds: Mapping[str, int]) -> Iter
                     low=found.low if found else None,
                     high=found.high if found else None,
                     kind=kinds[cell.label],
-                    note=f"n = {cell.statistics.runs}" if cell.statistics else "average, no interval",
+                    note=f"[{format_number(found.low)}, {format_number(found.high)}]" if found else "average",
                 )
             )
     points += [
@@ -189,7 +190,7 @@ def _make_verdict(pair: CellPair) -> Html:
     title = Html(
         f"{page.make_badge(BADGES[pair.verdict.status])} {page.escape(f'{pair.a} and {pair.b}: {pair.verdict.status}')}"
     )
-    return page.make_details(title, page.make_table(found.header, found.rows), is_open=pair.verdict.status != "fair")
+    return page.make_details(title, page.make_table(found.header, found.rows))
 
 
 def _make_tables(tables: Mapping[str, ComparisonTable], *names: str) -> Iterator[Html]:

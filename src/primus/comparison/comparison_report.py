@@ -169,7 +169,7 @@ def _summarise(label: str, cell: ComparisonCell, options: ReportOptions) -> Cell
         statistics=statistics,
         average_tokens_per_s_per_device=average,
         utilization=utilization,
-        memory_gb=max(filter(None, (run.memory_metrics.peak_memory_allocated_gb for run in cell.runs)), default=None),
+        memory_gb=max(filter(None, map(_find_peak_memory, cell.runs)), default=None),
         joules_per_million_tokens=compute_joules_per_million_tokens(cell.runs, warm_up),
         cost_per_million_tokens=compute_cost_per_million_tokens(price, speed) if price and speed else None,
         price=price,
@@ -185,6 +185,10 @@ def _find_times_to_loss(runs: Sequence[ComparisonResult], target: float | None) 
     found = [find_time_to_loss(run, target) for run in runs] if target is not None else []
     reached = sorted(each for each in found if each is not None)
     return reached[len(reached) // 2] if reached and len(reached) == len(found) else None
+
+
+def _find_peak_memory(run: ComparisonResult) -> float | None:
+    return run.memory_metrics.peak_memory_allocated_gb or run.memory_metrics.peak_memory_reserved_gb
 
 
 def _list_problems(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -34,7 +35,7 @@ class DevicePrice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     currency: str
     source: str
     """Where the price is from."""
-    date: str
+    date: datetime.date
     """When it was valid."""
 
 
@@ -100,9 +101,9 @@ def read_prices(path: Path) -> list[DevicePrice]:
             f"{path}: not a list of prices: {error}",
             "an entry is {device: MI300X, per_device_hour: 2.0, currency: USD, source: URL, date: 2026-01-31}",
         ) from None
-    wrong = next((each for each in found if not each.source or not each.date or each.per_device_hour <= 0), None)
+    wrong = next((each for each in found if not each.source or each.per_device_hour <= 0), None)
     if wrong is not None:
-        raise UsageError(f"{path}: the price of {wrong.device} has no source or date, or is not positive")
+        raise UsageError(f"{path}: the price of {wrong.device} has no source, or is not positive")
     return found
 
 

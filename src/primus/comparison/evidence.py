@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from primus.comparison.fairness_rules import read_fairness_rules, translate_settings, translate_value
 from primus.comparison.result import ComparisonResult
+from primus.config.load import load_model
+from primus.errors import PrimusError
+from primus.model import detect_convention
 
 T = TypeVar("T")
 
+WORDS: dict[str, Any] = {"True": True, "False": False, "None": None}
 RUN_TIMER = "waiting for data included, evaluation and checkpoints excluded"
 """What the times of runs of primus include (primus.callback.StepReport)."""
 
@@ -57,7 +62,7 @@ def collect_evidence(result: ComparisonResult, name: str) -> FairnessEvidence:
     rates = _pair_with_steps(steps.number, steps.learning_rate)
     if loop is not None and loop.printed_rate_lag:
         rates = {step + loop.printed_rate_lag: rate for step, rate in rates.items()}
-    flops = result.flops.flops_per_token
+    flops = result.flops.flops_per_token or _find_reported_flops(result)
     clocks, is_throttled = _summarise_samples(result)
     return FairnessEvidence(
         name=name,
@@ -68,7 +73,7 @@ def collect_evidence(result: ComparisonResult, name: str) -> FairnessEvidence:
         weights=result.inputs.weights,
         precision=translate_value("precision", result.precision) if result.precision else None,
         gflop_per_token=flops / 1e9 if flops else None,
-        flops_convention=result.flops.convention,
+        flops_convention=result.flops.convention or _name_convention(result, flops),
         timed_steps=tuple(_pair_with_steps(steps.number, steps.time_s)),
         timer=None if is_own_loop else RUN_TIMER,
         learning_rates=rates,
@@ -98,7 +103,39 @@ def _collect_settings(result: ComparisonResult) -> dict[str, Any]:
         "threads": result.machine.threads,
     }
     known = {key: value for key, value in fields.items() if value is not None}
-    return {**known, **result.settings, **result.engine_settings}
+    stated = {key: parse_text(value) for key, value in result.settings.items()}
+    return {**known, **stated, **result.engine_settings}
+
+
+def parse_text(value: Any) -> Any:
+    """A value of a log, which is text, as the number or word of Python that it is."""
+    if not isinstance(value, str):
+        return value
+    if value in WORDS:
+        return WORDS[value]
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(value)
+    return value
+
+
+def _find_reported_flops(result: ComparisonResult) -> float | None:
+    """The FLOPs of a token that reported TFLOP/s imply."""
+    steps, devices = result.steps, result.gpu_info.device_count
+    rows = zip(steps.tflops_per_device, steps.time_s, steps.tokens, strict=False)
+    found = [rate * 1e12 * devices * time / count for rate, time, count in rows if devices and rate and time and count]
+    return median(found) if found else None
+
+
+def _name_convention(result: ComparisonResult, flops: float | None) -> str:
+    """How FLOPs were counted, if the model is a preset."""
+    length = result.training_config.sequence_length
+    if not flops or not length or not result.cell.model:
+        return ""
+    try:
+        return detect_convention(load_model(result.cell.model), length, flops) or ""
+    except PrimusError:
+        return ""
 
 
 def _pair_with_steps(numbers: Sequence[int], values: Sequence[T | None]) -> dict[int, T]:

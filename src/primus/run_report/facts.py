@@ -13,15 +13,12 @@ import msgspec
 from msgspec import Struct
 
 from primus.errors import PrimusError
-from primus.model import Convention, flops_per_token
+from primus.model import Convention, detect_convention, flops_per_token
 from primus.runs import events, summary
 from primus.runs.events import Event
 from primus.runs.store import Run
 from primus.runs.summary import WARM_UP_STEPS, RunSummary
 
-CONVENTION_TOLERANCE = 0.005
-"""Relative difference of GFLOP per token within which a convention is recognised; the nearest two of a model of 8B
-parameters are 11 % apart."""
 CONVENTIONS: tuple[Convention, ...] = ("causal", "full", "6N", "causal_window")
 SETTINGS = (
     "micro_batch_size", "global_batch_size", "seq_length", "train_iters", "bf16", "compile", "recompute_activations",
@@ -305,10 +302,11 @@ def _detect_convention(run: Run, gflop: float | None, notes: list[str]) -> str:
         trainer = load_run_experiment(run).experiment.trainer
     except (PrimusError, OSError, ValueError):  # a run of another version, or without an experiment
         return ""
-    expected = {name: flops_per_token(trainer.model, trainer.training.seq_length, name) / 1e9 for name in CONVENTIONS}
-    name = min(expected, key=lambda each: abs(expected[each] - gflop))
-    if abs(expected[name] / gflop - 1) <= CONVENTION_TOLERANCE:
-        return name
+    spec, length = trainer.model, trainer.training.seq_length
+    found = detect_convention(spec, length, gflop * 1e9)
+    if found is not None:
+        return found
+    expected = {name: flops_per_token(spec, length, name) / 1e9 for name in CONVENTIONS}
     shown = ", ".join(f"{each} {value:.4g}" for each, value in expected.items())
     notes.append(f"the run counts {gflop:.4g} GFLOP per token, which no convention gives for its model ({shown})")
     return ""

@@ -1,0 +1,161 @@
+"""`compare report` as a command: from folders, archives and files of others to tables and a page."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+from tests.browser import dom
+from tests.comparison.fair_results import change_settings, make_result
+
+from primus.cli.main import main
+from primus.comparison.result import save_result
+
+TPRIMAT = {  # the example of its README
+    "platform": "amd",
+    "gpu_info": {"device_name": "AMD Instinct MI300X", "device_count": 8, "total_memory_gb": 192.0},
+    "training_config": {
+        "max_steps": 500, "global_batch_size": 64, "micro_batch_size": 1, "sequence_length": 2048, "num_gpus": 8,
+    },
+    "performance_metrics": {
+        "avg_step_time_seconds": 0.45, "tokens_per_second": 580000, "tokens_per_second_per_gpu": 72500,
+    },
+    "step_times": [],
+    "loss_values": [],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three cells of three runs: two that are fair to compare, and one with another batch size."""
+    found = tmp_path_factory.mktemp("results")
+    for framework, step_s in (("native", 0.1), ("jax", 0.112), ("megatron", 0.1)):
+        for seed in range(3):
+            result = make_result(framework, step_s=step_s, seed=seed)
+            if framework == "megatron":
+                result = change_settings(result, global_batch_size=16)
+            save_result(result, found / f"{result.cell.name}.json")
+    (found / "package.json").write_text('{"name": "other"}')
+    return found
+
+
+def report(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    code = main(["direct", "--", "compare", "report", *map(str, words)])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_only_fair_pairs_have_a_ratio_and_foreign_files_are_named(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = report(capsys, folder, "--html", "--md", "--csv", "--output", tmp_path)
+    assert code == 0
+    pairs = {line.split("  ")[0] + line[20:]: line for line in out.splitlines() if " fair " in line or "unfair" in line}
+    fair = [line for line in pairs.values() if "jax" in line and "native" in line]
+    assert len(fair) == 1 and "95 %" in fair[0] and "no ratio" not in fair[0]
+    unfair = [line for line in pairs.values() if "megatron" in line]
+    assert len(unfair) == 2
+    assert all("no ratio: setting global_batch_size: a step on more samples" in line for line in unfair)
+    assert "package.json: not a result" in out
+    rows = list(csv.DictReader((tmp_path / "cells.csv").read_text().splitlines()))
+    assert [row["framework"] for row in rows] == ["jax", "megatron", "native"]
+    assert float(rows[0]["step_s_low"]) < float(rows[0]["step_s"]) < float(rows[0]["step_s_high"])
+    markdown = (tmp_path / "report.md").read_text()
+    assert "## cpu jax tiny and cpu native tiny: fair" in markdown
+    page = (tmp_path / "report.html").read_text()
+    assert "<script" not in page and "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    for title in ("Throughput of a device", "Pairs: A by B", "warm-up: ", "Loss over tokens", "Loss over training time",
+                  "Peak memory", "dense peak", "Speed and energy"):  # fmt: skip
+        assert title in page, title
+
+
+def test_allowed_unfair_ratios_carry_their_reason_in_the_picture(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = report(capsys, folder, "--allow-unfair", "--html", "--output", tmp_path)
+    assert out.count("NOT FAIR: setting global_batch_size") == 2
+    picture = (tmp_path / "report.html").read_text().split("Pairs: A by B")[1].split("</svg>")[0]
+    assert picture.count("NOT FAIR: setting global_batch_size") == 2
+
+
+def test_a_speed_above_the_peak_is_refused_even_if_unfair_pairs_are_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train_amd_prim_llama.json").write_text(json.dumps(TPRIMAT))
+    slow = {**TPRIMAT, "performance_metrics": {"tokens_per_second_per_gpu": 9000.0}}
+    (tmp_path / "train_amd_mega_llama.json").write_text(json.dumps(slow))
+    code, out, _ = report(capsys, tmp_path, "--allow-unfair", "--csv", "--output", tmp_path / "out")
+    assert code == 0
+    assert "72,500 tokens/s per device is 2.5" in out and "impossible" in out
+    assert "refused" in out and "NOT FAIR" not in out
+    rows = {row["framework"]: row for row in csv.DictReader((tmp_path / "out/cells.csv").read_text().splitlines())}
+    assert 0.3 < float(rows["mega"]["mfu_causal"]) < 0.35
+
+
+def test_archives_of_other_machines_are_merged_with_published_results_and_prices(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = [make_result("native", step_s=0.05, seed=seed) for seed in range(3)]
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+        for result in results:
+            device = structs.replace(result.gpu_info, device_name="Other CPU")
+            save_result(structs.replace(result, gpu_info=device), tmp_path / "one.json")
+            archive.write(tmp_path / "one.json", f"other/results/{result.cell.name}.json")
+        archive.writestr("other/runs/x/metadata.json", "{}")
+    published = (
+        "- {device: H100, framework: titan, model: tiny, tokens_per_s_per_device: 5000, precision: bf16, source: S}"
+    )
+    (tmp_path / "table.yaml").write_text(published)
+    price = "- {device: other cpu, per_device_hour: 3.6, currency: EUR, source: a list, date: 2026-01-31}"
+    (tmp_path / "prices.yaml").write_text(price)
+    words = ("--published", tmp_path / "table.yaml", "--prices", tmp_path / "prices.yaml", "--target-loss", "5.8")
+    _, out, _ = report(capsys, folder, tmp_path / "other.zip", *words, "--html", "--output", tmp_path)
+    assert (
+        "cpu native tiny on Other CPU" in out and "H100 titan bf16" in out and "EUR" in out and "s to loss 5.8" in out
+    )
+    page = (tmp_path / "report.html").read_text()
+    assert "a list" in page and "hollow" in page
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("prices.yaml", "- {device: X, per_device_hour: 1}", "not a list of prices"),
+        ("published.yaml", "- {device: X, framework: y, model: z, tokens_per_s_per_device: 1, precision: a, source: ''}",
+         "has no source or precision"),
+    ],
+)  # fmt: skip
+def test_a_table_without_sources_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, problem: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    code, _, errors = report(capsys, folder, f"--{name.removesuffix('.yaml')}", tmp_path / name)
+    assert (code, problem in errors) == (2, True)
+
+
+def test_places_without_results_and_damaged_archives_are_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report(capsys, tmp_path / "absent")[0] == 2
+    (tmp_path / "a.json").write_text('{"schema": "primus-comparison-result", "schema_version": 99}')
+    code, _, errors = report(capsys, tmp_path)
+    assert (code, "results of version 99" in errors) == (2, True)
+    (tmp_path / "cut.zip").write_bytes(b"PK\x03\x04 cut off")
+    code, _, errors = report(capsys, tmp_path / "cut.zip")
+    assert (code, "cut.zip: damaged" in errors) == (1, True)
+
+
+def test_the_page_has_all_pictures_in_a_real_browser(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report(capsys, folder, "--html", "--output", tmp_path)
+    shown = dom(tmp_path / "report.html")
+    assert shown.count("<svg") == (tmp_path / "report.html").read_text().count("<svg") >= 8
+    if shutil.which("chromium"):
+        code, _, _ = report(capsys, folder, "--png", "--output", tmp_path / "png")
+        assert code == 0 and (tmp_path / "png/throughput.png").read_bytes().startswith(b"\x89PNG")
