@@ -127,7 +127,7 @@ def test_archives_of_other_machines_are_merged_with_published_results_and_prices
     [
         ("prices.yaml", "- {device: X, per_device_hour: 1}", "not a list of prices"),
         ("published.yaml", "- {device: X, framework: y, model: z, tokens_per_s_per_device: 1, precision: a, source: ''}",
-         "has no source or precision"),
+         "no source or precision"),
     ],
 )  # fmt: skip
 def test_a_table_without_sources_is_refused(

@@ -31,7 +31,6 @@ from primus.comparison.fairness_check import ComparisonClass
 from primus.comparison.loss_curves import LossCurve, LossSpread, estimate_loss_spread
 from primus.comparison.published_results import PublishedResult
 from primus.comparison.result import ComparisonResult
-from primus.errors import UsageError, did_you_mean
 
 
 class ReportOptions(Struct, frozen=True, kw_only=True):
@@ -123,26 +122,16 @@ def build_comparison_report(loaded: LoadedResults, options: ReportOptions) -> Co
 
 def label_cells(cells: Sequence[ComparisonCell]) -> dict[str, ComparisonCell]:
     """The cells by a short label; class and device are part of it where the others do not tell cells apart."""
-    short = [cell.label for cell in cells]
+    classes: dict[str, set[str]] = {}
+    for cell in cells:
+        classes.setdefault(cell.label, set()).add(cell.settings_class)
     with_class = [
-        f"{cell.label} ({cell.settings_class})" if short.count(cell.label) > 1 else cell.label for cell in cells
+        f"{cell.label} ({cell.settings_class})" if len(classes[cell.label]) > 1 else cell.label for cell in cells
     ]
     return {
         f"{label} on {cell.device}" if with_class.count(label) > 1 else label: cell
         for label, cell in zip(with_class, cells, strict=True)
     }
-
-
-def select_pairs(report: ComparisonReport, reference: str) -> list[CellPair]:
-    """The pairs with one cell.
-
-    Raises:
-        UsageError: There is no such cell.
-    """
-    labels = [cell.label for cell in report.cells]
-    if reference not in labels:
-        raise UsageError(f"'{reference}' is not a cell", did_you_mean(reference, labels))
-    return [pair for pair in report.pairs if reference in (pair.a, pair.b)]
 
 
 def _summarise(label: str, cell: ComparisonCell, options: ReportOptions) -> CellReport:
