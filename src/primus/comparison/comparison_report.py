@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from primus.comparison.cell_results import ComparisonCell, LoadedResults, group_cells
+from primus.comparison.archive import SkippedFile
+from primus.comparison.cell_results import ComparisonCell
 from primus.comparison.cell_statistics import (
     CellStatistics,
     RatioEstimate,
@@ -104,34 +105,22 @@ class ComparisonReport(Struct, frozen=True, kw_only=True):
     target_loss: float | None
 
 
-def build_comparison_report(loaded: LoadedResults, options: ReportOptions) -> ComparisonReport:
-    """The report of results."""
-    cells = label_cells(group_cells(loaded.results))
+def build_comparison_report(
+    cells: Mapping[str, ComparisonCell], skipped: Sequence[SkippedFile], options: ReportOptions
+) -> ComparisonReport:
+    """The report of the cells with these labels."""
     reports = {label: _summarise(label, cell, options) for label, cell in cells.items()}
     models = {cell.model for cell in cells.values()}
-    names = dict.fromkeys(result.cell.comparison for result in loaded.results if result.cell.comparison)
+    results = [result for cell in cells.values() for result in (*cell.runs, *cell.failed)]
+    names = dict.fromkeys(result.cell.comparison for result in results if result.cell.comparison)
     return ComparisonReport(
         name=", ".join(names) or "comparison",
         cells=list(reports.values()),
         pairs=list(_compare_pairs(cells, reports, allow_unfair=options.allow_unfair)),
         published=[each for each in options.published if each.model in models],
-        skipped=loaded.skipped,
+        skipped=[f"{each.file}: {each.reason}" for each in skipped],
         target_loss=options.target_loss,
     )
-
-
-def label_cells(cells: Sequence[ComparisonCell]) -> dict[str, ComparisonCell]:
-    """The cells by a short label; class and device are part of it where the others do not tell cells apart."""
-    classes: dict[str, set[str]] = {}
-    for cell in cells:
-        classes.setdefault(cell.label, set()).add(cell.settings_class)
-    with_class = [
-        f"{cell.label} ({cell.settings_class})" if len(classes[cell.label]) > 1 else cell.label for cell in cells
-    ]
-    return {
-        f"{label} on {cell.device}" if with_class.count(label) > 1 else label: cell
-        for label, cell in zip(with_class, cells, strict=True)
-    }
 
 
 def _summarise(label: str, cell: ComparisonCell, options: ReportOptions) -> CellReport:

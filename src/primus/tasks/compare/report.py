@@ -7,9 +7,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from primus.comparison.cell_results import group_cells, load_results
+from primus.comparison.archive import load_results
+from primus.comparison.cell_results import group_cells
 from primus.comparison.comparison_page import draw_comparison_pictures, format_comparison_page
-from primus.comparison.comparison_report import ReportOptions, build_comparison_report, label_cells
+from primus.comparison.comparison_report import ReportOptions, build_comparison_report
 from primus.comparison.comparison_tables import format_report_csv, format_report_markdown, format_report_text
 from primus.comparison.efficiency import read_prices
 from primus.comparison.published_results import read_published_results
@@ -58,8 +59,8 @@ def run(options: Options, context: TaskContext) -> None:
         UnfitError: There is no browser for PNG files.
     """
     loaded = load_results([Path(each) for each in options.results])
-    report = build_comparison_report(loaded, _read_options(options))
-    cells = label_cells(group_cells(loaded.results))
+    cells = group_cells(loaded)
+    report = build_comparison_report(cells, loaded.skipped, _read_options(options))
     text = format_report_text(report)
     folder = _choose_folder(options)
     files = {
