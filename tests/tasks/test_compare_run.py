@@ -192,6 +192,10 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "micro_batch_size is not one of the settings that may differ",
     ),
     "an experiment": ("experiment: base.yaml", "experiment: bass.yaml", "bass.yaml: no such file"),
+    "a secret": ("repetitions: 1", "env: {HF_TOKEN: hf_abcdefghijklmnopqrstuvwxyz012345}", "env: HF_TOKEN is a secret"),
+    "a missing key": ("frameworks: [fast, other, nemo]", "", "'frameworks' is missing"),
+    "a runtime": ("cpu: {processes: 1}", "cpu: {runtime: slrm sbatch}", "slrm"),
+    "an experiment file": (MATRIX, EXPERIMENT, "this is an experiment, not a matrix"),
     "nothing": ("models: {small: {preset: tiny}}", "models: {}", "models: empty"),
 }
 

@@ -21,6 +21,7 @@ from primus.comparison.result import ResultCell
 from primus.engines.choice import INSTALL_VARIABLE, choose_engine
 from primus.errors import PrimusError
 from primus.experiment import resolve_experiment
+from primus.launch.command import parse_command
 from primus.machine.facts import MachineFacts
 
 QUIET = {"eval_interval": None, "eval_iters": 0, "sample_tokens": 0, "save_interval": None, "disable_last_saving": True,
@@ -53,7 +54,8 @@ class MatrixCell(Struct, frozen=True, kw_only=True):
     hint: str = ""
     command: tuple[str, ...] = ()
     """Words after `primus-cli`."""
-    env: dict[str, str] = {}
+    is_local: bool = True
+    """Whether its processes descend from the harness: a runtime starts them elsewhere, or by a daemon."""
 
     @property
     def name(self) -> str:
@@ -62,8 +64,7 @@ class MatrixCell(Struct, frozen=True, kw_only=True):
     @property
     def shown_command(self) -> str:
         """The command as a user types it."""
-        env = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
-        return " ".join([*env, "primus-cli", *map(shlex.quote, self.command)])
+        return " ".join(["primus-cli", *map(shlex.quote, self.command)])
 
 
 class CellKind(Struct, frozen=True, kw_only=True):
@@ -96,6 +97,9 @@ def list_cells(
         facts: This machine.
         processes: Processes of cells whose platform does not say it.
         runtime: Runtime of cells whose platform does not name one; this machine when empty.
+
+    Raises:
+        UsageError: The words of a runtime are wrong, or an experiment file does not exist.
     """
     matrix = loaded.matrix
     kinds = [
@@ -105,6 +109,9 @@ def list_cells(
         for platform in matrix.platforms
         for framework in matrix.frameworks
     ]
+    for each in (runtime, *(platform.runtime for platform in matrix.platforms.values())):
+        if each:
+            parse_command([*shlex.split(each), "--", "train", "pretrain"])  # raises if a runtime is unknown
     launch = CellLaunch(environ=environ, platform=find_platform(facts), processes=processes, runtime=runtime)
     prepared = {kind: _prepare_cell(loaded, kind, launch) for kind in kinds}
     rng, ordered = random.Random(matrix.order_seed), []
@@ -145,7 +152,8 @@ def _prepare_cell(loaded: LoadedMatrix, kind: CellKind, launch: CellLaunch) -> M
     asked = structs.replace(resolved.experiment, exp_name="", workspace="", work_group="", user_name="")
     identity = msgspec.json.encode([msgspec.to_builtins(asked), words, processes, env, runtime], order="sorted")
     place = structs.replace(place, fingerprint=hashlib.sha256(identity).hexdigest()[:16])
-    cell = MatrixCell(place=place, status="runnable", command=_format_command(file, words, processes, env, runtime))
+    command = _format_command(file, words, processes, env, runtime)
+    cell = MatrixCell(place=place, status="runnable", command=command, is_local=not runtime)
     if is_here or runtime:
         return cell
     reason = f"this machine is {launch.platform}, not {kind.platform}"

@@ -18,6 +18,7 @@ order: interleaved
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,6 +31,7 @@ from primus.backend import BACKENDS
 from primus.config.schema import OWNERS
 from primus.config.source import read_yaml, strip_origins
 from primus.errors import UsageError, did_you_mean
+from primus.redaction import redact_value
 
 PLATFORMS = ("amd", "nvidia", "cpu")
 PLATFORM_ALIASES = {"nvd": "nvidia", "cuda": "nvidia", "rocm": "amd"}
@@ -177,7 +179,7 @@ def load_matrix(file: Path, environ: Mapping[str, str]) -> LoadedMatrix:
     try:
         matrix = msgspec.convert(tree | {"name": tree.get("name") or file.stem}, RivalMatrix)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{file}: {_explain_error(error)}", _suggest_key(str(error), tree)) from None
+        raise _explain_error(error, tree, file) from None
     return _check_matrix(LoadedMatrix(matrix=matrix, file=file))
 
 
@@ -193,6 +195,8 @@ def _check_matrix(loaded: LoadedMatrix) -> LoadedMatrix:
     matrix = structs.replace(matrix, platforms=platforms, frameworks=frameworks)
     for name, platform in platforms.items():
         _check_limits(platform.settings, TUNABLE_KEYS | {"device"}, f"{file}: platforms: {name}: settings")
+        _check_variables(platform.env, f"{file}: platforms: {name}: env")
+    _check_variables(matrix.env, f"{file}: env")
     _check_keys(matrix.settings, f"{file}: settings")
     for name, model in matrix.models.items():
         _check_keys(model.settings, f"{file}: models: {name}: settings")
@@ -257,6 +261,13 @@ def _check_limits(settings: Mapping[str, Any], allowed: frozenset[str], where: s
             raise UsageError(f"{where}: {key} is not one of the settings that may differ", did_you_mean(key, allowed))
 
 
+def _check_variables(env: Mapping[str, str], where: str) -> None:
+    """Check that no variable is a secret, which the command of a cell would show."""
+    for name, value in env.items():
+        if redact_value(name, value) != value:
+            raise UsageError(f"{where}: {name} is a secret", f"set it in the environment: export {name}=...")
+
+
 def _check_keys(settings: Mapping[str, Any], where: str) -> None:
     for key in settings:
         if key not in OWNERS and key not in ("backend_args", "profile"):
@@ -277,13 +288,20 @@ def list_choices(matrix: RivalMatrix, platform: str, framework: str, model: str)
     ]
 
 
-def _explain_error(error: msgspec.ValidationError) -> str:
-    return str(error).replace("Object", "it").replace("`$.", "`").replace("`$`", "the file")
-
-
-def _suggest_key(message: str, tree: Mapping[str, Any]) -> str:
-    """A hint for a misspelled key of the top level."""
-    for name in tree:
-        if f"`{name}`" in message and name not in RivalMatrix.__struct_fields__:
-            return did_you_mean(name, RivalMatrix.__struct_fields__)
-    return "docs/compare-platforms.md describes the file"
+def _explain_error(error: msgspec.ValidationError, tree: Mapping[str, Any], file: Path) -> UsageError:
+    """An error of the conversion in the words of the file."""
+    if "modules" in tree:
+        return UsageError(
+            f"{file}: this is an experiment, not a matrix", f"name it in a matrix: experiment: {file.name}"
+        )
+    text = str(error)
+    match = re.fullmatch(r"Object (missing required|contains unknown) field `(\w+)`(?: - at `\$\.?(.*)`)?", text)
+    if match is None:
+        place = re.sub(r" - at `\$\.?(.*)`$", r": \1", text)
+        return UsageError(f"{file}: {place}", "docs/compare-platforms.md describes the file")
+    where = f"{file}: {match[3]}" if match[3] else str(file)
+    if match[1] == "missing required":
+        return UsageError(f"{where}: '{match[2]}' is missing", "docs/compare-platforms.md describes the file")
+    known = RivalMatrix.__struct_fields__ if not match[3] else ()
+    hint = did_you_mean(match[2], known) if known else "docs/compare-platforms.md describes the file"
+    return UsageError(f"{where}: unknown key '{match[2]}'", hint)

@@ -124,6 +124,8 @@ def _read_assignments(file: Path) -> dict[str, str]:
     """NAME=VALUE lines as a shell reads them: comments, quotes, export, and ${NAME} of the lines before."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise UsageError(f"{file}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or 'not text'}") from None
     found: dict[str, str] = {}
