@@ -158,6 +158,23 @@ def test_a_cancelled_job_saves_and_stays_cancelled(cluster: Cluster) -> None:
     assert "has ended already: cancelled" in cluster.primus("direct", "--", "jobs", "cancel", job).stdout
 
 
+def test_benchmarks_run_on_all_nodes_and_node_0_reports(cluster: Cluster) -> None:
+    step = ("--json", "slurm", "srun", "-N", "2", "-c", "2", "--")
+    sizes = ("--op", "all_reduce", "--sizes", "64K", "--quick", "--per-rank")
+    done = cluster.primus(*step, "benchmark", "collectives", *sizes, limit_s=200)
+    result = json.loads(done.stdout[done.stdout.index('{\n  "result"') :])["result"]
+    assert {rank["host"] for rank in result["ranks"]} == {"n1", "n2"}
+    [row] = [row for rank in result["ranks"] for row in rank["rows"]]
+    assert row["case"]["ranks"] == 2 and {"rank_0_us", "rank_1_us"} <= set(row["figures"])
+    words = ("--config", "tiny.yaml", "--steps", "8", "--set", "exp_name=measured")
+    done = cluster.primus(*step, "benchmark", "train", *words, limit_s=200)
+    assert done.stdout.count('"result"') == 1, "one node reports"
+    [row] = json.loads(done.stdout[done.stdout.index('{\n  "result"') :])["result"]["ranks"][0]["rows"]
+    assert (row["case"]["processes"], row.get("problem", "")) == (2, "")
+    [run] = (cluster.folder / "output/measured").glob("2*")
+    assert [event["step"] for event in events.read_steps(Run(run).events)] == list(range(1, 9))
+
+
 def test_slurm_says_whether_a_job_could_start(cluster: Cluster) -> None:
     task = ("--", "train", "pretrain", "--config", "tiny.yaml", "--exp_name", "asked")
     assert "to start at" in cluster.primus("slurm", "sbatch", "-N", "2", "--test-only", *task).stderr

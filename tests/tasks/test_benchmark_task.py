@@ -13,7 +13,17 @@ import pytest
 from fakes import cli
 from primus import registry
 from primus.benchmark import BENCHMARKS
+from primus.errors import UsageError
 
+EXPERIMENT = """\
+modules:
+  pre_trainer:
+    framework: native
+    model: tiny
+    overrides:
+      {mock_data: true, seq_length: 16, train_iters: 5, micro_batch_size: 1, global_batch_size: 1, bf16: false,
+       compile: false}
+"""
 TINY = ("-M", "16:32:x2", "-N", "16", "-K", "8", "--quick", "--device", "cpu", "--duration", "0.2")
 
 
@@ -75,6 +85,7 @@ def test_a_slower_row_than_the_baseline_exits_with_3(measured: tuple[Path, str, 
         (("gemm-moe", "--model", "llama3.1_8B"), "has no experts"),
         (("storage", "--folder", "/none"), "--folder /none: not a folder"),
         (("train",), "benchmark train needs --config"),
+        (("tokenizer", "--tokenizer", "./none.json"), "--tokenizer ./none.json: does not exist"),
     ],
 )
 def test_a_wrong_option_gives_one_message_before_anything_starts(
@@ -83,6 +94,17 @@ def test_a_wrong_option_gives_one_message_before_anything_starts(
     done = cli.run("direct", "--", "benchmark", *words, cwd=tmp_path)
     assert (done.returncode, message in done.stderr) == (2, True), done.stderr
     assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.parametrize("name", registry.list_plug_ins("benchmarks"))
+def test_the_defaults_of_every_benchmark_are_valid(name: str) -> None:
+    plug_in = registry.load_plug_in(BENCHMARKS, name)
+    needed = {"train": "needs --config", "tokenizer": "needs --tokenizer"}
+    if name not in needed:
+        plug_in.check_options(plug_in.Options(benchmark=name))
+        return
+    with pytest.raises(UsageError, match=needed[name]):
+        plug_in.check_options(plug_in.Options(benchmark=name))
 
 
 def test_a_shape_that_does_not_fit_memory_says_how_much_it_needs(tmp_path: Path) -> None:
@@ -251,6 +273,28 @@ def test_training_is_reported_after_its_warm_up() -> None:
     assert row.value == pytest.approx(4096.0)
     assert row.figures["warm_up_steps"] >= 3
     assert "0 steps" not in row.problem and train.summarise_steps([1.0, 1.0], 1.0, {}).value is None
+
+
+@pytest.mark.native
+def test_an_experiment_is_trained_on_each_engine_and_a_failing_one_is_a_row(tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(EXPERIMENT)
+    words = ("--config", "e.yaml", "--engines", "native,nothing", "--set", "train_iters=99", "--steps", "12")
+    done = cli.run(
+        "direct",
+        "--",
+        "benchmark",
+        "train",
+        *words,
+        "--json",
+        cwd=tmp_path,
+        timeout_s=240,
+        XDG_STATE_HOME=str(tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+    native, missing = json.loads(done.stdout)["result"]["ranks"][0]["rows"]
+    assert native["unit"] == "tokens/s" and native["interval"][0] <= native["value"] <= native["interval"][1]
+    assert native["timing"]["n"] + native["figures"]["warm_up_steps"] == 12
+    assert "nothing" in missing["problem"] and missing["value"] is None
 
 
 def test_a_rank_that_vanishes_is_named_and_the_rows_so_far_are_kept(tmp_path: Path) -> None:

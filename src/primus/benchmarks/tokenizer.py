@@ -29,6 +29,9 @@ def check_options(options: Options) -> None:
     """Refuse a missing tokenizer or text."""
     if options.tokenizer is None:
         raise UsageError("benchmark tokenizer needs --tokenizer", "a file, a folder, or a name on the Hub")
+    is_path = options.tokenizer.startswith((".", "/", "~")) or options.tokenizer.endswith(".json")
+    if is_path and not Path(options.tokenizer).expanduser().exists():
+        raise UsageError(f"--tokenizer {options.tokenizer}: does not exist")
     if options.input is not None and not Path(options.input).is_file():
         raise UsageError(f"--input {options.input}: not a file")
 

@@ -57,7 +57,7 @@ def measure_launches(options: Options, context: TaskContext) -> Iterator[Benchma
             "experiment": os.path.relpath(options.config),
             "engine": engine or "of the experiment",
             "overrides": " ".join(options.set),
-            "processes": nproc or 1,
+            "processes": context.layout.world_size if context.layout else 1,
             "steps": options.steps,
         }
         yield summarise_run(train_in_child(Path(options.config), words, context.environ, nproc), case)

@@ -55,8 +55,9 @@ def choose_recording_ranks(window: ProfileWindow, world_size: int) -> list[int]:
     """
     absent = [rank for rank in window.ranks if rank >= world_size]
     if absent:
+        plural = "es" if world_size > 1 else ""
         raise UsageError(
-            f"profile_ranks: there is no rank {absent[0]}: the run has {world_size} processes",
+            f"profile_ranks: rank {absent[0]} does not exist: the run has {world_size} process{plural}",
             f"choose ranks from 0 to {world_size - 1}",
         )
     # Megatron-LM: an empty list means all ranks.

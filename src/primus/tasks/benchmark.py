@@ -101,6 +101,8 @@ def run(options: BenchmarkOptions, context: TaskContext) -> int:
     outcome, folder, started = RunOutcome(state="done"), None, time.time()
     if context.launch is None:
         result = _measure_launches(options, started, context)
+        if context.layout and context.layout.node_rank:  # node 0 reports
+            return EXIT_OK
     else:
         run_folder, outcome = context.launch()
         if context.layout and context.layout.node_rank:  # node 0 has the results of all ranks
