@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +120,28 @@ def test_bad_input_is_one_message_before_any_trial(
 def test_no_result_is_an_error_with_the_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     assert call_tune("sweep --config night.yaml --keys lr=1 micro_batch_size=8 --steps 6 micro_batch_size=8") == 1
     assert "out of memory" in capsys.readouterr().err
+
+
+def test_two_processes_share_the_runs_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["direct", "--", "tune", "sweep", "--config", "night.yaml", "--keys", "lr=0.2,0.4,0.3", "--steps", "6"]
+    command = [sys.executable, "-m", "primus", "--json", *words]
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    results = [json.loads(child.communicate(timeout=120)[0]) for child in children]
+    assert [result["best"]["settings"] for result in results] == [{"lr": "0.3"}] * 2
+    assert len(list(Path("output/tune").glob("night-*/runs/*/night/2*"))) == 4
+
+
+def test_a_dry_run_lists_the_candidates_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--dry-run direct -- tune sweep --config night.yaml --keys lr=0.2,0.4"
+    assert main(shlex.split(words)) == 0
+    text = capsys.readouterr().out
+    assert "3 candidates for night, by loss, 100 steps" in text and "lr=0.4" in text
+    assert not Path("output").exists()
+
+
+def test_collectives_of_gloo_have_nothing_to_tune(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call_tune("collectives --config night.yaml") == 3
+    assert "gloo, which has one algorithm" in capsys.readouterr().err
+    assert main(["--dry-run", "direct", "--", "tune", "collectives", "--config", "night.yaml", "--channels", "8"]) == 0
+    assert "5 candidates" in capsys.readouterr().out
+    assert not Path("output").exists()

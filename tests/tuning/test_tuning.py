@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from primus.errors import UsageError
-from primus.runs import lock
 from primus.tuning.experiment_patch import format_experiment_patch
 from primus.tuning.grid import list_combinations, parse_keys
 from primus.tuning.halving import list_rungs, search_best
@@ -77,7 +76,11 @@ def test_the_best_of_30_is_found_at_a_third_of_the_cost() -> None:
             return measure(rng, speeds, settings, steps)  # noqa: B023
 
         rungs = list_rungs(90, 3)
-        best = search_best([{}, *({"a": str(i)} for i in range(30))], rungs, measure_and_count)[0]
+        best = search_best(
+            [{}, *({"a": str(i)} for i in range(30))],
+            rungs,
+            lambda some, steps: [measure_and_count(each, steps) for each in some],
+        )[0]
         found += speeds[best.settings["a"]] == max(speeds.values())
         assert spent <= 30 * 90 / 3
     assert found >= 18
@@ -87,7 +90,7 @@ def test_a_search_in_which_all_are_out_of_memory_ends() -> None:
     results = search_best(
         [{}, {"a": "1"}],
         [6, 20],
-        lambda settings, steps: TrialResult(settings=dict(settings), steps=steps, state="failed"),
+        lambda some, steps: [TrialResult(settings=dict(each), steps=steps, state="failed") for each in some],
     )
     assert [result.state for result in results] == ["failed"]
 
@@ -97,7 +100,11 @@ def test_a_study_keeps_its_trials_and_is_used_by_one_process(tmp_path: Path) -> 
     with open_study(tmp_path, "night", record, "content") as study:
         study.add_result(TrialResult(settings={"a": "1"}, steps=6, state="out of memory"))
         study.add_result(TrialResult(settings={"a": "2"}, steps=6, cost=1.0))
-        assert lock.find_holder(study.folder) is not None
+        with (
+            pytest.raises(UsageError, match="is executed by process"),
+            open_study(tmp_path, "night", record, "content"),
+        ):
+            pass
     with open_study(tmp_path, "night", record, "content") as study:
         assert study.find_result({"a": "1"}, 20) is not None, "what is out of memory stays so"
         assert study.find_result({"a": "2"}, 6) is not None
@@ -132,3 +139,24 @@ def test_the_patch_puts_variables_under_env(tmp_path: Path) -> None:
     assert changed.startswith(EXPERIMENT)
     again = format_experiment_patch("night.yaml", changed, {"env.OMP_NUM_THREADS": "4"})
     assert "-  OMP_NUM_THREADS: 2" in again and "+  OMP_NUM_THREADS: 4" in again
+
+
+def test_processes_that_share_a_study_execute_each_trial_once(tmp_path: Path) -> None:
+    record = StudyRecord(config="f.yaml", keys={"lr": ["1", "2"]}, metric="loss")
+    with (
+        open_study(tmp_path, "night", record, "content", shares_host=True) as first,
+        open_study(tmp_path, "night", record, "content", shares_host=True) as second,
+    ):
+        with first.claim_trial({"lr": "1"}, 6) as is_ours, second.claim_trial({"lr": "1"}, 6) as is_also_ours:
+            assert is_ours and not is_also_ours
+            with second.claim_trial({"lr": "2"}, 6) as is_other_free:
+                assert is_other_free
+            first.add_result(TrialResult(settings={"lr": "1"}, steps=6, cost=1.0))
+        second.add_result(TrialResult(settings={"lr": "2"}, steps=6, cost=2.0))
+        for study in (first, second):
+            assert study.find_result({"lr": "1"}, 6) is not None
+            assert study.find_result({"lr": "2"}, 6) is not None
+            assert len(study.record.trials) == 2
+        damaged = next((first.folder / "trials").iterdir())
+        damaged.write_text("{")
+        assert len(first.record.trials) == 1

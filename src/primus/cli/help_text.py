@@ -31,7 +31,7 @@ TASK_GROUPS = {
     "speed": (
         *("report", "benchmark", "compare engines"),
         *("compare run", "compare report", "compare extract", "compare mlperf", "compare wrap", "compare purge"),
-        *("tune train", "tune threads", "tune sweep", "tune gemm"),
+        *("tune train", "tune threads", "tune sweep", "tune gemm", "tune inductor", "tune collectives"),
         *("analyze trace", "profile attach"),
     ),
     "machine": (

@@ -22,6 +22,9 @@ PRODUCTS_VARIABLE = "PRIMUS_TUNED_GEMM"
 INDUCTOR_VARIABLE = "PRIMUS_TUNED_INDUCTOR"
 """Archive of compiled kernels that a run unpacks before it compiles."""
 
+MUST_AGREE = ("device", "experiment")
+"""Files for another device or, where it matters, another experiment are not looked at."""
+
 
 class TunedFile(Struct, frozen=True, kw_only=True):
     """The fields that every file of the store has."""
@@ -30,6 +33,8 @@ class TunedFile(Struct, frozen=True, kw_only=True):
     """Seconds since the epoch."""
     valid_for: dict[str, str] = {}
     """Device, versions and threads for which it was tuned, by name."""
+    variables: dict[str, str] = {}
+    """Variables that a run with it needs."""
 
 
 def find_store(environ: Mapping[str, str]) -> Path:
@@ -44,7 +49,7 @@ def name_tuned_file(environ: Mapping[str, str], kind: str, valid_for: Mapping[st
     return find_store(environ) / f"{kind}-{identity}.json"
 
 
-def find_tuned_file(environ: Mapping[str, str], kind: str, known: Mapping[str, str]) -> Path | None:
+def find_tuned_file(environ: Mapping[str, str], kind: str, known: Mapping[str, str]) -> tuple[Path, TunedFile] | None:
     """The newest file of `kind` that agrees with most of `known`; None if there is none for this device.
 
     A file for another version is returned as well if there is no better one: the run then says why it does not use it.
@@ -52,20 +57,20 @@ def find_tuned_file(environ: Mapping[str, str], kind: str, known: Mapping[str, s
     Args:
         environ: Names the store.
         kind: For example ``gemm``.
-        known: What is known of this machine, by the names of `TunedFile.valid_for`; `device` must agree.
+        known: What is known of this machine, by the names of `TunedFile.valid_for`; those in `MUST_AGREE` must agree.
     """
-    best: tuple[int, float, Path] | None = None
+    best: tuple[int, float, Path, TunedFile] | None = None
     for path, header in list_tuned_files(environ, kind):
-        if header.valid_for.get("device") != known.get("device"):
+        if any(header.valid_for.get(name, known.get(name)) != known.get(name) for name in MUST_AGREE):
             continue
         agreeing = sum(header.valid_for.get(name) == value for name, value in known.items())
         if best is None or (agreeing, header.created) > best[:2]:
-            best = (agreeing, header.created, path)
-    return best[2] if best else None
+            best = (agreeing, header.created, path, header)
+    return best[2:] if best else None
 
 
 def build_tuned_settings(
-    environ: Mapping[str, str], facts: MachineFacts, *, torch: str | None, threads: str
+    environ: Mapping[str, str], facts: MachineFacts, *, torch: str | None, threads: str, experiment: str
 ) -> dict[str, Setting]:
     """Variables by which the workers of a node use what was tuned for its device.
 
@@ -74,17 +79,29 @@ def build_tuned_settings(
         facts: The machine.
         torch: Version of PyTorch that the workers import.
         threads: Threads of a process on the CPU.
+        experiment: Name of the experiment.
     """
-    if facts.devices:
-        return {}
-    known = {"device": facts.cpu.model, "threads": threads, **({"torch": torch} if torch else {})}
-    found = {PRODUCTS_VARIABLE: ("gemm", "tune gemm"), INDUCTOR_VARIABLE: ("inductor", "tune inductor")}
-    files = {name: find_tuned_file(environ, kind, known) for name, (kind, _) in found.items()}
-    return {
-        name: Setting(value=str(path), reason="tuned for this device", source=found[name][1])
-        for name, path in files.items()
-        if path
-    }
+    known = {"device": describe_device(facts), "experiment": experiment, **({"torch": torch} if torch else {})}
+    found = {INDUCTOR_VARIABLE: ("inductor", known)}
+    if not facts.devices:
+        found[PRODUCTS_VARIABLE] = ("gemm", {**known, "threads": threads})
+    settings: dict[str, Setting] = {}
+    for name, (kind, wanted) in found.items():
+        best = find_tuned_file(environ, kind, wanted)
+        if best is not None:
+            variables = {name: str(best[0]), **best[1].variables}
+            settings |= {
+                each: Setting(value=value, reason="tuned for this device", source=f"tune {kind}")
+                for each, value in variables.items()
+            }
+    return settings
+
+
+def describe_device(facts: MachineFacts, *, is_cpu: bool = False) -> str:
+    """The model of the device that computes: that of the GPUs, or of the CPU without any."""
+    if facts.devices and not is_cpu:
+        return facts.devices[0].model or facts.devices[0].name
+    return facts.cpu.model
 
 
 def list_tuned_files(environ: Mapping[str, str], kind: str) -> Iterator[tuple[Path, TunedFile]]:

@@ -166,7 +166,13 @@ def _collect_node_variables(
     tuned: dict[str, Setting] = {}
     if uses_tuned and context.workload and context.is_here:
         threads = _find_number_of_threads(facts, shape, {**given, **typed[0], **typed[1]}, context.environ)
-        tuned = build_tuned_settings(context.environ, facts, torch=find_distribution("torch", folders), threads=threads)
+        tuned = build_tuned_settings(
+            context.environ,
+            facts,
+            torch=find_distribution("torch", folders),
+            threads=threads,
+            experiment=context.name,
+        )
     decided = build_environment(
         facts,
         choose_network(facts, shape.nnodes, context.environ),

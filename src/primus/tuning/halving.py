@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from primus.tuning.grid import Settings
 from primus.tuning.trial import TrialResult
@@ -13,8 +13,8 @@ KEPT_SHARE = 1 / 4
 """Three rungs of n/9, n/3 and n steps then cost less than a third of all candidates at n steps."""
 FEWEST_STEPS = 6
 
-Measure = Callable[[Mapping[str, str], int], TrialResult]
-"""Measures settings for a number of steps."""
+MeasureAll = Callable[[Sequence[Settings], int], Sequence[TrialResult]]
+"""Measures candidates for a number of steps, in any order; gives their results in the order of the candidates."""
 
 
 def list_rungs(steps: int, num_rungs: int) -> list[int]:
@@ -22,18 +22,18 @@ def list_rungs(steps: int, num_rungs: int) -> list[int]:
     return [max(min(FEWEST_STEPS, steps), steps // STEP_FACTOR**level) for level in reversed(range(num_rungs))]
 
 
-def search_best(candidates: Sequence[Settings], rungs: Sequence[int], measure: Measure) -> list[TrialResult]:
+def search_best(candidates: Sequence[Settings], rungs: Sequence[int], measure_all: MeasureAll) -> list[TrialResult]:
     """Results of the last rung, the best first.
 
     Args:
         candidates: The first one is the experiment as written, which takes part in every rung.
         rungs: See `list_rungs`.
-        measure: Measures one candidate.
+        measure_all: Measures the candidates of a rung.
     """
     alive = list(candidates)
     results: list[TrialResult] = []
     for number, steps in enumerate(rungs):
-        measured = [(settings, measure(settings, steps)) for settings in alive]
+        measured = list(zip(alive, measure_all(alive, steps), strict=True))
         ordered = sorted(measured, key=lambda pair: pair[1].rank)
         results = [result for _, result in ordered]
         if number + 1 < len(rungs):

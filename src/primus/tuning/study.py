@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, structs
 
-from primus.errors import UsageError
+from primus.errors import PrimusError, UsageError
 from primus.runs import lock
 from primus.runs.files import read_json, write_json
 from primus.tuning.trial import TrialResult
@@ -27,10 +29,22 @@ class StudyRecord(Struct, frozen=True, kw_only=True):
 
 
 class Study:
-    """The folder of a study."""
+    """The folder of a study, which several processes may execute at once: each trial is claimed by one of them.
+
+    trials/HASH.json holds a result, claims/HASH/.lock its claim, which ends with its holder; study.json holds all.
+    """
 
     def __init__(self, folder: Path, record: StudyRecord) -> None:
-        self.folder, self.record = folder, record
+        self.folder, self._record = folder, record
+
+    @property
+    def record(self) -> StudyRecord:
+        """The record with the results of all processes so far; a damaged result counts as none."""
+        trials = list(self._record.trials)
+        for file in sorted((self.folder / "trials").glob("*.json")):
+            with contextlib.suppress(PrimusError):
+                trials.append(read_json(file, TrialResult))
+        return structs.replace(self._record, trials=trials)
 
     def find_result(self, settings: Mapping[str, str], steps: int) -> TrialResult | None:
         """The result of an earlier trial. What failed with fewer steps fails with more."""
@@ -40,14 +54,32 @@ class Study:
                 return trial
         return None
 
+    def find_trial_folder(self, settings: Mapping[str, str], steps: int) -> Path:
+        """Workspace of the run of a trial."""
+        return self.folder / "runs" / _hash_trial(settings, steps)
+
+    @contextmanager
+    def claim_trial(self, settings: Mapping[str, str], steps: int) -> Iterator[bool]:
+        """Be the only one that executes a trial; gives False while another process does."""
+        folder = self.folder / "claims" / _hash_trial(settings, steps)
+        folder.mkdir(parents=True, exist_ok=True)
+        holder = lock.find_holder(folder)
+        if holder is not None:
+            yield False
+            return
+        with lock.hold_run(folder) as is_held:
+            yield is_held
+
     def add_result(self, result: TrialResult) -> None:
         """Record a trial at once: a kill loses only the trial that is running."""
-        self.record = structs.replace(self.record, trials=[*self.record.trials, result])
+        write_json(self.folder / "trials" / f"{_hash_trial(result.settings, result.steps)}.json", result)
         write_json(self.folder / "study.json", self.record)
 
 
 @contextmanager
-def open_study(workspace: Path, name: str, record: StudyRecord, content: str) -> Iterator[Study]:
+def open_study(
+    workspace: Path, name: str, record: StudyRecord, content: str, *, shares_host: bool = False
+) -> Iterator[Study]:
     """The study of this search in `workspace`, new or with its earlier trials.
 
     Args:
@@ -55,15 +87,20 @@ def open_study(workspace: Path, name: str, record: StudyRecord, content: str) ->
         name: Its experiment.
         record: Without trials.
         content: The resolved experiment: another one is another study.
+        shares_host: Whether processes of one host may execute it at once; trials that measure speed must not.
 
     Raises:
-        UsageError: Another process runs this search.
+        UsageError: Another process of this host runs this search.
     """
     identity = hashlib.sha256(msgspec.json.encode(record) + content.encode()).hexdigest()[:8]
     folder = workspace / "tune" / f"{name}-{identity}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with lock.hold_run(folder) as is_held:
+    host = folder / "hosts" / socket.gethostname()
+    host.mkdir(parents=True, exist_ok=True)
+    with contextlib.nullcontext(True) if shares_host else lock.hold_run(host) as is_held:
         if not is_held:
-            raise UsageError(f"{folder} is executed by {lock.find_holder(folder)}", "wait until that search ends")
-        file = folder / "study.json"
-        yield Study(folder, read_json(file, StudyRecord) if file.exists() else record)
+            raise UsageError(f"{folder} is executed by {lock.find_holder(host)}", "wait until that search ends")
+        yield Study(folder, record)
+
+
+def _hash_trial(settings: Mapping[str, str], steps: int) -> str:
+    return hashlib.sha256(msgspec.json.encode((sorted(settings.items()), steps))).hexdigest()[:16]

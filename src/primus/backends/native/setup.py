@@ -29,6 +29,7 @@ from primus.session.engine_settings import EngineSettingsRecorder, describe_torc
 from primus.session.resume import CheckpointSearch, ResumePoint
 from primus.session.session import Session, open_session, report_setup
 from primus.session.torch_processes import TorchProcesses, describe_torch_engine, seed_everything
+from primus.session.tuned_kernels import use_tuned_kernels
 from primus.session.tuned_products import add_tuned_products
 from primus.session.weights import open_loaded_weights
 
@@ -59,6 +60,8 @@ def set_up_training(
     start = session.start
     # After the search: a resumed run is compiled if the checkpoint's was, since rounding differs.
     decision = _decide_compile(trainer, processes, session.global_batch_size, start, environ)
+    if decision.compiled:
+        use_tuned_kernels(session, environ)
     trainable, optimizer = _build_model_and_optimizer(session, processes, decision.compiled)
     window = _build_loss_window(trainer, processes)
     bad_steps = BadStepDetector(trainer.training, window)

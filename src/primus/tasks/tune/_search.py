@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,11 @@ from primus.tuning import experiment_patch
 from primus.tuning.grid import Settings, list_combinations, parse_keys
 from primus.tuning.halving import search_best
 from primus.tuning.study import Study, StudyRecord, open_study
-from primus.tuning.trial import TrialResult, measure_run
+from primus.tuning.trial import LOSS, TrialResult, measure_run
 
 AS_WRITTEN = "as written"
+POLL_S = 1.0
+"""Time between two looks for the results of other processes."""
 MOST_LISTED = 20
 
 
@@ -75,10 +78,33 @@ def run_search(request: SearchRequest, context: TaskContext) -> SearchResult:
     for key, values in keys.items():
         _check_key(request, context, key, values)
     record = StudyRecord(config=request.config, keys=keys, metric=request.metric)
-    with open_study(Path(request.workspace), base.experiment.exp_name, record, to_json(base.experiment)) as study:
+    with open_study(
+        Path(request.workspace),
+        base.experiment.exp_name,
+        record,
+        to_json(base.experiment),
+        shares_host=request.metric == LOSS,
+    ) as study:
         context.say(f"study: {study.folder}; {len(candidates)} candidates, {request.metric}")
-        best_first = search_best(candidates, request.rungs, partial(_measure, request, context, study))
+        best_first = search_best(candidates, request.rungs, partial(_measure_all, request, context, study))
         return _summarize(request, study, best_first, len(candidates))
+
+
+def list_plan_notes(request: SearchRequest, context: TaskContext) -> list[str]:
+    """What a dry run prints: the trials of a search.
+
+    Raises:
+        UsageError: The experiment or a key is invalid.
+    """
+    keys = parse_keys(request.keys)
+    resolved = _resolve(request, context, {}, request.rungs[-1])
+    for key, values in keys.items():
+        _check_key(request, context, key, values)
+    candidates: list[Settings] = [{}, *list_combinations(keys)]
+    steps = " then ".join(map(str, request.rungs))
+    lines = [f"{len(candidates)} candidates for {resolved.experiment.exp_name}, by {request.metric}, {steps} steps"]
+    lines += [f"  {_format_settings(settings)}" for settings in candidates[:MOST_LISTED]]
+    return lines + ([f"  and {len(candidates) - MOST_LISTED} more"] if len(candidates) > MOST_LISTED else [])
 
 
 def format_search_result(result: SearchResult) -> str:
@@ -125,12 +151,41 @@ def _check_key(request: SearchRequest, context: TaskContext, key: str, values: S
         raise errors[0]
 
 
-def _measure(request: SearchRequest, context: TaskContext, study: Study, settings: Settings, steps: int) -> TrialResult:
+def _measure_all(
+    request: SearchRequest, context: TaskContext, study: Study, candidates: Sequence[Settings], steps: int
+) -> list[TrialResult]:
+    """The results of all candidates; those that another process executes are waited for."""
+    results: dict[int, TrialResult] = {}
+    is_waiting = False
+    while len(results) < len(candidates):
+        before = len(results)
+        for index, settings in enumerate(candidates):
+            if index not in results:
+                result = _measure(request, context, study, settings, steps)
+                results |= {index: result} if result else {}
+        if len(results) == before:
+            if not is_waiting:
+                context.say(f"  waiting for {len(candidates) - before} trials of other processes")
+            is_waiting = True
+            time.sleep(POLL_S)
+    return [results[index] for index in range(len(candidates))]
+
+
+def _measure(
+    request: SearchRequest, context: TaskContext, study: Study, settings: Settings, steps: int
+) -> TrialResult | None:
+    """The result of a trial; None if another process executes it."""
     known = study.find_result(settings, steps)
     if known is not None:
         return known
-    result = _run_trial(request, context, study, dict(settings), steps)
-    study.add_result(result)
+    with study.claim_trial(settings, steps) as is_ours:
+        if not is_ours:
+            return None
+        known = study.find_result(settings, steps)  # which its holder may have written before it released the claim
+        if known is not None:
+            return known
+        result = _run_trial(request, context, study, dict(settings), steps)
+        study.add_result(result)
     value = table.format_number(result.value) if result.state == "done" else f"{result.state}: {result.reason}"
     context.say(f"  {_format_settings(settings)}, {steps} steps: {value}")
     return result
@@ -147,7 +202,8 @@ def _run_trial(
         request.config,
         context,
         {**settings, "train_iters": str(steps)},
-        study.folder,
+        # A folder of its own: other processes of the study create runs at the same time.
+        study.find_trial_folder(settings, steps),
         limit_s=request.timeout_s,
         # A variable of the shell would win over that of the trial.
         environ={name: value for name, value in context.environ.items() if f"env.{name}" not in settings},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -36,7 +37,17 @@ def run(options: Options, context: TaskContext) -> None:
         UsageError: The experiment, a key or the metric is invalid, or the search is running already.
         PrimusError: No run gave a result.
     """
-    request = _search.SearchRequest(
+    result = _search.run_search(_build_request(options), context)
+    context.result(result, _search.format_search_result(result))
+
+
+def plan_notes(options: Options, context: TaskContext) -> Sequence[str]:
+    """What a dry run prints."""
+    return _search.list_plan_notes(_build_request(options), context)
+
+
+def _build_request(options: Options) -> _search.SearchRequest:
+    return _search.SearchRequest(
         config=options.config,
         keys=options.keys,
         metric=options.metric,
@@ -44,5 +55,3 @@ def run(options: Options, context: TaskContext) -> None:
         workspace=options.workspace,
         timeout_s=options.trial_timeout,
     )
-    result = _search.run_search(request, context)
-    context.result(result, _search.format_search_result(result))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -38,10 +39,20 @@ def run(options: Options, context: TaskContext) -> None:
         UsageError: The experiment is invalid, or the search is running already.
         PrimusError: No trial gave a result.
     """
+    result = _search.run_search(_build_request(options, context), context)
+    context.result(result, _search.format_search_result(result))
+
+
+def plan_notes(options: Options, context: TaskContext) -> Sequence[str]:
+    """What a dry run prints."""
+    return _search.list_plan_notes(_build_request(options, context), context)
+
+
+def _build_request(options: Options, context: TaskContext) -> _search.SearchRequest:
     threads = options.threads or list_thread_numbers(
         count_usable_cpus() // (context.layout.nproc if context.layout else 1)
     )
-    request = _search.SearchRequest(
+    return _search.SearchRequest(
         config=options.config,
         keys=(
             f"env.OMP_NUM_THREADS={','.join(map(str, threads))}",
@@ -52,8 +63,6 @@ def run(options: Options, context: TaskContext) -> None:
         workspace=options.workspace,
         timeout_s=options.trial_timeout,
     )
-    result = _search.run_search(request, context)
-    context.result(result, _search.format_search_result(result))
 
 
 def list_thread_numbers(share: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -35,7 +36,17 @@ def run(options: Options, context: TaskContext) -> None:
         UsageError: The experiment or a key is invalid, or the search is running already.
         PrimusError: No trial gave a result.
     """
-    request = _search.SearchRequest(
+    result = _search.run_search(_build_request(options), context)
+    context.result(result, _search.format_search_result(result))
+
+
+def plan_notes(options: Options, context: TaskContext) -> Sequence[str]:
+    """What a dry run prints."""
+    return _search.list_plan_notes(_build_request(options), context)
+
+
+def _build_request(options: Options) -> _search.SearchRequest:
+    return _search.SearchRequest(
         config=options.config,
         keys=options.keys,
         metric="tokens_per_s",
@@ -43,5 +54,3 @@ def run(options: Options, context: TaskContext) -> None:
         workspace=options.workspace,
         timeout_s=options.trial_timeout,
     )
-    result = _search.run_search(request, context)
-    context.result(result, _search.format_search_result(result))
