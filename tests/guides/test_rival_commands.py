@@ -16,7 +16,19 @@ SEED_COMMANDS = (
     *("./shell/build.sh", "./shell/run_data.sh", "./shell/run_train.sh", "./shell/run_wrap.sh", "./shell/run_purge.sh"),
     *("./shell/entry.sh", "train/train_amd_prim_llama.sh", "FRAMEWORK=mega", "PROFILING=true", "rocprofv3 --attach"),
 )
-CONFIG = "DATASET=bc\nFRAMEWORK=prim\nMBS=1           # per GPU\nSL=2048\nLR=3.0e-4\nTP=1\nPP=1\nDP=8\nGA=8\nPRECISION=bf16\n"
+CONFIG = """\
+# Dataset: bc (BookCorpus) or c4
+DATASET=bc
+FRAMEWORK=prim
+MBS=1           # Micro batch size per GPU
+SL=2048
+LR=3.0e-4
+TP=1
+PP=1
+DP=8
+GA=8
+PRECISION=bf16
+"""
 """The config.env of the seed's README."""
 
 
@@ -32,7 +44,7 @@ def test_each_command_of_the_seed_is_in_the_table() -> None:
     assert "secrets.env" in PAGE.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("theirs, ours", read_rows(), ids=[theirs.strip("`") for theirs, _ in read_rows()])
+@pytest.mark.parametrize(("theirs", "ours"), read_rows(), ids=[theirs.strip("`") for theirs, _ in read_rows()])
 def test_counterpart_of_a_command_plans(
     theirs: str, ours: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,3 +84,17 @@ def test_what_cannot_be_read_is_one_message(tmp_path: Path, capsys: pytest.Captu
         (str(tmp_path / "empty"), "the folder has no logs"),
     ):
         assert expected in run_extract(words, capsys, code=2)
+
+
+def test_a_run_folder_is_read_from_its_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "output/mine/20251010_101010-abcd"
+    (run / "logs").mkdir(parents=True)
+    (run / "metadata.json").write_text("{}")
+    (run / "logs/rank_0.log").write_text(format_lines(1, 2))
+    events: list[dict[str, object]] = [{"kind": "run_started", "seq_length": 64, "world_size": 2}]
+    events += [{"kind": "step", "step": step, "loss": 5.0, "step_time_s": 0.25} for step in (1, 2, 3, 3, 4)]
+    run.joinpath("events.jsonl").write_text("".join(f"{json.dumps({'time': 1.0, **event})}\n" for event in events))
+    (found,) = run_extract(f"{tmp_path / 'output'} --json", capsys)
+    assert (found["log"], found["trainer"]) == (str(run), "primus")
+    assert found["steps"]["step"] == [1, 2, 3, 4]
+    assert found["settings"]["seq_length"] == "64"

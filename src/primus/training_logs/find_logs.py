@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from primus.errors import UsageError
+from primus.training_logs.formats import run_events
 from primus.training_logs.formats.tensorboard import MARK
 
 SUFFIXES = (".log", ".txt", ".out", ".err", ".log.gz", ".txt.gz", ".out.gz")
@@ -59,12 +60,16 @@ def find_logs(words: Sequence[str]) -> list[LogGroup]:
 
 def _group_files(folder: Path) -> list[LogGroup]:
     groups: dict[str, list[RunLogFile]] = {}
+    runs = []
     for path in _list_files(folder):
+        if path.name == run_events.FILE:
+            runs.append(LogGroup(str(path.parent), (RunLogFile(path, None, 0),)))
+            continue
         text = f"/{path.relative_to(folder).as_posix()}"
         rank, attempt = _find_number(RANK, text), _find_number(ATTEMPT, text)
         key = STREAM.sub("*", ATTEMPT.sub("*", RANK.sub("*", text)))[1:]
         groups.setdefault(key, []).append(RunLogFile(path, rank, attempt or 0))
-    return [
+    return runs + [
         LogGroup(
             str(files[0].path if len(files) == 1 else folder / key),
             tuple(sorted(files, key=lambda file: (file.attempt, file.rank or 0, file.path))),
@@ -75,7 +80,12 @@ def _group_files(folder: Path) -> list[LogGroup]:
 
 def _list_files(folder: Path) -> Iterator[Path]:
     for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if run_events.is_run_folder(Path(place)):
+            # Its logs say less than its events.
+            folders.clear()
+            yield Path(place, run_events.FILE)
+            continue
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and not Path(place, name).is_symlink())
         for name in sorted(names):
             path = Path(place, name)
             is_log = name.endswith(SUFFIXES) or MARK in name

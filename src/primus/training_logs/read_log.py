@@ -12,7 +12,7 @@ from typing import IO
 from msgspec import Struct, field
 
 from primus.errors import UsageError, did_you_mean
-from primus.training_logs.formats import tensorboard
+from primus.training_logs.formats import run_events, tensorboard
 from primus.training_logs.formats.deepspeed import DeepSpeedReader
 from primus.training_logs.formats.huggingface import HuggingFaceReader
 from primus.training_logs.formats.llm_foundry import LlmFoundryReader
@@ -105,6 +105,8 @@ def read_log(path: Path, name: str = AUTO) -> TrainingLog:
     try:
         if name == tensorboard.NAME or (name == AUTO and tensorboard.MARK in path.name):
             log = _read_event_file(path)
+        elif path.name == run_events.FILE and name == AUTO:
+            log = _read_run(path)
         else:
             reader = find_format(path) if name == AUTO else _find_reader(name)
             log = StepScan(path, reader).run()
@@ -268,6 +270,18 @@ def _read_event_file(path: Path) -> TrainingLog:
     merger.close()
     log.attempts, log.num_nonfinite_losses = merger.attempts, merger.num_nonfinite_losses
     log.has_derived_times = merger.has_derived_times
+    return log
+
+
+def _read_run(path: Path) -> TrainingLog:
+    log = TrainingLog(path=str(path.parent), format=run_events.NAME, title=run_events.TITLE)
+    merger = StepMerger(log.steps)
+    log.num_bytes = path.stat().st_size
+    steps, log.evaluations, log.settings = run_events.read_run_events(path)
+    for step in steps:
+        merger.add_step(step)
+    merger.close()
+    log.attempts, log.num_nonfinite_losses = merger.attempts, merger.num_nonfinite_losses
     return log
 
 

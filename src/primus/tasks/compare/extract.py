@@ -26,12 +26,14 @@ from primus.training_logs.merge_logs import read_log_group
 from primus.training_logs.read_log import TrainingLog, UnreadLine
 from primus.training_logs.step_merger import LogAttempt
 
+MOST_NAMED = 3
+
 
 class Options(Struct, frozen=True, kw_only=True):
     """Options of `compare extract`."""
 
     what: Annotated[tuple[str, ...], Meta(extra={"positional": True})]
-    """Logs, event files of TensorBoard, or folders with them; ranks and attempts in a folder are merged."""
+    """Logs, event files of TensorBoard, runs, or folders with them; ranks and attempts in a folder are merged."""
     format: str = "auto"
     """Who wrote the logs: primus, megatron, megatron-bridge, nemo, torchtitan, maxtext, nanotron, llm-foundry,
     huggingface, deepspeed, mlperf, tensorboard; auto recognises it."""
@@ -82,14 +84,14 @@ def run(options: Options, context: TaskContext) -> None:
     for group in groups:
         try:
             log = read_log_group(group, options.format)
-        except UsageError as error:
+        except UsageError:
             if len(groups) == 1:
                 raise
-            skipped.append(str(error))
+            skipped.append(group.name)
             continue
         extracted.append(_extract(log, group, options))
     if not extracted:
-        raise UsageError("no log has steps", "\n  ".join(skipped))
+        raise UsageError(f"none of {len(skipped)} logs has steps: {_name_some(skipped)}")
     context.result(extracted, format_extracted(extracted, skipped))
 
 
@@ -143,7 +145,14 @@ def format_extracted(extracted: Sequence[ExtractedLog], skipped: Sequence[str]) 
         notes += [f"not read, line {line.number}: {line.text} ({line.problem})" for line in each.unread]
         notes += [f"result: {each.result}"] if each.result else []
         lines += [f"{each.log}: {note}" for note in notes]
-    return "\n".join([*lines, *(f"skipped: {text}" for text in skipped)]).rstrip()
+    # Their content is not shown: a folder holds other things than logs.
+    lines += [f"without steps: {_name_some(skipped)}"] if skipped else []
+    return "\n".join(lines).rstrip()
+
+
+def _name_some(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + rest
 
 
 def _format_row(each: ExtractedLog) -> list[str]:
