@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,10 @@ class BigramEngine:
         return loss, gradient
 
 
-def train_bigrams(experiment: Experiment, attempt: Attempt, poison: int | None = None) -> tuple[Session, BigramEngine]:
-    session = open_session(experiment, attempt, OneProcess(), INFO, os.environ)
+def train_bigrams(
+    experiment: Experiment, attempt: Attempt, poison: int | None = None, *, compiles: bool = False
+) -> tuple[Session, BigramEngine]:
+    session = open_session(experiment, attempt, OneProcess(), replace(INFO, compiles=compiles), os.environ)
     engine = BigramEngine(experiment.trainer.model.vocab_size, poison)
     train_with_engine(session, engine)
     return session, engine

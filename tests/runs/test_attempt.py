@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+from primus.runs.attempt import HeartbeatWriter
 
 WORKER = """
 import signal, sys
@@ -26,3 +30,16 @@ def test_a_worker_handles_signals_before_its_first_heartbeat(tmp_path: Path) -> 
     noted = tmp_path / "noted"
     subprocess.run([sys.executable, "-c", WORKER, tmp_path / "run", noted], timeout=60, check=False)
     assert noted.read_text().splitlines()[0] == "[True, True, True]"
+
+
+def test_a_heartbeat_follows_each_change_of_the_phase(tmp_path: Path) -> None:
+    file = tmp_path / "rank_0.heartbeat.json"
+    writer = HeartbeatWriter(file, interval_s=3600)
+    for step, phase in enumerate(("compile", "train", "eval", "train")):
+        writer.set(phase, step)
+        deadline = time.monotonic() + 30
+        while (found := json.loads(file.read_text()))["phase"] != phase:
+            assert time.monotonic() < deadline, found
+        assert found["step"] == step
+    writer.close()
+    assert json.loads(file.read_text())["phase"] == "exit"

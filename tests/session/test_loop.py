@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,24 @@ def test_the_first_step_records_the_settings_of_the_engine_and_the_inputs_if_ask
     own = make_run("own", init="engine")
     train(own)
     assert read_kind(own, "run_started")[0]["weights_origin"] == "engine"
+
+
+class RecordedAttempt(Attempt):
+    """An attempt that keeps the phases of its heartbeats."""
+
+    def beat(self, phase: str, step: int = 0, timings: Mapping[str, float] | None = None) -> None:
+        self.beats = [*getattr(self, "beats", []), (phase, step)]
+        super().beat(phase, step, timings)
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_the_first_step_of_each_attempt_has_the_phase_compile_if_the_engine_compiles(
+    make_run: Callable[..., Run], compiles: bool
+) -> None:
+    run = make_run(save_interval=2, train_iters=4)
+    for number, first in enumerate((0, 2)):
+        attempt = RecordedAttempt(run, number, rank=0, local_rank=0, world_size=1, console=None)
+        train_bigrams(experiment.experiment_of(run), attempt, compiles=compiles)
+        attempt.close()
+        assert [beat for beat in attempt.beats if beat[0] == "compile"] == ([("compile", first)] if compiles else [])
+        shutil.rmtree(run.checkpoints / "step_00000004", ignore_errors=True)

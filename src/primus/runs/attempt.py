@@ -160,17 +160,24 @@ def stacks_file(folder: Path, rank: int) -> Path:
 
 
 class HeartbeatWriter:
-    """Replaces one small file at most once a second, from a thread, while its process lives.
+    """Replaces one small file from a thread, while its process lives: periodically, and when the phase changes.
 
     The thread also ends the process when its parent or its launcher has died, so that no worker outlives them.
+
+    Args:
+        path: The file.
+        local_rank: Of the process on its node.
+        interval_s: Time between two heartbeats.
     """
 
-    def __init__(self, path: Path, local_rank: int = 0) -> None:
+    def __init__(self, path: Path, local_rank: int = 0, interval_s: float = HEARTBEAT_INTERVAL_S) -> None:
         self._path = path
         self._local_rank = local_rank
+        self._interval_s = interval_s
         self._state: dict[str, Any] = {"phase": "init", "step": 0, "progress_time": time.time()}
         self._timings: Mapping[str, float] = {}
-        self._closed = threading.Event()
+        self._is_closed = False
+        self._wake = threading.Event()
         self._parent = os.getppid()
         # The parent may be the elastic agent, which can outlive the launcher for a while. Both are watched.
         self._launcher = int(os.environ.get(LAUNCHER_VARIABLE, self._parent))
@@ -182,10 +189,15 @@ class HeartbeatWriter:
         # Replaced as a whole while the thread runs: it may read the state at any time without a lock.
         kept = timings if timings is not None else self._timings
         self._timings = kept
+        is_other_phase = phase != self._state["phase"]
         self._state = {"phase": phase, "step": step, "progress_time": time.time(), **kept}
+        if is_other_phase:
+            # Limits depend on the phase: a process that is stopped now must not keep that of the phase before.
+            self._wake.set()
 
     def close(self) -> None:
-        self._closed.set()
+        self._is_closed = True
+        self._wake.set()
         # Bounded: a stalled file system must not keep a finished rank from exiting.
         self._thread.join(timeout=5)
         # The last phase distinguishes a rank that ended from one whose heartbeats stopped.
@@ -193,7 +205,11 @@ class HeartbeatWriter:
         self._write_heartbeat()
 
     def _write_periodically(self) -> None:
-        while not self._closed.wait(HEARTBEAT_INTERVAL_S):
+        while True:
+            self._wake.wait(self._interval_s)
+            self._wake.clear()
+            if self._is_closed:
+                return
             # SIGKILL, because a handler of another signal would not run while the main thread waits in a collective.
             if os.getppid() != self._parent or not process_state(self._launcher):
                 os.kill(os.getpid(), signal.SIGKILL)

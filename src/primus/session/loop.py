@@ -113,6 +113,7 @@ def is_complete(session: Session) -> bool:
 def train_steps(run: EngineRun) -> None:
     """Take the steps that are left, with the evaluations and checkpoints that are due between them."""
     session = run.session
+    first_step = session.step
     with session.open_batches(run.engine.data_rank) as batches:
         while session.step < session.train_iters:
             action = session.choose_action()
@@ -124,7 +125,8 @@ def train_steps(run: EngineRun) -> None:
                 break
             session.callbacks.call("before_step")
             # The phase `compile` has a longer hang timeout; it ends with the first report.
-            session.attempt.beat("compile" if session.step == 0 else "train", session.step)
+            is_compiling = session.engine.compiles and session.step == first_step
+            session.attempt.beat("compile" if is_compiling else "train", session.step)
             started = time.perf_counter()
             micro_batches = next(batches)
             data_time_s = time.perf_counter() - started

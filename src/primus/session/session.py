@@ -70,6 +70,8 @@ class EngineInfo:
     """Threads of the host that compute."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of further packages, by name."""
+    compiles: bool = False
+    """Whether the first step of each attempt compiles, which takes longer."""
 
 
 def data_parallel_size(parallel: ParallelConfig, world: int) -> int:

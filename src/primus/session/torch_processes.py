@@ -119,7 +119,7 @@ def seed_everything(seed: int, deterministic: bool) -> None:
 
 
 def describe_torch_engine(
-    processes: TorchProcesses, backend: str, library: str, version: str, data_size: int
+    processes: TorchProcesses, backend: str, library: str, version: str, data_size: int, *, compiles: bool = False
 ) -> EngineInfo:
     """An engine on PyTorch and its devices; the arguments are the fields of EngineInfo."""
     return EngineInfo(
@@ -132,6 +132,7 @@ def describe_torch_engine(
         data_size=data_size,
         threads=torch.get_num_threads(),
         versions={} if library == "torch" else {"torch": str(torch.__version__)},
+        compiles=compiles,
     )
 
 

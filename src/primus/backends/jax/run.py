@@ -97,6 +97,7 @@ def _train_with_session(experiment: Experiment, attempt: Attempt, processes: Pro
         data_size=layout.data_size,
         threads=count_usable_cpus(),
         versions={"optax": optax.__version__},
+        compiles=True,
     )
     session = open_session(experiment, attempt, processes, info, os.environ)
     train_with_engine(session, JaxEngine(trainer, layout, session.data.eod_id))

@@ -51,7 +51,9 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         if unused:
             attempt.say(f"backend_args without effect on {PACKAGE}: {', '.join(unused)}")
         data_size = data_parallel_size(trainer.parallel, attempt.world_size)
-        info = describe_torch_engine(processes, "megatron", PACKAGE, driver.version, data_size)
+        # megatron-core compiles its fused functions on GPUs (megatron/core/jit.py).
+        on_gpu = device.type == "cuda"
+        info = describe_torch_engine(processes, "megatron", PACKAGE, driver.version, data_size, compiles=on_gpu)
         order_samples = None
         if trainer.data.dataloader == "engine":
             from primus.backends.megatron.gpt_dataset import order_by_engine

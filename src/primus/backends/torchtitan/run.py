@@ -45,7 +45,14 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         on_cpu = processes.device.type == "cpu"
         if on_cpu:
             check_for_cpu(trainer)
-        info = describe_torch_engine(processes, "torchtitan", "torchtitan", version("torchtitan"), layout.data_size)
+        info = describe_torch_engine(
+            processes,
+            "torchtitan",
+            "torchtitan",
+            version("torchtitan"),
+            layout.data_size,
+            compiles=trainer.training.compile is True,
+        )
         session = open_session(experiment, attempt, processes, info, os.environ)
         with _join_single_process(attempt.world_size, on_cpu), _set_local_rank(attempt.local_rank):
             attempt.beat("init")
