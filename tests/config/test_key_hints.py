@@ -55,6 +55,13 @@ def test_a_group_of_keys_gets_the_key_that_stands_directly(group: str, key: str,
 
 
 @pytest.mark.parametrize(
+    ("key", "item"), [("lora", Tree({"rank": Leaf(8, "e.yaml:3")})), ("lora_r", None), ("peft", None)]
+)
+def test_a_feature_that_no_engine_has_is_named(key: str, item: Tree | None) -> None:
+    assert f"unknown key '{key}'; low-rank adaptation is not supported" in problem(key, item)
+
+
+@pytest.mark.parametrize(
     "key", ["no_load_rng", "no_save_optim", "ckpt_format", "overlap_grad_reduce", "use_turbo_attention", "nccl_ub"]
 )
 def test_a_key_of_an_engine_gets_no_key_of_ours(key: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from primus.config.convert import find_origin
-from primus.config.foreign_keys import ENGINE_KEYS, ENGINE_PREFIXES, SYNONYMS
+from primus.config.foreign_keys import ENGINE_KEYS, ENGINE_PREFIXES, SYNONYMS, UNSUPPORTED_FEATURES
 from primus.config.schema import GROUPS, OWNERS, TOP_KEYS
 from primus.config.source import Leaf, Tree
 from primus.errors import UsageError, did_you_mean, find_nearest
@@ -65,6 +65,9 @@ def find_engine(key: str) -> str:
 
 
 def _make_hint(key: str, item: Leaf | Tree, valid: tuple[str, ...]) -> str:
+    feature = UNSUPPORTED_FEATURES.get(key.lower().partition("_")[0])
+    if feature:
+        return feature
     if not isinstance(item, Leaf):
         return _group_hint(key, item)
     hint = synonym_hint(key)

@@ -31,7 +31,10 @@ REFUSED_FRAMEWORKS = {
     "automodel": _AUTOMODEL,
     "megatron_bridge": _BRIDGE,
     "bridge": _BRIDGE,
-    "maxtext": FrameworkRefusal("MaxText is an engine of the framework jax", "framework: jax"),
+    "maxtext": FrameworkRefusal(
+        "MaxText has no training driver here yet",
+        "framework: jax trains dense models by jax and optax; config import reads the YAML of MaxText",
+    ),
     "maxdiffusion": FrameworkRefusal("MaxDiffusion trains image models", "framework: jax trains language models"),
 }
 """Refusals by name in lower case with underscores. A backend of that name, such as a plug-in, takes precedence."""
