@@ -161,12 +161,8 @@ def test_megatrons_own_parser_takes_the_exported_arguments(preset: str, tmp_path
 
 
 STEPS = """
-import importlib.util, os, sys
+import importlib.util, os, socket, sys
 os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-import socket
-with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
 import torch
 torch._utils._get_available_device_type = lambda: "cpu"
 from collections import namedtuple
@@ -183,51 +179,57 @@ class Memory:
 
 metrics.build_device_memory_monitor = Memory
 utils.set_pg_timeouts = lambda *args, **kwargs: None
-spec = importlib.util.spec_from_file_location("exported", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-sys.modules["exported"] = module
-spec.loader.exec_module(module)
-module.make_inner_attention = ScaledDotProductAttention.Config
-config = module.experiment()
-config.training.disable_cuda_graphs = True
-config.training.steps = 2
-config.parallelism.spmd_backend = "partial_dtensor"
-config.checkpoint.enable = False
-trainer = config.build()
-losses = []
-log = trainer.metrics_processor.log
-def record(step, loss, *args, **kwargs):
-    losses.append(loss)
-    return log(step, loss, *args, **kwargs)
-trainer.metrics_processor.log = record
-trainer.train()
-print("PARAMETERS", sum(p.numel() for p in trainer.model_parts[0].parameters()))
-print("LOSSES", *losses)
-trainer.close()
-torch.distributed.destroy_process_group()
+
+def train_two_steps(file):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
+    spec = importlib.util.spec_from_file_location("exported", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["exported"] = module
+    spec.loader.exec_module(module)
+    module.make_inner_attention = ScaledDotProductAttention.Config
+    config = module.experiment()
+    config.training.disable_cuda_graphs = True
+    config.training.steps = 2
+    config.parallelism.spmd_backend = "partial_dtensor"
+    config.checkpoint.enable = False
+    trainer = config.build()
+    losses = []
+    log = trainer.metrics_processor.log
+    def record(step, loss, *args, **kwargs):
+        losses.append(loss)
+        return log(step, loss, *args, **kwargs)
+    trainer.metrics_processor.log = record
+    trainer.train()
+    print("TRAINED", sum(p.numel() for p in trainer.model_parts[0].parameters()), *losses)
+    trainer.close()
+    torch.distributed.destroy_process_group()
+
+for file in sys.argv[1:]:
+    train_two_steps(file)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.engine("torchtitan")
-@pytest.mark.parametrize("preset", ["llama3.1_8B", "qwen2.5_0.5B", "qwen3_0.6B"])
-def test_torchtitan_takes_two_steps_with_the_exported_module(preset: str, tmp_path: Path) -> None:
-    prefix = write_tokens(tmp_path)
-    data = ["--mock_data", "false", "--train_data_path", str(prefix)] if preset.startswith("llama") else []
-    module = export(tmp_path, "torchtitan", "train.py", f"{preset}.yaml", *SMALL, *data)
+def test_torchtitan_takes_two_steps_with_the_exported_modules(tmp_path: Path) -> None:
+    data = ["--mock_data", "false", "--train_data_path", str(write_tokens(tmp_path))]
+    presets = {"llama3.1_8B": [*SMALL, *data], "qwen2.5_0.5B": SMALL, "qwen3_0.6B": SMALL}
+    modules = [
+        str(export(tmp_path, "torchtitan", f"{preset}.py", f"{preset}.yaml", *overrides))
+        for preset, overrides in presets.items()
+    ]
     done = subprocess.run(
-        [engine_python("torchtitan"), "-c", STEPS, str(module)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=280,
+        [engine_python("torchtitan"), "-c", STEPS, *modules], cwd=tmp_path, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.split()}
-    model = resolve(tmp_path, f"{preset}.yaml", *SMALL).experiment.trainer.model
-    assert int(found["PARAMETERS"][0]) == count_parameters(model).total_parameters
-    assert len(found["LOSSES"]) == 2
-    assert all(3 < float(loss) < 15 for loss in found["LOSSES"]), "of random weights; ln 256 is 5.5"
+    trained = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("TRAINED ")]
+    for preset, (num_parameters, *losses) in zip(presets, trained, strict=True):
+        model = resolve(tmp_path, f"{preset}.yaml", *SMALL).experiment.trainer.model
+        assert int(num_parameters) == count_parameters(model).total_parameters
+        assert len(losses) == 2
+        assert all(3 < float(loss) < 15 for loss in losses), "of random weights; ln 256 is 5.5"
 
 
 def write_tokens(folder: Path) -> Path:
