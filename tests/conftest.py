@@ -52,6 +52,10 @@ SINGLE_FILES = (
 )
 """Files of long tests that share no fixture: each test may run on another process."""
 
+SHARED_FOLDERS = ("tests/cluster", "tests/backends/torchtitan", "tests/backends/megatron")
+"""Folders of one process each: cluster tests share the machine's daemons and ports, others the processes of an
+engine."""
+
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 collect_ignore = ["machines"] + ([] if HAS_TORCH else ["backends", "checkpoint", "data", "measure"])
 """Recorded trees hold no tests, and links in rings; where torch is not installed, the control plane is tested alone."""
@@ -99,10 +103,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep most files on one process, so that their module fixtures are made once, and all cluster tests on one.
+    """Keep most files on one process, so that their module fixtures are made once, and the files of some folders.
 
-    Cluster tests share the machine's daemons and ports. The marker xdist_group does not work here: pytest 9 ignores
-    the names that pytest-xdist 3.8 gives to tests.
+    The marker xdist_group does not work here: pytest 9 ignores the names that pytest-xdist 3.8 gives to tests.
     """
     from xdist.scheduler import LoadFileScheduling
 
@@ -110,7 +113,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             if nodeid.startswith(SINGLE_FILES):
                 return nodeid
-            return "tests/cluster" if nodeid.startswith("tests/cluster/") else super()._split_scope(nodeid)
+            shared = (folder for folder in SHARED_FOLDERS if nodeid.startswith(f"{folder}/"))
+            return next(shared, None) or super()._split_scope(nodeid)
 
     return FileScheduling(config, log)
 

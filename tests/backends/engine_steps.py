@@ -127,8 +127,13 @@ def measure_differences(native: Steps, engine: Steps) -> dict[str, float]:
 
 
 def compare_with_native(
-    build_engine: Callable[[Trainer, int | None], Engine], trainer: Trainer, eod_id: int | None = None
+    build_engine: Callable[[Trainer, int | None], Engine],
+    trainer: Trainer,
+    eod_id: int | None = None,
+    *,
+    native: Steps | None = None,
 ) -> dict[str, float]:
+    """Differences of an engine from `native`, whose steps are taken here if they are not given."""
     engine = build_engine(trainer, eod_id)
     engine.load_weights(draw_weights(trainer))
-    return measure_differences(train_native(trainer, eod_id), train_engine(engine, trainer))
+    return measure_differences(native or train_native(trainer, eod_id), train_engine(engine, trainer))

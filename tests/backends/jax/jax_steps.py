@@ -1,4 +1,4 @@
-"""What the tests of the JAX engine run in its interpreter: `jax_steps.NAME()` prints JSON."""
+"""What the tests of the JAX engine run in its interpreter: `jax_steps.py NAME ...` prints the results as JSON."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def compare_layouts() -> dict[str, dict[str, float]]:
     }
     assert len(jax.devices()) == 2
     trainers = {name: engine_steps.build_trainer("qwen3", parallel=layout) for name, layout in layouts.items()}
-    return {name: engine_steps.compare_with_native(build_engine, trainer) for name, trainer in trainers.items()}
+    native = engine_steps.train_native(trainers["sharded"])
+    return {
+        name: engine_steps.compare_with_native(build_engine, each, native=native) for name, each in trainers.items()
+    }
 
 
 def resume() -> dict[str, object]:
@@ -96,4 +99,4 @@ def skip_nonfinite() -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(globals()[sys.argv[1]]()))
+    print(json.dumps({name: globals()[name]() for name in sys.argv[1:]}))

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from backends.torchtitan.runs import KINDS, build_trainer, draw_tokens, train_by_engine, train_native, write_start
+from backends.torchtitan.runs import (
+    KINDS,
+    STEPS,
+    STEPS_OF_PROCESSES,
+    build_trainer,
+    draw_tokens,
+    train_by_engine,
+    train_native,
+    write_start,
+)
 from primus.config.schema import Trainer
 
 pytestmark = [pytest.mark.engine("megatron"), pytest.mark.slow]
@@ -36,8 +45,10 @@ def train_all(tmp_path: Path, requests: list[tuple[Trainer, dict[str, Any]]], wo
 def compare(tmp_path: Path, runs: list[tuple[str, dict[str, Any]]], world: int) -> None:
     """Compare each run, a kind of model and a layout, with native in one process."""
     starts = {kind: write_start(tmp_path / kind, build(kind)) for kind, _ in runs}
-    found = train_all(tmp_path, [(build(kind, parallel=layout), starts[kind]) for kind, layout in runs], world)
-    expected = {kind: train_native(build(kind), draw_tokens(build(kind))) for kind in starts}
+    last = STEPS if world == 1 else STEPS_OF_PROCESSES
+    requests = [(build(kind, parallel=layout), {**starts[kind], "last": last}) for kind, layout in runs]
+    found = train_all(tmp_path, requests, world)
+    expected = {kind: train_native(build(kind), draw_tokens(build(kind)), last) for kind in starts}
     for (kind, layout), result in zip(runs, found, strict=True):
         steps = list(zip(result["steps"], expected[kind], strict=True))
         losses = [abs(mine[0] - native[0]) for mine, native in steps]
@@ -77,6 +88,7 @@ def test_stages_of_different_sizes_have_the_losses_of_native(tmp_path: Path) -> 
 def test_experts_train_alike_in_one_process_and_over_two(tmp_path: Path) -> None:
     trainer = build("llama", model=EXPERTS)
     start = write_expert_start(tmp_path / "start", trainer)
+    start["last"] = STEPS_OF_PROCESSES
     one = train_all(tmp_path / "one", [(trainer, start)])[0]["steps"]
     layouts = [
         {},
@@ -91,12 +103,12 @@ def test_experts_train_alike_in_one_process_and_over_two(tmp_path: Path) -> None
         assert max(losses) <= LOSS, (layout, max(losses))
 
 
-def write_expert_start(folder: Path, trainer: Trainer) -> dict[str, str]:
+def write_expert_start(folder: Path, trainer: Trainer) -> dict[str, Any]:
     import torch
 
     from primus.checkpoint.initial_weights import InitialWeights
 
-    start = write_start(folder, build("llama"))
+    start: dict[str, Any] = dict(write_start(folder, build("llama")))
     weights = InitialWeights(trainer.model, seed=1234)
     torch.save({name: weights.read(name).contiguous() for name in weights.list_tensors()}, start["weights"])
     return start

@@ -1,12 +1,10 @@
-"""One process that trains by the engine's methods, without a session: `engine_process.py REQUESTS.json RESULTS.json`.
+"""One process that trains by the engine's methods, without a session; see `engine_service`.
 
-A request has the trainer's groups, the steps to take, and checkpoints to load and save; rank 0 writes the results.
+A request has the trainer's groups, the steps to take, and checkpoints to load and save.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,15 +12,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[2]))
+
 import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from primus import registry
+from backends.engine_service import serve_requests, split_batches
 from primus.checkpoint.weights import TensorDict
 from primus.config.schema import Trainer
-from primus.patch import PATCHES
 
 PATCHES_OF_ENGINE = ("torchtitan-without-gpu", "pipeline-micro-batches", "torch-cpu-norm")
 
@@ -81,22 +80,5 @@ def sum_weights(engine: Any) -> float:
     return sum(float(weight.detach().to_local().double().square().sum()) for weight in engine.model.parameters())
 
 
-def split_batches(tokens: Any, trainer: Trainer, engine: Any) -> list[Any]:
-    """Micro batches of this process: ranks take them in turn."""
-    size = trainer.training.micro_batch_size
-    micro = tokens.reshape(-1, size, tokens.shape[-1])
-    return list(micro[engine.data_rank :: engine.data_size])
-
-
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    for patch in PATCHES_OF_ENGINE:
-        registry.load_plug_in(PATCHES, patch).apply()
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", rank=rank, world_size=world, init_method=os.environ["STORE"])
-    requests = json.loads(Path(sys.argv[1]).read_text())
-    results = [run_request(request) for request in requests]
-    if rank == 0:
-        Path(sys.argv[2]).write_text(json.dumps(results))
-    dist.barrier()
-    dist.destroy_process_group()
+    serve_requests(run_request, PATCHES_OF_ENGINE, ["primus.backends.torchtitan.engine"])

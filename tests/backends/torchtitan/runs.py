@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import msgspec
 import numpy as np
 import torch
 
-from engine_python import engine_python, engine_variables
+from backends.engine_processes import ask_engine
 from primus.backends.native.model import Transformer, build_model
 from primus.backends.native.optimizer import build_optimizer
 from primus.backends.native.step import prepare_model, train_step
@@ -22,8 +20,9 @@ from primus.config.schedule import compute_learning_rate
 from primus.config.schema import ModelSpec, OptimizerConfig, Trainer, TrainingConfig
 
 STEPS = 20
+STEPS_OF_PROCESSES = 8
+"""Steps of several processes, which wait for each other at every collective."""
 SEQUENCE, MICRO_BATCH, GLOBAL_BATCH = 32, 2, 8
-TIME_LIMIT_S = 240
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {
         "rope_type": "llama3",
@@ -140,38 +139,20 @@ def train_by_engine(
     engine: str = "torchtitan",
     script: Path = SCRIPT,
 ) -> list[dict[str, Any]]:
-    """What the engine reports for each request, one after the other in the same processes; see `engine_process`."""
+    """What the engine reports for each request, one after the other in the same processes; see `engine_service`."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = [
-        {
-            "trainer": msgspec.to_builtins(trainer),
-            "folder": str(folder),
-            "rates": compute_rates(trainer),
-            "last": STEPS,
-            **request,
-        }
-        for trainer, request in requests
-    ]
-    files = folder / "requests.json", folder / "results.json"
-    files[0].write_text(json.dumps(written))
-    store = folder / "store"
-    store.unlink(missing_ok=True)
-    processes = []
-    for rank in range(world):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "STORE": store.as_uri()}
-        with (folder / f"rank_{rank}.log").open("wb") as log:
-            processes.append(
-                subprocess.Popen(
-                    [engine_python(engine), script, *files],
-                    env=engine_variables(engine) | place,
-                    stdout=log,
-                    stderr=log,
-                )
-            )
-    try:
-        codes = [process.wait(TIME_LIMIT_S) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert not any(codes), "\n".join((folder / f"rank_{rank}.log").read_text()[-6000:] for rank in range(world))
-    return list(json.loads(files[1].read_text()))
+    return ask_engine(
+        engine,
+        script,
+        world,
+        [
+            {
+                "trainer": msgspec.to_builtins(trainer),
+                "folder": str(folder),
+                "rates": compute_rates(trainer),
+                "last": STEPS,
+                **request,
+            }
+            for trainer, request in requests
+        ],
+    )

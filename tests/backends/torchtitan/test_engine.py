@@ -23,7 +23,7 @@ from .runs import (
 
 pytestmark = [pytest.mark.engine("torchtitan"), pytest.mark.slow]
 
-FIRST, LAST = 3, 6
+FIRST, LAST = 2, 4
 LAYOUTS: list[dict[str, Any]] = [
     {},
     {"tensor_model_parallel_size": 2, "sequence_parallel": True},

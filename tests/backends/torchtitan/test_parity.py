@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from .runs import KINDS, build_trainer, draw_tokens, train_by_engine, train_native, write_start
+from .runs import (
+    KINDS,
+    STEPS,
+    STEPS_OF_PROCESSES,
+    build_trainer,
+    draw_tokens,
+    train_by_engine,
+    train_native,
+    write_start,
+)
 
 pytestmark = [pytest.mark.engine("torchtitan"), pytest.mark.slow]
 
@@ -25,9 +34,10 @@ def compare(tmp_path: Path, runs: list[tuple[str, dict[str, Any]]], world: int) 
     """Compare each run, a kind of model and a layout, with native in one process."""
     trainers = [build_trainer(kind, parallel=layout) for kind, layout in runs]
     starts = {kind: write_start(tmp_path / kind, build_trainer(kind)) for kind, _ in runs}
-    requests = [(trainer, starts[kind]) for trainer, (kind, _) in zip(trainers, runs, strict=True)]
+    last = STEPS if world == 1 else STEPS_OF_PROCESSES
+    requests = [(trainer, {**starts[kind], "last": last}) for trainer, (kind, _) in zip(trainers, runs, strict=True)]
     found = train_by_engine(tmp_path / "engine", requests, world=world)
-    expected = {kind: train_native(build_trainer(kind), draw_tokens(build_trainer(kind))) for kind in starts}
+    expected = {kind: train_native(build_trainer(kind), draw_tokens(build_trainer(kind)), last) for kind in starts}
     for (kind, layout), result in zip(runs, found, strict=True):
         steps = list(zip(result["steps"], expected[kind], strict=True))
         losses = [abs(mine[0] - native[0]) for mine, native in steps]

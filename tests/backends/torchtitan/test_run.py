@@ -7,7 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,25 +36,21 @@ SETTINGS: dict[str, Any] = {
     "async_save": False,
 }
 StartWorkers = Callable[..., list[subprocess.Popen[str]]]
+EVALUATED = {"eval_interval": 3, "eval_iters": 2}
 
 
-@pytest.fixture
-def make_run(tmp_path: Path) -> Callable[..., Run]:
-    """``make_run("name", lr=1e-3, ...)`` is a run folder of the model `tiny` as the launcher leaves it to workers."""
-
-    def make(name: str = "run", framework: str = "torchtitan", **settings: Any) -> Run:
-        run = Run(tmp_path / name)
-        module = {"framework": framework, "model": "tiny", "overrides": {**SETTINGS, **settings}}
-        write_text(run.config, yaml.safe_dump({"exp_name": "test", "modules": {"pre_trainer": module}}))
-        write_json(run.directory / "request.json", LaunchRequest(runtimes=(), task="train pretrain"))
-        return run
-
-    return make
+def write_run(folder: Path, framework: str = "torchtitan", **settings: Any) -> Run:
+    """A run folder of the model `tiny` as the launcher leaves it to workers."""
+    run = Run(folder)
+    module = {"framework": framework, "model": "tiny", "overrides": {**SETTINGS, **settings}}
+    write_text(run.config, yaml.safe_dump({"exp_name": "test", "modules": {"pre_trainer": module}}))
+    write_json(run.directory / "request.json", LaunchRequest(runtimes=(), task="train pretrain"))
+    return run
 
 
-@pytest.fixture
-def start_workers() -> Iterator[StartWorkers]:
-    """``start_workers(run, world=2, number=1)`` starts the workers of an attempt; those left at the end are killed."""
+@contextmanager
+def open_workers() -> Iterator[StartWorkers]:
+    """``start(run, world=2, number=1)`` starts the workers of an attempt; those left at the end are killed."""
     started: list[subprocess.Popen[str]] = []
 
     def start(run: Run, world: int = 1, number: int = 0) -> list[subprocess.Popen[str]]:
@@ -71,10 +67,26 @@ def start_workers() -> Iterator[StartWorkers]:
             )
         return started[-world:]
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    try:
+        yield start
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def start_workers() -> Iterator[StartWorkers]:
+    with open_workers() as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
+    """A run that was not stopped, and what it printed."""
+    run = write_run(tmp_path_factory.mktemp("undisturbed") / "run", **EVALUATED)
+    with open_workers() as start:
+        return run, finish(run, start(run))
 
 
 def finish(run: Run, processes: list[subprocess.Popen[str]], code: int = 0) -> str:
@@ -107,13 +119,12 @@ def wait_for_step(run: Run, step: int) -> None:
 
 
 def test_a_run_has_the_events_of_native_and_its_losses(
-    make_run: Callable[..., Run], start_workers: StartWorkers
+    undisturbed: tuple[Run, str], tmp_path: Path, start_workers: StartWorkers
 ) -> None:
-    run = make_run(eval_interval=3, eval_iters=2)
-    printed = finish(run, start_workers(run))
+    run, printed = undisturbed
     assert "lm loss" in printed
     assert "iteration" in printed
-    native = make_run("native", framework="native", compile=False, eval_interval=3, eval_iters=2)
+    native = write_run(tmp_path / "native", framework="native", compile=False, **EVALUATED)
     finish(native, start_workers(native))
     mine, others = list_events(run, "step"), list_events(native, "step")
     assert [sorted(event) for event in mine] == [sorted(event) for event in others]
@@ -133,24 +144,22 @@ def test_a_run_has_the_events_of_native_and_its_losses(
 
 
 def test_a_killed_run_resumes_with_the_losses_of_an_undisturbed_one(
-    make_run: Callable[..., Run], start_workers: StartWorkers
+    undisturbed: tuple[Run, str], tmp_path: Path, start_workers: StartWorkers
 ) -> None:
-    layout = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
-    whole, killed = make_run("whole", **layout), make_run("killed", train_iters=6, **layout)
-    finish(whole, start_workers(whole, world=2))
-    workers = start_workers(killed, world=2)
+    killed = write_run(tmp_path / "killed", **EVALUATED)
+    workers = start_workers(killed)
     wait_for_step(killed, 3)
     for process in workers:
         process.send_signal(signal.SIGKILL)
     for process in workers:
         process.communicate(timeout=DEADLINE_S)
-    finish(killed, start_workers(killed, world=2, number=1))
-    assert list_losses(killed) == list_losses(whole)
+    finish(killed, start_workers(killed, number=1))
+    assert list_losses(killed) == list_losses(undisturbed[0])
     assert list_events(killed, "checkpoint_loaded")[0]["step"] >= 2
 
 
-def test_a_signal_saves_a_checkpoint(make_run: Callable[..., Run], start_workers: StartWorkers) -> None:
-    run = make_run(train_iters=5000, save_interval=None)
+def test_a_signal_saves_a_checkpoint(tmp_path: Path, start_workers: StartWorkers) -> None:
+    run = write_run(tmp_path / "run", train_iters=5000, save_interval=None)
     workers = start_workers(run, world=2)
     wait_for_step(run, 2)
     workers[1].send_signal(signal.SIGTERM)
@@ -160,12 +169,13 @@ def test_a_signal_saves_a_checkpoint(make_run: Callable[..., Run], start_workers
     assert list_events(run, "checkpoint_saved")[-1]["step"] == interrupted["step"]
 
 
-def test_a_refusal_of_torchtitan_is_one_message(make_run: Callable[..., Run], start_workers: StartWorkers) -> None:
-    run = make_run(backend_args={"parallelism": {"pipeline_parallel_schedule": "2F2B"}}, pipeline_model_parallel_size=2)
+def test_a_refusal_of_torchtitan_is_one_message(tmp_path: Path, start_workers: StartWorkers) -> None:
+    schedule = {"parallelism": {"pipeline_parallel_schedule": "2F2B"}}
+    run = write_run(tmp_path / "run", backend_args=schedule, pipeline_model_parallel_size=2)
     printed = finish(run, start_workers(run, world=2), code=2)
     assert "torchtitan refuses the configuration: " in printed + read_log(run)
 
 
-def test_more_processes_than_the_layout_are_refused(make_run: Callable[..., Run], start_workers: StartWorkers) -> None:
-    run = make_run(tensor_model_parallel_size=2)
+def test_more_processes_than_the_layout_are_refused(tmp_path: Path, start_workers: StartWorkers) -> None:
+    run = write_run(tmp_path / "run", tensor_model_parallel_size=2)
     assert "1 processes do not divide into replicas of 2" in finish(run, start_workers(run), code=2) + read_log(run)
