@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import torch
 from torch import Tensor
 
 from primus.checkpoint.weights import TensorInfo
@@ -59,10 +60,11 @@ def split_rows(info: TensorInfo, max_bytes: int = CHUNK_BYTES) -> Iterator[slice
 def read_ahead(reads: Iterable[Callable[[], Tensor]]) -> Iterator[Tensor]:
     """The results in order; a thread reads the next part while the caller writes the last one.
 
-    Two parts are in memory. Reading and writing copy between memory and page cache, without Python's global lock.
+    Two parts are in memory. Reading and writing copy between memory and page cache, without Python's global lock. The
+    thread reorders rows alone: threads of OpenMP would wait for each other beside the one that writes.
     """
     pending: deque[Future[Tensor]] = deque()
-    with ThreadPoolExecutor(1, "read-ahead") as pool:
+    with ThreadPoolExecutor(1, "read-ahead", initializer=torch.set_num_threads, initargs=(1,)) as pool:
         for read in reads:
             pending.append(pool.submit(read))
             if len(pending) > 1:
