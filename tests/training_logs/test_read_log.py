@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,17 @@ def test_steps_of_hugging_face_are_those_of_the_progress_bar(tmp_path: Path) -> 
     assert list(log.steps.columns["loss"]) == [4, 3, 2, 1]
     assert log.steps.columns["step_time_s"][-1] == pytest.approx(2.0)
     assert log.settings["train_runtime"] == "80.5"
+
+
+def test_the_state_of_a_hugging_face_trainer_has_all_records(tmp_path: Path) -> None:
+    records = [{"epoch": 0.1 * i, "loss": 3.0 - i, "learning_rate": 1e-4, "step": 10 * i} for i in (1, 2)]
+    file = tmp_path / "trainer_state.json"
+    file.write_text(json.dumps({"log_history": [*records, {"eval_loss": 2.0, "step": 20}]}, indent=2))
+    log = read_log(file)
+    assert (log.format, list_steps(log), len(log.evaluations)) == ("huggingface", [10, 20], 1)
+    file.write_text("{}")
+    with pytest.raises(UsageError, match="not the state of a trainer"):
+        read_log(file)
 
 
 def test_settings_are_those_that_the_log_prints(tmp_path: Path) -> None:

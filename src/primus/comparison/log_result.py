@@ -165,11 +165,11 @@ def list_notes(log: TrainingLog, known: Mapping[str, int]) -> list[str]:
     """What is missing or doubtful in a log."""
     notes = []
     if log.num_unread:
-        notes.append(f"{log.num_unread} lines of steps could not be read")
+        notes.append(f"lines of steps that could not be read: {log.num_unread}")
     if log.is_cut_off:
         notes.append("the file ends within a line of a step, which is not read")
     if log.num_nonfinite_losses:
-        notes.append(f"{log.num_nonfinite_losses} steps have no finite loss")
+        notes.append(f"steps without a finite loss: {log.num_nonfinite_losses}")
     if log.has_derived_times:
         notes.append("times of steps are differences of time stamps, and contain evaluations and checkpoints")
     if not log.steps.list_finite("step_time_s"):

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from primus.errors import UsageError, did_you_mean
 from primus.training_logs.formats import run_events, tensorboard
 from primus.training_logs.formats.deepspeed import DeepSpeedReader
-from primus.training_logs.formats.huggingface import HuggingFaceReader
+from primus.training_logs.formats.huggingface import STATE_FILE, HuggingFaceReader, read_trainer_state
 from primus.training_logs.formats.llm_foundry import LlmFoundryReader
 from primus.training_logs.formats.maxtext import MaxTextReader
 from primus.training_logs.formats.megatron import MegatronReader
@@ -107,6 +107,8 @@ def read_log(path: Path, name: str = AUTO) -> TrainingLog:
             log = _read_event_file(path)
         elif path.name == run_events.FILE and name == AUTO:
             log = _read_run(path)
+        elif path.name == STATE_FILE and name in (AUTO, HuggingFaceReader.NAME):
+            log = _read_trainer_state(path)
         else:
             reader = find_format(path) if name == AUTO else _find_reader(name)
             log = StepScan(path, reader).run()
@@ -259,29 +261,38 @@ class StepScan:
 
 def _read_event_file(path: Path) -> TrainingLog:
     log = TrainingLog(path=str(path), format=tensorboard.NAME, title=tensorboard.TITLE)
-    merger = StepMerger(log.steps)
-    log.num_bytes = path.stat().st_size
     try:
         with path.open("rb") as file:
-            for step in tensorboard.read_event_steps(file):
-                merger.add_step(step)
+            return _fill_log(log, path, tensorboard.read_event_steps(file))
     except tensorboard.EventFileError as error:
         raise UsageError(f"{path}: {error}") from None
-    merger.close()
-    log.attempts, log.num_nonfinite_losses = merger.attempts, merger.num_nonfinite_losses
-    log.has_derived_times = merger.has_derived_times
-    return log
 
 
 def _read_run(path: Path) -> TrainingLog:
     log = TrainingLog(path=str(path.parent), format=run_events.NAME, title=run_events.TITLE)
+    steps, log.evaluations, log.settings = run_events.read_run_events(path)
+    return _fill_log(log, path, steps)
+
+
+def _read_trainer_state(path: Path) -> TrainingLog:
+    log = TrainingLog(path=str(path), format=HuggingFaceReader.NAME, title=HuggingFaceReader.TITLE)
+    try:
+        found = read_trainer_state(path.read_bytes())
+    except LogLineError as error:
+        raise UsageError(f"{path}: {error}") from None
+    log.evaluations = [step for step in found if isinstance(step, LogEvaluation)]
+    return _fill_log(log, path, (step for step in found if not isinstance(step, LogEvaluation)))
+
+
+def _fill_log(log: TrainingLog, path: Path, steps: Iterable[LogStep]) -> TrainingLog:
+    """Merge the steps of a file without lines."""
     merger = StepMerger(log.steps)
     log.num_bytes = path.stat().st_size
-    steps, log.evaluations, log.settings = run_events.read_run_events(path)
     for step in steps:
         merger.add_step(step)
     merger.close()
     log.attempts, log.num_nonfinite_losses = merger.attempts, merger.num_nonfinite_losses
+    log.has_derived_times = merger.has_derived_times
     return log
 
 

@@ -1,0 +1,1 @@
+"""Build, list, show and clean container images of primus."""

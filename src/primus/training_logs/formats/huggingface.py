@@ -11,6 +11,9 @@ import math
 import re
 from collections.abc import Iterable
 from statistics import median
+from typing import Any
+
+import msgspec
 
 from primus.training_logs.step_merger import LogStep
 from primus.training_logs.step_reader import NUMBER, LogEvaluation, LogLineError, StepReader, parse_number
@@ -27,6 +30,8 @@ FIELDS = {
     "num_tokens": "consumed_tokens",
 }
 MAX_INTERVALS = 1000
+STATE_FILE = "trainer_state.json"
+"""File of each checkpoint, which has all records in `log_history`."""
 
 
 class HuggingFaceReader(StepReader):
@@ -93,6 +98,27 @@ class HuggingFaceReader(StepReader):
             self._intervals = [*self._intervals, self._bar[0] - self._record_bar][-MAX_INTERVALS:]
         self._record_bar = self._bar[0] if self._bar else None
         return float(self._num_records)
+
+
+def read_trainer_state(data: bytes) -> list[LogStep]:
+    """The steps and evaluations of a `trainer_state.json`.
+
+    Raises:
+        LogLineError: It is another file.
+    """
+    try:
+        records = msgspec.json.decode(data, type=dict[str, Any])["log_history"]
+        found: list[LogStep] = []
+        for record in records:
+            step = float(record["step"])
+            if "eval_loss" in record:
+                found.append(LogEvaluation({"step": step, "loss": float(record["eval_loss"])}))
+            if "loss" in record:
+                values = {FIELDS[name]: float(value) for name, value in record.items() if name in FIELDS}
+                found.append(LogStep({"step": step, **values}))
+        return found
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+        raise LogLineError(f"not the state of a trainer: {error}") from None
 
 
 def _parse_clock(text: bytes) -> float:

@@ -64,13 +64,15 @@ class MlperfReader(StepReader):
     def read_line(self, line: bytes) -> Iterable[LogStep]:
         found = read_mlperf_line(line)
         if found.key == "tracked_stats" and isinstance(found.value, dict):
-            samples = _count_samples(found)
             values = {
                 STATISTICS[name]: float(value)
                 for name, value in found.value.items()
                 if name in STATISTICS and isinstance(value, (int, float))
             }
-            yield LogStep({"step": self._to_step(samples), "consumed_samples": samples, **values})
+            # Others are of steps of an evaluation, or the mean time of a block, whose samples count from its start.
+            if values.keys() & {"samples_per_s", "loss"}:
+                samples = _count_samples(found)
+                yield LogStep({"step": self._to_step(samples), "consumed_samples": samples, **values})
         elif found.key in ("eval_accuracy", "eval_error") and isinstance(found.value, (int, float)):
             yield LogEvaluation({"step": self._to_step(_count_samples(found)), "loss": float(found.value)})
         elif found.key == "run_stop":
