@@ -132,7 +132,10 @@ def test_another_version_of_the_matrix_is_refused_before_a_cell_runs(
     assert len(list_runs(tmp_path / "output/night/runs/cpu_fast_small_identical_1")) == 1
 
 
-def test_a_killed_harness_leaves_no_process_and_resumes_with_the_cell_that_was_running(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_harness_leaves_no_process_and_resumes_with_the_cell_that_was_running(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     (tmp_path / "other.waits").touch()
     words = ("direct", "--", "compare", "run", "--matrix", "night.yaml", "--platforms", "cpu", "--frameworks",
              "fast,other")  # fmt: skip
@@ -140,8 +143,9 @@ def test_a_killed_harness_leaves_no_process_and_resumes_with_the_cell_that_was_r
     with cli.started(*words, cwd=tmp_path, PRIMUS_PLUGINS=plugins) as harness:
         cli.wait_for((tmp_path / "other.pid").exists, "the second cell runs", timeout_s=120)
         worker = psutil.Process(int((tmp_path / "other.pid").read_text()))
-        os.kill(harness.pid, signal.SIGKILL)
+        os.kill(harness.pid, number)
         cli.wait_for(lambda: not _is_alive(worker), "the worker has ended", timeout_s=120)
+        assert harness.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
     assert read_states(tmp_path / "output/night") == {"cpu_fast_small_identical_1": "done"}
     (tmp_path / "other.waits").unlink()
     assert main(list(words)) == 0
@@ -162,6 +166,8 @@ def test_an_archive_has_the_results_and_a_purge_removes_only_them(
     assert call_compare("run", "--matrix", "night.yaml", "--platforms", "cpu", "--frameworks", "fast") == 0
     folder = tmp_path / "output/night"
     (folder / "results" / "notes.json").write_text('{"mine": true}')
+    (folder / "report").mkdir()
+    (folder / "report" / "report.html").write_text("a page")
     assert call_compare("wrap", "output", "--runs") == 0
     loaded = load_results([tmp_path / "night.zip"])
     assert [result.cell.name for result in loaded.results] == ["cpu_fast_small_identical_1"]
@@ -192,6 +198,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "micro_batch_size is not one of the settings that may differ",
     ),
     "an experiment": ("experiment: base.yaml", "experiment: bass.yaml", "bass.yaml: no such file"),
+    "the name of a model": ("models: {small:", "models: {../small:", "'../small' cannot be part of a file name"),
     "a secret": ("repetitions: 1", "env: {HF_TOKEN: hf_abcdefghijklmnopqrstuvwxyz012345}", "env: HF_TOKEN is a secret"),
     "a missing key": ("frameworks: [fast, other, nemo]", "", "'frameworks' is missing"),
     "a runtime": ("cpu: {processes: 1}", "cpu: {runtime: slrm sbatch}", "slrm"),

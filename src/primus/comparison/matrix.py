@@ -54,6 +54,7 @@ TUNABLE_KEYS = frozenset(
     }
 )  # fmt: skip
 """Settings that change the speed of a training and not its mathematics, which a tuned side may choose."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
 Order = Literal["interleaved", "random"]
 Positive = Annotated[int, Meta(ge=1)]
 
@@ -185,7 +186,7 @@ def load_matrix(file: Path, environ: Mapping[str, str]) -> LoadedMatrix:
 
 def _check_matrix(loaded: LoadedMatrix) -> LoadedMatrix:
     matrix, file = loaded.matrix, loaded.file
-    if "/" in matrix.name or matrix.name.startswith("."):
+    if not NAME.fullmatch(matrix.name):
         raise UsageError(f"{file}: name: '{matrix.name}' is not the name of a folder", "use letters, digits and dashes")
     for what, found in (("platforms", matrix.platforms), ("frameworks", matrix.frameworks), ("models", matrix.models)):
         if not found:
@@ -199,6 +200,8 @@ def _check_matrix(loaded: LoadedMatrix) -> LoadedMatrix:
     _check_variables(matrix.env, f"{file}: env")
     _check_keys(matrix.settings, f"{file}: settings")
     for name, model in matrix.models.items():
+        if not NAME.fullmatch(name):
+            raise UsageError(f"{file}: models: '{name}' cannot be part of a file name", "use letters, digits, . and -")
         _check_keys(model.settings, f"{file}: models: {name}: settings")
     if matrix.tuned:
         _check_tuned(matrix, matrix.tuned, file)

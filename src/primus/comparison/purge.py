@@ -21,6 +21,9 @@ from primus.runs import lock, store
 TOKEN_FILES = (".bin", ".idx", ".manifest.json", ".tokenizer.json", ".bad.jsonl")
 """Ends of the names of token files; see `primus.data.megatron.manifest`."""
 MANIFEST = ".manifest.json"
+REPORT = "report"
+REPORT_FILES = ("report.html", "report.md", "report.json", "cells.csv", "*.png")
+"""What `compare report` writes there."""
 
 
 class PurgedPaths(Struct, frozen=True, kw_only=True):
@@ -40,7 +43,7 @@ def find_purged_paths(folder: ComparisonFolder, *, has_data: bool) -> PurgedPath
     data = list(_list_token_files(folder)) if has_data else []
     kept = [
         str(path)
-        for pattern in ("*", f"{RESULTS}/*", f"{LOGS}/*", "runs/*/*")
+        for pattern in ("*", f"{RESULTS}/*", f"{LOGS}/*", f"{REPORT}/*", "runs/*/*")
         for path in sorted(folder.path.glob(pattern))
         if not path.is_symlink() and path not in own and not _holds_only(path, own)
     ]
@@ -90,13 +93,15 @@ def _remove_empty_folders(purged: PurgedPaths) -> None:
 
 
 def _list_own_paths(folder: ComparisonFolder) -> Iterator[Path]:
-    """The record first, then results, logs and runs."""
+    """The record first, then results, reports, logs and runs."""
     record = folder.read_record()
     assert record is not None, "list_comparison_folders gives only folders with a record"
     yield folder.path / RECORD
     for path in sorted((folder.path / RESULTS).glob("*.json")):
         if _is_result(path):
             yield path
+    for pattern in REPORT_FILES:
+        yield from sorted(folder.path.glob(f"{REPORT}/{pattern}"))
     for name in record.cells:
         yield folder.find_log(name)
         yield from (run.directory for run in store.list_runs(folder.runs / name))
