@@ -43,7 +43,7 @@ class Task(Protocol):
         workers by `context.launch()`. Raise `primus.errors.UsageError` (exit code 2), `PrimusError` (1) or `UnfitError`
         (3) with the problem and the fix. Default: start the workers and report how the run ended.
         """
-        return _launch_and_report(context)
+        return launch_and_report(context)
 
     @property
     @optional
@@ -123,7 +123,7 @@ class TaskContext(Struct, frozen=True, kw_only=True):
         print(to_json(value) if self.json else text, flush=True)
 
 
-def _launch_and_report(context: TaskContext) -> int:
+def launch_and_report(context: TaskContext) -> int:
     """Start the workers of a task without `run`; gives the exit code."""
     if context.launch is None:
         raise PrimusError("the task needs no workers this time, and has no run()", "define run(options, context)")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
 from primus import experiment, registry
 from primus.backend import BACKENDS
-from primus.errors import UsageError
+from primus.errors import EXIT_OK, UsageError
 from primus.launch.plan import LaunchJob
-from primus.task import TaskContext
+from primus.task import TaskContext, launch_and_report
 from primus.tasks.train import _preflight
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Checks to ignore, such as host.memlock; the plan records them."""
 
 
-def prepare(options: Options, context: TaskContext) -> LaunchJob:
-    """The job of a training run.
+def prepare(options: Options, context: TaskContext) -> LaunchJob | None:
+    """The job of a training run; None if hipBLASLt is tuned instead.
 
     Raises:
         UsageError: The experiment cannot be trained, or the options exclude each other.
@@ -47,9 +48,42 @@ def prepare(options: Options, context: TaskContext) -> LaunchJob:
     if len(chosen) != 1:
         given = " and ".join(f"--{name}" for name in chosen) or "nothing"
         raise UsageError(f"train pretrain takes one of --config, --replay and --run; {given} was given")
-    return _preflight.require_preflight(
-        _choose_training_job(options, context), options.preflight, options.preflight_ignore, context
-    )
+    job = _choose_training_job(options, context)
+    stage = _find_tuning_stage(options, context)
+    if stage is not None:
+        from primus.tasks.train import _hipblaslt_stage
+
+        if stage == _hipblaslt_stage.TUNE:
+            return None
+        job = _hipblaslt_stage.add_stage_variables(job, stage, context.environ)
+    return _preflight.require_preflight(job, options.preflight, options.preflight_ignore, context)
+
+
+def run(options: Options, context: TaskContext) -> int:
+    """Train, with what a stage of $PRIMUS_HIPBLASLT_TUNING_STAGE needs before; stage 2 tunes and does not train."""
+    stage = _find_tuning_stage(options, context)
+    if stage is not None:
+        from primus.tasks.train import _hipblaslt_stage
+
+        assert options.config
+        resolved = experiment.resolve_experiment(
+            Path(options.config), context.overrides, context.environ, "pre_trainer"
+        )
+        name = resolved.experiment.exp_name
+        if stage == _hipblaslt_stage.TUNE:
+            _hipblaslt_stage.tune_products(name, context)
+            return EXIT_OK
+        _hipblaslt_stage.prepare_files(name, stage, context)
+    return launch_and_report(context)
+
+
+def _find_tuning_stage(options: Options, context: TaskContext) -> int | None:
+    """The stage of hipBLASLt's tuning that a new run is; None for a usual run."""
+    if not options.config or not any(name.startswith("PRIMUS_HIPBLASLT_TUNING") for name in context.environ):
+        return None
+    from primus.tasks.train import _hipblaslt_stage
+
+    return _hipblaslt_stage.find_stage(context.environ)
 
 
 def _choose_training_job(options: Options, context: TaskContext) -> LaunchJob:
