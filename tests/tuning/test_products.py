@@ -10,6 +10,7 @@ import pytest
 
 from primus.errors import PrimusError
 from primus.machine.tuned_files import explain_mismatch, find_tuned_file, name_tuned_file
+from primus.tuning.hipblaslt import build_problem
 from primus.tuning.product_logs import parse_log, read_product_logs
 from primus.tuning.product_table import (
     ProductTable,
@@ -21,7 +22,7 @@ from primus.tuning.product_table import (
     read_product_table,
     write_product_table,
 )
-from primus.tuning.products import MatrixProduct, count_products, read_product_list, write_product_list
+from primus.tuning.products import MatrixProduct, Order, count_products, read_product_list, write_product_list
 from primus.tuning.step_comparison import compare_step_times
 
 ONEDNN = """\
@@ -132,7 +133,20 @@ def test_the_file_that_agrees_most_is_found_and_the_difference_is_named(tmp_path
     assert found is not None
     reason = explain_mismatch(found[1].valid_for, {**now, "threads": "4"})
     assert reason in ("tuned for torch 2.12.0, this is 2.13.0", "tuned for threads 1, this is 4")
+    # A damaged file is found if there is no other: its reader says what is wrong.
+    other = find_tuned_file(environ, "gemm", {**now, "device": "C"})
+    assert other is not None and other[0].name == "gemm-0.json"
+    other[0].unlink()
     assert find_tuned_file(environ, "gemm", {**now, "device": "C"}) is None
+
+
+@pytest.mark.parametrize("order_b", ["N", "T"])
+@pytest.mark.parametrize("order_a", ["N", "T"])
+def test_a_product_of_a_step_is_the_problem_that_hipblaslt_logs(order_a: Order, order_b: Order) -> None:
+    product = MatrixProduct(operator="mm", m=512, n=2048, k=1024, order_a=order_a, order_b=order_b, dtype="bfloat16")
+    problem = build_problem(product, 3)
+    assert problem is not None
+    assert list(parse_log(" ".join(["hipblaslt-bench", *problem.args]))) == [product]
 
 
 @pytest.mark.parametrize(("gain", "is_faster"), [(0.04, True), (0.0, False), (-0.04, False)])

@@ -136,7 +136,7 @@ def _run_with_workers(invocation: Invocation) -> int:
     if invocation.command.options.dry_run:
         return _show_plan(launch.plan, invocation.command, f"run folder: {launch.directory}")
     for note in launch.plan.notes:
-        if note.startswith("warning: "):
+        if note.startswith(("warning: ", "tuned: ")):
             print(f"primus-cli: {note}", file=sys.stderr)
     from primus.launch import run_node
 

@@ -5,20 +5,22 @@ The files are in the user's state folder, which hosts may share; each states wha
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from primus.machine.facts import MachineFacts
 from primus.machine.profile import Setting
 
 PRODUCTS_VARIABLE = "PRIMUS_TUNED_GEMM"
 """Table of tuned matrix products that a run uses."""
+HIPBLASLT_VARIABLE = "HIPBLASLT_TUNING_OVERRIDE_FILE"
+"""File of solutions that hipBLASLt takes instead of its own choice (hipBLASLt documentation, offline tuning)."""
 INDUCTOR_VARIABLE = "PRIMUS_TUNED_INDUCTOR"
 """Archive of compiled kernels that a run unpacks before it compiles."""
 
@@ -35,6 +37,14 @@ class TunedFile(Struct, frozen=True, kw_only=True):
     """Device, versions and threads for which it was tuned, by name."""
     variables: dict[str, str] = {}
     """Variables that a run with it needs."""
+
+
+class TunedText(TunedFile, frozen=True, kw_only=True):
+    """A file of the store that holds the text of a file of another library."""
+
+    text: str
+    summary: str
+    """What it is, in a line: ``37 of 40 shapes tuned``."""
 
 
 def find_store(environ: Mapping[str, str]) -> Path:
@@ -60,19 +70,34 @@ def find_tuned_file(environ: Mapping[str, str], kind: str, known: Mapping[str, s
         known: What is known of this machine, by the names of `TunedFile.valid_for`; those in `MUST_AGREE` must agree.
     """
     best: tuple[int, float, Path, TunedFile] | None = None
+    damaged: Path | None = None
     for path, header in list_tuned_files(environ, kind):
+        if header is None:
+            damaged = path
+            continue
         if any(header.valid_for.get(name, known.get(name)) != known.get(name) for name in MUST_AGREE):
             continue
         agreeing = sum(header.valid_for.get(name) == value for name, value in known.items())
         if best is None or (agreeing, header.created) > best[:2]:
             best = (agreeing, header.created, path, header)
-    return best[2:] if best else None
+    if best is None:  # whoever reads a damaged file says so
+        return (damaged, TunedFile()) if damaged else None
+    return best[2:]
+
+
+class TunedSettings(Struct, frozen=True):
+    """How the workers of a node use what was tuned."""
+
+    settings: dict[str, Setting] = {}
+    files: dict[str, str] = {}
+    """Files on the local disk, to be written before the workers start: text by path."""
+    notes: tuple[str, ...] = ()
 
 
 def build_tuned_settings(
     environ: Mapping[str, str], facts: MachineFacts, *, torch: str | None, threads: str, experiment: str
-) -> dict[str, Setting]:
-    """Variables by which the workers of a node use what was tuned for its device.
+) -> TunedSettings:
+    """How the workers of a node use what was tuned for its device; changes nothing.
 
     Args:
         environ: Names the store.
@@ -89,12 +114,49 @@ def build_tuned_settings(
     for name, (kind, wanted) in found.items():
         best = find_tuned_file(environ, kind, wanted)
         if best is not None:
-            variables = {name: str(best[0]), **best[1].variables}
-            settings |= {
-                each: Setting(value=value, reason="tuned for this device", source=f"tune {kind}")
-                for each, value in variables.items()
-            }
-    return settings
+            settings |= _make_settings({name: str(best[0]), **best[1].variables}, kind)
+    if not any(device.vendor == "amd" for device in facts.devices):
+        return TunedSettings(settings)
+    used = _use_hipblaslt_file(environ, facts)
+    return structs.replace(used, settings=settings | used.settings)
+
+
+def _use_hipblaslt_file(environ: Mapping[str, str], facts: MachineFacts) -> TunedSettings:
+    """A file that hipBLASLt reads, copied to the local disk: it opens the file for each new product, which halves the
+    speed on a network file system (github.com/ROCm/rocm-libraries/issues/2905)."""
+    now = describe_rocm(facts)
+    best = find_tuned_file(environ, "hipblaslt", now)
+    if best is None:
+        return TunedSettings()
+    reason = explain_mismatch(best[1].valid_for, now)
+    try:
+        file = msgspec.json.decode(best[0].read_bytes(), type=TunedText)
+    except (OSError, msgspec.MsgspecError):
+        reason, file = f"{best[0]} is damaged", None
+    if file is None or reason:
+        return TunedSettings(notes=(f"tuned: hipBLASLt: not used: {reason}; run tune gemm again",))
+    digest = hashlib.sha256(file.text.encode()).hexdigest()[:16]
+    local = str(Path(tempfile.gettempdir()) / f"primus-{os.getuid()}" / f"hipblaslt-{digest}.txt")
+    settings = _make_settings({HIPBLASLT_VARIABLE: local}, "gemm")
+    return TunedSettings(settings, {local: file.text}, (f"tuned: hipBLASLt: {file.summary}",))
+
+
+def _make_settings(variables: Mapping[str, str], tuner: str) -> dict[str, Setting]:
+    return {
+        name: Setting(value=value, reason="tuned for this device", source=f"tune {tuner}")
+        for name, value in variables.items()
+    }
+
+
+def describe_rocm(facts: MachineFacts) -> dict[str, str]:
+    """What the solutions of hipBLASLt depend on, by name, as far as it is known without the library."""
+    first = facts.devices[0]
+    return {
+        "device": describe_device(facts),
+        "architecture": first.architecture or "unknown",
+        "compute units": str(first.compute_units),
+        "rocm": facts.software.rocm or "unknown",
+    }
 
 
 def describe_device(facts: MachineFacts, *, is_cpu: bool = False) -> str:
@@ -104,12 +166,15 @@ def describe_device(facts: MachineFacts, *, is_cpu: bool = False) -> str:
     return facts.cpu.model
 
 
-def list_tuned_files(environ: Mapping[str, str], kind: str) -> Iterator[tuple[Path, TunedFile]]:
-    """All readable files of `kind` with their headers; a damaged one counts as none."""
+def list_tuned_files(environ: Mapping[str, str], kind: str) -> Iterator[tuple[Path, TunedFile | None]]:
+    """All files of `kind` with their headers; None for a damaged one."""
     folder = find_store(environ)
     for path in sorted(folder.glob(f"{kind}-*.json")) if folder.is_dir() else ():
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            yield path, msgspec.json.decode(path.read_bytes(), type=TunedFile)
+        try:
+            header = msgspec.json.decode(path.read_bytes(), type=TunedFile)
+        except (OSError, msgspec.MsgspecError):
+            header = None
+        yield path, header
 
 
 def explain_mismatch(valid_for: Mapping[str, str], now: Mapping[str, str]) -> str:

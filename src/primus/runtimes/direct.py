@@ -20,7 +20,6 @@ from primus.launch.supervision.agent_report import AGENT, agent_report_file
 from primus.machine.cluster import ClusterLayout, find_layout
 from primus.machine.devices import count_devices, list_usable_devices
 from primus.machine.facts import MachineFacts
-from primus.machine.profile import Setting
 from primus.runs.store import Run
 
 LEVEL = "node"
@@ -74,9 +73,10 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
     typed = (from_files, variables.parse_variables(options.env, "--env", context.environ))
     given = plan.env | typed[0] | typed[1]
     env: dict[str, Variable] = dict(given)
-    warnings: tuple[str, ...] = ()
+    collected = NodeVariables({})
     if context.starts_workers:
-        env, warnings = _collect_node_variables(shape, plan.env, typed, context, uses_tuned=not options.no_tuned)
+        collected = _collect_node_variables(shape, plan.env, typed, context, uses_tuned=not options.no_tuned)
+        env = collected.env
     if context.terminal and shape.node_rank == 0:
         env |= {"PRIMUS_PROGRESS": Variable(context.terminal, "terminal")}
     if (
@@ -90,9 +90,12 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
     hooks = () if options.no_hooks else context.hooks()
     actions = hooks + patch_files.plan_patch_files(options.patch or context.patches, context.environ)
     ordered = sorted(actions, key=lambda action: STAGES.index(action.stage))
-    notes = (*plan.notes, *(f"warning: {warning}" for warning in warnings))
+    notes = (*plan.notes, *collected.notes)
+    files = {**plan.files, **collected.files}
     policy = _build_restart_policy(options) if context.starts_workers else None
-    return structs.replace(plan, argv=argv, env=env, layout=shape, notes=notes, actions=tuple(ordered), policy=policy)
+    return structs.replace(
+        plan, argv=argv, env=env, files=files, layout=shape, notes=notes, actions=tuple(ordered), policy=policy
+    )
 
 
 def list_patch_files(options: Options) -> tuple[str, ...]:
@@ -140,6 +143,15 @@ def _num_devices(context: PlanContext) -> int:
     )
 
 
+class NodeVariables(Struct, frozen=True):
+    """What the workers of a node get."""
+
+    env: dict[str, Variable]
+    notes: tuple[str, ...] = ()
+    files: Mapping[str, str] = {}
+    """Files on the local disk: text by path."""
+
+
 def _collect_node_variables(
     shape: ClusterLayout,
     given: Mapping[str, Variable],
@@ -147,8 +159,8 @@ def _collect_node_variables(
     context: PlanContext,
     *,
     uses_tuned: bool,
-) -> tuple[dict[str, Variable], tuple[str, ...]]:
-    """Variables from the machine, hooks, patches, `given` and `typed`, and warnings about them.
+) -> NodeVariables:
+    """Variables from the machine, hooks, patches, `given` and `typed`.
 
     Variables that the user's shell already sets are not included.
     """
@@ -158,12 +170,12 @@ def _collect_node_variables(
         find_torch_version,
     )  # not for what starts no workers
     from primus.machine.network import choose_network
-    from primus.machine.tuned_files import build_tuned_settings
+    from primus.machine.tuned_files import HIPBLASLT_VARIABLE, TunedSettings, build_tuned_settings
     from primus.site_folders import find_distribution
 
     facts = context.facts(_find_master_address(shape))
     folders = sys.path if context.import_folders is None else context.import_folders
-    tuned: dict[str, Setting] = {}
+    tuned = TunedSettings()
     if uses_tuned and context.workload and context.is_here:
         threads = _find_number_of_threads(facts, shape, {**given, **typed[0], **typed[1]}, context.environ)
         tuned = build_tuned_settings(
@@ -185,7 +197,7 @@ def _collect_node_variables(
         hooks=_select_by_source(context.settings, "hook"),
         patches=_select_by_source(context.settings, "patch"),
         rocm_library=find_rocm_library(context.environ),
-        tuned=tuned,
+        tuned=tuned.settings,
     )
     chosen = {**context.settings, **given, **typed[0], **typed[1]}
     decisions = {
@@ -195,7 +207,10 @@ def _collect_node_variables(
         for name, choice in decided.variables.items()
         if choice.value is not None and choice.layer != "user"
     }
-    return _extend_path_lists(context) | decisions, decided.warnings
+    # A file is written only if nothing that the user set takes its place.
+    files = tuned.files if decisions.get(HIPBLASLT_VARIABLE, Variable("", "")).value in tuned.files else {}
+    notes = (*tuned.notes, *(f"warning: {warning}" for warning in decided.warnings))
+    return NodeVariables(_extend_path_lists(context) | decisions, notes, files)
 
 
 def _find_number_of_threads(

@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from primus.errors import PrimusError
+from primus.tuning.products import MatrixProduct
 
 PROGRAM = "hipblaslt-bench"
 CHOSEN = ("--algo_method", "--solution_index")
@@ -84,6 +85,29 @@ def read_problems(files: Iterable[Path]) -> list[GemmProblem]:
             "HIPBLASLT_LOG_LEVEL",
         )
     return [GemmProblem(args=args, count=n) for args, n in sorted(counts.items(), key=lambda item: -item[1])]
+
+
+def build_problem(product: MatrixProduct, calls: int) -> GemmProblem | None:
+    """The problem that PyTorch gives to hipBLASLt for a product; None for a type that it does not have.
+
+    BLAS counts by columns: PyTorch's m x n result by rows is an n x m result by columns, with the operands swapped.
+    """
+    names = {"float32": "f32_r", "bfloat16": "bf16_r", "float16": "f16_r"}
+    kind = names.get(product.dtype)
+    if kind is None or "S" in product.order_a + product.order_b:
+        return None
+    m, n, k = product.n, product.m, product.k
+    trans_a, trans_b = product.order_b, product.order_a
+    sizes = {"-m": m, "-n": n, "-k": k, "--lda": k if trans_a == "T" else m, "--ldb": n if trans_b == "T" else k}
+    sizes |= {"--ldc": m, "--ldd": m, "--batch_count": product.batch}
+    if product.batch > 1:
+        sizes |= {"--stride_a": m * k, "--stride_b": n * k, "--stride_c": m * n, "--stride_d": m * n}
+    out = names.get(product.out_dtype, kind)
+    words = {name: str(size) for name, size in sizes.items()}
+    words |= {"--alpha": "1", "--beta": "1" if "add" in product.operator else "0"}
+    words |= {"--transA": trans_a, "--transB": trans_b, "--a_type": kind, "--b_type": kind, "--c_type": out}
+    words |= {"--d_type": out, "--scale_type": "f32_r", "--compute_type": "f32_r"}
+    return GemmProblem(args=tuple(word for pair in words.items() for word in pair), count=calls)
 
 
 def parse_tuning_file(text: str, place: str) -> TuningFile:

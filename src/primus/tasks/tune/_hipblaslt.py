@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from primus.errors import PrimusError, UnfitError, UsageError
+from primus.machine import tuned_files
+from primus.machine.tuned_files import TunedText
 from primus.process import run_command
 from primus.report import table
 from primus.runs import lock
-from primus.runs.files import write_text
+from primus.runs.files import write_json, write_text
 from primus.task import TaskContext
+from primus.tasks.tune import _search
 from primus.tasks.tune._gemm_options import GemmOptions
 from primus.tuning import hipblaslt
 from primus.tuning.hipblaslt import GemmProblem, TuningFile
@@ -39,6 +43,8 @@ class GemmTuningResult(Struct, frozen=True, kw_only=True):
     shapes: list[dict[str, str]]
     failures: dict[str, str]
     """Reason by shape."""
+    verdict: str = ""
+    """Whether later runs use it; empty without an experiment to compare."""
 
 
 def tune_logged_products(options: GemmOptions, context: TaskContext) -> None:
@@ -49,7 +55,9 @@ def tune_logged_products(options: GemmOptions, context: TaskContext) -> None:
         UsageError: Another process writes the same file.
         PrimusError: A log has no shapes, or no shape can be tuned.
     """
-    problems = hipblaslt.read_problems(map(Path, options.shapes))
+    problems = (
+        hipblaslt.read_problems(map(Path, options.shapes)) if options.shapes else _collect_problems(options, context)
+    )
     gpus = options.gpus or tuple(str(index) for index in range(len(context.facts().devices)))
     if not gpus:
         raise UnfitError("no GPU was found to tune on", "name them: --gpus 0 1")
@@ -61,7 +69,43 @@ def tune_logged_products(options: GemmOptions, context: TaskContext) -> None:
         failures = _tune_problems(problems, parts, gpus, options, context)
         files = _read_parts(problems, parts)
         result = _merge_parts(problems, files, failures, Path(options.output))
+        if options.config is not None:
+            result = _keep_if_faster(result, options, context)
     context.result(result, _format_result(result))
+
+
+def _collect_problems(options: GemmOptions, context: TaskContext) -> list[GemmProblem]:
+    """The products of a step on fake tensors, as hipBLASLt gets them from PyTorch."""
+    from primus.tasks.tune import _products
+
+    found = _products.trace_products(_products.resolve_experiment(options, context), context, "cuda")
+    problems = [hipblaslt.build_problem(each.product, each.calls) for each in found.products]
+    return [problem for problem in problems if problem is not None]
+
+
+def _keep_if_faster(result: GemmTuningResult, options: GemmOptions, context: TaskContext) -> GemmTuningResult:
+    """Compare runs with the file and without it; later runs use it if it is faster beyond the noise."""
+    assert options.config is not None
+    request = _search.SearchRequest(
+        config=options.config,
+        keys=(f"env.{tuned_files.HIPBLASLT_VARIABLE}={Path(options.output).resolve()}",),
+        metric="tokens_per_s",
+        rungs=[options.steps],
+        workspace=options.workspace,
+        timeout_s=options.timeout,
+    )
+    found = _search.run_search(request, context)
+    if not found.is_better:
+        return structs.replace(result, verdict="not used by later runs: the interval contains no gain")
+    valid_for = tuned_files.describe_rocm(context.facts())
+    path = tuned_files.name_tuned_file(context.environ, "hipblaslt", valid_for)
+    gain = f"{found.gain:+.1%} tokens/s" if found.gain is not None else ""
+    summary = (
+        f"{result.num_tuned} of {result.num_shapes} shapes have a tuned solution of {result.version} {gain}".strip()
+    )
+    text = Path(options.output).read_text(encoding="utf-8")
+    write_json(path, TunedText(created=time.time(), valid_for=valid_for, text=text, summary=summary))
+    return structs.replace(result, verdict=f"kept: later runs use it ({path}); direct --no-tuned switches it off")
 
 
 def _tune_problems(
@@ -183,7 +227,6 @@ def _format_result(result: GemmTuningResult) -> str:
         f"{result.num_tuned} of {result.num_shapes} shapes tuned, {result.share_of_calls:.0%} of the calls; hipBLASLt "
         f"{result.version}"
     )
-    lines.append(
-        f"compare real steps: tune train --config FILE --keys env.HIPBLASLT_TUNING_OVERRIDE_FILE={result.output}"
-    )
+    compare = f"tune train --config FILE --keys env.{tuned_files.HIPBLASLT_VARIABLE}={result.output}"
+    lines.append(result.verdict or f"compare real steps: {compare}")
     return "\n".join(lines)

@@ -90,8 +90,7 @@ def tune_experiment(options: GemmOptions, context: TaskContext) -> None:
         UsageError: The experiment is invalid, an earlier stage is missing, or this machine is tuning already.
         PrimusError: The step or the run fails.
     """
-    resolved = _resolve_experiment(options, context)
-    _check_devices(resolved, context)
+    resolved = resolve_experiment(options, context)
     if context.layout is not None and context.layout.nnodes > 1:
         raise UsageError("tune gemm on a CPU runs on one node", "start it without --nnodes")
     with claim_machine(context.environ), _open_search(options, context, resolved) as search:
@@ -110,7 +109,7 @@ def tune_experiment(options: GemmOptions, context: TaskContext) -> None:
 
 def list_plan_notes(options: GemmOptions, context: TaskContext) -> Sequence[str]:
     """What a dry run prints."""
-    resolved = _resolve_experiment(options, context)
+    resolved = resolve_experiment(options, context)
     stages = "collect, tune, check, use" if options.stage == "all" else options.stage
     name = resolved.experiment.exp_name
     return [
@@ -153,17 +152,27 @@ def _format_row(tuned: TunedProduct, calls: int) -> list[str]:
     return [tuned.product.key, str(calls), table.format_number(base), tuned.form, time_text, tuned.problem[:60]]
 
 
-def _resolve_experiment(options: GemmOptions, context: TaskContext) -> Resolved:
+def resolve_experiment(options: GemmOptions, context: TaskContext) -> Resolved:
+    """The experiment with the overrides of the command."""
     assert options.config is not None
     return experiment.resolve_experiment(Path(options.config), context.overrides, context.environ)
 
 
-def _check_devices(resolved: Resolved, context: TaskContext) -> None:
-    if resolved.experiment.trainer.training.device == "cpu" or not context.facts().devices:
-        return
+def uses_accelerators(options: GemmOptions, context: TaskContext) -> bool:
+    """Whether the experiment trains on AMD GPUs, whose products hipblaslt-bench tunes.
+
+    Raises:
+        UnfitError: It trains on other GPUs.
+    """
+    resolved = resolve_experiment(options, context)
+    devices = context.facts().devices
+    if resolved.experiment.trainer.training.device == "cpu" or not devices:
+        return False
+    if all(device.vendor == "amd" for device in devices):
+        return True
     raise UnfitError(
-        "this machine has GPUs, whose products are tuned from a log of their library",
-        "log a few steps with HIPBLASLT_LOG_MASK=32, then: tune gemm --shapes LOG ...; or tune for --device cpu",
+        "no tuner of matrix products knows NVIDIA GPUs: cuBLAS chooses by itself, and TunableOp knows ROCm only",
+        "compiled kernels: tune inductor; products on the CPU: --device cpu",
     )
 
 
@@ -218,26 +227,35 @@ def _collect_products(search: ProductSearch) -> ProductList:
     elif search.options.record:
         return _record_products(search, file)
     else:
-        found = _trace_products(search)
+        found = trace_products(search.resolved, search.context, "cpu")
     write_product_list(file, found)
     return found
 
 
-def _trace_products(search: ProductSearch) -> ProductList:
-    from primus.measure.product_recorder import ProductRecorder
+def trace_products(resolved: Resolved, context: TaskContext, device: str) -> ProductList:
+    """The products of a step on fake tensors of `device`.
 
-    asked = search.resolved.experiment
+    Raises:
+        UsageError: The backend has no such step.
+        UnfitError: PyTorch is not installed.
+    """
+    try:
+        from primus.measure.product_recorder import ProductRecorder
+    except ImportError as error:
+        raise UnfitError(f"tune gemm needs PyTorch: {error}", "./primus-cli setup installs it") from None
+    asked = resolved.experiment
     backend = registry.load_plug_in(BACKENDS, asked.trainer.framework)
     recorder = ProductRecorder()
     try:
-        backend.run_fake_step(asked, "cpu", recorder)
+        backend.run_fake_step(asked, device, recorder)
     except NotImplementedError:
         raise UsageError(
-            f"framework '{asked.trainer.framework}' has no step on fake tensors", "record a real step: --record"
+            f"framework '{asked.trainer.framework}' has no step on fake tensors",
+            "record a real step on a CPU by --record, or log one on GPUs: HIPBLASLT_LOG_MASK=32, then --shapes LOG",
         ) from None
     found = sort_products(recorder.counts, "a step on fake tensors")
     training = asked.trainer.training
-    nproc = search.context.layout.nproc if search.context.layout else 1
+    nproc = context.layout.nproc if context.layout else 1
     global_batch_size = training.global_batch_size or training.micro_batch_size * nproc
     return multiply_counts(found, max(1, global_batch_size // (training.micro_batch_size * nproc)))
 

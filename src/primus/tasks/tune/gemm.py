@@ -25,7 +25,7 @@ def run(options: GemmOptions, context: TaskContext) -> None:
         raise UsageError("tune gemm needs --config FILE, or --shapes LOG ...", "for example --config experiment.yaml")
     if options.config is None and context.overrides:
         raise UsageError(f"{context.overrides[0]} changes an experiment, and none is given", "add --config FILE")
-    if options.config is None or (options.shapes and context.facts().devices):
+    if options.config is None or _products.uses_accelerators(options, context):
         _hipblaslt.tune_logged_products(options, context)
         return
     _products.tune_experiment(options, context)
