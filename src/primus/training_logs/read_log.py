@@ -189,12 +189,13 @@ class StepScan:
         with open_log(self._path) as file:
             for lines, is_whole in split_blocks(file):
                 log.first_line = log.first_line or _shorten(lines[0])
-                if not is_whole:
-                    lines = self._drop_cut_line(lines)
+                last = [] if is_whole else [lines.pop()]
                 if not (self._has_steps and self._read_together(lines)):
                     anchors = reader.ANCHORS if self._has_steps else reader.ANCHORS + reader.SETTING_ANCHORS
                     self._read_lines(select_lines(lines, anchors), lines)
-                log.num_lines += len(lines)
+                for line in last:
+                    self._read_last_line(line)
+                log.num_lines += len(lines) + len(last)
         self._add(reader.finish())
         merger.close()
         log.attempts, log.settings = merger.attempts, reader.settings
@@ -222,19 +223,19 @@ class StepScan:
             except LogLineError as error:
                 self._note_unread(line, lines, str(error))
 
-    def _drop_cut_line(self, lines: list[bytes]) -> list[bytes]:
-        """The lines of the end of a file, without the last one if it is a part of a line of a step."""
-        line, reader = lines[-1], self._reader
-        if not select_lines([line], reader.ANCHORS):
-            return lines
-        is_whole = reader.END is None or reader.END.search(line) is not None
+    def _read_last_line(self, line: bytes) -> None:
+        """Read the end of a file without a newline, unless it is a part of a line of a step."""
+        if not select_lines([line], self._reader.ANCHORS):
+            return
+        end = self._reader.END
         try:
-            # A new reader: state of the log must not change.
-            list(type(reader)().read_line(line))
+            found = list(self._reader.read_line(line))
         except LogLineError:
-            is_whole = False
-        self.log.is_cut_off = not is_whole
-        return lines if is_whole else lines[:-1]
+            self.log.is_cut_off = True
+            return
+        self.log.is_cut_off = end is not None and end.search(line) is None
+        if not self.log.is_cut_off:
+            self._add(found)
 
     def _read_together(self, lines: Sequence[bytes]) -> bool:
         """Read many lines at once; False if they must be read one by one."""

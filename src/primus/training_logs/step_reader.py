@@ -12,8 +12,9 @@ from primus.training_logs.step_merger import LogStep
 
 NUMBER = re.compile(rb"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
 TIME_STAMP = re.compile(rb"(\d{4})-?(\d\d)-?(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
-RANK = re.compile(rb"\[(?:rank[ -]?|default|Rank )(\d+)(?:/\d+)?\]")
-"""Ranks as torchrun (`[default7]:`), torch.distributed (`[rank7]:`), Primus (`[rank-7/8]`) and DeepSpeed print them."""
+RANK = re.compile(rb"\[(?:rank[ -]?|default|Rank )(\d+)(?:/\d+)?\]|^ *(\d+): ")
+"""Ranks as torchrun (`[default7]:`), torch.distributed (`[rank7]:`), Primus (`[rank-7/8]`), DeepSpeed and
+`srun --label` (`7: `) print them."""
 GIB = 1 << 30
 
 
@@ -117,7 +118,7 @@ def parse_time_stamp(text: bytes) -> float | None:
 def parse_rank(text: bytes) -> int | None:
     """Rank in the prefix of a line."""
     found = RANK.search(text)
-    return int(found[1]) if found else None
+    return int(found[1] or found[2]) if found else None
 
 
 def set_value(values: dict[str, float], name: str, value: float | None) -> None:

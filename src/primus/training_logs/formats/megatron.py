@@ -7,7 +7,6 @@ is not a number.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
@@ -50,6 +49,7 @@ SEGMENTS = {
     b"tokens per GPU (tokens/s/GPU)": ("tokens_per_s_per_device", 1.0),
     b"tokens/s/GPU inst/harmonic mean": ("tokens_per_s_per_device", 1.0),
     b"tokens/s/device": ("tokens_per_s_per_device", 1.0),
+    b"tokens/sec/gpu": ("tokens_per_s_per_device", 1.0),
     b"tokens per gpu per second (tgs)": ("tokens_per_s_per_device", 1.0),
     b"samples per second": ("samples_per_s", 1.0),
     b"learning rate": ("learning_rate", 1.0),
@@ -65,6 +65,10 @@ SEGMENTS = {
 }
 """Field and divisor by the name of a segment; the first number counts, which is that of this line, not an average."""
 
+LENGTHS = (b"actual seqlen", b"actual seq length")
+"""Names of the tokens of a sample."""
+SUFFIX = re.compile(rb"\d([KMBT])\b")
+SUFFIXES = {b"K": 1e3, b"M": 1e6, b"B": 1e9, b"T": 1e12}
 NUMERIC = b"0123456789.+-"
 FEWEST_ALIKE = 16
 """Fewer lines of one layout are read one by one."""
@@ -115,6 +119,8 @@ class MegatronReader(StepReader):
         super().__init__()
         self._layouts: dict[bytes, LineLayout | None] = {}
         """By what remains of a line without its digits."""
+        self._has_bar = False
+        """Whether a line has ended with a bar: one without is cut off then. Some forks print none."""
 
     def read_line(self, line: bytes) -> Iterable[LogStep]:
         is_iteration = False
@@ -138,18 +144,25 @@ class MegatronReader(StepReader):
     def _read_iteration(self, step: float, prefix: bytes, text: bytes) -> LogStep:
         values = {"step": step}
         *segments, rest = text.split(b"|")
-        if rest.strip() and not rest.lstrip().startswith(b"["):  # the prefix of a further line
+        if not rest.strip() or rest.lstrip().startswith(b"["):  # the prefix of a further line
+            self._has_bar = True
+        elif self._has_bar:
             raise LogLineError("the line is cut off")
+        else:
+            segments.append(rest)
         for segment in segments:
             name, colon, value = segment.partition(b": ")
             place = SEGMENTS.get(name.strip())
             if place and colon:
-                values[place[0]] = parse_number(value) / place[1]
-            elif name.strip() == b"actual seqlen":
+                suffix = SUFFIX.search(value)
+                factor = SUFFIXES[suffix[1]] if suffix else 1.0
+                values[place[0]] = parse_number(value) * factor / place[1]
+            elif name.strip() in LENGTHS:
                 self.settings["seq_length"] = value.strip().decode()
         if "step_time_s" not in values:
             raise LogLineError("no time of the iteration")
-        if values.keys() & {"grad_norm", "num_skipped"}:  # not the short lines that other trainers print
+        # Not in short lines that other trainers print, nor in those of a skipped step, which has no loss.
+        if values.keys() & {"grad_norm", "num_skipped"} and not values.get("num_skipped"):
             count_as_nonfinite(values)
         return LogStep(values, parse_rank(prefix), parse_time_stamp(prefix))
 
@@ -184,13 +197,11 @@ class MegatronReader(StepReader):
             if set(map(fmod, found["step"], repeat(factor))) != {layout.num_iterations}:
                 return None
             found["step"] = list(map(floordiv, found["step"], repeat(factor)))
-        if "loss" not in found:
-            found["loss"] = [math.nan] * len(texts)
         return found
 
 
 def _find_layout(line: bytes) -> LineLayout | None:
-    """The layout of a line; None if names hold digits, or values are not numbers."""
+    """The layout of a line; None if it has no loss, names hold digits, or values are not plain numbers."""
     iteration = ITERATION.match(line)
     if iteration is None or len(ITERATION.findall(line)) != 1 or not line.rstrip().endswith(b"|"):
         return None
@@ -203,10 +214,12 @@ def _find_layout(line: bytes) -> LineLayout | None:
         if _list_numbers(name, table) or len(_list_numbers(value, table)) != count or (count == 0 and value.strip()):
             return None
         known = SEGMENTS.get(name.strip())
+        if known and SUFFIX.search(value):
+            return None
         if known and count:
             places[known[0]] = (position, known[1])
         position += count
-    return LineLayout(table, position, places, int(iteration[2])) if "step_time_s" in places else None
+    return LineLayout(table, position, places, int(iteration[2])) if {"step_time_s", "loss"} <= places.keys() else None
 
 
 def _list_numbers(text: bytes, table: NumberTable) -> list[bytes]:
