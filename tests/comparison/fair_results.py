@@ -28,8 +28,8 @@ SETTINGS: dict[str, Any] = {
     "vocab_size": 500, "vocab_rows": 500, "seq_length": 128, "global_batch_size": 8, "micro_batch_size": 2,
     "bf16": False, "fp8": None, "optimizer": "adamw", "lr": 1e-3, "min_lr": 0.0, "lr_decay_style": "cosine",
     "lr_warmup_iters": 5, "lr_decay_iters": 60, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95,
-    "adam_eps": 1e-8, "clip_grad": 1.0, "seed": 1234, "recompute_activations": False, "decayed_tensors": 9,
-    "undecayed_tensors": 5, "train_iters": 60, "schedule": "primus", "dataloader": "primus",
+    "adam_eps": 1e-8, "clip_grad": 1.0, "seed": 1234, "recompute_activations": False, "decayed_parameters": 900,
+    "undecayed_parameters": 5, "train_iters": 60, "schedule": "primus", "dataloader": "primus",
 }  # fmt: skip
 NUM_STEPS = 60
 TOKENS = 8 * 128

@@ -64,7 +64,10 @@ PLANTED: dict[str, tuple[Change, str]] = {
     ),
     "recompute": (lambda each: change_settings(each, recompute_activations=True), "setting recompute"),
     "schedule shift": (delay_schedule, "learning rates"),
-    "weight decay of norms": (lambda each: change_settings(each, undecayed_tensors=0), "setting weight_decay_norms"),
+    "weight decay of norms": (
+        lambda each: change_settings(each, decayed_parameters=905, undecayed_parameters=0),
+        "setting weight_decay_norms",
+    ),
     "padding of the vocabulary": (lambda each: change_settings(each, vocab_rows=512), "setting padded_vocab_size"),
     "initial weights": (lambda each: change_inputs(each, weights="e" * 64), "initial weights"),
     "sequence length": (lambda each: change_settings(each, seq_length=64), "setting seq_length"),
@@ -77,8 +80,9 @@ def test_each_class_of_unfairness_is_caught_by_its_own_rule(name: str) -> None:
     fair, (change, rule) = make_result("native"), PLANTED[name]
     assert judge(fair, make_result("torchtitan")).status == "fair"
     verdict = judge(fair, change(make_result("torchtitan")))
-    assert (verdict.status, list_unfair(verdict)) == ("unfair", [rule])
-    assert len(verdict.list_reasons()) == 1 and verdict.list_reasons()[0].startswith(rule)
+    assert verdict.status == "unfair"
+    assert set(list_unfair(verdict)) - {"setting undecayed_parameters"} == {rule}
+    assert any(reason.startswith(rule) for reason in verdict.list_reasons())
 
 
 def test_the_class_tuned_lets_each_side_choose_how_it_computes_but_not_what() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from statistics import median
 
 from primus.comparison.cell_results import ComparisonCell
 from primus.comparison.comparison_report import CellPair, CellReport, ComparisonReport
@@ -23,6 +24,8 @@ from primus.report.point_charts import (
 from primus.report.table import format_number
 
 BADGES = {"fair": "ok", "not shown": "unknown", "unfair": "fail"}
+HIGHEST_STEP = 3.0
+"""Steps are drawn up to this multiple of the slowest cell's median: the first one compiles, and would hide the rest."""
 Cells = Mapping[str, ComparisonCell]
 Curve = Sequence[tuple[float, float | None]]
 
@@ -118,15 +121,21 @@ def _draw_scaling(report: ComparisonReport) -> Iterator[tuple[str, Html]]:
 
 def _draw_steps(report: ComparisonReport, cells: Cells) -> Iterator[tuple[str, Html]]:
     warm_up = max((cell.statistics.warm_up_steps for cell in report.cells if cell.statistics), default=0)
+    shown = {label: cell.runs[0] for label, cell in cells.items() if cell.runs and any(cell.runs[0].steps.time_s)}
+    highest = HIGHEST_STEP * max((median(filter(None, run.steps.time_s)) for run in shown.values()), default=0.0)
     curves = [
-        (label, [(float(step), time and time * 1e3) for step, time in _pair_columns(cell.runs[0], "time_s")])
-        for label, cell in cells.items()
-        if cell.runs and cell.runs[0].steps.time_s
+        (label, [(float(step), time and min(time, highest) * 1e3) for step, time in _pair_columns(run, "time_s")])
+        for label, run in shown.items()
     ]
     if curves:
         first = min(points[0][0] for _, points in curves)
         shade = (first, first + warm_up, f"warm-up: {warm_up} steps") if warm_up else None
-        yield "steps", draw_line_chart("Time of each step of the first run", curves, "ms", "step", shade=shade)
+        yield (
+            "steps",
+            draw_line_chart(
+                f"Time of each step of the first run, cut at {highest * 1e3:.3g} ms", curves, "ms", "step", shade=shade
+            ),
+        )
 
 
 def _draw_losses(cells: Cells) -> Iterator[tuple[str, Html]]:
@@ -187,9 +196,8 @@ def _explain_ratios(report: ComparisonReport) -> Html:
 
 def _make_verdict(pair: CellPair) -> Html:
     found = list_checks(pair.verdict)
-    title = Html(
-        f"{page.make_badge(BADGES[pair.verdict.status])} {page.escape(f'{pair.a} and {pair.b}: {pair.verdict.status}')}"
-    )
+    status = pair.verdict.status
+    title = Html(f"{page.make_badge(BADGES[status], status)} {page.escape(f'{pair.a} and {pair.b}')}")
     return page.make_details(title, page.make_table(found.header, found.rows))
 
 

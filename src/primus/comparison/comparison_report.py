@@ -10,6 +10,7 @@ from msgspec import Struct
 from primus.comparison.archive import SkippedFile
 from primus.comparison.cell_results import ComparisonCell
 from primus.comparison.cell_statistics import (
+    MIN_STEPS,
     CellStatistics,
     RatioEstimate,
     compare_times,
@@ -175,7 +176,9 @@ def _list_problems(
     problems = [f"{run.state}: {run.reason or 'without steps'}" for run in cell.failed]
     problems += [note for run in cell.runs for note in run.notes]
     if cell.runs and statistics is None:
-        problems.append("the times of its steps are not stated, or too few: no interval")
+        has_times = any(run.steps.time_s for run in cell.runs)
+        lack = f"fewer than {MIN_STEPS} steps after the warm-up" if has_times else "the times of steps are not stated"
+        problems.append(f"{lack}: no interval")
     elif statistics is not None and not statistics.is_steady:
         problems.append("the speed of a run still changes in its second half")
     problems += [text for text in (utilization.problem, utilization.doubt) if text]
@@ -190,12 +193,13 @@ def _compare_pairs(
         if ours.runs and theirs.runs and (ours.model, ours.settings_class) == (theirs.model, theirs.settings_class):
             verdict = _judge_cells(a, ours, b, theirs)
             problem = reports[a].utilization.problem or reports[b].utilization.problem
+            reasons = [problem] if problem else verdict.list_reasons()
             ratio = None
             if not problem and (verdict.status == "fair" or allow_unfair):
                 ratio = _compare_speeds(ours, theirs)
-            refusal = problem or "; ".join(verdict.list_reasons())
-            if ratio is None and not refusal:
-                refusal = "too few common steps after the warm-up"
+                if ratio is None:
+                    reasons = [f"fewer than {MIN_STEPS} common steps after the warm-up", *reasons]
+            refusal = "; ".join(reasons)
             yield CellPair(a=a, b=b, verdict=verdict, ratio=ratio, refusal=refusal)
 
 

@@ -115,7 +115,7 @@ def _shorten(pair: CellPair) -> str:
 
 def _list_cells(report: ComparisonReport) -> ComparisonTable:
     rows = []
-    for cell in report.cells:
+    for cell in (each for each in report.cells if each.speed or each.statistics):
         found = cell.statistics
         rows.append(
             [

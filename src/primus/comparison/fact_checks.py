@@ -158,10 +158,11 @@ def check_load(a: FairnessEvidence, b: FairnessEvidence) -> FairnessCheck:
     """Whether other processes took part of a machine."""
     name, loads = "other load", (a.other_load, b.other_load)
     shares = ["" if load is None else f"{load:.0%}" for load in loads]
-    busy = [side.name for side in (a, b) if side.other_load is not None and side.other_load > MOST_LOAD]
-    if busy:
-        reason = f"other processes took more than {MOST_LOAD:.0%} of the machine of {' and '.join(busy)}"
-        return make_check(name, "unfair", reason, shares)
+    if any(load is not None and load > MOST_LOAD for load in loads):
+        known = " and ".join(filter(None, shares))
+        return make_check(
+            name, "unfair", f"other processes took {known} of the machine, more than {MOST_LOAD:.0%}", shares
+        )
     if None in loads:
         return make_unknown(name, "not measured", (a, b), loads, is_required=False)
     return make_check(name, "same", f"at most {MOST_LOAD:.0%}", shares)

@@ -146,9 +146,12 @@ def _resolve_settings(found: dict[str, Any], *, is_own_loop: bool) -> dict[str, 
 
 def _resolve_engine_settings(found: dict[str, Any]) -> None:
     """State what was read back from model and optimizer (primus.session.engine_settings) as settings."""
-    decayed, other = found.pop("decayed_tensors", None), found.pop("undecayed_tensors", None)
-    if decayed and other is not None:
-        found["weight_decay_norms"] = other == 0
+    decayed = found.pop("decayed_parameters", None)
+    if decayed and "undecayed_parameters" in found:
+        found["weight_decay_norms"] = found["undecayed_parameters"] == 0
+    sizes = [found.get(key) for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size")]
+    if any(size not in (None, 1) for size in sizes):  # the count of one process
+        found.pop("undecayed_parameters", None)
     modules = found.pop("compiled_modules", None)
     if modules is not None:
         found.setdefault("compiled", modules > 0)

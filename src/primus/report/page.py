@@ -39,9 +39,9 @@ def make_paragraph(text: object) -> Html:
     return make_element("p", text)
 
 
-def make_badge(status: str) -> Html:
+def make_badge(status: str, word: str = "") -> Html:
     """A status (see `SIGNS`) by colour, sign and word, so that it is readable in print and without colours."""
-    return make_element("span", Html(f"<i>{SIGNS[status]}</i>{escape(status)}"), class_=f"badge {status}")
+    return make_element("span", Html(f"<i>{SIGNS[status]}</i>{escape(word or status)}"), class_=f"badge {status}")
 
 
 def make_table(header: Sequence[object], rows: Sequence[Sequence[object]], right: Sequence[int] = ()) -> Html:

@@ -7,6 +7,7 @@ from elsewhere.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
@@ -32,6 +33,7 @@ LABEL_WIDTH, VALUE_WIDTH, ROW, TITLE_HEIGHT = 300.0, 190.0, 26.0, 44.0
 SIZE = 6.0
 NUM_SHAPES = 5
 MOST_LETTERS = 44
+NOTE_LETTERS, NOTE_ROW = 88, 16.0
 
 
 class ChartPoint(Struct, frozen=True, kw_only=True):
@@ -100,13 +102,13 @@ def draw_interval_chart(
 def draw_paired_dots(title: str, unit: str, names: tuple[str, str], pairs: Sequence[ValuePair]) -> Html:
     """A row for each pair: both values on one scale, joined by a line; the note stands below."""
     highest = max([each for pair in pairs for each in (pair.a, pair.b)] + [1e-12])
-    room, row = WIDTH - LABEL_WIDTH - VALUE_WIDTH, 2 * ROW
+    room, y = WIDTH - LABEL_WIDTH - VALUE_WIDTH, TITLE_HEIGHT
     parts = [draw_title(f"{title} ({unit})")]
     for index, name in enumerate(names):
         x = LABEL_WIDTH + 150 * index
         parts += [draw_mark(x, 36, index, name), draw_text(x + 12, 40, name, "")]
-    for number, pair in enumerate(pairs):
-        y = TITLE_HEIGHT + row * number + ROW
+    for pair in pairs:
+        y += ROW
         places = [LABEL_WIDTH + room * value / highest for value in (pair.a, pair.b)]
         parts.append(draw_text(LABEL_WIDTH - 10, y + 4, pair.label[:MOST_LETTERS], "end"))
         parts.append(draw_path([(LABEL_WIDTH, y), (WIDTH - VALUE_WIDTH, y)], "grid", ""))
@@ -114,8 +116,11 @@ def draw_paired_dots(title: str, unit: str, names: tuple[str, str], pairs: Seque
         parts += [draw_mark(x, y, index, names[index]) for index, x in enumerate(places)]
         text = f"{format_number(pair.a)} and {format_number(pair.b)}"
         parts.append(draw_text(WIDTH - VALUE_WIDTH + 12, y + 4, text, ""))
-        parts.append(draw_text(LABEL_WIDTH, y + 20, pair.note, "soft"))
-    return wrap_chart(parts, TITLE_HEIGHT + row * len(pairs) + 16)
+        for line in textwrap.wrap(pair.note, NOTE_LETTERS):
+            y += NOTE_ROW
+            parts.append(draw_text(LABEL_WIDTH, y + 4, line, "soft"))
+        y += ROW - NOTE_ROW
+    return wrap_chart(parts, y + ROW)
 
 
 def draw_scatter(title: str, x_unit: str, y_unit: str, points: Sequence[PlacedPoint], *, joined: bool = False) -> Html:

@@ -1,0 +1,99 @@
+"""Evidence from results of logs and of others, published results, and how cells are told apart."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+from tests.comparison.fair_results import make_result
+
+from primus.comparison.archive import LoadedResults
+from primus.comparison.cell_results import group_cells
+from primus.comparison.comparison_report import ReportOptions, build_comparison_report
+from primus.comparison.efficiency import estimate_utilization
+from primus.comparison.evidence import collect_evidence
+from primus.comparison.published_results import PublishedResult, read_published_results
+from primus.comparison.result import ComparisonResult, ResultCell, ResultDevice, ResultSteps, ResultTraining
+from primus.config.load import load_model
+from primus.model import detect_convention
+
+
+def read_log(**steps: list[float | None]) -> ComparisonResult:
+    return ComparisonResult(
+        platform="nvd",
+        source="log",
+        gpu_info=ResultDevice(device_count=8, device_name="NVIDIA H100 80GB HBM3"),
+        training_config=ResultTraining(global_batch_size=128, sequence_length=8192),
+        cell=ResultCell(platform="nvidia", framework="megatron-bridge", model="llama3_8B"),
+        settings={"lr": "3.0e-4", "bf16": "True", "recompute_granularity": "None", "data_path": "7"},
+        steps=ResultSteps(number=[1, 2], tokens=[128 * 8192.0] * 2, **steps),
+    )
+
+
+def test_values_of_logs_are_read_from_text_and_flops_from_reported_rates() -> None:
+    time_s = 128 * 8192 / (14451 * 8)
+    log = read_log(time_s=[time_s, time_s], tflops_per_device=[744.0, 744.0], learning_rate=[1e-6, 2e-6])
+    found = collect_evidence(log, "a")
+    assert (found.settings["lr"], found.settings["precision"], found.settings["recompute"]) == (3e-4, "bf16", "none")
+    assert found.gflop_per_token == pytest.approx(51.48, abs=0.01)
+    assert found.flops_convention == "causal"
+    assert found.learning_rates == {2: 1e-6, 3: 2e-6}
+    assert (found.tokens, found.weights, found.precision, found.timer) == ({}, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("model", "tflops", "rate", "convention"),
+    [
+        ("llama3_8B", 744, 14451, "causal"),  # Megatron-Bridge 25.11
+        ("llama3.1_8B", 615.5, 11941.8, "causal"),  # Primus, with a padded vocabulary
+        ("llama3.1_8B", 323.92, 5593, "full"),  # torchtitan
+        ("llama3_8B", 711, 12273, "full"),  # NeMo 24.12
+        ("llama3_8B", 744, 10000, None),
+    ],
+)
+def test_the_convention_of_published_rates_is_recognised(
+    model: str, tflops: float, rate: float, convention: str | None
+) -> None:
+    assert detect_convention(load_model(model), 8192, tflops * 1e12 / rate) == convention
+
+
+@pytest.mark.parametrize("each", read_published_results(), ids=lambda each: f"{each.label} {each.model}")
+def test_no_published_result_that_is_shipped_is_above_the_peak_of_its_device(each: PublishedResult) -> None:
+    precision = each.precision if each.precision in ("bf16", "fp8") else "fp8"
+    result = ComparisonResult(
+        platform="nvd",
+        gpu_info=ResultDevice(device_name=each.device),
+        training_config=ResultTraining(sequence_length=each.seq_length or 8192),
+        cell=ResultCell(model=each.model),
+        precision=precision,
+    )
+    found = estimate_utilization(result, each.tokens_per_s_per_device)
+    assert found.causal is not None and 0.1 < found.causal < 0.75
+    assert not found.problem and not found.doubt
+
+
+def test_doubtful_and_impossible_speeds_are_told_apart_without_a_known_shape() -> None:
+    base = read_log(time_s=[1.0, 1.0])
+    unknown = structs.replace(base, cell=ResultCell(model="mine"), precision="bfloat16")
+    unknown = structs.replace(unknown, model_info=structs.replace(unknown.model_info, total_params=8_000_000_000))
+    for rate, problem, doubt in ((10_000, False, False), (17_000, False, True), (21_000, True, False)):
+        found = estimate_utilization(unknown, rate)
+        assert (bool(found.problem), bool(found.doubt)) == (problem, doubt)
+    nameless = structs.replace(unknown, gpu_info=ResultDevice(device_name="Some CPU"))
+    assert estimate_utilization(nameless, 1e9).problem == ""
+
+
+def test_cells_come_from_the_results_and_pairs_share_model_and_class() -> None:
+    def place(framework: str, model: str, settings_class: str) -> ComparisonResult:
+        cell = ResultCell(platform="cpu", framework=framework, model=model, settings_class=settings_class)
+        return structs.replace(make_result(framework), cell=cell)
+
+    results = [place("native", "a", "identical"), place("jax", "a", "identical"), place("jax", "a", "tuned"),
+               place("jax", "b", "identical"), place("native", "a", "identical")]  # fmt: skip
+    failed = structs.replace(results[0], state="failed", reason="out of memory", gpu_info=ResultDevice())
+    files = ["train_amd_nemo_qwen.json", *(f"{number}.json" for number in range(5))]
+    cells = group_cells(LoadedResults(results=[*results, failed], files=files, skipped=[]))
+    assert list(cells) == ["cpu native a", "cpu jax a (identical)", "cpu jax a (tuned)", "cpu jax b"]
+    assert (len(cells["cpu native a"].runs), len(cells["cpu native a"].failed)) == (1, 1)
+    report = build_comparison_report(cells, [], ReportOptions())
+    assert [(pair.a, pair.b) for pair in report.pairs] == [("cpu native a", "cpu jax a (identical)")]
+    assert "failed: out of memory" in report.cells[0].problems
