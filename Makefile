@@ -60,6 +60,7 @@ bench:  ## measure against peers, and record the results in benchmarks/results
 	@$(in_venv) python benchmarks/supervision_time.py
 	@$(in_venv) python benchmarks/data_verify.py
 	@$(in_venv) python benchmarks/kernel_agreement.py
+	@$(in_venv) python benchmarks/profile_cost.py
 	@$(in_venv) python benchmarks/data_loader.py
 	@$(in_venv) python benchmarks/train_speed.py $(if $(RIVALS),--python $(RIVALS),--engines native,native+compile)
 	@$(in_venv) python benchmarks/engines_parity.py

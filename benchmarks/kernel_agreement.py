@@ -91,6 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=60, help="pairs of turns of each comparison")
     parser.add_argument("--storage-turns", type=int, default=7, help="the same of files")
+    parser.add_argument("--only", choices=TOLERANCES, nargs="*", default=tuple(TOLERANCES), help="what to compare")
     parser.add_argument("--size", type=int, default=2048, help="M, N and K of the products")
     parser.add_argument("--storage-mib", type=int, default=256)
     parser.add_argument("--machine", default=f"cpu-{os.cpu_count()}-cores", help="class of machine, in the file's name")
@@ -99,6 +100,8 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     record: dict[str, Any] = {"machine": machine(1), "turns": options.turns, "ratios": {}}
     for sides in list_sides(options, device):
+        if sides.name.partition(" ")[0] not in options.only:
+            continue
         record["ratios"][sides.name] = found = compare_in_turns(sides)
         low, high = found["interval"]
         print(

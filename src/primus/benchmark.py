@@ -297,8 +297,8 @@ BENCHMARKS = PlugInKind[Benchmark]("benchmarks", Benchmark, one_of=("measure", "
 
 _RANGE = re.compile(r"(?P<first>\d{1,15}):(?P<last>\d{1,15})(?::(?P<kind>[x+]?)(?P<step>\d{1,15}))?", re.ASCII)
 _SIZE = re.compile(r"\d{1,15}", re.ASCII)
-_BYTE_SIZE = re.compile(r"(?P<count>\d{1,15})(?P<unit>[kmg]?)(i?b)?", re.ASCII | re.IGNORECASE)
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_BYTE_SIZE = re.compile(r"(?P<count>\d{1,15})(?P<unit>[kmgt]?)(i?b)?", re.ASCII | re.IGNORECASE)
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def find_rank_file(rank: int) -> str:

@@ -71,6 +71,15 @@ def test_an_experiment_is_trained_in_a_container(engine: Podman, workplace: Path
     assert engine("ps", "-aq") == "", "it is removed"
 
 
+@pytest.mark.native
+def test_a_benchmark_runs_in_a_container_and_its_files_are_outside(engine: Podman, workplace: Path) -> None:
+    task = ("benchmark", "gemm", "-M", "32", "-N", "32", "-K", "32", "--dtype", "fp32", "--quick", "--device", "cpu")
+    done = run(*words(engine), "--", *task, "--output-file", "g.jsonl", cwd=workplace, timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    row = json.loads((workplace / "g.jsonl").read_text())
+    assert row["unit"] == "TFLOP/s" and row["value"] > 0 and row["wrong"] == 0
+
+
 def test_values_arrive_unchanged(engine: Podman, workplace: Path) -> None:
     values = {f"VALUE_{number}": value for number, value in enumerate(HOSTILE)}
     typed = [word for name, value in values.items() for word in ("--env", f"{name}={value}")]

@@ -82,6 +82,7 @@ def measure_collectives(
 
     Raises:
         UnfitError: The backend cannot be used here.
+        PrimusError: The buffers exceed the free memory.
     """
     everyone = _make_everyone(context)
     if cases.backend is not None:
@@ -94,6 +95,9 @@ def measure_collectives(
         group = create_group("all", groups, everyone, PATIENCE, cases.backend)
         for operation, size_bytes in itertools.product(cases.operations, cases.sizes_bytes):
             what = f"{operation} of {format_size(size_bytes)}"
+            context.count_sets(
+                2 * size_bytes, "warm"
+            )  # refuses what does not fit: one rank alone would block the others
             case: dict[str, CaseValue] = {"op": operation, "dtype": cases.dtype, "group": name}
             measured: list[GroupTimes] = []
             for repeat in range(cases.num_repeats):

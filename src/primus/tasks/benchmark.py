@@ -201,6 +201,8 @@ def _read_result(
         ranks = tuple(read_json(path, BenchmarkRank) for path in paths if path.exists())
         missing = sorted(set(range(world_size)) - {rank.rank for rank in ranks if rank.is_complete})
         problem = f"no complete results of rank {', '.join(map(str, missing))}: {outcome.reason or outcome.state}"
+        if world_size == 1 and ranks and ranks[0].problem:
+            problem = ranks[0].problem
         result = BenchmarkResult(
             benchmark=find_benchmark_name(options.benchmark),
             options=msgspec.to_builtins(options),
