@@ -39,13 +39,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=200, help="pairs of simulated runs of each kind")
     parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--seed", default="", help="any text, for other simulated runs")
     parser.add_argument("--slowdown", type=float, default=0.03)
     parser.add_argument("--run-spread", type=float, default=0.003, help="spread of the speed of simulated runs")
     parser.add_argument("--real-runs", type=int, default=0, help="number of short CPU runs")
     options = parser.parse_args()
     print("| step times | A/A alarms | slowdown caught | inconclusive of both |\n|---|---|---|---|")
     for name, (spread, correlation) in NOISES.items():
-        rng = random.Random(name)
+        rng = random.Random(name + options.seed)
         runs = [simulate_run(rng, options, spread, correlation) for _ in range(2 * options.trials)]
         print(format_row(name, list(zip(runs[::2], runs[1::2], strict=True)), options.slowdown), flush=True)
     if options.real_runs > 1:

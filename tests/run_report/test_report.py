@@ -39,6 +39,10 @@ def test_evaluations_and_slow_first_steps_have_their_share(make_run: MakeRun) ->
     assert report.facts.wall_s == pytest.approx(10 + 50 + 50)
     found = list_changes(report)
     assert found["raise eval_interval above 10"] == pytest.approx(50 / 110 / 2)
+    once = build_report(
+        make_run(steps, settings={"eval_interval": 100}, after=[evaluation], name="20231114_221320-0001")
+    )
+    assert not any("eval_interval" in change for change in list_changes(once))
     assert found["warm the caches of kernels and data up once"] == pytest.approx(10 / 110)
 
 

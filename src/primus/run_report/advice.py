@@ -94,6 +94,9 @@ def _suggest_loader(facts: RunFacts, trace: TraceReport | None) -> Iterator[Sugg
 
 def _suggest_evaluation(facts: RunFacts, trace: TraceReport | None) -> Iterator[SuggestedChange]:
     share = _find_share(facts, "evaluation")
+    interval, last = facts.settings.get("eval_interval"), facts.points[-1].step if facts.points else 0
+    if not interval or interval >= last:  # the one after the last step has no interval
+        return
     yield SuggestedChange(
         change=f"raise eval_interval above {facts.settings.get('eval_interval')}, or lower eval_iters",
         reason=f"evaluations take {share:.0%} of the run's time",
