@@ -46,10 +46,6 @@ class ForeignConfig(Struct):
         """Set a key of the schema in its group."""
         (self.model if OWNERS.get(key) == "model" else self.settings)[key] = value
 
-    def has_key(self, key: str) -> bool:
-        """Whether the file set a key of the schema."""
-        return key in self.model or key in self.settings
-
     def add_other(self, key: str, value: Any, reason: str = "") -> None:
         """Record a value without a key here."""
         self.others.append(ForeignValue(key, value, reason))

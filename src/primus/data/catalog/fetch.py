@@ -104,7 +104,6 @@ class FetchProgress:
     """Progress of a fetch."""
 
     files: int = 0
-    num_files: int = 0
     bytes: int = 0
     num_bytes: int = 0
     documents: int = 0

@@ -13,8 +13,6 @@ from primus.data.readers.locations import locate_document
 from primus.data.readers.shard import FilePart
 from primus.errors import did_you_mean
 
-RecordReader = Callable[[bytes], tuple[str, "dict[str, Any] | None"]]
-
 
 def read_records(
     part: FilePart, groups: Iterable[list[bytes | None]], key: str, fields: bool, longest: int, lists: bool = False
