@@ -29,10 +29,13 @@ TASK_GROUPS = {
         *("jobs list", "jobs show", "jobs logs", "jobs wait", "jobs cancel"),
     ),
     "speed": (
-        *("report", "benchmark", "compare engines"),
-        *("compare run", "compare report", "compare extract", "compare mlperf", "compare wrap", "compare purge"),
+        *("report", "benchmark"),
         *("tune train", "tune threads", "tune sweep", "tune gemm", "tune inductor", "tune collectives"),
         *("analyze trace", "profile attach"),
+    ),
+    "comparisons": (
+        *("compare engines", "compare run", "compare report", "compare extract", "compare mlperf"),
+        *("compare wrap", "compare purge"),
     ),
     "machine": (
         "preflight",
