@@ -16,7 +16,10 @@ PROGRESS = re.compile(rb"\bstep=(\d+), skipped=(\d+), lr=\[([-+.\de]+)")
 TIMER = re.compile(rb"(?:global_step=(\d+)|\b\d+/\d+), (?:RunningAvg)?SamplesPerSec=([-+.\de]+)")
 CURRENT_RATE = re.compile(rb"CurrSamplesPerSec=([-+.\de]+)")
 MEMORY = re.compile(rb"MaxMemAllocated=([\d.]+)GB")
-PIPELINE = re.compile(rb"\bsteps: (\d+) loss: *([-+.\denaif]+) iter time \(s\): *([\d.]+) samples/sec: *([\d.]+)")
+PIPELINE = re.compile(
+    rb"\bsteps?: *(\d+)(?: */ *\d+)? loss: *([-+.\denaif]+) .*?iter time \(s\): *([\d.]+) samples/sec: *([\d.]+)"
+)
+"""Other losses may follow the first one."""
 
 
 class DeepSpeedReader(StepReader):

@@ -27,6 +27,8 @@ FIELDS = {
     b"throughput/samples_per_sec": ("samples_per_s", 1.0),
     b"l2_norm/grad/global": ("grad_norm", 1.0),
 }
+CROSS_ENTROPY = b"metrics/train/LanguageCrossEntropy"
+"""The loss, where the total loss is not logged."""
 LEARNING_RATE = re.compile(rb"lr-\w+/group0")
 EVALUATION = re.compile(rb"(?:metrics|loss)/.*(?:CrossEntropy|/total)$")
 
@@ -56,7 +58,6 @@ class LlmFoundryReader(StepReader):
             is_evaluation, unit, count = headers[-1]
             if not is_evaluation:
                 self._waiting = {"step": float(count)} if unit == b"batch" else {}
-            return
         for kind, name, text in VALUE.findall(line):
             if kind == b"Eval":
                 if EVALUATION.search(name) and NUMBER.search(text):
@@ -78,6 +79,8 @@ class LlmFoundryReader(StepReader):
             values.setdefault("step", parse_number(text) + 1)
         elif name == b"throughput/batches_per_sec":
             values["step_time_s"] = 1 / parse_number(text) if parse_number(text) else 0.0
+        elif name == CROSS_ENTROPY:
+            values.setdefault("loss", parse_number(text))
         elif LEARNING_RATE.fullmatch(name):
             values["learning_rate"] = parse_number(text)
         elif name in FIELDS:
