@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import shutil
 from collections.abc import Callable, Mapping
@@ -10,9 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec import structs
 
 from fakes.bigram_engine import BigramEngine, train_bigrams
 from primus import experiment
+from primus.callback import StepReport
 from primus.checkpoint import manifest
 from primus.errors import FinalError, UsageError
 from primus.launch.request import LaunchRequest
@@ -21,6 +24,7 @@ from primus.runs.attempt import Attempt
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Run
 from primus.session.batch_record import RECORD_VARIABLE
+from primus.session.collection_record import CollectionRecorder
 
 SETTINGS: dict[str, Any] = {
     "mock_data": True,
@@ -140,6 +144,7 @@ def test_the_first_step_records_the_settings_of_the_engine_and_the_inputs_if_ask
     assert read_kind(other, "run_started")[0]["weights_origin"] == "seed 7"
     own = make_run("own", init="engine")
     train(own)
+    assert not any("note_collection" in repr(each) for each in gc.callbacks), "closed runs leave no callback"
     assert read_kind(own, "run_started")[0]["weights_origin"] == "engine"
 
 
@@ -162,3 +167,22 @@ def test_the_first_step_of_each_attempt_has_the_phase_compile_if_the_engine_comp
         attempt.close()
         assert [beat for beat in attempt.beats if beat[0] == "compile"] == ([("compile", first)] if compiles else [])
         shutil.rmtree(run.checkpoints / "step_00000004", ignore_errors=True)
+
+
+def test_collections_that_slow_a_step_are_recorded() -> None:
+    found: list[dict[str, Any]] = []
+    recorder = CollectionRecorder(lambda kind, **fields: found.append({"kind": kind, **fields}))
+    report = StepReport(
+        step=3, loss=1.0, grad_norm=1.0, learning_rate=1.0, tokens=1, consumed_samples=1, global_batch_size=1,
+        step_time_s=1e-9, data_time_s=0.0, tokens_per_s=1.0, tokens_per_s_per_device=1.0, tflops_per_device=1.0,
+        mfu=None, memory_gib=1.0, skipped=False,
+    )  # fmt: skip
+    try:
+        gc.collect()
+        recorder.after_report(report)
+        gc.collect()
+        recorder.after_report(structs.replace(report, step=4, step_time_s=1e9))
+    finally:
+        recorder.close()
+    assert [(event["kind"], event["step"]) for event in found] == [("garbage_collection", 3)]
+    assert found[0]["time_s"] >= 0

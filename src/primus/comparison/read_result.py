@@ -42,7 +42,13 @@ from primus.runs.snapshot import SystemInfo
 from primus.runs.store import Run
 
 CONVENTIONS: tuple[Convention, ...] = ("causal", "full", "6N", "causal_window")
-INTERRUPTIONS = {"eval": "evaluation", "test": "evaluation", "checkpoint_saved": "checkpoint", "profile": "profile"}
+INTERRUPTIONS = {
+    "eval": "evaluation",
+    "test": "evaluation",
+    "checkpoint_saved": "checkpoint",
+    "profile": "profile",
+    "garbage_collection": "garbage collection",
+}
 """Kind of an interruption by that of the event."""
 GIB_IN_GB = 2**30 / 1e9
 NO_SYSTEM = SystemInfo(host="", kernel="", architecture="", python="", cpu_model="", cpu_cores=0, memory_bytes=0)

@@ -174,9 +174,9 @@ class StepInterruption(Struct, frozen=True, kw_only=True):
     kind: str
     """``evaluation``, ``checkpoint``, ``profile`` or ``garbage collection``."""
     step: int
-    """It followed this step."""
+    """It followed this step; a garbage collection was part of it."""
     time_s: float | None = None
-    """Its duration; it is part of no step unless it ran in the background."""
+    """Its duration. Evaluations and checkpoints are part of no step unless they ran in the background."""
 
 
 class ResultFlops(Struct, frozen=True, kw_only=True):

@@ -10,7 +10,6 @@ from primus.data.training.packing import Dataset
 from primus.errors import FinalError, UsageError
 from primus.session.bad_steps import SUGGESTION
 from primus.session.engine import Engine, StepValues
-from primus.session.engine_settings import EngineSettingsRecorder
 from primus.session.session import FINISH, INTERRUPT, Session, report_setup
 from primus.session.tuned_products import add_tuned_products
 from primus.session.weights import open_start_weights
@@ -85,8 +84,7 @@ def add_callbacks(run: EngineRun) -> None:
     session = run.session
     session.add_profiler()
     add_tuned_products(session, os.environ, compiled=False)
-    session.callbacks.add(session.reporter)
-    session.callbacks.add(EngineSettingsRecorder(session.append_event, run.engine.describe_settings))
+    session.add_reporters(run.engine.describe_settings)
     for choice in session.choices:
         session.callbacks.build(choice, run)
     session.callbacks.add(session.bad_steps)

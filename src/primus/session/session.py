@@ -30,7 +30,9 @@ from primus.runs.store import Run
 from primus.session.bad_steps import BadStepDetector
 from primus.session.batch_record import RECORD_VARIABLE, RecordedBatches, open_record
 from primus.session.checkpoints import CheckpointSaver, CheckpointSettings, TakeState, TrainingPosition
+from primus.session.collection_record import CollectionRecorder
 from primus.session.data import OrderSamples, open_data
+from primus.session.engine_settings import EngineSettingsRecorder
 from primus.session.loggers import check_packages, open_loggers
 from primus.session.processes import Processes
 from primus.session.profiler import build_profiler
@@ -160,6 +162,14 @@ class Session:
         profiler = build_profiler(self.trainer, self.step, self.attempt, self.processes, self.callbacks)
         if profiler is not None:
             self.callbacks.add(profiler)
+
+    def add_reporters(self, describe_settings: Callable[[], Mapping[str, Any]]) -> None:
+        """Add the callbacks that report the steps and the settings of the engine, and those that a record of the inputs
+        asks for."""
+        self.callbacks.add(self.reporter)
+        self.callbacks.add(EngineSettingsRecorder(self.append_event, describe_settings))
+        if os.environ.get(RECORD_VARIABLE) == "1":
+            self.callbacks.add(CollectionRecorder(self.append_event))
 
     def choose_action(self) -> int:
         """CONTINUE, FINISH or INTERRUPT: the same in every process. Called before each step."""

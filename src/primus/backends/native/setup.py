@@ -25,7 +25,7 @@ from primus.model import flops_per_token
 from primus.runs.attempt import Attempt
 from primus.session.bad_steps import BadStepDetector
 from primus.session.compute_timer import ComputeTimer
-from primus.session.engine_settings import EngineSettingsRecorder, describe_torch_settings
+from primus.session.engine_settings import describe_torch_settings
 from primus.session.resume import CheckpointSearch, ResumePoint
 from primus.session.session import Session, open_session, report_setup
 from primus.session.torch_processes import TorchProcesses, describe_torch_engine, seed_everything
@@ -99,8 +99,7 @@ def _add_callbacks(training: Training, environ: Mapping[str, str]) -> None:
     add_tuned_products(training, environ, compiled=training.compiled)
     callbacks.add(training.step_timer)
     callbacks.add(TextSampler(training))
-    callbacks.add(training.reporter)
-    callbacks.add(EngineSettingsRecorder(training.append_event, partial(_describe_settings, training)))
+    training.add_reporters(partial(_describe_settings, training))
     for choice in training.choices:
         callbacks.build(choice, training)
     callbacks.add(training.bad_steps)
