@@ -1,13 +1,15 @@
 """Serves tests in the interpreter of an engine: one process of several, which imports the engine once for many tests.
 
-A line of the standard input is a JSON list of requests. A fork answers them, so that no request sees the state, the
-process groups and the threads of those before. Their results are a line of the standard output of rank 0, and the other
-ranks answer with an empty list. What the engine prints goes to the standard error.
+A line of the standard input is a JSON list of requests; one with `code` is a program. A fork answers them, so that no
+request sees the state, the process groups and the threads of those before. Their results are a line of the standard
+output of rank 0, and the other ranks answer with an empty list. What the engine prints goes to the standard error.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import json
 import os
 import sys
@@ -53,9 +55,17 @@ def run_requests(run_request: RunRequest, requests: list[dict[str, Any]], store:
     """The results of requests on rank 0, none on the others."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", rank=rank, world_size=world, init_method=store)
-    results = [run_request(request) for request in requests]
+    results = [run_code(request["code"]) if "code" in request else run_request(request) for request in requests]
     dist.barrier()  # no process may still wait for this one
     return results if rank == 0 else []
+
+
+def run_code(code: str) -> dict[str, Any]:
+    """What a program prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, {"__name__": "__main__"})
+    return {"printed": printed.getvalue()}
 
 
 def split_batches(tokens: Any, trainer: Trainer, engine: Any) -> list[Any]:

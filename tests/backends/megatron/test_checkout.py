@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from backends.torchtitan.runs import draw_tokens, train_native, write_start
-from engine_python import engine_python, engine_variables, run_engine
+from engine_python import engine_python, engine_variables
 
-from .test_parity import FIRST_LOSS, GRADIENT_NORM, LOSS, build
+from .test_parity import FIRST_LOSS, GRADIENT_NORM, LOSS, build, run_code
 
 pytestmark = [pytest.mark.engine("megatron"), pytest.mark.slow]
 
@@ -118,7 +118,7 @@ except Exception as error:
 
 
 def test_settings_become_words_by_the_actions_of_a_parser() -> None:
-    words, refusal, *_ = run_engine("megatron", PARSER).splitlines()
+    words, refusal, *_ = run_code(PARSER).splitlines()
     assert words == "--no-fused --plain --rate 0.5 --sizes 1 2"
     assert refusal == "UsageError backend_args: plain: 7: Megatron-LM can only set it to true"
 
@@ -126,9 +126,6 @@ def test_settings_become_words_by_the_actions_of_a_parser() -> None:
 REFUSED = """
 import sys
 sys.path.insert(0, FOLDER)
-from primus import registry
-from primus.patch import PATCHES
-registry.load_plug_in(PATCHES, "megatron-core-cpu").apply()
 from primus.backends.megatron.checkout import _import_training
 try:
     _import_training()
@@ -141,6 +138,6 @@ def test_a_module_that_a_checkout_misses_is_named_with_the_command_that_installs
     package = tmp_path / "megatron/training"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("import no_such_package\n")
-    printed = run_engine("megatron", REFUSED.replace("FOLDER", repr(str(tmp_path))))
+    printed = run_code(REFUSED.replace("FOLDER", repr(str(tmp_path))))
     assert "UnfitError" in printed and "No module named 'no_such_package'" in printed
     assert "-m pip install no_such_package" in printed

@@ -11,10 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from backends.torchtitan.runs import STEPS, compute_rates, write_start
-from engine_python import run_engine
 from primus.config.schedule import compute_learning_rate
 
-from .test_parity import build, train_all
+from .test_parity import build, run_code, train_all
 
 pytestmark = [pytest.mark.engine("megatron"), pytest.mark.slow]
 
@@ -23,11 +22,8 @@ ORDER_CODE = """
 import json, sys
 from pathlib import Path
 import msgspec
-from primus import registry
 from primus.config.schema import Trainer
 from primus.data.training.dataset import open_datasets
-from primus.patch import PATCHES
-registry.load_plug_in(PATCHES, "megatron-core-cpu").apply()
 from primus.backends.megatron.gpt_dataset import order_by_engine
 request = json.loads(REQUEST)
 trainer = msgspec.convert(request["trainer"], Trainer)
@@ -98,7 +94,7 @@ def test_the_samples_are_those_of_gpt_dataset(tmp_path: Path) -> None:
     )
     counts = {"train": 12, "valid": 4}
     request = {"trainer": msgspec.to_builtins(trainer), "folder": str(tmp_path), "counts": counts}
-    printed = run_engine("megatron", ORDER_CODE.replace("REQUEST", repr(json.dumps(request)), 1))
+    printed = run_code(ORDER_CODE.replace("REQUEST", repr(json.dumps(request)), 1))
     samples, fingerprint, own_fingerprint, epoch = json.loads(printed.rpartition("FOUND")[2])
     border = DOCUMENTS * 80 // 100
     size = trainer.training.seq_length
@@ -120,5 +116,5 @@ def test_a_split_that_leaves_a_share_without_documents_is_refused(tmp_path: Path
     request = {"trainer": msgspec.to_builtins(trainer), "folder": str(tmp_path), "counts": {}}
     code = ORDER_CODE.replace("REQUEST", repr(json.dumps(request)), 1)
     caught = code.replace("own = order", "import traceback\ntry: own = order", 1).partition("\nshares")[0]
-    printed = run_engine("megatron", caught + "\nexcept Exception as error: print(type(error).__name__, error)\n")
+    printed = run_code(caught + "\nexcept Exception as error: print(type(error).__name__, error)\n")
     assert "UsageError split: 999,1,0: Megatron gives validation none of the 50 documents of " in printed

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from backends.engine_processes import ask_engine
 from backends.torchtitan.runs import (
     KINDS,
     STEPS,
@@ -40,6 +41,11 @@ def build(kind: str, **changes: Any) -> Trainer:
 
 def train_all(tmp_path: Path, requests: list[tuple[Trainer, dict[str, Any]]], world: int = 1) -> list[dict[str, Any]]:
     return train_by_engine(tmp_path / "engine", requests, world=world, engine="megatron", script=SCRIPT)
+
+
+def run_code(code: str) -> str:
+    """What a program prints in a process that has imported megatron-core."""
+    return str(ask_engine("megatron", SCRIPT, 1, [{"code": code}])[0]["printed"])
 
 
 def compare(tmp_path: Path, runs: list[tuple[str, dict[str, Any]]], world: int) -> None:

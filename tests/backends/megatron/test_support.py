@@ -102,12 +102,12 @@ def test_settings_reach_the_object_whose_field_they_name() -> None:
 
 @pytest.mark.engine("megatron")
 def test_each_field_of_keys_and_settings_exists_in_megatron_core() -> None:
-    from engine_python import run_engine
     from primus.backends.megatron.support import FOLDER
     from primus.engine_keys import read_key_rules
 
-    printed = run_engine(
-        "megatron",
+    from .test_parity import run_code
+
+    printed = run_code(
         "import dataclasses\n"
         "from megatron.core.distributed import DistributedDataParallelConfig as ddp\n"
         "from megatron.core.optimizer import OptimizerConfig as optimizer\n"
