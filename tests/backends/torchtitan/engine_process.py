@@ -41,6 +41,14 @@ def run_request(request: dict[str, Any]) -> dict[str, Any]:
         engine.load(Path(request["load"]))
     steps = np.load(request["tokens"])
     found: dict[str, Any] = {"data_size": engine.data_size, "steps": [], "weights_after": [], "rates": []}
+    save_after = request.get("save_after")
+
+    def evaluate_and_save() -> None:
+        if request.get("evaluate"):
+            found["evaluation"] = engine.evaluate(split_batches(steps[0], trainer, engine))
+        if "save" in request:
+            engine.save(Path(request["save"]))
+
     first = request.get("first", 1)
     for number in range(first, request["last"] + 1):
         batches = split_batches(steps[number - 1], trainer, engine)
@@ -49,10 +57,10 @@ def run_request(request: dict[str, Any]) -> dict[str, Any]:
         found["rates"].append(values.learning_rate)
         found["steps"].append([values.loss, values.grad_norm, values.skipped])
         found["weights_after"].append(sum_weights(engine))
-    if request.get("evaluate"):
-        found["evaluation"] = engine.evaluate(split_batches(steps[0], trainer, engine))
-    if "save" in request:
-        engine.save(Path(request["save"]))
+        if number == save_after:
+            evaluate_and_save()
+    if save_after is None:
+        evaluate_and_save()
     if request.get("config"):
         config = engine._titan.config
         policy = config.activation_checkpoint

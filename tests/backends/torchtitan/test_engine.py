@@ -31,36 +31,37 @@ LAYOUTS: list[dict[str, Any]] = [
 ]
 
 
-def resume_requests(tmp_path: Path, start: dict[str, str], layout: dict[str, Any]) -> list[Any]:
-    """A run without a break, the first part of it, and the rest."""
+def save_and_resume(tmp_path: Path, start: dict[str, str], layout: dict[str, Any]) -> list[Any]:
+    """A run that saves on its way, and the rest of it from what it has saved."""
     trainer = build_trainer("llama", parallel=layout)
     folder = str(tmp_path / "_".join(["checkpoint", *layout]))
     return [
-        (trainer, {**start, "last": LAST}),
-        (trainer, {**start, "last": FIRST, "save": folder, "evaluate": True}),
+        (trainer, {**start, "last": LAST, "save_after": FIRST, "save": folder, "evaluate": True}),
         (trainer, {**start, "first": FIRST + 1, "last": LAST, "load": folder}),
     ]
 
 
 def test_one_process_resumes_bit_by_bit_also_what_two_have_saved(tmp_path: Path) -> None:
     start = write_start(tmp_path, build_trainer("llama"))
-    whole, begun, resumed = train_by_engine(tmp_path / "one", resume_requests(tmp_path, start, {}))
-    assert begun["steps"] + resumed["steps"] == whole["steps"]
-    loss, tokens = begun["evaluation"]
+    undisturbed = (build_trainer("llama"), {**start, "last": LAST})
+    whole, saved, resumed = train_by_engine(tmp_path / "one", [undisturbed, *save_and_resume(tmp_path, start, {})])
+    assert saved["steps"] == whole["steps"], "neither the evaluation nor the checkpoint has changed anything"
+    assert resumed["steps"] == whole["steps"][FIRST:]
+    loss, tokens = saved["evaluation"]
     assert tokens == GLOBAL_BATCH * SEQUENCE
     assert loss / tokens < whole["steps"][0][0], "it has learnt"
     assert whole["memory"] > 0
 
-    pairs = [resume_requests(tmp_path / "two", start, layout) for layout in LAYOUTS]
+    pairs = [save_and_resume(tmp_path / "two", start, layout) for layout in LAYOUTS]
     found = train_by_engine(tmp_path / "two", [request for pair in pairs for request in pair], world=2)
-    for layout, results in zip(LAYOUTS, zip(*[iter(found)] * 3, strict=True), strict=True):
-        assert results[1]["steps"] + results[2]["steps"] == results[0]["steps"], layout
-        assert results[1]["evaluation"] == pytest.approx(begun["evaluation"], rel=1e-5), layout
+    for layout, results in zip(LAYOUTS, zip(*[iter(found)] * 2, strict=True), strict=True):
+        assert results[1]["steps"] == results[0]["steps"][FIRST:], layout
+        assert results[0]["evaluation"] == pytest.approx(saved["evaluation"], rel=1e-5), layout
         assert results[0]["data_size"] == (1 if layout else 2)
 
     trainer = build_trainer("llama")
     rest = {**start, "first": FIRST + 1, "last": LAST}
-    others = [(trainer, {**rest, "load": pair[1][1]["save"]}) for pair in pairs]
+    others = [(trainer, {**rest, "load": pair[0][1]["save"]}) for pair in pairs]
     for layout, result in zip(LAYOUTS, train_by_engine(tmp_path / "others", others), strict=True):
         expected = [pytest.approx(step, rel=1e-4) for step in whole["steps"][FIRST:]]
         assert result["steps"] == expected, layout

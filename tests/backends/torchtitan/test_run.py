@@ -170,10 +170,9 @@ def test_a_signal_saves_a_checkpoint(tmp_path: Path, start_workers: StartWorkers
 
 
 def test_a_refusal_of_torchtitan_is_one_message(tmp_path: Path, start_workers: StartWorkers) -> None:
-    schedule = {"parallelism": {"pipeline_parallel_schedule": "2F2B"}}
-    run = write_run(tmp_path / "run", backend_args=schedule, pipeline_model_parallel_size=2)
-    printed = finish(run, start_workers(run, world=2), code=2)
-    assert "torchtitan refuses the configuration: " in printed + read_log(run)
+    run = write_run(tmp_path / "run", backend_args={"debug.batch_invariant": True})
+    printed = finish(run, start_workers(run), code=2)
+    assert "torchtitan refuses the configuration: Batch-invariant mode is not supported" in printed + read_log(run)
 
 
 def test_more_processes_than_the_layout_are_refused(tmp_path: Path, start_workers: StartWorkers) -> None:
