@@ -75,6 +75,13 @@ def test_an_experiment_is_tuned_and_later_runs_say_what_they_use(
     run = (folder / "output" / "night" / "latest").resolve()
     assert json.loads((run / "config" / "tuned_gemm.json").read_text())["products"] == products
     assert "tuned matrix products" not in call(f"--no-tuned -- {TRAIN}", capfd)
+    untuned = (folder / "output" / "night" / "latest").resolve()
+    # A replay computes as the run did, whatever was tuned since.
+    assert "tuned matrix products" not in call(f"-- train pretrain --replay {untuned}", capfd)
+    find_table().write_text("{")
+    assert f"{count} of {len(products)} shapes use a tuned form" in call(f"-- train pretrain --replay {run}", capfd)
+    assert "damaged" in call(f"-- {TRAIN}", capfd)
+    find_table().write_text(json.dumps({**table, "products": products}))
     change_table(valid_for={**table["valid_for"], "torch": "2.1.0"})
     assert "not used: tuned for torch 2.1.0, this is" in call(f"-- {TRAIN}", capfd)
     change_table(valid_for=table["valid_for"], products=[{**each, "form": "magic"} for each in products])

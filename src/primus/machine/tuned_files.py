@@ -19,6 +19,9 @@ from primus.machine.profile import Setting
 
 PRODUCTS_VARIABLE = "PRIMUS_TUNED_GEMM"
 """Table of tuned matrix products that a run uses."""
+TABLE_FILE = "config/tuned_gemm.json"
+"""The table of a run in its folder: a resumed or replayed run uses the same one, since another form rounds
+differently."""
 HIPBLASLT_VARIABLE = "HIPBLASLT_TUNING_OVERRIDE_FILE"
 """File of solutions that hipBLASLt takes instead of its own choice (hipBLASLt documentation, offline tuning)."""
 INDUCTOR_VARIABLE = "PRIMUS_TUNED_INDUCTOR"

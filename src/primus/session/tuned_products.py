@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from primus.callback import Callback, StepReport
 from primus.errors import PrimusError
-from primus.machine.tuned_files import PRODUCTS_VARIABLE, explain_mismatch
+from primus.machine.tuned_files import PRODUCTS_VARIABLE, TABLE_FILE, explain_mismatch
 from primus.runs.files import write_text
 from primus.tuning.product_table import (
     COMPARISON_VARIABLE,
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from primus.measure.product_recorder import ProductRecorder
     from primus.session.session import Session
 
-TABLE_FILE = "config/tuned_gemm.json"
-"""The table of a run in its folder: a resumed or replayed run uses the same one, since another form rounds
-differently."""
 RECORDED_STEP = 2
 """The first step may also contain initializations."""
 
