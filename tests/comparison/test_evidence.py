@@ -8,6 +8,7 @@ from tests.comparison.fair_results import make_result
 
 from primus.comparison.archive import LoadedResults
 from primus.comparison.cell_results import group_cells
+from primus.comparison.comparison_page import draw_comparison_pictures
 from primus.comparison.comparison_report import ReportOptions, build_comparison_report
 from primus.comparison.efficiency import estimate_utilization
 from primus.comparison.evidence import collect_evidence
@@ -97,3 +98,14 @@ def test_cells_come_from_the_results_and_pairs_share_model_and_class() -> None:
     report = build_comparison_report(cells, [], ReportOptions())
     assert [(pair.a, pair.b) for pair in report.pairs] == [("cpu native a", "cpu jax a (identical)")]
     assert "failed: out of memory" in report.cells[0].problems
+
+
+def test_other_numbers_of_devices_are_other_cells_and_drawn_as_scaling() -> None:
+    more = ResultDevice(device_count=4, device_name="Test CPU")
+    results = [make_result(), structs.replace(make_result(step_s=0.06), gpu_info=more)]
+    cells = group_cells(LoadedResults(results=results, files=["a", "b"], skipped=[]))
+    assert list(cells) == ["cpu native tiny on 2 x Test CPU", "cpu native tiny on 4 x Test CPU"]
+    report = build_comparison_report(cells, [], ReportOptions())
+    assert report.pairs[0].verdict.list_reasons()[0].startswith("setting world_size")
+    pictures = dict(draw_comparison_pictures(report, cells))
+    assert pictures["scaling"].count('class="mark') == 2

@@ -125,6 +125,17 @@ def test_facts_about_the_machine_that_are_not_measured_are_listed_and_do_not_dec
     assert list_unfair(judge(structs.replace(make_result(), load=hot), make_result("jax"))) == ["throttling"]
 
 
+def test_clocks_of_devices_decide_and_those_of_hosts_do_not() -> None:
+    def sample(**clocks: Any) -> ResultLoad:
+        return ResultLoad(samples=[LoadSample(time=0.0, **clocks)], other_cpu_share=0.0)
+
+    for clocks, expected in (({"device_clock_mhz": [2000.0]}, "unfair"), ({"cpu_mhz": 2000.0}, "not shown")):
+        faster = {name: [2100.0] if isinstance(clock, list) else 2100.0 for name, clock in clocks.items()}
+        sides = [structs.replace(make_result(), load=sample(**each)) for each in (clocks, faster)]
+        check = next(each for each in judge(*sides).checks if each.rule == "clocks")
+        assert check.judgement == expected
+
+
 def test_initial_weights_without_a_hash_are_shown_by_the_first_loss_on_the_same_tokens() -> None:
     bare = change_inputs(make_result("torchtitan"), weights=None)
     check = next(c for c in judge(make_result(), bare).checks if c.rule == "initial weights")

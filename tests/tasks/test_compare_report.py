@@ -116,7 +116,7 @@ def test_archives_of_other_machines_are_merged_with_published_results_and_prices
     words = ("--published", tmp_path / "table.yaml", "--prices", tmp_path / "prices.yaml", "--target-loss", "5.8")
     _, out, _ = report(capsys, folder, tmp_path / "other.zip", *words, "--html", "--output", tmp_path)
     assert (
-        "cpu native tiny on Other CPU" in out and "H100 titan bf16" in out and "EUR" in out and "s to loss 5.8" in out
+        "cpu native tiny on 2 x Other CPU" in out and "H100 titan bf16" in out and "EUR" in out and "s to loss 5.8" in out
     )
     page = (tmp_path / "report.html").read_text()
     assert "a list" in page and "hollow" in page

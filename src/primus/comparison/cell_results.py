@@ -11,21 +11,23 @@ from msgspec import Struct, structs
 from primus.comparison.archive import LoadedResults
 from primus.comparison.result import ComparisonResult
 
-ResultGroups = dict[tuple[str, ...], list[ComparisonResult]]
-"""Results by platform, framework, model, class and device."""
+CellKey = tuple[str, str, str, str, str, int | None]
+"""Platform, framework, model, class, device and number of devices."""
+ResultGroups = dict[CellKey, list[ComparisonResult]]
 TPRIMAT_NAME = re.compile(r"train_(?P<platform>amd|nvd|cpu)_(?P<framework>[a-z]+)_(?P<model>[a-z]+)")
 TPRIMAT_MODELS = {"llama": "llama3.1_8B", "qwen": "qwen2.5_7B"}
 """Names of models in the files of tprimat: its README."""
 
 
 class ComparisonCell(Struct, frozen=True, kw_only=True):
-    """The results of one platform, framework, model and class of settings on one device."""
+    """The results of one platform, framework, model and class of settings on devices of one kind and number."""
 
     platform: str
     framework: str
     model: str
     settings_class: str
     device: str
+    devices: int | None
     runs: list[ComparisonResult]
     """With steps, in order of their repetitions."""
     failed: list[ComparisonResult]
@@ -44,33 +46,33 @@ def group_cells(loaded: LoadedResults) -> dict[str, ComparisonCell]:
     groups: ResultGroups = {}
     for result, file in zip(loaded.results, loaded.files, strict=True):
         named = _add_name_parts(result, file)
-        cell = named.cell
-        key = (cell.platform, cell.framework, cell.model, cell.settings_class, named.gpu_info.device_name)
+        cell, info = named.cell, named.gpu_info
+        devices = info.device_count or named.training_config.num_gpus
+        key = (cell.platform, cell.framework, cell.model, cell.settings_class, info.device_name, devices)
         members = groups.setdefault(key, [])
         if named not in members:  # a folder and its archive
             members.append(named)
     return _label_cells([_build_cell(key, members) for key, members in _merge_failed(groups).items()])
 
 
-def _merge_failed(
-    groups: dict[tuple[str, ...], list[ComparisonResult]],
-) -> dict[tuple[str, ...], list[ComparisonResult]]:
+def _merge_failed(groups: ResultGroups) -> ResultGroups:
     """Runs that failed before they knew their device join the cell that has one."""
-    merged: dict[tuple[str, ...], list[ComparisonResult]] = {}
+    merged: ResultGroups = {}
     for key, members in groups.items():
         known = [each for each in groups if each[:4] == key[:4] and each[4]]
         merged.setdefault(known[0] if known and not key[4] else key, []).extend(members)
     return merged
 
 
-def _build_cell(key: tuple[str, ...], members: Sequence[ComparisonResult]) -> ComparisonCell:
-    platform, framework, model, settings_class, device = key
+def _build_cell(key: CellKey, members: Sequence[ComparisonResult]) -> ComparisonCell:
+    platform, framework, model, settings_class, device, devices = key
     return ComparisonCell(
         platform=platform,
         framework=framework,
         model=model,
         settings_class=settings_class,
         device=device,
+        devices=devices,
         runs=sorted((each for each in members if _has_speed(each)), key=lambda each: each.cell.repetition),
         failed=[each for each in members if not _has_speed(each)],
     )
@@ -85,7 +87,7 @@ def _label_cells(cells: Sequence[ComparisonCell]) -> dict[str, ComparisonCell]:
         for cell in cells
     ]
     return {
-        f"{label} on {cell.device}" if labels.count(label) > 1 else label: cell
+        f"{label} on {cell.devices or '?'} x {cell.device}" if labels.count(label) > 1 else label: cell
         for label, cell in zip(labels, cells, strict=True)
     }
 

@@ -141,7 +141,7 @@ def _summarise(label: str, cell: ComparisonCell, options: ReportOptions) -> Cell
         model=cell.model,
         settings_class=cell.settings_class,
         device=cell.device,
-        devices=first.gpu_info.device_count,
+        devices=cell.devices,
         hosts=sorted({run.machine.host for run in cell.runs if run.machine.host}),
         precision=first.precision or str(first.settings.get("precision", "")),
         versions=first.versions,

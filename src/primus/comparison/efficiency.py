@@ -87,15 +87,14 @@ def read_prices(path: Path) -> list[DevicePrice]:
     """The prices in a YAML file: a list of `DevicePrice`.
 
     Raises:
-        UsageError: The file is not such a list, or a price has no source.
-        PrimusError: It cannot be read.
+        UsageError: The file cannot be read, is not such a list, or a price has no source.
     """
     import yaml
 
     try:
         found = msgspec.convert(yaml.safe_load(path.read_text(encoding="utf-8")), list[DevicePrice])
     except OSError as error:
-        raise PrimusError(f"{path}: cannot be read: {error.strerror}") from None
+        raise UsageError(f"{path}: cannot be read: {error.strerror}", "name a YAML file of prices") from None
     except (yaml.YAMLError, msgspec.ValidationError) as error:
         raise UsageError(
             f"{path}: not a list of prices: {error}",

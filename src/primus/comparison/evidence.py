@@ -48,6 +48,8 @@ class FairnessEvidence(Struct, frozen=True, kw_only=True):
     losses: Mapping[int, float] = {}
     device: str = ""
     clock_mhz: float | None = None
+    """Mean of the devices; of all cores of the host, idle ones included, if it trained."""
+    has_device_clock: bool = False
     is_throttled: bool | None = None
     other_load: float | None = None
     """Share of the machine that other processes took."""
@@ -80,6 +82,7 @@ def collect_evidence(result: ComparisonResult, name: str) -> FairnessEvidence:
         losses=_pair_with_steps(steps.number, steps.loss),
         device=result.gpu_info.device_name,
         clock_mhz=clocks,
+        has_device_clock=any(sample.device_clock_mhz for sample in result.load.samples),
         is_throttled=is_throttled,
         other_load=1.0 if result.load.other_gpu_processes else result.load.other_cpu_share,
     )

@@ -78,7 +78,7 @@ def compare_loss_curves(
     mean, largest = fmean(gaps.values()), max(gaps.values())
     rounding = ROUNDING.get(precision or "", 0.0)
     if largest <= rounding:
-        reason = f"they differ by at most {largest:.2g}, which rounding in {precision} explains"
+        reason = f"they differ by at most {largest:.2g}, which rounding in {precision} explains" if largest else "equal"
         return LossAgreement(is_equal=True, reason=reason, mean_difference=mean)
     if spread is None:
         reason = f"they differ by {mean:.2g} on average; repeat one cell with other seeds to judge that"

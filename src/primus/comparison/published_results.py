@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from primus.errors import PrimusError, UsageError
+from primus.errors import UsageError
 
 FILE = Path(__file__).with_name("published_results.yaml")
 
@@ -43,15 +43,14 @@ def read_published_results(path: Path = FILE) -> list[PublishedResult]:
     """The published results in a YAML file, by default those that come with primus.
 
     Raises:
-        UsageError: The file is not a list of such results, or one has no source.
-        PrimusError: It cannot be read.
+        UsageError: The file cannot be read, is not a list of such results, or one has no source.
     """
     import yaml
 
     try:
         found = msgspec.convert(yaml.safe_load(path.read_text(encoding="utf-8")), list[PublishedResult])
     except OSError as error:
-        raise PrimusError(f"{path}: cannot be read: {error.strerror}") from None
+        raise UsageError(f"{path}: cannot be read: {error.strerror}", "name a YAML file of published results") from None
     except (yaml.YAMLError, msgspec.ValidationError) as error:
         fields = "device, framework, model, tokens_per_s_per_device, precision, source"
         raise UsageError(f"{path}: not a list of published results: {error}", f"each entry has {fields}") from None
