@@ -20,7 +20,7 @@ from primus.traces.trace import Trace
 SYNCHRONOUS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "barrier")
 
 
-class RankTimes(Struct, frozen=True, kw_only=True):
+class RankTraceTimes(Struct, frozen=True, kw_only=True):
     """One rank among the others; times in microseconds."""
 
     rank: int
@@ -38,7 +38,7 @@ class RankTimes(Struct, frozen=True, kw_only=True):
 class RankComparison(Struct, frozen=True, kw_only=True):
     """The ranks of a run."""
 
-    ranks: list[RankTimes]
+    ranks: list[RankTraceTimes]
     num_collectives: int
     """Collectives that were found in all ranks."""
     median_skew_us: float
@@ -67,7 +67,7 @@ def compare_ranks(traces: Sequence[Trace]) -> RankComparison | None:
     for index, trace in enumerate(traces):
         found = compute_breakdown(trace)
         rows.append(
-            RankTimes(
+            RankTraceTimes(
                 rank=trace.rank if trace.rank is not None else index,
                 step_us=found.step_us,
                 computation_us=found.computation_us,
@@ -123,7 +123,7 @@ def _list_collectives(trace: Trace, shift_us: float) -> dict[tuple[str, str, int
     return found
 
 
-def _find_straggler(rows: Sequence[RankTimes]) -> int | None:
+def _find_straggler(rows: Sequence[RankTraceTimes]) -> int | None:
     """The rank that caused more than half of all waiting, if that is more than chance."""
     total = sum(row.caused_us for row in rows)
     worst = max(rows, key=lambda row: row.caused_us)
