@@ -57,6 +57,13 @@ def test_a_saved_result_is_read_back_equal_and_valid_by_the_published_schema(tmp
     assert RESULT.cell.name == "cpu_native_llama_identical_2"
 
 
+def test_the_published_schema_is_that_of_the_package() -> None:
+    published = Path(__file__).parents[2] / "docs/reference/comparison-result.schema.json"
+    assert json.loads(published.read_text()) == json.loads(json.dumps(build_json_schema())), "run docs/generate.py"
+    described = build_json_schema()["$defs"]["ResultSteps"]["properties"]["time_s"]
+    assert described["description"].startswith("From the end of the step before")
+
+
 def test_a_file_of_tprimat_is_read_with_unknown_values_as_none(tmp_path: Path) -> None:
     result = load_result(write_file(tmp_path, TPRIMAT))
     assert (result.source, result.cell.platform, result.gpu_info.device_count) == ("tprimat", "nvidia", None)

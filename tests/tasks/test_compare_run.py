@@ -132,6 +132,7 @@ def test_another_version_of_the_matrix_is_refused_before_a_cell_runs(
     assert len(list_runs(tmp_path / "output/night/runs/cpu_fast_small_identical_1")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_harness_leaves_no_process_and_resumes_with_the_cell_that_was_running(
     tmp_path: Path, number: signal.Signals

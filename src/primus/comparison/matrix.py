@@ -35,14 +35,13 @@ from primus.redaction import redact_value
 
 PLATFORMS = ("amd", "nvidia", "cpu")
 PLATFORM_ALIASES = {"nvd": "nvidia", "cuda": "nvidia", "rocm": "amd"}
-FRAMEWORK_ALIASES = {"mega": "megatron", "prim": "native"}
-"""Names of tprimat: `prim` is Primus, whose own trainer is `native` here."""
+FRAMEWORK_ALIASES = {"mega": "megatron", "prim": "native", "tran": "huggingface"}
+"""Names of tprimat: `prim` is Primus, whose own trainer is `native` here; `tran` is Transformers."""
 FOREIGN_FRAMEWORKS = {
     "nemo": "primus has no driver for NeMo; train megatron, whose core NeMo uses, and read NeMo's own logs by"
     " 'compare extract'",
     "deep": "primus has no driver for DeepSpeed; read its logs by 'compare extract'",
-    "tran": "it is huggingface here",
-    "fsdp": "it is native here, which shards by FSDP2",
+    "fsdp": "primus has no driver of this name; huggingface trains models of Transformers by FSDP2, native its own",
     "maxtext": "primus has no driver for MaxText; read its logs by 'compare extract'",
 }
 """Frameworks of tprimat that no cell can run, with the reason."""
