@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 from primus.cli.main import main
 from primus.runs import lock
 from primus.tuning import hipblaslt
+from primus.tuning.claim import claim_host, claim_work
 
 BENCH = """\
 #!/bin/sh
@@ -134,10 +138,33 @@ def test_bad_input_is_one_message(words: str, code: int, message: str, capsys: p
     assert message in error and "Traceback" not in error
 
 
-def test_two_searches_into_one_file_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    parts = Path("tuned.txt.parts")
-    parts.mkdir()
-    with lock.hold_run(parts):
+def test_two_searches_into_one_file_are_refused_on_one_host(capsys: pytest.CaptureFixture[str]) -> None:
+    with claim_host(Path("tuned.txt.parts")):
         assert call_tune(WORDS) == 2
     assert "is used by process" in capsys.readouterr().err
     assert not read_calls()
+
+
+def test_a_shape_that_another_node_tunes_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    first = read_result(capsys)
+    part = sorted(Path("tuned.txt.parts").glob("*.txt"))[0]
+    text = part.read_text()
+    part.unlink()
+    Path("calls").unlink()
+    claimed = threading.Event()
+
+    def finish_as_other_node() -> None:
+        (host,) = Path("tuned.txt.parts/hosts").iterdir()
+        with claim_work(Path("tuned.txt.parts/claims") / part.stem):
+            claimed.set()
+            deadline = time.monotonic() + 60
+            while lock.find_holder(host) is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            part.write_text(text)
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(finish_as_other_node)
+        assert claimed.wait(60)
+        assert read_result(capsys) == first
+        other.result()
+    assert not read_calls(), "the shape was tuned on the other node"

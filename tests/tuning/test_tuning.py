@@ -101,7 +101,7 @@ def test_a_study_keeps_its_trials_and_is_used_by_one_process(tmp_path: Path) -> 
         study.add_result(TrialResult(settings={"a": "1"}, steps=6, state="out of memory"))
         study.add_result(TrialResult(settings={"a": "2"}, steps=6, cost=1.0))
         with (
-            pytest.raises(UsageError, match="is executed by process"),
+            pytest.raises(UsageError, match="is used by process"),
             open_study(tmp_path, "night", record, "content"),
         ):
             pass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +11,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, structs
 
-from primus.errors import PrimusError, UsageError
-from primus.runs import lock
+from primus.errors import PrimusError
 from primus.runs.files import read_json, write_json
+from primus.tuning.claim import claim_host, claim_work
 from primus.tuning.trial import TrialResult
 
 
@@ -61,14 +60,8 @@ class Study:
     @contextmanager
     def claim_trial(self, settings: Mapping[str, str], steps: int) -> Iterator[bool]:
         """Be the only one that executes a trial; gives False while another process does."""
-        folder = self.folder / "claims" / _hash_trial(settings, steps)
-        folder.mkdir(parents=True, exist_ok=True)
-        holder = lock.find_holder(folder)
-        if holder is not None:
-            yield False
-            return
-        with lock.hold_run(folder) as is_held:
-            yield is_held
+        with claim_work(self.folder / "claims" / _hash_trial(settings, steps)) as is_ours:
+            yield is_ours
 
     def add_result(self, result: TrialResult) -> None:
         """Record a trial at once: a kill loses only the trial that is running."""
@@ -94,11 +87,7 @@ def open_study(
     """
     identity = hashlib.sha256(msgspec.json.encode(record) + content.encode()).hexdigest()[:8]
     folder = workspace / "tune" / f"{name}-{identity}"
-    host = folder / "hosts" / socket.gethostname()
-    host.mkdir(parents=True, exist_ok=True)
-    with contextlib.nullcontext(True) if shares_host else lock.hold_run(host) as is_held:
-        if not is_held:
-            raise UsageError(f"{folder} is executed by {lock.find_holder(host)}", "wait until that search ends")
+    with contextlib.nullcontext() if shares_host else claim_host(folder):
         yield Study(folder, record)
 
 

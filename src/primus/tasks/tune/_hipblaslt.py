@@ -12,22 +12,24 @@ from queue import SimpleQueue
 
 from msgspec import Struct, structs
 
-from primus.errors import PrimusError, UnfitError, UsageError
+from primus.errors import PrimusError, UnfitError
 from primus.machine import tuned_files
 from primus.machine.tuned_files import TunedText
 from primus.process import run_command
 from primus.report import table
-from primus.runs import lock
 from primus.runs.files import write_json, write_text
 from primus.task import TaskContext
 from primus.tasks.tune import _search
 from primus.tasks.tune._gemm_options import GemmOptions
 from primus.tuning import hipblaslt
+from primus.tuning.claim import claim_host, claim_work
 from primus.tuning.hipblaslt import GemmProblem, TuningFile
 
 BENCH_OPTIONS = {"skip_slow_solution_ratio": "0.7", "rotating": "512", "cold_iters": "20", "iters": "20"}
 """The values of AMD-AGI/Primus, examples/offline_tune/offline_tune_gemm.py."""
 MOST_LISTED = 20
+POLL_S = 1.0
+"""Time between two looks for the results of other nodes."""
 
 
 class GemmTuningResult(Struct, frozen=True, kw_only=True):
@@ -63,10 +65,10 @@ def tune_logged_products(options: GemmOptions, context: TaskContext) -> None:
         raise UnfitError("no GPU was found to tune on", "name them: --gpus 0 1")
     parts = Path(f"{options.output}.parts")
     parts.mkdir(parents=True, exist_ok=True)
-    with lock.hold_run(parts) as is_held:
-        if not is_held:
-            raise UsageError(f"{parts} is used by {lock.find_holder(parts)}", "wait, or choose another --output")
+    with claim_host(parts):
         failures = _tune_problems(problems, parts, gpus, options, context)
+        if context.layout is not None and context.layout.node_rank > 0:
+            return  # node 0 reports for all
         files = _read_parts(problems, parts)
         result = _merge_parts(problems, files, failures, Path(options.output))
         if options.config is not None:
@@ -93,6 +95,7 @@ def _keep_if_faster(result: GemmTuningResult, options: GemmOptions, context: Tas
         rungs=[options.steps],
         workspace=options.workspace,
         timeout_s=options.timeout,
+        options=("--no-tuned",),
     )
     found = _search.run_search(request, context)
     if not found.is_better:
@@ -114,7 +117,7 @@ def _tune_problems(
     """Tune all problems without a valid part; gives the reason of each failure by key."""
     known = _read_parts(problems, parts)
     pending = [problem for problem in problems if problem.key not in known]
-    failures = _run_on_gpus(pending, parts, gpus, options, context)
+    failures = _share_problems(pending, parts, gpus, options, context)
     fresh = _read_parts(pending, parts)
     if fresh:
         # Solution indices are void in another version of the library: older parts are tuned again.
@@ -122,7 +125,25 @@ def _tune_problems(
         stale = [each for each in problems if each.key in known and known[each.key].version != version]
         if stale:
             context.say(f"{len(stale)} shapes were tuned for another version of hipBLASLt, and are tuned again")
-        failures |= _run_on_gpus(stale, parts, gpus, options, context)
+        for problem in stale:
+            (parts / f"{problem.key}.txt").unlink(missing_ok=True)
+        failures |= _share_problems(stale, parts, gpus, options, context)
+    return failures
+
+
+def _share_problems(
+    problems: Sequence[GemmProblem], parts: Path, gpus: Sequence[str], options: GemmOptions, context: TaskContext
+) -> dict[str, str]:
+    """Tune problems that other nodes tune as well, each on one node; waits for those of the others."""
+    failures: dict[str, str] = {}
+    pending = list(problems)
+    while pending:
+        before = len(pending)
+        failures |= _run_on_gpus(pending, parts, gpus, options, context)
+        known = _read_parts(pending, parts)
+        pending = [problem for problem in pending if problem.key not in known and problem.key not in failures]
+        if len(pending) == before:
+            time.sleep(POLL_S)
     return failures
 
 
@@ -138,8 +159,12 @@ def _run_on_gpus(
     def tune(problem: GemmProblem) -> None:
         nonlocal done
         gpu = free.get()
+        part = parts / f"{problem.key}.txt"
         try:
-            reason = _tune_problem(problem, parts / f"{problem.key}.txt", gpu, options, context)
+            with claim_work(parts / "claims" / problem.key) as is_ours:
+                if not is_ours or _read_parts([problem], parts):  # another node tunes it, or has
+                    return
+                reason = _tune_problem(problem, part, gpu, options, context)
         finally:
             free.put(gpu)
         with printing:

@@ -39,6 +39,8 @@ class SearchRequest(Struct, frozen=True, kw_only=True):
     """Steps of the trials of each rung."""
     workspace: str
     timeout_s: float
+    options: tuple[str, ...] = ()
+    """Further options of `direct` for all trials."""
 
 
 class SearchResult(Struct, frozen=True, kw_only=True):
@@ -205,6 +207,7 @@ def _run_trial(
         # A folder of its own: other processes of the study create runs at the same time.
         study.find_trial_folder(settings, steps),
         limit_s=request.timeout_s,
+        options=request.options,
         # A variable of the shell would win over that of the trial.
         environ={name: value for name, value in context.environ.items() if f"env.{name}" not in settings},
     )
