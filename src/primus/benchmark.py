@@ -65,7 +65,7 @@ class BenchmarkOptions(Struct, frozen=True, kw_only=True):
     """Folder of the run folders."""
 
 
-class RankTimes(Struct, frozen=True, kw_only=True):
+class RankCallTimes(Struct, frozen=True, kw_only=True):
     """Times of one rank of a group, in seconds of a call."""
 
     rank: int
@@ -91,7 +91,7 @@ class BenchmarkRow(Struct, frozen=True, kw_only=True):
     timing: Timing | None = None
     figures: dict[str, float] = {}
     """Further figures; each name ends in its unit: ``busbw_gb_per_s``."""
-    by_rank: tuple[RankTimes, ...] = ()
+    by_rank: tuple[RankCallTimes, ...] = ()
     """Times of each rank of a group, if they were asked for."""
     flop: float | None = None
     """Operations of a call."""

@@ -14,7 +14,7 @@ from primus.benchmark import (
     BenchmarkResult,
     BenchmarkRow,
     CaseValue,
-    RankTimes,
+    RankCallTimes,
     check_choice,
     parse_byte_sizes,
 )
@@ -166,7 +166,7 @@ def list_tables(options: Options, result: BenchmarkResult) -> dict[str, list[dic
     return tables
 
 
-def _summarise_times(row: BenchmarkRow, times: RankTimes) -> dict[str, CaseValue]:
+def _summarise_times(row: BenchmarkRow, times: RankCallTimes) -> dict[str, CaseValue]:
     samples = sorted(times.calls_s or times.loops_s)
     median_s, p95_s = (compute_quantile(samples, share) for share in (0.5, 0.95))
     found: dict[str, CaseValue] = {"median_us": median_s * 1e6, "p95_us": p95_s * 1e6}

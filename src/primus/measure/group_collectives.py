@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from msgspec import Struct, structs
 
-from primus.benchmark import BenchmarkContext, BenchmarkRow, CaseValue, RankTimes
+from primus.benchmark import BenchmarkContext, BenchmarkRow, CaseValue, RankCallTimes
 from primus.measure import collectives
 from primus.measure.collectives import OPERATIONS, Buffers, Operation, RankGroup
 from primus.measure.gemm import DTYPES
@@ -179,10 +179,10 @@ def measure_group(
 
 def _list_rank_times(
     group: RankGroup, loops: Sequence[Sequence[float]], calls: Sequence[Sequence[float]], effort: CollectiveEffort
-) -> tuple[RankTimes, ...]:
+) -> tuple[RankCallTimes, ...]:
     kept = calls[: effort.most_traced or len(calls)]
     return tuple(
-        RankTimes(rank=rank, loops_s=tuple(times[i] for times in loops), calls_s=tuple(times[i] for times in kept))
+        RankCallTimes(rank=rank, loops_s=tuple(times[i] for times in loops), calls_s=tuple(times[i] for times in kept))
         for i, rank in enumerate(group.ranks)
     )
 
