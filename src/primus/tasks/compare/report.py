@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
-from primus.comparison.archive import load_results
-from primus.comparison.cell_results import group_cells
-from primus.comparison.comparison_page import draw_comparison_pictures, format_comparison_page
-from primus.comparison.comparison_report import ReportOptions, build_comparison_report
-from primus.comparison.comparison_tables import format_report_csv, format_report_markdown, format_report_text
-from primus.comparison.efficiency import read_prices
-from primus.comparison.published_results import read_published_results
 from primus.errors import UsageError
-from primus.report.picture_files import write_pictures
 from primus.runs.files import to_json, write_text
 from primus.task import TaskContext
+
+if TYPE_CHECKING:
+    from primus.comparison.comparison_report import ReportOptions
 
 FOLDER = "report"
 """Folder of the files in that of the results."""
@@ -58,6 +53,14 @@ def run(options: Options, context: TaskContext) -> None:
         PrimusError: A file cannot be read or written.
         UnfitError: There is no browser for PNG files.
     """
+    # Not for the commands that only list this task.
+    from primus.comparison.archive import load_results
+    from primus.comparison.cell_results import group_cells
+    from primus.comparison.comparison_page import draw_comparison_pictures, format_comparison_page
+    from primus.comparison.comparison_report import build_comparison_report
+    from primus.comparison.comparison_tables import format_report_csv, format_report_markdown, format_report_text
+    from primus.report.picture_files import write_pictures
+
     loaded = load_results([Path(each) for each in options.results])
     cells = group_cells(loaded)
     report = build_comparison_report(cells, loaded.skipped, _read_options(options))
@@ -78,6 +81,10 @@ def run(options: Options, context: TaskContext) -> None:
 
 
 def _read_options(options: Options) -> ReportOptions:
+    from primus.comparison.comparison_report import ReportOptions
+    from primus.comparison.efficiency import read_prices
+    from primus.comparison.published_results import read_published_results
+
     if options.target_loss is not None and not options.target_loss > 0:
         raise UsageError(f"--target-loss {options.target_loss:g}: not positive", "such as --target-loss 3.3")
     published = options.published
