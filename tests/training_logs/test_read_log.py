@@ -5,11 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from primus.errors import UsageError
 from primus.training_logs.read_log import BLOCK, READERS, TrainingLog, read_log
@@ -235,3 +238,24 @@ def test_an_unknown_format_names_the_nearest(tmp_path: Path) -> None:
 def test_the_wrong_format_says_which_line_it_saw(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no steps of MaxText"):
         read_text(tmp_path, format_line(1), "maxtext")
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_damaged_lines_are_counted_and_nothing_else_happens(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    data = bytearray("".join(rng.choice(GENUINE)["lines"] for _ in range(3)).encode())
+    for _ in range(rng.randint(1, 12)):
+        place = rng.randrange(len(data))
+        if rng.random() < 0.5:
+            del data[place : place + rng.randint(1, 40)]
+        data[place:place] = rng.choice([b"nan", b"\n", b"|", b"1e999", b"-", b"9" * 30, b"{", b'"', b"\xff", b"\0"])
+    file = tmp_path / "job.log"
+    file.write_bytes(data)
+    try:
+        log = read_log(file)
+    except UsageError:
+        return
+    steps = list_steps(log)
+    assert steps == sorted(set(steps)) and all(map(math.isfinite, steps))
+    assert all(len(column) == len(steps) for column in log.steps.columns.values())

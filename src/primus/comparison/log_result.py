@@ -113,7 +113,9 @@ def summarize_log(log: TrainingLog, facts: LogFacts) -> LogSummary:
 def build_log_result(log: TrainingLog, facts: LogFacts) -> ComparisonResult:
     """The result of the run that wrote a log; `notes` says what the log does not say."""
     known, columns = list_known_settings(log, facts), log.steps.columns
-    times, memory = log.steps.list_values("step_time_s"), log.steps.list_values("memory_gib")
+    # A damaged line may hold a negative number.
+    times = [None if time is None or time < 0 else time for time in log.steps.list_values("step_time_s")]
+    memory = log.steps.list_values("memory_gib")
     steps = ResultSteps(
         number=[round(step) for step in columns["step"]],
         time_s=times,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -164,7 +165,7 @@ def _count_losses(kind: type[StepReader], lines: Sequence[bytes]) -> int | None:
             for step in reader.read_line(line):
                 is_found = True
                 losses += step.values.get("loss", float("nan")) == step.values.get("loss")
-        except LogLineError:
+        except ValueError:
             continue
     for step in reader.finish():
         is_found = True
@@ -220,7 +221,7 @@ class StepScan:
         for line in chosen:
             try:
                 self._add(self._reader.read_line(line))
-            except LogLineError as error:
+            except ValueError as error:  # of ours, or of a number that is damaged
                 self._note_unread(line, lines, str(error))
 
     def _read_last_line(self, line: bytes) -> None:
@@ -230,7 +231,7 @@ class StepScan:
         end = self._reader.END
         try:
             found = list(self._reader.read_line(line))
-        except LogLineError:
+        except ValueError:
             self.log.is_cut_off = True
             return
         self.log.is_cut_off = end is not None and end.search(line) is None
@@ -247,6 +248,8 @@ class StepScan:
 
     def _add(self, found: Iterable[LogStep]) -> None:
         for step in found:
+            if not math.isfinite(step.values["step"]):
+                raise LogLineError("the step is not a number")
             if isinstance(step, LogEvaluation):
                 self.log.evaluations += [step] if len(self.log.evaluations) < MAX_EVALUATIONS else []
             else:

@@ -105,7 +105,12 @@ class StepMerger:
         """Add many lines at once; False, and nothing is done, if they may hold restarts or lines of several ranks."""
         steps = columns["step"]
         follows = not self._num_steps or steps[0] > self._last_step
-        if self.num_copies or not follows or not all(map(lt, steps, islice(steps, 1, None))):
+        if (
+            self.num_copies
+            or not follows
+            or not math.isfinite(steps[-1])
+            or not all(map(lt, steps, islice(steps, 1, None)))
+        ):
             return False
         self._close_steps(0)
         if not self._num_steps:

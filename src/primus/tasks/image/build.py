@@ -43,7 +43,7 @@ class Options(Struct, frozen=True, kw_only=True):
     base: str | None = None
     """Image to build on, instead of that of the template; with a digest (NAME@sha256:...) the build is pinned."""
     tag: str | None = None
-    """Name of the image (default: primus:PLATFORM)."""
+    """Name of the image (default: localhost/primus:PLATFORM)."""
     framework: tuple[str, ...] = ()
     """Training engine to install: torchtitan, megatron, jax, huggingface; may be repeated."""
     prepared: bool = False

@@ -158,7 +158,7 @@ class MegatronReader(StepReader):
                 factor = SUFFIXES[suffix[1]] if suffix else 1.0
                 values[place[0]] = parse_number(value) * factor / place[1]
             elif name.strip() in LENGTHS:
-                self.settings["seq_length"] = value.strip().decode()
+                self.settings["seq_length"] = value.strip().decode(errors="replace")
         if "step_time_s" not in values:
             raise LogLineError("no time of the iteration")
         # Not in short lines that other trainers print, nor in those of a skipped step, which has no loss.
