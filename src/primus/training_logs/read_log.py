@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import math
 import re
@@ -197,7 +198,8 @@ class StepScan:
                 for line in last:
                     self._read_last_line(line)
                 log.num_lines += len(lines) + len(last)
-        self._add(reader.finish())
+        with contextlib.suppress(LogLineError):
+            self._add(reader.finish())
         merger.close()
         log.attempts, log.settings = merger.attempts, reader.settings
         log.num_ranks, log.num_repeated = merger.lines_per_step, merger.num_copies
@@ -229,14 +231,13 @@ class StepScan:
         if not select_lines([line], self._reader.ANCHORS):
             return
         end = self._reader.END
+        self.log.is_cut_off = end is not None and end.search(line) is None
+        if self.log.is_cut_off:
+            return
         try:
-            found = list(self._reader.read_line(line))
+            self._add(self._reader.read_line(line))
         except ValueError:
             self.log.is_cut_off = True
-            return
-        self.log.is_cut_off = end is not None and end.search(line) is None
-        if not self.log.is_cut_off:
-            self._add(found)
 
     def _read_together(self, lines: Sequence[bytes]) -> bool:
         """Read many lines at once; False if they must be read one by one."""
