@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct, structs
@@ -119,7 +120,8 @@ def _launch_cell(cell: MatrixCell, harness: CellHarness) -> CellEnd:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches the harness, which stops the launcher
-            preexec_fn=_stop_with_harness,
+            # A launcher here dies with its workers; one that has started others elsewhere must stop these first.
+            preexec_fn=partial(_end_with_harness, signal.SIGKILL if cell.is_local else signal.SIGTERM),
         )
         try:
             code = child.wait(harness.timeout_s)
@@ -132,12 +134,12 @@ def _launch_cell(cell: MatrixCell, harness: CellHarness) -> CellEnd:
     return CellEnd(exit_code=code, last_line=_read_last_line(log), load=load)
 
 
-def _stop_with_harness() -> None:
-    """Have the kernel stop the launcher when the harness is killed (prctl(2)); the launcher then stops its workers."""
+def _end_with_harness(number: signal.Signals) -> None:
+    """Have the kernel signal the launcher when the harness is killed (prctl(2))."""
     if sys.platform == "linux":
         import ctypes
 
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
 
 
 def _read_cell_result(cell: MatrixCell, run: Run, harness: CellHarness, end: CellEnd | None) -> ComparisonResult:
