@@ -7,10 +7,10 @@ copy, and a conversion of it, take turns: both read the same files and write as 
 the medians of the ratios within a round. The memory is the peak resident size of the converting process, and what it
 has more than after the imports. Three times the model's size must be free on the disk.
 
-Where the time goes, by profiles on a file system in memory: nine tenths are the kernel's copy into the page cache. The
-source is mapped into memory part by part, so that there is one copy, as in `cp`; reading it into buffers took a third
-more CPU time. A thread maps the next part while one is written, and the disk is told to begin every 128 MB, before the
-last fsync. Parts of 2 to 24 MB cost the same. A second pass for checksums had cost a fifth.
+Where the time goes, by profiles: nine tenths are the kernel's copy into the page cache. The source is mapped into
+memory part by part, so that there is one copy, as in `cp`. On two busy cores a thread that read ahead, and telling the
+disk to begin every 128 MB (sync_file_range), cost 1.0 s of CPU time for 1 GB to Hugging Face instead of 0.4 s, and
+three times the wall time.
 """
 
 from __future__ import annotations

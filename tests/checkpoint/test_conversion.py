@@ -20,7 +20,7 @@ from primus.checkpoint import conversion
 from primus.checkpoint.convert import AveragedWeights, TargetSettings, plan_conversion, write_conversion
 from primus.checkpoint.formats import huggingface
 from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint
-from primus.checkpoint.formats.output import OutputFile, OutputPlan, read_ahead
+from primus.checkpoint.formats.output import OutputFile, OutputPlan
 from primus.checkpoint.formats.safetensors_file import read_header
 from primus.checkpoint.formats.tensor_bytes import read_tensor
 from primus.checkpoint.weights import TensorDict
@@ -259,10 +259,3 @@ def test_a_mapped_tensor_may_outlive_its_file_and_be_changed_without_changing_it
 def test_a_conversion_to_hugging_face_does_not_import_distributed_checkpoints() -> None:
     code = "import sys, primus.checkpoint.convert; print('torch.distributed.checkpoint' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
-
-
-def test_parts_are_read_ahead_in_order_by_one_thread_of_torch() -> None:
-    threads = torch.get_num_threads()
-    reads = [lambda number=number: torch.tensor([number, torch.get_num_threads()]) for number in range(5)]
-    assert [tensor.tolist() for tensor in read_ahead(reads)] == [[number, 1] for number in range(5)]
-    assert torch.get_num_threads() == threads

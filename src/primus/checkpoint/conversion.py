@@ -7,7 +7,6 @@ skips them. When all are there the folder is renamed to the target. An error oth
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import json
 import os
@@ -23,10 +22,6 @@ from primus.runs.files import sync_to_disk
 
 JOURNAL = ".conversion.jsonl"
 LOCK = ".conversion.lock"
-SYNC_BYTES = 128 << 20
-"""Written before the disk is told to begin."""
-SYNC_FILE_RANGE_WRITE = 2
-"""Begin to write dirty pages, wait for none (sync_file_range(2), linux/fs.h)."""
 
 Report = Callable[[int], None]
 """Called with the number of bytes of tensors that are done."""
@@ -112,17 +107,12 @@ class _WholeWrites:
 
     def __init__(self, file: Any) -> None:
         self._file: BinaryIO = file
-        self._unsynced = 0
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         done = 0
         while done < len(view):
             done += self._file.write(view[done:])
-        self._unsynced += done
-        if self._unsynced >= SYNC_BYTES:
-            self._unsynced = 0
-            _start_writeback(self._file.fileno())
         return done
 
     @property
@@ -137,16 +127,6 @@ class _WholeWrites:
 
     def flush(self) -> None:
         """Nothing is buffered."""
-
-
-def _start_writeback(descriptor: int) -> None:
-    """Let the disk write what the page cache has of a file, without waiting: the last fsync then has little left.
-
-    fdatasync would wait for a transaction of the file system, and so for the files of other processes.
-    """
-    begin = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux only
-    if begin is not None:
-        begin(descriptor, ctypes.c_int64(0), ctypes.c_int64(0), SYNC_FILE_RANGE_WRITE)
 
 
 def _check_space(partial: Path, plan: OutputPlan, records: dict[str, FileRecord]) -> None:

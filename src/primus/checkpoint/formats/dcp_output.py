@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from primus.checkpoint.checksum import choose_algorithm, create_hash
 from primus.checkpoint.formats.dcp import METADATA_NAME
-from primus.checkpoint.formats.output import OutputFile, read_ahead
+from primus.checkpoint.formats.output import OutputFile
 from primus.checkpoint.weights import TensorInfo
 
 FILE_BYTES = 4 << 30
@@ -90,8 +90,8 @@ class _ChunkWriter:
 
     def __call__(self, file: BinaryIO, report: Callable[[int], None]) -> FileContent:
         hashed, places = HashedOutput(file), []
-        for chunk, tensor in zip(self.chunks, read_ahead(chunk.read for chunk in self.chunks), strict=True):
-            start = hashed.tell()
+        for chunk in self.chunks:
+            start, tensor = hashed.tell(), chunk.read()
             assert tuple(tensor.shape) == chunk.sizes, f"{chunk.name}: {tuple(tensor.shape)} read"
             save_tensor(tensor.to(chunk.info.dtype), hashed)
             places.append([start, hashed.tell() - start])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from primus.checkpoint.family import choose_family, list_copies, list_hub_shapes
-from primus.checkpoint.formats.output import OutputFile, OutputPlan, read_ahead, split_rows
+from primus.checkpoint.formats.output import OutputFile, OutputPlan, split_rows
 from primus.checkpoint.formats.safetensors_file import SafetensorsFile, build_header
 from primus.checkpoint.formats.tensor_bytes import write_tensor
 from primus.checkpoint.quantized import DequantizedWeights
@@ -241,14 +240,10 @@ class _ShardWriter:
     def __call__(self, file: BinaryIO, report: Callable[[int], None]) -> None:
         # transformers refuses files without this entry.
         file.write(build_header(self._tensors, {"format": "pt"}))
-        parts = [(name, rows) for name, info in self._tensors.items() for rows in split_rows(info)]
-        written = dict.fromkeys(self._tensors, 0)
-        for (name, _), tensor in zip(parts, read_ahead(partial(self._read, *part) for part in parts), strict=True):
-            count = write_tensor(file, tensor)
-            written[name] += count
-            report(count)
         for name, info in self._tensors.items():
-            assert written[name] == info.num_bytes, f"{name}: {written[name]} of {info.num_bytes} bytes read"
-
-    def _read(self, name: str, rows: slice | None) -> Tensor:
-        return self._weights.read(name, rows).to(self._tensors[name].dtype)
+            written = 0
+            for rows in split_rows(info):
+                count = write_tensor(file, self._weights.read(name, rows).to(info.dtype))
+                written += count
+                report(count)
+            assert written == info.num_bytes, f"{name}: {written} of {info.num_bytes} bytes read"

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
-
-import torch
-from torch import Tensor
 
 from primus.checkpoint.weights import TensorInfo
 
@@ -55,19 +50,3 @@ def split_rows(info: TensorInfo, max_bytes: int = CHUNK_BYTES) -> Iterator[slice
     step = max(1, max_bytes * info.shape[0] // info.num_bytes)
     for start in range(0, info.shape[0], step):
         yield slice(start, min(start + step, info.shape[0]))
-
-
-def read_ahead(reads: Iterable[Callable[[], Tensor]]) -> Iterator[Tensor]:
-    """The results in order; a thread reads the next part while the caller writes the last one.
-
-    Two parts are in memory. Reading and writing copy between memory and page cache, without Python's global lock. The
-    thread reorders rows alone: threads of OpenMP would wait for each other beside the one that writes.
-    """
-    pending: deque[Future[Tensor]] = deque()
-    with ThreadPoolExecutor(1, "read-ahead", initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for read in reads:
-            pending.append(pool.submit(read))
-            if len(pending) > 1:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
