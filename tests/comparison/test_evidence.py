@@ -109,3 +109,16 @@ def test_other_numbers_of_devices_are_other_cells_and_drawn_as_scaling() -> None
     assert report.pairs[0].verdict.list_reasons()[0].startswith("setting world_size")
     pictures = dict(draw_comparison_pictures(report, cells))
     assert pictures["scaling"].count('class="mark') == 2
+
+
+def test_speeds_are_compared_by_token_also_where_only_the_batch_size_is_stated() -> None:
+    bare = structs.replace(make_result("jax"), steps=structs.replace(make_result("jax").steps, tokens=[]))
+    unknown = structs.replace(bare, training_config=ResultTraining())
+    for other, has_ratio in ((bare, True), (unknown, False)):
+        cells = group_cells(LoadedResults(results=[make_result(), other], files=["a", "b"], skipped=[]))
+        pair = build_comparison_report(cells, [], ReportOptions(allow_unfair=True)).pairs[0]
+        assert (pair.ratio is not None) == has_ratio
+        if pair.ratio is not None:
+            assert 0.9 < pair.ratio.value < 1.1
+        else:
+            assert "unknown batch size" in pair.refusal

@@ -138,6 +138,17 @@ def select_steady_times(run: ComparisonResult, warm_up_steps: int) -> dict[int, 
     return found
 
 
+def find_tokens_per_step(runs: Sequence[ComparisonResult]) -> float | None:
+    """Tokens of a step, from the steps themselves or from batch size and sequence length."""
+    counts = [count for run in runs for count in run.steps.tokens if count]
+    if counts:
+        return median(counts)
+    training = runs[0].training_config
+    if training.global_batch_size and training.sequence_length:
+        return float(training.global_batch_size * training.sequence_length)
+    return None
+
+
 def summarise_cell(runs: Sequence[ComparisonResult], warm_up_steps: int, *, is_steady: bool) -> CellStatistics | None:
     """The numbers of a cell; None if its runs have fewer than `MIN_STEPS` steps after the warm-up together.
 
@@ -153,7 +164,7 @@ def summarise_cell(runs: Sequence[ComparisonResult], warm_up_steps: int, *, is_s
         return None
     typical = median(everything)
     step_s = _estimate_step_time([list(times.values()) for _, times in series])
-    tokens = _find_tokens_per_step(runs)
+    tokens = find_tokens_per_step(runs)
     devices = next((run.gpu_info.device_count for run in runs if run.gpu_info.device_count), None)
     rate = step_s.invert(tokens) if tokens else None
     slow = [slow_step for run, times in series for slow_step in _list_slow_steps(run, times, SLOW_FACTOR * typical)]
@@ -241,17 +252,6 @@ def _split_attempts(run: ComparisonResult) -> list[list[float]]:
         if time:
             found[-1].append(time)
     return [times for times in found if len(times) > 1]
-
-
-def _find_tokens_per_step(runs: Sequence[ComparisonResult]) -> float | None:
-    """Tokens of a step, from the steps themselves or from batch size and sequence length."""
-    counts = [count for run in runs for count in run.steps.tokens if count]
-    if counts:
-        return median(counts)
-    training = runs[0].training_config
-    if training.global_batch_size and training.sequence_length:
-        return float(training.global_batch_size * training.sequence_length)
-    return None
 
 
 def _list_slow_steps(run: ComparisonResult, times: Mapping[int, float], limit: float) -> list[SlowStep]:

@@ -15,6 +15,7 @@ from primus.comparison.cell_statistics import (
     RatioEstimate,
     compare_times,
     find_time_to_loss,
+    find_tokens_per_step,
     find_warm_up,
     select_steady_times,
     summarise_cell,
@@ -198,7 +199,8 @@ def _compare_pairs(
             if not problem and (verdict.status == "fair" or allow_unfair):
                 ratio = _compare_speeds(ours, theirs)
                 if ratio is None:
-                    reasons = [f"fewer than {MIN_STEPS} common steps after the warm-up", *reasons]
+                    lack = f"fewer than {MIN_STEPS} common steps after the warm-up, or steps of unknown batch size"
+                    reasons = [lack, *reasons]
             refusal = "; ".join(reasons)
             yield CellPair(a=a, b=b, verdict=verdict, ratio=ratio, refusal=refusal)
 
@@ -234,14 +236,18 @@ def _estimate_spread(cell: ComparisonCell) -> LossSpread | None:
 def _compare_speeds(ours: ComparisonCell, theirs: ComparisonCell) -> RatioEstimate | None:
     """The ratio on common steps after the longer warm-up of both, of tokens by device and time."""
     warm_up = max(find_warm_up(ours.runs)[0], find_warm_up(theirs.runs)[0])
-    sides = [[_scale_times(run, warm_up) for run in cell.runs] for cell in (ours, theirs)]
-    return compare_times([run for run in sides[0] if run], [run for run in sides[1] if run])
+    sides = []
+    for cell in (ours, theirs):
+        tokens = find_tokens_per_step(cell.runs)
+        if tokens is None:
+            return None
+        runs = [_scale_times(run, warm_up, tokens, cell.devices or 1) for run in cell.runs]
+        sides.append([run for run in runs if run])
+    return compare_times(sides[0], sides[1])
 
 
-def _scale_times(run: ComparisonResult, warm_up: int) -> dict[int, float]:
+def _scale_times(run: ComparisonResult, warm_up: int, tokens: float, devices: int) -> dict[int, float]:
     """Device seconds of a token at each steady step, so that batch sizes and numbers of devices cancel."""
-    devices = run.gpu_info.device_count or run.training_config.num_gpus or 1
     counts = dict(zip(run.steps.number, run.steps.tokens, strict=False))
-    return {
-        step: time * devices / (counts.get(step) or 1.0) for step, time in select_steady_times(run, warm_up).items()
-    }
+    times = select_steady_times(run, warm_up)
+    return {step: time * devices / (counts.get(step) or tokens) for step, time in times.items()}
