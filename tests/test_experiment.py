@@ -23,7 +23,12 @@ from primus.redaction import MASK, redact_value
 from primus.runs.files import write_text
 from primus.runs.store import Run
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.yaml"))
+EXAMPLES = [
+    path
+    for path in sorted((Path(__file__).parents[1] / "examples").glob("*.yaml"))
+    if "\nmodules:" in path.read_text(encoding="utf-8")
+]
+"""Experiment files; the others are matrices of `compare run`."""
 
 SMALL = "modules: {pre_trainer: {model: tiny.yaml, overrides: {mock_data: true, seq_length: 128}}}\n"
 

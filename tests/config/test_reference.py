@@ -19,7 +19,10 @@ from primus.config.source import read_yaml, strip_origins
 ROOT = Path(__file__).parents[2]
 PAGE = "../../docs/reference/configuration.md"
 """The reference page, seen from tests/golden."""
-EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+EXAMPLES = [
+    path for path in sorted((ROOT / "examples").glob("*.yaml")) if "\nmodules:" in path.read_text(encoding="utf-8")
+]
+"""Experiment files; the others are matrices of `compare run`."""
 STRUCTS = [*GROUPS.values(), Experiment, ExperimentFile, ModuleFile, Trainer]
 
 
