@@ -84,20 +84,7 @@ build_task() {
     [[ -z ${DATA_PATH-} ]] || task+=(--data_path "$DATA_PATH")
     [[ ${PRIMUS_DETERMINISTIC-} != 1 ]] || task+=(--deterministic true)
     task+=("$@")
-    check_tuning
     report_variables
-}
-
-# Stages of the tuning of GEMM kernels.
-check_tuning() {
-    case "${PRIMUS_HIPBLASLT_TUNING_STAGE:-0}" in
-        0) ;;
-        1) note "PRIMUS_HIPBLASLT_TUNING_STAGE=1 is ignored: shapes of GEMM kernels are not recorded yet" ;;
-        2) fail "PRIMUS_HIPBLASLT_TUNING_STAGE=2: tuning of GEMM kernels is not available yet" \
-            "run stages 1 to 3 with AMD-AGI/Primus, or train untuned with PRIMUS_HIPBLASLT_TUNING_STAGE=0" ;;
-        3) note "PRIMUS_HIPBLASLT_TUNING_STAGE=3: set HIPBLASLT_TUNING_OVERRIDE_FILE to the tuned kernels to use them" ;;
-        *) fail "PRIMUS_HIPBLASLT_TUNING_STAGE=$PRIMUS_HIPBLASLT_TUNING_STAGE is not a stage" "valid: 0, 1, 2, 3" ;;
-    esac
 }
 
 # Words of the runtime `direct` in the array `direct`: nodes and processes.

@@ -12,6 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from experiment_examples import EXPERIMENTS
 from primus import experiment, registry
 from primus.checkpoint import manifest
 from primus.checkpoint.manifest import CheckpointManifest
@@ -22,13 +23,6 @@ from primus.errors import UsageError
 from primus.redaction import MASK, redact_value
 from primus.runs.files import write_text
 from primus.runs.store import Run
-
-EXAMPLES = [
-    path
-    for path in sorted((Path(__file__).parents[1] / "examples").glob("*.yaml"))
-    if "\nmodules:" in path.read_text(encoding="utf-8")
-]
-"""Experiment files; the others are matrices of `compare run`."""
 
 SMALL = "modules: {pre_trainer: {model: tiny.yaml, overrides: {mock_data: true, seq_length: 128}}}\n"
 
@@ -46,7 +40,7 @@ def through_a_run_folder(asked: Experiment, folder: Path) -> Experiment:
     return experiment.experiment_of(Run(folder))
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_an_example_survives_a_run_folder(path: Path, tmp_path: Path) -> None:
     asked = load_experiment(path, environ={}).experiment
     assert through_a_run_folder(asked, tmp_path) == asked
@@ -269,7 +263,7 @@ def test_native_refuses_what_it_does_not_build(small: Path, model: str) -> None:
     assert "native does not support" in refused(small, "--model", model).problem
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_an_example_is_found_possible_but_for_its_data(path: Path) -> None:
     overrides = ["--mock_data", "--dataset=null", "--train_data_path=null"]
     asked = experiment.resolve_experiment(path, overrides, {}).experiment

@@ -51,7 +51,9 @@ def test_two_classes_of_a_cell_differ_in_what_was_tuned_and_train_on_the_same(
     assert settings["parameters"] == settings["decayed_parameters"] + settings["undecayed_parameters"]
     assert settings["undecayed_parameters"] > 0, "norms do not decay"
     assert (settings["weight_decay"], settings["seq_length"], identical.precision) == (0.1, 16, "float32")
-    assert [(each.kind, each.step) for each in identical.interruptions] == [("evaluation", 2), ("evaluation", 4)]
+    # Python collects garbage at any time, so only evaluations are known.
+    evaluations = [each.step for each in identical.interruptions if each.kind == "evaluation"]
+    assert evaluations == [2, 4]
     assert identical.flops.convention == "causal"
     assert identical.flops.by_convention["causal"] == identical.flops.flops_per_token
     assert identical.load.samples and identical.load.other_cpu_share is not None

@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from experiment_examples import EXPERIMENTS
 from primus.config import reference
 from primus.config.docs import field_docs, read_summary
 from primus.config.load import TOP_KEYS
@@ -19,10 +20,6 @@ from primus.config.source import read_yaml, strip_origins
 ROOT = Path(__file__).parents[2]
 PAGE = "../../docs/reference/configuration.md"
 """The reference page, seen from tests/golden."""
-EXAMPLES = [
-    path for path in sorted((ROOT / "examples").glob("*.yaml")) if "\nmodules:" in path.read_text(encoding="utf-8")
-]
-"""Experiment files; the others are matrices of `compare run`."""
 STRUCTS = [*GROUPS.values(), Experiment, ExperimentFile, ModuleFile, Trainer]
 
 
@@ -51,7 +48,7 @@ def test_each_key_belongs_to_one_group_and_to_no_level_above() -> None:
     assert not set(names) & {*TOP_KEYS, "env", "extends", "modules", "framework", "config", "overrides", "backend_args"}
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_the_json_schema_accepts_every_example(validator: Any, path: Path) -> None:
     validator.validate(strip_origins(read_yaml(path, environ=None)))
 

@@ -150,7 +150,7 @@ def test_variables_become_options_and_others_are_one_line_each(workplace: Path) 
         ({"EXP": "nowhere.yaml"}, "EXP: no such file: nowhere.yaml"),
         ({"EXP": "examples/quickstrt.yaml"}, "qwen3_8B-pretrain.yaml"),
         ({"EXP": "examples/quickstart.yaml", "BACKEND": "megatrn"}, "did you mean 'megatron'?"),
-        ({"EXP": "examples/quickstart.yaml", "PRIMUS_HIPBLASLT_TUNING_STAGE": "7"}, "is not a stage"),
+        ({"EXP": "examples/quickstart.yaml", "PRIMUS_HIPBLASLT_TUNING_STAGE": "7"}, "stages are 0, 1, 2 and 3"),
     ],
 )
 def test_a_wrong_variable_is_refused(variables: dict[str, str], told: str, workplace: Path) -> None:

@@ -93,6 +93,17 @@ def test_products_are_logged_tuned_and_used(
     assert "hipBLASLt: 1 tuned products of version fa9cdd18" in capsys.readouterr().out
 
 
+def test_a_stage_applies_to_a_run_that_nodes_get_by_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PRIMUS_HIPBLASLT_TUNING_STAGE", raising=False)
+    assert main(["direct", "--", "train", "pretrain", "--config", "night.yaml"]) == 0
+    assert "HIPBLASLT_LOG_MASK" not in read_variables()
+    (run,) = (path.parent for path in Path("output").rglob("request.json"))
+    monkeypatch.setenv("PRIMUS_HIPBLASLT_TUNING_STAGE", "1")
+    assert main(["direct", "--", "train", "pretrain", "--run", str(run)]) == 0
+    assert read_variables()["HIPBLASLT_LOG_MASK"] == "32"
+    assert len(list((FOLDER / "gemm_shape").glob("dump_hipblaslt_gemm_shape_0_*.txt"))) == 1
+
+
 def test_a_file_for_other_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     (FOLDER / "gemm_shape").mkdir(parents=True)
     line = "hipblaslt-bench -m 64 -n 32 -k 16 --transA T\n"

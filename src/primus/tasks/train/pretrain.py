@@ -12,6 +12,7 @@ from primus import experiment, registry
 from primus.backend import BACKENDS
 from primus.errors import EXIT_OK, UsageError
 from primus.launch.plan import LaunchJob
+from primus.runs.store import Run
 from primus.task import TaskContext, launch_and_report
 from primus.tasks.train import _preflight
 
@@ -65,11 +66,7 @@ def run(options: Options, context: TaskContext) -> int:
     if stage is not None:
         from primus.tasks.train import _hipblaslt_stage
 
-        assert options.config
-        resolved = experiment.resolve_experiment(
-            Path(options.config), context.overrides, context.environ, "pre_trainer"
-        )
-        name = resolved.experiment.exp_name
+        name = _read_experiment_name(options, context)
         if stage == _hipblaslt_stage.TUNE:
             _hipblaslt_stage.tune_products(name, context)
             return EXIT_OK
@@ -78,12 +75,23 @@ def run(options: Options, context: TaskContext) -> int:
 
 
 def _find_tuning_stage(options: Options, context: TaskContext) -> int | None:
-    """The stage of hipBLASLt's tuning that a new run is; None for a usual run."""
-    if not options.config or not any(name.startswith("PRIMUS_HIPBLASLT_TUNING") for name in context.environ):
+    """The stage of hipBLASLt's tuning that a run is; None for a usual run.
+
+    With `--run` too: that is how the nodes of a job get a run that was planned where the job was submitted.
+    """
+    if options.replay or not any(name.startswith("PRIMUS_HIPBLASLT_TUNING") for name in context.environ):
         return None
     from primus.tasks.train import _hipblaslt_stage
 
     return _hipblaslt_stage.find_stage(context.environ)
+
+
+def _read_experiment_name(options: Options, context: TaskContext) -> str:
+    if options.run:
+        return experiment.load_run_experiment(Run(Path(options.run)), context.environ).experiment.exp_name
+    assert options.config
+    found = experiment.resolve_experiment(Path(options.config), context.overrides, context.environ, "pre_trainer")
+    return found.experiment.exp_name
 
 
 def _choose_training_job(options: Options, context: TaskContext) -> LaunchJob:
