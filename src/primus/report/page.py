@@ -118,7 +118,6 @@ pre { background: var(--card); border: 1px solid var(--line); border-radius: 8px
   margin: 0.75rem 0; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; vertical-align: top; padding: 0.45rem 0.85rem; border-bottom: 1px solid var(--line); }
-tbody td:first-child { min-width: 9rem; }
 th { color: var(--soft); font-size: 0.82rem; font-weight: 600; white-space: nowrap; }
 tbody tr:last-child td { border-bottom: 0; }
 .number { text-align: right; white-space: nowrap; }
