@@ -14,9 +14,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fakes.gloo import in_processes
-from primus.backends.native.gradient_norm import BLOCK_ELEMENTS, ROW_ELEMENTS, compute_gradient_norm
+from primus.backends.native.gradient_norm import ROW_ELEMENTS, compute_gradient_norm
 
-TOLERANCE = 1e-9
+TOLERANCE = 1e-7
+"""The norm of one row is a float32."""
 LARGEST = 67_000_000
 """Elements of the largest tensor, about that of an embedding of 32,000 tokens and 2,048 dimensions."""
 
@@ -27,7 +28,7 @@ def exact_norm(*gradients: torch.Tensor) -> float:
     return math.sqrt(math.fsum(part.sum().item() for part in parts))
 
 
-@pytest.mark.parametrize("count", [1, ROW_ELEMENTS, 2**20, BLOCK_ELEMENTS * 3 + 7, LARGEST])
+@pytest.mark.parametrize("count", [1, ROW_ELEMENTS, 2**20, 2**18 * 3 + 7, LARGEST])
 def test_the_norm_of_a_float32_tensor_is_exact_at_any_size(count: int) -> None:
     gradient = torch.randn(count, generator=torch.Generator().manual_seed(count))
     assert compute_gradient_norm([gradient]).item() == pytest.approx(exact_norm(gradient), rel=TOLERANCE)
@@ -101,9 +102,9 @@ class CallCounter(TorchDispatchMode):
         return result
 
 
-def test_the_norm_of_many_elements_takes_few_kernels_and_one_buffer() -> None:
+def test_the_norm_of_many_elements_takes_few_kernels_and_no_copy_in_float64() -> None:
     gradient = torch.randn(2**24, generator=torch.Generator().manual_seed(6))
     with CallCounter() as counter:
         compute_gradient_norm([gradient])
-    assert counter.num_calls < 1000, "a chunk of 2^14 elements at a time takes 4,000, and twice as long"
-    assert counter.largest == BLOCK_ELEMENTS
+    assert counter.num_calls < 50
+    assert counter.largest == 2**24 // ROW_ELEMENTS
