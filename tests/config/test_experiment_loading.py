@@ -10,7 +10,8 @@ import pytest
 from msgspec import structs
 
 from primus.config.load import Resolved, load_experiment
-from primus.config.schema import GROUPS, OWNERS, needs_value
+from primus.config.schema import GROUPS, OWNERS
+from primus.config.schema_keys import needs_value
 from primus.errors import UsageError
 
 Write = Callable[..., Path]

@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from primus.config.experiment_file import MODULE_KEYS, TOP_KEYS
 from primus.config.foreign_keys import ENGINE_KEYS, SYNONYMS
 from primus.config.key_hints import find_engine, synonym_hint, unknown_keys
-from primus.config.schema import MODULE_KEYS, OWNERS, TOP_KEYS
+from primus.config.schema import OWNERS
 from primus.config.source import Leaf, Tree
 
 

@@ -13,8 +13,9 @@ import pytest
 from experiment_examples import EXPERIMENTS
 from primus.config import reference
 from primus.config.docs import field_docs, read_summary
+from primus.config.experiment_file import ExperimentFile, ModuleFile
 from primus.config.load import TOP_KEYS
-from primus.config.schema import GROUPS, OWNERS, Experiment, ExperimentFile, ModuleFile, Trainer
+from primus.config.schema import GROUPS, OWNERS, Experiment, Trainer
 from primus.config.source import read_yaml, strip_origins
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,9 @@ from primus.config.schema import Experiment
 from primus.runs.attempt import Attempt
 from primus.session.engine import MicroBatches, StepValues
 from primus.session.loop import train_with_engine
+from primus.session.open_session import open_session
 from primus.session.processes import OneProcess
-from primus.session.session import EngineInfo, Session, open_session
+from primus.session.session import EngineInfo, Session
 
 INFO = EngineInfo(
     backend="bigram",

@@ -12,8 +12,9 @@ from msgspec import Struct
 from primus import registry
 from primus.backend import BACKENDS
 from primus.config import flags
+from primus.config.experiment_file import TOP_KEYS
 from primus.config.overrides import is_known
-from primus.config.schema import OWNERS, TOP_KEYS
+from primus.config.schema import OWNERS
 from primus.errors import PrimusError, UsageError, find_nearest
 from primus.launch.request import LaunchRequest
 from primus.runtime import RUNTIMES

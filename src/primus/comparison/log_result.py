@@ -112,22 +112,8 @@ def summarize_log(log: TrainingLog, facts: LogFacts) -> LogSummary:
 
 def build_log_result(log: TrainingLog, facts: LogFacts) -> ComparisonResult:
     """The result of the run that wrote a log; `notes` says what the log does not say."""
-    known, columns = list_known_settings(log, facts), log.steps.columns
-    # A damaged line may hold a negative number.
-    times = [None if time is None or time < 0 else time for time in log.steps.list_values("step_time_s")]
-    memory = log.steps.list_values("memory_gib")
-    steps = ResultSteps(
-        number=[round(step) for step in columns["step"]],
-        time_s=times,
-        tokens=_list_tokens(log, known),
-        loss=log.steps.list_values("loss"),
-        grad_norm=log.steps.list_values("grad_norm"),
-        learning_rate=log.steps.list_values("learning_rate"),
-        tflops_per_device=log.steps.list_values("tflops_per_device"),
-        mfu=log.steps.list_values("mfu"),
-        memory_gib=memory,
-        first_of_attempt=[attempt.first_step for attempt in log.attempts],
-    )
+    known = list_known_settings(log, facts)
+    steps = _read_steps(log, known)
     name = log.format if not facts.framework else facts.framework
     return ComparisonResult(
         platform=PLATFORMS[facts.platform],
@@ -145,12 +131,12 @@ def build_log_result(log: TrainingLog, facts: LogFacts) -> ComparisonResult:
             sequence_length=known.get("sequence_length"),
             num_gpus=known.get("num_devices"),
         ),
-        performance_metrics=_compute_performance(times, steps.tokens, known.get("num_devices")),
-        step_times=times,
+        performance_metrics=_compute_performance(steps.time_s, steps.tokens, known.get("num_devices")),
+        step_times=steps.time_s,
         loss_values=steps.loss,
         learning_rates=steps.learning_rate,
-        memory_values=[None if value is None else value * GIB / 1e9 for value in memory],
-        memory_metrics=_describe_memory(memory, log.memory),
+        memory_values=[None if value is None else value * GIB / 1e9 for value in steps.memory_gib],
+        memory_metrics=_describe_memory(steps.memory_gib, log.memory),
         source="log",
         cell=ResultCell(platform=facts.platform, framework=name, model=facts.model),
         run=log.path,
@@ -160,6 +146,22 @@ def build_log_result(log: TrainingLog, facts: LogFacts) -> ComparisonResult:
         ],
         settings=dict(log.settings),
         notes=list_notes(log, known),
+    )
+
+
+def _read_steps(log: TrainingLog, known: Mapping[str, int]) -> ResultSteps:
+    return ResultSteps(
+        number=[round(step) for step in log.steps.columns["step"]],
+        # A damaged line may hold a negative number.
+        time_s=[None if time is None or time < 0 else time for time in log.steps.list_values("step_time_s")],
+        tokens=_list_tokens(log, known),
+        loss=log.steps.list_values("loss"),
+        grad_norm=log.steps.list_values("grad_norm"),
+        learning_rate=log.steps.list_values("learning_rate"),
+        tflops_per_device=log.steps.list_values("tflops_per_device"),
+        mfu=log.steps.list_values("mfu"),
+        memory_gib=log.steps.list_values("memory_gib"),
+        first_of_attempt=[attempt.first_step for attempt in log.attempts],
     )
 
 

@@ -9,7 +9,8 @@ from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
-from primus.config.schema import GROUPS, ZERO_IS_NONE, needs_value
+from primus.config.schema import GROUPS
+from primus.config.schema_keys import ZERO_IS_NONE, needs_value
 from primus.config.source import Leaf, Tree, parse_scalar, strip_origins
 from primus.errors import UsageError, find_nearest
 from primus.redaction import MASK, is_secret_name, redact

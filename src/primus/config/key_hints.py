@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from primus.config.convert import find_origin
+from primus.config.experiment_file import TOP_KEYS
 from primus.config.foreign_keys import ENGINE_KEYS, ENGINE_PREFIXES, SYNONYMS, UNSUPPORTED_FEATURES
-from primus.config.schema import GROUPS, OWNERS, TOP_KEYS
+from primus.config.schema import GROUPS, OWNERS
 from primus.config.source import Leaf, Tree
 from primus.errors import UsageError, did_you_mean, find_nearest
 

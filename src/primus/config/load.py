@@ -6,7 +6,6 @@ Later wins: defaults, model preset, trainer preset, experiment `overrides:`, com
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -17,24 +16,22 @@ from msgspec import Struct, structs
 from primus import registry
 from primus.backend import BACKENDS
 from primus.config.convert import DEFAULT, conversion_problem, convert_value, find_origin, make_group
+from primus.config.experiment_file import MODULE_KEYS, TOP_KEYS, ExperimentFile, ModuleFile
+from primus.config.extended_files import (
+    extend_tree,
+    is_usable_file,
+    load_extended_file,
+    locate_file,
+    merge_trees,
+    override_tree,
+    read_extended_files,
+)
 from primus.config.frameworks.preset_files import find_checkout_preset
 from primus.config.frameworks.translation import LayerContext, Translator, find_translator
 from primus.config.overrides import parse_overrides
 from primus.config.refused_frameworks import REFUSED_FRAMEWORKS, SPELLINGS, find_refusal
-from primus.config.schema import (
-    ALTERNATIVES,
-    GROUPS,
-    MODULE_KEYS,
-    OWNERS,
-    TOP_KEYS,
-    Experiment,
-    ExperimentFile,
-    ModelSpec,
-    ModuleFile,
-    Stage,
-    Trainer,
-)
-from primus.config.source import MOST_BYTES, Leaf, Tree, read_yaml, strip_origins
+from primus.config.schema import GROUPS, OWNERS, Experiment, ModelSpec, Stage, Trainer
+from primus.config.source import Leaf, Tree, strip_origins
 from primus.errors import UsageError, did_you_mean, find_nearest
 
 LONGEST_NAME = 200
@@ -96,9 +93,9 @@ def load_experiment(
         raise UsageError(f"{file}: module '{stage}' has no 'model'", "for example 'model: llama3.1_8B.yaml'")
     for each in (translator, engine):
         flat = each.rename(flat) if each else flat
-    written = _override_tree(_read_subtree(module, "overrides"), flat)
+    written = override_tree(_read_subtree(module, "overrides"), flat)
     presets = _load_presets(module, file, environ, translator)
-    settings = _override_tree(presets.settings, written)
+    settings = override_tree(presets.settings, written)
     context = LayerContext(stage=stage, written=frozenset(written), model=presets.model)
     settings, found = _translate_settings(settings, context, translator, engine)
     trainer, origins = _make_trainer(module, settings, engine_keys, engine or translator)
@@ -138,7 +135,7 @@ def load_model(name: str, environ: Mapping[str, str] | None = None) -> ModelSpec
     Raises:
         UsageError: The preset does not exist, or is not a valid model.
     """
-    settings = _load_extended_file(_locate_file("models", Leaf(name, name, name), Path()), environ or {}, kind="models")
+    settings = load_extended_file(locate_file("models", Leaf(name, name, name), Path()), environ or {}, kind="models")
     _reject_unknown_settings(settings)
     spec: ModelSpec = make_group("model", settings)[0]
     return spec
@@ -152,33 +149,7 @@ def _read_experiment_files(file: Path, environ: Mapping[str, str] | None) -> tup
         found = read_titan_experiment(file)
         if found:
             return [found.tree], found.notes
-    return _read_extended_files(file, environ), ()
-
-
-def _load_extended_file(
-    file: Path, environ: Mapping[str, str] | None, kind: str | None = None, translator: Translator | None = None
-) -> Tree:
-    """Read `file` over the files that it extends; of these, later ones win."""
-    merged: Tree = {}
-    for tree in _read_extended_files(file, environ, kind):
-        merged = _override_tree(merged, translator.rename(tree) if translator else tree)
-    return merged
-
-
-def _read_extended_files(
-    file: Path, environ: Mapping[str, str] | None, kind: str | None = None, seen: tuple[Path, ...] = ()
-) -> list[Tree]:
-    """The files that `file` extends, those that it extends first, and `file` itself last."""
-    path = file.resolve()
-    if path in seen:
-        raise UsageError(f"{file}: extends itself through {' -> '.join(p.name for p in seen)}")
-    tree = read_yaml(file, environ, shown=_preset_name(path))
-    # `bases` and `includes` are older names in presets of Primus.
-    names = [leaf for key in ("extends", "includes", "bases") for leaf in _as_leaves(tree.pop(key, None))]
-    found: list[Tree] = []
-    for leaf in names:
-        found += _read_extended_files(_locate_file(kind, leaf, file.parent), environ, kind, (*seen, path))
-    return [*found, tree]
+    return read_extended_files(file, environ), ()
 
 
 def _merge_files(layers: list[Tree], translator: Translator | None) -> Tree:
@@ -189,7 +160,7 @@ def _merge_files(layers: list[Tree], translator: Translator | None) -> Tree:
             for module in _read_subtree(layer, "modules").values():
                 if isinstance(module, dict) and isinstance(settings := module.get("overrides"), dict):
                     module["overrides"] = translator.rename(settings)
-        merged = _extend_tree(merged, layer)
+        merged = extend_tree(merged, layer)
     return merged
 
 
@@ -219,89 +190,6 @@ def _correct_spelling(module: Tree) -> tuple[str, ...]:
     if framework is written or not isinstance(framework, Leaf) or not isinstance(written, Leaf):
         return ()
     return (f"{written.origin}: framework '{written.value}' is read as {framework.value}",)
-
-
-def _extend_tree(base: Tree, over: Tree) -> Tree:
-    """Merge a file `over` the one that it extends; its keys replace their alternatives at both levels."""
-    merged = _override_tree(base, over)
-    modules, below, above = (tree.get("modules") for tree in (merged, base, over))
-    if isinstance(modules, dict) and isinstance(below, dict) and isinstance(above, dict):
-        for stage, module in modules.items():
-            settings = [
-                each.get("overrides") for each in (below.get(stage), above.get(stage)) if isinstance(each, dict)
-            ]
-            if isinstance(module, dict) and len(settings) == 2 and all(isinstance(each, dict) for each in settings):
-                module["overrides"] = _override_tree(*cast("list[Tree]", settings))
-    return merged
-
-
-def _preset_name(path: Path) -> str | None:
-    return f"preset:{path.name}" if path.is_relative_to(registry.PACKAGE) else None
-
-
-def _as_leaves(extends: Leaf | Tree | None) -> list[Leaf]:
-    if extends is None:
-        return []
-    if not isinstance(extends, Leaf):
-        raise UsageError(f"{find_origin(extends)}: 'extends' must be a file name or a list of them")
-    if extends.value is None:
-        return []
-    names = extends.value if isinstance(extends.value, list) else [extends.value]
-    return [Leaf(name, extends.origin, str(name)) for name in names]
-
-
-def _locate_file(kind: str | None, name: Leaf, folder: Path) -> Path:
-    """Find the file `name`: next to the file that refers to it, in the working directory, or among presets."""
-    if not isinstance(name.value, str) or not name.value:
-        raise UsageError(f"{name.origin}: expected the name of a file, got {name.value!r}")
-    for candidate in (folder / name.value, Path(name.value)):
-        if _is_usable_file(candidate, kind):
-            return candidate
-    if kind is None or "/" in name.value:
-        raise UsageError(f"{name.origin}: no such file: {name.value}")
-    try:
-        found = registry.find_plug_in_file(kind, name.value)
-    except UsageError as error:
-        where = "" if name.origin == name.value else f"{name.origin}: "
-        raise UsageError(f"{where}{error.problem}", error.hint) from None
-    assert found is not None, "presets are files"
-    return found
-
-
-def _is_usable_file(path: Path, kind: str | None) -> bool:
-    """Whether `path` is a file; as a preset, an experiment of the same name does not count."""
-    if not os.path.isfile(path):  # unlike Path.is_file, False for a name that is too long
-        return False
-    if kind is None:
-        return True
-    with path.open("rb") as file:
-        return re.search(rb"^modules[ \t]*:", file.read(MOST_BYTES), re.MULTILINE) is None
-
-
-def _merge_trees(base: Tree, over: Tree) -> Tree:
-    """`over` on top of `base`: mappings merge, anything else replaces."""
-    merged = dict(base)
-    for key, item in over.items():
-        below = merged.get(key)
-        merged[key] = _merge_trees(below, item) if isinstance(below, dict) and isinstance(item, dict) else item
-    return merged
-
-
-def _override_tree(base: Tree, over: Tree) -> Tree:
-    """`over` on top of `base`; a key replaces its alternatives, such as `min_lr` and `min_lr_ratio`."""
-    replaced = {
-        other
-        for keys in ALTERNATIVES
-        for key in keys
-        if key in over and not _is_unset(over[key])
-        for other in keys
-        if other not in over
-    }
-    return _merge_trees({key: item for key, item in base.items() if key not in replaced}, over)
-
-
-def _is_unset(item: Leaf | Tree) -> bool:
-    return isinstance(item, Leaf) and (item.value is None or item.value is False)
 
 
 def _split_overrides(typed: Tree) -> tuple[Tree, Tree]:
@@ -405,25 +293,25 @@ def _load_presets(
         if translator and kind == "models":
             settings, model = _load_model_preset(path, name, environ, translator)
         else:
-            settings = _override_tree(settings, _load_extended_file(path, environ, kind, translator))
+            settings = override_tree(settings, load_extended_file(path, environ, kind, translator))
     return PresetSettings(settings, model)
 
 
 def _locate_preset(kind: str, name: Leaf, file: Path, translator: Translator | None) -> Path:
-    """Find a preset as `_locate_file` does; of another framework, in the Primus checkout of the experiment first."""
+    """Find a preset as `locate_file` does; of another framework, in the Primus checkout of the experiment first."""
     if translator is None or not isinstance(name.value, str) or not name.value:
-        return _locate_file(kind, name, file.parent)
-    if _is_usable_file(file.parent / name.value, kind):
+        return locate_file(kind, name, file.parent)
+    if is_usable_file(file.parent / name.value, kind):
         return file.parent / name.value
     found = find_checkout_preset(kind, translator.framework, name.value, file)
     if found:
         return found
     try:
-        return registry.find_plug_in_file(kind, f"{translator.framework}_{name.value}") or _locate_file(
+        return registry.find_plug_in_file(kind, f"{translator.framework}_{name.value}") or locate_file(
             kind, name, file.parent
         )
     except UsageError:
-        return _locate_file(kind, name, file.parent)
+        return locate_file(kind, name, file.parent)
 
 
 def _load_model_preset(
@@ -433,7 +321,7 @@ def _load_model_preset(
 
     A preset whose model the framework's settings do not describe is completed by ours.
     """
-    settings = _load_extended_file(path, environ, "models", translator)
+    settings = load_extended_file(path, environ, "models", translator)
     if path.is_relative_to(registry.PACKAGE):
         return settings, settings
     ours = translator.find_model_name(settings, str(name.value))
@@ -441,7 +329,7 @@ def _load_model_preset(
         file = registry.find_plug_in_file("models", ours)
     except UsageError:
         file = None
-    model = _load_extended_file(file, environ, "models") if file else {}
+    model = load_extended_file(file, environ, "models") if file else {}
     return translator.complete_model(settings, model), model
 
 
@@ -457,7 +345,7 @@ def _make_trainer(
     framework = module.get("framework", Leaf("native", DEFAULT))
     assert isinstance(framework, Leaf), "it was looked up"
     origins |= {"framework": framework.origin, "model": find_origin(module["model"])}
-    backend_args = _merge_trees(
+    backend_args = merge_trees(
         {key: item for key, item in settings.items() if key in engine_keys and key not in OWNERS},
         _read_subtree(settings, "backend_args"),
     )
@@ -495,7 +383,7 @@ def _make_experiment(
                 raise UsageError(
                     f"{find_origin(item)}: {key}: {conversion_problem(item, fields[key].type, error)}"
                 ) from None
-    env = _merge_trees(_read_subtree(tree, "env"), _read_subtree(top, "env"))
+    env = merge_trees(_read_subtree(tree, "env"), _read_subtree(top, "env"))
     for name, item in env.items():
         if not isinstance(item, Leaf) or isinstance(item.value, list):
             raise UsageError(f"{find_origin(item)}: env.{name}: a variable's value must be a scalar")

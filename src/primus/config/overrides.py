@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from primus.config.schema import MODULE_KEYS, OWNERS, TOP_KEYS, list_switch_keys, list_text_keys
+from primus.config.experiment_file import MODULE_KEYS, TOP_KEYS
+from primus.config.schema import OWNERS
+from primus.config.schema_keys import list_switch_keys, list_text_keys
 from primus.config.source import Leaf, Tree, parse_scalar
 from primus.errors import UsageError
 

@@ -8,17 +8,9 @@ from typing import Any, get_args
 import msgspec
 
 from primus.config.docs import field_docs, read_summary
-from primus.config.schema import (
-    GROUPS,
-    OWNERS,
-    ZERO_IS_NONE,
-    ConfigGroup,
-    ExperimentFile,
-    ModuleFile,
-    Stage,
-    list_switch_keys,
-    needs_value,
-)
+from primus.config.experiment_file import ExperimentFile, ModuleFile
+from primus.config.schema import GROUPS, OWNERS, ConfigGroup, Stage
+from primus.config.schema_keys import ZERO_IS_NONE, list_switch_keys, needs_value
 
 
 def json_schema() -> dict[str, Any]:

@@ -7,10 +7,9 @@ This module does without `from __future__ import annotations`: msgspec evaluates
 time it lists the fields of a group, which made every command 10 ms slower.
 """
 
-from functools import cache
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType, field, structs
+from msgspec import Meta, Struct
 
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
@@ -467,38 +466,6 @@ class Experiment(ConfigGroup, frozen=True, kw_only=True):
     """The module itself."""
 
 
-class ModuleFile(ConfigGroup, frozen=True, kw_only=True):
-    """A module as an experiment file writes it."""
-
-    framework: str = "native"
-    """Backend that trains: native, ..."""
-    config: str | None = None
-    """Trainer preset, a name or a path."""
-    model: str | None
-    """Model preset, a name or a path."""
-    overrides: dict[str, Any] = {}
-    """Values of any trainer or model key, over the presets."""
-
-
-class ExperimentFile(ConfigGroup, frozen=True, kw_only=True):
-    """An experiment file as users write it."""
-
-    work_group: str | UnsetType = UNSET
-    """Team that the run belongs to."""
-    user_name: str | UnsetType = UNSET
-    """Person that the run belongs to."""
-    exp_name: str | UnsetType = UNSET
-    """Name of the experiment."""
-    workspace: str | UnsetType = UNSET
-    """Folder that holds all run folders."""
-    env: dict[str, str] = {}
-    """Environment variables of the workers."""
-    extends: str | list[str] = field(default_factory=list)
-    """Files that this one changes; later ones win over earlier ones."""
-    modules: dict[str, ModuleFile]
-    """pre_trainer, post_trainer or sft_trainer."""
-
-
 GROUPS: dict[str, type[ConfigGroup]] = {
     "model": ModelSpec,
     "training": TrainingConfig,
@@ -512,51 +479,3 @@ GROUPS: dict[str, type[ConfigGroup]] = {
 
 OWNERS: dict[str, str] = {name: group for group, struct in GROUPS.items() for name in struct.__struct_fields__}
 """Group that owns each flat key."""
-
-TOP_KEYS = ("work_group", "user_name", "exp_name", "workspace")
-"""Keys of an experiment itself that a command line can set."""
-MODULE_KEYS = ("framework", "config", "model")
-"""Keys of a module other than its overrides."""
-
-
-def _is_switch(kind: Any) -> bool:
-    return kind is bool or any(option is bool for option in get_args(kind))
-
-
-@cache
-def list_switch_keys() -> frozenset[str]:
-    """Keys whose type admits true and false."""
-    groups = GROUPS.values()
-    return frozenset(field.name for struct in groups for field in structs.fields(struct) if _is_switch(field.type))
-
-
-@cache
-def list_text_keys() -> frozenset[str]:
-    """Keys whose type admits any text."""
-    fields = [field for struct in GROUPS.values() for field in structs.fields(struct)]
-    return frozenset(field.name for field in fields if str in (field.type, *get_args(field.type)))
-
-
-def needs_value(field: structs.FieldInfo) -> bool:
-    """Whether null is refused for a key, because its default would silently enable something."""
-    return field.default is True or field.name in ("train_iters", "micro_batch_size", "seq_length", "lr")
-
-
-ZERO_IS_NONE = frozenset(
-    {
-        "eval_interval",
-        "save_interval",
-        "keep_last_n",
-        "num_experts",
-        "moe_shared_expert_intermediate_size",
-        "q_lora_rank",
-    }
-)
-"""Keys of which 0 says the same as null, as in Megatron-LM (intervals), torchtitan (keep_latest_k, q_lora_rank)."""
-
-ALTERNATIVES: tuple[tuple[str, ...], ...] = (
-    ("min_lr", "min_lr_ratio"),
-    ("lr_warmup_iters", "lr_warmup_fraction"),
-    ("dataset", "train_data_path", "mock_data"),
-)
-"""Keys that say one thing in different ways: one that is set replaces the others of what it overrides."""

@@ -9,7 +9,8 @@ import yaml
 from msgspec import structs
 
 from primus.config.docs import field_docs
-from primus.config.schema import GROUPS, OWNERS, Experiment, ExperimentFile, ModelSpec, ModuleFile
+from primus.config.experiment_file import ExperimentFile, ModuleFile
+from primus.config.schema import GROUPS, OWNERS, Experiment, ModelSpec
 
 SETTINGS: dict[str, tuple[str, ...]] = {
     "Data": ("mock_data", "train_data_path", "dataset", "tokenizer_type", "tokenizer_model", "split"),

@@ -14,10 +14,11 @@ from msgspec import Struct, structs
 from primus.diagnosis import kernel_log, log_line, log_sources, logs, python_exception, run_evidence
 from primus.diagnosis.cause_ranking import ERROR_SUFFIX, rank_causes
 from primus.diagnosis.finding import Cause, Diagnosis, Evidence
+from primus.diagnosis.line_shapes import is_progress
 from primus.diagnosis.logs import LogContent, LogFile
 from primus.diagnosis.python_exception import LoggedException
 from primus.diagnosis.run_evidence import RunEvidence
-from primus.diagnosis.scan import LogScan, LogScanner, is_message, is_progress
+from primus.diagnosis.scan import LogScan, LogScanner, is_message
 from primus.diagnosis.signature import UNCAUGHT_EXCEPTION, Signature
 from primus.diagnosis.signature_files import get_signature_table
 from primus.errors import PrimusError, UsageError

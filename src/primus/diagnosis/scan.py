@@ -7,17 +7,22 @@ set of their words decides which of the signatures' texts can occur at all, and 
 
 from __future__ import annotations
 
-import functools
-import itertools
 import re
-from bisect import bisect_right
 from collections.abc import Iterator
 
 from msgspec import Struct
 
 from primus.diagnosis import log_line as lines_of
+from primus.diagnosis.line_shapes import (
+    DIGITS,
+    UNINTERESTING,
+    LineShape,
+    find_meaningful_shapes,
+    index_patterns,
+    is_quoted,
+)
 from primus.diagnosis.logs import LONGEST_LINE, LogContent, LogFile, LogWindow
-from primus.diagnosis.signature import Signature, SignaturePattern, SignatureTable
+from primus.diagnosis.signature import Signature, SignatureTable
 from primus.diagnosis.signature_files import get_signature_table
 
 MOST_HITS = 4096
@@ -28,28 +33,10 @@ SOURCE_DISTANCE = 3
 LOOK_BACK = 200
 """Lines before a hit in which a time is looked for."""
 
-_DIGITS = b"0123456789"
-_WORD_SEPARATORS = bytes(byte if chr(byte).isalpha() and byte < 128 else 32 for byte in range(256))
-_EXIT_TEXTS = (
-    b"exitcode", b"exit code", b"Exit Code", b"Exit code", b"exitCode", b"exit_code", b"exited with code",
-    b"return code", b"xit status", b"xited with status",
-)  # fmt: skip
 _EXIT_CODE = re.compile(
     r"(?i)\b(?:(?:exit|exited with|exits with return|return)[ _]?code|(?:exit|exited with) status)\b"
     r"\"?(?: (?:was|is|of))?\s*[:=]?\s*(-?\d{1,3})\b"
 )
-_ROOT_CAUSE = b"Root Cause (first observed failure)"
-_PROGRESS = re.compile(
-    rb"(?i)iteration +/ |\bstep[: =].*(loss|tokens/s|tps|skipped)|training epoch .*iteration|completed step:"
-    rb"|'loss': .*'epoch': |\[batch=/\]"
-)
-"""Lines by which trainers report a step, without their digits: Megatron-LM, torchtitan, DeepSpeed, NeMo, MaxText, the
-Hugging Face Trainer, llm-foundry."""
-_RAISED = re.compile(rb"\b\w*(?:Error|Exception): ")
-"""An exception, whose message may name the step and the loss."""
-_PROGRESS_TEXTS = (b"iteration", b"step", b"'epoch'", b"[batch=")
-_DONE_TEXTS = (b"after training is done", b"Training completed", b"'train_runtime'", b"`Trainer.fit` stopped: `max_")
-"""Last lines of a training that succeeded: Megatron-LM, torchtitan, the Hugging Face Trainer, Lightning."""
 _STEP_NUMBER = re.compile(r"(?i)(?:iteration|step|'epoch'|batch)\D{0,3}\s*([\d.]+)")
 _RETRY = re.compile(r"(?i)\battempt (\d+) ?(?:of|/) ?(\d+)|\bretry(?:ing)? (?:in|after) |\bwill (?:be )?retr(?:y|ied)")
 """The program tries again, and reports it if it gives up."""
@@ -57,22 +44,6 @@ STEPS_OF_OTHERS = 3
 """Steps after a line that show it did no harm if several ranks write: other ranks may report a step or two that were
 over before they began to wait for the rank that failed."""
 
-_QUOTED = re.compile(
-    rb"^\s*(?:evidence: +)?[^\s:]+\.(?:log|out|err|txt|json)(?:\.\w+)?:: "
-    rb"|^(?:\s*\[[^\]]*\]:?|\s*:)*\s*(?:(?:#|//(?! ::)) |[\w-]+ \.{3,} |patch [\w-]+: [\w.-]+ \S*: )"
-)
-"""What a launcher or `diagnose` quotes from a log; a comment; a setting as Megatron lists them; and a patch that a
-worker reports, whose reason names the failure that it prevents.
-
-`// ::` is a date and a time of Go's logger without their digits.
-"""
-_ADVICE = (
-    b"might be asynchronously reported",
-    b"For debugging consider passing",
-    b"Compile with TORCH_USE_",
-    b"Device-side assertion tracking was not enabled by user",
-)
-"""Texts of lines that only advise and follow many kinds of errors (of CUDA, and the HIP and AMD counterparts)."""
 _ATTEMPT_MARK = re.compile(rb"\battempt (\d{1,6}) (?:on|begins in|starts in) ")
 
 
@@ -125,58 +96,9 @@ class LogScan(Struct, kw_only=True):
     """Ranks of the job; 0 if the log does not say."""
 
 
-class _LineShape(Struct, frozen=True):
-    """What the lines of one shape can show."""
-
-    patterns: tuple[tuple[SignaturePattern, Signature], ...] = ()
-    may_exit: bool = False
-    is_block: bool = False
-    is_progress: bool = False
-    is_done: bool = False
-
-    @property
-    def is_uninteresting(self) -> bool:
-        return not (self.patterns or self.may_exit or self.is_block)
-
-
-_DULL = _LineShape()
-
-
-def _strip_digits(text: str) -> bytes:
-    return text.encode().translate(None, _DIGITS)
-
-
 _WORLD_SIZE = re.compile(rb"\b(?:n[Rr]anks|NRANKS|[Ww]orld[_ ][Ss]ize|WORLD[_ ]SIZE)\W{1,4}(\d{1,7})\b")
 _WORLD_SIZE_TEXTS = (b"Ranks", b"ranks", b"RANKS", b"orld", b"ORLD")
 """One of them is in each match of `_WORLD_SIZE`; the search for them is many times faster."""
-
-
-class _PatternIndex(Struct, frozen=True):
-    """The texts of all patterns, without digits, and the words that they consist of."""
-
-    by_text: dict[bytes, list[tuple[SignaturePattern, Signature]]]
-    words_by_text: dict[bytes, frozenset[bytes]]
-    words: frozenset[bytes]
-
-    def select_texts(self, data: bytes) -> list[bytes]:
-        """Texts whose words all occur in `data`, perhaps as parts of words.
-
-        The distinct words of a log are far shorter than the log, so that searching them costs little.
-        """
-        distinct = b" ".join(set(data.translate(_WORD_SEPARATORS).split()))
-        present = {word for word in self.words if word in distinct}
-        return [text for text, words in self.words_by_text.items() if words <= present]
-
-
-@functools.cache
-def _index_patterns(table: SignatureTable) -> _PatternIndex:
-    by_text: dict[bytes, list[tuple[SignaturePattern, Signature]]] = {}
-    for signature in table.signatures:
-        for pattern in signature.patterns:
-            by_text.setdefault(_strip_digits(pattern.text), []).append((pattern, signature))
-    texts = (*by_text, *_EXIT_TEXTS, _ROOT_CAUSE, *_PROGRESS_TEXTS, *_DONE_TEXTS)
-    words_by_text = {text: frozenset(text.translate(_WORD_SEPARATORS).split()) for text in texts}
-    return _PatternIndex(by_text, words_by_text, frozenset(itertools.chain(*words_by_text.values())))
 
 
 class LogScanner:
@@ -184,8 +106,8 @@ class LogScanner:
 
     def __init__(self) -> None:
         self._table = get_signature_table()
-        self._index = _index_patterns(self._table)
-        self._shapes: dict[bytes, _LineShape] = {}
+        self._index = index_patterns(self._table)
+        self._shapes: dict[bytes, LineShape] = {}
 
     def scan_log(self, log: LogFile, content: LogContent) -> LogScan:
         """Everything that the content of `log` shows."""
@@ -195,7 +117,7 @@ class LogScanner:
         return scan
 
     def _scan_window(self, scan: LogScan, window: LogWindow) -> None:
-        shapes = window.data.translate(None, _DIGITS).split(b"\n")
+        shapes = window.data.translate(None, DIGITS).split(b"\n")
         here = set(shapes)
         self._classify_shapes([shape for shape in here if shape not in self._shapes])
         found = {shape: self._shapes[shape] for shape in here}
@@ -209,8 +131,8 @@ class LogScanner:
     def _classify_shapes(self, unknown: list[bytes]) -> None:
         if len(self._shapes) > MOST_SHAPES:
             self._shapes.clear()
-        self._shapes.update(dict.fromkeys(unknown, _DULL))
-        self._shapes.update(_find_meaningful_shapes(unknown, self._index))
+        self._shapes.update(dict.fromkeys(unknown, UNINTERESTING))
+        self._shapes.update(find_meaningful_shapes(unknown, self._index))
 
 
 def _find_world_size(data: bytes) -> int:
@@ -221,18 +143,7 @@ def _find_world_size(data: bytes) -> int:
 
 def is_message(text: str) -> bool:
     """Whether the line is a message: not advice, a comment, a setting, a quoted line, or a report before a retry."""
-    raw = text.encode()
-    is_quoted = any(advice in raw for advice in _ADVICE) or _QUOTED.search(raw) is not None
-    return not is_quoted and not text.startswith("    ") and not _is_retried(text)
-
-
-def is_progress(text: bytes) -> bool:
-    """Whether the line reports a step, or the end of a training that succeeded."""
-    return any(done in text for done in _DONE_TEXTS) or _reports_step(text.translate(None, _DIGITS))
-
-
-def _reports_step(shape: bytes) -> bool:
-    return _PROGRESS.search(shape) is not None and _RAISED.search(shape) is None
+    return not is_quoted(text.encode()) and not text.startswith("    ") and not _is_retried(text)
 
 
 def _find_progress(log: LogFile, window: LogWindow, shapes: list[bytes], wanted: dict[bytes, bool]) -> tuple[int, int]:
@@ -258,55 +169,11 @@ def _find_progress(log: LogFile, window: LogWindow, shapes: list[bytes], wanted:
     return -1, last
 
 
-def _find_meaningful_shapes(unknown: list[bytes], index: _PatternIndex) -> Iterator[tuple[bytes, _LineShape]]:
-    """The shapes that show something. Each text is searched in all of them at once, which is fast."""
-    if not unknown:
-        return
-    short = [_shorten_shape(shape) for shape in unknown]
-    data = b"\n".join(short)
-    starts = [0, *itertools.accumulate(len(each) + 1 for each in short)]
-    marked: dict[int, list[bytes]] = {}
-    for text in index.select_texts(data):
-        for number in _find_lines_holding(text, data, starts):
-            marked.setdefault(number, []).append(text)
-    for number, texts in marked.items():
-        yield unknown[number], _classify_shape(short[number], texts, index)
-
-
-def _shorten_shape(shape: bytes) -> bytes:
-    if len(shape) <= LONGEST_LINE:
-        return shape
-    return shape[: LONGEST_LINE // 2] + shape[-LONGEST_LINE // 2 :]
-
-
-def _find_lines_holding(text: bytes, data: bytes, starts: list[int]) -> Iterator[int]:
-    """Numbers of the lines of `data` that hold `text`."""
-    at = data.find(text)
-    while at >= 0:
-        number = bisect_right(starts, at) - 1
-        yield number
-        at = data.find(text, starts[number + 1])
-
-
-def _classify_shape(shape: bytes, texts: list[bytes], index: _PatternIndex) -> _LineShape:
-    """What a shape shows that holds `texts`."""
-    patterns = tuple(entry for text in texts for entry in index.by_text.get(text, ()))
-    may_exit = any(text in texts for text in _EXIT_TEXTS)
-    is_block = _ROOT_CAUSE in texts
-    is_done = any(text in shape for text in _DONE_TEXTS)
-    is_progress = is_done or _reports_step(shape)
-    if not patterns and not may_exit and not is_block:
-        return _LineShape(is_progress=is_progress, is_done=is_done) if is_progress else _DULL
-    if any(text in shape for text in _ADVICE) or _QUOTED.search(shape):
-        return _DULL
-    return _LineShape(patterns, may_exit, is_block, is_progress, is_done)
-
-
 def _collect_hits(
     scan: LogScan,
     window: LogWindow,
     shapes: list[bytes],
-    interesting: dict[bytes, _LineShape],
+    interesting: dict[bytes, LineShape],
     survived: tuple[int, int],
     table: SignatureTable,
 ) -> None:
@@ -339,7 +206,7 @@ def _find_hits(
     scan: LogScan,
     window: LogWindow,
     index: int,
-    shape: _LineShape,
+    shape: LineShape,
     survived: tuple[int, int],
     table: SignatureTable,
 ) -> Iterator[SignatureHit]:
@@ -353,14 +220,14 @@ def _find_hits(
             yield _build_hit(scan, window, index, signature, text, around, survived)
 
 
-def _cut_around_pattern(piece: bytes, shape: _LineShape) -> bytes:
+def _cut_around_pattern(piece: bytes, shape: LineShape) -> bytes:
     """The part of a very long line that holds a pattern."""
     at = max((piece.find(pattern.text.encode()) for pattern, _ in shape.patterns), default=0)
     return piece[max(0, at - LONGEST_LINE // 2) : max(0, at) + LONGEST_LINE // 2]
 
 
 def _match_signatures(
-    text: str, shape: _LineShape, table: SignatureTable
+    text: str, shape: LineShape, table: SignatureTable
 ) -> Iterator[tuple[str, tuple[Signature, int]]]:
     """Signatures that the line shows, by name, with the character at which it does."""
     has_match = False

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from ipaddress import ip_address
 from itertools import takewhile
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from primus.errors import PrimusError, UsageError
+from primus.errors import PrimusError
 from primus.machine import profile
 from primus.machine.cluster import ClusterLayout
+from primus.machine.environment_checks import check_determinism, check_interfaces, find_conflicts, find_dubious_values
 from primus.machine.facts import Device, MachineFacts
 from primus.machine.framework import Framework, find_framework
 from primus.machine.network import SOCKET_VARIABLES, Network, validate_network_variables
 from primus.machine.profile import CORES_PER_PROCESS, Condition, Setting
-from primus.machine.tree import parse_int
+from primus.machine.variable_choice import AMD_ONLY, DETERMINISTIC, Assignment, VariableChoice, merge_choice
 from primus.machine.workload import JobWorkload
 
 Settings = Mapping[str, Setting]
@@ -39,9 +39,6 @@ NEVER_SET = frozenset(
 )
 """Variables that only the user or the scheduler may set; no layer sets them."""
 
-AMD_ONLY = ("HSA_", "HIP_", "RCCL_", "NVTE_CK_", "NVTE_ROCM_")
-"""Prefixes of variables that have no effect on other vendors' machines and are not set there."""
-
 SHOWN_PREFIXES = (
     *AMD_ONLY,
     *("NCCL_", "FI_", "OFI_NCCL_", "GLOO_", "MSCCLPP_", "UCCL_", "MORI_", "UCX_", "CUDA_", "GPU_", "ROC", "NVTE_"),
@@ -51,16 +48,12 @@ SHOWN_PREFIXES = (
 """Prefixes of variables that are listed if the user has set them."""
 SHOWN = frozenset({"HF_HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "PRIMUS_DETERMINISTIC", "PRIMUS_GPU_MODEL"})
 
-USER_LAYERS = ("experiment", "user", "--env")
-"""Layers that hold the user's values; their conflicts with other layers are reported."""
-
 FAMILIES = {"MI300": "MI300X", "MI250": "MI250X"}
 """Model whose settings an unknown member of a family gets; its figures are not used."""
 
 ASKED = ("--env", "replay of ")
 """Prefixes of the sources that override the shell."""
 
-DETERMINISTIC = "PRIMUS_DETERMINISTIC"
 LAUNCHER = "AMD-AGI/Primus base_env.sh"
 _PRIMUS = "AMD-AGI/Primus, deterministic mode"
 DETERMINISTIC_SETTINGS: dict[str, Settings] = {
@@ -80,42 +73,6 @@ DETERMINISTIC_SETTINGS: dict[str, Settings] = {
     },
 }
 """Settings of a deterministic run, by layer."""
-
-NCCL_DEBUG_LEVELS = ("VERSION", "WARN", "INFO", "TRACE")
-NCCL_IB_TIMEOUTS = range(1, 23)
-"""NCCL user guide, environment variables."""
-
-
-class Assignment(Protocol):
-    """A value and its source, such as `launch.plan.Variable`."""
-
-    @property
-    def value(self) -> str: ...
-    @property
-    def source(self) -> str: ...
-
-
-class OverriddenVariable(Struct, frozen=True):
-    """A value that was overridden."""
-
-    layer: str
-    value: str | None
-    reason: str
-
-
-class VariableChoice(Struct, frozen=True, kw_only=True):
-    """The value chosen for a variable."""
-
-    name: str
-    value: str | None
-    """None leaves it unset."""
-    layer: str
-    """``base``, ``amd``, ``gfx942``, ``mi300x``, ``backend:megatron``, ``nic:broadcom``, ``network``,
-    ``deterministic``, ``tuned``, ``hook``, ``patch``, ``experiment``, ``user`` (the shell) or ``--env``."""
-    reason: str
-    source: str
-    overrode: tuple[OverriddenVariable, ...] = ()
-    """Different values of lower layers, the nearest first."""
 
 
 class Environment(Struct, frozen=True, kw_only=True):
@@ -160,40 +117,59 @@ def build_environment(
         UsageError: A value contradicts deterministic mode, or gives an address instead of an interface name.
     """
     written, repeated = _split_assignments(given)
-    asked = [repeated, *typed]
-    user_values = {
-        **_format_assignments(written),
-        **environ,
-        **_format_assignments({name: item for some in asked for name, item in some.items()}),
-    }
+    user = _UserVariables(written, environ, (repeated, *typed))
     framework = find_framework(workload.framework) if workload else None
     needs = _find_conditions(facts, network, layout, torch) | set(framework.LIBRARIES if framework else ())
     machine, warnings = _list_machine_layers(facts)
-    settings = [*machine, *_build_path_settings(user_values), *_build_backend_settings(facts, workload, framework)]
-    settings += [*_build_nic_settings(facts, network, needs), *_build_network_settings(facts, network, needs)]
-    if not _is_on(user_values.get(DETERMINISTIC, "")):
-        settings += [("tuned", tuned or {})]
-    else:
-        settings += [("deterministic", DETERMINISTIC_SETTINGS.get(name, {})) for name, _ in machine]
+    layers = [*machine, *_build_path_settings(user), *_build_backend_settings(facts, workload, framework)]
+    layers += [*_build_nic_settings(facts, network, needs), *_build_network_settings(facts, network, needs)]
+    if _is_on(user.find_value(DETERMINISTIC)):
+        layers += [("deterministic", DETERMINISTIC_SETTINGS.get(name, {})) for name, _ in machine]
+    else:  # what was tuned was chosen by timing, which may choose otherwise the next time
+        layers += [("tuned", tuned or {})]
     chosen: dict[str, VariableChoice] = {}
-    # Later ones win: what a person typed for this launch comes last.
     for choice in (
-        *_choose_machine_settings(settings, needs, _count_cores_per_process(facts, layout)),
+        *_choose_machine_settings(layers, needs, _count_cores_per_process(facts, layout)),
         *_format_setter("hook", hooks or {}),
         *_format_setter("patch", patches or {}),
     ):
-        _merge_choice(chosen, choice)
-    shell = _choose_shell_variables(environ, known={*chosen, *given, *(name for some in typed for name in some)})
-    last = [choice for some in asked for choice in _format_setter("--env", some)]
-    for choice in (*_format_setter("experiment", written), *shell, *last):
-        _merge_choice(chosen, choice)
-    _check_determinism(chosen)
-    _check_interfaces(chosen)
+        merge_choice(chosen, choice)
+    for choice in user.choose_variables(set(chosen)):
+        merge_choice(chosen, choice)
+    check_determinism(chosen)
+    check_interfaces(chosen)
     if rocm_library and any(device.vendor == "amd" for device in facts.devices):
         _add_library(chosen, rocm_library)
-    problems = (*warnings, *network.warnings, *validate_network_variables(user_values, facts))
-    doubts = (*_find_conflicts(chosen), *_find_dubious_values(chosen, facts))
+    problems = (*warnings, *network.warnings, *validate_network_variables(user.list_values(), facts))
+    doubts = (*find_conflicts(chosen), *find_dubious_values(chosen, facts))
     return Environment(variables=dict(sorted(chosen.items())), warnings=(*problems, *doubts))
+
+
+class _UserVariables(NamedTuple):
+    """Values of the user, lowest first: the experiment's `env:`, the shell, and those given for this launch."""
+
+    experiment: Mapping[str, Assignment]
+    shell: Mapping[str, str]
+    launch: Sequence[Mapping[str, Assignment]]
+
+    def list_values(self) -> dict[str, str]:
+        typed = {name: item for some in self.launch for name, item in some.items()}
+        return _format_assignments(self.experiment) | dict(self.shell) | _format_assignments(typed)
+
+    def find_value(self, name: str) -> str:
+        return self.list_values().get(name, "")
+
+    def choose_variables(self, known: set[str]) -> Iterator[VariableChoice]:
+        """The choices of the user, those with precedence last.
+
+        Args:
+            known: Variables that lower layers set; of the shell's others, only those worth showing are listed.
+        """
+        named = known.union(self.experiment, *self.launch)
+        yield from _format_setter("experiment", self.experiment)
+        yield from _choose_shell_variables(self.shell, named)
+        for some in self.launch:
+            yield from _format_setter("--env", some)
 
 
 def find_rocm_library(environ: Mapping[str, str], root: Path = Path("/")) -> str | None:
@@ -271,9 +247,9 @@ def _list_device_layers(device: Device, warnings: list[str]) -> list[tuple[str, 
     return layers
 
 
-def _build_path_settings(user_values: Mapping[str, str]) -> Iterator[tuple[str, Settings]]:
+def _build_path_settings(user: _UserVariables) -> Iterator[tuple[str, Settings]]:
     """The Hugging Face cache in DATA_PATH, as in AMD-AGI/Primus."""
-    data = user_values.get("DATA_PATH")
+    data = user.find_value("DATA_PATH")
     if data:
         home = f"{data.rstrip('/')}/huggingface"
         yield "base", {"HF_HOME": Setting(value=home, reason="below DATA_PATH", source=LAUNCHER)}
@@ -375,18 +351,6 @@ def _choose_shell_variables(environ: Mapping[str, str], known: Collection[str]) 
             yield VariableChoice(name=name, value=value, layer="user", reason=reason, source="environment")
 
 
-def _merge_choice(chosen: dict[str, VariableChoice], choice: VariableChoice) -> None:
-    """Let `choice` override the current choice."""
-    lost = chosen.get(choice.name)
-    if lost and lost.value == choice.value:
-        chosen[choice.name] = structs.replace(choice, overrode=lost.overrode)
-    elif lost:
-        overrode = (OverriddenVariable(lost.layer, lost.value, lost.reason), *lost.overrode)
-        chosen[choice.name] = structs.replace(choice, overrode=overrode)
-    else:
-        chosen[choice.name] = choice
-
-
 def _add_library(chosen: dict[str, VariableChoice], folder: str) -> None:
     """Append ROCm's libraries to the library path, so that the user's own libraries come first."""
     current = chosen.get("LD_LIBRARY_PATH")
@@ -395,60 +359,6 @@ def _add_library(chosen: dict[str, VariableChoice], folder: str) -> None:
         if folder not in folders:
             value = ":".join([*folders, folder])
             reason = "ROCm's libraries, behind the folders that were set" if folders else "ROCm's libraries"
-            _merge_choice(
+            merge_choice(
                 chosen, VariableChoice(name="LD_LIBRARY_PATH", value=value, layer="amd", reason=reason, source=LAUNCHER)
             )
-
-
-def _check_determinism(chosen: Mapping[str, VariableChoice]) -> None:
-    for name, choice in chosen.items():
-        wanted = next((lost for lost in choice.overrode if lost.layer == "deterministic"), None)
-        if wanted and wanted.value != choice.value:
-            raise UsageError(
-                f"{DETERMINISTIC} needs {name}={wanted.value}: {choice.layer} ({choice.source}) has {choice.value!r}",
-                f"unset {name}, or unset {DETERMINISTIC}",
-            )
-
-
-def _check_interfaces(chosen: Mapping[str, VariableChoice]) -> None:
-    """An address in place of an interface's name makes Gloo fail on every rank (AMD-AGI/Primus#1063)."""
-    for name in SOCKET_VARIABLES:
-        choice = chosen.get(name)
-        entries = (choice.value or "").lstrip("^=").split(",") if choice else []
-        address = next(filter(_is_address, entries), None)
-        if choice and address:
-            assert choice.layer != "network", "an interface has a name"
-            raise UsageError(
-                f"{name}={choice.value} ({choice.layer}, {choice.source}): {address} is an IP address",
-                "use the name of an interface, such as eth0",
-            )
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ip_address(text.strip())
-    except ValueError:
-        return False
-    return True
-
-
-def _find_conflicts(chosen: Mapping[str, VariableChoice]) -> Iterator[str]:
-    for name, choice in chosen.items():
-        lost = next((lost for lost in choice.overrode if lost.layer not in USER_LAYERS), None)
-        if lost and lost.value != choice.value and choice.layer in USER_LAYERS:
-            wanted = "unset" if lost.value is None else lost.value
-            yield f"{name}: keeping the value of {choice.layer}; {lost.layer} recommends {wanted}: {lost.reason}"
-
-
-def _find_dubious_values(chosen: Mapping[str, VariableChoice], facts: MachineFacts) -> Iterator[str]:
-    """Common values that the libraries do not document, and AMD variables on NVIDIA machines."""
-    strays = [name for name in chosen if name.startswith(AMD_ONLY)]
-    if strays and any(device.vendor == "nvidia" for device in facts.devices):
-        yield f"{', '.join(strays)}: for AMD devices only, no effect on this machine"
-    debug, timeout = (chosen[name].value if name in chosen else None for name in ("NCCL_DEBUG", "NCCL_IB_TIMEOUT"))
-    if debug and debug.upper() not in NCCL_DEBUG_LEVELS:
-        yield f"NCCL_DEBUG={debug}: valid values are {', '.join(NCCL_DEBUG_LEVELS)}"
-    if timeout and parse_int(timeout) not in NCCL_IB_TIMEOUTS:
-        yield f"NCCL_IB_TIMEOUT={timeout}: valid values are 1 to 22 (exponent of two)"
-    if "RCCL_DEBUG" in chosen:
-        yield "RCCL does not read RCCL_DEBUG; set NCCL_DEBUG"

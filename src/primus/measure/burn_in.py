@@ -63,8 +63,7 @@ def run(
     load = _BurnInLoad(device, size, dtype, clock, memory_bytes, multiply, min(BATCH_S, window_s / 2))
     started = time.monotonic()
     result = BurnIn(key=comparable_key(device, size, dtype), digest=load.digest, wrong_at_first=load.wrong_at_first)
-    # A window is the unit of progress: stop requests, the deadline and the heartbeat are handled only between
-    # windows.
+    # Stop requests, the deadline and the heartbeat are handled only between windows.
     while True:
         before = time.monotonic()
         rate = load.run_window(window_s)

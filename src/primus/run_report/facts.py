@@ -116,13 +116,7 @@ def collect_facts(run: Run) -> RunFacts:
     times = _list_numbers(steady, "step_time_s")
     step_s = statistics.median(times) if times else None
     all_times, tokens = _list_numbers(steps, "step_time_s"), _list_numbers(steps, "tokens")
-    mfu, tflops = _find_median(steady, "mfu"), _find_median(steady, "tflops_per_device")
-    if mfu is not None and not 0 <= mfu <= 1:
-        notes.append(
-            f"the MFU of the run, {mfu:.2f}, is not possible: its FLOPs per token or the peak of its device are wrong;"
-            " it is not shown"
-        )
-        mfu = None
+    tflops = _find_median(steady, "tflops_per_device")
     per_device = _find_median(steady, "tokens_per_s_per_device")
     gflop = tflops * 1e3 / per_device if tflops and per_device else None
     settings = summary.flat_settings(run)
@@ -140,7 +134,7 @@ def collect_facts(run: Run) -> RunFacts:
         tokens_per_s_low=rates[int(0.05 * (len(rates) - 1))] if rates else None,
         tokens_per_s_high=rates[math.ceil(0.95 * (len(rates) - 1))] if rates else None,
         overall_tokens_per_s=sum(tokens) / sum(all_times) if tokens and sum(all_times) > 0 else None,
-        mfu=mfu,
+        mfu=_read_mfu(steady, notes),
         tflops_per_device=tflops,
         gflop_per_token=gflop,
         convention=_detect_convention(run, gflop, notes),
@@ -182,6 +176,18 @@ def _list_numbers(found: Sequence[Event], name: str) -> list[float]:
 def _find_median(found: Sequence[Event], name: str) -> float | None:
     values = _list_numbers(found, name)
     return statistics.median(values) if values else None
+
+
+def _read_mfu(steady: Sequence[Event], notes: list[str]) -> float | None:
+    """The median MFU; None, with a note, for a value that cannot be."""
+    mfu = _find_median(steady, "mfu")
+    if mfu is None or 0 <= mfu <= 1:
+        return mfu
+    notes.append(
+        f"the MFU of the run, {mfu:.2f}, is not possible: its FLOPs per token or the peak of its device are wrong;"
+        " it is not shown"
+    )
+    return None
 
 
 def _divide(part: float, whole: float) -> float:

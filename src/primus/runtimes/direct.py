@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct, structs
 
@@ -21,6 +21,9 @@ from primus.machine.cluster import ClusterLayout, find_layout
 from primus.machine.devices import count_devices, list_usable_devices
 from primus.machine.facts import MachineFacts
 from primus.runs.store import Run
+
+if TYPE_CHECKING:
+    from primus.machine.tuned_files import TunedSettings
 
 LEVEL = "node"
 LAUNCH_LAYERS = ("hook", "patch", "experiment", "--env")
@@ -170,21 +173,13 @@ def _collect_node_variables(
         find_torch_version,
     )  # not for what starts no workers
     from primus.machine.network import choose_network
-    from primus.machine.tuned_files import HIPBLASLT_VARIABLE, TunedSettings, build_tuned_settings
-    from primus.site_folders import find_distribution
+    from primus.machine.tuned_files import HIPBLASLT_VARIABLE, TunedSettings
 
     facts = context.facts(_find_master_address(shape))
     folders = sys.path if context.import_folders is None else context.import_folders
-    tuned = TunedSettings()
-    if uses_tuned and context.workload and context.is_here:
-        threads = _find_number_of_threads(facts, shape, {**given, **typed[0], **typed[1]}, context.environ)
-        tuned = build_tuned_settings(
-            context.environ,
-            facts,
-            torch=find_distribution("torch", folders),
-            threads=threads,
-            experiment=context.name,
-        )
+    by_user = {**given, **typed[0], **typed[1]}
+    is_tuned = uses_tuned and context.workload is not None and context.is_here
+    tuned = _find_tuned_settings(facts, shape, by_user, context, folders) if is_tuned else TunedSettings()
     decided = build_environment(
         facts,
         choose_network(facts, shape.nnodes, context.environ),
@@ -199,7 +194,7 @@ def _collect_node_variables(
         rocm_library=find_rocm_library(context.environ),
         tuned=tuned.settings,
     )
-    chosen = {**context.settings, **given, **typed[0], **typed[1]}
+    chosen = {**context.settings, **by_user}
     decisions = {
         name: chosen[name]
         if choice.layer in LAUNCH_LAYERS
@@ -213,12 +208,26 @@ def _collect_node_variables(
     return NodeVariables(_extend_path_lists(context) | decisions, notes, files)
 
 
-def _find_number_of_threads(
-    facts: MachineFacts, shape: ClusterLayout, given: Mapping[str, Variable], environ: Mapping[str, str]
-) -> str:
-    """Threads that a process on the CPU will have."""
-    set_value = given["OMP_NUM_THREADS"].value if "OMP_NUM_THREADS" in given else environ.get("OMP_NUM_THREADS")
-    return set_value or str(max(1, (facts.cpu.usable or 1) // shape.nproc))
+def _find_tuned_settings(
+    facts: MachineFacts,
+    shape: ClusterLayout,
+    by_user: Mapping[str, Variable],
+    context: PlanContext,
+    folders: Sequence[str],
+) -> TunedSettings:
+    """What was tuned for the PyTorch in `folders`, and for the threads that a process on the CPU will have."""
+    from primus.machine.tuned_files import build_tuned_settings
+    from primus.site_folders import find_distribution
+
+    name = "OMP_NUM_THREADS"
+    threads = by_user[name].value if name in by_user else context.environ.get(name)
+    return build_tuned_settings(
+        context.environ,
+        facts,
+        torch=find_distribution("torch", folders),
+        threads=threads or str(max(1, (facts.cpu.usable or 1) // shape.nproc)),
+        experiment=context.name,
+    )
 
 
 def _extend_path_lists(context: PlanContext) -> dict[str, Variable]:

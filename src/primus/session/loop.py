@@ -10,7 +10,8 @@ from primus.data.training.packing import Dataset
 from primus.errors import FinalError, UsageError
 from primus.session.bad_steps import SUGGESTION
 from primus.session.engine import Engine, StepValues
-from primus.session.session import FINISH, INTERRUPT, Session, report_setup
+from primus.session.session import FINISH, INTERRUPT, Session
+from primus.session.setup_report import report_setup
 from primus.session.tuned_products import add_tuned_products
 from primus.session.weights import open_start_weights
 

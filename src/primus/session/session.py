@@ -8,42 +8,29 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-import primus
-from primus.callback import CONVENTION, CallbackChoice, CallbackList, EvaluationReport, choose_callbacks
-from primus.checkpoint.shape import build_shape
+from primus.callback import CallbackChoice, CallbackList, EvaluationReport
 from primus.config.schedule import compute_learning_rate, evaluation_interval
 from primus.config.schema import Experiment, ParallelConfig, Trainer
 from primus.data.training.dataset import Datasets
-from primus.data.training.loader import Batches, num_micro_batches
+from primus.data.training.loader import Batches
 from primus.data.training.packing import Dataset
 from primus.errors import UsageError
-from primus.machine.profile import find_peak_tflops
-from primus.model import count_parameters, flops_per_token
 from primus.runs.attempt import Attempt
-from primus.runs.store import Run
 from primus.session.bad_steps import BadStepDetector
 from primus.session.batch_record import RECORD_VARIABLE, RecordedBatches, open_record
-from primus.session.checkpoints import CheckpointSaver, CheckpointSettings, TakeState, TrainingPosition
+from primus.session.checkpoints import CheckpointSaver, TakeState, TrainingPosition
 from primus.session.collection_record import CollectionRecorder
-from primus.session.data import OrderSamples, open_data
 from primus.session.engine_settings import EngineSettingsRecorder
-from primus.session.loggers import check_packages, open_loggers
 from primus.session.processes import Processes
 from primus.session.profiler import build_profiler
-from primus.session.progress import ProgressBar
 from primus.session.rates import Rates
 from primus.session.report import TrainingReporter
-from primus.session.resume import CheckpointSearch, ResumePoint, check_same_data, own_folder
-from primus.session.weights import fingerprint_start_weights
+from primus.session.resume import CheckpointSearch, ResumePoint
 
-PROGRESS_VARIABLE = "PRIMUS_PROGRESS"
-"""Path of the terminal that shows a bar; the launcher sets it."""
 CONTINUE, FINISH, INTERRUPT = 0, 1, 2
 """Request of a process before a step; the largest of all processes decides, so that they stop after the same step."""
 LARGEST_EXPONENT = 20.0
@@ -282,243 +269,3 @@ class Session:
 
     def _is_due(self, interval: int | None) -> bool:
         return interval is not None and self.step % interval == 0 and self.step != self.train_iters
-
-
-def open_session(
-    experiment: Experiment,
-    attempt: Attempt,
-    processes: Processes,
-    engine: EngineInfo,
-    environ: Mapping[str, str],
-    prepare_search: Callable[[CheckpointSearch], object] | None = None,
-    order_samples: OrderSamples | None = None,
-) -> Session:
-    """Open the data of a run, find the checkpoint that it starts from, and prepare its reports.
-
-    Args:
-        experiment: That the run trains.
-        attempt: Of this process.
-        processes: That train together.
-        engine: That trains.
-        environ: Variables of this process.
-        prepare_search: Called before the search for a checkpoint, for what must be done to them first.
-        order_samples: The engine's own order of the samples (`dataloader: engine`).
-
-    Raises:
-        UsageError: The configuration does not fit the data, the processes or the checkpoint.
-        UnfitError: The data differs from that of the resumed or replayed run, or a package is missing.
-        PrimusError: The checkpoint cannot be read.
-    """
-    trainer = experiment.trainer
-    check_packages(trainer.logging)
-    choices = choose_callbacks(trainer.training.callbacks)
-    training = trainer.training
-    global_batch_size = training.global_batch_size or training.micro_batch_size * engine.data_size
-    num_micro_batches(global_batch_size, training.micro_batch_size, engine.data_size)
-    attempt.beat("data")
-    data = open_data(trainer, attempt, global_batch_size, order_samples)
-    search = CheckpointSearch(
-        attempt.run,
-        trainer.checkpoint,
-        build_shape(trainer.model),
-        processes,
-        say=attempt.say,
-        event=attempt.event,
-        backend=engine.backend,
-    )
-    if prepare_search is not None:
-        prepare_search(search)
-    start = _find_start(search, attempt, data)
-    callbacks = CallbackList()
-    session = Session(
-        experiment=experiment,
-        attempt=attempt,
-        processes=processes,
-        engine=engine,
-        data=data,
-        global_batch_size=global_batch_size,
-        callbacks=callbacks,
-        choices=choices,
-        reporter=_build_reporter(experiment, attempt, processes, start, environ),
-        rates=_build_rates(trainer, engine, global_batch_size),
-        search=search,
-        saver=_build_saver(experiment, attempt, processes, data, engine, callbacks),
-        bad_steps=BadStepDetector(training),
-        start=start,
-        step=start.step if start else 0,
-        consumed_samples=start.consumed_samples if start else 0,
-    )
-    # The loaded checkpoint need not be saved again.
-    session.saver.last_step = session.step
-    return session
-
-
-def report_setup(
-    session: Session, *, compiled: bool = False, compile_reason: str = "", details: Mapping[str, Any] | None = None
-) -> None:
-    """Print and record what is trained, on what, and how.
-
-    Args:
-        session: The run.
-        compiled: Whether the steps are compiled, and why.
-        compile_reason: See `compiled`; nothing is printed about it if it is empty.
-        details: Further fields of the event.
-    """
-    trainer, engine = session.trainer, session.engine
-    config = trainer.training
-    num_parameters = count_parameters(trainer.model).total_parameters
-    _print_setup(session, num_parameters)
-    if compile_reason:
-        session.print_line(f"torch.compile: {'on' if compiled else 'off'} ({compile_reason})")
-    session.append_event(
-        "run_started",
-        attempt=session.attempt.number,
-        step=session.step,
-        backend=engine.backend,
-        device=engine.device_name,
-        device_type=engine.device_type,
-        world_size=session.processes.world,
-        threads=engine.threads,
-        parameters=num_parameters,
-        flops_per_token=session.rates.flops_per_token,
-        flops_convention=CONVENTION,
-        compiled=compiled,
-        compile_reason=compile_reason,
-        dtype="bfloat16" if config.bf16 else "float32",
-        global_batch_size=session.global_batch_size,
-        seq_length=config.seq_length,
-        train_iters=config.train_iters,
-        data_fingerprint=session.data.fingerprint,
-        versions={
-            "primus": primus.__version__,
-            "python": platform.python_version(),
-            engine.library: engine.version,
-            **engine.versions,
-        },
-        **_describe_start_weights(session),
-        **(details or {}),
-    )
-
-
-def _describe_start_weights(session: Session) -> dict[str, Any]:
-    """The fingerprint of the initial weights, if a record of the inputs is asked for."""
-    if os.environ.get(RECORD_VARIABLE) != "1" or not session.processes.is_first:
-        return {}
-    origin, value = fingerprint_start_weights(session)
-    return {"weights_origin": origin, "weights_fingerprint": value}
-
-
-def _print_setup(session: Session, num_parameters: int) -> None:
-    """Print the size of the model, the devices, the steps, and the epochs of each corpus."""
-    trainer, engine = session.trainer, session.engine
-    config = trainer.training
-    batch = f"{session.global_batch_size} x {config.seq_length} tokens"
-    num_samples = config.train_iters * session.global_batch_size
-    data = "random" if trainer.data.mock_data else f"{num_samples / session.data.train.samples_per_epoch:.2g} epochs"
-    session.print_line(
-        f"{num_parameters / 1e6:,.1f} M parameters in {'bf16' if config.bf16 else 'fp32'}"
-        f" on {engine.num_devices} x {engine.device_name}; {config.train_iters:,} steps of {batch},"
-        f" together {num_samples * config.seq_length:,} ({data})"
-    )
-    corpora = session.data.train.compute_progress(num_samples)
-    for part in corpora if len(corpora) > 1 else ():
-        session.print_line(f"  {part.prefix}: {part.samples:,} samples, {part.epochs:.2g} epochs")
-
-
-def _find_start(search: CheckpointSearch, attempt: Attempt, data: Datasets) -> ResumePoint | None:
-    """The checkpoint to start from, printed and recorded."""
-    start = search.find_start()
-    if start is None and search.config.load is not None:
-        attempt.say(f"beginning with the weights of {search.config.load}")
-        return None
-    if start is None:
-        if attempt.number > 0:
-            attempt.say("no usable checkpoint of this run: training starts from scratch")
-        return None
-    check_same_data(start, attempt.run, data.fingerprint, search.config.allow_other_data)
-    what = "the weights of" if start.weights_only else "step"
-    name = start.folder.name if start.weights_only else str(start.step)
-    attempt.say(f"resuming from {what} {name} ({_format_start(start, attempt.run)})")
-    if start.manifest.world_size != search.processes.world and not start.weights_only:
-        attempt.say(
-            f"saved by {start.manifest.world_size} processes, resumed by {search.processes.world}:"
-            " the losses agree within rounding, not bit by bit"
-        )
-    attempt.event(
-        "checkpoint_loaded",
-        step=start.manifest.step,
-        path=_format_start(start, attempt.run),
-        weights_only=start.weights_only,
-        world_size=start.manifest.world_size,
-    )
-    return start
-
-
-def _format_start(start: ResumePoint, run: Run) -> str:
-    """A checkpoint's folder, relative to the run folder if it is inside."""
-    folder = start.folder.resolve()
-    root = run.directory.resolve()
-    return str(folder.relative_to(root)) if folder.is_relative_to(root) else str(start.folder)
-
-
-def _build_rates(trainer: Trainer, engine: EngineInfo, global_batch_size: int) -> Rates:
-    training = trainer.training
-    return Rates(
-        global_batch_size=global_batch_size,
-        tokens=global_batch_size * training.seq_length,
-        world=engine.num_devices,
-        flops_per_token=flops_per_token(trainer.model, training.seq_length, CONVENTION),
-        peak_tflops=find_peak_tflops(engine.device_name, "bf16") if training.bf16 else None,
-    )
-
-
-def _build_reporter(
-    experiment: Experiment,
-    attempt: Attempt,
-    processes: Processes,
-    start: ResumePoint | None,
-    environ: Mapping[str, str],
-) -> TrainingReporter:
-    trainer = experiment.trainer
-    train_iters, first_step = trainer.training.train_iters, start.step if start else 0
-    loggers, note = open_loggers(experiment, attempt.run, first_step) if processes.is_first else ([], "")
-    if note:
-        attempt.say(note)
-    terminal = environ.get(PROGRESS_VARIABLE) if processes.is_first else None
-    return TrainingReporter(
-        attempt,
-        train_iters=train_iters,
-        log_interval=trainer.logging.log_interval,
-        loggers=loggers,
-        bar=_build_bar(terminal, train_iters, first_step),
-    )
-
-
-def _build_bar(terminal: str | None, train_iters: int, done: int) -> ProgressBar | None:
-    if not terminal:
-        return None
-    try:
-        return ProgressBar(terminal, train_iters, done)
-    except OSError:  # the terminal was closed in the meantime
-        return None
-
-
-def _build_saver(
-    experiment: Experiment,
-    attempt: Attempt,
-    processes: Processes,
-    data: Datasets,
-    engine: EngineInfo,
-    callbacks: CallbackList,
-) -> CheckpointSaver:
-    config = experiment.trainer.checkpoint
-    settings = CheckpointSettings(
-        backend=engine.backend,
-        library_version=engine.version,
-        folder=own_folder(config, attempt.run),
-        run=attempt.run.id,
-        keep_last_n=config.keep_last_n,
-        model=build_shape(experiment.trainer.model),
-        data_fingerprint=data.fingerprint,
-    )
-    return CheckpointSaver(settings, processes, partial(callbacks.call, "after_save"))

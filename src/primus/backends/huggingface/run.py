@@ -19,7 +19,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     transformers_version = _import_transformers()
     from primus.backends.huggingface.engine import TransformersEngine
     from primus.session.loop import train_with_engine
-    from primus.session.session import open_session
+    from primus.session.open_session import open_session
     from primus.session.torch_processes import describe_torch_engine, join_processes, seed_everything
 
     trainer = experiment.trainer

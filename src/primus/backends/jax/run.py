@@ -82,7 +82,8 @@ def _train_with_session(experiment: Experiment, attempt: Attempt, processes: Pro
     from primus.backends.jax.engine import JaxEngine
     from primus.backends.jax.sharding import plan_layout
     from primus.session.loop import train_with_engine
-    from primus.session.session import EngineInfo, open_session
+    from primus.session.open_session import open_session
+    from primus.session.session import EngineInfo
 
     trainer = experiment.trainer
     attempt.beat("init")

@@ -10,6 +10,7 @@ from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from primus import registry
 from primus.backends.megatron.backend_settings import group_settings, list_unused_settings
@@ -20,6 +21,11 @@ from primus.errors import UnfitError, UsageError
 from primus.patch import PATCHES, VARIABLE, chosen_names
 from primus.runs.attempt import Attempt
 from primus.session.engine_errors import explain_torch_errors, find_reason
+
+if TYPE_CHECKING:
+    import torch
+
+    from primus.backends.megatron.engine import EngineParts
 
 CPU_PATCH = "megatron-core-cpu"
 PACKAGE = "megatron-core"
@@ -34,7 +40,8 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     trainer = experiment.trainer
     _import_engine()
     from primus.session.loop import train_with_engine
-    from primus.session.session import data_parallel_size, open_session
+    from primus.session.open_session import open_session
+    from primus.session.session import data_parallel_size
     from primus.session.torch_processes import describe_torch_engine, join_processes, seed_everything
 
     timeout = timedelta(minutes=trainer.parallel.distributed_timeout_minutes)
@@ -62,26 +69,33 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         session = open_session(experiment, attempt, processes, info, os.environ, order_samples=order_samples)
         attempt.beat("init")
         from primus.backends.megatron.batches import BatchOptions
-        from primus.backends.megatron.engine import MegatronEngine, build_core_parts, join_single_process
+        from primus.backends.megatron.engine import MegatronEngine, join_single_process
 
         options = BatchOptions(session.masked_token, trainer.data.reset_attention_mask, session.data.eod_id)
         with join_single_process(device, attempt.world_size):
-            if driver.checkout is None:
-                settings = group_settings(trainer.backend_args)
-                uses_engine_layers = driver.uses_transformer_engine
-                parts = build_core_parts(
-                    trainer,
-                    device,
-                    session.global_batch_size,
-                    use_transformer_engine=uses_engine_layers,
-                    extra=settings,
-                )
-            else:
-                from primus.backends.megatron.checkout import build_checkout_parts
-
-                parts = build_checkout_parts(experiment, device, session.global_batch_size)
+            parts = _build_parts(experiment, driver, device, session.global_batch_size)
             engine = MegatronEngine(trainer, device, session.global_batch_size, options, parts)
             train_with_engine(session, engine)
+
+
+def _build_parts(
+    experiment: Experiment, driver: MegatronDriver, device: torch.device, global_batch_size: int
+) -> EngineParts:
+    """Model, optimizer and schedule, by the checkout of Megatron-LM if there is one."""
+    if driver.checkout is not None:
+        from primus.backends.megatron.checkout import build_checkout_parts
+
+        return build_checkout_parts(experiment, device, global_batch_size)
+    from primus.backends.megatron.engine import build_core_parts
+
+    trainer = experiment.trainer
+    return build_core_parts(
+        trainer,
+        device,
+        global_batch_size,
+        use_transformer_engine=driver.uses_transformer_engine,
+        extra=group_settings(trainer.backend_args),
+    )
 
 
 def choose_driver(device_type: str) -> MegatronDriver:

@@ -26,8 +26,10 @@ from primus.runs.attempt import Attempt
 from primus.session.bad_steps import BadStepDetector
 from primus.session.compute_timer import ComputeTimer
 from primus.session.engine_settings import describe_torch_settings
+from primus.session.open_session import open_session
 from primus.session.resume import CheckpointSearch, ResumePoint
-from primus.session.session import Session, open_session, report_setup
+from primus.session.session import Session
+from primus.session.setup_report import report_setup
 from primus.session.torch_processes import TorchProcesses, describe_torch_engine, seed_everything
 from primus.session.tuned_kernels import use_tuned_kernels
 from primus.session.tuned_products import add_tuned_products

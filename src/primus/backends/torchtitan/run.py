@@ -35,7 +35,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     write_engine_messages()
     from primus.backends.torchtitan.engine import TorchTitanEngine
     from primus.session.loop import train_with_engine
-    from primus.session.session import open_session
+    from primus.session.open_session import open_session
     from primus.session.torch_processes import describe_torch_engine, join_processes
 
     layout = plan_layout(trainer.training, trainer.parallel, attempt.world_size)

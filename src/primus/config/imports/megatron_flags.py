@@ -11,7 +11,8 @@ from typing import Any
 
 from primus.config.frameworks.known_keys import KnownKey, read_megatron_arguments
 from primus.config.imports.foreign_config import ForeignConfig
-from primus.config.schema import OWNERS, list_switch_keys
+from primus.config.schema import OWNERS
+from primus.config.schema_keys import list_switch_keys
 from primus.config.source import parse_scalar
 from primus.errors import find_nearest
 

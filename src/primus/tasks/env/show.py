@@ -18,14 +18,9 @@ from primus.launch.plan import Variable
 from primus.machine import network
 from primus.machine.assumed_machine import build_assumed_machine
 from primus.machine.cluster import ClusterLayout
-from primus.machine.environment import (
-    Assignment,
-    VariableChoice,
-    build_environment,
-    find_rocm_library,
-    find_torch_version,
-)
+from primus.machine.environment import build_environment, find_rocm_library, find_torch_version
 from primus.machine.facts import MachineFacts
+from primus.machine.variable_choice import Assignment, VariableChoice
 from primus.machine.workload import JobWorkload, build_workload
 from primus.redaction import redact_value
 from primus.report.table import format_table

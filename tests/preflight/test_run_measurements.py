@@ -11,7 +11,7 @@ from primus.machine.cluster import ClusterLayout
 from primus.machine.facts import MachineFacts
 from primus.machine.measurements import MeasuredFigure, RankMeasurements, RankResult
 from primus.machine.tree import FileTree
-from primus.preflight import session
+from primus.preflight import run_measurements
 from primus.preflight.node import PreflightNode
 from primus.preflight.options import Options
 from primus.runs.files import write_json
@@ -29,7 +29,7 @@ def hosts_in_doubt(folder: Path, *parts: RankResult, tests: str = "sanity") -> s
     node = PreflightNode(facts=MachineFacts(), tree=FileTree(), environ={}, layout=ClusterLayout(nnodes=3, nproc=1))
     outcome = RunOutcome(state="failed", exit_code=1)
     context = TaskContext(environ={}, launch=lambda: (Run(folder), outcome))
-    found = session._run_measurements(node, HOSTS, Options(tests=tests), context).findings
+    found = run_measurements.run_measurements(node, HOSTS, Options(tests=tests), context).findings
     return {finding.host for finding in found if finding.host and finding.status in ("unknown", "fail")}
 
 

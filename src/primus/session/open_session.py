@@ -1,0 +1,210 @@
+"""Open the session of a run: its data, the checkpoint that it starts from, and its reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from primus.callback import CONVENTION, CallbackList, choose_callbacks
+from primus.checkpoint.shape import build_shape
+from primus.config.schema import Experiment, Trainer, TrainingConfig
+from primus.data.training.dataset import Datasets
+from primus.data.training.loader import num_micro_batches
+from primus.machine.profile import find_peak_tflops
+from primus.model import flops_per_token
+from primus.runs.attempt import Attempt
+from primus.runs.store import Run
+from primus.session.bad_steps import BadStepDetector
+from primus.session.checkpoints import CheckpointSaver, CheckpointSettings
+from primus.session.data import OrderSamples, open_data
+from primus.session.loggers import check_packages, open_loggers
+from primus.session.processes import Processes
+from primus.session.progress import ProgressBar
+from primus.session.rates import Rates
+from primus.session.report import TrainingReporter
+from primus.session.resume import CheckpointSearch, ResumePoint, check_same_data, own_folder
+from primus.session.session import EngineInfo, Session
+
+PROGRESS_VARIABLE = "PRIMUS_PROGRESS"
+"""Path of the terminal that shows a bar; the launcher sets it."""
+
+
+def open_session(
+    experiment: Experiment,
+    attempt: Attempt,
+    processes: Processes,
+    engine: EngineInfo,
+    environ: Mapping[str, str],
+    prepare_search: Callable[[CheckpointSearch], object] | None = None,
+    order_samples: OrderSamples | None = None,
+) -> Session:
+    """Open the data of a run, find the checkpoint that it starts from, and prepare its reports.
+
+    Args:
+        experiment: That the run trains.
+        attempt: Of this process.
+        processes: That train together.
+        engine: That trains.
+        environ: Variables of this process.
+        prepare_search: Called before the search for a checkpoint, for what must be done to them first.
+        order_samples: The engine's own order of the samples (`dataloader: engine`).
+
+    Raises:
+        UsageError: The configuration does not fit the data, the processes or the checkpoint.
+        UnfitError: The data differs from that of the resumed or replayed run, or a package is missing.
+        PrimusError: The checkpoint cannot be read.
+    """
+    trainer = experiment.trainer
+    check_packages(trainer.logging)
+    choices = choose_callbacks(trainer.training.callbacks)
+    global_batch_size = _find_global_batch_size(trainer.training, engine.data_size)
+    attempt.beat("data")
+    data = open_data(trainer, attempt, global_batch_size, order_samples)
+    search = _build_search(trainer, attempt, processes, engine.backend)
+    if prepare_search is not None:
+        prepare_search(search)
+    start = _find_start(search, attempt, data)
+    callbacks = CallbackList()
+    session = Session(
+        experiment=experiment,
+        attempt=attempt,
+        processes=processes,
+        engine=engine,
+        data=data,
+        global_batch_size=global_batch_size,
+        callbacks=callbacks,
+        choices=choices,
+        reporter=_build_reporter(experiment, attempt, processes, start, environ),
+        rates=_build_rates(trainer, engine, global_batch_size),
+        search=search,
+        saver=_build_saver(experiment, attempt, processes, data, engine, callbacks),
+        bad_steps=BadStepDetector(trainer.training),
+        start=start,
+        step=start.step if start else 0,
+        consumed_samples=start.consumed_samples if start else 0,
+    )
+    # The loaded checkpoint need not be saved again.
+    session.saver.last_step = session.step
+    return session
+
+
+def _find_global_batch_size(training: TrainingConfig, data_size: int) -> int:
+    """Sequences in one optimizer step: as configured, or one micro batch for each replica of the model.
+
+    Raises:
+        UsageError: The micro batches of all replicas do not divide it.
+    """
+    global_batch_size = training.global_batch_size or training.micro_batch_size * data_size
+    num_micro_batches(global_batch_size, training.micro_batch_size, data_size)
+    return global_batch_size
+
+
+def _build_search(trainer: Trainer, attempt: Attempt, processes: Processes, backend: str) -> CheckpointSearch:
+    return CheckpointSearch(
+        attempt.run,
+        trainer.checkpoint,
+        build_shape(trainer.model),
+        processes,
+        say=attempt.say,
+        event=attempt.event,
+        backend=backend,
+    )
+
+
+def _find_start(search: CheckpointSearch, attempt: Attempt, data: Datasets) -> ResumePoint | None:
+    """The checkpoint to start from, printed and recorded."""
+    start = search.find_start()
+    if start is None and search.config.load is not None:
+        attempt.say(f"beginning with the weights of {search.config.load}")
+        return None
+    if start is None:
+        if attempt.number > 0:
+            attempt.say("no usable checkpoint of this run: training starts from scratch")
+        return None
+    check_same_data(start, attempt.run, data.fingerprint, search.config.allow_other_data)
+    what = "the weights of" if start.weights_only else "step"
+    name = start.folder.name if start.weights_only else str(start.step)
+    attempt.say(f"resuming from {what} {name} ({_format_start(start, attempt.run)})")
+    if start.manifest.world_size != search.processes.world and not start.weights_only:
+        attempt.say(
+            f"saved by {start.manifest.world_size} processes, resumed by {search.processes.world}:"
+            " the losses agree within rounding, not bit by bit"
+        )
+    attempt.event(
+        "checkpoint_loaded",
+        step=start.manifest.step,
+        path=_format_start(start, attempt.run),
+        weights_only=start.weights_only,
+        world_size=start.manifest.world_size,
+    )
+    return start
+
+
+def _format_start(start: ResumePoint, run: Run) -> str:
+    """A checkpoint's folder, relative to the run folder if it is inside."""
+    folder = start.folder.resolve()
+    root = run.directory.resolve()
+    return str(folder.relative_to(root)) if folder.is_relative_to(root) else str(start.folder)
+
+
+def _build_rates(trainer: Trainer, engine: EngineInfo, global_batch_size: int) -> Rates:
+    training = trainer.training
+    return Rates(
+        global_batch_size=global_batch_size,
+        tokens=global_batch_size * training.seq_length,
+        world=engine.num_devices,
+        flops_per_token=flops_per_token(trainer.model, training.seq_length, CONVENTION),
+        peak_tflops=find_peak_tflops(engine.device_name, "bf16") if training.bf16 else None,
+    )
+
+
+def _build_reporter(
+    experiment: Experiment,
+    attempt: Attempt,
+    processes: Processes,
+    start: ResumePoint | None,
+    environ: Mapping[str, str],
+) -> TrainingReporter:
+    trainer = experiment.trainer
+    train_iters, first_step = trainer.training.train_iters, start.step if start else 0
+    loggers, note = open_loggers(experiment, attempt.run, first_step) if processes.is_first else ([], "")
+    if note:
+        attempt.say(note)
+    terminal = environ.get(PROGRESS_VARIABLE) if processes.is_first else None
+    return TrainingReporter(
+        attempt,
+        train_iters=train_iters,
+        log_interval=trainer.logging.log_interval,
+        loggers=loggers,
+        bar=_build_bar(terminal, train_iters, first_step),
+    )
+
+
+def _build_bar(terminal: str | None, train_iters: int, done: int) -> ProgressBar | None:
+    if not terminal:
+        return None
+    try:
+        return ProgressBar(terminal, train_iters, done)
+    except OSError:  # the terminal was closed in the meantime
+        return None
+
+
+def _build_saver(
+    experiment: Experiment,
+    attempt: Attempt,
+    processes: Processes,
+    data: Datasets,
+    engine: EngineInfo,
+    callbacks: CallbackList,
+) -> CheckpointSaver:
+    config = experiment.trainer.checkpoint
+    settings = CheckpointSettings(
+        backend=engine.backend,
+        library_version=engine.version,
+        folder=own_folder(config, attempt.run),
+        run=attempt.run.id,
+        keep_last_n=config.keep_last_n,
+        model=build_shape(experiment.trainer.model),
+        data_fingerprint=data.fingerprint,
+    )
+    return CheckpointSaver(settings, processes, partial(callbacks.call, "after_save"))
