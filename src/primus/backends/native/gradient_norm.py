@@ -9,21 +9,26 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-ROW_ELEMENTS = 2**10
-"""Elements whose norm is float32: rounded to 6e-8 of it, which leaves 2e-10 of the norm of 25 M elements. PyTorch gives
-whole rows to its threads, so that their number does not change a bit; a sum of 2^15 elements or more to one value is
-cut at the number of threads (at::internal::GRAIN_SIZE, aten/src/ATen/native/TensorIteratorReduce.cpp)."""
+MAX_ROW_ELEMENTS = 2**10
+"""Elements whose norm is float32. PyTorch gives whole rows to its threads, so that their number changes no bit; a sum
+of 2^15 elements or more to one value is cut at the number of threads (at::internal::GRAIN_SIZE,
+aten/src/ATen/native/TensorIteratorReduce.cpp)."""
 CHUNK_ROWS = 2**14
 """Rows that are added up at once: below the limit above."""
+SHORT_VECTOR_ELEMENTS = 2**20
+"""Elements of a vector of which each is a row, so that where it is cut changes nothing."""
+VECTOR_ROW_ELEMENTS = 2**8
+"""Length of the rows of a longer vector. They depend on where it is cut, but then there are 4,096 or more, and what
+each rounds to float32 leaves 5e-10 of their sum."""
 
 
 def compute_gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
     """The 2-norm of all `gradients` together, the same on every process that holds a part of them.
 
-    On CPU the norms of short rows are added up in float64, because PyTorch adds a whole float32 tensor up in as many
-    partial sums as a vector register has elements, which loses 1e-5 of the norm at 1 M elements and 5e-3 at 67 M, so
-    that the loss depends on where a tensor is cut (aten/src/ATen/native/cpu/ReduceOpsKernel.cpp,
-    norm_kernel_cpu_impl). Devices reduce in trees.
+    On CPU the norms of rows are float32 and added up in float64, because PyTorch adds a whole float32 tensor up in as
+    many partial sums as a vector register has elements, which loses 1e-5 of the norm at 1 M elements and 5e-3 at 67 M
+    (aten/src/ATen/native/cpu/ReduceOpsKernel.cpp, norm_kernel_cpu_impl). Processes share a tensor by whole rows, so
+    that the norm does not depend on their number. Devices reduce in trees.
     """
     if not gradients or gradients[0].device.type != "cpu":
         norm = torch.nn.utils.get_total_norm(gradients)
@@ -31,7 +36,7 @@ def compute_gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
     # One total for each set of processes that share tensors: an all-reduce must not add up copies of one.
     parts: dict[tuple[dist.ProcessGroup, ...], list[Tensor]] = {}
     for gradient in gradients:
-        parts.setdefault(_groups_of_shards(gradient), []).append(_local_part(gradient).detach().flatten())
+        parts.setdefault(_groups_of_shards(gradient), []).append(_local_part(gradient).detach())
     totals = [_sum_of_squares(shared) for shared in parts.values()]
     for groups, total in zip(parts, totals, strict=True):
         for group in groups:
@@ -52,17 +57,18 @@ def _local_part(gradient: Tensor) -> Tensor:
 
 
 def _sum_of_squares(parts: Sequence[Tensor]) -> Tensor:
-    """The sum of squares of flat float32 tensors, in float64."""
-    norms, tails = [], []
-    for part in parts:
-        num_in_rows = part.numel() // ROW_ELEMENTS * ROW_ELEMENTS
-        if num_in_rows:
-            norms.append(torch.linalg.vector_norm(part[:num_in_rows].view(-1, ROW_ELEMENTS), dim=1))
-        if num_in_rows < part.numel():
-            tails.append(part[num_in_rows:])
-    if tails:
-        norms.append(torch.stack(torch._foreach_norm(tails, dtype=torch.float64)))
-    if not norms:
-        return torch.zeros((), dtype=torch.float64)
-    squares = torch.cat([norm.double() for norm in norms]).square_()
-    return torch.stack([chunk.sum() for chunk in squares.split(CHUNK_ROWS)]).sum()
+    """The sum of squares of float32 tensors, in float64."""
+    norms = torch.cat([norms.double() for part in parts for norms in _row_norms(part)])
+    return torch.stack([chunk.sum() for chunk in norms.square_().split(CHUNK_ROWS)]).sum()
+
+
+def _row_norms(part: Tensor) -> list[Tensor]:
+    """The norms of the rows of a tensor, where a row is its last dimension; those of longer rows are in pieces."""
+    if part.dim() > 1:
+        rows = part.reshape(-1, part.shape[-1])
+        return [torch.linalg.vector_norm(piece, dim=1) for piece in rows.split(MAX_ROW_ELEMENTS, dim=1)]
+    if part.numel() < SHORT_VECTOR_ELEMENTS:
+        return [part.double()]
+    rest = part.numel() % VECTOR_ROW_ELEMENTS
+    rows = part[: part.numel() - rest].view(-1, VECTOR_ROW_ELEMENTS)
+    return [torch.linalg.vector_norm(rows, dim=1), *_row_norms(part[part.numel() - rest :])]
