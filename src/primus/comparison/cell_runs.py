@@ -85,6 +85,7 @@ def run_cells(cells: Sequence[MatrixCell], harness: CellHarness) -> list[Compari
             result = _run_cell(cell, harness, waiting)
             if result is not None:
                 results[cell.name] = _keep_result(result, harness)
+        # All jobs are submitted before the first is waited for: a scheduler may run them at the same time.
         for cell, run in waiting:
             results[cell.name] = _keep_result(_wait_for_job(cell, run, harness), harness)
     return [results[cell.name] for cell in cells if cell.name in results]
@@ -93,11 +94,13 @@ def run_cells(cells: Sequence[MatrixCell], harness: CellHarness) -> list[Compari
 def _run_cell(cell: MatrixCell, harness: CellHarness, waiting: list[tuple[MatrixCell, Run]]) -> ComparisonResult | None:
     """Launch a cell; None if a scheduler has it, which is added to `waiting`."""
     before = list_runs(harness.folder.runs / cell.name)
+    # An earlier start of the harness has submitted the job, and was killed: it is not submitted twice.
     if before and _is_queued(before[-1]):
         waiting.append((cell, before[-1]))
         harness.say(f"  is a job already: {before[-1].directory}")
         return None
     end = _launch_cell(cell, harness)
+    # Only the run folder of this launch: the earlier ones are of attempts that failed.
     runs = list_runs(harness.folder.runs / cell.name)[len(before) :]
     if not runs:
         return _describe_failed_launch(cell, end, harness)
@@ -174,6 +177,7 @@ def _is_queued(run: Run) -> bool:
             "planned",
             "running",
         )
+    # A folder that is damaged has no job to wait for, and the cell runs again.
     except PrimusError:
         return False
 

@@ -99,6 +99,7 @@ class EnergyCounter:
             if value is None:
                 continue
             step = value - self._last.get(domain, value)
+            # The counter has wrapped around, at most once: at 1 kW a range of 262 kJ takes four minutes.
             self._total_uj += step if step >= 0 else step + (_read_number(domain / "max_energy_range_uj") or 0.0)
             self._last[domain] = value
         return self._total_uj / 1e6 if self.domains else None

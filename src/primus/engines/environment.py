@@ -83,6 +83,7 @@ def make_environment(name: str, engine: EngineRequirement, environ: Mapping[str,
     """
     folder = environment_folder(environ)
     prefix = folder / name
+    # Without the lock: an environment that is up to date may be in a folder that only others can write.
     if not (prefix.exists() and is_current(prefix, engine)):
         wanted = _find_wanted(engine)
         shared = _list_shared_folders()
@@ -150,6 +151,8 @@ def _hold_lock(folder: Path, name: str, environ: Mapping[str, str], say: Say) ->
     limit_s = float(environ.get("PRIMUS_LOCK_TIMEOUT_S") or LOCK_TIMEOUT_S)
     with file:
         deadline, is_waiting = time.monotonic() + limit_s, False
+        # flock(2) has no time limit, so it is polled: 0.2 s is short for an installation. The lock file is never
+        # removed, since a start that waits for a removed file would hold a lock that no other start sees.
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -181,6 +184,7 @@ def _replace_environment(prefix: Path, record: EnvironmentRecord, engine: Engine
     try:
         with log_path.open("w", encoding="utf-8") as log:
             _build_environment(building, record, engine, log, say)
+        # Between the two renames there is no environment; a start that looks then waits for the lock.
         _move_scripts(building, prefix)
         if prefix.exists():
             prefix.rename(old)
@@ -202,6 +206,7 @@ def _is_abandoned(folder: Path) -> bool:
     match = re.search(r"\.(?:new|old)-(\d+)@(.+)$", folder.name)
     if match is None:
         return False
+    # The process of another host cannot be asked whether it lives; 12 hours are far beyond any installation.
     if match[2] != socket.gethostname():
         return time.time() - folder.stat().st_mtime > 24 * LOCK_TIMEOUT_S
     try:
@@ -210,6 +215,7 @@ def _is_abandoned(folder: Path) -> bool:
         return True
     except PermissionError:
         return False
+    # The own id is that of an earlier process: in containers, process ids often repeat.
     return int(match[1]) == os.getpid()
 
 
@@ -229,6 +235,7 @@ def _build_environment(
     began = time.monotonic()
     _install_packages(building, record, engine, log, say)
     _verify_imports(building, engine, log)
+    # Last: the record says that the environment is complete, and that its engine can be imported.
     (building / RECORD_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
     added = len(list_package_versions([str(site)]))
     say(f"{engine.title}: {added} packages added in {time.monotonic() - began:.0f} s, import verified")
@@ -247,6 +254,7 @@ def _install_packages(
     present = {packages.normalize(name): version for name, version in installed.items()}
     requirements = _list_requirements(wanted, record.shared)
     constraints, overrides = building / "primus-constraints.txt", building / "primus-overrides.txt"
+    # pip sees the shared packages, and would replace those of FIXED: it gets their versions as constraints.
     fixed = {name: version for name, version in present.items() if FIXED.fullmatch(name)}
     pinned = {packages.normalize(each.split("==")[0]): each for each in (*wanted.pins, *requirements)}
     lines = [each for name, each in pinned.items() if name not in fixed and each not in requirements]
@@ -281,6 +289,7 @@ def _verify_imports(building: Path, engine: EngineRequirement, log: TextIO) -> N
     """
     names = engine.imports or (engine.module,)
     command = [*interpreter.code_command(str(building / "bin/python"), VERIFY), *names]
+    # PYTHONPATH may name another copy of the engine, which would be imported instead.
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     if _run_logged(command, log, environ, limit_s=IMPORT_TIMEOUT_S):
         raise UnfitError(
@@ -317,11 +326,13 @@ def _run_logged(
                 match = DOWNLOADS.match(line)
                 if match and say:
                     say(match[1])
+            # Reaches here after the output has ended: a limit works only for a command whose output is not read here.
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             log.write(f"Error: no response in {limit_s:g} s\n")
             code = 1
         finally:
+            # Also after Ctrl-C: an installer must not write into a folder that is being removed.
             if process.poll() is None:
                 process.kill()
         log.flush()

@@ -138,6 +138,7 @@ def _use_hipblaslt_file(environ: Mapping[str, str], facts: MachineFacts) -> Tune
         reason, file = f"{best[0]} is damaged", None
     if file is None or reason:
         return TunedSettings(notes=(f"tuned: hipBLASLt: not used: {reason}; run tune gemm again",))
+    # Named by its content: a file that is tuned again does not change under a run that has opened the old one.
     digest = hashlib.sha256(file.text.encode()).hexdigest()[:16]
     local = str(Path(tempfile.gettempdir()) / f"primus-{os.getuid()}" / f"hipblaslt-{digest}.txt")
     settings = _make_settings({HIPBLASLT_VARIABLE: local}, "gemm")

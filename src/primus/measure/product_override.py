@@ -34,6 +34,8 @@ class ProductOverride:
         if self._library is not None or not self._forms:
             return
         new_library: Any = torch.library.Library
+        # Entries of the dispatcher for the key CPU, which is below autograd: the kernels see forward and backward
+        # products, in all threads of the process, until `remove` restores the entries.
         self._library = new_library("aten", "IMPL")
         operators = {product.operator for product in self._forms}
         with warnings.catch_warnings():
@@ -53,6 +55,7 @@ class ProductOverride:
             self._library = None
 
     def _find_form(self, operator: Operator, a: torch.Tensor, b: torch.Tensor) -> Form | None:
+        # Shapes and strides repeat in each step: a product is described once, and then found in the dictionary.
         key = (operator, a.shape, b.shape, a.stride(), b.stride(), a.dtype)
         if key not in self._known:
             product = describe_product(operator, a, b)
@@ -73,6 +76,7 @@ class ProductOverride:
     ) -> torch.Tensor:
         form = self._find_form("addmm", a, b)
         if form is None or beta != 1 or alpha != 1:
+            # With `out=` another operator is called, `addmm.out`: `addmm` itself would call this kernel again.
             result = a.new_empty((a.shape[0], b.shape[1]))
             return torch.addmm(total, a, b, beta=beta, alpha=alpha, out=result)
         return form(a, b).add_(total)

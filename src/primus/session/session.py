@@ -140,6 +140,7 @@ class Session:
             consumed_samples=0 if dataset else self.consumed_samples,
             num_workers=self.trainer.data.num_workers if dataset is None else 0,
         )
+        # Only the batches of steps: the record says on what the model was trained.
         if dataset is None:
             batches.record = open_record(self.attempt, os.environ)
         return batches
@@ -176,6 +177,7 @@ class Session:
         Raises:
             BadSteps: The run cannot continue from it.
         """
+        # A skipped step counts as well: its samples are consumed.
         self.step += 1
         self.consumed_samples += self.global_batch_size
         self.callbacks.call("after_step")
@@ -213,6 +215,7 @@ class Session:
             time_s=round(seconds, 3),
         )
         self.callbacks.call("after_evaluation", report)
+        # Ends the phase `eval`, which has a longer hang time-out and began before the first batch was read.
         self.attempt.beat("train", self.step)
 
     def save(
@@ -229,6 +232,7 @@ class Session:
         Raises:
             PrimusError: It cannot be written; its folder is deleted.
         """
+        # The phase has a longer hang time-out, which ends with the heartbeat of the phase `train`.
         self.callbacks.call("before_save")
         self.attempt.beat("checkpoint", self.step)
         position = TrainingPosition(
@@ -253,6 +257,7 @@ class Session:
 
     def request_stop(self, reason: str) -> None:
         """End the training after this step as if it were the last."""
+        # The first reason counts. Other ranks learn of it in `choose_action`, before the next step.
         self.stop_reason = self.stop_reason or reason
 
     def print_line(self, text: str) -> None:

@@ -58,6 +58,7 @@ def _find_table(session: Session, given: str | None) -> Path | None:
     own = session.attempt.run.directory / TABLE_FILE
     if own.is_file():
         return own
+    # A run that began without a table continues without one: another form of a product rounds differently.
     is_resumed = session.attempt.number > 0 or session.step > 0
     return Path(given) if given and not is_resumed else None
 
@@ -99,12 +100,14 @@ class TunedProducts(Callback):
         self._is_reported = False
 
     def before_step(self) -> None:
+        # Both calls are free if nothing changes, so that a run that does not compare needs no other path.
         if not self._compares or is_tuned_step(self._session.step + 1):
             self._override.install()
         else:
             self._override.remove()
 
     def after_report(self, report: StepReport) -> None:
+        # Not in `before_train`: the shapes of the products are known after the first step.
         if self._is_reported or not self._override.seen:
             return
         self._is_reported = True

@@ -80,6 +80,7 @@ def keep_cache(cache: KernelCache, folder: Path, path: Path) -> None:
     os.replace(temporary, path.with_name(name))
     older = read_kernel_cache(path).archive if path.is_file() else ""
     write_json(path, structs.replace(cache, archive=name))
+    # Last: a run that has read the older description finds no archive, says so, and compiles.
     if older and older != name:
         path.with_name(older).unlink(missing_ok=True)
 
@@ -102,6 +103,7 @@ def unpack_cache(path: Path, cache: KernelCache) -> Path:
         if _hash_file(archive) != cache.sha256:
             raise PrimusError(f"{archive}: damaged: its checksum differs", "run tune inductor again")
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # In a folder that everybody can write, another user may have made it; the archive holds code that runs.
         if folder.parent.stat().st_uid != os.getuid():
             raise PrimusError(f"{folder.parent} belongs to another user", "set TMPDIR")
         # Renamed when it is complete: processes of one node unpack at the same time, and the first one wins.

@@ -216,6 +216,7 @@ class _Preparation:
         if found := self._find_prepared(key):  # another process has published while this one waited for the lock
             return found
         queue = shard_queue.open_shard_queue(stage, self.text.shards, self.folder.path, recipe.max_bad, self.job.output)
+        # In use until the files are published: `delete_unused` of another process must not remove finished shards.
         try:
             with self.folder.mark_in_use(queue):
                 results = self._encode_shards(key, queue)
@@ -325,6 +326,7 @@ class _Preparation:
         if not self.tokenizer:
             job, path = self.job, self.folder.path
             path.mkdir(exist_ok=True)
+            # With the lock also where it is trained already: `train_tokenizer_once` then reads it.
             with self._hold_lock("train a tokenizer for"):
                 self.say(f"training a byte-level BPE on {self.text}: {job.tokenizer}")
                 self.tokenizer = trained.train_tokenizer_once(

@@ -65,6 +65,7 @@ class Canary:
         """
         if self.tokenizer.fast is None:
             return []
+        # Counted over all batches: the first documents of the stream, not of each batch.
         first = max(0, FIRST - self.num_seen)
         self.num_seen += len(texts)
         chosen = [place for place, text in enumerate(texts) if place < first or _is_drawn(text)]
@@ -75,6 +76,7 @@ class Canary:
         ]
 
     def _build_sample(self, name: str, text: str, tokens: NDArray[np.integer[Any]]) -> CanarySample:
+        # A template may add tokens at the end: the ids of a beginning would end with them, those of the whole do not.
         beginning = text if self.add_special_tokens else self.tokenizer.safe_cuts(text, LONGEST)[0]
         # A copy: the caller reuses or frees the array of the batch, while the sample may wait for a check.
         return CanarySample(name, beginning, tokens.copy(), len(beginning) == len(text), self.add_special_tokens)

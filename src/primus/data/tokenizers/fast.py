@@ -127,6 +127,7 @@ class GigatokenEngine:
     @cached_property
     def _template(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         """Ids that the tokenizer's template adds before and after a text."""
+        # Found by example, since each kind of tokenizer describes its template differently.
         plain, whole = (self.exact.encode_batch(["a"], add)[0].tolist() for add in (False, True))
         starts = range(len(whole) - len(plain) + 1)
         start = next(start for start in starts if whole[start : start + len(plain)] == plain)
@@ -256,6 +257,7 @@ def _add_template(batch: Batch, before: NDArray[np.uint32], after: NDArray[np.ui
     wrapped = lengths + added
     ends = np.cumsum(wrapped)
     starts = ends - wrapped
+    # All rows at once: each index array holds the places of one part of every text in the result.
     result = np.empty(int(wrapped.sum()), np.uint32)
     result[starts[:, None] + np.arange(len(before))] = before
     result[ends[:, None] - np.arange(len(after), 0, -1)] = after

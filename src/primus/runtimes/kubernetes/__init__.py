@@ -77,6 +77,8 @@ def start(remote: RemoteLaunch, run_folder: Run | None, say: Say) -> int:
     assert run_folder is not None, "the plan has a file"
     options, environ = parse(remote.request.runtimes[0].words), remote.context.environ
     server = load_target(options.target_name)
+    # Three ends: rejected, and the caller removes the run folder; uncertain or interrupted, and the folder stays with
+    # the reason, since the job may exist; created, and the submission is recorded.
     try:
         wanted = job_spec.build_job_spec(remote, options, job_spec.existing_files(remote))
         place = server.resolve_place(options, environ)

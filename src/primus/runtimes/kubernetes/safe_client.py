@@ -175,6 +175,7 @@ def _list_workloads(server: SafeServer, place: Place, **query: object) -> Iterat
     offset = 0
     where = {"workspaceId": place.get("workspace"), **query}
     while True:
+        # Newest first: a job that is created between two pages repeats an item, and hides none.
         answer = server.get_json("/workloads", **where, offset=offset, limit=PAGE, sortBy="creationTime", order="desc")
         items = _read_workload_page(server, answer)
         if not all("workloadId" in item for item in items):
@@ -207,6 +208,7 @@ def states(place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict
         if item["workloadId"] in missing:
             missing.remove(item["workloadId"])
             found[item["workloadId"]] = _read_job_state(item)
+        # The jobs of a user are mostly recent: later pages are not read.
         if not missing:
             break
     return found | {each: JobState(state="gone", raw="NotFound", is_deleted=True) for each in missing}
@@ -259,8 +261,10 @@ class _SafeLogReader:
 
     def read(self, pod: str, *, follow: bool) -> None:
         path = f"/workloads/{quote_path_segment(self._job)}/pods/{quote_path_segment(pod)}/logs"
+        # A response holds what is there now, also with `follow`: the caller asks again after its polling interval.
         answer = self._server.get_json(path, tailLines=self._num_lines)
         new = [str(line).rstrip("\n") for line in answer.get("logs") or []]
+        # Without overlap, more than `num_lines` lines came between two requests, and those before `new` are lost.
         for line in new[_count_overlap(self._seen, new) :]:
             self._write(f"{line}\n")
         # Kept for the next request, which returns mostly the same lines.
@@ -342,6 +346,7 @@ def _read_job_state(item: Mapping[str, Any], pods: Sequence[PodView] = ()) -> Jo
         reason=reason,
         nodes=tuple(dict.fromkeys(pod.node for pod in pods if pod.node)),
         exit_code=codes[0] if codes and state == "failed" else 0 if state == "done" else None,
+        # The first dispatch is the start, not a restart.
         restarts=max(0, int(item.get("dispatchCount") or 0) - 1),
     )
 

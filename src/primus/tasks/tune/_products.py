@@ -329,6 +329,7 @@ def _compare_steps(search: ProductSearch, tuned: Sequence[TunedProduct]) -> Step
     file = search.folder / "comparison.json"
     identity = hashlib.sha256(msgspec.json.encode([(each.product.key, each.form) for each in tuned])).hexdigest()
     known = _read_comparison(file)
+    # Other forms, or another number of steps, need a new comparison.
     if known is not None and known.identity == identity and known.steps == search.options.steps:
         return known.comparison
     search.context.say(f"comparing {search.options.steps} real steps with and without tuned products")
@@ -394,6 +395,7 @@ def _read_old_table(path: Path, context: TaskContext) -> ProductTable | None:
     try:
         return read_product_table(path)
     except PrimusError as error:
+        # Moved, not removed: a person may have edited it.
         aside = path.with_suffix(".damaged")
         os.replace(path, aside)
         context.say(f"{error.problem}; it is moved to {aside}")

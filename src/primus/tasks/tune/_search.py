@@ -168,6 +168,7 @@ def _measure_all(
         if len(results) == before:
             if not is_waiting:
                 context.say(f"  waiting for {len(candidates) - before} trials of other processes")
+            # A claim ends with its process: the trial of one that was killed is free in a later round, and is run here.
             is_waiting = True
             time.sleep(POLL_S)
     return [results[index] for index in range(len(candidates))]
