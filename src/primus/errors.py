@@ -142,7 +142,7 @@ def _allowed_edits(word: str) -> int:
 
 def did_you_mean(word: str, valid: Iterable[str]) -> str:
     """A hint for an unknown `word`: the nearest valid name, else all valid names, or similar ones if there are many."""
-    valid = sorted(valid)
+    valid = sorted(set(valid))
     close = find_nearest(word, valid)
     if close:
         return f"did you mean '{close}'?"

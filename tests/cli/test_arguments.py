@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from fakes import cli
 from primus.cli.main import main
 from primus.machine.facts import Cpu, MachineFacts
 
+ROOT = Path(__file__).parents[2]
 CONFIG = "modules: {pre_trainer: {framework: abacus, model: tiny, overrides: {mock_data: true, seq_length: 8}}}\n"
 
 
@@ -62,6 +65,31 @@ PRETRAIN = "-- train pretrain --config e.yaml"
             "runtime 'grid' (cluster) cannot run inside 'box' (container)",
             "the order is cluster",
         ),
+        ("--nproc 2 direct -- runs list", "--nproc is an option of the runtime 'direct'", "primus-cli direct --nproc"),
+        ("direct -- --nproc=2 runs list", "--nproc is an option of the runtime 'direct'", "primus-cli direct --nproc"),
+        ("direct -- -- runs list", "unexpected word '--'", "'--' stands once before the task"),
+        ("direct -- runs -- list", "unexpected word '--'", "it separates runtimes and task: -- runs list"),
+        ("direct -- runs list -- x", "task 'runs list': unexpected word '--'", "options follow the task"),
+        (
+            "direct -- train pretrain -- --config e.yaml",
+            "task 'train pretrain': unexpected word '--'",
+            "options follow",
+        ),
+        (
+            "direct -- train pretrain \u2013-config e.yaml",
+            "\u2013-config: an option begins with hyphens",
+            "type --config",
+        ),
+        (
+            "direct -- benchmark gemm --dtype bf17",
+            "task 'benchmark': --dtype bf17: Invalid enum",
+            "did you mean 'bf16'?",
+        ),
+        (f"direct {PRETRAIN} --exp_name", "--exp_name: exp_name: it needs a value", "--exp_name VALUE"),
+        (f"direct {PRETRAIN} --train_iters --lr 1", "--train_iters: train_iters: it needs a value", ""),
+        (f"direct {PRETRAIN} --no_train_iters", "--no_train_iters: train_iters: it is not an on-off option", ""),
+        ("direct -- train pretrain --config .\\e.yaml", ".\\e.yaml: no such file", "did you mean 'e.yaml'?"),
+        ("direct -- train pretrain --config https://a/e.yaml", "https:/a/e.yaml: no such file", "this is a URL"),
         ("direct -- direct -- runs list", "runtime 'direct' (node) cannot run inside 'direct' (node)", "the order"),
         ("direct --nporc 2 -- runs list", "runtime 'direct': unknown option --nporc", "did you mean '--nproc'?"),
         ("direct --nproc -- runs list", "runtime 'direct': argument --nproc", "expected one argument"),
@@ -80,8 +108,8 @@ PRETRAIN = "-- train pretrain --config e.yaml"
             "task 'runs list': unknown option --workspce",
             "did you mean '--workspace'?",
         ),
-        ("direct -- runs show", "task 'runs show' needs run", "Run folder, run id"),
-        ("direct -- runs diff a", "task 'runs diff' needs b", "Second run."),
+        ("direct -- runs show", "task 'runs show' needs RUN", "Run folder, run id"),
+        ("direct -- runs diff a", "task 'runs diff' needs B", "Second run."),
         ("direct -- runs show nothing", "no run 'nothing' in output", "the workspace has no runs"),
         ("direct -- runs clean", "runs clean needs a condition", "--keep N"),
         ("direct -- runs clean --keep -1", "task 'runs clean': --keep -1: expected int >= 0", ""),
@@ -91,12 +119,12 @@ PRETRAIN = "-- train pretrain --config e.yaml"
             "",
         ),
         ("direct -- train pretrain", "train pretrain takes one of --config, --replay and --run", "nothing was given"),
-        (f"direct {PRETRAIN} --run x", "train pretrain takes one of", "--config and --run was given"),
+        (f"direct {PRETRAIN} --run x", "train pretrain takes one of", "--config and --run were given"),
         ("direct -- train pretrain --config none.yaml", "none.yaml: no such file", ""),
         ("direct -- train pretrain --config", "task 'train pretrain': argument --config", "expected one argument"),
         (f"direct {PRETRAIN} --train_iter 5", "--train_iter: unknown key 'train_iter'", "did you mean 'train_iters'?"),
         (f"direct {PRETRAIN} stray", "unexpected word 'stray'", "overrides are written --name value"),
-        (f"direct {PRETRAIN} -- --lr 1", "unexpected word '--'", ""),
+        (f"direct {PRETRAIN} -- --lr 1", "task 'train pretrain': unexpected word '--'", ""),
         ("direct -- train pretrain --replay nothing", "nothing is not a run folder", "list the runs with: runs list"),
         (
             "direct -- train pretrain --run . --lr 1",
@@ -225,3 +253,24 @@ def test_text_that_the_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
     words = ("direct", "--", "runs", "list", "--workspace", "läufe")
     done = cli.run(*words, cwd=tmp_path, PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stdout) == (0, "no runs in l\\xe4ufe\n")
+
+
+def test_a_global_option_is_accepted_before_the_task(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("direct -- --json runs list --workspace none".split()) == 0
+    assert capsys.readouterr().out == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("redirection", "expected"),
+    [(">/dev/full", (1, "primus-cli: <stdout>: No space left on device\n")), (">&-", (0, ""))],
+)
+def test_standard_output_may_be_full_or_closed(redirection: str, expected: tuple[int, str], tmp_path: Path) -> None:
+    words = ["sh", "-c", f'"$@" {redirection}', "sh", sys.executable, "-m", "primus", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=cli.environment())
+    assert (done.returncode, done.stderr) == expected
+
+
+def test_setup_has_help() -> None:
+    done = subprocess.run([ROOT / "primus-cli", "setup", "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "./primus-cli setup [--dev]" in done.stdout

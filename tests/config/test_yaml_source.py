@@ -80,7 +80,7 @@ def test_a_word_is_read_as_people_mean_it(text: str, value: Any) -> None:
         ("a: ${HOME:x\n", "exp.yaml:1: '${' without '}'"),
         ("a: ${HOME\n", "exp.yaml:1: '${' is not followed by a variable name in '${HOME'"),
         ("a: b\nc: ${a-b}\n", "exp.yaml:2: '${' is not followed by a variable name in '${a-b}'"),
-        ("a: 1\n---\nb: 2\n", "exp.yaml:2: but found another document"),
+        ("a: 1\n---\nb: 2\n", "exp.yaml:2: a second YAML document begins here"),
         ("a: 1\nb: !!int ten\n", "exp.yaml:2: this is not a int"),
         ("a: !!bool 3\n", "exp.yaml:1: this is not a bool"),
         ("a: !!float x\n", "exp.yaml:1: this is not a float"),
@@ -91,6 +91,7 @@ def test_a_word_is_read_as_people_mean_it(text: str, value: Any) -> None:
         ("# c\n\n[[a.b]]\n", "exp.yaml: this is TOML"),
         ("lr = 1e-4\n", "exp.yaml: this is TOML"),
         (b"a: \xff\n", "exp.yaml: not UTF-8 text (byte 3)"),
+        ("a: 1\n".encode("utf-16"), "exp.yaml: not UTF-8 text (byte 0)"),
         (b"a: \x00\n", "exp.yaml: not YAML"),
     ],
 )

@@ -79,7 +79,7 @@ def test_a_result_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_what_cannot_be_read_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     for words, expected in (
-        ("", "needs what"),
+        ("", "needs WHAT"),
         ("missing.log", "no such file or folder"),
         (str(tmp_path / "empty"), "the folder has no logs"),
     ):

@@ -256,7 +256,7 @@ def test_what_is_no_log_is_said(
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ([], "task 'diagnose' needs what"),
+        ([], "task 'diagnose' needs WHAT"),
         (["no-such-run"], "no run 'no-such-run'"),
         (["."], "no logs in"),
         (["night", "--attempt", "4"], "--attempt 4: the run has attempts 0 to 0"),

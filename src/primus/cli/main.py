@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from primus import __version__, redaction, registry
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError, escape_controls, format_error_place
@@ -24,10 +27,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    with redaction.scope(), redaction.redirected_streams():
+    with _missing_streams(), redaction.scope(), redaction.redirected_streams():
         redaction.learn(os.environ)
         redaction.learn_args(words)
         return _run_and_report_errors(words)
+
+
+@contextlib.contextmanager
+def _missing_streams() -> Iterator[None]:
+    """Replace standard streams that the caller has closed (`>&-`) by the null device while open."""
+    if sys.stdout and sys.stderr:
+        yield
+        return
+    before = sys.stdout, sys.stderr
+    with open(os.devnull, "w") as null:
+        sys.stdout, sys.stderr = sys.stdout or null, sys.stderr or null
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
 
 
 def _run_and_report_errors(words: list[str]) -> int:
@@ -61,9 +79,15 @@ def _report_error(error: Exception, message: str, words: list[str], exit_code: i
     return exit_code
 
 
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a write, which do not name the file."""
+
+
 def _format_unexpected_error(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.errno in _DISK_FULL:
+        return f"{error.strerror}\n  free space in the workspace and in the temporary folder"
     what = f"{type(error).__name__}: {error}"
     plug_in = registry.find_failing_plug_in(error)
     if plug_in and plug_in.is_origin:
@@ -82,6 +106,7 @@ def _redact_words(text: str, words: Sequence[str]) -> str:
 
 
 def _run_words(words: list[str], environ: Mapping[str, str]) -> int:
+    _check_dashes(words)
     unreadable = [word for word in words if not word.isascii() and not _is_unicode(word)]
     if unreadable:
         raise UsageError(f"{unreadable[0]!r} is not UTF-8 text")
@@ -92,7 +117,7 @@ def _run_words(words: list[str], environ: Mapping[str, str]) -> int:
 
         print(help_text.format_overview())
         return EXIT_OK
-    if first == "--version":
+    if first in ("--version", "-V", "version"):
         print(f"primus {__version__}")
         return EXIT_OK
     command = parse_command(ours)
@@ -104,6 +129,20 @@ def _run_words(words: list[str], environ: Mapping[str, str]) -> int:
     from primus.cli.dispatch import run_command  # help and --version need no plan, and start in half the time
 
     return run_command(launcher_file.apply_defaults(command, choice, environ), tuple(words), environ)
+
+
+_DASHED_OPTION = re.compile("(?P<dashes>[-\u2010-\u2015\u2212]+)(?P<name>[A-Za-z][\\w.-]*)(=.*)?", re.DOTALL)
+
+
+def _check_dashes(words: Sequence[str]) -> None:
+    """Refuse options that begin with a dash of a word processor or a web page, which is not the hyphen of options."""
+    for word in words:
+        match = _DASHED_OPTION.fullmatch(word)
+        if match and match["dashes"].strip("-"):
+            hyphens = "-" if len(match["name"]) == 1 else "--"
+            raise UsageError(
+                f"{word}: an option begins with hyphens, not with a dash", f"type {hyphens}{match['name']}"
+            )
 
 
 def _is_unicode(word: str) -> bool:

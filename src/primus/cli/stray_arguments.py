@@ -16,23 +16,12 @@ from primus.config.experiment_file import TOP_KEYS
 from primus.config.overrides import is_known
 from primus.config.schema import OWNERS
 from primus.errors import PrimusError, UsageError, find_nearest
+from primus.launch.option_owner import find_option_owner
 from primus.launch.request import LaunchRequest
-from primus.runtime import RUNTIMES
 from primus.task import Task
 
 FILES = (".yaml", ".yml", ".toml", ".json")
 """Extensions of files that may be meant as an experiment."""
-
-OTHER_NAMES = {
-    "nproc_per_node": "nproc",
-    "num_gpus": "nproc",
-    "gpus": "nproc",
-    "ngpus": "nproc",
-    "num_nodes": "nnodes",
-    "num_machines": "nnodes",
-    "machine_rank": "node_rank",
-}
-"""Options of `direct` as torchrun, accelerate and deepspeed name them (their --help)."""
 
 
 class _StrayArgument(Struct, frozen=True):
@@ -53,6 +42,11 @@ def check(extra: Sequence[str], task: Task, request: LaunchRequest) -> None:
     Raises:
         UsageError: A word is not an override, and its intended place is known.
     """
+    if "--" in extra:
+        raise UsageError(
+            f"task '{request.task}': unexpected word '--'",
+            "options follow the name of the task directly",
+        )
     own = [name for flag in flags.list_flags(task.Options) for name in flag.names if name.startswith("--")]
     for stray in _find_strays(extra):
         if not stray.word.startswith("-"):
@@ -98,26 +92,17 @@ def _check_file(word: str, own: Sequence[str], request: LaunchRequest) -> None:
 
 def _check_runtimes(stray: _StrayArgument, name: str, request: LaunchRequest) -> None:
     """Reject an option of a runtime; the runtimes of this command are tried first."""
-    chain = [segment.name for segment in request.runtimes]
-    for runtime in dict.fromkeys([*reversed(chain), *registry.list_plug_ins("runtimes")]):
-        spelling = _find_spelling(runtime, name)
-        if spelling is None:
-            continue
-        typed = shlex.join([spelling, *_list_values(stray)])
-        raise UsageError(
-            f"task '{request.task}': {name} is an option of the runtime '{runtime}'",
-            f"put it before the --: primus-cli {runtime} {typed} -- {request.task} ...",
-        )
+    owner = find_option_owner(name, reversed([segment.name for segment in request.runtimes]))
+    if owner is None:
+        return
+    runtime, spelling = owner
+    typed = shlex.join([spelling, *_list_values(stray)])
+    raise UsageError(
+        f"task '{request.task}': {name} is an option of the runtime '{runtime}'",
+        f"put it before the --: primus-cli {runtime} {typed} -- {request.task} ...",
+    )
 
 
 def _list_values(stray: _StrayArgument) -> tuple[str, ...]:
     _, equals, value = stray.word.partition("=")
     return (value,) if equals else stray.value
-
-
-def _find_spelling(runtime: str, name: str) -> str | None:
-    """The option of `runtime` that equals `name`, as that runtime spells it."""
-    options = registry.load_plug_in(RUNTIMES, runtime).Options
-    spellings = {each: flag.names[0] for flag in flags.list_flags(options) for each in flag.names}
-    other = OTHER_NAMES.get(name.lstrip("-").replace("-", "_"))
-    return spellings.get(name) or (spellings.get(f"--{other}") if other else None)

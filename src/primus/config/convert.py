@@ -121,6 +121,8 @@ def conversion_problem(item: Leaf | Tree, kind: Any, error: msgspec.ValidationEr
     reason = str(error).replace("`", "").replace("Expected", "expected").split(" - at")[0]
     if not isinstance(item, Leaf):
         return f"{reason} (a mapping)"
+    if isinstance(item.value, bool) and item.origin.startswith("--") and not item.typed:
+        return f"it needs a value: {item.origin} VALUE" if item.value else "it is not an on-off option"
     if reason.startswith("Invalid enum value"):
         choices = [str(choice) for option in union_members(kind) for choice in get_args(option)]
         close = find_nearest(str(item.value), choices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -76,7 +76,7 @@ def parse_options(
     missing = [flag for flag in flags if flag.required and flag.field not in values]
     if missing:
         doc = field_docs(options).get(missing[0].field, "")
-        raise UsageError(f"{what} needs {missing[0].names[0]}", doc)
+        raise UsageError(f"{what} needs {_format_name(missing[0])}", doc)
     return options(**values), unknown
 
 
@@ -95,11 +95,22 @@ def convert_flag_value(flag: Flag, value: Any, what: str) -> Any:
     try:
         return msgspec.convert(value, flag.kind, strict=False)
     except msgspec.ValidationError as error:
-        choices = [str(choice) for kind in _list_union_members(flag.kind) for choice in get_args(kind)]
+        choices = [str(choice) for kind in _list_union_members(flag.kind) for choice in _list_choices(kind)]
         reason = str(error).replace("`", "").replace("Expected", "expected").split(" - at")[0]
         reason = reason.replace(" | null", "").replace("null | ", "")
-        hint = did_you_mean(str(value), choices) if choices and isinstance(value, str) else ""
-        raise UsageError(f"{what}: {flag.names[0]} {value}: {reason}", hint) from None
+        typed = value if isinstance(value, list) else [str(value)]
+        wrong = next((word for word in typed if word not in choices), "")
+        hint = did_you_mean(wrong, choices) if choices else ""
+        raise UsageError(f"{what}: {_format_name(flag)} {' '.join(typed)}: {reason}", hint) from None
+
+
+def _list_choices(kind: Any) -> list[Any]:
+    """The members of a Literal, also of a sequence of one."""
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    return [
+        choice for each in get_args(kind) for member in _list_union_members(each) for choice in _list_choices(member)
+    ]
 
 
 def _make_flag(field: msgspec.structs.FieldInfo) -> Flag:
@@ -161,6 +172,8 @@ def _make_parser(flags: list[Flag], what: str) -> _Parser:
 
 
 def _unknown_word(word: str, flags: list[Flag], what: str) -> UsageError:
+    if word == "--":
+        return UsageError(f"{what}: unexpected word '--'", "it separates runtimes and task; options follow the task")
     if not word.startswith("-"):
         return UsageError(f"{what}: unexpected word '{word}'", "separate runtimes and task by ' -- '")
     names = [name for flag in flags for name in flag.names if name.startswith("-") and "_" not in name]
@@ -168,9 +181,13 @@ def _unknown_word(word: str, flags: list[Flag], what: str) -> UsageError:
     return UsageError(f"{what}: unknown option {name}", did_you_mean(name, names) if names else "it takes no options")
 
 
+def _format_name(flag: Flag) -> str:
+    return flag.field.upper() if flag.is_positional else flag.names[0]
+
+
 def _format_flag(flag: Flag) -> str:
     if flag.is_positional:
-        shown = flag.field.upper() + ("..." if flag.is_list else "")
+        shown = _format_name(flag) + ("..." if flag.is_list else "")
         return shown if flag.required else f"[{shown}]"
     names = [name for name in flag.names if "_" not in name]
     if flag.is_switch and flag.default:

@@ -68,19 +68,23 @@ def _is_value(option: str, word: str) -> bool:
 def _put_flag(tree: Tree, name: str) -> None:
     negated = _normalise_name(name)[-1].removeprefix("no_")
     if _normalise_name(name)[-1] not in OWNERS and negated in OWNERS:
-        _put_value(tree, negated, "false", shown=name)
+        _put_leaf(tree, negated, Leaf(False, f"--{name}", "false"))
         return
-    _put_value(tree, name, "true")
+    _put_leaf(tree, name, Leaf(True, f"--{name}", "true"))
 
 
-def _put_value(tree: Tree, name: str, text: str, shown: str | None = None) -> None:
+def _put_value(tree: Tree, name: str, text: str) -> None:
+    _put_leaf(tree, name, Leaf(parse_scalar(text), f"--{name}", text, typed=True))
+
+
+def _put_leaf(tree: Tree, name: str, leaf: Leaf) -> None:
     path = _normalise_name(name)
     for part in path[:-1]:
         below = tree.setdefault(part, {})
         if isinstance(below, Leaf):
             raise UsageError(f"--{name}: '{part}' already has a value")
         tree = below
-    tree[path[-1]] = Leaf(parse_scalar(text), f"--{shown or name}", text, typed=True)
+    tree[path[-1]] = leaf
 
 
 def _normalise_name(name: str) -> list[str]:

@@ -284,14 +284,24 @@ def _read_text(path: Path, shown: str) -> str:
             raise UsageError(f"{shown}: larger than {MOST_BYTES >> 20} MiB", "this is not a configuration file")
         return content.decode("utf-8-sig")
     except FileNotFoundError:
-        siblings = [each.name for each in path.parent.glob("*.y*ml")]
-        raise UsageError(f"{shown}: no such file", did_you_mean(path.name, siblings)) from None
+        raise UsageError(f"{shown}: no such file", _suggest_file(path)) from None
     except UnicodeDecodeError as error:
-        raise UsageError(f"{shown}: not UTF-8 text (byte {error.start})") from None
+        hint = "it is UTF-16 text; save it as UTF-8" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else ""
+        raise UsageError(f"{shown}: not UTF-8 text (byte {error.start})", hint) from None
     except OSError as error:
         raise UsageError(f"{shown}: cannot be read: {error.strerror}") from None
     except ValueError as error:  # a NUL character in its name
         raise UsageError(f"{shown}: cannot be read: {error}") from None
+
+
+def _suggest_file(path: Path) -> str:
+    """A hint for a file that does not exist."""
+    if re.match(r"[a-z]+:/", str(path)):  # Path has removed the second slash
+        return "this is a URL; download the file first"
+    slashed = Path(str(path).replace("\\", "/"))
+    if slashed != path and slashed.is_file():
+        return f"did you mean '{slashed}'?"
+    return did_you_mean(path.name, [each.name for each in path.parent.glob("*.y*ml")])
 
 
 def _syntax_problem(shown: str, text: str, error: yaml.MarkedYAMLError) -> str:
@@ -300,6 +310,8 @@ def _syntax_problem(shown: str, text: str, error: yaml.MarkedYAMLError) -> str:
     written = text.splitlines()[line : line + 1]
     if written and "\t" in written[0][: len(written[0]) - len(written[0].lstrip())]:
         return f"{shown}:{line + 1}: a tab indents this line; YAML allows only spaces"
+    if error.problem == "but found another document":
+        return f"{shown}:{line + 1}: a second YAML document begins here; a file holds one"
     return f"{shown}:{line + 1}: {error.problem or error.context}"
 
 
@@ -317,13 +329,14 @@ class _TreeReader:
         tree: Tree = {}
         own = self.own_keys.setdefault(id(node), {id(key_node) for key_node, _ in node.value})
         self.loader.flatten_mapping(node)
-        seen: set[str] = set()
+        seen: dict[str, yaml.Node] = {}
         for key_node, value_node in node.value:
             key = str(_construct_value(self.loader, key_node))
             if key in seen:
-                raise UsageError(f"{self.format_place(key_node)}: key '{key}' is given twice")
+                first = seen[key].start_mark.line + 1
+                raise UsageError(f"{self.format_place(key_node)}: key '{key}' is given twice", f"first in line {first}")
             if id(key_node) in own:  # keys that `<<` merges in may be overridden
-                seen.add(key)
+                seen[key] = key_node
             _learn_secrets(key, value_node)
             tree[key] = (
                 self.read_mapping(value_node)

@@ -84,6 +84,9 @@ def parse_command(argv: Sequence[str]) -> Command:
             raise UsageError(f"'{runtimes[-1].name}' without a task cannot run inside '{runtimes[0].name}'")
         _check_order(runtimes)
         return Command(GlobalOptions(**given), LaunchRequest(runtimes=tuple(runtimes), task=""))
+    if rest:
+        rest[0], more = _take_leading_globals(rest[0])
+        given |= more
     task, own = _find_task(rest, runtimes, is_help)
     own, passed_through = _split_passed_through(own)
     own, more = _take_globals(own)
@@ -157,6 +160,12 @@ def _take_globals(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     return [word for word in words if word not in GLOBAL_WORDS], given
 
 
+def _take_leading_globals(words: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """`_take_globals` for the options before the name of a task."""
+    num_options = next((i for i, word in enumerate(words) if word not in GLOBAL_WORDS), len(words))
+    return words[num_options:], _take_globals(words[:num_options])[1]
+
+
 def _asks_help(words: Sequence[str]) -> bool:
     return any(word in HELP_WORDS for word in words)
 
@@ -177,6 +186,9 @@ def _make_runtime_error(words: Sequence[str]) -> UsageError:
     if _task_name(words, tasks) or head in {name.split()[0] for name in tasks}:
         return UsageError(f"'{head}' is a task; a runtime comes first", f"primus-cli direct -- {' '.join(words)}")
     if head.startswith("-"):
+        misplaced = _make_misplaced_option_error(words, [word for word in words if is_runtime(word)])
+        if misplaced:
+            return misplaced
         return UsageError(
             f"unknown option {head}",
             did_you_mean(head, ["--dry-run", "--debug", "--json", "--config", "--no-config", "--version", "--help"]),
@@ -212,16 +224,34 @@ def _task_name(words: Sequence[str], tasks: Sequence[str]) -> str | None:
 
 def _make_subtask_error(words: Sequence[str], group: Sequence[str]) -> UsageError:
     subtasks = [task.split()[1] for task in group]
+    if words[1:2] == ["--"]:
+        return UsageError(
+            "unexpected word '--'", f"it separates runtimes and task: -- {' '.join([words[0], *words[2:]])}"
+        )
     if len(words) < 2 or words[1].startswith("-"):
         return UsageError(f"'{words[0]}' needs one of: {', '.join(subtasks)}")
     return UsageError(f"no task '{words[0]} {words[1]}'", did_you_mean(words[1], subtasks))
 
 
+def _make_misplaced_option_error(words: Sequence[str], runtimes: Sequence[str]) -> UsageError | None:
+    """The error for an option that begins `words` and belongs to a runtime; `runtimes` are those of the command."""
+    from primus.launch.option_owner import find_option_owner  # loads argparse
+
+    option = words[0].partition("=")[0]
+    owner = find_option_owner(option, reversed(runtimes))
+    if owner is None:
+        return None
+    runtime, spelling = owner
+    return UsageError(
+        f"{option} is an option of the runtime '{runtime}'",
+        f"put it behind the runtime, and before the --: primus-cli {runtime} {spelling} ... -- <task>",
+    )
+
+
 COUNTERPARTS = {
     "projection": "config check and --dry-run check an experiment without running it",
-    "image": "docker or podman builds an image; container --image runs in it",
 }
-"""Tasks of AMD-AGI/Primus, and words that its users try, that are not available, with what comes nearest."""
+"""Tasks of AMD-AGI/Primus that are not available, with what comes nearest."""
 
 
 def _make_task_error(words: Sequence[str], runtimes: list[RequestSegment], tasks: Sequence[str]) -> UsageError:
@@ -239,6 +269,12 @@ def _make_task_error(words: Sequence[str], runtimes: list[RequestSegment], tasks
         commands = "|".join(registry.load_plug_in(RUNTIMES, name).COMMANDS)
         own = f", or primus-cli {name} {commands}" if commands else ""
         return UsageError("no task is given", f"primus-cli {name} -- <task>{own}; see primus-cli {name} --help")
+    if words[0] == "--":
+        return UsageError("unexpected word '--'", "'--' stands once before the task")
+    if words[0].startswith("-"):
+        misplaced = _make_misplaced_option_error(words, [segment.name for segment in runtimes])
+        if misplaced:
+            return misplaced
     heads = {task.split()[0] for task in tasks}
     names = [*heads, *registry.list_plug_ins("runtimes")]
     kind = "runtime or task" if find_nearest(words[0], registry.list_plug_ins("runtimes")) else "task"

@@ -20,13 +20,27 @@ class RedactingStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        self._stream.write(redact(text))
+        with self._naming_errors():
+            self._stream.write(redact(text))
         # The length of the original text, which callers compare with what they passed.
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
+
+    def flush(self) -> None:
+        with self._naming_errors():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _naming_errors(self) -> Iterator[None]:
+        """Add the name of the stream to an error such as that of a full disk; the kernel does not tell it."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = error.filename or getattr(self._stream, "name", None)
+            raise
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -47,8 +47,10 @@ def prepare(options: Options, context: TaskContext) -> LaunchJob | None:
     """
     chosen = [name for name in ("config", "replay", "run") if getattr(options, name)]
     if len(chosen) != 1:
-        given = " and ".join(f"--{name}" for name in chosen) or "nothing"
-        raise UsageError(f"train pretrain takes one of --config, --replay and --run; {given} was given")
+        problem = "train pretrain takes one of --config, --replay and --run"
+        if not chosen:
+            raise UsageError(f"{problem}; nothing was given", "train pretrain --config examples/quickstart.yaml")
+        raise UsageError(f"{problem}; {' and '.join(f'--{name}' for name in chosen)} were given")
     job = _choose_training_job(options, context)
     stage = _find_tuning_stage(options, context)
     if stage is not None:
