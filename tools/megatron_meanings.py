@@ -3,7 +3,8 @@
 Effects: `numbers` changes what is trained; `speed` changes speed or memory; `report` changes logs, metrics and
 profiles; `checkpoint` changes how checkpoints are written and read; `launch` changes how processes are supervised;
 `data` changes in which order data are read, which is the same for all engines here; `other` belongs to tasks other
-than the training of a language model; `model` describes a shape that a preset of the same name has here.
+than the training of a language model, or to optimizers other than Adam; `model` describes a shape that a preset of the
+same name has here.
 
 Sources: megatron/training/arguments.py and megatron/core/transformer/transformer_config.py of Megatron-LM;
 primus/configs and primus/backends/megatron of AMD-AGI/Primus.
@@ -95,6 +96,7 @@ ARGUMENT_EFFECTS = {
         bert_binary_head flash_decode inference_* cache_mla_latents mask_prob sample_rate short_seq_prob
         retriever_seq_length yaml_cfg decoder_num_layers mamba_inference_* encoder_num_layers
         relative_attention_* perform_rl_step
+        muon_* sgd_momentum lion_beta*
     """,
 }
 """Arguments with another effect than their group's, by patterns; the first match of a longer pattern counts."""

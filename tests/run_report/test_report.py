@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -107,6 +108,28 @@ def test_a_profile_says_what_steps_wait_for(make_run: MakeRun) -> None:
     assert next(iter(list_changes(report).values())) == pytest.approx(0.6)
     (run.directory / "t.json").write_text("{}")
     assert "the profile is not analysed" in build_report(run).facts.notes[0], "a damaged trace does not stop the report"
+
+
+@pytest.mark.parametrize(
+    ("started", "change"),
+    [
+        ({"backend": "torchtitan"}, "set compile: true, or raise micro_batch_size"),
+        ({"backend": "torchtitan", "compiled": True}, None),
+        ({"backend": "megatron"}, "raise micro_batch_size"),
+        ({"backend": "jax"}, None),
+    ],
+)
+def test_compilation_is_suggested_where_the_engine_has_it(
+    make_run: MakeRun, started: dict[str, Any], change: str | None
+) -> None:
+    profile = {"kind": "profile", "first_step": 5, "last_step": 5, "files": ["t.json"]}
+    run = make_run([(1.0, 0.0)] * 30, started=started, after=[profile])
+    writer = TraceWriter()
+    writer.add("cpu_op", "aten::mm", 0, 40)
+    writer.add("cpu_op", "aten::mm", 100, 140)
+    writer.write(run.directory / "t.json")
+    named = [each.change for each in build_report(run).changes if "larger operators" in each.change]
+    assert [each.startswith(change or "-") for each in named] == ([True] if change else [])
 
 
 def test_runs_that_failed_or_have_no_steps_or_metadata_are_reported(make_run: MakeRun) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import shutil
@@ -82,9 +83,18 @@ def test_an_engine_is_reported_like_native(make_run: Callable[..., Run], train: 
     assert all(step["tokens_per_s"] > 0 and step["tflops_per_device"] > 0 for step in steps)
     assert [event["step"] for event in read_kind(run, "eval")] == [3, 6]
     assert [event["step"] for event in read_kind(run, "checkpoint_saved")] == [2, 4, 6]
-    assert read_kind(run, "run_started")[0]["backend"] == "bigram"
+    (started,) = read_kind(run, "run_started")
+    assert started["backend"] == "bigram" and started["compiled"] is False
     assert read_kind(run, "training_ended")
     assert engine.is_closed
+
+
+def test_a_run_that_its_engine_compiles_is_recorded_as_compiled(make_run: Callable[..., Run]) -> None:
+    run = make_run(compile=True, train_iters=1, lr_warmup_iters=0)
+    attempt = Attempt(run, 0, rank=0, local_rank=0, world_size=1, console=None)
+    with contextlib.closing(attempt):
+        train_bigrams(experiment.experiment_of(run), attempt, compiles=True)
+    assert read_kind(run, "run_started")[0]["compiled"] is True
 
 
 def test_an_engine_gets_the_initial_weights_under_hub_names(make_run: Callable[..., Run], train: Train) -> None:

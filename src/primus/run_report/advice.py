@@ -20,6 +20,8 @@ RECOMPUTED_SHARE = 0.25
 LOW_MFU = 0.3
 FREE_SHARE = 0.5
 """Share of memory in use below which a larger micro batch fits."""
+COMPILING_BACKENDS = ("native", "torchtitan")
+"""Those that accept `compile: true`, and do not compile without it."""
 
 
 class SuggestedChange(Struct, frozen=True, kw_only=True):
@@ -159,13 +161,15 @@ def _suggest_pauses(facts: RunFacts, trace: TraceReport | None) -> Iterator[Sugg
 
 
 def _suggest_compilation(facts: RunFacts, trace: TraceReport | None) -> Iterator[SuggestedChange]:
-    if trace is None or facts.started.get("compiled") or facts.started.get("backend") == "jax":
+    backend = facts.started.get("backend", "native")
+    if trace is None or facts.started.get("compiled") or backend == "jax":
         return
     found = trace.breakdown
     lost = found.idle.host_us + found.idle.kernel_us
     what = "kernels wait for their launch" if found.timeline == "device" else "the host works between operators"
+    compile_or = "set compile: true, or " if backend in COMPILING_BACKENDS else ""
     yield SuggestedChange(
-        change="set compile: true, or raise micro_batch_size, so that there are fewer and larger operators",
+        change=f"{compile_or}raise micro_batch_size, so that there are fewer and larger operators",
         reason=f"{what} {lost / found.total_us:.0%} of the profiled time",
         gain=lost / found.total_us if found.total_us else 0.0,
         gain_of="step",

@@ -53,7 +53,8 @@ def train_with_engine(session: Session, engine: Engine) -> None:
     try:
         load_start(run)
         add_callbacks(run)
-        report_setup(session)
+        # The launch asks for torch.compile by `compile: true`; JAX compiles whatever the key says.
+        report_setup(session, compiled=session.engine.compiles and session.trainer.training.compile is True)
         if is_complete(session):
             return
         session.callbacks.call("before_train")

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from primus.backends.jax.engine import JaxEngine
+from primus.backends.jax.model import sum_rows_pairwise
 from primus.backends.jax.sharding import plan_layout
 from primus.config.schema import Trainer
 
@@ -96,6 +97,14 @@ def skip_nonfinite() -> dict[str, object]:
     value = engine.step(list(engine_steps.draw_tokens()[0]), 1e-3)
     after = np.asarray(engine.weights["model.embed_tokens.weight"])
     return {"skipped": value.skipped, "unchanged": bool((before == after).all())}
+
+
+def sum_losses() -> float:
+    """Largest error of the mean of losses that is due to their summation in float32."""
+    values = 6.25 + 0.1 * np.random.default_rng(0).standard_normal((20, 8, 64))
+    losses = values.astype(np.float32)
+    add = jax.jit(lambda losses_BS: sum_rows_pairwise(losses_BS).sum() / losses_BS.size)
+    return max(abs(float(add(each)) - each.astype(np.float64).mean()) for each in losses)
 
 
 if __name__ == "__main__":

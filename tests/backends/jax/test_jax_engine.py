@@ -19,7 +19,7 @@ TIME_LIMIT_S = 280
 
 XLA_FLAGS = "--xla_backend_optimization_level=0"
 """Compiles in 60 % of the time; these programs are run only a few times."""
-SCRIPTS = ("compare_kinds", "compare_settings", "resume", "skip_nonfinite")
+SCRIPTS = ("compare_kinds", "compare_settings", "resume", "skip_nonfinite", "sum_losses")
 
 
 def run_scripts(folder: Path, *names: str, flags: str = "") -> dict[str, Any]:
@@ -74,3 +74,7 @@ def test_a_resumed_engine_gives_the_same_bits_and_its_weights_have_hub_names(one
 
 def test_a_step_that_is_not_finite_is_skipped(one_device: dict[str, Any]) -> None:
     assert one_device["skip_nonfinite"] == {"skipped": True, "unchanged": True}
+
+
+def test_summing_losses_costs_two_units_in_the_last_place_at_most(one_device: dict[str, Any]) -> None:
+    assert one_device["sum_losses"] <= 2 * 2**-21, "float32 between 4 and 8; one sum after the other has 3e-6"

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from primus.backends.megatron.support import check_experiment as check_megatron
 from primus.config.frameworks.pipeline_stages import format_layout
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import OWNERS, ModelSpec, Trainer
@@ -156,6 +157,12 @@ def test_keys_of_primus_without_effect_are_one_note(tmp_path: Path) -> None:
     (note,) = resolved.notes
     assert "log_avg_skip_iterations, stderr_sink_level (reports only)" in note
     assert "use_turbo_gemm (speed or memory only)" in note
+
+
+def test_arguments_of_other_optimizers_do_not_keep_megatron_core_from_training(tmp_path: Path) -> None:
+    resolved = resolve(tmp_path, {"muon_momentum": 0.95, "sgd_momentum": 0.8, "device": "cpu"})
+    check_megatron(resolved.experiment)
+    assert "muon_momentum, sgd_momentum (other tasks or optimizers only)" in resolved.notes[0]
 
 
 def test_keys_of_primus_at_their_defaults_are_not_mentioned(tmp_path: Path) -> None:

@@ -55,8 +55,9 @@ def build_step(settings: ModelSettings, optimizer: optax.GradientTransformation,
     def take_step(
         state: TrainState, tokens_MBS: Array, targets_MBS: Array, learning_rate: Array
     ) -> tuple[TrainState, StepNumbers]:
-        scale = 1.0 / jnp.maximum((targets_MBS != IGNORED_TARGET).sum(), 1).astype(jnp.float32)
-        loss, gradients = _accumulate_gradients(state.weights, tokens_MBS, targets_MBS, scale, settings)
+        num_targets = jnp.maximum((targets_MBS != IGNORED_TARGET).sum(), 1).astype(jnp.float32)
+        loss_sum, gradients = _accumulate_gradients(state.weights, tokens_MBS, targets_MBS, 1.0 / num_targets, settings)
+        loss = loss_sum / num_targets
         grad_norm = compute_norm(gradients)
         divisor = jnp.maximum(grad_norm / clip_grad, 1.0) if clip_grad else jnp.ones(())
         clipped = jax.tree.map(lambda gradient: gradient / divisor, gradients)
@@ -96,17 +97,22 @@ def _list_matrices(weights: Weights) -> dict[str, bool]:
 def _accumulate_gradients(
     weights: dict[str, Array], tokens_MBS: Array, targets_MBS: Array, scale: Array, settings: ModelSettings
 ) -> tuple[Array, dict[str, Array]]:
-    """Loss and gradients of scale x the summed loss, added up over the micro batches."""
+    """Summed loss, and gradients of scale x the summed loss, added up over the micro batches."""
 
-    def compute_scaled_loss(weights: dict[str, Array], tokens_BS: Array, targets_BS: Array) -> Array:
-        return scale * compute_loss_sum(weights, tokens_BS, targets_BS, settings)
+    def compute_scaled_loss(weights: dict[str, Array], tokens_BS: Array, targets_BS: Array) -> tuple[Array, Array]:
+        loss_sum = compute_loss_sum(weights, tokens_BS, targets_BS, settings)
+        return scale * loss_sum, loss_sum
+
+    def compute_gradients(tokens_BS: Array, targets_BS: Array) -> tuple[Array, dict[str, Array]]:
+        (_, loss_sum), gradients = jax.value_and_grad(compute_scaled_loss, has_aux=True)(weights, tokens_BS, targets_BS)
+        return loss_sum, gradients
 
     def add_micro_batch(
         total: tuple[Array, dict[str, Array]], batch: tuple[Array, Array]
     ) -> tuple[tuple[Array, dict[str, Array]], None]:
-        return jax.tree.map(jnp.add, total, jax.value_and_grad(compute_scaled_loss)(weights, *batch)), None
+        return jax.tree.map(jnp.add, total, compute_gradients(*batch)), None
 
     if tokens_MBS.shape[0] == 1:
-        return jax.value_and_grad(compute_scaled_loss)(weights, tokens_MBS[0], targets_MBS[0])
+        return compute_gradients(tokens_MBS[0], targets_MBS[0])
     zeros = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, weights))
     return jax.lax.scan(add_micro_batch, zeros, (tokens_MBS, targets_MBS))[0]

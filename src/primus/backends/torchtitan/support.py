@@ -15,7 +15,6 @@ from primus.model import num_query_groups
 from primus.session.checks import check_loop, check_session
 
 ANOTHER_FRAMEWORK = "choose another model or framework"
-ON_GPUS = "train on GPUs, or change it"
 
 
 @cache
@@ -53,16 +52,19 @@ def check_for_cpu(trainer: Trainer) -> None:
         UsageError: Something needs a GPU.
     """
     parallel = trainer.parallel
-    refused = {
-        "context_parallel_size": (parallel.context_parallel_size > 1, "attention over several processes"),
-        "expert_model_parallel_size": (parallel.expert_model_parallel_size > 1, "the exchange of tokens of experts"),
-        "reset_attention_mask": (trainer.data.reset_attention_mask, "attention within documents"),
-        "attention_sinks": (trainer.model.attention_sinks, "attention sinks"),
-        "fp8": (trainer.training.fp8 is not None, "8-bit floating point"),
-    }
-    for key, (is_asked, what) in refused.items():
-        if is_asked:
-            raise UsageError(f"{key}: {_format_value(trainer, key)}: torchtitan has {what} on GPUs only", ON_GPUS)
+    needs_gpu = [
+        ("context_parallel_size", parallel.context_parallel_size, 1, "attention over several processes"),
+        ("expert_model_parallel_size", parallel.expert_model_parallel_size, 1, "the exchange of tokens of experts"),
+        ("reset_attention_mask", trainer.data.reset_attention_mask, False, "attention within documents"),
+        ("attention_sinks", trainer.model.attention_sinks, False, "attention sinks"),
+        ("fp8", trainer.training.fp8, None, "8-bit floating point"),
+    ]
+    for key, value, on_cpu, what in needs_gpu:
+        if value != on_cpu:
+            raise UsageError(
+                f"{key}: {format_yaml_value(value)}: torchtitan has {what} on GPUs only",
+                f"set {key}: {format_yaml_value(on_cpu)}, or train on GPUs",
+            )
 
 
 def _list_model_problems(spec: ModelSpec) -> Iterator[tuple[str, str, str]]:

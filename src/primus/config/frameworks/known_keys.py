@@ -15,8 +15,8 @@ PACKAGE = Path(__file__).parents[2]
 
 Effect = Literal["numbers", "speed", "report", "checkpoint", "launch", "data", "other", "model"]
 """What a setting changes: what is trained (`numbers`), speed or memory, logs and metrics, how checkpoints are written,
-how processes are supervised, the order of the data, tasks other than the training of a language model, or the shape of
-a model that has a preset of the same name here."""
+how processes are supervised, the order of the data, other tasks and optimizers than the training of a language model by
+Adam, or the shape of a model that has a preset of the same name here."""
 
 
 class KnownKey(Struct, frozen=True, kw_only=True):

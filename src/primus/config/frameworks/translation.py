@@ -196,7 +196,7 @@ _CARRIED = {
     "launch": "supervision only",
     "checkpoint": "checkpoint files only",
     "data": "the order of the data, which is the same for all engines",
-    "other": "other tasks only",
+    "other": "other tasks or optimizers only",
 }
 
 
