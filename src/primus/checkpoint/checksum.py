@@ -32,7 +32,7 @@ def compute_checksum(path: Path, algorithm: str) -> str:
         OSError: The file cannot be read.
     """
     digest = create_hash(algorithm)
-    # One buffer for all blocks: memory for each would be faulted in anew.
+    # One buffer for all blocks: memory for each would be faulted in again.
     buffer = memoryview(bytearray(min(READ_BYTES, path.stat().st_size)))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):

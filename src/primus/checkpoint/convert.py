@@ -89,7 +89,7 @@ def _open_training_state(opened: OpenedCheckpoint, settings: TargetSettings) -> 
         return None, "weights only: --no-optimizer"
     if settings.to == "huggingface" or opened.found.format == "huggingface":
         return None, "weights only: the format of Hugging Face has no optimizer state"
-    from primus.checkpoint.formats.training_states import open_training_state  # with torch.distributed.checkpoint
+    from primus.checkpoint.formats.optimizer_state import open_training_state  # with torch.distributed.checkpoint
 
     training = open_training_state(opened)
     if training is None:

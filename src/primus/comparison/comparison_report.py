@@ -91,7 +91,7 @@ class CellPair(Struct, frozen=True, kw_only=True):
     ratio: RatioEstimate | None
     """How many times as fast A is as B; None where there is no fair one."""
     refusal: str
-    """Why there is no ratio; beside a ratio, why it is not fair."""
+    """Why there is no ratio, or why the ratio is not fair."""
 
 
 class ComparisonReport(Struct, frozen=True, kw_only=True):

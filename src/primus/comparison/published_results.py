@@ -1,4 +1,4 @@
-"""Published results: a table with sources, drawn beside measured results and marked, never part of a ratio."""
+"""Published results: a table with sources, drawn next to measured results and marked, never part of a ratio."""
 
 from __future__ import annotations
 

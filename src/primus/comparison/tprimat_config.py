@@ -114,7 +114,7 @@ def _list_settings(values: Mapping[str, str], sizes: Mapping[str, int], batch: i
 
 
 def _describe_model(name: str, values: Mapping[str, str]) -> MatrixModel:
-    """A model with its data and tokenizer; Qwen has data of its own, since its token ids differ from those of Llama."""
+    """A model with its data and tokenizer; Qwen has its own data, since its token ids differ from those of Llama."""
     preset, tokenizer = MODELS[name]
     prefix = f"{values['DATA_DIR']}/{values['DATASET']}-train" + ("" if name == "llama" else f"-{name}")
     return MatrixModel(preset=preset, settings={"train_data_path": prefix, "tokenizer_model": tokenizer})

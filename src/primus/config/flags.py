@@ -81,9 +81,10 @@ def parse_options(
 
 
 def describe_flags(options: type[Struct]) -> list[tuple[str, str]]:
-    """Each flag as it is typed, with its meaning and default, for help."""
+    """Each flag as it is typed, with its meaning and default, for help; positional arguments first."""
     docs = field_docs(options)
-    return [(_format_flag(flag), docs.get(flag.field, "") + _format_default(flag)) for flag in list_flags(options)]
+    flags = sorted(list_flags(options), key=lambda flag: not flag.is_positional)
+    return [(_format_flag(flag), docs.get(flag.field, "") + _format_default(flag)) for flag in flags]
 
 
 def convert_flag_value(flag: Flag, value: Any, what: str) -> Any:
@@ -191,7 +192,7 @@ def _format_flag(flag: Flag) -> str:
         return shown if flag.required else f"[{shown}]"
     names = [name for name in flag.names if "_" not in name]
     if flag.is_switch and flag.default:
-        names = [f"--no-{name[2:]}" for name in names]
+        names += [f"--no-{name[2:]}" for name in names]
     return ", ".join(names) if flag.is_switch else f"{', '.join(names)} {_format_placeholder(flag)}"
 
 
@@ -209,7 +210,7 @@ def _format_default(flag: Flag) -> str:
     if flag.required:
         return " (required)"
     if flag.is_switch:
-        return " (default: on; this option turns it off)" if flag.default else ""
+        return " (default: on)" if flag.default else ""
     is_silent = flag.default in (None, "", (), []) or flag.default is msgspec.NODEFAULT
     shown = " ".join(flag.default) if flag.is_list and not is_silent else flag.default
     return "" if is_silent else f" (default: {shown})"

@@ -83,7 +83,7 @@ def find_tuned_file(environ: Mapping[str, str], kind: str, known: Mapping[str, s
         agreeing = sum(header.valid_for.get(name) == value for name, value in known.items())
         if best is None or (agreeing, header.created) > best[:2]:
             best = (agreeing, header.created, path, header)
-    if best is None:  # whoever reads a damaged file says so
+    if best is None:  # the code that reads a damaged file reports it
         return (damaged, TunedFile()) if damaged else None
     return best[2:]
 

@@ -93,7 +93,7 @@ def list_head_products(spec: ModelSpec, tokens: int) -> list[LinearLayer]:
 def measure_layer_products(
     context: BenchmarkContext, layers: Sequence[LinearLayer], head: Sequence[LinearLayer], dtype: str
 ) -> Iterator[BenchmarkRow]:
-    """A row for each product and direction, then the sums of one layer; the head is no part of them."""
+    """A row for each product and direction, then the sums of one layer, which do not include the head."""
     found: list[tuple[LinearLayer, BenchmarkRow]] = []
     for layer in (*layers, *head):
         for direction in DIRECTIONS:

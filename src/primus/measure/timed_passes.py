@@ -27,7 +27,7 @@ def measure_passes(
 ) -> BenchmarkRow:
     """The row of passes that each return their seconds; `amount` is counted in each, in `unit` without its `/s`.
 
-    The first pass is no sample: it creates what later passes reuse.
+    The first pass is not a sample: it creates what later passes reuse.
     """
     context.wait_for_all(f"waiting for all ranks before {format_case(case)}")
     with context.limit_time(format_case(case)):

@@ -89,7 +89,7 @@ def _list_files(folder: Path) -> Iterator[Path]:
         for name in sorted(names):
             path = Path(place, name)
             is_log = name.endswith(SUFFIXES) or MARK in name
-            # The newest log of each rank has a link beside the folders of the attempts.
+            # The newest log of each rank has a link next to the folders of the attempts.
             if is_log and not name.startswith(".") and not path.is_symlink():
                 yield path
 

@@ -73,7 +73,7 @@ def read_problems(files: Iterable[Path]) -> list[GemmProblem]:
             text = file.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise PrimusError(f"{file}: cannot be read: {error.strerror}") from None
-        # The last line of a process that was killed may be cut off: without -m, -n and -k it is no problem.
+        # The last line of a process that was killed may be cut off: without -m, -n and -k it is skipped.
         for line in text.splitlines():
             args = parse_log_line(line)
             if args:

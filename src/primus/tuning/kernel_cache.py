@@ -19,7 +19,7 @@ FORMAT = 1
 
 
 class KernelCache(TunedFile, frozen=True, kw_only=True):
-    """An archive and what it is valid for; its file stands beside the archive."""
+    """An archive and what it is valid for; its file is next to the archive."""
 
     format: int = FORMAT
     archive: str

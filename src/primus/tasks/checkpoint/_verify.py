@@ -41,7 +41,7 @@ def verify_conversion(planned: PlannedConversion, spec: ModelSpec, target: Path,
         PrimusError: A tensor or the logits differ.
     """
     from primus.checkpoint.formats.open import open_checkpoint
-    from primus.checkpoint.formats.training_states import open_training_state
+    from primus.checkpoint.formats.optimizer_state import open_training_state
 
     weights = planned.weights
     tensors = weights.list_tensors()

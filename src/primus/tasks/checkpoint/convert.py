@@ -41,8 +41,7 @@ class Options(SourceOptions, frozen=True, kw_only=True):
     tokenizer: str | None = None
     """Folder whose tokenizer files are copied for --to huggingface; by default the source."""
     optimizer: bool = True
-    """Convert the state of AdamW and the position of the run, too, so that training continues from the target;
-    --no-optimizer converts the weights only."""
+    """Convert the state of AdamW and the position of the run, too, so that training continues from the target."""
     verify: bool = False
     """Read the target again and compare every tensor, and the logits where native or transformers can compute them."""
 

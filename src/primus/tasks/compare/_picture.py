@@ -82,7 +82,7 @@ def _draw_differences(
 def _list_differences(
     reference: Sequence[float | None], other: Sequence[float | None], *, relative: bool = False
 ) -> list[float | None]:
-    """The difference at each common step; None where one of both is no number."""
+    """The difference at each common step; None where one of them is not a number."""
     return [
         None if ours is None or theirs is None else abs(ours - theirs) / ((abs(ours) or 1.0) if relative else 1.0)
         for ours, theirs in zip(reference, other, strict=False)

@@ -35,9 +35,9 @@ class Options(Struct, frozen=True, kw_only=True):
     output: str | None = None
     """Folder of the files; `report` in the first folder of results when omitted."""
     allow_unfair: bool = False
-    """Give pairs that are not fair a ratio as well, with the reason beside it."""
+    """Also give a ratio for pairs that are not fair, with the reason next to it."""
     published: str | None = None
-    """Published results to draw beside the measured ones: a YAML table, or `shipped` for the one that comes with
+    """Published results to draw next to the measured ones: a YAML table, or `shipped` for the one that comes with
     primus."""
     prices: str | None = None
     """YAML file with the price of an hour of each device, its source and date."""

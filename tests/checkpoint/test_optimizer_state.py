@@ -20,7 +20,7 @@ from primus.checkpoint.convert import TargetFormat, TargetSettings, compare_weig
 from primus.checkpoint.family import BUFFERS
 from primus.checkpoint.formats.dcp import DcpFolder
 from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint
-from primus.checkpoint.formats.training_states import open_training_state
+from primus.checkpoint.formats.optimizer_state import open_training_state
 from primus.checkpoint.training_state import MOMENTS, AdamSettings, SavedPosition, TrainingState
 from primus.checkpoint.weights import TensorDict
 from primus.cli.main import main
