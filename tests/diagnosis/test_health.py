@@ -103,3 +103,9 @@ def test_megatron_names_the_rank_that_had_the_value(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text(line + "\n")
     found = diagnose_logs([tmp_path / "a.log"])
     assert found.cause and found.cause.signature == "not-finite" and found.first_rank == 3
+
+
+def test_the_rank_of_an_unknown_exception_is_that_of_its_line(tmp_path: Path) -> None:
+    lines = ["Traceback (most recent call last):", '  File "my.py", line 3, in <module>', "    f()", "Odd: no words"]
+    (tmp_path / "all.log").write_text("\n".join(f"[rank9]: {line}" for line in lines) + "\n")
+    assert diagnose_logs([tmp_path / "all.log"]).first_rank == 9

@@ -244,7 +244,9 @@ def _add_log_ending(
         return diagnosis
     lines = [text for text in ending.lines if text.strip()]
     tail = tuple(log_line.shorten_line(text) for text in lines[-NUM_TAIL:])
-    rank = diagnosis.first_rank if diagnosis.first_rank is not None else ending.log.rank
+    error_rank = None if ending.is_cascade else log_line.find_rank(ending.error)
+    ranks = (diagnosis.first_rank, ending.log.rank, error_rank)
+    rank = next((each for each in ranks if each is not None), None)
     host = diagnosis.first_host or evidence.find_host(rank)
     has_reason = bool(evidence.failures or (diagnosis.reason and diagnosis.first_rank is not None))
     diagnosis = structs.replace(diagnosis, tail=tail, tail_file=ending.log.name, first_rank=rank, first_host=host)

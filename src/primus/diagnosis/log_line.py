@@ -24,10 +24,13 @@ _LOCAL_RANK = re.compile(r"local_rank:? (\d+)|^\s*\[default(\d+)\]:")
 _TASK = re.compile(r"\btask (\d+): |^ *(\d+): ")
 _HOST = re.compile(
     r"srun: error: ([\w.-]+): task|\[NODE-\d+\(([\w.-]+)\)\]|\] attempt \d+ on ([\w.-]+)|^\s*host\s+: ([\w.-]+)"
-    r"|\*\*\* (?:STEP|JOB) \S+ ON ([\w.-]+)|^(?:\[[^\]]*\]:? ?)?([A-Za-z][\w.-]*):\d+:\d+ \[\d+\]"
+    r"|srun: error: Node failure on ([\w.-]+)"
+    r"|\*\*\* (?:STEP|JOB) \S+ ON ([\w.-]+)(?![\w.-]| CANCELLED AT \S+ DUE TO NODE FAILURE)"
+    r"|^(?:\[[^\]]*\]:? ?)?([A-Za-z][\w.-]*):\d+:\d+ \[\d+\]"
     r"|\bnode ([\w.-]+), device \d"
-    r"|connect to host ([\w.-]+) port|Connection to ([\w.-]+) closed"
+    r"|connect to host ([\w.-]+) port|Connection to ([\w.-]+) closed|^\S+@([\w.-]+): Permission denied \("
 )
+"""Where Slurm ends a step because a node is lost, the line names the node that writes it, which is another one."""
 _TIMESTAMP = r"20\d\d-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)? (?:std(?:out|err) [FP] )?"
 _RANK_PREFIX = r"\s{0,3}\[(?:default|rank)[ -]?\d+\]:? ?|\s{0,3}\d+: |\s{0,3}\([\w.-]+ pid=\d+(?:, ip=[\d.]+)?\) ?"
 _PREFIX = re.compile(rf"^(?:{_RANK_PREFIX}|{_TIMESTAMP})+")
