@@ -1,15 +1,19 @@
 """Measure the extraction of steps from logs of Megatron-LM: bytes per CPU second of one core, and peak memory.
 
     python benchmarks/log_extraction.py --megabytes 200 --rounds 5
+    python benchmarks/log_extraction.py --pipe-gigabytes 5
 
-Three logs are generated: lines of steps only, of Primus (pairs of values), and one in which three of four lines say
-something else. Each is read in a process of its own, at its size and at a quarter of it: memory must not grow.
+Logs are generated: lines of steps only, of Primus (pairs of values), one in which three of four lines say something
+else, and two of several ranks. Each is read in a process of its own, at its size and at a quarter of it. Memory grows
+with the steps that are kept, by 8 bytes for each value, until there are 262,144; then it is constant. The pipe shows
+that for a log of any size, without a file.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -65,10 +69,19 @@ def format_steps(line: str, others: str = "") -> Iterator[str]:
         )
 
 
+def format_ranks(ranks: int, line: str) -> Iterator[str]:
+    """Lines of all ranks, in an order that changes with each step."""
+    rng = random.Random(1)
+    for text in format_steps(line):
+        yield "".join(f"[default{rank}]:{text}" for rank in rng.sample(range(ranks), ranks))
+
+
 KINDS: dict[str, Callable[[], Iterator[str]]] = {
     "Megatron-LM": lambda: format_steps(STEP),
     "Primus": lambda: format_steps(PRIMUS),
     "Megatron-LM, with other lines": lambda: format_steps(STEP, OTHERS),
+    "Megatron-LM, 2 ranks": lambda: format_ranks(2, STEP),
+    "Megatron-LM, 64 ranks": lambda: format_ranks(64, STEP),
 }
 
 
@@ -86,7 +99,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=float, default=200.0)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pipe-gigabytes", type=float, default=0.0, help="read a log of this size from a pipe instead")
     options = parser.parse_args()
+    if options.pipe_gigabytes:
+        read_pipe(options.pipe_gigabytes)
+        return
     records = []
     print(f"{'log':32} {'MB/s':>6} {'least':>6} {'MiB':>6} {'MiB, a quarter':>15}")
     with tempfile.TemporaryDirectory() as folder:
@@ -103,6 +120,19 @@ def main() -> None:
             print(f"{kind:32} {statistics.median(rates):6.0f} {min(rates):6.0f} {whole:6.0f} {quarter:15.0f}")
             records.append({"log": kind, "mb_per_s": rates, "peak_mib": whole, "peak_mib_of_a_quarter": quarter})
     print(json.dumps(records))
+
+
+def read_pipe(gigabytes: float) -> None:
+    """Write a log to a pipe while it is read, and print the memory of the reader."""
+    with tempfile.TemporaryDirectory() as folder:
+        pipe = Path(folder, "pipe")
+        os.mkfifo(pipe)
+        reader = subprocess.Popen([sys.executable, "-c", PROGRAM, str(pipe)], stdout=subprocess.PIPE, text=True)
+        steps = write_log(pipe, format_steps(STEP), 1000 * gigabytes)
+        output, _ = reader.communicate()
+    rate, peak, found, unread = json.loads(output)
+    assert reader.returncode == 0 and found == steps and not unread
+    print(f"{gigabytes:.1f} GB, {steps:,} steps: {rate:.0f} MB/s, at most {peak:.0f} MiB")
 
 
 def read_in_process(file: Path) -> list[float]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from primus.errors import UsageError
-from primus.training_logs.read_log import BLOCK, READERS, TrainingLog, read_log
+from primus.training_logs.log_stream import BLOCK
+from primus.training_logs.read_log import READERS, TrainingLog, read_log
 
 GENUINE: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "genuine_lines.yaml").read_text())
 
@@ -78,7 +81,7 @@ def test_a_long_log_with_restarts_and_odd_lines_equals_one_that_is_read_line_by_
     lines[700] = format_line(701, loss="")
     lines += ["restarted", *(format_line(step, time_ms=600) for step in range(2501, 4001))]
     fast = read_text(tmp_path, join_lines(*lines))
-    monkeypatch.setattr("primus.training_logs.formats.megatron.MegatronReader.read_columns", lambda self, lines: None)
+    monkeypatch.setattr("primus.training_logs.formats.megatron.MegatronReader.read_rows", lambda self, lines: None)
     slow = read_text(tmp_path, join_lines(*lines))
     assert list_steps(fast) == list_steps(slow) == list(range(1, 4001))
     for name, column in slow.steps.columns.items():
@@ -259,3 +262,78 @@ def test_damaged_lines_are_counted_and_nothing_else_happens(seed: int, tmp_path:
     steps = list_steps(log)
     assert steps == sorted(set(steps)) and all(map(math.isfinite, steps))
     assert all(len(column) == len(steps) for column in log.steps.columns.values())
+
+
+def list_rank_lines(ranks: int, prefix: str, *, twice: bool = False) -> list[str]:
+    """Lines of all ranks in an order that changes, with a restart, a NaN loss, and steps of other widths."""
+    rng = random.Random(ranks)
+    lines = []
+    for attempt, steps in enumerate((range(1, 700), range(500, 1300))):
+        for step in steps:
+            clock = f"{attempt}{step // 3600}:{step // 60 % 60:02}:{step % 60:02}"
+            group = []
+            for rank in rng.sample(range(ranks), ranks):
+                # Primus prints memory; the first ranks print no loss.
+                loss = "" if rank < ranks - 2 else "nan" if step % 97 == 0 else f"{9 / step + attempt:.6E}"
+                line = format_line(
+                    step, prefix=prefix.format(rank=rank, clock=clock), time_ms=900 + step % 201, loss=loss
+                )
+                group += [f"{line} hip mem usage/free/total/usage_ratio: {rank}.25GB/1.0GB/2.0GB/50% |"] * (1 + twice)
+            lines += group
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("ranks", "prefix", "twice"),
+    [
+        (1, "[2025-05-27 {clock}]", False),
+        (2, "[2025-05-27 {clock}.123456]", False),
+        (2, "[20251121 {clock}][rank-{rank}/2][INFO ] :", True),
+        (12, "[default{rank}]:[2025-05-27 {clock}]", False),
+        (12, "[rank{rank}]:", False),
+    ],
+)
+def test_many_lines_of_ranks_equal_those_that_are_read_line_by_line(
+    ranks: int, prefix: str, twice: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = join_lines(*list_rank_lines(ranks, prefix, twice=twice))
+    fast = read_text(tmp_path, text)
+    with monkeypatch.context() as patch:
+        for name in ("read_rows", "read_block"):
+            patch.setattr(f"primus.training_logs.formats.megatron.MegatronReader.{name}", lambda self, lines: None)
+        slow = read_text(tmp_path, text)
+    assert list_steps(fast) == list_steps(slow) == list(range(1, 1300))
+    assert fast.steps.columns.keys() == slow.steps.columns.keys()
+    for name in slow.steps.columns:
+        assert fast.steps.list_values(name) == slow.steps.list_values(name), name
+    for name in ("attempts", "num_ranks", "num_repeated", "num_nonfinite_losses", "num_unread", "num_lines"):
+        assert getattr(fast, name) == getattr(slow, name), name
+    assert (len(fast.attempts), fast.num_ranks) == (2, 2 * ranks if twice else ranks)
+
+
+def test_a_pipe_is_read_once_and_may_be_compressed(tmp_path: Path) -> None:
+    text = join_lines("a line of a launcher", *(format_line(step) for step in range(1, 900))).encode()
+    for data in (text, gzip.compress(text)):
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        writer = threading.Thread(target=pipe.write_bytes, args=(data,))
+        writer.start()
+        log = read_log(pipe)
+        writer.join()
+        pipe.unlink()
+        assert (list_steps(log), log.num_lines, log.num_bytes) == (list(range(1, 900)), 900, len(text))
+
+
+def test_a_line_of_many_megabytes_is_skipped(tmp_path: Path) -> None:
+    file = tmp_path / "job.log"
+    with file.open("wb") as log_file:
+        log_file.write((format_line(1) + "\n").encode())
+        log_file.seek(200_000_000, os.SEEK_CUR)
+        log_file.write(("\n" + format_line(2) + "\n").encode())
+    assert list_steps(read_log(file, "megatron")) == [1, 2]
+
+
+def test_progress_bars_without_newlines_are_lines(tmp_path: Path) -> None:
+    bars = "".join(f"\r{step}%|#  |" for step in range(2 * BLOCK // 10))
+    log = read_text(tmp_path, f"{format_line(1)}\n{bars}\r{format_line(2)}\r\n", "megatron")
+    assert list_steps(log) == [1, 2]

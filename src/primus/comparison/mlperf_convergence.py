@@ -19,7 +19,7 @@ from msgspec import Struct
 from primus.errors import PrimusError, UsageError
 from primus.statistics import compute_t_quantile
 from primus.training_logs.formats.mlperf import TOKEN, read_mlperf_line
-from primus.training_logs.read_log import open_log, split_blocks
+from primus.training_logs.log_stream import open_log, split_blocks
 from primus.training_logs.step_reader import LogLineError
 
 LEVEL = 0.05
@@ -154,8 +154,8 @@ def read_converged_run(path: Path) -> ConvergedRun:
     benchmark, batch_size, count, status = "", math.nan, math.inf, ""
     try:
         with open_log(path) as file:
-            for lines, _ in split_blocks(file):
-                for line in lines:
+            for block, _ in split_blocks(file):
+                for line in block.split(b"\n"):
                     if TOKEN not in line:
                         continue
                     found = read_mlperf_line(line)

@@ -17,6 +17,7 @@ SUFFIXES = (".log", ".txt", ".out", ".err", ".log.gz", ".txt.gz", ".out.gz")
 RANK = re.compile(r"(?:rank|node|worker|proc|gpu|host)[-_.]?(\d+)|(?<=/)(\d+)(?=/std(?:out|err)\.log$)")
 """Number of a rank in a path; torchrun writes `ATTEMPT/RANK/stdout.log`."""
 ATTEMPT = re.compile(r"(?:attempt|restart|try)[-_.]?(\d+)|(?<=\.tfevents\.)(\d+)[^/]*")
+STDIN = Path("/dev/stdin")
 STREAM = re.compile(r"std(?:out|err)(?=\.log$)")
 
 
@@ -43,8 +44,8 @@ def find_logs(words: Sequence[str]) -> list[LogGroup]:
     """
     groups: list[LogGroup] = []
     for word in words:
-        path = Path(word)
-        if path.is_file():
+        path = STDIN if word == "-" else Path(word)
+        if path.is_file() or path.is_fifo() or path == STDIN:
             groups.append(LogGroup(word, (RunLogFile(path, None, 0),)))
         elif path.is_dir():
             found = _group_files(path)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import gzip
 import math
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO
 
 from msgspec import Struct, field
 
@@ -26,8 +24,10 @@ from primus.training_logs.formats.nanotron import NanotronReader
 from primus.training_logs.formats.nemo import NeMoReader
 from primus.training_logs.formats.primus import PrimusReader
 from primus.training_logs.formats.torchtitan import TorchtitanReader
-from primus.training_logs.step_merger import LogAttempt, LogStep, StepMerger
+from primus.training_logs.log_stream import LogStream, open_log, select_lines, split_blocks
+from primus.training_logs.step_merger import LogAttempt, StepMerger
 from primus.training_logs.step_reader import LogEvaluation, LogLineError, StepReader
+from primus.training_logs.step_rows import LogStep
 from primus.training_logs.step_table import StepTable
 
 READERS: tuple[type[StepReader], ...] = (
@@ -36,8 +36,6 @@ READERS: tuple[type[StepReader], ...] = (
 )
 """The most specific one first: of several that read a log, the first one that finds losses is taken."""
 AUTO = "auto"
-BLOCK = 1 << 17
-"""Bytes that are read at once; the copies of larger blocks do not fit into the cache of a core."""
 SAMPLED_BLOCK = 1 << 20
 """Bytes that are read at once to recognise the format."""
 MAX_EXAMPLES = 5
@@ -45,9 +43,6 @@ MAX_EXAMPLE_LENGTH = 300
 MAX_EVALUATIONS = 10_000
 MAX_SAMPLES = 200
 """Lines of a block that are read to recognise the format."""
-FEWEST_LINES = 32
-"""Lines are read together as long as there are more."""
-ESCAPES = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class UnreadLine(Struct, frozen=True):
@@ -95,7 +90,7 @@ def read_log(path: Path, name: str = AUTO) -> TrainingLog:
     """Read one file.
 
     Args:
-        path: A log, gzip-compressed if its name ends with `.gz`, or an event file of TensorBoard.
+        path: A log, which may be compressed by gzip and may be a pipe, or an event file of TensorBoard.
         name: Its format; `auto` to recognise it.
 
     Raises:
@@ -112,8 +107,10 @@ def read_log(path: Path, name: str = AUTO) -> TrainingLog:
         elif path.name == STATE_FILE and name in (AUTO, HuggingFaceReader.NAME):
             log = _read_trainer_state(path)
         else:
-            reader = find_format(path) if name == AUTO else _find_reader(name)
-            log = StepScan(path, reader).run()
+            with open_log(path) as file:
+                reader = find_format(file, str(path)) if name == AUTO else _find_reader(name)
+                file.rewind()
+                log = StepScan(str(path), reader).run(file)
     except (OSError, EOFError, gzip.BadGzipFile) as error:
         raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     if not len(log.steps) and not log.evaluations:
@@ -128,7 +125,7 @@ def _find_reader(name: str) -> type[StepReader]:
     return next(reader for reader in READERS if name == reader.NAME)
 
 
-def find_format(path: Path) -> type[StepReader]:
+def find_format(file: LogStream, path: str) -> type[StepReader]:
     """The format of a log: of those that read steps in the first blocks with steps, the first one with losses.
 
     Raises:
@@ -136,17 +133,17 @@ def find_format(path: Path) -> type[StepReader]:
     """
     found: dict[type[StepReader], bool] = {}
     num_lines, first_line = 0, ""
-    with open_log(path) as file:
-        for lines, _ in split_blocks(file, SAMPLED_BLOCK):
-            first_line = first_line or _shorten(lines[0])
-            is_last = bool(found)
-            for kind in READERS:
-                losses = _count_losses(kind, lines)
-                if losses is not None:
-                    found[kind] = found.get(kind, False) or losses > 0
-            num_lines += len(lines)
-            if is_last:
-                break
+    for block, _ in split_blocks(file, SAMPLED_BLOCK):
+        lines = block.split(b"\n")
+        first_line = first_line or _shorten(lines[0])
+        is_last = bool(found)
+        for kind in READERS:
+            losses = _count_losses(kind, lines) if any(anchor in block for anchor in kind.ANCHORS) else None
+            if losses is not None:
+                found[kind] = found.get(kind, False) or losses > 0
+        num_lines += len(lines)
+        if is_last:
+            break
     if not found:
         raise UsageError(
             f"{path}: no steps of any known format in {num_lines:,} lines",
@@ -177,27 +174,25 @@ def _count_losses(kind: type[StepReader], lines: Sequence[bytes]) -> int | None:
 class StepScan:
     """One pass over a log with the reader of its format."""
 
-    def __init__(self, path: Path, kind: type[StepReader]) -> None:
-        self.log = TrainingLog(path=str(path), format=kind.NAME, title=kind.TITLE, memory=kind.MEMORY)
-        self._path = path
+    def __init__(self, path: str, kind: type[StepReader]) -> None:
+        self.log = TrainingLog(path=path, format=kind.NAME, title=kind.TITLE, memory=kind.MEMORY)
         self._reader = kind()
         self._merger = StepMerger(self.log.steps, prefers_last_rank=kind.PREFERS_LAST_RANK)
         self._has_steps = False
 
-    def run(self) -> TrainingLog:
+    def run(self, file: LogStream) -> TrainingLog:
         """Read the file to its end."""
         log, reader, merger = self.log, self._reader, self._merger
-        log.num_bytes = self._path.stat().st_size
-        with open_log(self._path) as file:
-            for lines, is_whole in split_blocks(file):
-                log.first_line = log.first_line or _shorten(lines[0])
-                last = [] if is_whole else [lines.pop()]
-                if not (self._has_steps and self._read_together(lines)):
-                    anchors = reader.ANCHORS if self._has_steps else reader.ANCHORS + reader.SETTING_ANCHORS
-                    self._read_lines(select_lines(lines, anchors), lines)
-                for line in last:
-                    self._read_last_line(line)
-                log.num_lines += len(lines) + len(last)
+        for block, is_whole in split_blocks(file):
+            log.first_line = log.first_line or _shorten(block.partition(b"\n")[0])
+            whole, newline, last = (block, b"", b"") if is_whole else block.rpartition(b"\n")
+            if is_whole or newline:
+                self._read_block(whole)
+                log.num_lines += whole.count(b"\n") + 1
+            if not is_whole:
+                self._read_last_line(last)
+                log.num_lines += 1
+        log.num_bytes = file.num_bytes
         with contextlib.suppress(LogLineError):
             self._add(reader.finish())
         merger.close()
@@ -210,25 +205,34 @@ class StepScan:
             log.steps.multiply("step_time_s", 1 / factor)
         return log
 
-    def _read_lines(self, chosen: Sequence[bytes], lines: Sequence[bytes]) -> None:
-        if len(chosen) > FEWEST_LINES:
-            if self._read_together(chosen):
-                return
-            if self._has_steps and self._merger.num_copies == 0:
-                # A line of another layout, or a restart, is in one of the halves.
-                middle = len(chosen) // 2
-                self._read_lines(chosen[:middle], lines)
-                self._read_lines(chosen[middle:], lines)
-                return
-        for line in chosen:
+    def _read_block(self, block: bytes) -> None:
+        reader = self._reader
+        rows = reader.read_block(block) if self._has_steps else None
+        if rows is not None:
+            self._merger.add_rows(rows)
+            return
+        anchors = reader.ANCHORS if self._has_steps else reader.ANCHORS + reader.SETTING_ANCHORS
+        chosen = select_lines(block, anchors)
+        found = reader.read_rows(chosen) if chosen else None
+        rows, others = found or (None, range(len(chosen)))
+        added = 0
+        for number, place in enumerate(others):
             try:
-                self._add(self._reader.read_line(line))
+                steps = list(reader.read_line(chosen[place]))
             except ValueError as error:  # of ours, or of a number that is damaged
-                self._note_unread(line, lines, str(error))
+                self._note_unread(chosen[place], block, str(error))
+                continue
+            if rows and steps:
+                self._merger.add_rows(rows.take(range(added, place - number)))
+                added = place - number
+            self._add(steps)
+        if rows:
+            self._has_steps = True
+            self._merger.add_rows(rows.take(range(added, len(rows))) if added else rows)
 
     def _read_last_line(self, line: bytes) -> None:
         """Read the end of a file without a newline, unless it is a part of a line of a step."""
-        if not select_lines([line], self._reader.ANCHORS):
+        if not any(anchor in line for anchor in self._reader.ANCHORS):
             return
         end = self._reader.END
         self.log.is_cut_off = end is not None and end.search(line) is None
@@ -238,14 +242,6 @@ class StepScan:
             self._add(self._reader.read_line(line))
         except ValueError:
             self.log.is_cut_off = True
-
-    def _read_together(self, lines: Sequence[bytes]) -> bool:
-        """Read many lines at once; False if they must be read one by one."""
-        columns = self._reader.read_columns(lines) if lines else None
-        if not columns or not self._merger.add_steps(columns):
-            return False
-        self._has_steps = True
-        return True
 
     def _add(self, found: Iterable[LogStep]) -> None:
         for step in found:
@@ -257,11 +253,13 @@ class StepScan:
                 self._has_steps = True
                 self._merger.add_step(step)
 
-    def _note_unread(self, line: bytes, lines: Sequence[bytes], problem: str) -> None:
+    def _note_unread(self, line: bytes, block: bytes, problem: str) -> None:
         log = self.log
         log.num_unread += 1
         if len(log.unread) < MAX_EXAMPLES:
-            log.unread.append(UnreadLine(log.num_lines + lines.index(line) + 1, _shorten(line), problem))
+            log.unread.append(
+                UnreadLine(log.num_lines + block.count(b"\n", 0, block.find(line)) + 1, _shorten(line), problem)
+            )
 
 
 def _read_event_file(path: Path) -> TrainingLog:
@@ -299,48 +297,6 @@ def _fill_log(log: TrainingLog, path: Path, steps: Iterable[LogStep]) -> Trainin
     log.attempts, log.num_nonfinite_losses = merger.attempts, merger.num_nonfinite_losses
     log.has_derived_times = merger.has_derived_times
     return log
-
-
-def open_log(path: Path) -> IO[bytes] | gzip.GzipFile:
-    """A log, uncompressed."""
-    if path.suffix == ".gz":
-        return gzip.open(path)
-    return path.open("rb", buffering=0)
-
-
-def split_blocks(file: IO[bytes] | gzip.GzipFile, size: int = BLOCK) -> Iterator[tuple[list[bytes], bool]]:
-    """Lines of a file, of about `size` bytes at a time, and whether a newline ends the last one.
-
-    Escapes of terminals are removed. Progress bars return to the start of the line: `\\r` separates lines as well.
-    """
-    rest = b""
-    while data := file.read(size):
-        head, newline, tail = data.rpartition(b"\n")
-        if not newline:
-            rest += tail
-            if len(rest) > 64 * size:  # no text
-                rest = rest[-size:]
-            continue
-        block, rest = rest + head, tail
-        yield _split_lines(block), True
-    if rest:
-        yield _split_lines(rest), False
-
-
-def _split_lines(block: bytes) -> list[bytes]:
-    if b"\x1b" in block:
-        block = ESCAPES.sub(b"", block)
-    if b"\r" in block:
-        block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    return block.split(b"\n")
-
-
-def select_lines(lines: Sequence[bytes], anchors: Sequence[bytes]) -> list[bytes]:
-    """The lines that contain one of the anchors."""
-    if len(anchors) == 1:
-        anchor = anchors[0]
-        return [line for line in lines if anchor in line]
-    return [line for line in lines if any(anchor in line for anchor in anchors)]
 
 
 def _shorten(line: bytes) -> str:

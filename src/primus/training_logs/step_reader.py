@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
+from functools import lru_cache
 from typing import ClassVar
 
-from primus.training_logs.step_merger import LogStep
+from primus.training_logs.step_rows import LogStep, StepRows
 
 NUMBER = re.compile(rb"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
 TIME_STAMP = re.compile(rb"(\d{4})-?(\d\d)-?(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
@@ -67,8 +67,12 @@ class StepReader:
         """
         raise NotImplementedError
 
-    def read_columns(self, lines: Sequence[bytes]) -> Mapping[str, Sequence[float]] | None:
-        """Values of many lines at once, one row for each line; None if they must be read one by one."""
+    def read_block(self, block: bytes) -> StepRows | None:
+        """The steps of a block of lines that are all alike; None if they are not."""
+        return None
+
+    def read_rows(self, lines: Sequence[bytes]) -> tuple[StepRows, list[int]] | None:
+        """The steps of many lines at once, and the places of lines that must be read one by one; None if all must."""
         return None
 
     def finish(self) -> Iterable[LogStep]:
@@ -107,26 +111,44 @@ def parse_time_stamp(text: bytes) -> float | None:
     found = TIME_STAMP.search(text)
     if found is None:
         return None
-    year, month, day, hour, minute, second = map(int, found.groups()[:6])
+    time_s = parse_clock(int(b"".join(found.groups()[:6])))
+    return None if time_s is None else time_s + float(b"0." + (found[7] or b"0"))
+
+
+def find_clock(text: bytes) -> list[int]:
+    """Positions of the digits of a time stamp to the second, as `parse_clock` takes them."""
+    found = TIME_STAMP.search(text)
+    return [position for group in range(1, 7) for position in range(*found.span(group))] if found else []
+
+
+def parse_clock(number: int) -> float | None:
+    """Seconds between an unspecified instant and a time stamp, whose digits `YYYYMMDDhhmmss` are the number."""
+    day, clock = divmod(number, 1_000_000)
+    days = _count_days(day)
+    return None if days is None else days * 86400.0 + clock // 10_000 * 3600 + clock // 100 % 100 * 60 + clock % 100
+
+
+@lru_cache(maxsize=64)
+def _count_days(day: int) -> int | None:
     try:
-        days = date(year, month, day).toordinal()
+        return date(day // 10_000, day // 100 % 100, day % 100).toordinal()
     except ValueError:
         return None
-    return days * 86400.0 + hour * 3600 + minute * 60 + second + float(b"0." + (found[7] or b"0"))
+
+
+def find_rank(text: bytes) -> tuple[int, int] | None:
+    """Start and end of the number of the rank in the prefix of a line."""
+    found = RANK.search(text)
+    return found.span(1 if found[1] else 2) if found else None
 
 
 def parse_rank(text: bytes) -> int | None:
     """Rank in the prefix of a line."""
-    found = RANK.search(text)
-    return int(found[1] or found[2]) if found else None
+    span = find_rank(text)
+    return int(text[slice(*span)]) if span else None
 
 
 def set_value(values: dict[str, float], name: str, value: float | None) -> None:
     """Set a value unless it is missing."""
     if value is not None:
         values[name] = value
-
-
-def count_as_nonfinite(values: dict[str, float]) -> None:
-    """Mark the loss of a step as not a finite number, where its absence from the line means that."""
-    values.setdefault("loss", math.nan)

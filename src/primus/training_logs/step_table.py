@@ -62,7 +62,8 @@ class StepTable:
             if name not in columns:
                 column.extend([math.nan] * (len(self) - len(column)))
         while len(self) > self._max_steps:
-            self.columns = {name: column[::2] for name, column in self.columns.items()}
+            for column in self.columns.values():
+                del column[1::2]
             self.stride *= 2
 
     def truncate(self, step: float) -> None:

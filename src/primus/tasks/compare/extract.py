@@ -33,7 +33,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `compare extract`."""
 
     what: Annotated[tuple[str, ...], Meta(extra={"positional": True})]
-    """Logs, event files of TensorBoard, runs, or folders with them; ranks and attempts in a folder are merged."""
+    """Logs, event files of TensorBoard, runs, or folders with them; ranks and attempts in a folder are merged.
+    `-` reads standard input."""
     format: str = "auto"
     """Who wrote the logs: primus, megatron, megatron-bridge, nemo, torchtitan, maxtext, nanotron, llm-foundry,
     huggingface, deepspeed, mlperf, tensorboard; auto recognises it."""

@@ -8,26 +8,20 @@ is not a number.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import repeat
-from math import fmod
-from operator import floordiv
-from typing import ClassVar, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
-import msgspec
-
-from primus.training_logs.step_merger import LogStep
+from primus.training_logs.line_layout import LineLayout, NumberPlace, find_common_mask, group_lines, join_rows
 from primus.training_logs.step_reader import (
     NUMBER,
     LogEvaluation,
     LogLineError,
     StepReader,
-    count_as_nonfinite,
+    find_clock,
+    find_rank,
     parse_number,
-    parse_rank,
-    parse_time_stamp,
-    split_steps,
 )
+from primus.training_logs.step_rows import LogStep, StepRows
 
 ITERATION = re.compile(rb"\biteration +(\d+)/ *(\d+) *\|")
 VALIDATION = re.compile(rb"\bvalidation loss at iteration +(\d+)[^|]*\|[^|]*?value: *([-+.\deEnaif]+)")
@@ -69,40 +63,10 @@ LENGTHS = (b"actual seqlen", b"actual seq length")
 """Names of the tokens of a sample."""
 SUFFIX = re.compile(rb"\d([KMBT])\b")
 SUFFIXES = {b"K": 1e3, b"M": 1e6, b"B": 1e9, b"T": 1e12}
-NUMERIC = b"0123456789.+-"
-FEWEST_ALIKE = 16
-"""Fewer lines of one layout are read one by one."""
-
-
-class NumberTable(NamedTuple):
-    """How the numbers of many lines become one list: separators become commas, the rest is deleted."""
-
-    commas: bytes
-    """Table of `bytes.translate`."""
-    deleted: bytes
-    has_pairs: bool
-    """Whether `/` separates numbers; it does so in names as well, where the commas repeat."""
-
-
-def _make_table(separators: bytes, *, has_pairs: bool) -> NumberTable:
-    deleted = bytes(set(range(256)) - set(NUMERIC + b"E" + separators))
-    return NumberTable(bytes.maketrans(separators, b"," * len(separators)), deleted, has_pairs)
-
-
-PLAIN = _make_table(b":\n", has_pairs=False)
-"""One number behind each colon; `iteration 12/ 500` becomes 12500."""
-PAIRS = _make_table(b":/(\n", has_pairs=True)
-
-
-class LineLayout(NamedTuple):
-    """Where the numbers of lines of one layout are."""
-
-    table: NumberTable
-    num_numbers: int
-    """In each line."""
-    places: dict[str, tuple[int, float]]
-    """Position and divisor by field."""
-    num_iterations: int
+MAX_LAYOUTS = 4096
+"""Most layouts that are remembered."""
+MAX_STEP_DIGITS = 15
+"""A longer number is not exact."""
 
 
 class MegatronReader(StepReader):
@@ -118,17 +82,21 @@ class MegatronReader(StepReader):
     def __init__(self) -> None:
         super().__init__()
         self._layouts: dict[bytes, LineLayout | None] = {}
-        """By what remains of a line without its digits."""
+        """By what lines of a layout have in common; None if they must be read one by one."""
         self._has_bar = False
         """Whether a line has ended with a bar: one without is cut off then. Some forks print none."""
 
     def read_line(self, line: bytes) -> Iterable[LogStep]:
-        is_iteration = False
-        for found, prefix, text in split_steps(ITERATION, line):
-            is_iteration = True
-            yield self._read_iteration(float(found[1]), prefix, text)
-        if not is_iteration:
+        found = list(ITERATION.finditer(line))
+        if not found:
             yield from self._read_other_line(line)
+            return
+        # Several ranks may have written into one line.
+        ends = [*(match.start() for match in found[1:]), len(line)]
+        for number, (match, end) in enumerate(zip(found, ends, strict=True)):
+            layout = self._find_layout(line, match, end, 0 if number == 0 else match.start())
+            self._note_settings(layout, line)
+            yield layout.read_line(line)
 
     def _read_other_line(self, line: bytes) -> Iterable[LogStep]:
         argument = ARGUMENT.match(line)
@@ -141,98 +109,92 @@ class MegatronReader(StepReader):
         elif b"elapsed time per iteration" in line or re.search(rb"\biteration +\d+/", line):
             raise LogLineError("a line of an iteration that is cut off")
 
-    def _read_iteration(self, step: float, prefix: bytes, text: bytes) -> LogStep:
-        values = {"step": step}
-        *segments, rest = text.split(b"|")
-        if not rest.strip() or rest.lstrip().startswith(b"["):  # the prefix of a further line
-            self._has_bar = True
-        elif self._has_bar:
-            raise LogLineError("the line is cut off")
-        else:
-            segments.append(rest)
-        for segment in segments:
-            name, colon, value = segment.partition(b": ")
-            place = SEGMENTS.get(name.strip())
-            if place and colon:
+    def _find_layout(self, line: bytes, found: re.Match[bytes], end: int, start: int) -> LineLayout:
+        """Where the values of a step are, which extends from `start` to `end` of the line."""
+        places, words, settings = {"step": NumberPlace(*found.span(1))}, {}, {}
+        for segment in self._list_segments(line, found.end(), end):
+            name, colon, value = line[slice(*segment)].partition(b": ")
+            field = SEGMENTS.get(name.strip())
+            offset = segment[0] + len(name) + len(colon)
+            if field and colon:
+                number = NUMBER.search(value)
+                if number is None:
+                    raise LogLineError(value.decode(errors="replace"))
                 suffix = SUFFIX.search(value)
                 factor = SUFFIXES[suffix[1]] if suffix else 1.0
-                values[place[0]] = parse_number(value) * factor / place[1]
+                place = NumberPlace(offset + number.start(), offset + number.end(), factor, field[1])
+                if number[0][-1:].isalpha():
+                    words[field[0]] = float(number[0])
+                else:
+                    places[field[0]] = place
             elif name.strip() in LENGTHS:
-                self.settings["seq_length"] = value.strip().decode(errors="replace")
-        if "step_time_s" not in values:
+                settings["seq_length"] = (offset, segment[1])
+        names = places.keys() | words.keys()
+        if "step_time_s" not in names:
             raise LogLineError("no time of the iteration")
-        # Not in short lines that other trainers print, nor in those of a skipped step, which has no loss.
-        if values.keys() & {"grad_norm", "num_skipped"} and not values.get("num_skipped"):
-            count_as_nonfinite(values)
-        return LogStep(values, parse_rank(prefix), parse_time_stamp(prefix))
+        rank, clock = find_rank(line[start : found.start()]), find_clock(line[start : found.start()])
+        return LineLayout(
+            places=places,
+            words=words,
+            settings=settings,
+            rank=rank and (start + rank[0], start + rank[1]),
+            clock=tuple(start + position for position in clock),
+            # Not in short lines that other trainers print.
+            lacks_loss="loss" not in names and bool(names & {"grad_norm", "num_skipped"}),
+        )
 
-    def read_columns(self, lines: Sequence[bytes]) -> Mapping[str, Sequence[float]] | None:
-        """Values of lines of one layout.
+    def _list_segments(self, line: bytes, start: int, end: int) -> list[tuple[int, int]]:
+        """Start and end of the parts between bars."""
+        bars = [match.start() for match in re.finditer(rb"\|", line[start:end])]
+        starts = [start, *(start + bar + 1 for bar in bars)]
+        segments = list(zip(starts, [*(start + bar for bar in bars), end], strict=True))
+        rest = line[slice(*segments[-1])].strip()
+        if not rest or rest.startswith(b"["):  # the prefix of a further line
+            self._has_bar = True
+            return segments[:-1]
+        if self._has_bar:
+            raise LogLineError("the line is cut off")
+        return segments
 
-        Their numbers are decoded as one JSON array, which takes 1 us a line instead of 10: all but digits and
-        separators is deleted from the text of all lines.
-        """
-        start = lines[0].find(b"iteration ")
-        if start < 0 or len(lines) < FEWEST_ALIKE:
+    def _note_settings(self, layout: LineLayout, line: bytes) -> None:
+        for name, span in layout.settings.items():
+            self.settings[name] = line[slice(*span)].strip().decode(errors="replace")
+
+    def read_block(self, block: bytes) -> StepRows | None:
+        mask = find_common_mask(block)
+        line = block[: len(mask)] if mask else b""
+        layout = self._find_known_layout(mask, line) if mask else None
+        rows = layout.read_rows(block, (len(block) + 1) // (len(line) + 1)) if layout else None
+        if layout and rows:
+            self._note_settings(layout, block[-len(line) :])
+        return rows
+
+    def read_rows(self, lines: Sequence[bytes]) -> tuple[StepRows, list[int]] | None:
+        parts: list[tuple[list[int], StepRows]] = []
+        others: list[int] = []
+        for mask, places, text in group_lines(lines):
+            layout = self._find_known_layout(mask, lines[places[0]])
+            rows = layout.read_rows(text, len(places)) if layout else None
+            if layout is None or rows is None:
+                others += places
+            else:
+                self._note_settings(layout, lines[places[-1]])
+                parts.append((places, rows))
+        return (join_rows(parts), sorted(others)) if parts else None
+
+    def _find_known_layout(self, mask: bytes, line: bytes) -> LineLayout | None:
+        if mask not in self._layouts:
+            if len(self._layouts) >= MAX_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[mask] = self._find_single_layout(line)
+        return self._layouts[mask]
+
+    def _find_single_layout(self, line: bytes) -> LineLayout | None:
+        """The layout of a line of one step that is known to be whole; None for others."""
+        found = list(ITERATION.finditer(line))
+        if len(found) != 1 or len(found[0][1]) > MAX_STEP_DIGITS or not line.rstrip().endswith(b"|"):
             return None
-        # Prefixes have the same length, unless they hold the number of a rank.
-        texts = [line[start:] for line in lines]
-        text = b"\n".join(texts)
-        skeleton = text.translate(None, NUMERIC + b" ")
-        first = skeleton[: skeleton.find(b"\n") + 1]
-        if skeleton != first * (len(texts) - 1) + first[:-1]:
+        try:
+            return self._find_layout(line, found[0], len(line), 0)
+        except LogLineError:
             return None
-        if first not in self._layouts:
-            self._layouts[first] = _find_layout(texts[0])
-        layout = self._layouts[first]
-        numbers = _decode_numbers(text, layout.table) if layout else None
-        if layout is None or numbers is None or len(numbers) != layout.num_numbers * len(texts):
-            return None
-        found: dict[str, Sequence[float]] = {}
-        for name, (place, divisor) in layout.places.items():
-            column = numbers[place :: layout.num_numbers]
-            found[name] = column if divisor == 1.0 else [value / divisor for value in column]
-        if not layout.table.has_pairs:
-            factor = 10.0 ** len(str(layout.num_iterations))
-            if set(map(fmod, found["step"], repeat(factor))) != {layout.num_iterations}:
-                return None
-            found["step"] = list(map(floordiv, found["step"], repeat(factor)))
-        return found
-
-
-def _find_layout(line: bytes) -> LineLayout | None:
-    """The layout of a line; None if it has no loss, names hold digits, or values are not plain numbers."""
-    iteration = ITERATION.match(line)
-    if iteration is None or len(ITERATION.findall(line)) != 1 or not line.rstrip().endswith(b"|"):
-        return None
-    segments = [segment.partition(b": ")[::2] for segment in line.split(b"|")[1:-1]]
-    counts = [len(NUMBER.findall(value)) for _, value in segments]
-    table = PLAIN if all(count <= 1 for count in counts) else PAIRS
-    places = {"step": (0, 1.0)}
-    position = 2 if table.has_pairs else 1
-    for (name, value), count in zip(segments, counts, strict=True):
-        if _list_numbers(name, table) or len(_list_numbers(value, table)) != count or (count == 0 and value.strip()):
-            return None
-        known = SEGMENTS.get(name.strip())
-        if known and SUFFIX.search(value):
-            return None
-        if known and count:
-            places[known[0]] = (position, known[1])
-        position += count
-    return LineLayout(table, position, places, int(iteration[2])) if {"step_time_s", "loss"} <= places.keys() else None
-
-
-def _list_numbers(text: bytes, table: NumberTable) -> list[bytes]:
-    return [part for part in text.translate(table.commas, table.deleted).split(b",") if part]
-
-
-def _decode_numbers(text: bytes, table: NumberTable) -> list[float] | None:
-    """All numbers of the text; None if one is not a number of JSON."""
-    numbers = text.translate(table.commas, table.deleted)
-    if table.has_pairs:
-        for repeated in (b",,,,", b",,", b",,"):
-            numbers = numbers.replace(repeated, b",")
-    try:
-        return msgspec.json.decode(b"[" + numbers + b"]", type=list[float])
-    except msgspec.DecodeError:
-        return None

@@ -6,11 +6,11 @@ Source: training/utils/train_utils.py of NVIDIA-NeMo/Megatron-Bridge. `GPU utili
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from primus.training_logs.formats.megatron import MegatronReader
-from primus.training_logs.step_merger import LogStep
+from primus.training_logs.step_rows import LogStep, StepRows
 
 STEP_TIME = re.compile(rb"Step Time : *([\d.]+)s +GPU utilization: *([\d.]+)")
 MEMORY = re.compile(rb"mem-max-reserved-gigabytes: *([\d.]+)")
@@ -55,8 +55,11 @@ class MegatronBridgeReader(MegatronReader):
             self._waiting = found
             self._complete_waiting()
 
-    def read_columns(self, lines: Sequence[bytes]) -> Mapping[str, Sequence[float]] | None:
+    def read_block(self, block: bytes) -> StepRows | None:
         return None
+
+    def read_rows(self, lines: Sequence[bytes]) -> tuple[StepRows, list[int]] | None:
+        return None  # a line may complete the one before it
 
     def finish(self) -> Iterable[LogStep]:
         if self._waiting is not None:

@@ -7,10 +7,9 @@ of the second of a pair. Memory in `GB` is GiB (bytes / 1024^3). Source: primus/
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from primus.training_logs.formats.megatron import MegatronReader
-from primus.training_logs.step_merger import LogStep
+from primus.training_logs.line_layout import LineLayout
 
 PREFIX = re.compile(rb"\[rank-\d+/(\d+)\]")
 MARKS = re.compile(rb"\[rank-\d+/\d+\]|\bmem usages?\b|tokens per GPU|harmonic mean")
@@ -27,8 +26,8 @@ class PrimusReader(MegatronReader):
     def recognizes(cls, line: bytes) -> bool:
         return MARKS.search(line) is not None
 
-    def read_line(self, line: bytes) -> Iterable[LogStep]:
+    def _find_layout(self, line: bytes, found: re.Match[bytes], end: int, start: int) -> LineLayout:
         prefix = PREFIX.search(line) if "world_size" not in self.settings else None
         if prefix:
             self.settings["world_size"] = prefix[1].decode()
-        return super().read_line(line)
+        return super()._find_layout(line, found, end, start)

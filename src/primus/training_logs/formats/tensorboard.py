@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from primus.training_logs.step_merger import LogStep
+from primus.training_logs.step_rows import LogStep
 
 NAME = "tensorboard"
 TITLE = "TensorBoard"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from primus.training_logs.step_merger import LogStep
 from primus.training_logs.step_reader import (
     LogEvaluation,
     LogLineError,
@@ -19,6 +18,7 @@ from primus.training_logs.step_reader import (
     parse_time_stamp,
     split_steps,
 )
+from primus.training_logs.step_rows import LogStep
 
 START = re.compile(rb"(validate )?\bstep: *(\d+) +(?=loss:)")
 VALUE = re.compile(rb"\b(\w+): *([^\s:]+)")

@@ -1,0 +1,116 @@
+"""The text of a log, in blocks of whole lines: from a file, a compressed file, or a pipe."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from primus.errors import UsageError
+
+BLOCK = 1 << 17
+"""Bytes that are read at once; the copies of larger blocks do not fit into the cache of a core."""
+MAX_LINE = 64 * BLOCK
+"""Bytes of a line; of a longer one only the end is read."""
+MAX_HEAD = 1 << 26
+"""Bytes of a pipe that are kept until its format is known."""
+GZIP_MAGIC = b"\x1f\x8b"
+ESCAPES = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
+
+
+class LogStream:
+    """Bytes of a log, uncompressed. `rewind` starts again; of a pipe, what has been read is kept until then."""
+
+    def __init__(self, path: str, file: io.BufferedIOBase, raw: io.BufferedIOBase) -> None:
+        self.num_bytes = 0
+        """Bytes that have been read since the start."""
+        self._path = path
+        self._file = file
+        self._raw = raw
+        self._kept: list[bytes] | None = None if raw.seekable() else []
+        self._again: list[bytes] = []
+
+    def __enter__(self) -> LogStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self._raw.close()
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, about `size` of them; none at the end."""
+        data = self._again.pop() if self._again else self._file.read(size)
+        self.num_bytes += len(data)
+        if self._kept is not None:
+            self._kept.append(data)
+            if self.num_bytes > MAX_HEAD:
+                raise UsageError(
+                    f"{self._path}: no steps in the first {MAX_HEAD >> 20} MiB of a pipe", "name the format by --format"
+                )
+        return data
+
+    def rewind(self) -> None:
+        """Read from the start again; for a pipe, only once."""
+        if self._kept is None:
+            self._file.seek(0)
+        else:
+            self._again, self._kept = self._kept[::-1], None
+        self.num_bytes = 0
+
+
+def open_log(path: Path) -> LogStream:
+    """Open a log, which may be compressed by gzip."""
+    raw = path.open("rb", buffering=0)
+    buffered = io.BufferedReader(raw, BLOCK)
+    is_compressed = buffered.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
+    return LogStream(str(path), gzip.GzipFile(fileobj=buffered) if is_compressed else buffered, buffered)
+
+
+def split_blocks(file: LogStream, size: int = BLOCK) -> Iterator[tuple[bytes, bool]]:
+    """Lines of a file, of about `size` bytes at a time, and whether a newline ends the last one.
+
+    Escapes of terminals are removed. Progress bars return to the start of the line: `\\r` separates lines as well.
+    """
+    rest = b""
+    while data := file.read(size):
+        place = data.rfind(b"\n")
+        if place < 0:
+            place = data.rfind(b"\r", 0, -1)  # the last one may be half of a newline
+        if place < 0:
+            rest += data
+            if len(rest) > MAX_LINE:  # no text
+                rest = rest[-size:]
+            continue
+        block, rest = rest + data[:place], data[place + 1 :]
+        yield _separate_lines(block), True
+    if rest:
+        yield _separate_lines(rest), False
+
+
+def _separate_lines(block: bytes) -> bytes:
+    if b"\x1b" in block:
+        block = ESCAPES.sub(b"", block)
+    if b"\r" in block:
+        block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return block
+
+
+def select_lines(block: bytes, anchors: Sequence[bytes]) -> list[bytes]:
+    """The lines that contain one of the anchors."""
+    if len(anchors) > 1:
+        return [line for line in block.split(b"\n") if any(anchor in line for anchor in anchors)]
+    chosen = []
+    place = block.find(anchors[0])
+    while place >= 0:
+        start, end = block.rfind(b"\n", 0, place) + 1, block.find(b"\n", place)
+        if end < 0:
+            chosen.append(block[start:])
+            break
+        chosen.append(block[start:end])
+        place = block.find(anchors[0], end)
+    return chosen
