@@ -89,6 +89,7 @@ def test_a_run_is_found_by_folder_id_beginning_or_experiment(make: Make, name: s
         ("nigth", "no run 'nigth' in out", "did you mean 'night'?"),
         ("", "'' matches 2 runs", "for example"),
         ("x" * 300, "no run 'xxx", "valid: "),
+        ("out/night", "out/night is not a run folder: it has no metadata.json", "list the runs"),
     ],
 )
 def test_an_unclear_name_is_one_message(make: Make, name: str, problem: str, hint: str) -> None:
@@ -139,8 +140,9 @@ def test_a_lock_is_held_against_other_processes_and_ends_with_its_own(make: Make
 def test_damaged_metadata_is_one_message(make: Make, content: bytes) -> None:
     run = make()
     (run.directory / "metadata.json").write_bytes(content)
-    with pytest.raises(PrimusError, match=r"metadata\.json: damaged: "):
+    with pytest.raises(PrimusError, match=r"metadata\.json: damaged: ") as caught:
         run.read_metadata()
+    assert "runs clean --damaged" in caught.value.hint
 
 
 def test_metadata_of_a_newer_version_is_read(make: Make) -> None:

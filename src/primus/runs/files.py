@@ -73,8 +73,8 @@ def to_json(value: Any) -> str:
     return msgspec.json.format(msgspec.json.encode(tree), indent=2).decode()
 
 
-def read_json(path: Path, kind: type[T]) -> T:
-    """The JSON of `path` as a `kind`.
+def read_json(path: Path, kind: type[T], hint: str = "") -> T:
+    """The JSON of `path` as a `kind`; `hint` says what to do about a damaged file.
 
     Raises:
         PrimusError: The file is missing, or does not hold a `kind`.
@@ -84,4 +84,4 @@ def read_json(path: Path, kind: type[T]) -> T:
     except OSError as error:
         raise PrimusError(f"{path}: cannot be read: {error.strerror}") from None
     except msgspec.MsgspecError as error:
-        raise PrimusError(f"{path}: damaged: {error}") from None
+        raise PrimusError(f"{path}: damaged: {error}", hint) from None

@@ -108,7 +108,9 @@ class Run:
         Raises:
             PrimusError: It is missing or damaged.
         """
-        return read_json(self.directory / "metadata.json", RunMetadata)
+        file = self.directory / "metadata.json"
+        hint = "`runs list` shows other runs; `runs clean --damaged` removes damaged ones"
+        return read_json(file, RunMetadata, hint)
 
     def update_metadata(self, **changes: object) -> RunMetadata:
         """Change fields of metadata.json."""
@@ -217,6 +219,8 @@ def find_run(name: str, workspace: Path) -> Run:
         return matching[0]
     if matching:
         raise UsageError(f"'{name}' matches {len(matching)} runs", f"for example {matching[0].id} and {matching[1].id}")
+    if os.path.isdir(name):
+        raise UsageError(f"{name} is not a run folder: it has no metadata.json", "list the runs with: runs list")
     known = [run.id for run in runs] + [run.directory.parent.name for run in runs]
     raise UsageError(
         f"no run '{name}' in {workspace}", did_you_mean(name, known) if known else "the workspace has no runs"

@@ -125,8 +125,11 @@ def _query_squeue(ids: Sequence[str], where: list[str]) -> dict[str, JobState]:
         return {}
     if answer.code != 0:
         raise PrimusError(f"squeue does not respond: {answer.err or answer.code}", "jobs are not affected; try later")
+    lines = [line for line in answer.out.splitlines() if line.strip() and not line.startswith("CLUSTER: ")]
+    if lines and not any("|" in line for line in lines):  # of a wrapper: no answer is not an ended job
+        raise PrimusError(f"squeue gives an unexpected answer: {lines[0][:80]!r}", "jobs are not affected; try later")
     found: list[tuple[str, JobState]] = []
-    for line in answer.out.splitlines():
+    for line in lines:
         fields = [*line.split("|"), ""]
         if len(fields) > 4 and _strip_array_index(fields[0]) in ids:
             state = _build_job_state(_strip_array_index(fields[0]), fields[1], reason=fields[2], nodes=fields[3])
