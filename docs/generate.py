@@ -7,8 +7,9 @@ import itertools
 import json
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from msgspec import Struct
@@ -435,10 +436,17 @@ def _settings_of(folder: Path) -> str:
     return _join_table(
         "| setting | field | type | |",
         [
-            f"| `{key}` | `{each['field']}` | {each['type']} | {each.get('note', '')} |"
+            f"| `{key}` | `{each['field']}` | {each['type']} | {_describe_setting(each)} |"
             for key, each in settings.items()
         ],
     )
+
+
+def _describe_setting(setting: Mapping[str, Any]) -> str:
+    needed = {"transformer_engine": "ignored without Transformer Engine", "gpu": "ignored without a GPU"}
+    values = " and ".join(f"`{value}`" for value in setting.get("values", []))
+    condition = needed.get(setting.get("needs", ""), "")
+    return "; ".join(filter(None, [setting.get("note", ""), f"{values} {condition}".strip()]))
 
 
 def _settings_of_torchtitan() -> str:

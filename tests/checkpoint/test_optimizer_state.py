@@ -90,6 +90,27 @@ def test_moments_steps_and_position_come_back_through_every_engine(tmp_path: Pat
     assert titan is not None and titan.settings == drawn.settings
 
 
+def test_a_checkpoint_of_transformers_moves_to_the_other_engines(tmp_path: Path) -> None:
+    spec = make_spec(untie_embeddings_and_output_weights=False)
+    hub, drawn = draw_hub_tensors(spec), draw_training_state(spec)
+    moments = {
+        f"optimizer.state.{name}.{moment}": source.read(name)
+        for moment, source in drawn.moments.items()
+        for name in source.list_tensors()
+    }
+    head = {"model.lm_head.weight": hub["model.embed_tokens.weight"]}
+    steps = {f"optimizer.state.{name}.step": torch.tensor(6.0) for name in hub}
+    settings = {"optimizer.param_groups.0.betas": (0.8, 0.9), "optimizer.param_groups.0.weight_decay": 0.2}
+    tensors = {f"model.{name}": tensor for name, tensor in hub.items()}
+    dcp.save({**tensors, **head, **moments, **steps, **settings}, checkpoint_id=tmp_path / "first", no_dist=True)
+    opened = open_checkpoint(str(convert(tmp_path / "first", tmp_path / "native", "native", spec)), spec)
+    training = open_training_state(opened)
+    assert compare_weights(TensorDict(hub), opened.weights) == []
+    assert training is not None and training.num_updates == 6.0
+    for moment, own in drawn.moments.items():
+        assert compare_weights(own, training.moments[moment]) == [], moment
+
+
 def test_weights_in_bf16_continue_from_the_float32_weights_of_megatron(tmp_path: Path) -> None:
     spec = make_spec()
     hub = draw_hub_tensors(spec)

@@ -42,7 +42,7 @@ class BigramEngine:
         self.optimizer: Any = None
 
     def load_weights(self, weights: Any) -> None:
-        self.loaded_names = list(weights.list_tensors())
+        self.loaded_names = [name for name in weights.list_tensors() if weights.read(name) is not None]
 
     def step(self, batches: MicroBatches, learning_rate: float) -> StepValues:
         losses, gradients = zip(*(self._differentiate(batch) for batch in batches), strict=True)

@@ -18,7 +18,8 @@ from fakes.bigram_engine import BigramEngine, train_bigrams
 from primus import experiment
 from primus.callback import StepReport
 from primus.checkpoint import manifest
-from primus.errors import FinalError, UsageError
+from primus.checkpoint.family import list_hub_shapes
+from primus.errors import FinalError, PrimusError, UsageError
 from primus.launch.request import LaunchRequest
 from primus.runs import events
 from primus.runs.attempt import Attempt
@@ -126,14 +127,35 @@ def test_a_step_that_is_not_finite_ends_the_run(make_run: Callable[..., Run], tr
     assert [step["step"] for step in read_kind(run, "step")] == [1, 2, 3], "the step is reported first"
 
 
+def test_weights_that_are_not_finite_are_refused_before_the_first_step(
+    make_run: Callable[..., Run], train: Train, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    from primus.checkpoint.convert import TargetSettings, plan_conversion, write_conversion
+    from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint
+    from primus.checkpoint.weights import TensorDict
+
+    spec = experiment.experiment_of(make_run()).trainer.model
+    weights = {name: torch.zeros(shape) for name, shape in list_hub_shapes(spec).items()}
+    weights["model.norm.weight"][3] = math.nan
+    opened = OpenedCheckpoint(TensorDict(weights), spec, None, FoundCheckpoint("native", tmp_path, None))
+    write_conversion(plan_conversion(opened, TargetSettings("huggingface")), tmp_path / "hub", lambda _: None)
+    given = f"hf:{tmp_path}/hub"
+    run = make_run("second", load=given, finetune=True)
+    with pytest.raises(PrimusError, match=r"/hub: model\.norm\.weight has values that are NaN or infinite"):
+        train(run)
+    assert read_kind(run, "step") == []
+
+
 def test_a_checkpoint_of_another_engine_gives_its_weights_only(make_run: Callable[..., Run], train: Train) -> None:
     first = make_run("first")
     train(first)
     folder = first.checkpoints / "step_00000006"
     text = (folder / "manifest.json").read_text()
     (folder / "manifest.json").write_text(text.replace('"bigram"', '"native"'))
-    with pytest.raises(UsageError, match="was saved by native, and bigram cannot read the state of its optimizer"):
+    with pytest.raises(UsageError, match="was saved by native, and bigram cannot read the state") as refused:
         train(make_run("second", load=str(folder)))
+    assert "finetune: true" in refused.value.hint and "convert" not in refused.value.hint, "bigram is no target of it"
     with pytest.raises(UsageError, match="was saved by native, and the run is resumed by bigram"):
         train(first, number=1)
 

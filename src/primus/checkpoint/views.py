@@ -1,12 +1,15 @@
-"""Readers that pass on another one: with a prefix removed, with some tensors of a third, or in another type."""
+"""Readers that pass on another one: without a prefix, with tensors of a third, checked, or in another type."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from primus.checkpoint.family import BUFFERS
 from primus.checkpoint.weights import TensorInfo, WeightReader
+from primus.errors import PrimusError
 
 
 class PrefixedWeights:
@@ -42,6 +45,31 @@ class FilledWeights:
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         return self._sources[name].read(name, rows)
+
+
+class FiniteWeights:
+    """A source in which a value that is not finite is an error.
+
+    Args:
+        weights: The source.
+        where: It, for messages.
+    """
+
+    def __init__(self, weights: WeightReader, where: str) -> None:
+        self._weights, self._where = weights, where
+
+    def list_tensors(self) -> Mapping[str, TensorInfo]:
+        return self._weights.list_tensors()
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        tensor = self._weights.read(name, rows)
+        # The sum makes no copy; finite values may overflow it.
+        if not tensor.sum(dtype=torch.float32).isfinite() and not tensor.isfinite().all():
+            raise PrimusError(
+                f"{self._where}: {name} has values that are NaN or infinite",
+                "load another checkpoint; `checkpoint verify` counts the values that are not finite",
+            )
+        return tensor
 
 
 class CastWeights:

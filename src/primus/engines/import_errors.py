@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from primus.errors import PrimusError, UnfitError, is_raised_on_import
 
@@ -28,10 +29,19 @@ def explain_import_errors(names: Sequence[str]) -> Iterator[None]:
         if not names or not (isinstance(error, ImportError) or is_raised_on_import(error)):
             raise
         traceback.print_exc()
+        problem = "needs what is not installed" if _is_raised_in_function(error) else "cannot be imported"
         raise UnfitError(
-            f"{_describe_engine(names[0])} cannot be imported: {_format_error(error)}",
+            f"{_describe_engine(names[0])} {problem}: {_format_error(error)}",
             f"the traceback is in the log of the rank; ./primus-cli setup --engine {names[0]} installs its environment",
         ) from error
+
+
+def _is_raised_in_function(error: BaseException) -> bool:
+    """Whether a function of a package imports what is missing, when it is called."""
+    code = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    innermost = next(each for each in reversed(code) if not each.co_filename.startswith("<frozen importlib"))
+    own = Path(__file__).parents[1]
+    return not is_raised_on_import(error) and not Path(innermost.co_filename).is_relative_to(own)
 
 
 def _describe_engine(name: str) -> str:

@@ -11,6 +11,11 @@ from primus.errors import PrimusError, UsageError
 if TYPE_CHECKING:
     from primus.checkpoint.manifest import CheckpointManifest
 
+OPTIMIZERS_WRITTEN = ("native", "torchtitan", "megatron")
+"""Backends for which `checkpoint convert` writes the state of an optimizer."""
+OPTIMIZERS_READ = (*OPTIMIZERS_WRITTEN, "huggingface")
+"""Those from whose checkpoints it reads it."""
+
 
 def check_session(trainer: Trainer, backend: str) -> None:
     """Check callbacks and profile, and that the checkpoint of `load:` exists and fits; every `check` calls it.
@@ -64,10 +69,11 @@ def check_backend_of(saved: CheckpointManifest, folder: Path, backend: str, weig
         UsageError: `weights_only` is not set, and the checkpoint is of another backend.
     """
     if saved.backend != backend and not weights_only:
+        can_convert = saved.backend in OPTIMIZERS_READ and backend in OPTIMIZERS_WRITTEN
+        conversion = f"convert it: primus-cli direct -- checkpoint convert {folder} NEW --to {backend}; or "
         raise UsageError(
             f"load: {folder} was saved by {saved.backend}, and {backend} cannot read the state of its optimizer",
-            f"convert it: primus-cli direct -- checkpoint convert {folder} NEW --to {backend};"
-            " or set finetune: true to begin at step 0 with its weights",
+            f"{conversion if can_convert else ''}set finetune: true to begin at step 0 with its weights",
         )
 
 

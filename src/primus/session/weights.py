@@ -28,17 +28,18 @@ def open_loaded_weights(session: Session) -> WeightReader | None:
     """The weights of `load:`, of any format and engine; None if a run begins without them.
 
     Raises:
-        PrimusError: The checkpoint is damaged, or of another model.
+        PrimusError: The checkpoint is damaged, or of another model; reading raises it for values that are not finite.
     """
     given = session.trainer.checkpoint.load if session.start is None else str(session.start.folder)
     if given is None:
         return None
     from primus.checkpoint.formats.open import find_checkpoint, open_weights
     from primus.checkpoint.formats.saved_shape import check_saved_shape
+    from primus.checkpoint.views import FiniteWeights
 
     found = find_checkpoint(given)
     check_saved_shape(found, session.trainer.model)
-    return open_weights(found, session.trainer.model)
+    return FiniteWeights(open_weights(found, session.trainer.model), given)
 
 
 def open_start_weights(session: Session) -> WeightReader | None:

@@ -15,6 +15,10 @@ import engine_steps
 import torch
 
 from primus.backends.huggingface.engine import TransformersEngine
+from primus.checkpoint.convert import compare_weights
+from primus.checkpoint.formats.open import open_checkpoint
+from primus.checkpoint.formats.training_states import open_training_state
+from primus.checkpoint.weights import TensorDict
 from primus.config.schema import Trainer
 from primus.session.torch_processes import TorchProcesses, join_processes
 
@@ -47,8 +51,18 @@ def resume() -> dict[str, object]:
         whole.save(Path(folder))
         resumed = build_engine(trainer)
         resumed.load(Path(folder))
+        opened = open_checkpoint(folder, trainer.model)
+        own = {name: value.detach() for name, value in whole.model.named_parameters()}
+        differences = [each.name for each in compare_weights(TensorDict(own), opened.weights)]
+        training = open_training_state(opened)
+        assert training is not None
+        moments = {name: sorted(source.list_tensors()) == sorted(own) for name, source in training.moments.items()}
     expected = engine_steps.train_engine(whole, trainer, 3, 6)
-    return {"expected": expected, "found": engine_steps.train_engine(resumed, trainer, 3, 6)}
+    return {
+        "expected": expected,
+        "found": engine_steps.train_engine(resumed, trainer, 3, 6),
+        "read": {"differences": differences, "updates": training.num_updates, "moments": moments},
+    }
 
 
 def compare_processes() -> dict[str, float]:

@@ -47,9 +47,11 @@ def test_losses_of_each_family_are_those_of_native() -> None:
         assert_within_tolerance(name, differences)
 
 
-def test_a_resumed_engine_gives_the_same_bits() -> None:
+def test_a_resumed_engine_gives_the_same_bits_and_its_checkpoint_is_read_by_hub_names() -> None:
     found = read_result(start_script("resume"))
     assert found["found"] == found["expected"]
+    moments = {"exp_avg": True, "exp_avg_sq": True}
+    assert found["read"] == {"differences": [], "updates": 3.0, "moments": moments}, "other engines load it"
 
 
 def test_two_processes_that_shard_the_model_give_the_losses_of_native() -> None:

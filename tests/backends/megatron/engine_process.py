@@ -39,7 +39,7 @@ def run_request(request: dict[str, Any]) -> dict[str, Any]:
     cpu = torch.device("cpu")
     size = trainer.training.global_batch_size
     assert size
-    parts = build_core_parts(trainer, cpu, size, extra=group_settings(trainer.backend_args))
+    parts = build_core_parts(trainer, cpu, size, extra=group_settings(trainer.backend_args, ()))
     engine = MegatronEngine(trainer, cpu, size, options, parts)
     if "weights" in request:
         engine.load_weights(TensorDict(torch.load(request["weights"], weights_only=True)))

@@ -10,7 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from primus.backends.megatron import check
-from primus.backends.megatron.backend_settings import group_settings, read_settings
+from primus.backends.megatron.backend_settings import (
+    check_setting_effects,
+    group_settings,
+    list_unused_settings,
+    read_settings,
+)
 from primus.config.schema import Experiment, ModelSpec, Trainer, TrainingConfig
 from primus.errors import UsageError
 
@@ -95,9 +100,27 @@ def test_the_check_imports_no_tensor_library() -> None:
 
 
 def test_settings_reach_the_object_whose_field_they_name() -> None:
-    groups = group_settings({"bias_swiglu_fusion": True, "overlap_param_gather": True, "moe_z_loss_coeff": None})
+    settings = {"bias_swiglu_fusion": True, "overlap_param_gather": True, "moe_z_loss_coeff": None}
+    groups = group_settings(settings, ["gpu"])
     assert groups["transformer"] == {"bias_activation_fusion": True}
     assert groups["ddp"] == groups["optimizer"] == {"overlap_param_gather": True}
+
+
+def test_functions_of_transformer_engine_are_used_only_where_it_is() -> None:
+    """Nine of ten of Primus' files for Megatron choose some, which would raise in the first step."""
+    settings = {"cross_entropy_fusion_impl": "te", "moe_permute_fusion": True, "gradient_accumulation_fusion": False}
+    assert list_unused_settings(settings, ["gpu"]) == ["cross_entropy_fusion_impl", "moe_permute_fusion"]
+    assert group_settings(settings, ["gpu"])["transformer"] == {"gradient_accumulation_fusion": False}
+    own = {"cross_entropy_fusion_impl": "native"}
+    assert list_unused_settings(own, []) == []
+    assert list_unused_settings(settings, ["gpu", "transformer_engine"]) == []
+
+
+def test_all_settings_that_only_megatron_lm_has_are_in_one_message() -> None:
+    settings = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16"}
+    with pytest.raises(UsageError, match="use_precision_aware_optimizer: true, exp_avg_dtype: bf16: megatron-core"):
+        check_setting_effects(settings)
+    check_setting_effects(dict.fromkeys(settings))
 
 
 @pytest.mark.engine("megatron")

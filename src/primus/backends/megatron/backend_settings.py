@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +34,10 @@ class MegatronSetting(Struct, frozen=True, forbid_unknown_fields=True):
     field: str
     """Target and field: ``transformer.moe_z_loss_coeff``."""
     type: Literal["bool", "int", "float", "str", "list"]
+    needs: Literal["", "transformer_engine", "gpu"] = ""
+    """What has the function that the setting chooses; megatron-core has a slower one, which computes the same."""
+    values: list[str] = []
+    """The values that need it; every value but false if there are none."""
     note: str = ""
 
     def accepts(self, value: Any) -> bool:
@@ -41,6 +45,11 @@ class MegatronSetting(Struct, frozen=True, forbid_unknown_fields=True):
         if value is None:
             return True
         return isinstance(value, TYPES[self.type]) and (self.type == "bool" or not isinstance(value, bool))
+
+    def lacks(self, value: Any, available: Collection[str]) -> bool:
+        """Whether a value has no effect with what is available of `needs`."""
+        is_asked = value in self.values if self.values else value not in (None, False)
+        return bool(self.needs) and is_asked and self.needs not in available
 
 
 @cache
@@ -77,20 +86,29 @@ def check_setting_effects(settings: Mapping[str, Any]) -> None:
     """Accept settings that megatron-core applies, and those that do not change what is trained.
 
     Raises:
-        UsageError: Only Megatron-LM itself has a setting that changes it.
+        UsageError: Only Megatron-LM itself has settings that change it; names all of them.
     """
     known, arguments = read_settings(), _read_foreign_keys()
-    for name, value in settings.items():
-        if name not in known and name not in REPLACED and _changes_training(arguments[name], value):
-            raise UsageError(
-                f"{_format_setting(name, value)}: megatron-core does not have it; Megatron-LM's own training does",
-                "remove it, or train in an image or a checkout of Megatron-LM",
-            )
+    refused = [
+        f"{name}: {format_yaml_value(value)}"
+        for name, value in settings.items()
+        if name not in known and name not in REPLACED and _changes_training(arguments[name], value)
+    ]
+    if refused:
+        it = "it" if len(refused) == 1 else "them"
+        raise UsageError(
+            f"backend_args: {', '.join(refused)}: megatron-core does not have {it}; Megatron-LM's own training does",
+            f"set {it} to null, or train in an image or a checkout of Megatron-LM",
+        )
 
 
-def list_unused_settings(settings: Mapping[str, Any]) -> list[str]:
-    """Names of the settings that have no effect here: Megatron-LM's own about speed, reports, files and processes."""
-    return [name for name in settings if name not in read_settings()]
+def list_unused_settings(settings: Mapping[str, Any], available: Collection[str]) -> list[str]:
+    """Names of the settings that have no effect here.
+
+    These are Megatron-LM's own about speed, reports, files and processes, and those that need what is not available.
+    """
+    known = read_settings()
+    return [name for name, value in settings.items() if name not in known or known[name].lacks(value, available)]
 
 
 def _read_foreign_keys() -> dict[str, KnownKey]:
@@ -104,12 +122,17 @@ def _changes_training(argument: KnownKey, value: Any) -> bool:
     return is_asked and argument.effect in ("numbers", "model")
 
 
-def group_settings(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The fields that `settings` set, for each target: ``transformer``, ``ddp``, ``optimizer``."""
+def group_settings(settings: Mapping[str, Any], available: Collection[str]) -> dict[str, dict[str, Any]]:
+    """The fields that `settings` set, for each target: ``transformer``, ``ddp``, ``optimizer``.
+
+    Args:
+        settings: Of the experiment.
+        available: See `MegatronSetting.needs`.
+    """
     groups: dict[str, dict[str, Any]] = {"transformer": {}, "ddp": {}, "optimizer": {}}
     known = read_settings()
     for name, value in settings.items():
-        if name in known and value is not None:
+        if name in known and value is not None and not known[name].lacks(value, available):
             target, _, field = known[name].field.partition(".")
             groups[target][field] = value
     if "overlap_param_gather" in groups["ddp"]:  # both objects must agree

@@ -54,8 +54,8 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         check_driver(trainer, driver)
         seed_everything(trainer.training.seed, trainer.training.deterministic)
         attempt.say(driver.format_choice())
-        unused = list_unused_settings(trainer.backend_args) if driver.checkout is None else []
-        if unused:
+        unused = list_unused_settings(trainer.backend_args, driver.list_available(device.type))
+        if unused and driver.checkout is None:
             attempt.say(f"backend_args without effect on {PACKAGE}: {', '.join(unused)}")
         data_size = data_parallel_size(trainer.parallel, attempt.world_size)
         # megatron-core compiles its fused functions on GPUs (megatron/core/jit.py).
@@ -94,7 +94,7 @@ def _build_parts(
         device,
         global_batch_size,
         use_transformer_engine=driver.uses_transformer_engine,
-        extra=group_settings(trainer.backend_args),
+        extra=group_settings(trainer.backend_args, driver.list_available(device.type)),
     )
 
 

@@ -35,6 +35,11 @@ class MegatronDriver(Struct, frozen=True, kw_only=True):
     """Folder of the checkout of Megatron-LM; None for megatron-core alone."""
     uses_transformer_engine: bool
 
+    def list_available(self, device_type: str) -> list[str]:
+        """What settings may need of this machine: see `MegatronSetting.needs`."""
+        on_gpu = ["gpu"] if device_type == "cuda" else []
+        return [*on_gpu, *(["transformer_engine"] if self.uses_transformer_engine else [])]
+
     def format_choice(self) -> str:
         """The choice in one line."""
         if self.checkout is not None:
@@ -179,12 +184,18 @@ def _find_model_problems(spec: ModelSpec) -> Iterator[MegatronProblem]:
 
 def _find_layout_problems(trainer: Trainer) -> Iterator[MegatronProblem]:
     model, parallel = trainer.model, trainer.parallel
-    tensor = parallel.tensor_model_parallel_size
+    tensor, stages = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
     if model.vocab_size % tensor:
         reason = "megatron would pad the vocabulary, which changes the loss"
         yield MegatronProblem(
             f"tensor_model_parallel_size: {tensor} does not divide vocab_size {model.vocab_size}: {reason}",
             f"set vocab_size: {-(-model.vocab_size // tensor) * tensor}, or choose another size",
+        )
+    chunk, own_layers = trainer.backend_args.get("recompute_num_layers"), model.num_layers // stages
+    if trainer.backend_args.get("recompute_method") == "uniform" and (chunk or 0) > own_layers:
+        yield MegatronProblem(
+            f"backend_args: recompute_num_layers: {chunk}: a pipeline stage has {own_layers} layers",
+            f"set recompute_num_layers to at most {own_layers}",
         )
     if model.num_experts is not None and tensor > 1 and not parallel.sequence_parallel:
         yield MegatronProblem(

@@ -65,12 +65,17 @@ class HuggingFaceWeights:
 
     Quantized tensors read as bfloat16. Copies of other tensors and what no model reads are excluded.
 
+    Args:
+        path: The folder, or one file.
+        spec: The model.
+        tensors: Its tensors by hub name, where they are not in safetensors files.
+
     Raises:
         PrimusError: A tensor is missing, has another shape, or is not one of the model.
     """
 
-    def __init__(self, path: Path, spec: ModelSpec) -> None:
-        self._weights = DequantizedWeights(SafetensorsFolder(path))
+    def __init__(self, path: Path, spec: ModelSpec, tensors: WeightReader | None = None) -> None:
+        self._weights = DequantizedWeights(tensors or SafetensorsFolder(path))
         shapes, copies = list_hub_shapes(spec), list_copies(spec)
         found = self._weights.list_tensors()
         check_tensors(found, shapes, copies, str(path))

@@ -17,8 +17,9 @@ from primus.checkpoint.weights import WeightReader
 from primus.config.schema import ModelSpec
 from primus.errors import PrimusError, UsageError
 
-CheckpointFormat = Literal["huggingface", "native", "torchtitan", "megatron", "megatron_torch"]
-"""Formats that are read; `megatron` is torch_dist, `megatron_torch` the older one of a file for each rank."""
+CheckpointFormat = Literal["huggingface", "transformers", "native", "torchtitan", "megatron", "megatron_torch"]
+"""Formats that are read; `transformers` is what the engine huggingface saves while it trains, `megatron` is torch_dist,
+`megatron_torch` the older one of a file for each rank."""
 
 HUB_PREFIX = "hf:"
 MODEL_FILE = "model_config.yaml"
@@ -31,6 +32,8 @@ IGNORED = {
     "megatron": r".*_extra_state.*|(optimizer|chained_\d+|rng_state|rerun_state_machine_state)\b.*",
 }
 """Tensors of a training state that are not weights, by name."""
+TRANSFORMERS_WEIGHT = "model."
+"""Prefix of weights in checkpoints of the engine huggingface; hub names follow."""
 PARENTS = 3
 """Folders above a checkpoint in which its run may be: checkpoints/, the run."""
 
@@ -203,7 +206,7 @@ def _detect_format(folder: Path) -> FoundCheckpoint | None:
     """The format of a folder by the files in it."""
     step = _parse_step(folder)
     saved = manifest.read_manifest(folder)
-    if saved is not None and saved.backend in ("native", "torchtitan", "megatron"):
+    if saved is not None and saved.backend in ("native", "torchtitan", "megatron", "huggingface"):
         step = saved.step
     if (folder / ".metadata").is_file():
         return FoundCheckpoint(_detect_dcp(folder), folder, step)
@@ -221,13 +224,15 @@ def _detect_dcp(folder: Path) -> CheckpointFormat:
     names = read_metadata(folder).state_dict_metadata.keys()
     if "model.embedding.weight" in names:
         return "native"
+    if "model.model.embed_tokens.weight" in names:
+        return "transformers"
     if "tok_embeddings.weight" in names:
         return "torchtitan"
     if "embedding.word_embeddings.weight" in names:
         return "megatron"
     raise UsageError(
         f"{folder}: torch.distributed.checkpoint with names of no known engine, like {min(names, default='none')}",
-        "engines: native, torchtitan, megatron",
+        "engines: native, torchtitan, megatron, huggingface",
     )
 
 
@@ -296,6 +301,14 @@ def _open_huggingface(folder: Path, spec: ModelSpec, _: bool) -> WeightReader:
     return HuggingFaceWeights(folder, spec)
 
 
+def _open_transformers(folder: Path, spec: ModelSpec, _: bool) -> WeightReader:
+    from primus.checkpoint.formats.dcp import DcpFolder
+    from primus.checkpoint.formats.huggingface import HuggingFaceWeights
+    from primus.checkpoint.views import PrefixedWeights
+
+    return HuggingFaceWeights(folder, spec, PrefixedWeights(DcpFolder(folder), TRANSFORMERS_WEIGHT))
+
+
 def _open_native(folder: Path, spec: ModelSpec, _: bool) -> WeightReader:
     from primus.checkpoint.formats.dcp import DcpFolder
     from primus.checkpoint.formats.engine_folders import NATIVE_WEIGHT
@@ -330,6 +343,7 @@ def _rename_to_hub(weights: WeightReader, spec: ModelSpec, engine: str) -> Weigh
 
 _READERS: dict[CheckpointFormat, Callable[[Path, ModelSpec, bool], WeightReader]] = {
     "huggingface": _open_huggingface,
+    "transformers": _open_transformers,
     "native": _open_native,
     "torchtitan": _open_torchtitan,
     "megatron": _open_megatron,

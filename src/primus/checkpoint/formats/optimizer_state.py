@@ -1,8 +1,9 @@
-"""Read the state of AdamW from the folders of native, torchtitan and Megatron (torch_dist).
+"""Read the state of AdamW from the folders of native, torchtitan, Transformers and Megatron (torch_dist).
 
-    native      optimizer.exp_avg.NAME, optimizer.exp_avg_sq.NAME, optimizer.step
-    torchtitan  optimizer.state.NAME.exp_avg ..., optimizer.param_groups.NAME.betas ..., train_state.step
-    Megatron    optimizer.state.exp_avg.NAME ..., optimizer.state.param.NAME or fp32_param; common.pt has the rest
+    native        optimizer.exp_avg.NAME, optimizer.exp_avg_sq.NAME, optimizer.step
+    torchtitan    optimizer.state.NAME.exp_avg ..., optimizer.param_groups.NAME.betas ..., train_state.step
+    Transformers  optimizer.state.NAME.exp_avg ..., optimizer.param_groups.NUMBER.betas ...; hub names
+    Megatron      optimizer.state.exp_avg.NAME ..., optimizer.state.param.NAME or fp32_param; common.pt has the rest
 
 Names are those of parameters. Megatron has them with `fully_reshardable`, `fully_sharded_model_space`, or without its
 distributed optimizer; the buckets of `dp_reshardable` depend on the layout of its processes.
@@ -28,7 +29,7 @@ from primus.errors import UsageError
 
 STATE = re.compile(r"(?:chained_\d+\.)?optimizer\.(?!param_groups\.).*")
 NATIVE_NAME = re.compile(r"optimizer\.(?:(?P<kind>\w+)\..*|step)")
-TITAN_NAME = re.compile(r"optimizer\.state\..*\.(?P<kind>\w+)")
+PARAMETER_NAME = re.compile(r"optimizer\.state\..*\.(?P<kind>\w+)")
 MEGATRON_NAME = re.compile(r"optimizer\.state\.(?P<kind>\w+)\..*")
 MASTERS = ("param", "fp32_param")
 """Names of float32 weights, of Megatron's distributed optimizer and of the one without (distrib_optimizer.py,
@@ -84,7 +85,7 @@ def _read_native(found: FoundCheckpoint, spec: ModelSpec, _: WeightReader) -> Tr
 
 def _read_torchtitan(found: FoundCheckpoint, spec: ModelSpec, _: WeightReader) -> TrainingState:
     folder = DcpFolder(found.folder)
-    _check_names(folder, TITAN_NAME, (*MOMENTS, "step"), found)
+    _check_names(folder, PARAMETER_NAME, (*MOMENTS, "step"), found)
     moments: dict[str, WeightReader] = {}
     for moment in MOMENTS:
         named: WeightReader = PrefixedWeights(folder, "optimizer.state.", f".{moment}")
@@ -92,17 +93,36 @@ def _read_torchtitan(found: FoundCheckpoint, spec: ModelSpec, _: WeightReader) -
         is_fused = any(".wqkv." in name for name in named.list_tensors())
         has_separate = any(".qkv_linear.wq." in name for name in named.list_tensors())
         moments[moment] = HubNames(named, spec, "torchtitan", r"", trained_only=is_fused or not has_separate)
-    steps = next(name for name in folder.list_tensors() if TITAN_NAME.fullmatch(name) and name.endswith(".step"))
+    position = read_position(found)
+    if "train_state.step" in folder.values:
+        position = position._replace(step=int(folder.read_value("train_state.step")))
+    return TrainingState(moments, _read_updates(folder), position, _read_param_groups(folder))
+
+
+def _read_transformers(found: FoundCheckpoint, spec: ModelSpec, _: WeightReader) -> TrainingState:
+    folder = DcpFolder(found.folder)
+    _check_names(folder, PARAMETER_NAME, (*MOMENTS, "step"), found)
+    moments: dict[str, WeightReader] = {
+        moment: PrefixedWeights(folder, "optimizer.state.", f".{moment}") for moment in MOMENTS
+    }
+    return TrainingState(moments, _read_updates(folder), read_position(found), _read_param_groups(folder))
+
+
+def _read_updates(folder: DcpFolder) -> float:
+    """Updates of the first parameter; all have the same number."""
+    names = folder.list_tensors()
+    return float(folder.read(next(name for name in names if PARAMETER_NAME.fullmatch(name) and name.endswith(".step"))))
+
+
+def _read_param_groups(folder: DcpFolder) -> AdamSettings:
+    """Settings of the optimizer in torch's flat form: of each parameter, or of numbered groups."""
     groups: dict[str, dict[str, Any]] = {}
     for name in folder.values:
         if name.startswith("optimizer.param_groups."):
             parameter, key = name.removeprefix("optimizer.param_groups.").rsplit(".", 1)
             if key in ("lr", "betas", "eps", "weight_decay"):
                 groups.setdefault(parameter, {})[key] = folder.read_value(name)
-    position = read_position(found)
-    if "train_state.step" in folder.values:
-        position = position._replace(step=int(folder.read_value("train_state.step")))
-    return TrainingState(moments, float(folder.read(steps)), position, _choose_settings(list(groups.values())))
+    return _choose_settings(list(groups.values()))
 
 
 def _read_megatron(found: FoundCheckpoint, spec: ModelSpec, weights: WeightReader) -> TrainingState:
@@ -135,6 +155,7 @@ def _read_megatron(found: FoundCheckpoint, spec: ModelSpec, weights: WeightReade
 _READERS: dict[CheckpointFormat, Callable[[FoundCheckpoint, ModelSpec, WeightReader], TrainingState]] = {
     "native": _read_native,
     "torchtitan": _read_torchtitan,
+    "transformers": _read_transformers,
     "megatron": _read_megatron,
 }
 
