@@ -24,6 +24,17 @@ TABLE_FILE = "config/tuned_gemm.json"
 differently."""
 HIPBLASLT_VARIABLE = "HIPBLASLT_TUNING_OVERRIDE_FILE"
 """File of solutions that hipBLASLt takes instead of its own choice (hipBLASLt documentation, offline tuning)."""
+TUNABLEOP_VARIABLE = "PYTORCH_TUNABLEOP_FILENAME"
+"""File of solutions that TunableOp takes; PyTorch puts the number of the device before its suffix
+(torch/cuda/tunable.py, "File Input and Output")."""
+TUNABLEOP_SETTINGS = {
+    "PYTORCH_TUNABLEOP_ENABLED": "1",
+    "PYTORCH_TUNABLEOP_TUNING": "0",
+    "PYTORCH_TUNABLEOP_RECORD_UNTUNED": "0",
+}
+"""Variables with which PyTorch takes known solutions, and tunes no others."""
+HIPBLASLT, TUNABLEOP = "hipblaslt", "tunableop"
+"""Kinds of the files of GPU libraries in the store."""
 INDUCTOR_VARIABLE = "PRIMUS_TUNED_INDUCTOR"
 """Archive of compiled kernels that a run unpacks before it compiles."""
 
@@ -88,12 +99,21 @@ def find_tuned_file(environ: Mapping[str, str], kind: str, known: Mapping[str, s
     return best[2:]
 
 
+class LocalCopies(Struct, frozen=True, kw_only=True):
+    """A file of a GPU library on the local disk, for the case that its variable names it."""
+
+    variable: str
+    value: str
+    files: dict[str, str]
+    """To be written before the workers start: text by path."""
+    note: str
+
+
 class TunedSettings(Struct, frozen=True):
     """How the workers of a node use what was tuned."""
 
     settings: dict[str, Setting] = {}
-    files: dict[str, str] = {}
-    """Files on the local disk, to be written before the workers start: text by path."""
+    copies: LocalCopies | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -120,29 +140,49 @@ def build_tuned_settings(
             settings |= _make_settings({name: str(best[0]), **best[1].variables}, kind)
     if not any(device.vendor == "amd" for device in facts.devices):
         return TunedSettings(settings)
-    used = _use_hipblaslt_file(environ, facts)
+    used = _use_gpu_file(environ, facts, torch)
     return structs.replace(used, settings=settings | used.settings)
 
 
-def _use_hipblaslt_file(environ: Mapping[str, str], facts: MachineFacts) -> TunedSettings:
-    """A file that hipBLASLt reads, copied to the local disk: it opens the file for each new product, which halves the
-    speed on a network file system (github.com/ROCm/rocm-libraries/issues/2905)."""
-    now = describe_rocm(facts)
-    best = find_tuned_file(environ, "hipblaslt", now)
-    if best is None:
+def _use_gpu_file(environ: Mapping[str, str], facts: MachineFacts, torch: str | None) -> TunedSettings:
+    """The newest file that hipBLASLt or TunableOp reads, copied to the local disk: hipBLASLt opens it for each new
+    product, which halves the speed on a network file system (github.com/ROCm/rocm-libraries/issues/2905)."""
+    now = {HIPBLASLT: describe_rocm(facts), TUNABLEOP: describe_rocm(facts, torch)}
+    found = [(kind, best) for kind in now if (best := find_tuned_file(environ, kind, now[kind])) is not None]
+    if not found:
         return TunedSettings()
-    reason = explain_mismatch(best[1].valid_for, now)
+    # A stale file does not hide a valid one of the other library.
+    kind, (path, header) = max(
+        found, key=lambda each: (not explain_mismatch(each[1][1].valid_for, now[each[0]]), each[1][1].created)
+    )
+    name = {HIPBLASLT: "hipBLASLt", TUNABLEOP: "TunableOp"}[kind]
+    reason = explain_mismatch(header.valid_for, now[kind])
     try:
-        file = msgspec.json.decode(best[0].read_bytes(), type=TunedText)
+        file = msgspec.json.decode(path.read_bytes(), type=TunedText)
     except (OSError, msgspec.MsgspecError):
-        reason, file = f"{best[0]} is damaged", None
+        reason, file = f"{path} is damaged", None
     if file is None or reason:
-        return TunedSettings(notes=(f"tuned: hipBLASLt: not used: {reason}; run tune gemm again",))
+        return TunedSettings(notes=(f"tuned: {name}: not used: {reason}; run tune gemm again",))
+    copies = _copy_to_local_disk(kind, file, len(facts.devices), f"tuned: {name}: {file.summary}")
+    variables = {**(TUNABLEOP_SETTINGS if kind == TUNABLEOP else {}), copies.variable: copies.value}
+    return TunedSettings(_make_settings(variables, "gemm"), copies)
+
+
+def _copy_to_local_disk(kind: str, file: TunedText, num_devices: int, note: str) -> LocalCopies:
     # Named by its content: a file that is tuned again does not change under a run that has opened the old one.
     digest = hashlib.sha256(file.text.encode()).hexdigest()[:16]
-    local = str(Path(tempfile.gettempdir()) / f"primus-{os.getuid()}" / f"hipblaslt-{digest}.txt")
-    settings = _make_settings({HIPBLASLT_VARIABLE: local}, "gemm")
-    return TunedSettings(settings, {local: file.text}, (f"tuned: hipBLASLt: {file.summary}",))
+    folder = Path(tempfile.gettempdir()) / f"primus-{os.getuid()}"
+    if kind == HIPBLASLT:
+        local = folder / f"hipblaslt-{digest}.txt"
+        return LocalCopies(variable=HIPBLASLT_VARIABLE, value=str(local), files={str(local): file.text}, note=note)
+    local = folder / f"tunableop-{digest}-.csv"
+    files = {str(copy): file.text for copy in list_device_copies(local, num_devices)}
+    return LocalCopies(variable=TUNABLEOP_VARIABLE, value=str(local), files=files, note=note)
+
+
+def list_device_copies(path: Path, num_devices: int) -> list[Path]:
+    """The files that PyTorch reads for `path` in `TUNABLEOP_VARIABLE`, one for each device."""
+    return [path.with_name(f"{path.stem}{number}{path.suffix}") for number in range(max(1, num_devices))]
 
 
 def _make_settings(variables: Mapping[str, str], tuner: str) -> dict[str, Setting]:
@@ -152,14 +192,16 @@ def _make_settings(variables: Mapping[str, str], tuner: str) -> dict[str, Settin
     }
 
 
-def describe_rocm(facts: MachineFacts) -> dict[str, str]:
-    """What the solutions of hipBLASLt depend on, by name, as far as it is known without the library."""
+def describe_rocm(facts: MachineFacts, torch: str | None = None) -> dict[str, str]:
+    """What the solutions of hipBLASLt, and with `torch` those of TunableOp, depend on, by name, as far as it is known
+    without the libraries."""
     first = facts.devices[0]
     return {
         "device": describe_device(facts),
         "architecture": first.architecture or "unknown",
         "compute units": str(first.compute_units),
         "rocm": facts.software.rocm or "unknown",
+        **({"torch": torch} if torch else {}),
     }
 
 

@@ -173,7 +173,7 @@ def _collect_node_variables(
         find_torch_version,
     )  # not for what starts no workers
     from primus.machine.network import choose_network
-    from primus.machine.tuned_files import HIPBLASLT_VARIABLE, TunedSettings
+    from primus.machine.tuned_files import TunedSettings
 
     facts = context.facts(_find_master_address(shape))
     folders = sys.path if context.import_folders is None else context.import_folders
@@ -202,10 +202,13 @@ def _collect_node_variables(
         for name, choice in decided.variables.items()
         if choice.value is not None and choice.layer != "user"
     }
-    # A file is written only if nothing that the user set takes its place.
-    files = tuned.files if decisions.get(HIPBLASLT_VARIABLE, Variable("", "")).value in tuned.files else {}
     notes = (*tuned.notes, *(f"warning: {warning}" for warning in decided.warnings))
-    return NodeVariables(_extend_path_lists(context) | decisions, notes, files)
+    variables = _extend_path_lists(context) | decisions
+    copies = tuned.copies
+    # Files are written only if nothing that the user set takes their place.
+    if copies is None or copies.variable not in decisions or decisions[copies.variable].value != copies.value:
+        return NodeVariables(variables, notes)
+    return NodeVariables(variables, (copies.note, *notes), copies.files)
 
 
 def _find_tuned_settings(

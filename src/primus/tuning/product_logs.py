@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from primus.errors import PrimusError
+from primus.tuning import tunableop
 from primus.tuning.hipblaslt import PROGRAM, parse_log_line
 from primus.tuning.products import MatrixProduct, Operator, Order, ProductList, read_product_list, sort_products
 
 HIPBLASLT_TYPES = {"f32_r": "float32", "bf16_r": "bfloat16", "f16_r": "float16", "f64_r": "float64"}
 """ROCm hipBLASLt documentation, hipblaslt-bench."""
-TUNABLE_TYPES = {"float": "float32", "double": "float64", "BFloat16": "bfloat16", "Half": "float16"}
-"""Type names of C10, as TunableOp writes them (torch/cuda/tunable.py, _process_single_offline_gemm)."""
+TUNABLE_TYPES = {name: dtype for dtype, name in tunableop.TYPES.items()}
 ONEDNN_TYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64"}
 MKL_TYPES = {"S": "float32", "D": "float64"}
 """First letter of a BLAS routine."""

@@ -28,8 +28,12 @@ class GemmOptions(Struct, frozen=True, kw_only=True):
     """Steps of the run that compares steps with and without tuned products."""
     workspace: str = "./output"
     """Folder of the results, below tune/."""
-    output: str = "./output/tune/hipblaslt.txt"
-    """Tuning file to write, for HIPBLASLT_TUNING_OVERRIDE_FILE. Parts in FILE.parts resume an interrupted search."""
+    tool: Annotated[Literal["auto", "hipblaslt", "tunableop"], Meta(extra={"aliases": ("--with",)})] = "auto"
+    """Tuner on AMD GPUs: hipblaslt-bench, or PyTorch's TunableOp. auto takes TunableOp for its own records, and where
+    hipblaslt-bench is not installed."""
+    output: str | None = None
+    """Tuning file to write, for HIPBLASLT_TUNING_OVERRIDE_FILE or PYTORCH_TUNABLEOP_FILENAME (default:
+    output/tune/hipblaslt.txt or tunableop.csv). Parts in FILE.parts resume an interrupted search."""
     gpus: tuple[str, ...] = ()
     """GPUs to use at the same time (default: all of this machine)."""
     bench: str = hipblaslt.PROGRAM

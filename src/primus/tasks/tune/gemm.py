@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from primus.errors import UsageError
 from primus.task import TaskContext
-from primus.tasks.tune import _hipblaslt, _products
+from primus.tasks.tune import _gpu_search, _products
 from primus.tasks.tune._gemm_options import GemmOptions
+from primus.tasks.tune._gpu_tuner import GpuTuner
+from primus.tasks.tune._hipblaslt import HipblasltTuner
+from primus.tasks.tune._tunableop import TunableOpTuner, is_record
+from primus.tuning.hipblaslt import PROGRAM
 
 Options = GemmOptions
 OVERRIDES = True
@@ -26,7 +33,7 @@ def run(options: GemmOptions, context: TaskContext) -> None:
     if options.config is None and context.overrides:
         raise UsageError(f"{context.overrides[0]} changes an experiment, and none is given", "add --config FILE")
     if options.config is None or _products.uses_accelerators(options, context):
-        _hipblaslt.tune_logged_products(options, context)
+        _gpu_search.tune_on_gpus(_choose_tuner(options, context), options, context)
         return
     _products.tune_experiment(options, context)
 
@@ -34,5 +41,18 @@ def run(options: GemmOptions, context: TaskContext) -> None:
 def plan_notes(options: GemmOptions, context: TaskContext) -> Sequence[str]:
     """What a dry run prints."""
     if options.config is None:
-        return [f"tunes the products of {', '.join(options.shapes)} into {options.output}"]
+        tuner = _choose_tuner(options, context)
+        return [f"tunes the products of {', '.join(options.shapes)} by {tuner.name} into {tuner.output}"]
     return _products.list_plan_notes(options, context)
+
+
+def _choose_tuner(options: GemmOptions, context: TaskContext) -> GpuTuner[Any]:
+    tool = options.tool
+    if tool == "auto":
+        # A path that the user names is not replaced by another tool.
+        is_missing = options.bench == PROGRAM and shutil.which(PROGRAM, path=context.environ.get("PATH")) is None
+        is_recorded = bool(options.shapes) and all(is_record(Path(shape)) for shape in options.shapes)
+        tool = "tunableop" if is_missing or is_recorded else "hipblaslt"
+        if is_missing and not is_recorded:
+            context.say(f"{PROGRAM} is not installed: TunableOp of PyTorch tunes instead (--with tunableop)")
+    return TunableOpTuner(options, context) if tool == "tunableop" else HipblasltTuner(options, context)
