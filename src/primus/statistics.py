@@ -19,6 +19,9 @@ seconds."""
 MAX_DEVIATIONS = 10.0
 """Warm-up detection clips values at this multiple of the median absolute deviation: one stall does not end a
 warm-up."""
+WARM_UP_GAIN = 0.25
+"""Warm-up detection cuts off steps only if that makes the squared error smaller by this share: slow fluctuations look
+like a warm-up, and a cut that fits them loses steps and makes the rest look too steady."""
 MAX_CORRELATED = 4.0
 """The same for the autocorrelation; 2.7 standard deviations of normal values."""
 
@@ -266,7 +269,7 @@ def find_steady_window(values: Sequence[float]) -> SteadyWindow:
     """Find where the warm-up of a series ends.
 
     The rule MSER (White, Simulation 69, 1997): the start that minimizes the squared standard error of the mean of the
-    rest, within the first half. Outliers are clipped first.
+    rest, within the first half; of nearly as good ones (`WARM_UP_GAIN`) the earliest. Outliers are clipped first.
     """
     n = len(values)
     if n < 4:
@@ -284,7 +287,10 @@ def find_steady_window(values: Sequence[float]) -> SteadyWindow:
             errors[start] = max(squares - total * total / count, 0.0) / (count * count)
     best = min(sorted(errors), key=errors.__getitem__)
     # A minimum in the last tenth of the allowed range says that the best cut may lie beyond it.
-    return SteadyWindow(n // 2, False) if best > 0.45 * n else SteadyWindow(best, True)
+    if best > 0.45 * n:
+        return SteadyWindow(n // 2, False)
+    limit = errors[best] * (1 + WARM_UP_GAIN)
+    return SteadyWindow(min(start for start, error in errors.items() if error <= limit), True)
 
 
 def thin_series(values: Sequence[float], statistic: Statistic, limit: int = MAX_SERIES) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean, median
+from statistics import NormalDist, fmean, median
 from typing import Literal, NamedTuple
 
 from msgspec import Struct, structs
@@ -27,13 +27,17 @@ MIN_STEPS = 10
 MAX_MORE_STEPS = 100
 RUNS_FOR_SPREAD = 3
 """Number of baseline runs from which their spread is estimated; with two, the interval of t is useless."""
-LEVEL = 0.95
+LEVEL = 0.91
+"""Only slowdowns raise an alarm: 4.5 in 100 equal runs by the lower bound of this interval."""
 RESAMPLES = 1000
 TYPICAL, ALL = "typical step", "all steps"
 """Two means are compared. That of typical steps clips outliers and is the more precise one; that of all steps finds a
 stall in every tenth step, which hardly changes the other."""
 STALL_LEVEL = 0.99
-"""Of the mean of all steps: together with the 95 % of typical steps, fewer than one alarm in 20 is false."""
+"""Of the mean of all steps, which adds half an alarm in 100."""
+POWER_REACH = 1 + NormalDist().inv_cdf(0.9) / NormalDist().inv_cdf((1 + LEVEL) / 2)
+"""A slowdown of this multiple of the half width of the interval is caught 9 times in 10: the quantiles of the normal
+distribution for the alarm and for the power (Cohen, Statistical Power Analysis, 1988, section 2)."""
 
 Verdict = Literal["same", "slower", "faster", "inconclusive"]
 
@@ -85,6 +89,8 @@ class SpeedComparison(Struct, frozen=True, kw_only=True):
     """Steady steps of each baseline run."""
     is_steady: bool
     """False if the speed of a run still changes in the second half of its steps."""
+    detectable: float
+    """Slowdown of the typical step that steps as noisy as these show 9 times in 10."""
     wanted_steps: int | None = None
     """Estimated number of steady steps for an answer, if the verdict is inconclusive and more steps help."""
 
@@ -143,6 +149,7 @@ def compare_speed(run: RunSteps, baselines: Sequence[RunSteps], metric: str, tol
         num_warm_up=new.num_warm_up,
         baseline_steps=[len(each.costs) for each in old],
         is_steady=all(each.is_steady for each in (new, *old)),
+        detectable=_estimate_detectable(typical),
         wanted_steps=_estimate_wanted_steps(typical if typical.high > tolerance else overall, len(new.costs), tolerance)
         if verdict == "inconclusive"
         else None,
@@ -243,13 +250,16 @@ def _build_change(
     return CostChange(of=name, change=spread.estimate - 1, low=low - 1, high=high - 1)
 
 
+def _estimate_detectable(change: CostChange) -> float:
+    return POWER_REACH * (change.high - change.low) / 2
+
+
 def _estimate_wanted_steps(undecided: CostChange, num_steps: int, tolerance: float) -> int | None:
-    """The interval shrinks with the root of the number of steps; wanted is half a tolerance on each side.
+    """Steps that show a slowdown of the tolerance; what can be shown shrinks with the root of their number.
 
     None if that is more than `MAX_MORE_STEPS` times as many: the speed then varies for a reason, not by noise.
     """
-    reach = (undecided.high - undecided.low) / 2
-    wanted = max(num_steps + 1, round(num_steps * (2 * reach / tolerance) ** 2))
+    wanted = max(num_steps + 1, round(num_steps * (_estimate_detectable(undecided) / tolerance) ** 2))
     return wanted if wanted <= MAX_MORE_STEPS * num_steps else None
 
 

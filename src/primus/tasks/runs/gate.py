@@ -168,7 +168,8 @@ def _format_result(result: GateResult) -> str:
 def _format_speed(speed: SpeedComparison) -> str:
     changes = "; ".join(f"{each.of} {_format_change(each)}" for each in speed.changes)
     values = f"{table.format_number(speed.run_value)}, baseline {table.format_number(speed.baseline_value)}"
-    steps = f"{speed.num_steps} steady steps after {speed.num_warm_up} of warm-up"
+    shown = f"can show a slowdown of {speed.detectable:.1%}"
+    steps = f"{speed.num_steps} steady steps after {speed.num_warm_up} of warm-up {shown}"
     text = f"{speed.verdict} (cost of the {changes}); {values}; {steps}"
     if speed.wanted_steps:
         text += f"; an answer within {speed.tolerance:.2g} needs about {speed.wanted_steps} steady steps"
