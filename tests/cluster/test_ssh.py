@@ -124,6 +124,23 @@ def test_both_hosts_train_together(server: Server, tmp_path: Path) -> None:
     assert (folder / "logs/attempt_0/rank_1.log").is_file()
 
 
+def test_both_hosts_measure_collectives_and_products(server: Server, tmp_path: Path) -> None:
+    more = ("--device", "cpu", "--json", "--duration", "0.1")
+    words = ("collectives", "--op", "all_reduce", "all_gather", "--sizes", "64K", "--iters", "20", *more)
+    done = cli.run(*server.words(), "--", "benchmark", *words, "--cluster", "two", cwd=tmp_path, timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)["result"]
+    assert (result["world_size"], [rank["rank"] for rank in result["ranks"]]) == (2, [0, 1])
+    rows = [row for rank in result["ranks"] for row in rank["rows"]]
+    assert {row["case"]["op"] for row in rows} == {"all_reduce", "all_gather"}
+    assert all(row["value"] > 0 and row["wrong"] == 0 and row["case"]["ranks"] == 2 for row in rows)
+    words = ("gemm", "-M", "64", "-N", "64", "-K", "64", "--dtype", "fp32", "--output-file", "g.markdown", *more)
+    done = cli.run(*server.words(), "--", "benchmark", *words, cwd=tmp_path, timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    assert [len(rank["rows"]) for rank in json.loads(done.stdout)["result"]["ranks"]] == [1, 1]
+    assert "TFLOP/s" in (tmp_path / "g.markdown").read_text()
+
+
 def started_training(server: Server, workplace: Path, **env: str) -> AbstractContextManager[subprocess.Popen[str]]:
     (workplace / "two.yaml").write_text(EXPERIMENT.format(iters=100000))
     words = [*server.words(), "--", "train", "pretrain", "--config", "two.yaml"]

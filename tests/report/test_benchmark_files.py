@@ -68,7 +68,7 @@ def test_a_file_that_was_written_is_equal_as_a_baseline(tmp_path: Path, suffix: 
 
 
 def test_rows_are_appended(tmp_path: Path) -> None:
-    for suffix in (".jsonl", ".csv", ".md"):
+    for suffix in (".jsonl", ".csv", ".md", ".markdown"):
         path = tmp_path / f"r{suffix}"
         write_result(make_result(0.5), str(path), format_page)
         before = path.read_text()

@@ -129,8 +129,9 @@ def test_two_ranks_measure_collectives_of_a_small_type(tmp_path: Path) -> None:
     files = ("--output-file", "c.csv", "--trace-file", "calls.jsonl", "--trace-limit", "3", "--trace-sizes", "4K")
     repeats = ("--repeat", "2", "--aggregate-repeat", "--backend", "gloo")
     command = ("direct", "--nproc", "2", "--", "benchmark", *words, *more, *files, *repeats)
-    done = cli.run(*command, cwd=tmp_path, timeout_s=240, XDG_STATE_HOME=str(tmp_path))
+    done = cli.run(*command, cwd=tmp_path, timeout_s=240, XDG_STATE_HOME=str(tmp_path), PRIMUS_CLUSTER="lab 7")
     assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["result"]["options"]["cluster"] == "lab 7"
     collectives = registry.load_plug_in(BENCHMARKS, "collectives")
     result = json.loads(done.stdout)["result"]
     rows = [row for rank in result["ranks"] for row in rank["rows"]]

@@ -59,7 +59,7 @@ class Options(BenchmarkOptions, frozen=True, kw_only=True):
     backend: Literal["nccl", "gloo", "mpi"] | None = None
     """Backend of torch.distributed (default: nccl, also for RCCL, on GPUs, and gloo on CPUs)."""
     cluster: str = ""
-    """Label of the cluster, which the result keeps."""
+    """Label of the cluster, which the result keeps (default: $PRIMUS_CLUSTER)."""
     check: bool = True
     """Check every element of the first call on fresh buffers."""
     per_rank: bool = False

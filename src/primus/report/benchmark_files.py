@@ -29,10 +29,11 @@ from primus.runs.files import to_json, write_bytes
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = ".jsonl"
-TABLES = (".md", *DELIMITERS, JSON_LINES)
+MARKDOWN = (".md", ".markdown")
+TABLES = (*MARKDOWN, *DELIMITERS, JSON_LINES)
 """Suffixes of files that hold a table."""
 SUFFIXES = (*TABLES, *(f"{suffix}.gz" for suffix in TABLES), ".txt", ".json", ".html")
-READABLE = tuple(suffix for suffix in SUFFIXES if suffix not in (".md", ".md.gz", ".txt", ".html"))
+READABLE = tuple(suffix for suffix in SUFFIXES if not suffix.startswith((*MARKDOWN, ".txt", ".html")))
 """Suffixes of files that can be a baseline."""
 NEEDED = (LAST_CASE_COLUMN, "value", "unit")
 
@@ -70,7 +71,7 @@ def write_result(
         text = format_nccl_table(result) if is_collective else format_result_table(result) + "\n"
     elif suffix == ".json":
         text = to_json(result) + "\n"
-    elif suffix == ".md":
+    elif suffix in MARKDOWN:
         text = (_read_text(path) + "\n" if has_rows else "") + format_markdown(result)
     else:
         text = _format_records([*(read_records(path) if has_rows else []), *list_records(result)], suffix)
@@ -85,7 +86,7 @@ def write_table(rows: Sequence[Record], path: str) -> None:
         PrimusError: The file cannot be written.
     """
     suffix = find_table_suffix(path).removesuffix(".gz")
-    if suffix != ".md":
+    if suffix not in MARKDOWN:
         _write_text(path, _format_records(rows, suffix))
         return
     names = list(dict.fromkeys(name for row in rows for name in row))

@@ -112,7 +112,9 @@ def build_columns(rows: Sequence[BenchmarkRow], world_size: int) -> tuple[list[s
 
 def describe_result(result: BenchmarkResult) -> list[str]:
     """Lines below the table: conventions, limits of the devices, notes."""
-    lines = [f"counted: {text}" for text in dict.fromkeys(row.convention for row in result.rows) if text]
+    cluster = result.options.get("cluster")
+    lines = [f"cluster: {cluster}"] if cluster else []
+    lines += [f"counted: {text}" for text in dict.fromkeys(row.convention for row in result.rows) if text]
     devices = dict.fromkeys((rank.device_name, rank.peaks.source) for rank in result.ranks if rank.device_name)
     lines += [_describe_device(*device) for device in devices]
     unsettled = sum(row.timing is not None and not row.timing.is_settled for row in result.rows)

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 Options = BenchmarkOptions
 PLAN_FILE = "config/benchmark.json"
+CLUSTER_VARIABLE = "PRIMUS_CLUSTER"
+"""Label of the cluster in results of collectives (AMD-AGI/Primus, rccl_bench_args.py)."""
 LAST = "last"
 """Word of `--baseline` for the previous result on this machine."""
 
@@ -79,7 +81,10 @@ def prepare(options: BenchmarkOptions, context: TaskContext) -> LaunchJob | None
     _read_baseline(options, context.environ)
     if plug_in.measure_launches:
         return None
-    plan = BenchmarkPlan(benchmark=name, options=msgspec.to_builtins(options), writes_to_console=not context.json)
+    chosen = msgspec.to_builtins(options)
+    if chosen.get("cluster") == "":
+        chosen["cluster"] = context.environ.get(CLUSTER_VARIABLE, "")
+    plan = BenchmarkPlan(benchmark=name, options=chosen, writes_to_console=not context.json)
     device: Literal["cpu"] | None = "cpu" if options.device == "cpu" else None
     return LaunchJob(
         name=f"benchmark-{name}", workspace=options.workspace, files={PLAN_FILE: to_json(plan)}, device=device
