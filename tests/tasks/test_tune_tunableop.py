@@ -19,14 +19,14 @@ from primus.cli.main import main
 from primus.machine.tuned_files import find_store
 from primus.tuning.tunableop import parse_results
 
-TORCH = '''\
+TORCH = """\
 from types import SimpleNamespace
 
 from torch import cuda
 
 __version__ = "2.9.0"
 version = SimpleNamespace(hip=None if "NO_ROCM" in __import__("os").environ else "7.1")
-'''
+"""
 TUNABLE = '''\
 """Answers as the functions of torch.cuda.tunable do: a solution for each line but m 13, and a crash for m 14."""
 

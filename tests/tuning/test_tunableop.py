@@ -47,7 +47,7 @@ def test_records_of_both_formats_and_several_gpus_name_each_product_once(tmp_pat
     assert problems[-1].line == "GemmTunableOp_float_NT,nt_25088_4096_64_ld_25088_4096_25088"
     assert problems[0].shape == "2048 x 512 x 1024 TN BFloat16"
     assert len({problem.key for problem in problems}) == 5
-    with pytest.raises(PrimusError, match="no line of TunableOp in .*untuned0.csv"):
+    with pytest.raises(PrimusError, match=r"no line of TunableOp in .*untuned0\.csv"):
         read(tmp_path, OLD.rpartition("\n")[2])
 
 

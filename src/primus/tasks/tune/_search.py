@@ -41,6 +41,29 @@ class SearchRequest(Struct, frozen=True, kw_only=True):
     timeout_s: float
     options: tuple[str, ...] = ()
     """Further options of `direct` for all trials."""
+    variants: tuple[Settings, ...] = ({},)
+    """Settings that belong together; each combination of the keys is tried with each of these."""
+
+    def list_keys(self) -> dict[str, list[str]]:
+        """The values of each key, those of the variants included.
+
+        Raises:
+            UsageError: A word of `keys` is not an assignment.
+        """
+        found = parse_keys(self.keys)
+        for variant in self.variants:
+            for key, value in variant.items():
+                found[key] = [*found.get(key, []), value]
+        return found
+
+    def list_candidates(self) -> list[Settings]:
+        """Every candidate; the first is the experiment as written.
+
+        Raises:
+            UsageError: There are too many, or a word of `keys` is not an assignment.
+        """
+        combinations = list_combinations(parse_keys(self.keys))
+        return [{}, *({**each, **variant} for variant in self.variants for each in combinations)]
 
 
 class SearchResult(Struct, frozen=True, kw_only=True):
@@ -73,10 +96,10 @@ def run_search(request: SearchRequest, context: TaskContext) -> SearchResult:
     """
     if context.layout is not None and context.layout.nnodes > 1:
         raise UsageError("tune runs trials on one node", "start it without --nnodes")
-    keys = parse_keys(request.keys)
+    keys = request.list_keys()
     # The shortest trials first: a schedule may need more steps than they have.
     base = [_resolve(request, context, {}, steps) for steps in (request.rungs[0], request.rungs[-1])][-1]
-    candidates: list[Settings] = [{}, *list_combinations(keys)]
+    candidates = request.list_candidates()
     for key, values in keys.items():
         _check_key(request, context, key, values)
     record = StudyRecord(config=request.config, keys=keys, metric=request.metric)
@@ -98,11 +121,11 @@ def list_plan_notes(request: SearchRequest, context: TaskContext) -> list[str]:
     Raises:
         UsageError: The experiment or a key is invalid.
     """
-    keys = parse_keys(request.keys)
+    keys = request.list_keys()
     resolved = _resolve(request, context, {}, request.rungs[-1])
     for key, values in keys.items():
         _check_key(request, context, key, values)
-    candidates: list[Settings] = [{}, *list_combinations(keys)]
+    candidates = request.list_candidates()
     steps = " then ".join(map(str, request.rungs))
     lines = [f"{len(candidates)} candidates for {resolved.experiment.exp_name}, by {request.metric}, {steps} steps"]
     lines += [f"  {_format_settings(settings)}" for settings in candidates[:MOST_LISTED]]

@@ -1,9 +1,9 @@
-"""Find the number and placement of CPU threads with which an experiment trains fastest."""
+"""Find the number and placement of CPU threads, and the memory allocator, with which an experiment trains fastest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -11,6 +11,7 @@ from primus.process import count_usable_cpus
 from primus.task import TaskContext
 from primus.tasks.tune import _search
 from primus.tuning import halving
+from primus.tuning.allocators import list_allocators
 
 OVERRIDES = True
 PLACEMENTS = ("false", "close", "spread")
@@ -24,6 +25,9 @@ class Options(Struct, frozen=True, kw_only=True):
     """Experiment file."""
     threads: tuple[Annotated[int, Meta(gt=0)], ...] = ()
     """Numbers of threads of a process (default: powers of two up to its share of the cores, and the share)."""
+    allocators: tuple[Literal["default", "glibc", "jemalloc", "tcmalloc"], ...] = ()
+    """Memory allocators: the default; glibc that keeps freed memory; jemalloc; tcmalloc (default: all that are
+    installed)."""
     steps: Annotated[int, Meta(ge=6)] = 60
     """Steps of the longest trials."""
     workspace: str = "./output"
@@ -33,9 +37,10 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 def run(options: Options, context: TaskContext) -> None:
-    """Search, and print the best number and placement.
+    """Search, and print the best combination.
 
     Raises:
+        UnfitError: An allocator that was asked for is not installed.
         UsageError: The experiment is invalid, or the search is running already.
         PrimusError: No trial gave a result.
     """
@@ -57,6 +62,10 @@ def _build_request(options: Options, context: TaskContext) -> _search.SearchRequ
         keys=(
             f"env.OMP_NUM_THREADS={','.join(map(str, threads))}",
             f"env.OMP_PROC_BIND={','.join(PLACEMENTS)}",
+        ),
+        variants=tuple(
+            {f"env.{name}": value for name, value in variables.items()}
+            for variables in list_allocators(options.allocators, context.environ).values()
         ),
         metric="tokens_per_s",
         rungs=halving.list_rungs(options.steps, num_rungs=3),
