@@ -35,6 +35,7 @@ def train(experiment, attempt):
     attempt.event("run_started", step=0, attempt=attempt.number, world_size=1, device="stopwatch")
     for step in range(1, experiment.trainer.training.train_iters + 1):
         rate = (200.0 if file and "NO_GAIN" not in os.environ else 100.0) * (1 + 0.001 * (step % 3))
+        rate *= 3 if os.environ.get("NCCL_ALGO") == "Tree" and os.environ.get("NCCL_MIN_NCHANNELS") == "16" else 1
         attempt.event("step", step=step, loss=1.0, tokens_per_s=rate)
 '''
 BENCH = """\
@@ -107,3 +108,16 @@ def test_what_is_not_faster_is_not_kept(capfd: pytest.CaptureFixture[str], monke
     monkeypatch.setenv("NO_GAIN", "1")
     assert "not used by later runs: the interval contains no gain" in call(TUNE, capfd)
     assert not list(find_store(os.environ).glob("hipblaslt-*"))
+
+
+def test_the_fastest_algorithm_and_channels_of_collectives_become_a_patch(capfd: pytest.CaptureFixture[str]) -> None:
+    night = Path("night.yaml")
+    night.write_text(night.read_text().replace("modules: {pre", "modules:\n  {pre"))
+    words = "collectives --config night.yaml --algorithms Tree --protocols Simple --channels 16 --steps 6 --json"
+    call(f"direct --nproc 2 -- tune {words}", capfd)
+    (study,) = Path("output/tune").glob("night-*")
+    (patch,) = study.glob("*.patch")
+    added = {line[1:].strip() for line in patch.read_text().splitlines() if line.startswith("+ ")}
+    assert {"NCCL_ALGO: Tree", "NCCL_PROTO: Simple", "NCCL_MIN_NCHANNELS: 16"} <= added
+    single = call("direct --nproc 1 -- tune collectives --config night.yaml", capfd, 2)
+    assert "one process has no collectives" in single
