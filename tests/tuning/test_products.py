@@ -22,7 +22,7 @@ from primus.tuning.product_table import (
     read_product_table,
     write_product_table,
 )
-from primus.tuning.products import MatrixProduct, Order, count_products, read_product_list, write_product_list
+from primus.tuning.products import MatrixProduct, Order, read_product_list, sort_products, write_product_list
 from primus.tuning.step_comparison import compare_step_times
 
 ONEDNN = """\
@@ -75,7 +75,7 @@ def test_logs_are_added_up_and_a_log_without_products_is_refused(tmp_path: Path)
 
 def test_an_edited_list_with_impossible_sizes_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "products.json"
-    write_product_list(file, count_products([make_product(8)], "test"))
+    write_product_list(file, sort_products({make_product(8): 1}, "test"))
     file.write_text(file.read_text().replace('"m": 8', '"m": 0'))
     with pytest.raises(PrimusError, match="sizes and calls are at least 1"):
         read_product_list(file)

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from primus.config.schema import OWNERS
+from primus.engine_keys import format_yaml_value
 
 FILE = Path(__file__).with_name("fairness_rules.yaml")
 
@@ -100,7 +101,7 @@ def translate_settings(settings: Settings, framework: str, *, is_own_loop: bool)
     for name, value in settings.items():
         alias = aliases.get(name, name)
         key, values = (alias, {}) if isinstance(alias, str) else (alias.key, alias.values)
-        meant = values.get(_spell_value(value), value)
+        meant = values.get(format_yaml_value(value), value)
         if key == name or key not in settings:
             found[key] = translate_value(key, meant)
     loop = rules.find_own_loop(framework) if is_own_loop else None
@@ -114,7 +115,7 @@ def translate_settings(settings: Settings, framework: str, *, is_own_loop: bool)
 
 def translate_value(key: str, value: Any) -> Any:
     """A value of the setting `key` in the schema's words."""
-    return read_fairness_rules().values.get(key, {}).get(_spell_value(value), value)
+    return read_fairness_rules().values.get(key, {}).get(format_yaml_value(value), value)
 
 
 def _resolve_settings(found: dict[str, Any], *, is_own_loop: bool) -> dict[str, Any]:
@@ -183,11 +184,5 @@ def _index_rules() -> dict[str, SettingRule]:
 def _spell_keys(tree: Any) -> Any:
     """Keys of mappings as text: YAML reads `true`, `false` and `null` as values."""
     if isinstance(tree, dict):
-        return {_spell_value(key): _spell_keys(value) for key, value in tree.items()}
+        return {format_yaml_value(key): _spell_keys(value) for key, value in tree.items()}
     return [_spell_keys(each) for each in tree] if isinstance(tree, list) else tree
-
-
-def _spell_value(value: Any) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)

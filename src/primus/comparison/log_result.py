@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from statistics import harmonic_mean, median
 
@@ -17,11 +16,11 @@ from primus.comparison.result import (
     ResultDevice,
     ResultMemory,
     ResultParallelism,
-    ResultPerformance,
     ResultSteps,
     ResultTraining,
     StepInterruption,
 )
+from primus.comparison.step_metrics import compute_performance
 from primus.training_logs.read_log import TrainingLog
 
 GIB = 1 << 30
@@ -131,7 +130,7 @@ def build_log_result(log: TrainingLog, facts: LogFacts) -> ComparisonResult:
             sequence_length=known.get("sequence_length"),
             num_gpus=known.get("num_devices"),
         ),
-        performance_metrics=_compute_performance(steps.time_s, steps.tokens, known.get("num_devices")),
+        performance_metrics=compute_performance(steps, known.get("num_devices")),
         step_times=steps.time_s,
         loss_values=steps.loss,
         learning_rates=steps.learning_rate,
@@ -213,26 +212,6 @@ def _list_tokens(log: TrainingLog, known: Mapping[str, int]) -> Numbers:
         pairs = zip(rates, times, strict=True)
         return [None if rate is None or time is None else round(rate * time * devices) for rate, time in pairs]
     return []
-
-
-def _compute_performance(times: Numbers, tokens: Numbers, devices: int | None) -> ResultPerformance:
-    """Means without the first step, as tprimat computes them."""
-    later = [time for time in times[1:] if time is not None]
-    if not later or not all(math.isfinite(time) for time in later):
-        return ResultPerformance(total_steps=len(times) or None)
-    mean = sum(later) / len(later)
-    counts = [count for count in tokens[1:] if count is not None]
-    rate = sum(counts) / len(counts) / mean if counts and mean else None
-    return ResultPerformance(
-        total_steps=len(times),
-        total_time_seconds=sum(time for time in times if time is not None),
-        avg_step_time_seconds=mean,
-        min_step_time_seconds=min(later),
-        max_step_time_seconds=max(later),
-        steps_per_second=1 / mean if mean else None,
-        tokens_per_second=rate,
-        tokens_per_second_per_gpu=rate / devices if rate and devices else None,
-    )
 
 
 def _describe_memory(memory: Sequence[float | None], method: str) -> ResultMemory:

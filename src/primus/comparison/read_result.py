@@ -25,11 +25,11 @@ from primus.comparison.result import (
     ResultMemory,
     ResultModel,
     ResultParallelism,
-    ResultPerformance,
     ResultSteps,
     ResultTraining,
     StepInterruption,
 )
+from primus.comparison.step_metrics import compute_performance
 from primus.config.schema import Trainer
 from primus.errors import PrimusError
 from primus.experiment import load_run_experiment
@@ -90,7 +90,7 @@ def read_result(run: Run, cell: ResultCell, *, folder: Path, load: ResultLoad | 
         ),
         parallelism_config=_describe_parallelism(trainer, started),
         training_config=_describe_training(trainer, started, engine),
-        performance_metrics=_compute_performance(columns, started),
+        performance_metrics=compute_performance(columns, started.get("world_size") or 1),
         step_times=columns.time_s,
         loss_values=columns.loss,
         learning_rates=columns.learning_rate,
@@ -224,27 +224,6 @@ def _describe_training(trainer: Trainer, started: Event, engine: Mapping[str, An
         sequence_length=engine.get("seq_length") or trainer.training.seq_length,
         num_gpus=started.get("world_size"),
         parallel_strategy=_describe_parallelism(trainer, started).strategy_name,
-    )
-
-
-def _compute_performance(columns: ResultSteps, started: Event) -> ResultPerformance:
-    """tprimat's metrics: means over the steps after the first."""
-    times = [value for value in columns.time_s if value]
-    if not times:
-        return ResultPerformance(total_steps=0)
-    counted = times[1:] or times
-    tokens = next((value for value in columns.tokens if value), None)
-    mean = statistics.fmean(counted)
-    rate = tokens / mean if tokens else None
-    return ResultPerformance(
-        total_steps=len(columns.number),
-        total_time_seconds=sum(times),
-        avg_step_time_seconds=mean,
-        min_step_time_seconds=min(counted),
-        max_step_time_seconds=max(counted),
-        steps_per_second=1 / mean,
-        tokens_per_second=rate,
-        tokens_per_second_per_gpu=rate / (started.get("world_size") or 1) if rate else None,
     )
 
 

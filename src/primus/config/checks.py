@@ -31,7 +31,8 @@ def data_parallel_size(parallel: ParallelConfig, world_size: int) -> int:
     if world_size % model_parallel:
         used = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
         raise UsageError(
-            f"{world_size} processes cannot be laid out as {used}", f"start a multiple of {model_parallel}"
+            f"{world_size} processes cannot be laid out as {used}",
+            f"start a multiple of {model_parallel} processes (--nproc), or lower these sizes",
         )
     return world_size // model_parallel
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-_PIECES, _LENGTH_DELIMITED = 1, 2
-"""Field of the pieces in a SentencePiece model (sentencepiece_model.proto), and its wire type."""
-_VARINT, _FIXED = 0, {1: 8, 5: 4}
-"""Other wire types of protobuf (protobuf.dev/programming-guides/encoding), with the bytes of fixed ones."""
+from primus.protobuf import read_fields
+
+_PIECES = 1
+"""Field of the pieces in a SentencePiece model (sentencepiece_model.proto)."""
 
 
 class _AddedToken(Struct):
@@ -53,7 +52,7 @@ def tokenizer_size(name: str) -> int | None:
             path = found if found.is_file() else next(iter(path.glob("*.model")), found)
         if path.suffix == ".json":
             return _json_size(path.read_bytes())
-        return sum(1 for _ in _find_pieces(path.read_bytes())) or None if path.suffix == ".model" else None
+        return _count_pieces(path.read_bytes()) or None if path.suffix == ".model" else None
     except (OSError, ValueError, IndexError, msgspec.MsgspecError):
         return None
 
@@ -75,38 +74,5 @@ def _json_size(content: bytes) -> int | None:
     return max((max(ids, default=-1), *(token.id for token in file.added_tokens))) + 1 or None
 
 
-def _find_pieces(content: bytes) -> Iterator[int]:
-    """Positions of the pieces among the top-level fields of a SentencePiece model.
-
-    Raises:
-        ValueError, IndexError: It is not one.
-    """
-    position = 0
-    while position < len(content):
-        key, position = _read_varint(content, position)
-        field, wire = key >> 3, key & 7
-        if wire == _LENGTH_DELIMITED:
-            length, position = _read_varint(content, position)
-            if field == _PIECES:
-                yield position
-            position += length
-        elif wire == _VARINT:
-            _, position = _read_varint(content, position)
-        elif wire in _FIXED:
-            position += _FIXED[wire]
-        else:
-            raise ValueError(f"wire type {wire}")
-    if position != len(content):
-        raise ValueError("it is cut off")
-
-
-def _read_varint(content: bytes, position: int) -> tuple[int, int]:
-    """An integer of 7 bits a byte, least significant first, and where it ends."""
-    value = shift = 0
-    while True:
-        byte = content[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return value, position
+def _count_pieces(content: bytes) -> int:
+    return sum(number == _PIECES and isinstance(value, bytes) for number, value in read_fields(content))

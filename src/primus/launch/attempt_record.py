@@ -78,7 +78,7 @@ def record_environment(launch: Launch, run: Run) -> None:
     sources = {name: variable.source for name, variable in variables.items()}
     hidden = {name: MASK for name, variable in variables.items() if variable.is_secret}
     place = run.directory / ("env" if shape.node_rank == 0 else f"env/node_{shape.node_rank}")
-    facts = launch.context.facts(shape.master_addr if shape.nnodes > 1 else None)  # the facts of the plan
+    facts = launch.context.facts(shape.master_of_several)  # the facts of the plan
     engine, environ = launch.engine, make_worker_environment(launch)
     installation = engine and (engine.installation or find_environment(engine.name, engine.requirement, environ))
     packages = list_package_versions(list_installation_folders(installation)) if installation else None

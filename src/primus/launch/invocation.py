@@ -37,5 +37,5 @@ class Invocation(Struct, frozen=True, kw_only=True):
 
     def make_task_context(self, layout: ClusterLayout | None) -> TaskContext:
         """The context of the task on a node of `layout`: the facts then include the route to the master."""
-        master = layout.master_addr if layout and layout.nnodes > 1 else None
+        master = layout.master_of_several if layout else None
         return structs.replace(self.task_context, layout=layout, facts=lambda: self.plan_context.facts(master))

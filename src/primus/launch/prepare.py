@@ -14,7 +14,6 @@ from primus.launch import compose
 from primus.launch.invocation import Invocation
 from primus.launch.plan import LaunchJob, LaunchPlan, PlanContext, Variable
 from primus.launch.request import LaunchRequest
-from primus.machine.cluster import ClusterLayout
 from primus.runs.store import Run, new_id
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ def plan_attempt(
     if job.device:
         from primus.machine import accelerators  # a task without workers runs in the launcher
 
-        accelerators.check_launch(job.device, context.facts(_find_master(folded.layout)), workers, folders)
+        accelerators.check_launch(job.device, context.facts(folded.layout.master_of_several), workers, folders)
     patch.chosen_names(workers)  # rejects unknown names before anything starts
     return Launch(
         job=job,
@@ -126,11 +125,6 @@ def _make_checkout_variable(
     before = planned.value if planned else context.environ.get("PYTHONPATH", "")
     folders = f"{checkout.folder}:{before}" if before else checkout.folder
     return {"PYTHONPATH": Variable(folders, f"engine {checkout.engine}")}
-
-
-def _find_master(shape: ClusterLayout) -> str | None:
-    """The master address with which the plan has read the facts."""
-    return shape.master_addr if shape.nnodes > 1 else None
 
 
 def _seen_by_workers(context: PlanContext, job: LaunchJob) -> PlanContext:

@@ -32,6 +32,11 @@ class ClusterLayout(Struct, frozen=True, kw_only=True):
     def world_size(self) -> int:
         return self.nproc * self.nnodes
 
+    @property
+    def master_of_several(self) -> str | None:
+        """Address of node 0 if there are several nodes."""
+        return self.master_addr if self.nnodes > 1 else None
+
 
 def find_layout(
     environ: Mapping[str, str],

@@ -16,6 +16,7 @@ from primus.report.benchmark_table import (
     is_less_better,
     list_varying_names,
 )
+from primus.report.charts import draw_rect, draw_text
 from primus.report.page import Html, make_element
 from primus.report.table import format_duration, format_number, format_unit
 
@@ -91,27 +92,27 @@ def _draw_bars(rows: Sequence[BenchmarkRow], unit: str) -> Html:
     highest = max([*ends, *peaks, 1e-12])
     room = WIDTH - LABEL_WIDTH - VALUE_WIDTH
     title = f"{format_unit(unit)}{_describe_unit(unit, peaks)}"
-    parts = [make_element("style", Html(STYLE)), _draw_text(0, 20, title, "title")]
+    parts = [make_element("style", Html(STYLE)), draw_text(0, 20, title, "title")]
     for number, (row, end) in enumerate(zip(rows, ends, strict=True)):
         top, value = TOP + number * ROW_HEIGHT, row.value or 0.0
         case = {name: row.case.get(name) for name in names}
         label = format_case({**case, **({"rank": row.rank} if row.rank else {})}) or format_case(row.case)
         width = room * value / highest
-        tip = make_element("title", f"{format_case(row.case)}: {format_number(value)} {format_unit(unit)}")
+        tip = f"{format_case(row.case)}: {format_number(value)} {format_unit(unit)}"
         parts += [
-            _draw_text(LABEL_WIDTH - 8, top + 15, label[:LABEL_LETTERS], "end"),
-            _draw_rect(LABEL_WIDTH, top + 3, width, ROW_HEIGHT - 8, "value", tip),
+            draw_text(LABEL_WIDTH - 8, top + 15, label[:LABEL_LETTERS], "end"),
+            draw_rect(LABEL_WIDTH, top + 3, width, ROW_HEIGHT - 8, "value", tip),
         ]
         if row.interval:
             low, high = (room * each / highest for each in row.interval)
-            parts.append(_draw_rect(LABEL_WIDTH + low, top + 10, max(high - low, 1.0), 2, "spread"))
+            parts.append(draw_rect(LABEL_WIDTH + low, top + 10, max(high - low, 1.0), 2, "spread", ""))
         right = max(width, room * end / highest)
         if row.peak:
             place = room * row.peak / highest
             right = max(right, place)
-            parts.append(_draw_rect(LABEL_WIDTH + place - 1, top + 1, 2, ROW_HEIGHT - 4, "peak"))
+            parts.append(draw_rect(LABEL_WIDTH + place - 1, top + 1, 2, ROW_HEIGHT - 4, "peak", ""))
         share = f" ({row.share:.0%})" if row.share else ""
-        parts.append(_draw_text(LABEL_WIDTH + right + 8, top + 15, f"{format_number(value)}{share}", ""))
+        parts.append(draw_text(LABEL_WIDTH + right + 8, top + 15, f"{format_number(value)}{share}", ""))
     height = TOP + len(rows) * ROW_HEIGHT + 8
     return make_element(
         "svg",
@@ -127,16 +128,6 @@ def _draw_bars(rows: Sequence[BenchmarkRow], unit: str) -> Html:
 def _describe_unit(unit: str, peaks: Sequence[float]) -> str:
     better = "less is better" if is_less_better(unit) else "more is better"
     return f" ({better}{'; the line is the limit of the device' if peaks else ''})"
-
-
-def _draw_text(x: float, y: float, words: str, kind: str) -> Html:
-    return make_element("text", words, x=f"{x:.1f}", y=f"{y:.1f}", class_=kind)
-
-
-def _draw_rect(x: float, y: float, width: float, height: float, kind: str, content: Html | str = "") -> Html:
-    return make_element(
-        "rect", content, x=f"{x:.1f}", y=f"{y:.1f}", width=f"{width:.1f}", height=f"{height:.1f}", class_=kind
-    )
 
 
 STYLE = """

@@ -85,7 +85,7 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
     if (
         context.starts_workers
         and shape.world_size > 1
-        and list_usable_devices(context.facts(_find_master_address(shape)), context.environ)
+        and list_usable_devices(context.facts(shape.master_of_several), context.environ)
     ):
         env |= flight_recorder.make_recorder_variables(context.directory, context.attempt, {**context.environ, **env})
     needs_agent = context.starts_workers and shape.world_size > 1
@@ -104,11 +104,6 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
 def list_patch_files(options: Options) -> tuple[str, ...]:
     """Files of `--patch`."""
     return options.patch
-
-
-def _find_master_address(shape: ClusterLayout) -> str | None:
-    """Address of node 0 if there are several nodes."""
-    return shape.master_addr if shape.nnodes > 1 else None
 
 
 def _build_restart_policy(options: Options) -> RestartPolicy:
@@ -175,7 +170,7 @@ def _collect_node_variables(
     from primus.machine.network import choose_network
     from primus.machine.tuned_files import TunedSettings
 
-    facts = context.facts(_find_master_address(shape))
+    facts = context.facts(shape.master_of_several)
     folders = sys.path if context.import_folders is None else context.import_folders
     by_user = {**given, **typed[0], **typed[1]}
     is_tuned = uses_tuned and context.workload is not None and context.is_here

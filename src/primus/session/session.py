@@ -14,11 +14,10 @@ from typing import Any
 
 from primus.callback import CallbackChoice, CallbackList, EvaluationReport
 from primus.config.schedule import compute_learning_rate, evaluation_interval
-from primus.config.schema import Experiment, ParallelConfig, Trainer
+from primus.config.schema import Experiment, Trainer
 from primus.data.training.dataset import Datasets
 from primus.data.training.loader import Batches
 from primus.data.training.packing import Dataset
-from primus.errors import UsageError
 from primus.runs.attempt import Attempt
 from primus.session.bad_steps import BadStepDetector
 from primus.session.batch_record import RECORD_VARIABLE, RecordedBatches, open_record
@@ -61,25 +60,6 @@ class EngineInfo:
     """Versions of further packages, by name."""
     compiles: bool = False
     """Whether the first step of each attempt compiles, which takes longer."""
-
-
-def data_parallel_size(parallel: ParallelConfig, world: int) -> int:
-    """Replicas of the model on `world` devices.
-
-    Raises:
-        UsageError: The devices do not divide.
-    """
-    together = (
-        parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
-    )
-    if world % together:
-        raise UsageError(
-            f"{world} processes do not divide into replicas of {together}: tensor_model_parallel_size"
-            f" {parallel.tensor_model_parallel_size} x pipeline_model_parallel_size"
-            f" {parallel.pipeline_model_parallel_size} x context_parallel_size {parallel.context_parallel_size}",
-            f"start a multiple of {together} processes (--nproc), or lower these sizes",
-        )
-    return world // together
 
 
 @dataclass(kw_only=True)

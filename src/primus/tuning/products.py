@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -68,13 +67,8 @@ class ProductList(Struct, frozen=True, kw_only=True):
         return sum(each.calls * each.product.flop for each in self.products)
 
 
-def count_products(products: Iterable[MatrixProduct], source: str) -> ProductList:
-    """The distinct products with their number, those with most work first."""
-    return sort_products(Counter(products), source)
-
-
 def sort_products(counts: Mapping[MatrixProduct, int], source: str) -> ProductList:
-    """As `count_products`, from numbers of calls."""
+    """The products with their numbers of calls, those with most work first."""
     found = [ProductCount(product=product, calls=calls) for product, calls in counts.items()]
     found.sort(key=lambda each: (-each.calls * each.product.flop, each.product))
     return ProductList(source=source, products=found)

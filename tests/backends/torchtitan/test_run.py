@@ -177,4 +177,6 @@ def test_a_refusal_of_torchtitan_is_one_message(tmp_path: Path, start_workers: S
 
 def test_more_processes_than_the_layout_are_refused(tmp_path: Path, start_workers: StartWorkers) -> None:
     run = write_run(tmp_path / "run", tensor_model_parallel_size=2)
-    assert "1 processes do not divide into replicas of 2" in finish(run, start_workers(run), code=2) + read_log(run)
+    assert "1 processes cannot be laid out as tensor_model_parallel_size 2" in finish(
+        run, start_workers(run), code=2
+    ) + read_log(run)

@@ -39,9 +39,9 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     """
     trainer = experiment.trainer
     _import_engine()
+    from primus.config.checks import data_parallel_size
     from primus.session.loop import train_with_engine
     from primus.session.open_session import open_session
-    from primus.session.session import data_parallel_size
     from primus.session.torch_processes import describe_torch_engine, join_processes, seed_everything
 
     timeout = timedelta(minutes=trainer.parallel.distributed_timeout_minutes)

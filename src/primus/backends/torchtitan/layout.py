@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from primus.config.checks import data_parallel_size
 from primus.config.schema import ParallelConfig, TrainingConfig
 from primus.data.training.loader import num_micro_batches
 from primus.errors import UsageError
-from primus.session.session import data_parallel_size
 
 
 @dataclass(frozen=True)

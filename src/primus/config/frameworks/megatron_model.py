@@ -6,18 +6,18 @@ megatron/core/transformer/transformer_config.py of Megatron-LM 0.16.
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from primus.config.convert import find_origin
 from primus.config.frameworks.known_keys import KnownKeys
 from primus.config.frameworks.translation import ForeignSettings, LayerContext
+from primus.config.layer_pattern import parse_layer_pattern
 from primus.config.schema import OWNERS
 from primus.config.source import Leaf, Tree
 from primus.errors import UsageError
 
 if TYPE_CHECKING:
-    import ast
+    pass
 
 OTHER_MODELS = ("hybrid_override_pattern", "hybrid_layer_pattern", "experimental_attention_variant", "lfm_layer_types")
 """Arguments of models whose layers are of several kinds."""
@@ -245,7 +245,11 @@ def _translate_expert_layers(work: ForeignSettings) -> None:
         work.drop("moe_layer_freq")
         return
     origin = work.find_origin("moe_layer_freq")
-    pattern = parse_layer_pattern(frequency, find_origin(item))
+    pattern = parse_layer_pattern(frequency)
+    if pattern is None:
+        raise UsageError(
+            f"{find_origin(item)}: moe_layer_freq: {frequency!r} is not a pattern of layers", "write ([0]*3+[1]*58)"
+        )
     if isinstance(pattern, int):
         if isinstance(frequency, str):
             work.put("moe_layer_freq", pattern, origin)
@@ -272,41 +276,3 @@ def _translate_expert_layers(work: ForeignSettings) -> None:
         "or be every n-th one, starting with layer n",
         "write a pattern such as ([0]*3+[1]*58) or ([0,1]*24)",
     )
-
-
-def parse_layer_pattern(written: Any, origin: str) -> int | list[int]:
-    """The value of `moe_layer_freq`: a number, a list, or an expression of lists as `moe_freq_type` accepts it.
-
-    Raises:
-        UsageError: It is none of these.
-    """
-    if isinstance(written, int):
-        return written
-    import ast  # not for files without such a text
-
-    try:
-        value = _evaluate_pattern(ast.parse(str(written).strip(), mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError):
-        value = None
-    if isinstance(value, int) or (isinstance(value, list) and value and all(item in (0, 1) for item in value)):
-        return value
-    raise UsageError(f"{origin}: moe_layer_freq: {written!r} is not a pattern of layers", "write ([0]*3+[1]*58)")
-
-
-def _evaluate_pattern(node: ast.expr) -> Any:
-    """An expression of integers, lists, `+` and `*`."""
-    import ast
-
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.List):
-        return [_evaluate_pattern(item) for item in node.elts]
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
-        left, right = _evaluate_pattern(node.left), _evaluate_pattern(node.right)
-        if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
-            return left + right
-        count = next((each for each in (left, right) if isinstance(each, int)), math.inf)
-        items = next((each for each in (left, right) if isinstance(each, list)), None)
-        if isinstance(node.op, ast.Mult) and items is not None and len(items) * count <= 10_000:
-            return items * int(count)
-    raise ValueError("not a pattern")

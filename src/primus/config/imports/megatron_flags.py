@@ -11,6 +11,7 @@ from typing import Any
 
 from primus.config.frameworks.known_keys import KnownKey, read_megatron_arguments
 from primus.config.imports.foreign_config import ForeignConfig
+from primus.config.layer_pattern import parse_layer_pattern
 from primus.config.schema import OWNERS
 from primus.config.schema_keys import list_switch_keys
 from primus.config.source import parse_scalar
@@ -163,10 +164,10 @@ class MegatronFlags:
         if "num_experts" in self.flags and "moe_ffn_hidden_size" not in self.flags and "ffn_hidden_size" in self.flags:
             self.target.set_key("moe_ffn_hidden_size", self.flags["ffn_hidden_size"])
         freq = self.take("moe_layer_freq")
-        pattern = _parse_layer_pattern(freq)
+        pattern = parse_layer_pattern(freq)
         if freq == 1:
             pass
-        elif pattern is not None and pattern == sorted(pattern):
+        elif isinstance(pattern, list) and pattern == sorted(pattern):
             self.target.set_key("first_k_dense_replace", pattern.count(0))
         elif freq is not None:
             self.target.add_other("--moe-layer-freq", freq, "primus has dense layers only at the start, or each n-th")
@@ -292,38 +293,3 @@ def _convert_value(key: str, value: Any) -> Any:
         separator = "," if key == "split" else " "
         return separator.join(map(str, value)) if isinstance(value, list) else str(value)
     return value
-
-
-def _parse_layer_pattern(freq: Any) -> list[int] | None:
-    """Layers with experts of Megatron-LM's pattern: ``([0]*3+[1]*58)*1``; None if it is not one."""
-    import ast
-
-    if not isinstance(freq, str):
-        return freq if isinstance(freq, list) and all(part in (0, 1) for part in freq) else None
-    try:
-        found = _evaluate_pattern(ast.parse(freq.strip(), mode="eval").body)
-    except (SyntaxError, ValueError):
-        return None
-    return found if isinstance(found, list) else None
-
-
-_LONGEST_PATTERN = 10_000
-
-
-def _evaluate_pattern(node: Any) -> Any:
-    """Lists of 0 and 1, their sums and multiples; nothing else is evaluated."""
-    import ast
-
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.List):
-        return [_evaluate_pattern(item) for item in node.elts]
-    if isinstance(node, ast.BinOp):
-        left, right = _evaluate_pattern(node.left), _evaluate_pattern(node.right)
-        if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
-            return left + right
-        if isinstance(node.op, ast.Mult) and {type(left), type(right)} == {list, int}:
-            items, times = (left, right) if isinstance(left, list) else (right, left)
-            if len(items) * times <= _LONGEST_PATTERN:
-                return items * times
-    raise ValueError("not a pattern of layers")

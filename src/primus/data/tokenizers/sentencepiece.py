@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -15,11 +15,10 @@ from primus.data.tokenizers.fast import build_for_sentencepiece
 from primus.data.tokenizers.huggingface import find_lone_surrogate
 from primus.data.tokenizers.tokenizer import Batch, Tokenizer
 from primus.errors import UsageError
+from primus.protobuf import read_fields
 
 _PIECES, _TYPE, _USER_DEFINED = 1, 3, 4
-_VARINT, _LENGTH_DELIMITED = 0, 2
-_FIXED = {1: 8, 5: 4}
-"""Fixed-size wire types of protobuf and their size in bytes (protobuf.dev/programming-guides/encoding)."""
+"""Numbers in sentencepiece_model.proto."""
 
 
 class SentencePieceEngine:
@@ -123,29 +122,5 @@ def _has_user_defined(content: bytes) -> bool:
 
     sentencepiece_model.proto: field 1 of ModelProto is a piece, field 3 of a piece is its type.
     """
-    pieces = (value for number, value in _read_fields(content) if number == _PIECES and isinstance(value, bytes))
-    return any(field == (_TYPE, _USER_DEFINED) for piece in pieces for field in _read_fields(piece))
-
-
-def _read_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the number and the value of each field of a protobuf message."""
-    at = 0
-    while at < len(message):
-        key, at = _read_varint(message, at)
-        value: int | bytes
-        kind = key & 7
-        if kind == _VARINT:
-            value, at = _read_varint(message, at)
-        else:
-            size, at = _read_varint(message, at) if kind == _LENGTH_DELIMITED else (_FIXED[kind], at)
-            value, at = message[at : at + size], at + size
-        yield key >> 3, value
-
-
-def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    """Decode the varint at an offset; return its value and the offset after it."""
-    value = shift = 0
-    while message[at] & 0x80:
-        value |= (message[at] & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-    return value | message[at] << shift, at + 1
+    pieces = (value for number, value in read_fields(content) if number == _PIECES and isinstance(value, bytes))
+    return any(field == (_TYPE, _USER_DEFINED) for piece in pieces for field in read_fields(piece))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from primus.report.charts import draw_rect, draw_text
 from primus.report.page import Html, make_element
 from primus.tasks.compare._parity import EngineSteps, ParityTolerance
 
@@ -23,7 +24,7 @@ def draw_parity_svg(reference: EngineSteps, others: Sequence[EngineSteps], toler
     everyone = [reference, *others]
     parts = [
         make_element("style", Html(STYLE)),
-        _draw_rect(0, 0, WIDTH, HEIGHT, "ground"),
+        draw_rect(0, 0, WIDTH, HEIGHT, "ground", ""),
         *_draw_legend(everyone, reference.engine),
         *_draw_losses(everyone),
         *_draw_differences(reference, others, tolerance),
@@ -41,11 +42,11 @@ def draw_parity_svg(reference: EngineSteps, others: Sequence[EngineSteps], toler
 
 
 def _draw_legend(everyone: Sequence[EngineSteps], reference: str) -> Iterator[Html]:
-    yield _draw_text(LEFT, 30, "Loss of each step, and differences from " + reference, "title")
+    yield draw_text(LEFT, 30, "Loss of each step, and differences from " + reference, "title")
     for index, steps in enumerate(everyone):
         x = LEFT + 150 * index
         yield _draw_path([(x, 56), (x + 30, 56)], index)
-        yield _draw_text(x + 37, 60, steps.engine, "")
+        yield draw_text(x + 37, 60, steps.engine, "")
 
 
 def _draw_losses(everyone: Sequence[EngineSteps]) -> Iterator[Html]:
@@ -57,8 +58,8 @@ def _draw_losses(everyone: Sequence[EngineSteps]) -> Iterator[Html]:
     for share in (0.0, 0.5, 1.0):
         y = bottom - share * LOSS_HEIGHT
         yield _draw_line(y, "grid")
-        yield _draw_text(LEFT - 8, y + 4, f"{low + share * span:.4g}", "soft end")
-    yield _draw_text(LEFT, LOSS_TOP - 10, "loss", "soft")
+        yield draw_text(LEFT - 8, y + 4, f"{low + share * span:.4g}", "soft end")
+    yield draw_text(LEFT, LOSS_TOP - 10, "loss", "soft")
     for index, steps in enumerate(everyone):
         points = [
             (_place_step(step, num_steps), bottom - (loss - low) / span * LOSS_HEIGHT)
@@ -101,20 +102,20 @@ def _draw_panel(
         share = (math.log10(max(value, SMALLEST)) - low) / (high - low)
         return bottom - share * GAP_HEIGHT
 
-    yield _draw_text(LEFT, top - 10, title, "soft")
+    yield draw_text(LEFT, top - 10, title, "soft")
     for exponent in range(int(low), int(high) + 1, 2):
         y = place_value(10.0**exponent)
         yield _draw_line(y, "grid")
-        yield _draw_text(LEFT - 8, y + 4, "0" if exponent == int(low) else f"1e{exponent}", "soft end")
+        yield draw_text(LEFT - 8, y + 4, "0" if exponent == int(low) else f"1e{exponent}", "soft end")
     yield _draw_line(place_value(tolerance), "limit")
-    yield _draw_text(WIDTH - RIGHT, place_value(tolerance) - 5, f"tolerance {tolerance:g}", "limit-text end")
+    yield draw_text(WIDTH - RIGHT, place_value(tolerance) - 5, f"tolerance {tolerance:g}", "limit-text end")
     for index, (each, row) in enumerate(zip(others, rows, strict=True), 1):
         points = [
             (_place_step(step, num_steps), place_value(value)) for step, value in enumerate(row) if value is not None
         ]
         yield _draw_path(points, index, each.engine)
     for step in {0, num_steps // 2, num_steps - 1}:
-        yield _draw_text(_place_step(step, num_steps), bottom + 20, f"step {step + 1}", "soft middle")
+        yield draw_text(_place_step(step, num_steps), bottom + 20, f"step {step + 1}", "soft middle")
 
 
 def _place_step(step: int, num_steps: int) -> float:
@@ -132,14 +133,6 @@ def _draw_path(points: Sequence[tuple[float, float]], index: int, name: str = ""
 
 def _draw_line(y: float, style: str) -> Html:
     return make_element("path", "", d=f"M{LEFT:g} {y:.1f} H{WIDTH - RIGHT:g}", class_=style)
-
-
-def _draw_rect(x: float, y: float, width: float, height: float, style: str) -> Html:
-    return make_element("rect", "", x=f"{x:g}", y=f"{y:g}", width=f"{width:g}", height=f"{height:g}", class_=style)
-
-
-def _draw_text(x: float, y: float, text: str, style: str) -> Html:
-    return make_element("text", text, x=f"{x:.1f}", y=f"{y:.1f}", class_=style)
 
 
 STYLE = """

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from primus.protobuf import read_fields
 from primus.training_logs.step_rows import LogStep
 
 NAME = "tensorboard"
@@ -109,58 +110,27 @@ def _read_events(file: BinaryIO) -> Iterator[tuple[float, int, list[tuple[str, f
 def _read_event(data: bytes) -> tuple[float, int, list[tuple[str, float]]]:
     time_s, step = 0.0, 0
     scalars: list[tuple[str, float]] = []
-    for number, value in _list_fields(data):
+    for number, value in read_fields(data):
         if number == 1 and isinstance(value, bytes):
             (time_s,) = struct.unpack("<d", value)
         elif number == 2 and isinstance(value, int):
             step = value
         elif number == 5 and isinstance(value, bytes):
-            scalars += [found for kind, part in _list_fields(value) if kind == 1 and (found := _read_scalar(part))]
+            scalars += [found for kind, part in read_fields(value) if kind == 1 and (found := _read_scalar(part))]
     return time_s, step, scalars
 
 
 def _read_scalar(data: bytes | int) -> tuple[str, float] | None:
     """Tag and value of a `Summary.Value`: `simple_value` of the first API, a tensor of one float of the second."""
-    fields = dict(_list_fields(data)) if isinstance(data, bytes) else {}
+    fields = dict(read_fields(data)) if isinstance(data, bytes) else {}
     tag, simple, tensor = fields.get(1), fields.get(2), fields.get(8)
     if not isinstance(tag, bytes):
         return None
     if isinstance(simple, bytes):
         return tag.decode(), struct.unpack("<f", simple)[0]
     if isinstance(tensor, bytes):
-        parts = dict(_list_fields(tensor))
+        parts = dict(read_fields(tensor))
         content = parts.get(4) or parts.get(5)  # tensor_content, float_val
         if parts.get(1) == 1 and isinstance(content, bytes) and len(content) == 4:  # DT_FLOAT
             return tag.decode(), struct.unpack("<f", content)[0]
     return None
-
-
-def _list_fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Number and value of the fields of a message: an int for varints, else the bytes."""
-    place = 0
-    while place < len(data):
-        key, place = _read_varint(data, place)
-        kind = key & 7
-        if kind == 0:
-            value, place = _read_varint(data, place)
-            yield key >> 3, value
-            continue
-        size = {1: 8, 5: 4}.get(kind)
-        if size is None:
-            if kind != 2:
-                raise ValueError("not a message")
-            size, place = _read_varint(data, place)
-        if place + size > len(data):
-            raise ValueError("a field that is cut off")
-        yield key >> 3, data[place : place + size]
-        place += size
-
-
-def _read_varint(data: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[place]
-        value |= (byte & 127) << shift
-        place, shift = place + 1, shift + 7
-        if byte < 128:
-            return value, place
