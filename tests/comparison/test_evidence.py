@@ -93,10 +93,10 @@ def test_cells_come_from_the_results_and_pairs_share_model_and_class() -> None:
     failed = structs.replace(results[0], state="failed", reason="out of memory", gpu_info=ResultDevice())
     files = ["train_amd_nemo_qwen.json", *(f"{number}.json" for number in range(5))]
     cells = group_cells(LoadedResults(results=[*results, failed], files=files, skipped=[]))
-    assert list(cells) == ["cpu native a", "cpu jax a (identical)", "cpu jax a (tuned)", "cpu jax b"]
-    assert (len(cells["cpu native a"].runs), len(cells["cpu native a"].failed)) == (1, 1)
+    assert list(cells) == ["native a", "jax a (identical)", "jax a (tuned)", "jax b"]
+    assert (len(cells["native a"].runs), len(cells["native a"].failed)) == (1, 1)
     report = build_comparison_report(cells, [], ReportOptions())
-    assert [(pair.a, pair.b) for pair in report.pairs] == [("cpu native a", "cpu jax a (identical)")]
+    assert [(pair.a, pair.b) for pair in report.pairs] == [("native a", "jax a (identical)")]
     assert "failed: out of memory" in report.cells[0].problems
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -198,6 +199,22 @@ def test_losses_are_of_the_same_training_within_the_spread_of_seeds() -> None:
     assert compare_loss_curves(curve(0), curve(0.5), None, "fp32").is_equal is None
     assert compare_loss_curves(curve(0), {1: 5.99 + 0.05 * math.sin(1) + 2e-6}, None, "fp32").is_equal
     assert compare_loss_curves(curve(0), {**curve(0), 7: math.nan}, spread).is_equal is False
+
+
+def test_losses_of_one_seed_are_equal_far_below_their_own_noise_from_batch_to_batch() -> None:
+    rng = random.Random(1)
+    curve = {step: 6 - 0.01 * step + 0.1 * rng.gauss(0, 1) for step in range(1, 41)}
+
+    def shift(start: int, gap: float) -> dict[int, float]:
+        return {step: loss + (gap if step >= start else 0.0) for step, loss in curve.items()}
+
+    assert compare_loss_curves(curve, shift(1, 2e-4), None, "fp32").is_equal
+    assert compare_loss_curves(curve, shift(1, 2e-2), None, "fp32").is_equal is None
+    # Small on average, and not at its end.
+    assert compare_loss_curves(curve, shift(31, 1.5e-2), None, "fp32").is_equal is None
+    smooth = {step: 6 - 0.01 * step for step in curve}
+    other = {step: loss + 2e-4 for step, loss in smooth.items()}
+    assert compare_loss_curves(smooth, other, None, "fp32").is_equal is None, "without noise, nothing is known of seeds"
 
 
 def test_inputs_of_other_tokenizers_are_unfair() -> None:

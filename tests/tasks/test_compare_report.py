@@ -65,12 +65,29 @@ def test_only_fair_pairs_have_a_ratio_and_foreign_files_are_named(
     assert [row["framework"] for row in rows] == ["jax", "megatron", "native"]
     assert float(rows[0]["step_s_low"]) < float(rows[0]["step_s"]) < float(rows[0]["step_s_high"])
     markdown = (tmp_path / "report.md").read_text()
-    assert "## cpu jax tiny and cpu native tiny: fair" in markdown
+    assert "## jax and native: fair" in markdown
     page = (tmp_path / "report.html").read_text()
     assert "<script" not in page and "http://" not in page.replace("http://www.w3.org/2000/svg", "")
     for title in ("Throughput of a device", "Pairs: A by B", "warm-up: ", "Loss over tokens", "Loss over training time",
                   "Peak memory", "dense peak", "Speed and energy"):  # fmt: skip
         assert title in page, title
+
+
+def test_seeds_of_a_cell_show_how_much_losses_differ_by_chance(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for framework, gap in (("native", 0.0), ("jax", 0.02)):
+        for seed in range(3):
+            result = change_settings(make_result(framework, seed=seed), seed=seed)
+            losses = [0 if loss is None else loss + gap + 0.1 * seed for loss in result.steps.loss]
+            result = structs.replace(result, steps=structs.replace(result.steps, loss=losses))
+            save_result(result, tmp_path / f"{result.cell.name}.json")
+    assert report(capsys, tmp_path, "--html", "--output", tmp_path)[0] == 0
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert found["pairs"][0]["verdict"]["status"] == "fair"
+    reasons = {check["rule"]: check["reason"] for check in found["pairs"][0]["verdict"]["checks"]}
+    assert reasons["loss curves"] == "they differ by 0.02 on average; trainings with 3 seeds differ by 0.13"
+    assert "Losses with other seeds" in (tmp_path / "report.html").read_text()
 
 
 def test_allowed_unfair_ratios_carry_their_reason_in_the_picture(
@@ -114,7 +131,7 @@ def test_archives_of_other_machines_are_merged_with_published_results_and_prices
     (tmp_path / "prices.yaml").write_text(price)
     words = ("--published", tmp_path / "table.yaml", "--prices", tmp_path / "prices.yaml", "--target-loss", "5.8")
     _, out, _ = report(capsys, folder, tmp_path / "other.zip", *words, "--html", "--output", tmp_path)
-    for text in ("cpu native tiny on 2 x Other CPU", "H100 titan bf16", "EUR", "s to loss 5.8"):
+    for text in ("native on 2 x Other CPU", "H100 titan bf16", "EUR", "s to loss 5.8"):
         assert text in out, text
     page = (tmp_path / "report.html").read_text()
     assert "a list" in page and "hollow" in page

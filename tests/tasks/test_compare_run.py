@@ -132,6 +132,25 @@ def test_another_version_of_the_matrix_is_refused_before_a_cell_runs(
     assert len(list_runs(tmp_path / "output/night/runs/cpu_fast_small_identical_1")) == 1
 
 
+def test_repetitions_train_with_the_seeds_of_the_matrix_in_turn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("run", "--matrix", "night.yaml", "--platforms", "cpu", "--frameworks", "fast", "--repetitions", "3")
+    (tmp_path / "night.yaml").write_text(MATRIX + "seeds: [7, 8]\n")
+    assert call_compare(*words) == 0
+    results = [load_result(path) for path in sorted((tmp_path / "output/night/results").glob("*.json"))]
+    assert [result.settings["seed"] for result in results] == [7, 8, 7]
+    assert call_compare(*words) == 0, "nothing runs again"
+    (tmp_path / "night.yaml").write_text(MATRIX + "seeds: [7, 9]\n")
+    assert call_compare(*words) == 2
+    assert "fast_small_identical_2 with other settings" in capsys.readouterr().err
+    (tmp_path / "night.yaml").write_text(
+        MATRIX.replace("{train_iters: 4}", "{train_iters: 4, seed: 1}") + "seeds: [7]\n"
+    )
+    assert call_compare(*words) == 2
+    assert "both seeds: and settings: seed" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_harness_leaves_no_process_and_resumes_with_the_cell_that_was_running(

@@ -33,15 +33,16 @@ class ComparisonCell(Struct, frozen=True, kw_only=True):
     failed: list[ComparisonResult]
 
     @property
-    def base_label(self) -> str:
-        """The short name, which cells of several classes or devices share."""
-        return " ".join(part for part in (self.platform, self.framework, self.model) if part)
+    def names(self) -> tuple[str, str, str]:
+        """Platform, framework and model."""
+        return self.platform, self.framework, self.model
 
 
 def group_cells(loaded: LoadedResults) -> dict[str, ComparisonCell]:
     """The cells by label, in the order in which their first results were found.
 
-    Class and device are part of a label where the rest does not tell cells apart.
+    A label has what tells the cells apart: a platform or model that all share is left out, and class and device are
+    part of it only where the rest is not enough.
     """
     groups: ResultGroups = {}
     for result, file in zip(loaded.results, loaded.files, strict=True):
@@ -79,12 +80,19 @@ def _build_cell(key: CellKey, members: Sequence[ComparisonResult]) -> Comparison
 
 
 def _label_cells(cells: Sequence[ComparisonCell]) -> dict[str, ComparisonCell]:
-    classes: dict[str, set[str]] = {}
-    for cell in cells:
-        classes.setdefault(cell.base_label, set()).add(cell.settings_class)
-    labels = [
-        f"{cell.base_label} ({cell.settings_class})" if len(classes[cell.base_label]) > 1 else cell.base_label
+    differing = [len(set(column)) > 1 for column in zip(*(cell.names for cell in cells), strict=True)]
+    parts = differing if any(differing) else [True, True, True]
+    names = [
+        " ".join(name for name, is_part in zip(cell.names, parts, strict=True) if name and is_part)
+        or " ".join(filter(None, cell.names))
         for cell in cells
+    ]
+    classes: dict[str, set[str]] = {}
+    for name, cell in zip(names, cells, strict=True):
+        classes.setdefault(name, set()).add(cell.settings_class)
+    labels = [
+        f"{name} ({cell.settings_class})" if len(classes[name]) > 1 else name
+        for name, cell in zip(names, cells, strict=True)
     ]
     return {
         f"{label} on {cell.devices or '?'} x {cell.device}" if labels.count(label) > 1 else label: cell

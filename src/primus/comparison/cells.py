@@ -161,10 +161,15 @@ def _prepare_cell(loaded: LoadedMatrix, kind: CellKind, launch: CellLaunch) -> M
 
 
 def _number_cell(cell: MatrixCell, loaded: LoadedMatrix, repetition: int, position: int) -> MatrixCell:
-    """The cell of a repetition, with its folder of runs."""
-    place = structs.replace(cell.place, repetition=repetition, position=position)
-    own = ("--workspace", str(loaded.output / RUNS), "--exp_name", place.name) if cell.command else ()
-    return structs.replace(cell, place=place, command=(*cell.command, *own))
+    """The cell of a repetition, with its seed and its folder of runs."""
+    place, own = structs.replace(cell.place, repetition=repetition, position=position), []
+    seeds = loaded.matrix.seeds
+    if seeds:
+        own.append(f"seed={seeds[(repetition - 1) % len(seeds)]}")
+        identity = f"{place.fingerprint} {own[0]}".encode()
+        place = structs.replace(place, fingerprint=hashlib.sha256(identity).hexdigest()[:16])
+    own += ["--workspace", str(loaded.output / RUNS), "--exp_name", place.name]
+    return structs.replace(cell, place=place, command=(*cell.command, *own) if cell.command else ())
 
 
 def _merge_settings(loaded: LoadedMatrix, kind: CellKind) -> dict[str, Any]:

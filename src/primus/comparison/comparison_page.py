@@ -39,7 +39,12 @@ def format_comparison_page(report: ComparisonReport, cells: Cells) -> str:
         ("Speed", _select_pictures(pictures, "throughput", "pairs", "scaling")),
         ("Fairness", page.join_fragments(*map(_make_verdict, report.pairs))),
         ("Steps", page.join_fragments(_select_pictures(pictures, "steps"), *_make_tables(tables, "Slow steps"))),
-        ("Losses", _select_pictures(pictures, "loss_tokens", "loss_time")),
+        (
+            "Losses",
+            page.join_fragments(
+                _select_pictures(pictures, "loss_tokens", "loss_time"), *_make_tables(tables, "Losses with other seeds")
+            ),
+        ),
         (
             "Memory and efficiency",
             page.join_fragments(
@@ -51,7 +56,9 @@ def format_comparison_page(report: ComparisonReport, cells: Cells) -> str:
         ("What was compared", _make_provenance(report)),
     ]
     hosts = sorted({host for cell in report.cells for host in cell.hosts})
-    subtitle = f"{len(report.cells)} cells" + (f" on {', '.join(hosts)}" if hosts else "")
+    shared = [sorted({getattr(cell, part) for cell in report.cells}) for part in ("platform", "model")]
+    common = [names[0] for names in shared if len(names) == 1 and names[0]]
+    subtitle = ", ".join([f"{len(report.cells)} cells", *common]) + (f" on {', '.join(hosts)}" if hosts else "")
     return page.format_page(f"Comparison {report.name}", [each for each in sections if each[1]], subtitle)
 
 
@@ -93,14 +100,20 @@ def _draw_throughput(report: ComparisonReport, kinds: Mapping[str, int]) -> Iter
 def _draw_pairs(report: ComparisonReport) -> Iterator[tuple[str, Html]]:
     speeds = {cell.label: cell.speed for cell in report.cells}
     pairs = [
-        ValuePair(
-            label=f"{pair.a} / {pair.b}", a=speeds[pair.a] or 0.0, b=speeds[pair.b] or 0.0, note=describe_ratio(pair)
-        )
+        ValuePair(label=_label_pair(pair), a=speeds[pair.a] or 0.0, b=speeds[pair.b] or 0.0, note=describe_ratio(pair))
         for pair in report.pairs
         if pair.ratio is not None
     ]
     if pairs:
         yield "pairs", draw_paired_dots("Pairs: A by B", "tokens/s of a device", ("A", "B"), pairs)
+
+
+def _label_pair(pair: CellPair) -> str:
+    """Both names; the class that is part of both stands once."""
+    common = f" ({pair.verdict.comparison_class})"
+    if pair.a.endswith(common) and pair.b.endswith(common):
+        return f"{pair.a.removesuffix(common)} / {pair.b}"
+    return f"{pair.a} / {pair.b}"
 
 
 def _draw_scaling(report: ComparisonReport) -> Iterator[tuple[str, Html]]:

@@ -72,6 +72,10 @@ class CellReport(Struct, frozen=True, kw_only=True):
     """Until the target loss."""
     tokens_to_loss: float | None
     final_loss: float | None
+    seeds: list[int]
+    """Seeds of its runs."""
+    loss_spread: LossSpread | None
+    """How much the losses of its runs with different seeds differ."""
     problems: list[str]
     """Why runs failed, why its speed is impossible or doubtful, and what is missing."""
 
@@ -156,6 +160,8 @@ def _summarise(label: str, cell: ComparisonCell, options: ReportOptions) -> Cell
         seconds_to_loss=reached[0] if reached else None,
         tokens_to_loss=reached[1] if reached else None,
         final_loss=next((loss for loss in reversed(first.steps.loss) if loss is not None), None),
+        seeds=sorted({seed for run in cell.runs if isinstance(seed := run.settings.get("seed"), int)}),
+        loss_spread=_estimate_spread(cell),
         problems=_list_problems(cell, statistics, utilization),
     )
 
@@ -208,7 +214,8 @@ def _compare_pairs(
 def _judge_cells(a: str, ours: ComparisonCell, b: str, theirs: ComparisonCell) -> PairVerdict:
     """The worst verdict of the runs that have the same seed; of the first two runs, if none have."""
     chosen: ComparisonClass = "tuned" if ours.settings_class == "tuned" else "identical"
-    spread = _estimate_spread(ours) or _estimate_spread(theirs)
+    spreads = [spread for spread in map(_estimate_spread, (ours, theirs)) if spread]
+    spread = min(spreads, key=lambda each: each.mean, default=None)
     by_seed: dict[object, list[ComparisonResult]] = {}
     for run in theirs.runs:
         by_seed.setdefault(run.settings.get("seed"), []).append(run)

@@ -33,7 +33,7 @@ class ComparisonTable(Struct, frozen=True, kw_only=True):
 def list_report_tables(report: ComparisonReport) -> list[ComparisonTable]:
     """All tables that have rows."""
     tables = [_list_cells(report), _list_efficiency(report), _list_pairs(report), _list_slow_steps(report)]
-    tables += [_list_published(report), _list_problems(report)]
+    tables += [_list_seeds(report), _list_published(report), _list_problems(report)]
     return [each for each in tables if each.rows]
 
 
@@ -175,6 +175,21 @@ def _list_slow_steps(report: ComparisonReport) -> ComparisonTable:
     ]
     header = ["cell", "run", "step", "ms", "cause"]
     return ComparisonTable(title="Slow steps (the slowest five of each cell)", header=header, rows=rows, right=[2, 3])
+
+
+def _list_seeds(report: ComparisonReport) -> ComparisonTable:
+    rows = [
+        [
+            cell.label,
+            ", ".join(map(str, cell.seeds)),
+            str(len(cell.loss_spread.by_step)),
+            f"{cell.loss_spread.mean:.3g}",
+        ]
+        for cell in report.cells
+        if cell.loss_spread
+    ]
+    header = ["cell", "seeds", "steps", "mean difference of two seeds"]
+    return ComparisonTable(title="Losses with other seeds", header=header, rows=rows, right=[2, 3])
 
 
 def _list_published(report: ComparisonReport) -> ComparisonTable:

@@ -13,6 +13,7 @@ tuned:                               # the class `tuned`: the best settings of e
   choices:
     - {framework: native, settings: {compile: true}}
 repetitions: 3
+seeds: [1, 2, 3]                     # of the repetitions, in turn
 order: interleaved
 """
 
@@ -122,6 +123,9 @@ class RivalMatrix(MatrixPart, frozen=True, kw_only=True):
     tuned: TunedClass | None = None
     repetitions: Positive = 3
     """Runs of each cell; three or more give an interval."""
+    seeds: list[int] = []
+    """Seed of each repetition, in turn; that of the experiment when empty. Runs with several seeds show how much losses
+    differ by chance."""
     order: Order = "interleaved"
     """`interleaved` runs each cell once before any is repeated; `random` also shuffles the cells of each repetition."""
     order_seed: int = 42
@@ -198,6 +202,8 @@ def _check_matrix(loaded: LoadedMatrix) -> LoadedMatrix:
         _check_variables(platform.env, f"{file}: platforms: {name}: env")
     _check_variables(matrix.env, f"{file}: env")
     _check_keys(matrix.settings, f"{file}: settings")
+    if matrix.seeds and "seed" in matrix.settings:
+        raise UsageError(f"{file}: both seeds: and settings: seed", "remove one of them")
     for name, model in matrix.models.items():
         if not NAME.fullmatch(name):
             raise UsageError(f"{file}: models: '{name}' cannot be part of a file name", "use letters, digits, . and -")
