@@ -146,7 +146,7 @@ def _draw_steps(report: ComparisonReport, cells: Cells) -> Iterator[tuple[str, H
         yield (
             "steps",
             draw_line_chart(
-                f"Time of each step of the first run, cut at {highest * 1e3:.3g} ms", curves, "ms", "step", shade=shade
+                f"Time of each step of the first run, cut at {format_number(highest * 1e3)} ms", curves, "ms", "step", shade=shade
             ),
         )
 

@@ -120,7 +120,7 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th, td { text-align: left; vertical-align: top; padding: 0.45rem 0.85rem; border-bottom: 1px solid var(--line); }
 th { color: var(--soft); font-size: 0.82rem; font-weight: 600; white-space: nowrap; }
 tbody tr:last-child td { border-bottom: 0; }
-.number { text-align: right; white-space: nowrap; }
+th.number, td.number { text-align: right; white-space: nowrap; padding-inline: 0.55rem; }
 .badge { display: inline-block; white-space: nowrap; padding: 0 0.55em 0 0.45em; border: 1px solid currentColor;
   border-radius: 999px; font-size: 0.82rem; font-weight: 600; line-height: 1.5; }
 .badge i { font-style: normal; display: inline-block; min-width: 1em; margin-right: 0.25em; text-align: center; }
