@@ -90,6 +90,19 @@ def test_seeds_of_a_cell_show_how_much_losses_differ_by_chance(
     assert "Losses with other seeds" in (tmp_path / "report.html").read_text()
 
 
+def test_more_curves_than_colours_are_drawn_by_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("identical", "tuned"):
+        for framework in ("native", "jax", "megatron", "torchtitan", "huggingface"):
+            result = make_result(framework)
+            cell = structs.replace(result.cell, settings_class=name)
+            save_result(structs.replace(result, cell=cell), tmp_path / f"{cell.name}.json")
+    assert report(capsys, tmp_path, "--html", "--output", tmp_path)[0] == 0
+    page = (tmp_path / "report.html").read_text()
+    for name in ("identical", "tuned"):
+        assert page.count(f"Time of each step of the first run, tiny {name}") == 1
+        assert page.count(f"Loss over tokens, tiny {name}") == 1
+
+
 def test_allowed_unfair_ratios_carry_their_reason_in_the_picture(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from statistics import median
@@ -11,7 +12,7 @@ from primus.comparison.comparison_report import CellPair, CellReport, Comparison
 from primus.comparison.comparison_tables import ComparisonTable, describe_ratio, list_checks, list_report_tables
 from primus.comparison.result import ComparisonResult
 from primus.report import page
-from primus.report.charts import draw_line_chart
+from primus.report.charts import NUM_COLOURS, draw_line_chart
 from primus.report.page import Html
 from primus.report.point_charts import (
     ChartPoint,
@@ -134,37 +135,53 @@ def _draw_scaling(report: ComparisonReport) -> Iterator[tuple[str, Html]]:
 
 def _draw_steps(report: ComparisonReport, cells: Cells) -> Iterator[tuple[str, Html]]:
     warm_up = max((cell.statistics.warm_up_steps for cell in report.cells if cell.statistics), default=0)
-    shown = {label: cell.runs[0] for label, cell in cells.items() if cell.runs and any(cell.runs[0].steps.time_s)}
-    highest = HIGHEST_STEP * max((median(filter(None, run.steps.time_s)) for run in shown.values()), default=0.0)
-    curves = [
-        (label, [(float(step), time and min(time, highest) * 1e3) for step, time in _pair_columns(run, "time_s")])
-        for label, run in shown.items()
-    ]
-    if curves:
+    shown = {label: cell for label, cell in cells.items() if cell.runs and any(cell.runs[0].steps.time_s)}
+    for suffix, title, group in _group_cells(shown):
+        runs = {label: cell.runs[0] for label, cell in group.items()}
+        highest = HIGHEST_STEP * max(median(filter(None, run.steps.time_s)) for run in runs.values())
+        curves = [
+            (label, [(float(step), time and min(time, highest) * 1e3) for step, time in _pair_columns(run, "time_s")])
+            for label, run in runs.items()
+        ]
         first = min(points[0][0] for _, points in curves)
         shade = (first, first + warm_up, f"warm-up: {warm_up} steps") if warm_up else None
-        yield (
-            "steps",
-            draw_line_chart(
-                f"Time of each step of the first run, cut at {format_number(highest * 1e3)} ms", curves, "ms", "step", shade=shade
-            ),
-        )
+        heading = f"Time of each step of the first run{title}, cut at {format_number(highest * 1e3)} ms"
+        yield f"steps{suffix}", draw_line_chart(heading, curves, "ms", "step", shade=shade)
 
 
 def _draw_losses(cells: Cells) -> Iterator[tuple[str, Html]]:
-    over_tokens: list[tuple[str, Curve]] = []
-    over_time: list[tuple[str, Curve]] = []
+    shown = {
+        label: cell
+        for label, cell in cells.items()
+        if cell.runs and any(loss is not None for loss in cell.runs[0].steps.loss)
+    }
+    for suffix, title, group in _group_cells(shown):
+        over_tokens: list[tuple[str, Curve]] = []
+        over_time: list[tuple[str, Curve]] = []
+        for label, cell in group.items():
+            steps = cell.runs[0].steps
+            tokens = accumulate(count or 0.0 for count in steps.tokens)
+            seconds = accumulate(time or 0.0 for time in steps.time_s)
+            over_tokens.append((label, list(zip(tokens, steps.loss, strict=False))))
+            over_time.append((label, list(zip(seconds, steps.loss, strict=False))))
+        yield f"loss_tokens{suffix}", draw_line_chart(f"Loss over tokens{title}", over_tokens, "loss", "tokens")
+        yield f"loss_time{suffix}", draw_line_chart(f"Loss over training time{title}", over_time, "loss", "s")
+
+
+def _group_cells(cells: Cells) -> Iterator[tuple[str, str, Cells]]:
+    """The cells of each picture with curves, with what its file and its title add: of more curves than there are
+    colours, those of one model and class are drawn together."""
+    groups: dict[tuple[str, str], dict[str, ComparisonCell]] = {}
     for label, cell in cells.items():
-        steps = cell.runs[0].steps if cell.runs else None
-        if steps is None or not any(loss is not None for loss in steps.loss):
-            continue
-        tokens = accumulate(count or 0.0 for count in steps.tokens)
-        seconds = accumulate(time or 0.0 for time in steps.time_s)
-        over_tokens.append((label, list(zip(tokens, steps.loss, strict=False))))
-        over_time.append((label, list(zip(seconds, steps.loss, strict=False))))
-    if over_tokens:
-        yield "loss_tokens", draw_line_chart("Loss over tokens", over_tokens, "loss", "tokens")
-        yield "loss_time", draw_line_chart("Loss over training time", over_time, "loss", "s")
+        place = (cell.model, cell.settings_class) if len(cells) > NUM_COLOURS else ("", "")
+        groups.setdefault(place, {})[label] = cell
+    parts = [
+        (" ".join(filter(None, place)), dict(list(group.items())[start : start + NUM_COLOURS]))
+        for place, group in groups.items()
+        for start in range(0, len(group), NUM_COLOURS)
+    ]
+    for number, (name, part) in enumerate(parts, 1):
+        yield (f"_{number}", f", {name}" if name else "", part) if len(parts) > 1 else ("", "", part)
 
 
 def _draw_efficiency(report: ComparisonReport, kinds: Mapping[str, int]) -> Iterator[tuple[str, Html]]:
@@ -223,7 +240,9 @@ def _make_tables(tables: Mapping[str, ComparisonTable], *names: str) -> Iterator
 
 
 def _select_pictures(pictures: Mapping[str, Html], *names: str) -> Html:
-    return page.join_fragments(*(pictures[name] for name in names if name in pictures))
+    """The pictures with these names, of which each may be several: `steps_1`, `steps_2`."""
+    pattern = re.compile(rf"(?:{'|'.join(names)})(?:_\d+)?")
+    return page.join_fragments(*(picture for name, picture in pictures.items() if pattern.fullmatch(name)))
 
 
 def _make_provenance(report: ComparisonReport) -> Html:
