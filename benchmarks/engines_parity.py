@@ -2,9 +2,10 @@
 
     python benchmarks/engines_parity.py --engines native,torchtitan,megatron,jax,huggingface
 
-Llama (scaled rope, tied and untied), Qwen2.5 and Qwen3 in fp32 on CPUs, one process, and Llama on two; the shapes of
-Mixtral and Qwen3-MoE on torchtitan and megatron, which train them. An engine that is not installed (`./primus-cli
-engines`) is recorded as such.
+Llama (scaled rope), Qwen2.5 and Qwen3, tied and untied, in fp32 on CPUs, one process; Llama on two processes, which
+share batch, matrices (TP), sequence (TP+SP) or layers (PP); the shapes of Mixtral and Qwen3-MoE on torchtitan and
+megatron, which train them. An engine that is not installed (`./primus-cli engines`) is recorded as such, and so is one
+that does not have a layout, with its reason.
 
 The learning rate is one at which training is stable. At 3e-3 the gradient norm of the tied Llama jumps at step 12, and
 rounding is amplified a hundredfold: there native and jax both are 7e-5 from a run in float64, on different sides.
@@ -39,8 +40,21 @@ KINDS = {
         "rotary_base": 500000.0,
     },
     "llama-tied": {"untie_embeddings_and_output_weights": False},
-    "qwen2.5": {"add_qkv_bias": True, "untie_embeddings_and_output_weights": False, "norm_epsilon": 1e-6},
+    "qwen2.5": {"add_qkv_bias": True, "norm_epsilon": 1e-6, "rotary_base": 1e6},
+    "qwen2.5-tied": {
+        "add_qkv_bias": True,
+        "untie_embeddings_and_output_weights": False,
+        "norm_epsilon": 1e-6,
+        "rotary_base": 1e6,
+    },
     "qwen3": {"qk_layernorm": True, "kv_channels": 32, "norm_epsilon": 1e-6, "rotary_base": 1e6},
+    "qwen3-tied": {
+        "qk_layernorm": True,
+        "kv_channels": 32,
+        "untie_embeddings_and_output_weights": False,
+        "norm_epsilon": 1e-6,
+        "rotary_base": 1e6,
+    },
     "mixtral": {
         "num_experts": 8,
         "moe_router_topk": 2,
@@ -58,6 +72,16 @@ KINDS = {
         "rotary_base": 1e6,
     },
 }
+LAYOUTS: dict[str, tuple[int, dict[str, object]]] = {
+    "": (1, {}),
+    "data": (2, {}),
+    "TP": (2, {"tensor_model_parallel_size": 2}),
+    "TP+SP": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
+    "PP": (2, {"pipeline_model_parallel_size": 2}),
+}
+"""How processes share a model, by name: their number, and the settings."""
+LAYOUT_ENGINES = ("torchtitan", "megatron", "jax")
+"""Those that share more than the batch; the first is the reference, and is compared with native in one process."""
 EXPERT_ENGINES = ("torchtitan", "megatron")
 """Those that train mixtures of experts; the first is the reference."""
 SETTINGS = {
@@ -81,8 +105,10 @@ def main() -> None:
     cases = []
     with tempfile.TemporaryDirectory() as folder:
         for kind in options.kinds:
-            for nproc in (1, 2) if kind == "llama" and options.two else (1,):
-                cases.append(compare(kind, nproc, options, Path(folder)))
+            for layout in LAYOUTS if kind == "llama" and options.two else ("",):
+                cases.append(compare(kind, layout, options, Path(folder)))
+                alone = next(case for case in cases if case["model"] == kind)
+                cases[-1]["difference_from_one_process"] = compute_difference(cases[-1]["losses"], alone["losses"])
                 print(table(cases[-1]), flush=True)
                 write_record(cases, options, output)
     print(f"written: {output}")
@@ -104,7 +130,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--engines", default="native,torchtitan,megatron,jax,huggingface")
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--no-two", dest="two", action="store_false", help="leave out two processes")
+    parser.add_argument("--no-two", dest="two", action="store_false", help="leave out layouts of two processes")
     parser.add_argument("--machine", default=f"cpu-{os.cpu_count()}-cores", help="class of machine, in the file's name")
     parser.add_argument("--output", help="where the record goes, instead of results/")
     options = parser.parse_args(arguments)
@@ -112,15 +138,21 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def compare(kind: str, nproc: int, options: argparse.Namespace, folder: Path) -> dict:
-    """The comparison of one model."""
-    module = {"framework": "native", "model": "tiny", "overrides": {**SHAPE, **KINDS[kind], **SETTINGS}}
+def compute_difference(losses: list[float], others: list[float]) -> float | None:
+    """Largest difference of two runs' losses; None if one of them took no step."""
+    return max((abs(one - other) for one, other in zip(losses, others, strict=False)), default=None)
+
+
+def compare(kind: str, layout: str, options: argparse.Namespace, folder: Path) -> dict:
+    """The comparison of one model in one layout."""
+    nproc, parallel = LAYOUTS[layout]
+    overrides = {**SHAPE, **KINDS[kind], **SETTINGS, **parallel}
+    module = {"framework": "native", "model": "tiny", "overrides": overrides}
     experiment = {"exp_name": kind, "workspace": str(folder), "modules": {"pre_trainer": module}}
     file = folder / f"{kind}.yaml"
     file.write_text(json.dumps(experiment))  # JSON is YAML
-    engines = options.engines.split(",")
-    if "num_experts" in KINDS[kind]:
-        engines = [name for name in EXPERT_ENGINES if name in engines]
+    possible = EXPERT_ENGINES if "num_experts" in KINDS[kind] else LAYOUT_ENGINES if parallel else ()
+    engines = [name for name in options.engines.split(",") if name in possible or not possible]
     words = ["--config", str(file), "--engines", ",".join(engines), "--steps", str(options.steps), "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "primus", "direct", "--nproc", str(nproc), "--", "compare", "engines", *words],
@@ -135,6 +167,7 @@ def compare(kind: str, nproc: int, options: argparse.Namespace, folder: Path) ->
     return {
         "model": kind,
         "processes": nproc,
+        "layout": layout,
         "exit_code": done.returncode,
         "reference": found["reference"],
         "losses": first["losses"] if first else [],
@@ -143,8 +176,9 @@ def compare(kind: str, nproc: int, options: argparse.Namespace, folder: Path) ->
 
 
 def table(case: dict) -> str:
+    place = f"{case['processes']} process(es) {case['layout']}, against {case['reference']}"
     lines = [
-        f"\n{case['model']}, {case['processes']} process(es), against {case['reference']}\n",
+        f"\n{case['model']}, {place} (from one process: {case['difference_from_one_process']})\n",
         "| engine | step 1 | largest | grad norm | above tolerance | same tokens |",
         "|---|---|---|---|---|---|",
     ]

@@ -38,6 +38,9 @@ LATENT: dict[str, Any] = {
 SPARSE: dict[str, dict[str, Any]] = {
     "mixtral": {"num_experts": 4, "ffn_hidden_size": 40, "moe_router_pre_softmax": False},
     "qwen3_moe": {**MOE, "qk_layernorm": True, "moe_router_norm_topk_prob": True},
+    "deepseek_moe": {**MOE, "moe_shared_expert_intermediate_size": 24, "first_k_dense_replace": 1},
+    "glm4_moe": {**MOE, "moe_shared_expert_intermediate_size": 24, "moe_router_enable_expert_bias": True}
+    | {"qk_layernorm": True, "add_qkv_bias": True, "moe_router_score_function": "sigmoid"},
     "deepseek_v2 lite": LATENT,
     "deepseek_v3": {**LATENT, "q_lora_rank": 14, "moe_router_enable_expert_bias": True, "mtp_num_layers": 1}
     | {"moe_router_score_function": "sigmoid", "moe_router_norm_topk_prob": True},

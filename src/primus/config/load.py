@@ -96,7 +96,7 @@ def load_experiment(
     written = override_tree(_read_subtree(module, "overrides"), flat)
     presets = _load_presets(module, file, environ, translator)
     settings = override_tree(presets.settings, written)
-    context = LayerContext(stage=stage, written=frozenset(written), model=presets.model)
+    context = LayerContext(stage=stage, written=frozenset(written), typed=frozenset(flat), model=presets.model)
     settings, found = _translate_settings(settings, context, translator, engine)
     trainer, origins = _make_trainer(module, settings, engine_keys, engine or translator)
     return structs.replace(_make_experiment(file, tree, top, stage, trainer, origins), notes=(*notes, *found))

@@ -426,3 +426,14 @@ def test_a_layout_has_every_layer_once_and_a_layer_on_every_stage(num_stages: in
     assert len(counts) == num_stages and sum(counts) == layers and min(counts) >= 1
     assert stages.startswith("E") and stages.endswith("m" * predicted + "L")
     assert max(counts) - min(counts) <= predicted + 2
+
+
+def test_a_key_of_the_command_line_wins_over_megatrons_own_words_for_it(tmp_path: Path) -> None:
+    file = write_experiment(
+        tmp_path, {"use_rope_scaling": True, "rope_scaling_factor": 4.0, "use_sink_attention": True}
+    )
+    words = ["--rope_type", "default", "--attention_sinks", "false"]
+    model = load_experiment(file, words, environ={}).experiment.trainer.model
+    assert model.rope_type == "default" and model.attention_sinks is False
+    unchanged = load_experiment(file, environ={}).experiment.trainer.model
+    assert unchanged.rope_type == "llama3" and unchanged.attention_sinks is True

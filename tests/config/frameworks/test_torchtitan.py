@@ -158,3 +158,20 @@ def test_checkpoints_are_translated(tmp_path: Path) -> None:
     assert (checkpoint.save_interval, checkpoint.keep_last_n, checkpoint.async_save) == (25, 3, True)
     assert checkpoint.auto_continue_train
     assert not checkpoint.disable_last_saving
+
+
+def test_a_key_of_the_command_line_wins_over_the_files_own_words_for_it(tmp_path: Path) -> None:
+    settings = {
+        "training": {"mixed_precision_param": "bfloat16", "global_batch_size": 32},
+        "model": {"converters": ["quantize.linear.float8"]},
+        "activation_checkpoint": {"mode": "full"},
+        "checkpoint": {"enable": True, "interval": 10},
+    }
+    file = write_experiment(tmp_path, settings)
+    words = ["--fp8", "null", "--bf16", "false", "--global_batch_size", "8", "--recompute_activations", "false"]
+    trainer = load_experiment(file, [*words, "--save_interval", "7"], environ={}).experiment.trainer
+    training = trainer.training
+    assert (training.fp8, training.bf16, training.global_batch_size) == (None, False, 8)
+    assert training.recompute_activations is False and trainer.checkpoint.save_interval == 7
+    unchanged = load_experiment(file, environ={}).experiment.trainer.training
+    assert (unchanged.fp8, unchanged.bf16, unchanged.global_batch_size) == ("e4m3", True, 32)

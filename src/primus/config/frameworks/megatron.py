@@ -100,7 +100,7 @@ class MegatronTranslator:
         return (*read_megatron_arguments().keys, *read_primus_keys().keys)
 
     def translate(self, settings: Tree, context: LayerContext) -> TranslatedSettings:
-        work = ForeignSettings(settings)
+        work = ForeignSettings(settings, context.typed)
         if not context.is_schema:
             _translate_data(work)
             _translate_training(work, context)

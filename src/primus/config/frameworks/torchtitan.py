@@ -83,7 +83,7 @@ class TorchtitanTranslator:
         return (*RENAMED, *read_torchtitan_fields().keys)
 
     def translate(self, settings: Tree, context: LayerContext) -> TranslatedSettings:
-        work = ForeignSettings(settings)
+        work = ForeignSettings(settings, context.typed)
         if not context.is_schema:
             _translate_model(work, context)
             _translate_data(work)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -36,6 +36,8 @@ class LayerContext(Struct, frozen=True, kw_only=True):
     """Module of the experiment: pre_trainer, post_trainer or sft_trainer."""
     written: frozenset[str] = frozenset()
     """Keys of the experiment file and the command line; all others come from presets."""
+    typed: frozenset[str] = frozenset()
+    """Keys of the command line."""
     model: Tree = {}
     """The model preset of the same name here; empty if there is none."""
     is_schema: bool = False
@@ -96,10 +98,16 @@ def find_translator(framework: Leaf | Tree | None) -> Translator | None:
 
 
 class ForeignSettings:
-    """Settings that rules take away from and add to, until only keys of the schema are left."""
+    """Settings that rules take away from and add to, until only keys of the schema are left.
 
-    def __init__(self, settings: Tree) -> None:
+    Args:
+        settings: The merged settings.
+        typed: Keys of the command line, which win over the files' settings of the framework's own words.
+    """
+
+    def __init__(self, settings: Tree, typed: Collection[str] = ()) -> None:
         self.tree = dict(settings)
+        self._typed = typed
         self.backend_args: Tree = {}
         self.notes: list[str] = []
 
@@ -137,8 +145,10 @@ class ForeignSettings:
         return "default"
 
     def put(self, key: str, value: Any, origin: str) -> None:
-        """Set a key of the schema."""
+        """Set a key of the schema, unless the command line has set it; what it set may be translated itself."""
         origin = origin.removesuffix(f" ({key})")
+        if key in self._typed and key in self.tree and find_origin(self.tree[key]) != origin:
+            return
         # Typed, so that the text of a variable may be a number.
         self.tree[key] = Leaf(value, origin, "" if value is None else str(value), typed=value is not None)
 
