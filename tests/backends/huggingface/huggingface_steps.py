@@ -13,11 +13,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import engine_steps
 import torch
-from primus.checkpoint.formats.training_states import open_training_state
 
 from primus.backends.huggingface.engine import TransformersEngine
 from primus.checkpoint.convert import compare_weights
 from primus.checkpoint.formats.open import open_checkpoint
+from primus.checkpoint.formats.optimizer_state import open_training_state
 from primus.checkpoint.weights import TensorDict
 from primus.config.schema import Trainer
 from primus.session.torch_processes import TorchProcesses, join_processes
