@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,10 +22,20 @@ from cluster import containers
 from cluster.containers import Docker, Podman
 from cluster.seeing import EXPERIMENT, HOSTILE, SEE, seen, started_inside
 from fakes import cli, terminal
+from primus.comparison.result import load_result
 
 pytestmark = pytest.mark.slow
 
 
+MATRIX = """\
+name: rival
+experiment: e.yaml
+platforms: {cpu: {processes: 1}}
+frameworks: [native]
+models: {tiny: {}}
+settings: {train_iters: 12}
+repetitions: 2
+"""
 ENGINES = {"podman": Podman, "docker": Docker}
 
 
@@ -69,6 +80,24 @@ def test_an_experiment_is_trained_in_a_container(engine: Podman, workplace: Path
     assert image["engine"] == engine.name and image["image"] == engine.image
     assert image["id"] == engine("image", "inspect", "--format", "{{.Id}}", engine.image)
     assert engine("ps", "-aq") == "", "it is removed"
+
+
+@pytest.mark.native
+def test_cells_of_a_comparison_run_in_one_container_or_in_one_each(engine: Podman, workplace: Path) -> None:
+    (workplace / "e.yaml").write_text(EXPERIMENT)
+    (workplace / "rival.yaml").write_text(MATRIX)
+    done = run(*words(engine), "--", "compare", "run", "--matrix", "rival.yaml", cwd=workplace, timeout_s=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    runtime = shlex.join(words(engine))
+    more = ("--repetitions", "1", "--output", "each", "--runtime", runtime)
+    done = run("direct", "--", "compare", "run", "--matrix", "rival.yaml", *more, cwd=workplace, timeout_s=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert engine("ps", "-aq") == "", "all are removed"
+    results = [load_result(path) for path in sorted(workplace.glob("*/**/results/*.json"))]
+    assert [(each.state, len(each.steps.number)) for each in results] == [("done", 12)] * 3
+    assert len({each.inputs.weights for each in results}) == 1
+    places = ("output/rival", "each")
+    assert run("direct", "--", "compare", "report", *places, "--html", cwd=workplace).returncode == 0
 
 
 @pytest.mark.native

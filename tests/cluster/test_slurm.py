@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from fakes import cli
+from primus.comparison.result import load_result
 from primus.runs import events
 from primus.runs.store import Run
 from primus.runtimes.slurm.options import parse
@@ -76,6 +78,17 @@ class Cluster:
     def logs(self) -> str:
         files = [*self.folder.glob("output/*/2*/logs/slurm-*.out"), self.state / "slurmctld.log"]
         return "".join(f"\n== {file}\n{file.read_text(errors='replace')[-3000:]}" for file in files if file.exists())
+
+
+MATRIX = """\
+name: rival
+experiment: tiny.yaml
+platforms: {cpu: {processes: 1, runtime: slurm sbatch -N 1 -c 1}}
+frameworks: [native]
+models: {tiny: {}}
+settings: {train_iters: 12}
+repetitions: 2
+"""
 
 
 def losses(run: Run) -> list[float]:
@@ -223,3 +236,21 @@ def test_a_comparison_runs_each_cell_as_a_job(cluster: Cluster) -> None:
     assert result["steps"]["number"] == [1, 2, 3, 4, 5, 6] and len(set(result["inputs"]["tokens"])) == 6
     again = json.loads(cluster.primus(*task).stdout)["cells"]
     assert [cell["run"] for cell in again] == [cell["run"] for cell in cells], "nothing runs twice"
+
+
+def test_cells_of_a_comparison_are_jobs_that_the_next_command_waits_for(cluster: Cluster) -> None:
+    (cluster.folder / "rival.yaml").write_text(MATRIX)
+    words = ("--json", "direct", "--", "compare", "run", "--matrix", "rival.yaml")
+    command = [sys.executable, "-m", "primus.cli.main", *words]
+    harness = subprocess.Popen(command, cwd=cluster.folder, env=cluster.environ, stdout=subprocess.DEVNULL)
+    try:
+        jobs = cluster.folder / "output/rival/runs"
+        cli.wait_for(lambda: len(list(jobs.glob("*/2*/job.sbatch"))) == 2, "both jobs are submitted", timeout_s=120)
+    finally:
+        harness.kill()
+        harness.wait()
+    summary = json.loads(cluster.primus(*words, limit_s=240).stdout)
+    assert {cell["state"] for cell in summary["cells"]} == {"done"} and len(summary["cells"]) == 2
+    assert len(list(jobs.glob("*/2*"))) == 2, "no job is submitted twice"
+    results = [load_result(path) for path in sorted((cluster.folder / "output/rival/results").glob("*.json"))]
+    assert [len(each.steps.number) for each in results] == [12, 12]
