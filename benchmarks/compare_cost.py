@@ -1,10 +1,12 @@
 """What the harness of `compare run` costs a run: steps with its records and its sampling, and steps without.
 
 Trains the same experiment by `train pretrain` and as a cell, in turns, and compares the medians of the steady steps.
+The figure for docs is that of a quiet machine; the target is less than 1 % of the throughput. Before that, the CPU time
+of what the harness adds is measured directly, which means something on a busy machine as well: the samples of the
+machine, on any of its CPUs, and the record of each step's tokens, between the steps of a process.
 
     python benchmarks/compare_cost.py --pairs 10 --steps 60
-
-The figure for docs is that of a quiet machine; the target is less than 1 % of the throughput.
+    python benchmarks/compare_cost.py --pairs 0          # the CPU time only
 """
 
 from __future__ import annotations
@@ -16,12 +18,20 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
+import numpy as np
+
+from primus.comparison.machine_load import LoadRecorder
+from primus.machine.probe import probe
 from primus.runs import events
 from primus.runs.store import list_workspace_runs
+from primus.session.batch_record import format_record
 from primus.statistics import bootstrap_interval, find_steady_window
 
+SAMPLES, SEQUENCE = 8, 256
+"""Of a step."""
 EXPERIMENT = """\
 exp_name: plain
 workspace: {folder}/plain
@@ -29,8 +39,8 @@ modules:
   pre_trainer:
     framework: {framework}
     model: tiny
-    overrides: {{mock_data: true, seq_length: 256, micro_batch_size: 8, bf16: false, lr: 1.0e-3, hidden_size: 256,
-                 ffn_hidden_size: 704, num_layers: 4, compile: auto, device: cpu}}
+    overrides: {{mock_data: true, seq_length: {sequence}, micro_batch_size: {samples}, bf16: false, lr: 1.0e-3,
+                 hidden_size: 256, ffn_hidden_size: 704, num_layers: 4, compile: auto, device: cpu}}
 """
 MATRIX = """\
 name: cell
@@ -74,15 +84,52 @@ def measure_pair(folder: Path, steps: int, number: int) -> float:
     return cell / run_plain()
 
 
+def measure_sampling(seconds: float = 10.0) -> float:
+    """CPU seconds that a second of sampling takes."""
+    with LoadRecorder(probe(), os.environ):
+        time.sleep(1.0)  # the first sample imports what it needs
+        began = time.process_time()
+        time.sleep(seconds)
+        return (time.process_time() - began) / seconds
+
+
+def measure_record(step_samples: int, sequence: int, repetitions: int = 300) -> float:
+    """CPU seconds that the record of a step takes."""
+    batches = [np.random.default_rng(0).integers(0, 50_000, (step_samples, sequence + 1))]
+    with tempfile.TemporaryFile("w") as file:
+        began = time.process_time()
+        for step in range(repetitions):
+            file.write(format_record(batches, step * step_samples, (step + 1) * step_samples, (0, 1)))
+            file.flush()
+        return (time.process_time() - began) / repetitions
+
+
+def describe_cpu_cost(step_s: float) -> dict[str, float]:
+    """CPU time of the harness, and its share of steps that take so long."""
+    sampling, record = measure_sampling(), measure_record(SAMPLES, SEQUENCE)
+    share = record / step_s + sampling / (os.cpu_count() or 1)
+    return {
+        "sampling_cpu_s_per_s": round(sampling, 6),
+        "record_cpu_s_per_step": round(record, 6),
+        "step_s": round(step_s, 4),
+        "share_of_throughput": round(share, 6),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--framework", default="native")
+    parser.add_argument("--step-s", type=float, default=0.1, help="time of a step that the CPU time is compared with")
     options = parser.parse_args()
+    print(json.dumps(describe_cpu_cost(options.step_s), indent=2))
+    if not options.pairs:
+        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        values = {"folder": folder, "framework": options.framework, "steps": options.steps, "pairs": options.pairs}
+        values = {"folder": folder, "framework": options.framework, "steps": options.steps, "pairs": options.pairs,
+                  "samples": SAMPLES, "sequence": SEQUENCE}  # fmt: skip
         (folder / "plain.yaml").write_text(EXPERIMENT.format(**values))
         (folder / "cell.yaml").write_text(MATRIX.format(**values))
         ratios = [measure_pair(folder, options.steps, number) for number in range(1, options.pairs + 1)]

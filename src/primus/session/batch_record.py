@@ -32,16 +32,8 @@ class RecordedBatches(Batches):
         with open_span(DATA_SPAN):
             batches = super().__next__()
         if self.record is not None:
-            samples = {
-                first + (index * self.world_size + self.rank) * self.micro_batch_size + row: zlib.crc32(
-                    np.ascontiguousarray(tokens, dtype="<i8").data
-                )
-                for index, batch in enumerate(batches)
-                for row, tokens in enumerate(batch)
-            }
-            shape = [len(batches), *batches[0].shape]
-            line = {"consumed_samples": self.consumed_samples, "shape": shape, "samples": samples}
-            self.record.write(json.dumps(line) + "\n")
+            line = format_record(batches, first, self.consumed_samples, (self.rank, self.world_size))
+            self.record.write(line)
             self.record.flush()
         return batches
 
@@ -49,6 +41,20 @@ class RecordedBatches(Batches):
         super().close()
         if self.record is not None:
             self.record.close()
+
+
+def format_record(batches: MicroBatches, first: int, consumed_samples: int, place: tuple[int, int]) -> str:
+    """The line of a step whose first sample is `first`, of the process with this rank of so many."""
+    rank, world_size = place
+    samples = {
+        first + (index * world_size + rank) * len(batch) + row: zlib.crc32(
+            np.ascontiguousarray(tokens, dtype="<i8").data
+        )
+        for index, batch in enumerate(batches)
+        for row, tokens in enumerate(batch)
+    }
+    shape = [len(batches), *batches[0].shape]
+    return json.dumps({"consumed_samples": consumed_samples, "shape": shape, "samples": samples}) + "\n"
 
 
 def open_record(attempt: Attempt, environ: Mapping[str, str]) -> TextIO | None:
