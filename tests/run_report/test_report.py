@@ -143,6 +143,17 @@ def test_runs_that_failed_or_have_no_steps_or_metadata_are_reported(make_run: Ma
     format_html(build_report(run))
 
 
+def test_losses_that_end_as_nan_and_numbers_edited_into_text_are_said(make_run: MakeRun) -> None:
+    run = make_run([(1.0, 0.1)] * 20)
+    lines = run.events.read_text().splitlines()
+    nan = [re.sub(r'"loss": ?[\d.]+', '"loss": null', line) for line in lines[11:]]
+    edited = re.sub(r'"tokens_per_s": ?[\d.]+', '"tokens_per_s": "fast"', lines[8])
+    run.events.write_text("\n".join([*lines[:8], edited, *lines[9:11], *nan]) + "\n")
+    text = format_markdown(build_report(run))
+    assert "not finite from step 11 on, 4.9 before" in text
+    assert "| tokens/s " in text and "1,000" in text
+
+
 def test_the_page_is_self_contained_and_has_the_curves(make_run: MakeRun) -> None:
     text = format_html(build_report(make_run([(1.0, 0.1)] * 700)))
     assert text.count("<svg") == 3, "loss, throughput and time"

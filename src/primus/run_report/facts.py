@@ -63,6 +63,8 @@ class RunFacts(Struct, frozen=True, kw_only=True):
     """The newest event `run_started`; empty for runs that train nothing."""
     points: list[StepPoint]
     evaluations: list[StepPoint]
+    not_finite_from: int | None
+    """First of the last steps whose losses are all not finite."""
     steady_step_s: float | None
     """Median step after warm-up, without profiled steps."""
     tokens_per_s: float | None
@@ -129,6 +131,7 @@ def collect_facts(run: Run) -> RunFacts:
         started=started,
         points=_list_points(steps),
         evaluations=_list_points([event for event in recorded if event["kind"] == "eval" and "step" in event]),
+        not_finite_from=_find_not_finite(steps),
         steady_step_s=step_s,
         tokens_per_s=statistics.median(rates) if rates else None,
         tokens_per_s_low=rates[int(0.05 * (len(rates) - 1))] if rates else None,
@@ -202,6 +205,15 @@ def _list_points(found: Sequence[Event]) -> list[StepPoint]:
         StepPoint(step=event["step"], loss=read_number(event, "loss"), tokens_per_s=read_number(event, "tokens_per_s"))
         for event in found
     ]
+
+
+def _find_not_finite(steps: Sequence[Event]) -> int | None:
+    first = None
+    for event in reversed(steps):
+        if event.get("loss", 0.0) is not None:  # a step without the field reports no loss
+            break
+        first = event["step"]
+    return first
 
 
 def _measure_slow_steps(steps: Sequence[Event], recorded: Sequence[Event], median: float | None) -> tuple[float, float]:

@@ -69,7 +69,7 @@ def list_key_figures(report: RunReport) -> Rows:
     rows = [
         ("state", f"{item.state}{f': {facts.reason}' if facts.reason else ''}"),
         ("steps", f"{item.steps:,} of {facts.started.get('train_iters', '?')}" if facts.points else ""),
-        ("loss", table.format_number(item.last_loss) if item.last_loss is not None else ""),
+        ("loss", _format_loss(facts)),
         ("evaluation loss", table.format_number(item.eval_loss) if item.eval_loss is not None else ""),
         ("tokens/s", rate if facts.tokens_per_s is not None else ""),
         ("tokens/s over all steps", _format_optional(facts.overall_tokens_per_s)),
@@ -81,6 +81,14 @@ def list_key_figures(report: RunReport) -> Rows:
         ("stragglers", ", ".join(dict.fromkeys(facts.stragglers))),
     ]
     return [[name, value] for name, value in rows if value]
+
+
+def _format_loss(facts: RunFacts) -> str:
+    last, first = facts.summary.last_loss, facts.not_finite_from
+    text = table.format_number(last) if last is not None else ""
+    if first is None:
+        return text
+    return f"not finite from step {first:,} on{f', {text} before' if text else ''}"
 
 
 def list_tables(report: RunReport) -> Iterator[RunTable]:

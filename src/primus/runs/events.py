@@ -12,6 +12,8 @@ import msgspec
 from primus.redaction import redact_tree
 
 Event = dict[str, Any]
+NUMBERS = ("loss", "_s", "_gib", "_per_device", "tokens", "samples", "mfu", "grad_norm", "learning_rate")
+"""Ends of the names of a step's numbers."""
 
 
 class EventLog:
@@ -84,6 +86,7 @@ def read_steps(path: Path) -> list[Event]:
     """The `step` events in order of their step.
 
     Of a step that was repeated after a restart or a rewind, only the last event; none of a step that a rewind undid.
+    What should be a number and is not, as after an edit by hand, is None.
     """
     last: dict[int, Event] = {}
     for event in read_events(path):
@@ -91,7 +94,12 @@ def read_steps(path: Path) -> list[Event]:
             last[event["step"]] = event
         elif event["kind"] == "rewind" and isinstance(event.get("to_step"), int):
             last = {step: taken for step, taken in last.items() if step <= event["to_step"]}
-    return [last[step] for step in sorted(last)]
+    return [_require_numbers(last[step]) for step in sorted(last)]
+
+
+def _require_numbers(event: Event) -> Event:
+    wrong = [name for name, value in event.items() if isinstance(value, str | list | dict) and name.endswith(NUMBERS)]
+    return {**event, **dict.fromkeys(wrong)} if wrong else event
 
 
 def _end_half_line(path: Path) -> None:

@@ -33,8 +33,8 @@ RESAMPLES = 1000
 TYPICAL, ALL = "typical step", "all steps"
 """Two means are compared. That of typical steps clips outliers and is the more precise one; that of all steps finds a
 stall in every tenth step, which hardly changes the other."""
-STALL_LEVEL = 0.99
-"""Of the mean of all steps, which adds half an alarm in 100."""
+STALL_LEVEL = 0.995
+"""Of the mean of all steps, which adds a quarter of an alarm in 100."""
 POWER_REACH = 1 + NormalDist().inv_cdf(0.9) / NormalDist().inv_cdf((1 + LEVEL) / 2)
 """A slowdown of this multiple of the half width of the interval is caught 9 times in 10: the quantiles of the normal
 distribution for the alarm and for the power (Cohen, Statistical Power Analysis, 1988, section 2)."""

@@ -168,8 +168,9 @@ def _format_result(result: GateResult) -> str:
 def _format_speed(speed: SpeedComparison) -> str:
     changes = "; ".join(f"{each.of} {_format_change(each)}" for each in speed.changes)
     values = f"{table.format_number(speed.run_value)}, baseline {table.format_number(speed.baseline_value)}"
-    shown = f"can show a slowdown of {speed.detectable:.1%}"
-    steps = f"{speed.num_steps} steady steps after {speed.num_warm_up} of warm-up {shown}"
+    steps = f"{speed.num_steps} steady steps after {speed.num_warm_up} of warm-up"
+    if speed.detectable:
+        steps += f" can show a slowdown of {speed.detectable:.1%}"
     text = f"{speed.verdict} (cost of the {changes}); {values}; {steps}"
     if speed.wanted_steps:
         text += f"; an answer within {speed.tolerance:.2g} needs about {speed.wanted_steps} steady steps"
