@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fakes import cli
-from primus.errors import PrimusError
+from primus.errors import PrimusError, UsageError
 
 np = pytest.importorskip("numpy")
 
@@ -22,6 +22,17 @@ NAMES = ("Cijk_gemm_bf16", "flash_fwd_kernel", "ncclDevKernel_AllReduce_Sum_bf16
 
 def break_down(writer: TraceWriter, folder: Path) -> TimeBreakdown:
     return compute_breakdown(read_trace(writer.write(folder / "trace.json")))
+
+
+def test_damaged_durations_take_no_time_and_a_trace_without_any_is_refused(tmp_path: Path) -> None:
+    writer = TraceWriter()
+    writer.add_kernel("Cijk_gemm_bf16", 0, 10)
+    writer.add_kernel("Cijk_gemm_bf16", 20, 12)
+    found = break_down(writer, tmp_path)
+    assert (found.computation_us, found.total_us) == (10, 20)
+    writer.events[:] = [{**event, "dur": "long"} for event in writer.events]
+    with pytest.raises(UsageError, match="no event of the trace has a duration"):
+        read_trace(writer.write(tmp_path / "trace.json"))
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -175,6 +175,8 @@ def read_trace(path: Path) -> Trace:
             f"{path}: the trace has neither kernels nor operators{f': {file.problem}' if file.problem else ''}",
             "record one with train --profile steps=5:8",
         )
+    if not any((table.end > table.start).any() for table in (trace.device, trace.operators)):
+        raise UsageError(f"{path}: no event of the trace has a duration", "record one with train --profile steps=5:8")
     if file.problem:
         trace.notes.append(f"{path.name}: {file.problem}; what was read is analysed")
     if file.num_skipped:
@@ -239,7 +241,7 @@ class _TraceBuilder:
         start = _to_float(event.ts)
         if start is None:
             return
-        end = start + (_to_float(event.dur) or 0.0)
+        end = start + max(0.0, _to_float(event.dur) or 0.0)
         category = str(event.cat or "").lower()
         args = event.args or _NO_ARGUMENTS
         kind = DEVICE_CATEGORIES.get(category)
