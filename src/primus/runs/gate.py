@@ -236,7 +236,18 @@ def _compare_all_steps(new: SteadySteps, old: Sequence[SteadySteps], tolerance: 
     change = _build_change(ALL, found, new.costs, [steps.costs for steps in old], STALL_LEVEL)
     if len(old) >= RUNS_FOR_SPREAD or not change.is_slowdown(tolerance):
         return change
-    return structs.replace(change, chance=compute_excess_probability(samples[0], samples[1], fmean))
+    # Only what stalls add is permuted: correlated noise is a matter of the typical steps, and needs longer blocks than
+    # a run has.
+    stalls = [_measure_stalls(new.costs), [stall for steps in old for stall in _measure_stalls(steps.costs)]]
+    parts = [thin_series(values, fmean) for values in stalls]
+    return structs.replace(change, chance=compute_excess_probability(parts[0], parts[1], fmean))
+
+
+def _measure_stalls(costs: Sequence[float]) -> list[float]:
+    """What clipping takes from each step, relative to the typical step."""
+    clipped = clip_outliers(costs, MAX_CORRELATED)
+    typical = fmean(clipped)
+    return [(cost - rest) / typical for cost, rest in zip(costs, clipped, strict=True)]
 
 
 def _build_change(
