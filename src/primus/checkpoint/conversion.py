@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from primus.checkpoint.formats.output import FileRecord, OutputFile, OutputPlan
+from primus.checkpoint.formats.output import FileRecord, OutputFile, OutputPlan, split_bytes
 from primus.errors import PrimusError, UsageError
 from primus.runs.files import sync_to_disk
 
@@ -109,11 +109,13 @@ class _WholeWrites:
         self._file: BinaryIO = file
 
     def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        done = 0
-        while done < len(view):
-            done += self._file.write(view[done:])
-        return done
+        total = 0
+        for part in split_bytes(data):
+            done = 0
+            while done < len(part):
+                done += self._file.write(part[done:])
+            total += done
+        return total
 
     @property
     def name(self) -> str:

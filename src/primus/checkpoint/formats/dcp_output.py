@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from primus.checkpoint.checksum import choose_algorithm, create_hash
 from primus.checkpoint.formats.dcp import METADATA_NAME
-from primus.checkpoint.formats.output import OutputFile
+from primus.checkpoint.formats.output import OutputFile, split_bytes
 from primus.checkpoint.weights import TensorInfo
 
 FILE_BYTES = 4 << 30
@@ -143,14 +143,16 @@ class HashedOutput:
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        try:
-            count = self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-        self._hash.update(data)
-        self._position += count
-        return count
+        total = 0
+        for part in split_bytes(data):
+            try:
+                total += self._file.write(part)
+            except OSError as error:
+                self.error = error
+                raise
+            self._hash.update(part)  # which the processor's cache holds from the write
+        self._position += total
+        return total
 
     def tell(self) -> int:
         return self._position
