@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
@@ -17,10 +18,12 @@ import torch
 
 from checkpoint_models import DENSE, draw_hub_tensors, make_spec
 from primus.checkpoint import conversion
+from primus.checkpoint.checksum import choose_algorithm, compute_checksum
 from primus.checkpoint.convert import AveragedWeights, TargetSettings, plan_conversion, write_conversion
 from primus.checkpoint.formats import huggingface
+from primus.checkpoint.formats.dcp_output import HashedOutput
 from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint
-from primus.checkpoint.formats.output import OutputFile, OutputPlan
+from primus.checkpoint.formats.output import WRITE_BYTES, OutputFile, OutputPlan
 from primus.checkpoint.formats.safetensors_file import read_header
 from primus.checkpoint.formats.tensor_bytes import read_tensor
 from primus.checkpoint.weights import TensorDict
@@ -130,6 +133,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from primus.checkpoint import conversion
+from primus.checkpoint.checksum import choose_algorithm, compute_checksum
 from primus.checkpoint.convert import TargetSettings, plan_conversion, write_conversion
 from primus.checkpoint.formats import huggingface
 from primus.checkpoint.formats.open import open_checkpoint
@@ -259,3 +263,28 @@ def test_a_mapped_tensor_may_outlive_its_file_and_be_changed_without_changing_it
 def test_a_conversion_to_hugging_face_does_not_import_distributed_checkpoints() -> None:
     code = "import sys, primus.checkpoint.convert; print('torch.distributed.checkpoint' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+
+
+class ShortWrites(io.RawIOBase):
+    """A file that takes at most 100,000 bytes at a time, and keeps the sizes that it was given."""
+
+    def __init__(self) -> None:
+        self.content, self.offered = bytearray(), list[int]()
+
+    def write(self, data: Any) -> int:
+        self.offered.append(len(data))
+        self.content += data[:100_000]
+        return min(len(data), 100_000)
+
+
+def test_tensors_are_written_whole_in_parts_for_which_the_kernel_allocates_small_folios(tmp_path: Path) -> None:
+    data = os.urandom(3_000_001)
+    file = ShortWrites()
+    assert conversion._WholeWrites(file).write(data) == len(data)
+    assert bytes(file.content) == data and max(file.offered) == WRITE_BYTES
+    hashed = HashedOutput(conversion._WholeWrites(written := ShortWrites()))  # type: ignore[arg-type]
+    for part in (data[:10], data[10:200_000], data[200_000:200_020], data[200_020:]):
+        assert hashed.write(part) == len(part)
+    (tmp_path / "same").write_bytes(data)
+    assert hashed.compute_checksum() == compute_checksum(tmp_path / "same", choose_algorithm())
+    assert bytes(written.content) == data and hashed.tell() == len(data)

@@ -72,7 +72,7 @@ def test_a_format_gives_back_model_and_weights(
 def test_large_tensors_are_written_and_read_in_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = SPECS["qwen2.5"]
     hub = draw_hub_tensors(spec)
-    monkeypatch.setattr(output.split_rows, "__defaults__", (1000,))
+    monkeypatch.setattr(output.split_rows, "__defaults__", (1000, ()))
     for to in ("huggingface", "native", "torchtitan", "megatron"):
         target = write(TensorDict(hub), spec, tmp_path / to, TargetSettings(to))  # type: ignore[arg-type]
         assert_equal(open_checkpoint(str(target), spec).weights, hub)

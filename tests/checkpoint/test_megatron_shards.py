@@ -24,6 +24,18 @@ def test_tensor_parallel_ranks_hold_gate_and_up_of_the_same_channels() -> None:
         assert torch.equal(down, hub["model.layers.1.mlp.down_proj.weight"][:, rows])
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_rows_of_a_ranks_tensor_are_rows_of_the_whole_tensor(size: int) -> None:
+    spec = make_spec(**SPARSE["qwen3_moe"])
+    shard = MegatronShard(TensorDict(draw_hub_tensors(spec)), spec, RankLayout(tensor_rank=size - 1, tensor_size=size))
+    for name, info in shard.list_tensors().items():
+        whole = shard.read(name)
+        assert tuple(whole.shape) == info.shape
+        half = len(whole) // 2
+        for rows in (slice(0, half), slice(half - 1, half + 1), slice(half, None), slice(0, 0)):
+            assert torch.equal(shard.read(name, rows), whole[rows]), name
+
+
 def test_query_groups_stay_whole_on_a_rank() -> None:
     spec = make_spec(**DENSE["qwen2.5"])
     hub = draw_hub_tensors(spec)

@@ -104,3 +104,17 @@ def test_hub_tensors_of_a_preset_have_its_number_of_parameters(preset: str) -> N
 def test_a_model_without_weight_names_is_refused_by_the_field(preset: str) -> None:
     with pytest.raises(UsageError, match=rf"^({'|'.join(UNSUPPORTED)}): .* cannot be converted"):
         list_hub_shapes(SPECS[preset])
+
+
+@pytest.mark.parametrize("engine", ["native", "megatron"])
+def test_rows_between_the_borders_of_a_fused_tensor_are_read_without_a_copy(engine: str) -> None:
+    spec = make_spec()
+    hub = draw_hub_tensors(spec)
+    renamed = EngineNames(TensorDict(hub), spec, engine)
+    fused, border = next(
+        (name, rows[0]) for name in renamed.list_tensors() if len(rows := renamed.list_borders(name)) == 1
+    )
+    gate, up = hub["model.layers.0.mlp.gate_proj.weight"], hub["model.layers.0.mlp.up_proj.weight"]
+    for rows, source in ((slice(0, border), gate), (slice(border + 2, None), up[2:])):
+        assert renamed.read(fused, rows).data_ptr() == source.data_ptr()
+    assert torch.equal(renamed.read(fused, slice(border - 1, border + 1)), torch.stack([gate[-1], up[0]]))

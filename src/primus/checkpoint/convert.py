@@ -135,7 +135,13 @@ def write_conversion(planned: PlannedConversion, target: Path, report: conversio
         UsageError: The target exists.
         PrimusError: The source is damaged, or the target cannot be written.
     """
-    return conversion.write_checkpoint(target, planned.plan, planned.fingerprint, report)
+    num_threads = torch.get_num_threads()
+    # Copying rows is bound by memory: threads of OpenMP would only wait for each other between two copies.
+    torch.set_num_threads(1)
+    try:
+        return conversion.write_checkpoint(target, planned.plan, planned.fingerprint, report)
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def write_model(folder: Path, spec: ModelSpec) -> None:

@@ -115,11 +115,18 @@ class MegatronShard:
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         place = self._places[name]
-        tensor = self._read_expert(place) if place.expert is not None else self._read_rows(place)
+        start, stop = get_bounds(rows, self._compute_shape(place)[0])
+        tensor = self._read_rows(place, start, stop) if place.expert is None else self._read_expert(place)[start:stop]
         if place.split == "columns":
             width = tensor.shape[1] // self._layout.tensor_size
             tensor = tensor.narrow(1, self._layout.tensor_rank * width, width)
-        return tensor if rows is None else tensor[rows]
+        return tensor
+
+    def list_borders(self, name: str) -> list[int]:
+        """Rows of a tensor between which rows are read without a copy, see `EngineNames.list_borders`."""
+        place = self._places[name]
+        is_gated = place.split == "gated_rows" and place.expert is None
+        return [self._compute_shape(place)[0] // 2] if is_gated else []
 
     def _find_places(self, layer_spec: LayerSpecKind) -> dict[str, ShardPlace]:
         places: dict[str, ShardPlace] = {}
@@ -192,16 +199,23 @@ class MegatronShard:
     def _cut_rows(self, whole: Tensor) -> Tensor:
         return whole.chunk(self._layout.tensor_size)[self._layout.tensor_rank]
 
-    def _read_rows(self, place: ShardPlace) -> Tensor:
+    def _read_rows(self, place: ShardPlace, start: int, stop: int) -> Tensor:
+        """Rows of the rank's tensor, of all columns."""
         rank, size = self._layout.tensor_rank, self._layout.tensor_size
         rows = self._count_rows(place)
         if place.split == "rows":
-            return self._read_padded(place.name, rank * rows // size, (rank + 1) * rows // size)
-        if place.split == "gated_rows" and size > 1:
-            half = rows // 2
-            starts = [start + rank * half // size for start in (0, half)]
-            return torch.cat([self._weights.read(place.name, slice(s, s + half // size)) for s in starts])
-        return self._weights.read(place.name)
+            first = rank * rows // size
+            return self._read_padded(place.name, first + start, first + stop)
+        if place.split != "gated_rows":
+            return self._weights.read(place.name, slice(start, stop))
+        half, own = rows // 2, rows // 2 // size
+        found = []
+        for number in range(2):
+            first, last = max(start, number * own), min(stop, (number + 1) * own)
+            shift = number * half + rank * own - number * own
+            if first < last:
+                found.append(self._weights.read(place.name, slice(first + shift, last + shift)))
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def _read_padded(self, name: str, start: int, stop: int) -> Tensor:
         """Rows, zeros where the vocabulary is padded."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -18,13 +19,16 @@ from primus.checkpoint.family import (
     list_rules,
     list_trained_shapes,
 )
-from primus.checkpoint.row_orders import HeadSizes, index_rows
+from primus.checkpoint.row_orders import HeadSizes, RowRun, find_runs, index_rows
 from primus.checkpoint.weights import TensorInfo, WeightReader, get_bounds
 from primus.config.schema import ModelSpec
 from primus.errors import PrimusError
 
 KEEPING = ("keep", "keep_padded")
 """Values of `rows` in `families/` for rows in the same order; padding has no place in the hub."""
+
+SHORTEST_RUN = 8
+"""Average number of rows that follow each other from which on they are copied together instead of one by one."""
 
 
 class TensorPlace(NamedTuple):
@@ -75,11 +79,35 @@ class EngineNames:
             return self._source.read(rule.hub[0], slice(start, stop))
         index = index_rows(rule.rows, sizes, self._sizes).engine
         parts_R, rows_R = index.parts_R[start:stop], index.rows_R[start:stop]
+        runs = find_runs(parts_R, rows_R)
+        if runs and len(runs) * SHORTEST_RUN <= stop - start:
+            return self._join_runs(rule, runs)
         found = [
             (parts_R == number, self._source.read_rows(part, rows_R[parts_R == number]))
             for number, part in enumerate(rule.hub)
         ]
         return _assemble_rows([(mask, block) for mask, block in found if len(block)] or found[:1], stop - start)
+
+    def _join_runs(self, rule: NameRule, runs: list[RowRun]) -> Tensor:
+        """Runs of the hub parts one after the other; a single one is not copied."""
+        firsts, blocks = {}, {}
+        for number in {run.part for run in runs}:
+            own = [run for run in runs if run.part == number]
+            firsts[number] = min(run.first for run in own)
+            end = max(run.first + run.num_rows for run in own)
+            blocks[number] = self._source.read(rule.hub[number], slice(firsts[number], end))
+        found = [blocks[run.part].narrow(0, run.first - firsts[run.part], run.num_rows) for run in runs]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def list_borders(self, name: str) -> list[int]:
+        """Rows of a tensor at which those of another hub tensor begin: rows between two of them are read uncopied."""
+        parts = self._rules[name]
+        if None not in parts:
+            return []
+        part, (rule, _) = parts[None]
+        if rule.rows != "concatenate" or part.transposed:
+            return []
+        return list(accumulate(self._source.count_rows(part) for part in rule.hub))[:-1]
 
 
 class HubNames:
@@ -233,7 +261,7 @@ def read_parts(parts: PartPlaces, shape: tuple[int, ...], rows: slice | None, re
         part, place = parts[expert]
         block = read_part(place, None)
         blocks.append(block.T if part.transposed else block)
-    return torch.stack(blocks)[: stop - start]
+    return (blocks[0].unsqueeze(0) if len(blocks) == 1 else torch.stack(blocks))[: stop - start]
 
 
 def _assemble_rows(blocks: list[tuple[Tensor, Tensor]], num_rows: int) -> Tensor:
@@ -243,12 +271,7 @@ def _assemble_rows(blocks: list[tuple[Tensor, Tensor]], num_rows: int) -> Tensor
     first = blocks[0][1]
     result = first.new_empty(num_rows, *first.shape[1:])
     for mask_R, block in blocks:
-        places_R = mask_R.nonzero().flatten()
-        start, stop = int(places_R[0]), int(places_R[-1]) + 1
-        if len(places_R) == stop - start:
-            result[start:stop] = block
-        else:
-            result[places_R] = block
+        result[mask_R.nonzero().flatten()] = block
     return result
 
 

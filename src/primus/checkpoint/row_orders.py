@@ -84,6 +84,27 @@ class OrderIndex(NamedTuple):
     """For each hub tensor: the rows of the engine tensor that its rows are, int64."""
 
 
+class RowRun(NamedTuple):
+    """Rows that follow each other in a hub tensor and in the engine tensor."""
+
+    part: int
+    """Index of the hub tensor."""
+    first: int
+    """First row there."""
+    num_rows: int
+
+
+def find_runs(parts_R: Tensor, rows_R: Tensor) -> list[RowRun]:
+    """The rows of a `RowIndex`, or of a slice of one, in runs as long as possible."""
+    if not len(rows_R):
+        return []
+    is_break_R = (parts_R[1:] != parts_R[:-1]) | (rows_R[1:] != rows_R[:-1] + 1)
+    firsts = [0, *(is_break_R.nonzero().flatten() + 1).tolist()]
+    ends = [*firsts[1:], len(rows_R)]
+    places = zip(parts_R[firsts].tolist(), rows_R[firsts].tolist(), firsts, ends, strict=True)
+    return [RowRun(part, row, end - first) for part, row, first, end in places]
+
+
 @lru_cache(maxsize=256)
 def index_rows(order: str, num_rows: tuple[int, ...], sizes: HeadSizes) -> OrderIndex:
     """An order, a name of `ROW_ORDERS`, applied to hub tensors of `num_rows` rows each."""

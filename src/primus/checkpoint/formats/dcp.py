@@ -193,11 +193,14 @@ def _intersect(
     chunk: TensorChunk, offsets: Sequence[int], sizes: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Offsets and sizes of the part of a box that a chunk has."""
-    starts = tuple(max(a, b) for a, b in zip(chunk.offsets, offsets, strict=True))
-    ends = tuple(min(a + n, b + m) for a, n, b, m in zip(chunk.offsets, chunk.sizes, offsets, sizes, strict=True))
-    if any(start >= end for start, end in zip(starts, ends, strict=True)):
-        return None
-    return starts, tuple(end - start for start, end in zip(starts, ends, strict=True))
+    starts, widths = [], []
+    for first, count, wanted, width in zip(chunk.offsets, chunk.sizes, offsets, sizes, strict=True):
+        start, end = max(first, wanted), min(first + count, wanted + width)
+        if start >= end:
+            return None
+        starts.append(start)
+        widths.append(end - start)
+    return tuple(starts), tuple(widths)
 
 
 def _read_chunk_box(chunk: TensorChunk, dtype: torch.dtype, offsets: Sequence[int], sizes: tuple[int, ...]) -> Tensor:

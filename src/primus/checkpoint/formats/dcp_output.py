@@ -29,6 +29,9 @@ from primus.checkpoint.weights import TensorInfo
 FILE_BYTES = 4 << 30
 """Tensor data in one file."""
 
+SMALL_BYTES = 64 << 10
+"""Data that is written together with what follows it."""
+
 
 class FileContent(TypedDict):
     """What a file's writer records."""
@@ -136,32 +139,46 @@ def save_tensor(tensor: Tensor, file: HashedOutput) -> None:
 
 
 class HashedOutput:
-    """A file that is written from its start to its end: hashes what is written, and keeps the error of a failure."""
+    """A file that is written from its start to its end: hashes what is written, and keeps the error of a failure.
+
+    Small parts are written together: `torch.save` writes some forty of them for one tensor.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._hash, self._position = file, create_hash(choose_algorithm()), 0
+        self._small = bytearray()
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        total = 0
-        for part in split_bytes(data):
-            try:
-                total += self._file.write(part)
-            except OSError as error:
-                self.error = error
-                raise
-            self._hash.update(part)  # which the processor's cache holds from the write
-        self._position += total
-        return total
+        view = memoryview(data).cast("B")
+        if len(view) <= SMALL_BYTES:
+            self._small += view
+        else:
+            self.flush()
+            self._write_through(view)
+        self._position += len(view)
+        return len(view)
 
     def tell(self) -> int:
         return self._position
 
     def flush(self) -> None:
-        self._file.flush()
+        if self._small:
+            self._write_through(self._small)
+            self._small = bytearray()
+
+    def _write_through(self, data: Any) -> None:
+        for part in split_bytes(data):
+            try:
+                self._file.write(part)
+            except OSError as error:
+                self.error = error
+                raise
+            self._hash.update(part)  # which the processor's cache holds from the write
 
     def compute_checksum(self) -> str:
-        """Of the whole content, by `checksum.choose_algorithm`."""
+        """Of the whole content, by `checksum.choose_algorithm`; writes what is left."""
+        self.flush()
         return str(self._hash.hexdigest())
 
 

@@ -115,7 +115,7 @@ def _plan_folder(
 def list_chunks(weights: WeightReader, pattern: str = "{}") -> Iterator[dcp_output.ChunkSource]:
     """Chunks of all tensors, of some rows each, under the names that `pattern` makes of theirs."""
     for name, info in weights.list_tensors().items():
-        for rows in split_rows(info):
+        for rows in split_rows(info, borders=weights.list_borders(name) if isinstance(weights, EngineNames) else ()):
             start, stop = (rows.start, rows.stop) if rows else (0, info.shape[0] if info.shape else 0)
             offsets = (start, *(0 for _ in info.shape[1:])) if info.shape else ()
             sizes = (stop - start, *info.shape[1:]) if info.shape else ()

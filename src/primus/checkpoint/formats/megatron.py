@@ -174,7 +174,7 @@ def write_tracker(folder: Path, step: int | None) -> None:
     (folder / TRACKER).write_text(f"{step or 'release'}\n", encoding="utf-8")
 
 
-def list_chunks(weights: WeightReader, spec: ModelSpec, prefix: str = "") -> Iterator[dcp_output.ChunkSource]:
+def list_chunks(weights: EngineNames, spec: ModelSpec, prefix: str = "") -> Iterator[dcp_output.ChunkSource]:
     """Chunks of all tensors; a chunk of a stack is some rows of one layer. `prefix` begins their names."""
     kinds = {layer.moe for layer in model.list_layers(spec)}
     for name, info in weights.list_tensors().items():
@@ -182,7 +182,7 @@ def list_chunks(weights: WeightReader, spec: ModelSpec, prefix: str = "") -> Ite
         is_stacked = layer is not None and len(kinds) == 1
         whole = TensorInfo((spec.num_layers, *info.shape), info.dtype) if is_stacked else info
         first = (int(layer[2]),) if layer and is_stacked else ()
-        for rows in split_rows(info):
+        for rows in split_rows(info, borders=weights.list_borders(name)):
             start, stop = (rows.start, rows.stop) if rows else (0, info.shape[0])
 
             def read(name: str = name, rows: slice | None = rows, is_stacked: bool = is_stacked) -> Tensor:

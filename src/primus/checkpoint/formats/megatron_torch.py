@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from primus.checkpoint.family import list_hub_shapes, list_rules
 from primus.checkpoint.formats.megatron import CHECKPOINT_VERSION, name_iteration, write_tracker
-from primus.checkpoint.formats.output import OutputFile, OutputPlan
+from primus.checkpoint.formats.output import OutputFile, OutputPlan, split_rows
 from primus.checkpoint.formats.tensor_bytes import read_tensor, write_tensor
 from primus.checkpoint.megatron_shards import (
     LOCAL_NAMES,
@@ -342,5 +342,5 @@ class _RankWriter:
         places = _read_state(path, trust_pickle=False)
         for name, info in tensors.items():
             file.seek(places[name].offset)
-            write_tensor(file, self._shard.read(name).to(info.dtype))
-            report(info.num_bytes)
+            for rows in split_rows(info, borders=self._shard.list_borders(name)):
+                report(write_tensor(file, self._shard.read(name, rows).to(info.dtype)))

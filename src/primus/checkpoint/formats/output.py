@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -15,6 +16,8 @@ Below 32 MiB, the largest allocation that glibc serves from memory that it has (
 pages are not faulted in again for each part.
 """
 
+FEWEST_SPLIT_BYTES = 4 << 20
+"""Smaller tensors are not split at borders: an entry of a file costs more than a copy."""
 WRITE_BYTES = 256 << 10
 """Data of one write to a file.
 
@@ -56,11 +59,18 @@ def split_bytes(data: Any) -> Iterator[memoryview]:
         yield view[start : start + WRITE_BYTES]
 
 
-def split_rows(info: TensorInfo, max_bytes: int = CHUNK_BYTES) -> Iterator[slice | None]:
-    """Slices of at most `max_bytes`, at least a row each; None for a tensor that is small enough or has no rows."""
-    if not info.shape or info.num_bytes <= max_bytes:
+def split_rows(info: TensorInfo, max_bytes: int = CHUNK_BYTES, borders: Sequence[int] = ()) -> Iterator[slice | None]:
+    """Slices of at most `max_bytes`, at least a row each; None for a tensor that is small enough or has no rows.
+
+    Args:
+        info: The tensor.
+        max_bytes: Most bytes of a slice.
+        borders: Rows at which a slice of a tensor that is not small begins anyway.
+    """
+    if not info.shape or info.num_bytes <= (min(FEWEST_SPLIT_BYTES, max_bytes) if borders else max_bytes):
         yield None
         return
     step = max(1, max_bytes * info.shape[0] // info.num_bytes)
-    for start in range(0, info.shape[0], step):
-        yield slice(start, min(start + step, info.shape[0]))
+    for first, last in pairwise((0, *borders, info.shape[0])):
+        for start in range(first, last, step):
+            yield slice(start, min(start + step, last))
