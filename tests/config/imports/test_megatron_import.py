@@ -232,3 +232,17 @@ def test_arguments_of_megatron_alone_keep_their_names_there_and_back(tmp_path: P
         assert f"    {flag}\n" in exported.text
     assert "    --recompute-modules core_attn mlp\n" in exported.text
     assert not [each for each in exported.lost if each.key.startswith("backend_args")]
+
+
+def test_a_result_that_cannot_be_trained_is_written_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, output = tmp_path / "pretrain.sh", tmp_path / "new.yaml"
+    file.write_text(SCRIPT.replace("--bf16", '--bf16 --step-batch-size-schedule "0:16 2B:64"'))
+    command = ["direct", "--", "config", "import", str(file), "--output", str(output)]
+    assert main([*command]) == 0
+    reason = f"`config check` refuses the result: {output}:"
+    assert reason in capsys.readouterr().err
+    file.write_text(SCRIPT)
+    assert main([*command, "--force"]) == 0
+    assert "refuses" not in capsys.readouterr().err

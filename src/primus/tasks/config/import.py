@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from msgspec import Struct
@@ -14,7 +16,8 @@ from primus.config.imports.read_file import read_foreign_file
 from primus.config.imports.write_file import format_result, replace_values
 from primus.config.overrides import parse_overrides
 from primus.config.source import strip_origins
-from primus.errors import UsageError
+from primus.errors import PrimusError, UsageError
+from primus.experiment import resolve_experiment
 from primus.runs.files import write_text
 from primus.task import TaskContext
 
@@ -37,22 +40,42 @@ class Options(Struct, frozen=True, kw_only=True):
 def run(options: Options, context: TaskContext) -> None:
     """Print or write the experiment or model preset; values without a key are comments in it and warnings.
 
+    An experiment that `config check` would refuse is written, too, with a warning that says why.
+
     Raises:
         UsageError: The file cannot be read, is of another kind, or lacks part of the model.
     """
     config = read_foreign_file(Path(options.file), context.environ, options.function)
     replace_values(config, strip_origins(parse_overrides(context.overrides)))
     text = format_result(config)
-    if options.output is None:
-        _report_warnings(config)
-        context.result(_describe_result(config, text), text.rstrip("\n"))
-        return
-    target = Path(options.output)
-    if target.exists() and not options.force:
+    target = Path(options.output) if options.output else None
+    if target is not None and target.exists() and not options.force:
         raise UsageError(f"{target} exists", "--force replaces it")
-    write_text(target, text)
+    refusal = _find_refusal(config, text, target or Path("result"), context.environ)
+    if target is not None:
+        write_text(target, text)
     _report_warnings(config)
-    context.result(_describe_result(config, text) | {"file": str(target)}, f"wrote {target}")
+    if refusal:
+        print(f"primus-cli: `config check` refuses the result: {refusal}", file=sys.stderr)
+    result = _describe_result(config, text) | {"refused": refusal}
+    if target is None:
+        context.result(result, text.rstrip("\n"))
+    else:
+        context.result(result | {"file": str(target)}, f"wrote {target}")
+
+
+def _find_refusal(config: ForeignConfig, text: str, target: Path, environ: Mapping[str, str]) -> str | None:
+    """Why the experiment cannot be trained as it is, with its lines in `target`; None if it can, and for a model."""
+    if config.framework is None:
+        return None
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "experiment.yaml"
+        write_text(file, text)
+        try:
+            resolve_experiment(file, (), environ)
+        except PrimusError as error:
+            return error.problem.replace(str(file), str(target))
+    return None
 
 
 def _report_warnings(config: ForeignConfig) -> None:
