@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes.util
+import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from fakes import tools
+from fakes import cli, tools
 from machines import tree
 from primus.machine import profile as profiles
 from primus.machine.cluster import ClusterLayout
@@ -441,6 +443,35 @@ def test_recorded_machines_fail_for_what_is_wrong_with_them(tmp_path: Path, name
     recorded = node(probe(root), root)
     found = [finding for some in (*gpu.CHECKS, *ports.CHECKS) for finding in some(recorded)]
     assert {finding.check for finding in found if finding.status in ("fail", "unknown")} == failing
+
+
+def remove_gpu_from_driver(root: Path) -> None:
+    shutil.rmtree(root / "sys/class/kfd/kfd/topology/nodes/9")
+
+
+def remove_kfd(root: Path) -> None:
+    (root / "dev").mkdir()
+
+
+BROKEN = [
+    (remove_gpu_from_driver, "gpu.driver", "no driver shows GPU 7 (0000:e5:00.0)"),
+    (remove_kfd, "gpu.access", "/dev/kfd does not exist"),
+]
+
+
+@pytest.mark.parametrize(("damage", "check", "measured"), BROKEN, ids=[each[1] for each in BROKEN])
+def test_one_fault_of_a_whole_machine_is_one_finding(
+    tmp_path: Path, damage: Callable[[Path], None], check: str, measured: str
+) -> None:
+    root = tmp_path / "machine"
+    shutil.copytree(tree.HERE / "mi300x-8", root, symlinks=True)
+    damage(root)
+    words = ["--json", "direct", "--", "preflight", "--gpu"]
+    done = cli.run(*words, cwd=tmp_path, PRIMUS_MACHINE_ROOT=str(root), CUDA_VISIBLE_DEVICES=None)
+    findings = json.loads(done.stdout)["report"]["nodes"][0]["findings"]
+    failing = {each["check"]: each["measured"] for each in findings if each["status"] == "fail"}
+    assert list(failing) == [check] and measured in failing[check]
+    assert done.returncode == 3
 
 
 @pytest.fixture

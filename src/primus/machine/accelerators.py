@@ -157,6 +157,11 @@ def _find_certain_reasons(
         names = devices.AMD_VISIBLE if _is_amd(facts) else devices.NVIDIA_VISIBLE
         given = [f"{name}={environ[name]!r}" for name in names if name in environ]
         yield f"{', '.join(given)} selects no device"
+    yield from find_access_problems(facts, root)
+
+
+def find_access_problems(facts: MachineFacts, root: Path) -> Iterator[str]:
+    """Reasons why this user cannot open the files of the devices in /dev."""
     if (root / "dev").is_dir():  # a recorded machine may have none
         yield from _check_amd_access(root, facts) if _is_amd(facts) else _check_nvidia_access(root, facts)
 

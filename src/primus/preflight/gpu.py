@@ -8,6 +8,7 @@ from itertools import combinations
 
 from primus.machine import devices as visible
 from primus.machine import topology as relations
+from primus.machine.accelerators import find_access_problems
 from primus.machine.facts import Device, Link
 from primus.machine.profile import Profile
 from primus.preflight.finding import CheckFinding
@@ -52,6 +53,22 @@ def check_count(node: PreflightNode) -> Iterator[CheckFinding]:
         "processes see only the devices in *_VISIBLE_DEVICES",
         "unset ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES",
         value=seen,
+    )
+
+
+def check_access(node: PreflightNode) -> Iterator[CheckFinding]:
+    """This user may open the files of the devices."""
+    if not node.facts.partitions:
+        return
+    problems = list(find_access_problems(node.facts, node.tree.root))
+    yield judge_value(
+        not problems,
+        "fail",
+        "gpu.access",
+        "; ".join(problems) or "the files in /dev can be opened",
+        "files in /dev that this user may open",
+        "no process of this user can use the GPUs",
+        "see docs/install.md, Troubleshooting",
     )
 
 
@@ -169,8 +186,8 @@ def check_memory(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_partitions(node: PreflightNode) -> Iterator[CheckFinding]:
-    """All GPUs use the same partition mode, and no partition is missing."""
-    devices = node.facts.devices
+    """All GPUs with a driver use the same partition mode, and no partition is missing."""
+    devices = [device for device in node.facts.devices if device.partitions]
     if not devices:
         return
     modes = Counter(f"{device.partition_mode or '-'}/{device.memory_mode or '-'}" for device in devices)
@@ -257,7 +274,7 @@ def _judge_pcie_link(device: Device, profile: Profile | None) -> CheckFinding:
 
 def check_links(node: PreflightNode) -> Iterator[CheckFinding]:
     """The GPUs of a hive are linked as their model specifies."""
-    gpus = [device for device, profile in node.list_profiles if (profile.hive_size or 1) > 1]
+    gpus = [device for device, profile in node.list_profiles if (profile.hive_size or 1) > 1 and device.partitions]
     if len(gpus) < 2:
         return
     size = max(profile.hive_size or 1 for _, profile in node.list_profiles)
@@ -395,6 +412,7 @@ def _name_device(device: Device) -> str:
 
 CHECKS = (
     check_count,
+    check_access,
     check_undriven,
     check_model,
     check_memory,

@@ -20,6 +20,7 @@ from primus.machine import measurements
 from primus.machine.cluster import ClusterLayout
 from primus.machine.facts import MachineFacts
 from primus.machine.measurements import MeasurementPlan
+from primus.machine.probe import find_machine_root
 from primus.machine.tree import FileTree
 from primus.preflight import (
     check,
@@ -284,7 +285,7 @@ def build_node(options: Options, context: TaskContext) -> PreflightNode:
     layout = context.layout or ClusterLayout(nproc=1)
     return PreflightNode(
         facts=context.facts(),
-        tree=FileTree(),
+        tree=FileTree(find_machine_root(context.environ)),
         environ=context.environ,
         limits=build_limits(options),
         expected=NodeExpectations(
