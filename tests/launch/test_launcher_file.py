@@ -122,15 +122,14 @@ def test_the_file_is_an_option_of_the_launcher_and_its_runtimes() -> None:
         launcher_file.take_choice(["--config", "f", "direct", "--config", "g"])
 
 
-def test_a_home_that_may_not_be_looked_into_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_file_that_may_not_be_looked_for_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Path) -> bool:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "is_file", refuse)
-    with pytest.raises(UsageError, match=r"cannot be read: Permission denied\n  --no-config"):
-        launcher_file.apply_defaults(
-            parse_command("direct -- runs list".split()), LauncherFileChoice(), {"HOME": "/root"}
-        )
+    environ = {"HOME": "/root", "PRIMUS_LAUNCHER_FILE": "/root/mine.yaml"}
+    with pytest.raises(UsageError, match=r"/root/mine.yaml: cannot be read: Permission denied\n  --no-config"):
+        launcher_file.apply_defaults(parse_command("direct -- runs list".split()), LauncherFileChoice(), environ)
 
 
 def test_a_dry_run_says_what_comes_from_where_and_hides_secrets(tmp_path: Path) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from fakes import cli
+from fakes.users import as_another_user
 from machines.tree import HERE, grow
 from primus.errors import UnfitError
 from primus.machine.accelerators import check_launch, choose_device_type, find_accelerators
@@ -19,7 +18,6 @@ from primus.machine.facts import MachineFacts
 from primus.machine.probe import probe
 
 EXAMPLE = Path(__file__).parents[2] / "examples/quickstart.yaml"
-NOBODY = 65534
 
 
 @pytest.fixture
@@ -148,19 +146,6 @@ def test_a_container_without_its_devices_is_told_the_option_that_it_lacks(
     assert "--gpus all" in refused(nvidia)
     (nvidia / ".dockerenv").unlink()
     accepted(nvidia)  # the first process that needs the nodes makes them
-
-
-@contextmanager
-def as_another_user() -> Iterator[None]:
-    """Root may open everything: for the time of a `with` it is somebody else."""
-    if os.getuid() != 0:
-        yield
-        return
-    os.setresuid(NOBODY, NOBODY, 0)
-    try:
-        yield
-    finally:
-        os.setresuid(0, 0, 0)
 
 
 @pytest.mark.parametrize("blocked", ["kfd", "dri/renderD128"])

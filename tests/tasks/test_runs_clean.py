@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fakes.users import as_another_user
 from primus.cli.main import main
 from primus.runs import lock, store
 from primus.runs.store import Run, RunMetadata, RunOutcome
@@ -144,3 +145,23 @@ def test_a_deletion_that_was_cut_off_is_no_run_and_is_finished(make: Make, capsy
     assert [item["id"] for item in json.loads(capsys.readouterr().out)] == [kept.id]
     assert clean("--keep", "1", "--yes") == 0
     assert (half.exists(), foreign.exists(), kept.directory.exists()) == (False, True, True)
+
+
+@pytest.mark.parametrize("private", [".", "metadata.json"])
+def test_the_private_run_of_another_user_is_neither_damaged_nor_in_the_way(
+    make: Make, capsys: pytest.CaptureFixture[str], private: str
+) -> None:
+    make("20250103_000000-0000")
+    folder = make().directory
+    Path.cwd().chmod(0o777)  # pytest's own folder, whose parents need no permission for relative paths
+    (folder / private).chmod(0)
+    with as_another_user():
+        assert main(["direct", "--", "runs", "list"]) == 0
+        listed = capsys.readouterr().out
+        assert main(["direct", "--", "runs", "show", f"output/night/{RUN_ID}"]) in (1, 2)
+        refused = capsys.readouterr().err
+        assert clean("--damaged", "--keep", "0") == 0
+    assert "20250103_000000-0000" in listed
+    assert f"no permission to read 1 more, such as output/night/{RUN_ID}" in listed
+    assert "permission denied" in refused.lower()
+    assert capsys.readouterr().out.startswith("0 runs")

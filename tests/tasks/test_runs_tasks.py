@@ -224,6 +224,7 @@ def left() -> set[str]:
         ("--keep 1", "48569"),
         ("--keep 2", "3456789"),
         ("--keep 9", "123456789"),
+        ("--keep 0", "56"),
         ("--older-than-days 5", "3456789"),
         ("--failed --older-than-days 5", "13456789"),
         ("--failed --keep 1 --name night", "1456789"),

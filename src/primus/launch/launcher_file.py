@@ -147,6 +147,8 @@ def _is_file(path: Path, shown: str) -> bool:
     try:
         return path.is_file()
     except OSError as error:
+        if shown == USER_FILE and isinstance(error, PermissionError):
+            return False  # the home folder is that of another user, as in containers that are started with --user
         raise UsageError(f"{shown}: cannot be read: {error.strerror}", "--no-config skips the launcher files") from None
 
 

@@ -16,6 +16,7 @@ from msgspec import Struct, structs
 
 from primus.machine.facts import MachineFacts
 from primus.machine.profile import Setting
+from primus.runs.state_folder import find_state_folder
 
 PRODUCTS_VARIABLE = "PRIMUS_TUNED_GEMM"
 """Table of tuned matrix products that a run uses."""
@@ -62,9 +63,8 @@ class TunedText(TunedFile, frozen=True, kw_only=True):
 
 
 def find_store(environ: Mapping[str, str]) -> Path:
-    """Folder of all tuned files, below $XDG_STATE_HOME (XDG Base Directory Specification)."""
-    home = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local/state")
-    return Path(home) / "primus" / "tuned"
+    """Folder of all tuned files."""
+    return find_state_folder(environ) / "tuned"
 
 
 def name_tuned_file(environ: Mapping[str, str], kind: str, valid_for: Mapping[str, str]) -> Path:
@@ -215,7 +215,7 @@ def describe_device(facts: MachineFacts, *, is_cpu: bool = False) -> str:
 def list_tuned_files(environ: Mapping[str, str], kind: str) -> Iterator[tuple[Path, TunedFile | None]]:
     """All files of `kind` with their headers; None for a damaged one."""
     folder = find_store(environ)
-    for path in sorted(folder.glob(f"{kind}-*.json")) if folder.is_dir() else ():
+    for path in sorted(folder.glob(f"{kind}-*.json")) if os.path.isdir(folder) else ():
         try:
             header = msgspec.json.decode(path.read_bytes(), type=TunedFile)
         except (OSError, msgspec.MsgspecError):

@@ -16,13 +16,13 @@ from primus.report.benchmark_comparison import find_record_key
 from primus.report.benchmark_files import read_records
 from primus.report.benchmark_table import Record, list_records
 from primus.runs.files import write_text
+from primus.runs.state_folder import find_state_folder
 
 
 def find_history_file(benchmark: str, environ: Mapping[str, str]) -> Path:
-    """File of a benchmark, below $XDG_STATE_HOME (XDG Base Directory Specification); hosts may share that folder."""
-    home = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local/state")
+    """File of a benchmark; hosts may share its folder."""
     host = re.sub(r"[^\w.-]", "_", socket.gethostname())
-    return Path(home) / "primus" / "benchmarks" / host / f"{benchmark}.jsonl"
+    return find_state_folder(environ) / "benchmarks" / host / f"{benchmark}.jsonl"
 
 
 def read_best_figures(environ: Mapping[str, str]) -> dict[str, dict[str, float]]:
@@ -36,7 +36,7 @@ def read_best_figures(environ: Mapping[str, str]) -> dict[str, dict[str, float]]
         file = find_history_file(benchmark, environ)
         records: list[Record] = []
         with contextlib.suppress(PrimusError):
-            records = read_records(str(file)) if file.is_file() else []
+            records = read_records(str(file)) if os.path.isfile(file) else []
         for record in records:
             test, value = _find_preflight_test(record), record["value"]
             if test and isinstance(value, int | float):
@@ -60,7 +60,7 @@ def keep_result(result: BenchmarkResult, environ: Mapping[str, str]) -> None:
     The device belongs to the case here: a host may be measured on its GPUs and on its CPUs.
     """
     file = find_history_file(result.benchmark, environ)
-    records = read_records(str(file)) if file.is_file() else []
+    records = read_records(str(file)) if os.path.isfile(file) else []
     records += [record for record in list_records(result) if record["value"] is not None]
     latest = {find_record_key(record): record for record in records}
     write_text(file, "".join(json.dumps(record) + "\n" for record in latest.values()))

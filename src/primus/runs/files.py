@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,9 +49,9 @@ def _replace_bytes(path: Path, data: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise PrimusError(
-            f"{path}: cannot be written: {error.strerror}", "free some space, or choose another workspace"
-        ) from None
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "free some space, or choose another folder" if is_full else "choose another folder"
+        raise PrimusError(f"{path}: cannot be written: {error.strerror}", hint) from None
 
 
 def sync_to_disk(path: Path) -> None:

@@ -176,15 +176,36 @@ def is_run(folder: Path) -> bool:
 def is_damaged_run(folder: Path) -> bool:
     """Whether `folder` is certainly a run of primus although its metadata cannot be read.
 
-    Metadata that is valid JSON of another structure belongs to another tool.
+    Metadata that is valid JSON of another structure belongs to another tool. Metadata that this user may not read is
+    not damaged: the run of another user must not be taken for garbage.
     """
     if folder.is_symlink() or not RUN_ID.fullmatch(folder.name) or is_run(folder):
         return False
     try:
         msgspec.json.decode((folder / "metadata.json").read_bytes())
+    except PermissionError:
+        return False
     except (OSError, ValueError):  # absent or truncated
         return any((folder / name).is_file() for name in OURS)
     return False
+
+
+def is_private_run(folder: Path) -> bool:
+    """Whether `folder` has the name of a run, and this user has no permission to read it."""
+    if not RUN_ID.fullmatch(folder.name) or folder.is_symlink():
+        return False
+    try:
+        (folder / "metadata.json").open("rb").close()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def list_private_runs(workspace: Path, experiment: str = "*") -> list[Path]:
+    """Folders of runs in a workspace that this user has no permission to read."""
+    return sorted(entry for entry in workspace.glob(f"{experiment}/*") if is_private_run(entry))
 
 
 def list_runs(folder: Path) -> list[Run]:
@@ -219,6 +240,8 @@ def find_run(name: str, workspace: Path) -> Run:
         return matching[0]
     if matching:
         raise UsageError(f"'{name}' matches {len(matching)} runs", f"for example {matching[0].id} and {matching[1].id}")
+    if is_private_run(Path(name)):
+        raise UsageError(f"{name}: permission denied", "ask its owner for read permission")
     if os.path.isdir(name):
         raise UsageError(f"{name} is not a run folder: it has no metadata.json", "list the runs with: runs list")
     known = [run.id for run in runs] + [run.directory.parent.name for run in runs]

@@ -27,7 +27,7 @@ from primus.benchmark import (
     find_rank_file,
     parse_share,
 )
-from primus.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFIT, UsageError
+from primus.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFIT, PrimusError, UsageError
 from primus.launch.plan import LaunchJob
 from primus.report import benchmark_files, benchmark_history
 from primus.report.benchmark_comparison import RowComparison, compare_records, format_comparison
@@ -125,7 +125,10 @@ def run(options: BenchmarkOptions, context: TaskContext) -> int:
     if outcome.state != "done" or result.problem:
         print(f"primus-cli: {result.problem or outcome.reason}", file=sys.stderr)
         return outcome.exit_code or EXIT_FAILED
-    benchmark_history.keep_result(result, context.environ)
+    try:
+        benchmark_history.keep_result(result, context.environ)
+    except PrimusError as error:  # the result is printed, and is in its run folder or file
+        print(f"primus-cli: note: later commands do not know this result: {error.problem}", file=sys.stderr)
     if mismatch is not None:
         raise mismatch
     return _judge_rows(result, found)

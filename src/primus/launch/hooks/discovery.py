@@ -82,7 +82,7 @@ def list_hook_folders(environ: Mapping[str, str]) -> list[Path]:
 
 def has_primus_runner(root: Path) -> bool:
     """Whether a folder of hooks belongs to an AMD-AGI/Primus checkout."""
-    return (root.resolve().parent / PRIMUS_RUNNER).is_file()
+    return os.path.isfile(root.resolve().parent / PRIMUS_RUNNER)  # False if this user may not enter the folder
 
 
 def is_primus_hook(file: Path) -> bool:
@@ -180,15 +180,15 @@ def _list_files(folder: Path) -> Iterator[tuple[Stage, Path]]:
 
 
 def _list_folder(folder: Path) -> list[Path]:
-    """Files of `folder`, and its broken links; empty if `folder` is not a folder.
+    """Files of `folder`, and its broken links; empty if `folder` is not a folder that this user can reach.
 
     Raises:
         UsageError: It cannot be read.
     """
+    if not os.path.isdir(folder):  # also below the home folder of another user, where Path.iterdir fails
+        return []
     try:
         return sorted(entry for entry in folder.iterdir() if entry.is_file() or not entry.exists())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
     except OSError as error:
         raise UsageError(f"hooks {folder}: {error.strerror}", "--no-hooks skips the hooks") from None
 

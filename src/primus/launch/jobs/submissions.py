@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from primus.errors import PrimusError, UsageError, find_nearest
 from primus.runs.files import read_json, write_json
+from primus.runs.state_folder import find_state_folder
 from primus.runs.store import Run
 
 RECORD = "submission.json"
@@ -66,7 +67,8 @@ def read_holder(directory: Path) -> Submission | None:
 def list_submissions(environ: Mapping[str, str]) -> list[Submission]:
     """All submissions in the user's index, oldest first."""
     found = []
-    for path in find_index_folder(environ).glob("*.json"):
+    folder = find_index_folder(environ)
+    for path in folder.glob("*.json") if os.path.isdir(folder) else ():
         try:
             found.append(read_json(path, Submission))
         except PrimusError:  # damaged, or of another version of primus; the other records are still valid
@@ -99,9 +101,8 @@ def format_file_name(submission: Submission) -> str:
 
 
 def find_index_folder(environ: Mapping[str, str]) -> Path:
-    """Folder of the index, below $XDG_STATE_HOME (XDG Base Directory Specification)."""
-    home = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local/state")
-    return Path(home) / "primus" / "jobs"
+    """Folder of the index."""
+    return find_state_folder(environ) / "jobs"
 
 
 def _list_names(submission: Submission, field: str) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Only runs that failed, died or were interrupted."""
     damaged: bool = False
     """Only runs with unreadable metadata; they are kept unless this option is given."""
-    keep: Annotated[int, Meta(ge=0)] = 0
+    keep: Annotated[int, Meta(ge=0)] | None = None
     """Keep the newest N runs of each experiment."""
     older_than_days: Annotated[float, Meta(ge=0)] = 0.0
     """Only runs created more than this many days ago."""
@@ -50,7 +50,7 @@ def run(options: Options, context: TaskContext) -> None:
         UsageError: No condition is given, or the experiment does not exist.
         PrimusError: A run cannot be deleted.
     """
-    if not (options.failed or options.damaged or options.keep or options.older_than_days):
+    if not (options.failed or options.damaged or options.keep is not None or options.older_than_days):
         raise UsageError(
             "runs clean needs a condition",
             "--failed, --damaged, --keep N or --older-than-days D; several must all hold",
@@ -94,7 +94,9 @@ def _find_matching_runs(folder: Path, options: Options) -> list[summary.RunSumma
     """Runs of an experiment that match the conditions."""
     own = [run for run in store.list_runs(folder) if _is_provable(run)]
     wanted = [
-        run for run in _drop_newest_runs(own, options.keep) if store.is_damaged_run(run.directory) == options.damaged
+        run
+        for run in _drop_newest_runs(own, options.keep or 0)
+        if store.is_damaged_run(run.directory) == options.damaged
     ]
     return [item for item in map(summary.summarise_run, wanted) if _is_match(item, options)]
 
