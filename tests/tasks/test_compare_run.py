@@ -208,6 +208,8 @@ def test_an_archive_has_the_results_and_a_purge_removes_only_them(
 
 WRONG: dict[str, tuple[str, str, str]] = {
     "a framework": ("[fast, other, nemo]", "[fats]", "did you mean 'fast'?"),
+    "a framework twice": ("[fast, other, nemo]", "[native, fast, prim]", "native is named twice"),
+    "a platform twice": ("amd: {processes: 8}", "amd: {processes: 8}, rocm: {}", "'rocm' is another name of amd"),
     "a platform": ("cpu: {processes: 1}", "gpu: {}", "no platform 'gpu'"),
     "a key of a cell": ("train_iters: 4", "trian_iters: 4", "did you mean 'train_iters'?"),
     "a key of the file": ("repetitions: 1", "repetitoins: 1", "did you mean 'repetitions'?"),

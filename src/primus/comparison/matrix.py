@@ -219,6 +219,8 @@ def _rename_platforms(matrix: RivalMatrix, file: Path) -> dict[str, MatrixPlatfo
         known = PLATFORM_ALIASES.get(name, name)
         if known not in PLATFORMS:
             raise UsageError(f"{file}: platforms: no platform '{name}'", did_you_mean(name, PLATFORMS))
+        if known in found:
+            raise UsageError(f"{file}: platforms: {known} is named twice", f"'{name}' is another name of {known}")
         found[known] = platform
     return found
 
@@ -236,8 +238,10 @@ def _rename_frameworks(matrix: RivalMatrix, file: Path) -> tuple[list[str], dict
                 registry.find_plug_in_file(BACKENDS.name, known)
             except UsageError as error:
                 raise UsageError(f"{file}: frameworks: {error.problem}", error.hint) from None
-        if known not in found:
-            found.append(known)
+        if known in found:
+            hint = f"'{name}' is another name of {known}" if name != known else "repetitions: runs each cell again"
+            raise UsageError(f"{file}: frameworks: {known} is named twice", hint)
+        found.append(known)
     return found, refused
 
 

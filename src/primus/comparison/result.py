@@ -353,9 +353,10 @@ def parse_result(data: bytes, name: str) -> ComparisonResult:
     if kind == "tprimat":
         tree = _convert_tprimat(tree)
     elif tree.get("schema_version") != SCHEMA_VERSION:
+        version = f"version {tree['schema_version']}" if "schema_version" in tree else "an unknown version"
         raise UsageError(
-            f"{name}: results of version {tree.get('schema_version')} cannot be read by this version of primus, which"
-            f" reads version {SCHEMA_VERSION}",
+            f"{name}: results of {version} cannot be read by this version of primus, which reads version"
+            f" {SCHEMA_VERSION}",
             "use the version of primus that wrote it, or run the cell again",
         )
     try:
