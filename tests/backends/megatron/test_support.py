@@ -116,6 +116,17 @@ def test_functions_of_transformer_engine_are_used_only_where_it_is() -> None:
     assert list_unused_settings(settings, ["gpu", "transformer_engine"]) == []
 
 
+@pytest.mark.parametrize(
+    ("asked", "own"),
+    [({"hidden_dropout": 0.1}, 0.0), ({"normalization": "LayerNorm"}, "RMSNorm"), ({"swiglu": False}, True)],
+)
+def test_a_default_of_megatron_lm_that_is_not_ours_is_refused_where_it_is_written(asked: Any, own: Any) -> None:
+    (name,) = asked
+    with pytest.raises(UsageError, match=f"backend_args: {name}: "):
+        check_setting_effects(asked)
+    check_setting_effects({name: own})
+
+
 def test_all_settings_that_only_megatron_lm_has_are_in_one_message() -> None:
     settings = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16"}
     with pytest.raises(UsageError, match="use_precision_aware_optimizer: true, exp_avg_dtype: bf16: megatron-core"):

@@ -27,6 +27,15 @@ TYPE_NAMES = {"bool": "true or false", "int": "an integer", "float": "a number",
 REPLACED = frozenset({"dataloader_type"})
 """Arguments about what primus does in the place of Megatron-LM: the order of the samples."""
 
+FIXED: Mapping[str, tuple[Any, ...]] = {
+    "hidden_dropout": (0,),
+    "attention_dropout": (0,),
+    "normalization": ("RMSNorm",),
+    "position_embedding_type": ("rope",),
+    "swiglu": (True,),
+}
+"""Values that the models here have where Megatron-LM's default is another one, which would pass as not asked for."""
+
 
 class MegatronSetting(Struct, frozen=True, forbid_unknown_fields=True):
     """One setting of `settings.yaml`."""
@@ -92,7 +101,7 @@ def check_setting_effects(settings: Mapping[str, Any]) -> None:
     refused = [
         f"{name}: {format_yaml_value(value)}"
         for name, value in settings.items()
-        if name not in known and name not in REPLACED and _changes_training(arguments[name], value)
+        if name not in known and name not in REPLACED and _changes_training(name, arguments[name], value)
     ]
     if refused:
         it = "it" if len(refused) == 1 else "them"
@@ -116,8 +125,10 @@ def _read_foreign_keys() -> dict[str, KnownKey]:
     return {**read_primus_keys().keys, **read_megatron_arguments().keys}
 
 
-def _changes_training(argument: KnownKey, value: Any) -> bool:
+def _changes_training(name: str, argument: KnownKey, value: Any) -> bool:
     """Whether a value asks for something: presets of Primus write out values that Megatron-LM then overrides."""
+    if name in FIXED:
+        return value is not None and value not in FIXED[name]
     is_asked = value is not None and value != argument.default and value not in argument.shipped
     return is_asked and argument.effect in ("numbers", "model")
 
