@@ -6,6 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import primus
@@ -26,10 +27,15 @@ NESTED = {"Options", "Config"}
 """Classes that each plug-in, and each component of torchtitan, must have under this name."""
 
 
-def parse_modules() -> Iterator[tuple[str, ast.Module]]:
+@cache
+def list_definitions() -> list[tuple[str, Function | ast.ClassDef]]:
+    """Every function and class of the package with its module; parsed once for all tests."""
+    found: list[tuple[str, Function | ast.ClassDef]] = []
     for file in sorted(PACKAGE.rglob("*.py")):
-        parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
-        yield ".".join(parts), ast.parse(file.read_text(encoding="utf-8"))
+        module = ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts)
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        found += [(module, node) for node in ast.walk(tree) if isinstance(node, Function | ast.ClassDef)]
+    return found
 
 
 def is_property(function: Function) -> bool:
@@ -37,18 +43,16 @@ def is_property(function: Function) -> bool:
 
 
 def list_functions() -> Iterator[tuple[str, Function]]:
-    for module, tree in parse_modules():
-        for node in ast.walk(tree):
-            if isinstance(node, Function) and not node.name.startswith("__") and not is_property(node):
-                yield module, node
+    for module, node in list_definitions():
+        if isinstance(node, Function) and not node.name.startswith("__") and not is_property(node):
+            yield module, node
 
 
 def test_no_two_classes_share_a_name() -> None:
     modules = defaultdict(list)
-    for module, tree in parse_modules():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and node.name not in NESTED:
-                modules[node.name].append(module)
+    for module, node in list_definitions():
+        if isinstance(node, ast.ClassDef) and node.name not in NESTED:
+            modules[node.name].append(module)
     assert not {name: places for name, places in modules.items() if len(places) > 1}
 
 

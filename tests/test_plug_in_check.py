@@ -12,6 +12,7 @@ from fakes import cli
 from primus import registry
 from primus.plug_in_check import KINDS
 
+EXAMPLES = Path(__file__).parents[1] / "examples/plug-ins"
 BROKEN = {
     "backends/wrong_type.py": (
         '"""Wrong type."""\n\n\ndef check(experiment: int) -> None: ...\ndef train(experiment, attempt): ...\n',
@@ -54,15 +55,17 @@ def write(folder: Path, name: str, text: str) -> Path:
 
 
 @pytest.mark.slow
-def test_built_in_plug_ins_have_the_types_of_their_contracts() -> None:
+def test_built_in_plug_ins_and_examples_have_the_types_of_their_contracts() -> None:
     pytest.importorskip("mypy")
+    examples = sorted(path for kind in KINDS for path in (EXAMPLES / kind).rglob("*.py"))
     files = [
         file
         for kind in KINDS
         for name in registry.list_plug_ins(kind)
         if (file := registry.find_plug_in_file(kind, name))
     ]
-    assert len(files) > 40
+    assert len(files) > 40 and examples
+    files += examples  # in one run of mypy, which reads the package once
     done = run_check(*files, cwd=registry.PACKAGE.parents[1])
     assert (done.returncode, done.stdout) == (0, f"{len(files)} plug-ins implement their contracts\n"), done.stderr
 

@@ -258,14 +258,14 @@ def test_measuring_leaves_json_alone_on_standard_output(tmp_path: Path) -> None:
 
 @pytest.mark.native
 def test_a_burn_in_that_is_interrupted_reports_what_it_found(tmp_path: Path) -> None:
-    words = ("--software", "--tests", "quickstart,burn_in", "--minutes", "60", "--quick", "--json")
+    words = ("--software", "--tests", "quickstart,burn_in", "--minutes", "2", "--quick", "--json")
     parts = [tmp_path / f"output/preflight/latest/report/performance/rank_{rank}.json" for rank in range(2)]
 
     def is_loaded() -> bool:
         return all(part.is_file() and json.loads(part.read_text())["rank"].get("burn_in") for part in parts)
 
     with cli.started("direct", "--nproc", "2", "--", "preflight", *words, cwd=tmp_path) as process:
-        cli.wait_for(is_loaded, "both ranks' first window", timeout_s=60)
+        cli.wait_for(is_loaded, "both ranks' first window", timeout_s=180)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
