@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from primus.backends.jax import files
 from primus.backends.jax.model import DocumentRules, ModelSettings
 from primus.backends.jax.sharding import DATA, JaxLayout, choose_residual_sharding, shard_batch, shard_weight
 from primus.backends.jax.stacking import Shapes, group_names, is_stacked, stack_shapes
@@ -28,9 +26,9 @@ from primus.config.schema import Trainer
 from primus.data.training.masks import split_inputs_and_targets
 from primus.errors import PrimusError, UsageError
 from primus.runs.files import write_text
+from primus.session import array_files
 from primus.session.engine import StepValues
-
-KIB = 1 << 10
+from primus.session.jax_processes import read_peak_memory
 
 
 class JaxEngine:
@@ -131,23 +129,22 @@ class JaxEngine:
 
     def save(self, folder: Path) -> None:
         state, is_writer = self._get_state(), self._layout.process == 0
-        files.save_arrays(folder / files.WEIGHTS_FILE, self._split_weights(state.weights), is_writer)
-        files.save_arrays(folder / files.OPTIMIZER_FILE, self._list_moments(state), is_writer)
+        array_files.save_arrays(folder / array_files.WEIGHTS_FILE, self._split_weights(state.weights), is_writer)
+        array_files.save_arrays(folder / array_files.OPTIMIZER_FILE, self._list_moments(state), is_writer)
         if is_writer:
             # With it the folder is one that Hugging Face's libraries load.
-            write_text(folder / files.CONFIG_FILE, format_model_config(self._trainer.model).text)
+            write_text(folder / array_files.CONFIG_FILE, format_model_config(self._trainer.model).text)
 
     def load(self, folder: Path) -> None:
-        arrays = files.open_arrays(folder / files.WEIGHTS_FILE)
+        arrays = array_files.open_arrays(folder / array_files.WEIGHTS_FILE)
         _check_shapes({name: array.shape for name, array in arrays.items()}, self._shapes)
         self._start({key: self._place_weights(key, arrays.__getitem__) for key in self._groups})
-        self._state = TrainState(self.weights, self._read_moments(files.open_arrays(folder / files.OPTIMIZER_FILE)))
+        self._state = TrainState(
+            self.weights, self._read_moments(array_files.open_arrays(folder / array_files.OPTIMIZER_FILE))
+        )
 
     def read_memory(self) -> int:
-        statistics = [device.memory_stats() or {} for device in jax.local_devices()]
-        peaks = [each["peak_bytes_in_use"] for each in statistics if "peak_bytes_in_use" in each]
-        # CPU devices keep no statistics; ru_maxrss is in KiB on Linux (getrusage(2)).
-        return max(peaks, default=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB)
+        return read_peak_memory()
 
     def close(self) -> None:
         self._state = None
@@ -184,10 +181,10 @@ class JaxEngine:
 
         return jax.make_array_from_callback(shape, self._shardings[key], read_part)
 
-    def _split_weights(self, weights: dict[str, Array]) -> dict[str, files.ArraySource]:
+    def _split_weights(self, weights: dict[str, Array]) -> dict[str, array_files.ArraySource]:
         """Every weight by its Hugging Face name."""
         return {
-            name: files.ArraySource(weights[key], layer if is_stacked(key) else None)
+            name: array_files.ArraySource(weights[key], layer if is_stacked(key) else None)
             for key, names in self._groups.items()
             for layer, name in enumerate(names)
         }
@@ -212,9 +209,9 @@ class JaxEngine:
                 f"use a multiple of {devices}",
             )
 
-    def _list_moments(self, state: TrainState) -> dict[str, files.ArraySource]:
+    def _list_moments(self, state: TrainState) -> dict[str, array_files.ArraySource]:
         leaves, _ = jax.tree_util.tree_flatten_with_path(state.optimizer)
-        return {_name_moment(path): files.ArraySource(value) for path, value in leaves}
+        return {_name_moment(path): array_files.ArraySource(value) for path, value in leaves}
 
     def _read_moments(self, arrays: dict[str, NDArray]) -> optax.OptState:
         leaves, structure = jax.tree_util.tree_flatten_with_path(self._get_state().optimizer)

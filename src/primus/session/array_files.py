@@ -1,7 +1,8 @@
-"""Files of a checkpoint of the JAX engine: safetensors with Hugging Face names, written one array at a time.
+"""Files of a checkpoint of an engine on JAX: safetensors, written one array at a time.
 
-`model.safetensors` is the file that Hugging Face's libraries load. The format is an 8-byte length, a JSON header with
-type, shape and offsets of each tensor, then the data (huggingface/safetensors, README "Format").
+With Hugging Face names, `model.safetensors` is the file that Hugging Face's libraries load. The format is an 8-byte
+length, a JSON header with type, shape and offsets of each tensor, then the data (huggingface/safetensors, README
+"Format").
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
@@ -22,27 +24,40 @@ from primus.errors import PrimusError
 WEIGHTS_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer_state"
 CONFIG_FILE = "config.json"
-TYPES = {"float32": "F32", "int32": "I32"}
+TYPES = {"float32": "F32", "bfloat16": "BF16", "int32": "I32", "uint32": "U32"}
 ALIGNMENT = 8
 
 
 class ArraySource(NamedTuple):
-    """An array of a file, or the part of one layer."""
+    """An array of a file, or a part of it in another shape."""
 
     array: Array
     layer: int | None = None
+    """Index along `axis` of the part; None for the whole array."""
+    axis: int = 0
+    convert: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+    """Changes the values on the host."""
+    new_shape: tuple[int, ...] | None = None
+    """Shape that `convert` gives."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.array.shape if self.layer is None else self.array.shape[1:]
+        if self.new_shape is not None:
+            return self.new_shape
+        shape: tuple[int, ...] = self.array.shape
+        return shape if self.layer is None else shape[: self.axis] + shape[self.axis + 1 :]
 
     @property
     def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.array.dtype.itemsize
+        return math.prod(self.shape) * int(self.array.dtype.itemsize)
 
-    def gather_values(self) -> NDArray:
+    def gather_values(self) -> NDArray[Any]:
         """All values on the host of every process."""
-        array = self.array if self.layer is None else self.array[self.layer]
+        values = self._gather_part()
+        return values if self.convert is None else self.convert(values)
+
+    def _gather_part(self) -> NDArray[Any]:
+        array = self.array if self.layer is None else self.array[(slice(None),) * self.axis + (self.layer,)]
         if array.is_fully_addressable:
             return np.asarray(array)
         from jax.experimental import multihost_utils
@@ -64,7 +79,7 @@ def save_arrays(path: Path, arrays: Mapping[str, ArraySource], is_writer: bool) 
         os.fsync(file.fileno())
 
 
-def open_arrays(path: Path) -> dict[str, NDArray]:
+def open_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Arrays of a file by name, mapped into memory: what is not used is not read.
 
     Raises:
@@ -81,12 +96,13 @@ def open_arrays(path: Path) -> dict[str, NDArray]:
         raise PrimusError(f"{path}: cannot be read: {error}", "choose another checkpoint") from None
 
 
-def _view_array(whole: NDArray, entry: dict[str, Any]) -> NDArray:
+def _view_array(whole: NDArray[Any], entry: dict[str, Any]) -> NDArray[Any]:
     kind = next(kind for kind, name in TYPES.items() if name == entry["dtype"])
     start, end = entry["data_offsets"]
     if end > len(whole):
         raise ValueError("the file is truncated")
-    return whole[start:end].view(kind).reshape(entry["shape"])
+    values: NDArray[Any] = whole[start:end].view(jnp.dtype(kind)).reshape(entry["shape"])
+    return values
 
 
 def _format_header(arrays: Mapping[str, ArraySource]) -> bytes:

@@ -1,0 +1,140 @@
+"""Processes that train by JAX: its devices, its coordinator, and its errors in words."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from primus.errors import UnfitError
+from primus.machine.accelerators import find_accelerators
+from primus.machine.facts import DeviceKind
+from primus.machine.probe import find_machine_root, probe
+from primus.runs.attempt import Attempt
+from primus.session.engine_errors import build_memory_error
+from primus.session.processes import OneProcess, Processes
+
+KIB = 1 << 10
+
+
+def import_jax(is_deterministic: bool) -> None:
+    """Import jax and optax; their own error is the reason if they cannot be imported.
+
+    Args:
+        is_deterministic: Whether XLA must choose kernels whose results do not vary between runs.
+
+    Raises:
+        UnfitError: One of them cannot be imported.
+    """
+    if is_deterministic:
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()  # openxla.org/xla/determinism
+    try:
+        import jax  # noqa: F401
+        import optax  # noqa: F401
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UnfitError(
+            f"jax cannot be imported: {reason}",
+            "./primus-cli setup --engine jax installs it; ./primus-cli engines shows what is installed",
+        ) from error
+
+
+def prepare_devices(asked: DeviceKind) -> bool:
+    """Whether the machine has accelerators that the experiment may use; hides them from JAX if it must not."""
+    if asked != "cpu":
+        return bool(find_accelerators(probe(find_machine_root(os.environ), os.environ, tools="never")))
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    return False
+
+
+def _check_devices(asked: DeviceKind, has_accelerators: bool) -> None:
+    """Check that JAX has the devices that the experiment asks for.
+
+    Raises:
+        UnfitError: The machine has accelerators that JAX cannot use, or none although the experiment asks for them.
+    """
+    import jax
+
+    if asked == "cpu" or any(device.platform != "cpu" for device in jax.local_devices()):
+        return
+    if has_accelerators:
+        raise UnfitError(
+            f"jax {jax.__version__} sees no accelerator of this machine",
+            'install the plug-in of its kind in the environment of jax (pip install "jax[cuda13]" or'
+            ' "jax[rocm7-local]"), or set device: cpu',
+        )
+    if asked == "cuda":
+        raise UnfitError("device: cuda: this machine has no AMD or NVIDIA GPU", "set device: auto or cpu")
+
+
+@contextmanager
+def join_jax_processes(
+    attempt: Attempt, timeout: timedelta, device: DeviceKind, has_accelerators: bool
+) -> Iterator[Processes]:
+    """The processes of the run: those of torch.distributed for values on the host, and of jax.distributed.
+
+    Raises:
+        UnfitError: JAX does not have the devices that the experiment asks for.
+    """
+    if attempt.world_size == 1:
+        _check_devices(device, has_accelerators)
+        yield OneProcess()
+        return
+    import jax
+
+    from primus.session.torch_processes import join_processes
+
+    place = (attempt.rank, attempt.local_rank, attempt.world_size)
+    # On the host: JAX has the devices.
+    with join_processes(*place, timeout, os.environ, "cpu") as processes:
+        address: str = processes.broadcast_from_first(_choose_coordinator() if processes.is_first else "")
+        jax.distributed.initialize(
+            coordinator_address=address,
+            num_processes=attempt.world_size,
+            process_id=attempt.rank,
+            local_device_ids=[attempt.local_rank] if has_accelerators else None,
+            initialization_timeout=int(timeout.total_seconds()),
+        )
+        try:
+            _check_devices(device, has_accelerators)
+            yield processes
+        finally:
+            jax.distributed.shutdown()
+
+
+def _choose_coordinator() -> str:
+    """Address and free port of this node for JAX's coordinator; MASTER_PORT is torch's."""
+    host = os.environ.get("MASTER_ADDR", "localhost")
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return f"{host}:{probe.getsockname()[1]}"
+
+
+@contextmanager
+def explain_jax_errors() -> Iterator[None]:
+    """Turn JAX's errors about memory into errors that say what to do."""
+    import jax
+
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise build_memory_error(error) from error
+
+
+def read_peak_memory() -> int:
+    """Peak memory of this process in bytes: allocated on its devices, or resident if the host trains."""
+    import jax
+
+    statistics = [device.memory_stats() or {} for device in jax.local_devices()]
+    peaks = [each["peak_bytes_in_use"] for each in statistics if "peak_bytes_in_use" in each]
+    # CPU devices keep no statistics; ru_maxrss is in KiB on Linux (getrusage(2)).
+    return max(peaks, default=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB)
