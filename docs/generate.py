@@ -7,7 +7,8 @@ import itertools
 import json
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from primus.benchmark import Benchmark, BenchmarkRow, MeasuredCall
 from primus.callback import CallbackPlugIn
 from primus.comparison.result import build_json_schema
 from primus.config.docs import field_docs
+from primus.config.frameworks.known_keys import read_maxtext_keys
 from primus.config.load import load_model
 from primus.config.schema import ModelSpec
 from primus.contract import ContractMember, list_members
@@ -425,7 +427,7 @@ def engine_page(name: str, title: str) -> str:
         title=title,
         keys=_join_table("| key | field | |", applied),
         refused=_join_table("| key | not supported | also accepted |", refused),
-        settings=_settings_of_torchtitan() if name == "torchtitan" else _settings_of(folder),
+        settings=SETTINGS_OF.get(name, partial(_settings_of, folder))(),
     )
 
 
@@ -457,6 +459,20 @@ def _settings_of_torchtitan() -> str:
     )
 
 
+def _settings_of_maxtext() -> str:
+    """Settings of base.yml that no key of an experiment sets and that change the training or its speed."""
+    mapped = {rule.field for rule in read_key_rules(DOCS.parent / "src/primus/backends/maxtext").values()}
+    rows = [
+        f"| `{name}` | `{'' if key.default is None else key.default}` | {key.effect} |"
+        for name, key in read_maxtext_keys().keys.items()
+        if key.effect in ("numbers", "speed") and not key.gone and name not in mapped
+    ]
+    return _join_table("| setting | default | changes |", rows)
+
+
+SETTINGS_OF: dict[str, Callable[[], str]] = {"torchtitan": _settings_of_torchtitan, "maxtext": _settings_of_maxtext}
+
+
 def _join_table(head: str, rows: Sequence[str]) -> str:
     return "\n".join([head, "|" + "---|" * (head.count("|") - 1), *rows])
 
@@ -473,6 +489,7 @@ PAGES = {
     "reference/comparison-result.schema.json": comparison_result_schema,
     "reference/engine-huggingface.md": lambda: engine_page("huggingface", "Hugging Face Transformers"),
     "reference/engine-jax.md": lambda: engine_page("jax", "JAX"),
+    "reference/engine-maxtext.md": lambda: engine_page("maxtext", "MaxText"),
     "reference/engine-megatron.md": lambda: engine_page("megatron", "Megatron"),
     "reference/engine-torchtitan.md": lambda: engine_page("torchtitan", "TorchTitan"),
 }

@@ -25,7 +25,7 @@ def unknown_keys(unknown: Mapping[str, Leaf | Tree], valid: Iterable[str]) -> Us
     names = (*valid, *TOP_KEYS)
     lines, engines = [], set[str]()
     for key, item in list(unknown.items())[:MOST_SHOWN]:
-        engine = find_engine(key)
+        engine = find_engine(key, names)
         engines |= {engine} if engine else set()
         hint = _make_hint(key, item, names)
         lines.append(f"{find_origin(item)}: unknown key '{_shorten_key(key)}'" + (f"; {hint}" if hint else ""))
@@ -57,12 +57,15 @@ def synonym_hint(key: str) -> str:
     return ""
 
 
-def find_engine(key: str) -> str:
-    """The engine that has a setting `key`; empty if none is known."""
+def find_engine(key: str, valid: Iterable[str] = ()) -> str:
+    """The engine that has a setting `key`; empty if none is known, or if `key` is close to a `valid` one."""
     for engine, names in ENGINE_KEYS.items():
         if key in names:
             return engine
-    return next((engine for prefix, engine in ENGINE_PREFIXES.items() if key.startswith(prefix)), "")
+    prefix = next((prefix for prefix in ENGINE_PREFIXES if key.startswith(prefix)), None)
+    if prefix is None or find_nearest(key, [name for name in valid if name.startswith(prefix)]):
+        return ""
+    return ENGINE_PREFIXES[prefix]
 
 
 def _make_hint(key: str, item: Leaf | Tree, valid: tuple[str, ...]) -> str:
@@ -74,7 +77,7 @@ def _make_hint(key: str, item: Leaf | Tree, valid: tuple[str, ...]) -> str:
     hint = synonym_hint(key)
     if hint:
         return hint
-    engine = find_engine(key)
+    engine = find_engine(key, valid)
     if engine:
         return f"it is a setting of {engine}"
     close = find_nearest(key, valid)

@@ -31,10 +31,6 @@ REFUSED_FRAMEWORKS = {
     "automodel": _AUTOMODEL,
     "megatron_bridge": _BRIDGE,
     "bridge": _BRIDGE,
-    "maxtext": FrameworkRefusal(
-        "MaxText has no training driver here yet",
-        "framework: jax trains dense models by jax and optax; config import reads the YAML of MaxText",
-    ),
     "maxdiffusion": FrameworkRefusal("MaxDiffusion trains image models", "framework: jax trains language models"),
 }
 """Refusals by name in lower case with underscores. A backend of that name, such as a plug-in, takes precedence."""

@@ -49,7 +49,7 @@ def format_maxtext(resolved: Resolved, preset: str | None) -> ForeignText:
     named = known.get(preset or "")
     values: dict[str, Any] = {"base_config": "base.yml", "run_name": experiment.exp_name}
     values["base_output_directory"] = experiment.workspace
-    values |= {"model_name": named} if named else _write_model(trainer.model)
+    values |= {"model_name": named} if named else write_model_settings(trainer.model)
     values |= _write_training(trainer)
     values |= _write_data(trainer.data, trainer.model)
     values |= _write_layout(experiment)
@@ -64,7 +64,12 @@ def format_maxtext(resolved: Resolved, preset: str | None) -> ForeignText:
     return ForeignText("\n".join(lines) + dump_yaml(values), lost)
 
 
-def _write_model(model: ModelSpec) -> dict[str, Any]:
+def write_model_settings(model: ModelSpec) -> dict[str, Any]:
+    """The shape of a model by the names of MaxText.
+
+    Raises:
+        UsageError: MaxText cannot build the model.
+    """
     for key, what in _UNSUPPORTED.items():
         if getattr(model, key):
             raise UsageError(f"{key}: {getattr(model, key)}: MaxText has no {what}", "export to another framework")

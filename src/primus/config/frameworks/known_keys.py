@@ -77,3 +77,8 @@ def read_primus_keys() -> KnownKeys:
 def read_torchtitan_fields() -> KnownKeys:
     """The fields of torchtitan's configuration by dotted name, of 0.2 and 0.3, and those of Primus' extensions."""
     return read_known_keys("torchtitan/known_keys.json")
+
+
+def read_maxtext_keys() -> KnownKeys:
+    """The settings of MaxText's base.yml, and those of Primus' files that it does not have."""
+    return read_known_keys("maxtext/known_keys.json")

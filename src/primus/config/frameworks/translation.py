@@ -94,6 +94,10 @@ def find_translator(framework: Leaf | Tree | None) -> Translator | None:
         from primus.config.frameworks.torchtitan import TorchtitanTranslator
 
         return TorchtitanTranslator()
+    if name == "maxtext":
+        from primus.config.frameworks.maxtext import MaxtextTranslator
+
+        return MaxtextTranslator()
     return None
 
 

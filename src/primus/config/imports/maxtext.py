@@ -128,7 +128,7 @@ DEFAULTS: dict[str, Any] = {
 """What MaxText does without the setting (base.yml)."""
 
 ROPE_TYPES = {"default": "default", "llama3.1": "llama3", "yarn": "yarn"}
-_UNSET = {
+UNSET = {
     "sliding_window_size": 0,
     "head_dim": 0,
     "eval_interval": -1,
@@ -254,7 +254,7 @@ def _read_training(rest: dict[str, Any], target: ForeignConfig) -> None:
 
 def _translate_value(key: str, value: Any, target: ForeignConfig, engine_keys: Collection[str]) -> None:
     ours = RENAMED.get(key)
-    if ours and _UNSET.get(key, _MISSING) == value:
+    if ours and UNSET.get(key, _MISSING) == value:
         return
     if ours in ("exp_name", "workspace"):
         target.settings[ours] = value

@@ -1,0 +1,247 @@
+"""MaxText's settings in experiment files: translated, kept for the engine, or refused.
+
+Sources: maxtext/configs/base.yml of MaxText 0.2.5; primus/configs of AMD-AGI/Primus 26.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from primus.config.convert import find_origin
+from primus.config.frameworks.known_keys import KnownKey, read_maxtext_keys
+from primus.config.frameworks.translation import (
+    ForeignSettings,
+    LayerContext,
+    TranslatedSettings,
+    format_ignored_keys,
+    rename_keys,
+)
+from primus.config.imports.maxtext import DEFAULTS, MODELS, RENAMED, ROPE_TYPES, UNSET
+from primus.config.schema import OWNERS
+from primus.config.source import Leaf, Tree
+from primus.errors import UsageError, did_you_mean
+
+NAMES = {
+    theirs: ours
+    for theirs, ours in RENAMED.items()
+    if ours not in ("exp_name", "workspace", "load", "expert_model_parallel_size")
+}
+"""Key of the schema by the setting with the same meaning. Primus has its own keys of names and folders."""
+DATASETS = {"allenai/c4": "c4"}
+"""Named dataset here by its name on the Hugging Face Hub."""
+DECODERS = ("llama2", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek")
+"""Decoders whose parts the keys of a shape describe."""
+ALL_DEVICES = -1
+"""A size along one axis of the mesh: all devices that the others leave."""
+
+
+class MaxtextTranslator:
+    """Translation of `framework: maxtext`."""
+
+    framework = "maxtext"
+
+    def check_module(self, tree: Tree, module: Tree) -> None:
+        tree.pop("platform", None)  # names of variables that Primus reads; the launcher here sets its own
+
+    def rename(self, settings: Tree) -> Tree:
+        kept: Tree = {}
+        for key, item in settings.items():
+            if key in UNSET and isinstance(item, Leaf) and item.value == UNSET[key]:
+                continue
+            if key == "hf_name" and "hf_path" in settings:
+                continue  # the part of a data set; here it is a model's name on the Hub
+            kept[key] = item
+        return rename_keys(kept, NAMES)
+
+    def find_model_name(self, settings: Tree, name: str) -> str:
+        named = ForeignSettings(settings).read("model_name", "default")
+        return MODELS.get(str(named), name)
+
+    def complete_model(self, settings: Tree, model: Tree) -> Tree:
+        """The model that `model_name` names; without one, the settings describe it alone."""
+        work = ForeignSettings(settings)
+        named = str(work.read("model_name", "default"))
+        if named == "default":
+            return settings
+        if named not in MODELS:
+            raise work.refuse("model_name", f"no preset here is {named}", did_you_mean(named, list(MODELS)))
+        return {**model, **settings}
+
+    def list_known_keys(self) -> Iterable[str]:
+        return read_maxtext_keys().keys
+
+    def translate(self, settings: Tree, context: LayerContext) -> TranslatedSettings:
+        work = ForeignSettings(settings)
+        if not context.is_schema:
+            _translate_model(work)
+            _translate_data(work)
+            _translate_training(work)
+            _translate_layout(work)
+            _translate_checkpoints(work)
+            _translate_reports(work)
+            for key, value in DEFAULTS.items():
+                if key not in work.tree and not (key == "min_lr_ratio" and "min_lr" in work.tree):
+                    work.put(key, value, "MaxText's default")
+            work.drop_nulls()
+            _choose_init(work)
+        _settle_rest(work, context)
+        return work.finish()
+
+
+def _translate_model(work: ForeignSettings) -> None:
+    item, name = work.tree.get("model_name"), work.take("model_name", "default")
+    if isinstance(item, Leaf) and name != "default":
+        work.backend_args["model_name"] = item
+        work.drop("decoder_block", "mlp_activations", "attention_type")
+        return
+    decoder = work.read("decoder_block", "llama2")
+    if decoder not in DECODERS:
+        raise work.refuse("decoder_block", f"{decoder} needs the name of its model", "set model_name")
+    work.drop("decoder_block")
+    activations = work.take("mlp_activations", ["silu", "linear"])
+    if list(activations) not in (["silu", "linear"], ["gelu", "linear"]):
+        raise UsageError(f"mlp_activations: {activations}: MaxText's Llama has silu", "write [silu, linear]")
+    origin, is_tied = work.find_origin("logits_via_embedding"), work.take("logits_via_embedding", False)
+    work.put("untie_embeddings_and_output_weights", not is_tied, origin)
+    origin, rope = work.find_origin("rope_type"), work.take("rope_type", "default")
+    if rope not in ROPE_TYPES:
+        raise UsageError(f"{origin}: rope_type: {rope} is not possible", f"use {', '.join(ROPE_TYPES)}")
+    work.put("rope_type", ROPE_TYPES[rope], origin)
+    if work.take("attention_type", "global") == "mla":
+        work.put("multi_latent_attention", True, "attention_type")
+    if "max_position_embeddings" not in work.tree:  # a length that only yarn depends on
+        work.put("max_position_embeddings", work.read("seq_length", 2048), work.find_origin("seq_length"))
+
+
+def _translate_data(work: ForeignSettings) -> None:
+    """Synthetic data are random tokens here; a loader of MaxText is replaced by ours."""
+    origin, kind = work.find_origin("dataset_type"), work.take("dataset_type", "tfds")
+    hub, files = work.take("hf_path"), work.take("grain_train_files")
+    work.drop("hf_access_token")
+    if work.tree.get("tokenizer_type") is not None:
+        work.put("tokenizer_type", "HuggingFaceTokenizer", work.find_origin("tokenizer_type"))
+    if work.take("eod_mask_loss", False):
+        work.put("eod_mask_loss", True, origin)
+    if any(work.read(key) for key in ("dataset", "train_data_path", "mock_data")):
+        return
+    if kind == "synthetic":
+        work.put("mock_data", True, origin)
+    elif kind == "grain" and files and str(work.read("grain_file_type", "")).startswith("mmap"):
+        work.put("train_data_path", files, origin)
+    elif kind in ("hf", "huggingface") and hub in DATASETS:
+        work.put("dataset", DATASETS[hub], origin)
+    else:
+        raise UsageError(
+            f"{origin}: dataset_type: {kind}: MaxText's loader reads it, not ours",
+            "prepare the data by `data prepare`, then set train_data_path",
+        )
+
+
+def _translate_training(work: ForeignSettings) -> None:
+    origin, kind = work.find_origin("dtype"), work.take("dtype", "bfloat16")
+    if kind not in ("bfloat16", "float32"):
+        raise UsageError(f"{origin}: dtype: {kind} is not possible", "use bfloat16 or float32")
+    work.put("bf16", kind == "bfloat16", origin)
+    steps = work.read("gradient_accumulation_steps", 1)
+    if steps != 1:
+        raise work.refuse(
+            "gradient_accumulation_steps",
+            f"{steps}: the global batch is a number of sequences here",
+            f"set global_batch_size to per_device_batch_size x devices x {steps}",
+        )
+    work.drop("gradient_accumulation_steps")
+    policy = work.read("remat_policy", "full")
+    work.put("recompute_activations", policy == "full", work.find_origin("remat_policy"))
+    if policy == "full":
+        work.drop("remat_policy")
+    kind = work.read("opt_type", "adamw")
+    if kind != "adamw":
+        raise work.refuse("opt_type", f"{kind}: only AdamW is supported", "set opt_type: adamw")
+    work.drop("opt_type")
+    origin, style = work.find_origin("lr_schedule_type"), work.take("lr_schedule_type", "cosine")
+    if style != "cosine":
+        raise UsageError(f"{origin}: lr_schedule_type: {style}", "set lr_decay_style: WSD and lr_wsd_decay_iters")
+    seed, origin = work.take("init_weights_seed"), work.find_origin("init_weights_seed")
+    if seed is not None and "seed" not in work.tree:
+        work.put("seed", seed, origin)
+
+
+def _translate_layout(work: ForeignSettings) -> None:
+    """Sizes along the axes of the mesh stay MaxText's, but for those that have a key here."""
+    tensor = work.read("tensor_model_parallel_size", 1)
+    if not isinstance(tensor, int) or tensor < 1:
+        raise work.refuse("tensor_model_parallel_size", f"{tensor}: must be a number of devices", "write the number")
+    origin, experts = work.find_origin("ici_expert_parallelism"), work.read("ici_expert_parallelism", 1)
+    if experts != ALL_DEVICES:
+        work.drop("ici_expert_parallelism")
+        work.put("expert_model_parallel_size", experts, origin)
+    # MaxText counts the sequences of a pass for each device, primus for each group of tensor-parallel devices.
+    origin, batch = work.find_origin("micro_batch_size"), work.take_number("micro_batch_size", 12)
+    size = (batch or 0) * tensor
+    if size < 1 or size != int(size):
+        raise UsageError(
+            f"{origin}: per_device_batch_size: {batch}: less than a sequence for each data-parallel device",
+            "set a whole number, and share the sequence by tensor parallelism",
+        )
+    work.put("micro_batch_size", int(size), origin)
+
+
+def _translate_checkpoints(work: ForeignSettings) -> None:
+    for key in ("load_parameters_path", "load_full_state_path"):
+        if work.take(key):
+            raise UsageError(
+                f"{key}: a checkpoint of MaxText's own format cannot be loaded",
+                "convert it by maxtext.checkpoint_conversion.to_huggingface, then load: hf:FOLDER and finetune: true",
+            )
+    origin, is_on = work.find_origin("enable_checkpointing"), work.take("enable_checkpointing", True)
+    interval_origin, interval = work.find_origin("checkpoint_period"), work.take("checkpoint_period", 10_000)
+    if is_on:
+        work.put("save_interval", interval, interval_origin)
+        work.put("auto_continue_train", True, origin)
+    else:
+        work.put("disable_last_saving", True, origin)
+
+
+def _translate_reports(work: ForeignSettings) -> None:
+    origin, profiler = work.find_origin("profiler"), work.take("profiler")
+    first, steps = work.take("skip_first_n_steps_for_profiler", 1), work.take("profiler_steps", 5)
+    if profiler == "xplane" and isinstance(first, int) and isinstance(steps, int):
+        work.put("profile", True, origin)
+        work.put("profile_step_start", first, origin)
+        work.put("profile_step_end", first + steps, origin)
+    elif profiler:
+        work.notes.append(f"profiler {profiler}: not started; `profile: true` profiles by jax.profiler")
+
+
+def _choose_init(work: ForeignSettings) -> None:
+    """Weights of models with experts or latent attention are drawn by MaxText."""
+    is_other = any(work.read(key) for key in ("num_experts", "multi_latent_attention", "post_layernorm"))
+    if is_other and "init" not in work.tree:
+        work.put("init", "engine", "MaxText's models with experts")
+        work.notes.append("init: engine: MaxText draws the initial weights of this model")
+
+
+def _settle_rest(work: ForeignSettings, context: LayerContext) -> None:
+    """Keep settings without an equivalent key for the engine; list those without effect.
+
+    Raises:
+        UsageError: A setting that changes the training is gone.
+    """
+    known = read_maxtext_keys().keys
+    ignored: dict[str, list[str]] = {}
+    for key in [key for key in work.tree if key in known and key not in OWNERS]:
+        item, setting = work.tree.pop(key), known[key]
+        if not isinstance(item, Leaf) or item.value is None or item.value == setting.default:
+            continue
+        if setting.gone and setting.effect == "numbers" and key in context.written:
+            raise UsageError(f"{find_origin(item)}: {key}: {setting.gone}", "remove it")
+        if _is_kept(setting):
+            work.backend_args[key] = item
+        elif key in context.written:
+            ignored.setdefault(setting.effect, []).append(key)
+    work.notes += format_ignored_keys(ignored, "no effect here")
+
+
+def _is_kept(setting: KnownKey) -> bool:
+    """Whether the engine takes the setting: what reports, checkpoints and processes do is the same for all."""
+    return not setting.gone and setting.effect in ("numbers", "speed")

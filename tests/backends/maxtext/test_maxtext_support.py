@@ -1,0 +1,86 @@
+"""What the backend `maxtext` accepts, and the configuration that an experiment becomes; needs no MaxText."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from primus.backends.maxtext.settings import build_settings
+from primus.backends.maxtext.weights import list_places
+from primus.errors import UsageError
+from primus.experiment import resolve_experiment
+
+QUICKSTART = Path(__file__).parents[3] / "examples/quickstart.yaml"
+
+
+def resolve(*words: str) -> Any:
+    return resolve_experiment(QUICKSTART, ("--framework", "maxtext", *words), {}).experiment.trainer
+
+
+def test_the_quick_start_becomes_a_llama_of_maxtext() -> None:
+    trainer = resolve("--weight_decay", "0.2")
+    settings = build_settings(trainer, Path("out"), on_cpu=True, batch_per_device=8, num_micro_batches=2)
+    assert settings["decoder_block"] == "llama2" and settings["base_emb_dim"] == 256
+    assert (settings["attention"], settings["dtype"], settings["logits_via_embedding"]) == ("dot_product", "float32", 1)
+    assert (settings["per_device_batch_size"], settings["gradient_accumulation_steps"]) == (8, 2)
+    assert settings["adam_weight_decay"] == 0.2 and ".*norm.*" in settings["adamw_mask"]
+    assert (settings["ici_fsdp_parallelism"], settings["ici_data_parallelism"]) == (-1, 1)
+
+
+def test_a_setting_of_maxtext_alone_reaches_it() -> None:
+    trainer = resolve("--num_vocab_tiling", "4")
+    assert build_settings(trainer, Path("out"), True, 8, 1)["num_vocab_tiling"] == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--pipeline_model_parallel_size", "2"), "pipeline parallelism"),
+        (("--context_parallel_size", "2"), "context parallelism"),
+        (("--window_size", "64"), "sliding"),
+        (("--rope_type", "llama3", "--rotary_scaling_factor", "32"), "constants of Llama 3.1"),
+        (("--nonfinite_policy", "rewind"), "rewind"),
+        (("--compile", "false"), "compiles each step"),
+        (("--num_experts", "4", "--moe_router_topk", "2"), "set init: engine"),
+        (("--backend_args.steps", "4"), "train_iters"),
+        (("--backend_args.scan_layer", "true"), "scan_layers"),
+        (("--backend_args.scan_layers", "yes please"), "type"),
+    ],
+)
+def test_what_maxtext_cannot_train_is_refused_with_the_reason(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        resolve(*words)
+    assert said in f"{error.value} {error.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "hub_shape"),
+    [
+        ("decoder.layers.self_attention.query.kernel", (6, 2, 4, 8), (32, 6)),
+        ("decoder.layers.self_attention.out.kernel", (4, 2, 8, 6), (6, 32)),
+        ("decoder.layers.self_attention.key.bias", (3, 2, 8), (24,)),
+        ("decoder.layers.mlp.wo.kernel", (10, 2, 6), (6, 10)),
+        ("decoder.layers_1.pre_self_attention_layer_norm.scale", (6,), (6,)),
+        ("decoder.logits_dense.kernel", (6, 20), (20, 6)),
+        ("token_embedder.embedding", (20, 6), (20, 6)),
+    ],
+)
+def test_a_weight_comes_back_from_the_layout_of_maxtext(
+    name: str, shape: tuple[int, ...], hub_shape: tuple[int, ...]
+) -> None:
+    for is_interleaved in (False, True):
+        for place in list_places(name, shape, 1, is_interleaved=is_interleaved, query_factor=0.25):
+            values = np.arange(np.prod(hub_shape), dtype=np.float32).reshape(hub_shape)
+            assert place.hub_shape == hub_shape
+            assert place.to_maxtext(values).shape == place.shape
+            np.testing.assert_array_equal(place.to_hub(place.to_maxtext(values)), values)
+
+
+def test_rope_on_neighbours_has_the_halves_of_a_head_in_turn() -> None:
+    place = list_places(
+        "decoder.layers.self_attention.key.kernel", (1, 1, 1, 4), 1, is_interleaved=True, query_factor=1
+    )
+    assert place[0].to_maxtext(np.array([[0], [1], [2], [3]])).ravel().tolist() == [0, 2, 1, 3]
