@@ -68,7 +68,7 @@ def list_key_figures(report: RunReport) -> Rows:
         rate += f" (5 % to 95 %: {low} to {high})"
     rows = [
         ("state", f"{item.state}{f': {facts.reason}' if facts.reason else ''}"),
-        ("steps", f"{item.steps:,} of {facts.started.get('train_iters', '?')}" if facts.points else ""),
+        ("steps", _format_steps(facts) if facts.points else ""),
         ("loss", _format_loss(facts)),
         ("evaluation loss", table.format_number(item.eval_loss) if item.eval_loss is not None else ""),
         ("tokens/s", rate if facts.tokens_per_s is not None else ""),
@@ -81,6 +81,11 @@ def list_key_figures(report: RunReport) -> Rows:
         ("stragglers", ", ".join(dict.fromkeys(facts.stragglers))),
     ]
     return [[name, value] for name, value in rows if value]
+
+
+def _format_steps(facts: RunFacts) -> str:
+    planned = facts.started.get("train_iters")
+    return f"{facts.summary.steps:,} of {table.format_number(planned) if isinstance(planned, int) else '?'}"
 
 
 def _format_loss(facts: RunFacts) -> str:
