@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -358,16 +359,17 @@ def test_a_run_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, f"node.sh: {tmp_path}/r cannot be created\n")
 
 
-def test_what_a_pod_starts_trains_in_its_run_folder_and_goes_on_after_a_restart(workplace: Path) -> None:
-    """The pod's own command, with folders of this machine in place of its volumes."""
+def prepare_pod(workplace: Path, *words: str) -> tuple[list[str], dict[str, str], Path]:
+    """The command and variables of the pods of a job, with folders of this machine in place of its volumes."""
     program = workplace / "primus-cli in the image"
     program.write_text(
         f"#!/bin/sh\nexec '{sys.executable}' -c 'import sys; from primus.cli.main import main; sys.exit(main())' \"$@\""
     )
     program.chmod(0o755)
     volume = workplace / "vol ume"
-    words = ("k8s", "create", *EXP, "--gpu", "0", "--entry", str(program), "--volume", f"claim:{volume}", "--dry-run")
-    made = cli.run(*words, cwd=workplace, HOME=str(workplace))
+    options = ("--gpu", "0", "--entry", str(program), "--volume", f"claim:{volume}")
+    made = cli.run("--dry-run", "k8s", "create", *options, *words, cwd=workplace, HOME=str(workplace))
+    assert made.returncode == 0, made.stderr
     config_map, jobset = [each for each in yaml.safe_load_all(made.stdout) if each]
     template = pod_of(jobset)
     mount = workplace / "mount"
@@ -377,7 +379,12 @@ def test_what_a_pod_starts_trains_in_its_run_folder_and_goes_on_after_a_restart(
     volume.mkdir()
     command = [word.replace(node_script.RUN_FILES, str(mount)) for word in template["containers"][0]["command"]]
     given = {each["name"]: each["value"] for each in template["containers"][0]["env"] if "value" in each}
-    environ = cli.environment(**given, NODE_RANK="0", MASTER_ADDR="localhost", MY_API_KEY="canary")
+    return command, cli.environment(**given, MASTER_ADDR="localhost", MY_API_KEY="canary"), volume
+
+
+def test_what_a_pod_starts_trains_in_its_run_folder_and_goes_on_after_a_restart(workplace: Path) -> None:
+    command, environ, volume = prepare_pod(workplace, *EXP)
+    environ["NODE_RANK"] = "0"
     for attempt in (1, 2):
         done = subprocess.run(command, cwd=workplace, env=environ, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
@@ -385,6 +392,30 @@ def test_what_a_pod_starts_trains_in_its_run_folder_and_goes_on_after_a_restart(
         assert (run.read_metadata().outcome.state, run.read_metadata().attempts) == ("done", attempt)
     assert (run.directory / "config" / "primus_config.yaml").is_file()
     assert not (workplace / "output").exists()
+
+
+def test_two_pods_measure_collectives_together(workplace: Path) -> None:
+    pytest.importorskip("torch")
+    words = ("collectives", "--op", "all_reduce", "--sizes", "64K", "--iters", "10", "--device", "cpu")
+    more = ("--duration", "0.1", "--workspace", str(workplace / "vol ume"))
+    replicas = ("--image", "X", "--replica", "2", "--name", "two")
+    command, environ, volume = prepare_pod(workplace, *replicas, "--", "benchmark", *words, *more)
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        environ["MASTER_PORT"] = str(server.getsockname()[1])
+    pods = [
+        subprocess.Popen(
+            command, cwd=workplace, env={**environ, "NODE_RANK": rank}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        for rank in ("0", "1")
+    ]
+    outputs = [pod.communicate(timeout=240)[0].decode() for pod in pods]
+    assert [pod.returncode for pod in pods] == [0, 0], outputs
+    (file,) = volume.glob("benchmark-collectives/2*/report/benchmark.json")
+    result = json.loads(file.read_text())
+    rows = [row for rank in result["ranks"] for row in rank["rows"]]
+    assert (result["world_size"], len(rows), rows[0]["case"]["ranks"]) == (2, 1, 2)
+    assert rows[0]["wrong"] == 0 and rows[0]["value"] > 0
 
 
 def test_every_option_that_a_target_does_not_have_is_refused() -> None:
