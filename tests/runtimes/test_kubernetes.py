@@ -394,6 +394,7 @@ def test_what_a_pod_starts_trains_in_its_run_folder_and_goes_on_after_a_restart(
     assert not (workplace / "output").exists()
 
 
+@pytest.mark.slow
 def test_two_pods_measure_collectives_together(workplace: Path) -> None:
     pytest.importorskip("torch")
     words = ("collectives", "--op", "all_reduce", "--sizes", "64K", "--iters", "10", "--device", "cpu")

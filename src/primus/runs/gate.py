@@ -27,8 +27,8 @@ MIN_STEPS = 10
 MAX_MORE_STEPS = 100
 RUNS_FOR_SPREAD = 3
 """Number of baseline runs from which their spread is estimated; with two, the interval of t is useless."""
-LEVEL = 0.91
-"""Only slowdowns raise an alarm: 4.5 in 100 equal runs by the lower bound of this interval."""
+LEVEL = 0.9
+"""Only slowdowns raise an alarm: one in 20 equal runs by the lower bound of this interval."""
 RESAMPLES = 1000
 TYPICAL, ALL = "typical step", "all steps"
 """Two means are compared. That of typical steps clips outliers and is the more precise one; that of all steps finds a
