@@ -278,6 +278,15 @@ def test_volumes_that_the_engine_keeps_and_its_own_syntax_pass_through() -> None
     assert "type=tmpfs,target=/t" in values(words, "--mount")
 
 
+def test_the_name_of_a_folder_here_is_not_taken_for_a_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    with pytest.raises(
+        UsageError, match=r"'data' is a volume of the engine, and also a folder here\n  write \./data:/d"
+    ):
+        argv("--engine docker --mount data:/d", context())
+
+
 def test_a_folder_inside_another_mount_is_not_mounted_again() -> None:
     def merged(ours: list[str], theirs: list[BindMount]) -> list[str]:
         return [mount.target for mount in mounts.merge_mounts([BindMount(each, each) for each in ours], theirs)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -117,6 +118,7 @@ def find_misspelled_option(passed: Sequence[str]) -> str:
 
 def _take_option(flag: Flag, value: str, given: dict[str, Any], passed: list[str]) -> None:
     if flag.field == "mount" and _is_engines_mount(value):
+        _check_volume_name(value)
         passed += ["--mount" if value.startswith("type=") else "--volume", value]
     elif flag.is_list:
         given.setdefault(flag.field, []).append(value)
@@ -130,6 +132,16 @@ def _is_engines_mount(word: str) -> bool:
     """Whether a mount is for the engine to read: its own syntax, or the name of one of its volumes."""
     name, colon, _ = word.partition(":")
     return word.startswith("type=") or bool(name and colon and not set(name) & set("/.~"))
+
+
+def _check_volume_name(word: str) -> None:
+    """Refuse the name of a volume that is also a folder here: the container would see an empty volume instead of it."""
+    name, _, target = word.partition(":")
+    if os.path.isdir(name):
+        raise UsageError(
+            f"--mount {word}: '{name}' is a volume of the engine, and also a folder here",
+            f"write ./{word} for the folder, or --mount type=volume,source={name},target={target} for the volume",
+        )
 
 
 def _is_engines_user(flag: Flag, equals: str, rest: list[str]) -> bool:
