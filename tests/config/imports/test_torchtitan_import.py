@@ -9,6 +9,7 @@ import pytest
 from primus.cli.main import main
 from primus.config.imports.foreign_config import ForeignConfig
 from primus.config.imports.read_file import read_foreign_file
+from primus.config.imports.torchtitan_settings import DEBUG_MODELS
 from primus.config.imports.write_file import format_result
 from primus.config.load import load_experiment
 from primus.errors import UsageError
@@ -224,3 +225,11 @@ def test_a_value_of_another_type_is_named(old: str, new: str, told: str, tmp_pat
 def test_a_value_in_the_place_of_a_section_is_listed(tmp_path: Path) -> None:
     config = read_text(tmp_path, "a.toml", "optimizer = 3\n" + TOML.replace("[optimizer]\nlr = 3e-4", ""))
     assert "optimizer" in [each.key for each in config.warnings]
+
+
+@pytest.mark.parametrize(("family", "flavor"), DEBUG_MODELS)
+def test_torchtitan_trains_each_of_its_small_flavors(tmp_path: Path, family: str, flavor: str) -> None:
+    source, result = tmp_path / "titan.toml", tmp_path / "e.yaml"
+    source.write_text(OLD.replace('"llama3"', f'"{family}"').replace('"debugmodel"', f'"{flavor}"'))
+    result.write_text(format_result(read_foreign_file(source, {})))
+    resolve_experiment(result, ("--compile", "false"), {})

@@ -89,6 +89,7 @@ DEBUG_MODELS: dict[tuple[str, str], dict[str, Any]] = {
         "rotary_scaling_factor": 40.0,
         "original_max_position_embeddings": 4096,
         "mscale": 0.7,
+        "mscale_all_dim": 0.7,  # torchtitan has one, which scales the softmax
         "first_k_dense_replace": 1,
         "num_experts": 8,
         "moe_router_topk": 3,
