@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+
 import pytest
 from msgspec import structs
 from tests.comparison.fair_results import TOKENS, make_result
@@ -58,6 +61,22 @@ def test_a_difference_is_shown_between_runs_only_where_the_interval_excludes_1()
     assert not same.is_difference and "no difference shown" in same.describe()
     assert other.is_difference and other.low > 1
     assert other.value == pytest.approx(1.03, abs=0.015)
+
+
+def test_runs_that_agree_by_chance_do_not_show_a_difference_below_the_usual_spread() -> None:
+    rng = random.Random(3)
+
+    def simulate(speeds: Sequence[float]) -> list[dict[int, float]]:
+        return [{step: speed * (1 + 0.01 * rng.gauss(0, 1)) for step in range(1, 101)} for speed in speeds]
+
+    # Equal to 0.1 % within each cell: the spread of six runs alone would show any difference.
+    found = compare_times(simulate([0.1, 0.1001, 0.1]), simulate([0.1005, 0.1006, 0.1005]))
+    assert found is not None and found.value > 1.003 and not found.is_difference
+    found = compare_times(simulate([0.1, 0.1001, 0.1]), simulate([0.103, 0.1031, 0.103]))
+    assert found is not None and found.is_difference
+    # The spread of runs still counts where it is larger than that of the steps.
+    found = compare_times(simulate([0.1, 0.104, 0.096]), simulate([0.103, 0.107, 0.099]))
+    assert found is not None and not found.is_difference
 
 
 def test_one_run_of_each_cell_shows_no_difference_that_the_spread_of_runs_explains() -> None:
