@@ -1,16 +1,14 @@
 """What a conversion costs: its throughput beside `cp` of the same bytes, and its peak memory.
 
-    python benchmarks/checkpoint_convert.py --preset llama3.2_1B --dtype bf16 --to megatron torchtitan native
+    python benchmarks/checkpoint_convert.py --preset llama3.2_1B --dtype bf16 --formats megatron torchtitan native
 
-A model of random weights is written in the format of Hugging Face. Then `cp` of its folder followed by `sync` of the
-copy, and a conversion of it, take turns: both read the same files and write as many bytes to the disk. What counts are
-the medians of the ratios within a round. The memory is the peak resident size of the converting process, and what it
-has more than after the imports. Three times the model's size must be free on the disk.
+A model of random weights is written in the format of Hugging Face, and converted to each format and from there back.
+For each direction `cp` of the source followed by `sync` of the copy, and a conversion, take turns: both read the same
+files and write as many bytes to the disk. What counts are the medians of the ratios within a round, of the wall times
+and of the processor times. The memory is the peak resident size of the converting process, and what it has more than
+after the imports. Three times the model's size must be free on the disk.
 
-Where the time goes, by profiles: nine tenths are the kernel's copy into the page cache. The source is mapped into
-memory part by part, so that there is one copy, as in `cp`. On two busy cores a thread that read ahead, and telling the
-disk to begin every 128 MB (sync_file_range), cost 1.0 s of CPU time for 1 GB to Hugging Face instead of 0.4 s, and
-three times the wall time.
+Where the time goes, by profiles: see benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -36,13 +34,21 @@ sys.path.insert(0, str(HERE.parent / "src"))
 
 from primus.checkpoint.convert import DTYPES, TargetSettings, plan_conversion, write_conversion  # noqa: E402
 from primus.checkpoint.family import list_hub_shapes  # noqa: E402
-from primus.checkpoint.formats import engine_folders, megatron  # noqa: E402, F401 - imports do not count
+from primus.checkpoint.formats import engine_folders, megatron_torch  # noqa: E402, F401 - imports do not count
 from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint  # noqa: E402
 from primus.checkpoint.weights import TensorInfo, get_bounds  # noqa: E402
 from primus.config.load import load_model  # noqa: E402
 from primus.config.schema import ModelSpec  # noqa: E402
 
 TILE = 1 << 24
+FORMATS = {
+    "huggingface": TargetSettings("huggingface"),
+    "native": TargetSettings("native"),
+    "torchtitan": TargetSettings("torchtitan"),
+    "megatron": TargetSettings("megatron"),
+    "megatron_torch": TargetSettings("megatron", format="torch"),
+}
+"""Targets by their name on the command line; the last is Megatron's older format."""
 
 
 class TiledWeights:
@@ -67,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="llama3.2_1B")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    parser.add_argument("--to", nargs="+", default=["megatron", "torchtitan", "native", "huggingface"])
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=[*FORMATS])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where the models are written and removed again")
     parser.add_argument("--note", default="", help="kept in the record: what else ran on the machine")
@@ -79,13 +85,21 @@ def main() -> None:
         print(json.dumps(convert(*options.convert)))
         return
     record: dict[str, Any] = {"machine": machine(1), "preset": options.preset, "dtype": options.dtype}
-    record |= {"rounds": options.rounds, "note": options.note, "targets": {}}
+    record |= {"rounds": options.rounds, "note": options.note, "directions": {}}
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         folder = Path(scratch)
         record["bytes"] = write_source(folder / "source", options.preset, options.dtype)
-        for to in options.to:
-            record["targets"][to] = compare(folder, to, options.rounds, record["bytes"])
-            print(to, json.dumps(record["targets"][to]), flush=True)
+        for name in options.formats:
+            there, back = folder / name, folder / "back"
+            directions = {f"huggingface to {name}": (folder / "source", there, name)}
+            if name != "huggingface":
+                directions[f"{name} to huggingface"] = (there, back, "huggingface")
+            for direction, (source, target, to) in directions.items():
+                found = compare(source, target, to, options.rounds, record["bytes"])
+                record["directions"][direction] = found
+                print(direction, json.dumps(found), flush=True)
+            for used in (there, back):
+                shutil.rmtree(used, ignore_errors=True)
     path = options.output or HERE / "results" / f"checkpoint_convert-{options.machine}.json"
     path.write_text(json.dumps(record, indent=2) + "\n")
     print(path)
@@ -100,46 +114,52 @@ def write_source(folder: Path, preset: str, dtype: str) -> int:
     return planned.plan.num_bytes
 
 
-def compare(folder: Path, to: str, rounds: int, num_bytes: int) -> dict[str, Any]:
-    """The two sides in turns."""
-    copied, converted, peaks, grown = [], [], [], []
+def compare(source: Path, target: Path, to: str, rounds: int, num_bytes: int) -> dict[str, Any]:
+    """The two sides in turns; leaves the last target."""
+    copied, converted = [], []
     for _ in range(rounds):
-        copied.append(copy(folder / "source", folder / "copy"))
-        shutil.rmtree(folder / "copy")
-        command = [sys.executable, __file__, "--convert", str(folder / "source"), str(folder / "target"), to]
-        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        shutil.rmtree(folder / "target")
-        converted.append(found["seconds"])
-        peaks.append(found["peak_bytes"])
-        grown.append(found["grown_bytes"])
+        shutil.rmtree(target, ignore_errors=True)
+        copied.append(copy(source, target))
+        shutil.rmtree(target)
+        command = [sys.executable, __file__, "--convert", str(source), str(target), to]
+        converted.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    pairs = list(zip(copied, converted, strict=True))
     return {
-        "cp_seconds": copied,
-        "convert_seconds": converted,
-        "cp_gb_per_s": num_bytes / 1e9 / statistics.median(copied),
-        "convert_gb_per_s": num_bytes / 1e9 / statistics.median(converted),
-        "throughput_ratio": statistics.median(a / b for a, b in zip(copied, converted, strict=True)),
-        "peak_bytes": max(peaks),
-        "grown_bytes": max(grown),
+        "throughput_ratio": statistics.median(cp["seconds"] / own["seconds"] for cp, own in pairs),
+        "cpu_ratio": statistics.median(cp["cpu_seconds"] / own["cpu_seconds"] for cp, own in pairs),
+        "cp_gb_per_s": num_bytes / 1e9 / statistics.median(cp["seconds"] for cp in copied),
+        "convert_gb_per_s": num_bytes / 1e9 / statistics.median(own["seconds"] for own in converted),
+        "peak_bytes": max(own["peak_bytes"] for own in converted),
+        "grown_bytes": max(own["grown_bytes"] for own in converted),
+        "rounds": [{"cp": cp, "convert": own} for cp, own in pairs],
     }
 
 
-def copy(source: Path, target: Path) -> float:
-    """Seconds of a copy that is durable, as a conversion is."""
-    start = time.perf_counter()
+def copy(source: Path, target: Path) -> dict[str, float]:
+    """A copy that is durable, as a conversion is."""
+    before, start = count_cpu_seconds(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(["cp", "-r", source, target], check=True)
-    subprocess.run(["sync", *target.iterdir()], check=True)
-    return time.perf_counter() - start
-
-
-def convert(source: str, target: str, to: Any) -> dict[str, float]:
-    """One conversion in a process of its own; the imports do not count."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.perf_counter()
-    planned = plan_conversion(open_checkpoint(source), TargetSettings(to))
-    write_conversion(planned, Path(target), lambda _: None)
+    subprocess.run(["sync", *(path for path in target.rglob("*") if path.is_file())], check=True)
     seconds = time.perf_counter() - start
+    return {"seconds": seconds, "cpu_seconds": count_cpu_seconds(resource.RUSAGE_CHILDREN) - before}
+
+
+def convert(source: str, target: str, to: str) -> dict[str, float]:
+    """One conversion in a process of its own; the imports do not count."""
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    used = count_cpu_seconds(resource.RUSAGE_SELF)
+    planned = plan_conversion(open_checkpoint(source), FORMATS[to])
+    write_conversion(planned, Path(target), lambda _: None)
+    seconds, used = time.perf_counter() - start, count_cpu_seconds(resource.RUSAGE_SELF) - used
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"seconds": seconds, "peak_bytes": peak << 10, "grown_bytes": (peak - before) << 10}
+    memory = {"peak_bytes": peak << 10, "grown_bytes": (peak - before) << 10}
+    return {"seconds": seconds, "cpu_seconds": used, **memory}
+
+
+def count_cpu_seconds(who: int) -> float:
+    """Processor time of this process, or of its children that have ended."""
+    usage = resource.getrusage(who)
+    return usage.ru_utime + usage.ru_stime
 
 
 if __name__ == "__main__":

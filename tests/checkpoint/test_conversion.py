@@ -24,7 +24,7 @@ from primus.checkpoint.formats import huggingface
 from primus.checkpoint.formats.dcp_output import HashedOutput
 from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint
 from primus.checkpoint.formats.output import WRITE_BYTES, OutputFile, OutputPlan
-from primus.checkpoint.formats.safetensors_file import read_header
+from primus.checkpoint.formats.safetensors_file import build_header, read_header
 from primus.checkpoint.formats.tensor_bytes import read_tensor
 from primus.checkpoint.weights import TensorDict
 from primus.cli.main import main
@@ -263,6 +263,43 @@ def test_a_mapped_tensor_may_outlive_its_file_and_be_changed_without_changing_it
 def test_a_conversion_to_hugging_face_does_not_import_distributed_checkpoints() -> None:
     code = "import sys, primus.checkpoint.convert; print('torch.distributed.checkpoint' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("to", ["native", "megatron", "torchtitan"])
+def test_a_file_of_several_types_loses_no_value(tmp_path: Path, to: Any) -> None:
+    tensors = draw_hub_tensors(SPEC)
+    for number, name in enumerate(tensors):
+        tensors[name] = tensors[name].to((torch.bfloat16, torch.float16, torch.float32)[number % 3])
+    opened = OpenedCheckpoint(TensorDict(tensors), SPEC, None, FoundCheckpoint("native", tmp_path, None))
+    write_conversion(plan_conversion(opened, TargetSettings(to)), tmp_path / "out", lambda _: None)
+    written = open_checkpoint(str(tmp_path / "out"), SPEC).weights
+    for name, tensor in tensors.items():
+        assert torch.equal(written.read(name).float(), tensor.float()), name
+
+
+def test_names_behind_the_prefix_of_a_wrapper_are_read(hub: Path) -> None:
+    expected = open_checkpoint(str(hub)).weights.read(NORM)
+    (hub / huggingface.INDEX).unlink()
+    for shard in hub.glob("*.safetensors"):
+        stored = read_header(shard)[0]
+        tensors = {f"_orig_mod.{name}": read_tensor(shard, place.offset, *place.info) for name, place in stored.items()}
+        infos = TensorDict(tensors).list_tensors()
+        shard.write_bytes(build_header(infos, {}) + b"".join(each.numpy().tobytes() for each in tensors.values()))
+    assert torch.equal(open_checkpoint(str(hub)).weights.read(NORM), expected)
+
+
+def test_weights_in_pickles_are_refused_with_the_way_to_safetensors(hub: Path) -> None:
+    for file in (*hub.glob("*.safetensors"), hub / huggingface.INDEX):
+        file.unlink()
+    (hub / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(PrimusError, match=r"its weights are pickles, such as pytorch_model.bin"):
+        open_checkpoint(str(hub))
+
+
+def test_a_source_with_nan_is_verified_by_its_tensors(hub: Path, tmp_path: Path, capsys: Any) -> None:
+    overwrite_first_value(find_shard(hub, NORM), NORM, float("nan"))
+    assert run_cli("convert", hub, tmp_path / "out", "--to", "native", "--verify") == 0
+    assert "logits not compared: those of the source are not finite" in capsys.readouterr().out
 
 
 class ShortWrites(io.RawIOBase):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from functools import reduce
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -57,17 +58,23 @@ class EngineNames:
         self._source = PartReader(weights, shapes, "this model")
         self._sizes = HeadSizes(model.head_dim(spec), model.num_query_groups(spec))
         self._rules = _group_parts((rule.engine, TensorPlace(rule, 0)) for rule in rules)
-        self._shapes = compute_engine_shapes(rules, shapes)
-
-    def list_tensors(self) -> dict[str, TensorInfo]:
-        hub = self._source.tensors
-        return {
-            name: TensorInfo(shape, hub[next(iter(self._rules[name].values()))[1].rule.hub[0].name].dtype)
-            for name, shape in self._shapes.items()
+        self._tensors = {
+            name: TensorInfo(shape, self._choose_dtype(self._rules[name]))
+            for name, shape in compute_engine_shapes(rules, shapes).items()
         }
 
+    def list_tensors(self) -> dict[str, TensorInfo]:
+        return self._tensors
+
     def read(self, name: str, rows: slice | None = None) -> Tensor:
-        return read_parts(self._rules[name], self._shapes[name], rows, self._read_part)
+        info = self._tensors[name]
+        return read_parts(self._rules[name], info.shape, rows, self._read_part).to(info.dtype)
+
+    def _choose_dtype(self, parts: PartPlaces) -> torch.dtype:
+        """A type that holds the values of all hub parts, which may differ in a file of several types."""
+        hub = self._source.tensors
+        dtypes = {hub[part.name].dtype for _, place in parts.values() for part in place.rule.hub}
+        return reduce(torch.promote_types, dtypes)
 
     def _read_part(self, place: TensorPlace, rows: slice | None) -> Tensor:
         rule = place.rule
@@ -269,9 +276,10 @@ def _assemble_rows(blocks: list[tuple[Tensor, Tensor]], num_rows: int) -> Tensor
     if len(blocks) == 1:
         return blocks[0][1]
     first = blocks[0][1]
-    result = first.new_empty(num_rows, *first.shape[1:])
+    dtype = reduce(torch.promote_types, (block.dtype for _, block in blocks))
+    result = first.new_empty(num_rows, *first.shape[1:], dtype=dtype)
     for mask_R, block in blocks:
-        result[mask_R.nonzero().flatten()] = block
+        result[mask_R.nonzero().flatten()] = block.to(dtype)
     return result
 
 

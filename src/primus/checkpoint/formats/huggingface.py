@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,6 +16,7 @@ from primus.checkpoint.formats.output import OutputFile, OutputPlan, split_rows
 from primus.checkpoint.formats.safetensors_file import SafetensorsFile, build_header
 from primus.checkpoint.formats.tensor_bytes import write_tensor
 from primus.checkpoint.quantized import DequantizedWeights
+from primus.checkpoint.views import PrefixedWeights
 from primus.checkpoint.weights import TensorInfo, WeightReader
 from primus.config.schema import ModelSpec
 from primus.errors import PrimusError, UsageError
@@ -30,6 +31,7 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
     *("vocab.json", "merges.txt", "chat_template.jinja", "spiece.model", "sentencepiece.bpe.model"),
 )
+PICKLES = ("pytorch_model*.bin", "*.pth")
 OTHER_FILES = ("generation_config.json",)
 
 
@@ -75,8 +77,10 @@ class HuggingFaceWeights:
     """
 
     def __init__(self, path: Path, spec: ModelSpec, tensors: WeightReader | None = None) -> None:
-        self._weights = DequantizedWeights(tensors or SafetensorsFolder(path))
         shapes, copies = list_hub_shapes(spec), list_copies(spec)
+        stored = tensors or SafetensorsFolder(path)
+        prefix = find_prefix(stored.list_tensors(), next(iter(shapes)))
+        self._weights = DequantizedWeights(PrefixedWeights(stored, prefix) if prefix else stored)
         found = self._weights.list_tensors()
         check_tensors(found, shapes, copies, str(path))
         self._copies = {name: original for name, original in copies.items() if name in found and original in found}
@@ -99,6 +103,12 @@ class HuggingFaceWeights:
             ):
                 return f"{name} differs from {original}, which it should copy"
         return ""
+
+
+def find_prefix(found: Collection[str], name: str) -> str:
+    """What all names begin with before that of a tensor of the model; wrappers like DDP (`module.`) save it."""
+    prefix = next((each.removesuffix(name) for each in found if each.endswith("." + name)), "")
+    return prefix if all(each.startswith(prefix) for each in found) else ""
 
 
 def check_tensors(
@@ -143,6 +153,12 @@ def list_shards(path: Path) -> dict[Path, list[str]]:
     index = path / INDEX
     if not index.is_file():
         files = sorted(path.glob("*.safetensors"))
+        pickles = sorted(file.name for pattern in PICKLES for file in path.glob(pattern))
+        if pickles and not files:
+            raise PrimusError(
+                f"{path}: its weights are pickles, such as {pickles[0]}, and no *.safetensors",
+                "save them as safetensors: transformers' from_pretrained(FOLDER), then save_pretrained(NEW_FOLDER)",
+            )
         if not files:
             raise PrimusError(f"{path}: no *.safetensors file", "give a folder with weights")
         return {file: [] for file in files}

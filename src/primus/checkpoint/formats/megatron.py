@@ -177,10 +177,17 @@ def write_tracker(folder: Path, step: int | None) -> None:
 def list_chunks(weights: EngineNames, spec: ModelSpec, prefix: str = "") -> Iterator[dcp_output.ChunkSource]:
     """Chunks of all tensors; a chunk of a stack is some rows of one layer. `prefix` begins their names."""
     kinds = {layer.moe for layer in model.list_layers(spec)}
+    # A stack has a type that holds the values of all layers.
+    dtypes: dict[str, torch.dtype] = {}
+    for name, info in weights.list_tensors().items():
+        stacked = LAYER.sub(r"\1\3", name)
+        dtypes[stacked] = torch.promote_types(dtypes.get(stacked, info.dtype), info.dtype)
     for name, info in weights.list_tensors().items():
         layer = LAYER.fullmatch(name)
         is_stacked = layer is not None and len(kinds) == 1
-        whole = TensorInfo((spec.num_layers, *info.shape), info.dtype) if is_stacked else info
+        whole = info
+        if layer and is_stacked:
+            whole = TensorInfo((spec.num_layers, *info.shape), dtypes[layer[1] + layer[3]])
         first = (int(layer[2]),) if layer and is_stacked else ()
         for rows in split_rows(info, borders=weights.list_borders(name)):
             start, stop = (rows.start, rows.stop) if rows else (0, info.shape[0])

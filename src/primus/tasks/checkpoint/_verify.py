@@ -90,6 +90,8 @@ def _compare_logits(written: WeightReader, weights: WeightReader, spec: ModelSpe
         ours: Tensor = native.compute_logits(spec, weights, tokens_BS)
     except UsageError as error:
         return [f"logits not compared: {error.problem}"]
+    if not bool(torch.isfinite(ours).all()):
+        return ["logits not compared: those of the source are not finite"]
     theirs = native.compute_logits(spec, written, tokens_BS)
     if not torch.equal(ours, theirs):
         raise PrimusError(f"{target}: its logits differ from those of the source")
