@@ -17,6 +17,7 @@ from primus.backends.jax.engine import JaxEngine
 from primus.backends.jax.model import sum_rows_pairwise
 from primus.backends.jax.sharding import plan_layout
 from primus.config.schema import Trainer
+from primus.session import array_files
 
 jax.config.update("jax_platforms", "cpu")
 
@@ -77,6 +78,21 @@ def resume() -> dict[str, object]:
         files = sorted(path.name for path in folder.iterdir())
         names = read_tensor_names(folder / "model.safetensors")
     return {"expected": expected[3:], "found": found, "files": files, "names": names}
+
+
+def save_types() -> dict[str, bool]:
+    """Whether arrays of each type that engines on JAX have come back from a file as they were."""
+    arrays = {
+        str(kind): jax.numpy.arange(6, dtype=kind).reshape(2, 3) for kind in ("float32", "bfloat16", "int32", "uint32")
+    }
+    arrays["scalar"] = jax.numpy.int32(7)
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "arrays"
+        array_files.save_arrays(path, {key: array_files.ArraySource(each) for key, each in arrays.items()}, True)
+        saved = array_files.open_arrays(path)
+        return {
+            key: saved[key].dtype == each.dtype and bool((saved[key] == each).all()) for key, each in arrays.items()
+        }
 
 
 def read_tensor_names(path: Path) -> list[str]:

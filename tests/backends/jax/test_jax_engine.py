@@ -19,7 +19,7 @@ TIME_LIMIT_S = 280
 
 XLA_FLAGS = "--xla_backend_optimization_level=0"
 """Compiles in 60 % of the time; these programs are run only a few times."""
-SCRIPTS = ("compare_kinds", "compare_settings", "resume", "skip_nonfinite", "sum_losses")
+SCRIPTS = ("compare_kinds", "compare_settings", "resume", "save_types", "skip_nonfinite", "sum_losses")
 
 
 def run_scripts(folder: Path, *names: str, flags: str = "") -> dict[str, Any]:
@@ -70,6 +70,10 @@ def test_a_resumed_engine_gives_the_same_bits_and_its_weights_have_hub_names(one
     assert found["found"] == found["expected"]
     assert found["files"] == ["config.json", "model.safetensors", "optimizer_state"]
     assert "model.layers.1.self_attn.q_proj.bias" in found["names"] and "lm_head.weight" not in found["names"]
+
+
+def test_arrays_of_each_type_come_back_from_a_file(one_device: dict[str, Any]) -> None:
+    assert one_device["save_types"] == dict.fromkeys(("float32", "bfloat16", "int32", "uint32", "scalar"), True)
 
 
 def test_a_step_that_is_not_finite_is_skipped(one_device: dict[str, Any]) -> None:
