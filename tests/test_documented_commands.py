@@ -23,6 +23,7 @@ from primus.launch.command import is_runtime
 
 ROOT = Path(__file__).parents[1]
 QUICK_START = "./primus-cli direct -- train pretrain --config examples/quickstart.yaml"
+PAGES = ("docs/quickstart.md", "README.md")
 SHORT = ("--train_iters", "2", "--eval_iters", "1")
 """Behind each training command, unless it repeats a run as it was."""
 DRY = (
@@ -112,17 +113,19 @@ def workplace(tmp_path: Path) -> Path:
 @pytest.mark.native
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
-def test_the_commands_of_a_page_work_as_typed(page: str, workplace: Path) -> None:
-    commands = commands_of(ROOT / page)
-    assert QUICK_START in commands
+def test_the_commands_of_the_pages_work_as_typed(workplace: Path) -> None:
+    commands = [command for page in PAGES for command in commands_of(ROOT / page)]
     environ = os.environ | {
         "XDG_STATE_HOME": str(workplace / "state"),  # `jobs list` asks the schedulers of all recorded jobs
         "VIRTUAL_ENV": sys.prefix,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
+    done_before: list[list[str]] = []
     for command in commands:
         words = runnable(command, workplace)
+        if words in done_before:  # on both pages, or with a placeholder for what another command says
+            continue
+        done_before.append(words)
         done = subprocess.run(
             words, cwd=workplace, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
         )
@@ -132,7 +135,8 @@ def test_the_commands_of_a_page_work_as_typed(page: str, workplace: Path) -> Non
 
 
 def test_every_command_of_the_pages_is_found() -> None:
-    for page in ("README.md", "docs/quickstart.md"):
+    for page in PAGES:
+        assert QUICK_START in commands_of(ROOT / page)
         text = (ROOT / page).read_text(encoding="utf-8")
         assert sum(command.startswith("./primus-cli") for command in commands_of(ROOT / page)) >= text.count(
             "./primus-cli "
