@@ -75,6 +75,20 @@ def test_the_command_line_takes_the_names_of_maxtext_and_of_primus(tmp_path: Pat
     assert trainer.backend_args["remat_policy"] == "minimal"
 
 
+def test_keys_of_primus_in_such_a_file_keep_their_values(tmp_path: Path) -> None:
+    own = {"bf16": False, "recompute_activations": False, "lr_warmup_iters": 5, "save_interval": 7}
+    module = {"framework": "maxtext", "model": "llama3.2_1B", "overrides": {"mock_data": True, "seq_length": 64, **own}}
+    file = tmp_path / "exp.yaml"
+    file.write_text(dump_yaml({"modules": {"pre_trainer": module}}))
+    with pytest.raises(UsageError, match="constants of Llama"):
+        resolve_experiment(file, (), {})
+    trainer = resolve_experiment(file, ("--rotary_scaling_factor", "8"), {}).experiment.trainer
+    assert not trainer.model.untie_embeddings_and_output_weights and trainer.model.rope_type == "llama3"
+    assert (trainer.training.bf16, trainer.training.recompute_activations) == (False, False)
+    assert (trainer.optimizer.lr_warmup_iters, trainer.optimizer.lr_warmup_fraction) == (5, None)
+    assert (trainer.checkpoint.save_interval, trainer.checkpoint.auto_continue_train) == (7, False)
+
+
 def test_a_model_without_a_name_is_what_its_settings_say(tmp_path: Path) -> None:
     shape = {
         "decoder_block": "mixtral",

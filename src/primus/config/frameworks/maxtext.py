@@ -31,6 +31,8 @@ DATASETS = {"allenai/c4": "c4"}
 """Named dataset here by its name on the Hugging Face Hub."""
 DECODERS = ("llama2", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek")
 """Decoders whose parts the keys of a shape describe."""
+REPLACING = {"min_lr_ratio": "min_lr", "lr_warmup_fraction": "lr_warmup_iters"}
+"""Key of the schema that stands for another one with a default."""
 ALL_DEVICES = -1
 """A size along one axis of the mesh: all devices that the others leave."""
 
@@ -80,7 +82,7 @@ class MaxtextTranslator:
             _translate_checkpoints(work)
             _translate_reports(work)
             for key, value in DEFAULTS.items():
-                if key not in work.tree and not (key == "min_lr_ratio" and "min_lr" in work.tree):
+                if key not in work.tree and REPLACING.get(key) not in work.tree:
                     work.put(key, value, "MaxText's default")
             work.drop_nulls()
             _choose_init(work)
@@ -101,16 +103,22 @@ def _translate_model(work: ForeignSettings) -> None:
     activations = work.take("mlp_activations", ["silu", "linear"])
     if list(activations) not in (["silu", "linear"], ["gelu", "linear"]):
         raise UsageError(f"mlp_activations: {activations}: MaxText's Llama has silu", "write [silu, linear]")
-    origin, is_tied = work.find_origin("logits_via_embedding"), work.take("logits_via_embedding", False)
-    work.put("untie_embeddings_and_output_weights", not is_tied, origin)
-    origin, rope = work.find_origin("rope_type"), work.take("rope_type", "default")
-    if rope not in ROPE_TYPES:
+    if _decides(work, "logits_via_embedding", "untie_embeddings_and_output_weights"):
+        origin, is_tied = work.find_origin("logits_via_embedding"), work.take("logits_via_embedding", False)
+        work.put("untie_embeddings_and_output_weights", not is_tied, origin)
+    origin, rope = work.find_origin("rope_type"), work.read("rope_type", "default")
+    if rope not in ROPE_TYPES and rope not in ROPE_TYPES.values():
         raise UsageError(f"{origin}: rope_type: {rope} is not possible", f"use {', '.join(ROPE_TYPES)}")
-    work.put("rope_type", ROPE_TYPES[rope], origin)
+    work.put("rope_type", ROPE_TYPES.get(rope, rope), origin)
     if work.take("attention_type", "global") == "mla":
         work.put("multi_latent_attention", True, "attention_type")
     if "max_position_embeddings" not in work.tree:  # a length that only yarn depends on
         work.put("max_position_embeddings", work.read("seq_length", 2048), work.find_origin("seq_length"))
+
+
+def _decides(work: ForeignSettings, name: str, *keys: str) -> bool:
+    """Whether a setting of MaxText, or its default, sets `keys` of the schema: a file may have these instead."""
+    return name in work.tree or not any(key in work.tree for key in keys)
 
 
 def _translate_data(work: ForeignSettings) -> None:
@@ -141,7 +149,8 @@ def _translate_training(work: ForeignSettings) -> None:
     origin, kind = work.find_origin("dtype"), work.take("dtype", "bfloat16")
     if kind not in ("bfloat16", "float32"):
         raise UsageError(f"{origin}: dtype: {kind} is not possible", "use bfloat16 or float32")
-    work.put("bf16", kind == "bfloat16", origin)
+    if origin != "default" or "bf16" not in work.tree:
+        work.put("bf16", kind == "bfloat16", origin)
     steps = work.read("gradient_accumulation_steps", 1)
     if steps != 1:
         raise work.refuse(
@@ -151,7 +160,8 @@ def _translate_training(work: ForeignSettings) -> None:
         )
     work.drop("gradient_accumulation_steps")
     policy = work.read("remat_policy", "full")
-    work.put("recompute_activations", policy == "full", work.find_origin("remat_policy"))
+    if _decides(work, "remat_policy", "recompute_activations"):
+        work.put("recompute_activations", policy == "full", work.find_origin("remat_policy"))
     if policy == "full":
         work.drop("remat_policy")
     kind = work.read("opt_type", "adamw")
@@ -193,6 +203,9 @@ def _translate_checkpoints(work: ForeignSettings) -> None:
                 f"{key}: a checkpoint of MaxText's own format cannot be loaded",
                 "convert it by maxtext.checkpoint_conversion.to_huggingface, then load: hf:FOLDER and finetune: true",
             )
+    if not _decides(work, "enable_checkpointing", "save_interval", "disable_last_saving"):
+        work.drop("checkpoint_period")
+        return
     origin, is_on = work.find_origin("enable_checkpointing"), work.take("enable_checkpointing", True)
     interval_origin, interval = work.find_origin("checkpoint_period"), work.take("checkpoint_period", 10_000)
     if is_on:
