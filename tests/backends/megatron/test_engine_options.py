@@ -118,3 +118,22 @@ def test_a_split_that_leaves_a_share_without_documents_is_refused(tmp_path: Path
     caught = code.replace("own = order", "import traceback\ntry: own = order", 1).partition("\nshares")[0]
     printed = run_code(caught + "\nexcept Exception as error: print(type(error).__name__, error)\n")
     assert "UsageError split: 999,1,0: Megatron gives validation none of the 50 documents of " in printed
+
+
+ALONE = """
+import json, torch, torch.distributed as dist
+from megatron.core.distributed import param_and_grad_buffer as buffers
+buffer, other = torch.arange(4.0), torch.zeros(4)
+def list_exchanges(output):
+    with torch.profiler.profile() as found:
+        buffers.dist_reduce_scatter_func(output, buffer, group=dist.group.WORLD)
+        buffers.dist_all_gather_func(output, buffer, group=dist.group.WORLD)
+    return [event.key for event in found.key_averages() if event.key.startswith("c10d::")]
+print(json.dumps([list_exchanges(buffer), len(list_exchanges(other)), buffer.tolist(), other.tolist()]))
+"""
+
+
+def test_one_process_copies_its_gradients_nowhere() -> None:
+    alone, num_exchanges, buffer, other = json.loads(run_code(ALONE).splitlines()[-1])
+    assert alone == [] and num_exchanges == 2
+    assert buffer == other == [0.0, 1.0, 2.0, 3.0]
