@@ -126,7 +126,7 @@ def test_a_layout_needs_processes_and_micro_batches_for_each_stage() -> None:
     training = TrainingConfig(micro_batch_size=2, global_batch_size=8)
     found = plan_layout(training, ParallelConfig(pipeline_model_parallel_size=2), world=4)
     assert (found.data_size, found.num_micro_batches, found.local_batch_size) == (2, 2, 4)
-    with pytest.raises(UsageError, match="3 processes do not divide"):
+    with pytest.raises(UsageError, match="3 processes cannot be laid out"):
         plan_layout(training, ParallelConfig(tensor_model_parallel_size=2), world=3)
     with pytest.raises(UsageError, match="a pipeline of 4 stages needs as many micro batches") as raised:
         plan_layout(training, ParallelConfig(pipeline_model_parallel_size=4), world=8)
