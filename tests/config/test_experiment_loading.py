@@ -498,7 +498,7 @@ def test_a_dotted_name_reaches_into_backend_args(write: Write) -> None:
         (["--train_iter", "5"], "--train_iter: unknown key 'train_iter'; did you mean 'train_iters'?"),
         (["train_iters"], "unexpected word 'train_iters'\n  overrides are written --name value or name=value"),
         (["--train_iters", "5", "6"], "unexpected word '6'"),
-        (["--train_iters", "--lr", "1"], "--train_iters: train_iters: expected int, got bool (True)"),
+        (["--train_iters", "--lr", "1"], "--train_iters: train_iters: it needs a value: --train_iters VALUE"),
         (["--train_iters", "ten"], "--train_iters: train_iters: expected int, got str ('ten')"),
         (["--train_iters=1.5"], "--train_iters: train_iters: expected int, got float (1.5)"),
         (["--lr", "-1"], "--lr: lr: expected float > 0.0 (-1)"),

@@ -57,8 +57,8 @@ def _run_and_report_errors(words: list[str]) -> int:
     except PrimusError as error:
         return _report_error(error, str(error), words, error.exit_code)
     except BrokenPipeError:
-        # The reader, such as `head`, has closed the pipe. Python would report that once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader, such as `head`, has closed the pipe.
+        _discard_output()
         return EXIT_OK
     except KeyboardInterrupt as error:
         from primus.launch.signals import find_exit_code
@@ -66,7 +66,18 @@ def _run_and_report_errors(words: list[str]) -> int:
         print("primus-cli: interrupted", file=sys.stderr)
         return find_exit_code(error)
     except Exception as error:
+        if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
+            _discard_output()
         return _report_error(error, _format_unexpected_error(error), words, EXIT_FAILED)
+
+
+STANDARD_OUTPUT = "<stdout>"
+"""Name that Python gives to the stream."""
+
+
+def _discard_output() -> None:
+    """Write what is left of standard output nowhere: Python would flush it at exit, fail again and exit with 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report_error(error: Exception, message: str, words: list[str], exit_code: int) -> int:
