@@ -245,7 +245,7 @@ def test_cells_of_a_comparison_are_jobs_that_the_next_command_waits_for(cluster:
     harness = subprocess.Popen(command, cwd=cluster.folder, env=cluster.environ, stdout=subprocess.DEVNULL)
     try:
         jobs = cluster.folder / "output/rival/runs"
-        cli.wait_for(lambda: len(list(jobs.glob("*/2*/submission.json"))) == 2, "both jobs are submitted", timeout_s=120)
+        cli.wait_for(lambda: len(list(jobs.glob("*/2*/submission.json"))) == 2, "two submissions", timeout_s=120)
     finally:
         harness.kill()
         harness.wait()
