@@ -70,6 +70,25 @@ def write_model(trainer: Trainer) -> dict[str, Any]:
     return {MODEL_NAME: name, "override_model_config": True} | changed
 
 
+FIXED_SETTINGS: dict[str, Any] = {
+    "run_name": "maxtext",
+    # The processes have joined, and primus reads the data, reports the steps and saves the checkpoints.
+    "skip_jax_distributed_system": True,
+    "enable_checkpointing": False,
+    "enable_goodput_recording": False,
+    "monitor_goodput": False,
+    "log_config": False,
+    "dataset_type": "synthetic",
+    "packing": False,
+    "enable_dropout": False,
+    # Only a warning of MaxText about small models that are not sharded evenly.
+    "sharding_tolerance": 1.0,
+    "weight_dtype": "float32",
+    "opt_type": "adamw",
+}
+"""Settings that no experiment changes, unless by `backend_args`."""
+
+
 def build_settings(
     trainer: Trainer, folder: Path, on_cpu: bool, batch_per_device: float, num_micro_batches: int
 ) -> dict[str, Any]:
@@ -88,29 +107,17 @@ def build_settings(
     training, parallel, optimizer = trainer.training, trainer.parallel, trainer.optimizer
     kind = "bfloat16" if training.bf16 else "float32"
     is_sharded = parallel.use_distributed_optimizer
-    settings: dict[str, Any] = {
-        "run_name": "maxtext",
+    settings: dict[str, Any] = FIXED_SETTINGS | {
         "base_output_directory": str(folder),
         "hardware": "cpu" if on_cpu else "gpu_multiprocess",
-        # The processes have joined, and primus reads the data, reports the steps and saves the checkpoints.
-        "skip_jax_distributed_system": True,
-        "enable_checkpointing": False,
-        "enable_goodput_recording": False,
-        "monitor_goodput": False,
-        "log_config": False,
-        "dataset_type": "synthetic",
-        "packing": False,
-        "enable_dropout": False,
         "steps": training.train_iters,
         "max_target_length": training.seq_length,
         "per_device_batch_size": batch_per_device,
         "gradient_accumulation_steps": num_micro_batches,
         "dtype": kind,
-        "weight_dtype": "float32",
         "matmul_precision": "default" if training.bf16 else "highest",
         "remat_policy": "full" if training.recompute_activations else "minimal",
         "init_weights_seed": training.seed,
-        "opt_type": "adamw",
         "learning_rate": optimizer.lr,
         "adam_b1": optimizer.adam_beta1,
         "adam_b2": optimizer.adam_beta2,
@@ -122,8 +129,6 @@ def build_settings(
         "ici_data_parallelism": 1 if is_sharded else -1,
         "ici_tensor_parallelism": parallel.tensor_model_parallel_size,
         "ici_expert_parallelism": parallel.expert_model_parallel_size,
-        # Only a warning of MaxText about small models that are not sharded evenly.
-        "sharding_tolerance": 1.0,
     }
     if training.fp8:
         settings["quantization"] = "fp8"
