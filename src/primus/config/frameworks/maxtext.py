@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from primus.config.convert import find_origin
 from primus.config.frameworks.known_keys import KnownKey, read_maxtext_keys
 from primus.config.frameworks.translation import (
     ForeignSettings,
     LayerContext,
     TranslatedSettings,
-    format_ignored_keys,
     rename_keys,
+    settle_other_keys,
 )
 from primus.config.imports.maxtext import DEFAULTS, MODELS, RENAMED, ROPE_TYPES, UNSET
-from primus.config.schema import OWNERS
 from primus.config.source import Leaf, Tree
 from primus.errors import UsageError, did_you_mean
 
@@ -86,7 +84,7 @@ class MaxtextTranslator:
                     work.put(key, value, "MaxText's default")
             work.drop_nulls()
             _choose_init(work)
-        _settle_rest(work, context)
+        settle_other_keys(work, context, read_maxtext_keys().keys, _keep_setting)
         return work.finish()
 
 
@@ -234,27 +232,9 @@ def _choose_init(work: ForeignSettings) -> None:
         work.notes.append("init: engine: MaxText draws the initial weights of this model")
 
 
-def _settle_rest(work: ForeignSettings, context: LayerContext) -> None:
-    """Keep settings without an equivalent key for the engine; list those without effect.
-
-    Raises:
-        UsageError: A setting that changes the training is gone.
-    """
-    known = read_maxtext_keys().keys
-    ignored: dict[str, list[str]] = {}
-    for key in [key for key in work.tree if key in known and key not in OWNERS]:
-        item, setting = work.tree.pop(key), known[key]
-        if not isinstance(item, Leaf) or item.value is None or item.value == setting.default:
-            continue
-        if setting.gone and setting.effect == "numbers" and key in context.written:
-            raise UsageError(f"{find_origin(item)}: {key}: {setting.gone}", "remove it")
-        if _is_kept(setting):
-            work.backend_args[key] = item
-        elif key in context.written:
-            ignored.setdefault(setting.effect, []).append(key)
-    work.notes += format_ignored_keys(ignored, "no effect here")
-
-
-def _is_kept(setting: KnownKey) -> bool:
-    """Whether the engine takes the setting: what reports, checkpoints and processes do is the same for all."""
-    return not setting.gone and setting.effect in ("numbers", "speed")
+def _keep_setting(work: ForeignSettings, key: str, known: KnownKey, item: Leaf) -> bool:
+    """Give the engine a setting; not those of reports, checkpoints and processes, which are the same for all."""
+    is_kept = not known.gone and known.effect in ("numbers", "speed")
+    if is_kept:
+        work.backend_args[key] = item
+    return is_kept

@@ -17,12 +17,11 @@ from primus.config.frameworks.translation import (
     ForeignSettings,
     LayerContext,
     TranslatedSettings,
-    format_ignored_keys,
     format_origin,
     is_set,
     rename_keys,
+    settle_other_keys,
 )
-from primus.config.schema import OWNERS
 from primus.config.source import Leaf, Tree
 from primus.errors import UsageError
 
@@ -93,7 +92,7 @@ class TorchtitanTranslator:
             _translate_checkpoints(work)
             _translate_reports(work)
             work.drop_nulls()
-        _settle_rest(work, context)
+        settle_other_keys(work, context, read_torchtitan_fields().keys, _keep_field)
         return work.finish()
 
 
@@ -282,30 +281,12 @@ def _translate_reports(work: ForeignSettings) -> None:
         raise UsageError(f"{origin}: optimizer.name: {name}: only AdamW is supported", "set optimizer.name: AdamW")
 
 
-def _settle_rest(work: ForeignSettings, context: LayerContext) -> None:
-    """Keep fields without an equivalent key where 0.3 has them; refuse or ignore the others.
-
-    Raises:
-        UsageError: A field that changes the training is gone.
-    """
-    fields = read_torchtitan_fields().keys
-    ignored: dict[str, list[str]] = {}
-    for key in [key for key in work.tree if key in fields and key not in OWNERS]:
-        item, known = work.tree.pop(key), fields[key]
-        if not isinstance(item, Leaf) or item.value is None or item.value == known.default:
-            continue
-        if known.effect == "numbers" and known.gone and key in context.written:
-            raise UsageError(f"{find_origin(item)}: {key}: {known.gone}", "remove it")
-        if _is_kept(key, known):
-            _put_nested(work.backend_args, known.now or key, item)
-        elif key in context.written:
-            ignored.setdefault(known.effect, []).append(key)
-    work.notes += format_ignored_keys(ignored, "no effect here")
-
-
-def _is_kept(key: str, known: KnownKey) -> bool:
-    """Whether the engine takes the field itself: what reports, checkpoints and processes do is the same for all."""
-    return not known.gone and known.effect in ("numbers", "speed") and not key.startswith(_SPEED_OPTIONS)
+def _keep_field(work: ForeignSettings, key: str, known: KnownKey, item: Leaf) -> bool:
+    """Give the engine a field by its name in 0.3; not those of reports, checkpoints and processes."""
+    is_kept = not known.gone and known.effect in ("numbers", "speed") and not key.startswith(_SPEED_OPTIONS)
+    if is_kept:
+        _put_nested(work.backend_args, known.now or key, item)
+    return is_kept
 
 
 def _put_nested(tree: Tree, path: str, item: Leaf) -> None:

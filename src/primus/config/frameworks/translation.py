@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
@@ -11,6 +11,9 @@ from primus.config.convert import find_origin
 from primus.config.schema import OWNERS
 from primus.config.source import Leaf, Tree, parse_scalar
 from primus.errors import UsageError
+
+if TYPE_CHECKING:
+    from primus.config.frameworks.known_keys import KnownKey
 
 NEEDED = ("train_iters", "micro_batch_size", "seq_length", "lr")
 """Keys of which null is an error: their default would be a guess."""
@@ -222,6 +225,35 @@ def format_ignored_keys(ignored: dict[str, list[str]], problem: str) -> list[str
         if effect in _CARRIED
     ]
     return [f"{problem}: {'; '.join(listed)}"] if listed else []
+
+
+def settle_other_keys(
+    work: ForeignSettings,
+    context: LayerContext,
+    keys: Mapping[str, KnownKey],
+    keep: Callable[[ForeignSettings, str, KnownKey, Leaf], bool],
+) -> None:
+    """Take the framework's keys that no key of the schema replaces out of the tree.
+
+    Args:
+        work: The settings; gets a note that lists keys without effect.
+        context: Only keys that the user has written are refused or listed.
+        keys: What the framework knows.
+        keep: Puts a setting where the engine takes it; False if the engine does not.
+
+    Raises:
+        UsageError: A setting that changes the training is gone.
+    """
+    ignored: dict[str, list[str]] = {}
+    for key in [key for key in work.tree if key in keys and key not in OWNERS]:
+        item, known = work.tree.pop(key), keys[key]
+        if not isinstance(item, Leaf) or item.value is None or item.value == known.default:
+            continue
+        if known.gone and known.effect == "numbers" and key in context.written:
+            raise UsageError(f"{find_origin(item)}: {key}: {known.gone}", "remove it")
+        if not keep(work, key, known, item) and key in context.written:
+            ignored.setdefault(known.effect, []).append(key)
+    work.notes += format_ignored_keys(ignored, "no effect here")
 
 
 def format_listed_keys(keys: Iterable[str]) -> str:
