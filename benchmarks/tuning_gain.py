@@ -17,7 +17,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import shutil
 import sys
 import tempfile
@@ -26,6 +25,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
+
+from train_speed import machine
 
 from primus.process import count_usable_cpus, run_command
 from primus.runs.run_steps import load_run_steps
@@ -69,8 +70,7 @@ def main() -> None:
             print(format_row(results[-1]), flush=True)
     unfinished = [result["tuner"] for result in results if len(result["pairs"]) < options.repeats]
     if options.output:
-        machine = {"cpu": platform.processor() or platform.machine(), "cpus": count_usable_cpus()}
-        whole = {"machine": machine, "created": time.time(), "load": os.getloadavg(), "results": results}
+        whole = {"machine": machine(count_usable_cpus()), "load": os.getloadavg(), "results": results}
         Path(options.output).write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
     if unfinished:
         sys.exit(f"not finished: {', '.join(unfinished)}; give more --minutes, or fewer tuners by --only")
