@@ -11,6 +11,7 @@ Format: "Trace Event Format" (Google), as torch.profiler (Kineto), jax.profiler 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import zlib
@@ -23,7 +24,8 @@ from msgspec import Struct
 
 from primus.errors import UsageError
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 256 << 10
+"""Decoding larger blocks takes twice as long: the collector of garbage looks at all events of a block several times."""
 MOST_GUESSES = 8
 _START = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
@@ -31,16 +33,17 @@ _GZIP = b"\x1f\x8b"
 _SEPARATORS = b" \t\r\n,"
 
 
-class EventArguments(Struct, rename=None):
+class EventArguments(Struct, rename=None, gc=False):
     """The arguments of an event that the analysis reads; their types are those that Kineto writes, not checked."""
 
     external_id: Any = msgspec.field(default=None, name="External id")
     correlation: Any = None
     stream: Any = None
     device: Any = None
-    input_dims: Any = msgspec.field(default=None, name="Input Dims")
-    input_type: Any = msgspec.field(default=None, name="Input type")
-    concrete_inputs: Any = msgspec.field(default=None, name="Concrete Inputs")
+    # Most operators have the inputs of an earlier one: their text is compared, and decoded once.
+    input_dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
+    input_type: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
+    concrete_inputs: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Concrete Inputs")
     num_bytes: Any = msgspec.field(default=None, name="Bytes")
     address: Any = msgspec.field(default=None, name="Addr")
     total_allocated: Any = msgspec.field(default=None, name="Total Allocated")
@@ -52,7 +55,7 @@ class EventArguments(Struct, rename=None):
     name: Any = None
 
 
-class TraceEvent(Struct):
+class TraceEvent(Struct, gc=False):
     """One event of a trace; times are in microseconds."""
 
     ph: str = ""
@@ -66,6 +69,7 @@ class TraceEvent(Struct):
 
 
 _decode_events = msgspec.json.Decoder(list[TraceEvent]).decode
+_decode_event = msgspec.json.Decoder(TraceEvent).decode
 _decode_untyped = msgspec.json.Decoder().decode
 
 
@@ -104,6 +108,8 @@ class TraceFile:
             events, used, is_closed = self._decode_block(buffer)
             if events:
                 yield events
+            else:  # an event is longer than the buffer, which is doubled
+                buffer += b"".join(itertools.islice(blocks, len(buffer) // BLOCK_BYTES))
             if is_closed:
                 rest = buffer[used:]
                 for block in blocks:  # members behind the events are small
@@ -205,7 +211,7 @@ class TraceFile:
         events = []
         for item in items:
             try:
-                events.append(msgspec.convert(item, TraceEvent))
+                events.append(_decode_event(msgspec.json.encode(item)))
             except msgspec.ValidationError:
                 self.num_skipped += 1
         return events

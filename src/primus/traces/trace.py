@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,24 +44,33 @@ MEMORY_FACTOR = 4
 
 
 class EventColumns:
-    """Events of one kind, as columns that grow; numbers only, names are indices into `Trace.names`."""
+    """Events of one kind, as rows of numbers that grow; names are indices into `Trace.names`."""
 
     def __init__(self, *extra: str) -> None:
-        self.start, self.end = array("d"), array("d")
-        self.name, self.lane = array("q"), array("q")
-        self.extra = {column: array("q") for column in extra}
+        self.extra = extra
+        self._times = array("d")
+        """Start and end of each event."""
+        self._numbers = array("q")
+        """Name, lane and the extra columns of each event."""
 
     def append(self, start: float, end: float, name: int, lane: int, *values: int) -> None:
-        self.start.append(start)
-        self.end.append(end)
-        self.name.append(name)
-        self.lane.append(lane)
-        for column, value in zip(self.extra.values(), values, strict=True):
-            column.append(value)
+        # One call for several numbers: calls are most of the time of reading a trace.
+        self._times.extend((start, end))
+        self._numbers.extend((name, lane, *values))
 
     @property
     def num_bytes(self) -> int:
-        return 8 * len(self.start) * (4 + len(self.extra))
+        return 8 * (len(self._times) + len(self._numbers))
+
+    def build_table(self) -> EventTable:
+        """The events in order of their start."""
+        times = np.frombuffer(self._times, np.float64).reshape(-1, 2) if self._times else np.zeros((0, 2))
+        width = 2 + len(self.extra)
+        numbers = np.frombuffer(self._numbers, np.int64) if self._numbers else np.zeros(0, np.int64)
+        order = np.argsort(times[:, 0], kind="stable")
+        name, lane, *others = (column[order] for column in numbers.reshape(-1, width).T)
+        extra = dict(zip(self.extra, others, strict=True))
+        return EventTable(times[order, 0], times[order, 1], name, lane, extra)
 
 
 @dataclass
@@ -212,7 +222,7 @@ class _TraceBuilder:
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
         self._shapes: dict[OperatorShape, int] = {}
-        self._shape_texts: dict[str, int] = {}
+        self._shape_texts: dict[tuple[bytes, ...], int] = {}
         self._lanes: dict[tuple[Any, Any], int] = {}
         self._labels: dict[Any, str] = {}
         """Names of processes, and of threads by process and thread."""
@@ -296,17 +306,17 @@ class _TraceBuilder:
         return self._lanes.setdefault((process, thread), len(self._lanes))
 
     def _find_shape(self, args: EventArguments) -> int:
-        if not args.input_dims:
-            return -1
-        text = repr((args.input_dims, args.input_type, args.concrete_inputs))
+        text = (bytes(args.input_dims), bytes(args.input_type), bytes(args.concrete_inputs))
         found = self._shape_texts.get(text)
         if found is None:
+            dims, types, values = map(_decode_list, text)
             shape = OperatorShape(
-                dims=tuple(_freeze_dims(dims) for dims in args.input_dims),
-                types=tuple(map(str, args.input_type or ())),
-                is_causal="True" in (args.concrete_inputs or ())[3:6],
+                dims=tuple(map(_freeze_dims, dims)),
+                types=tuple(map(str, types)),
+                is_causal="True" in values[3:6],
             )
-            found = self._shape_texts[text] = self._shapes.setdefault(shape, len(self._shapes))
+            found = self._shapes.setdefault(shape, len(self._shapes)) if dims else -1
+            self._shape_texts[text] = found
         return found
 
     def build(self, path: Path, metadata: dict[str, Any], problem: str) -> Trace:
@@ -320,11 +330,11 @@ class _TraceBuilder:
             path=path,
             names=list(self._names),
             shapes=list(self._shapes),
-            device=_to_table(self._device),
-            runtime=_to_table(self._runtime),
-            operators=_to_table(self._operators),
-            spans=_to_table(self._spans),
-            memory=_to_table(self._memory),
+            device=self._device.build_table(),
+            runtime=self._runtime.build_table(),
+            operators=self._operators.build_table(),
+            spans=self._spans.build_table(),
+            memory=self._memory.build_table(),
             rank=rank if isinstance(rank, int) else None,
             world_size=distributed.get("world_size"),
             device_name=str(first.get("name", "")) if isinstance(first, dict) else "",
@@ -337,19 +347,10 @@ class _TraceBuilder:
 _NO_ARGUMENTS = EventArguments()
 
 
-def _to_table(columns: EventColumns) -> EventTable:
-    order = np.argsort(np.frombuffer(columns.start, np.float64), kind="stable") if columns.start else np.zeros(0, int)
-
-    def take(column: array[Any], kind: Any) -> NDArray[Any]:
-        return np.frombuffer(column, kind)[order] if len(column) else np.zeros(0, kind)
-
-    return EventTable(
-        take(columns.start, np.float64),
-        take(columns.end, np.float64),
-        take(columns.name, np.int64),
-        take(columns.lane, np.int64),
-        {name: take(column, np.int64) for name, column in columns.extra.items()},
-    )
+def _decode_list(text: bytes) -> list[Any]:
+    """The list that a member of an event holds; empty for anything else."""
+    found = msgspec.json.decode(text) if text else None
+    return found if isinstance(found, list) else []
 
 
 def _freeze_dims(dims: Any) -> tuple[Any, ...]:
