@@ -11,6 +11,7 @@ import pytest
 from primus.errors import UsageError
 from primus.traces import chrome_events
 from primus.traces.chrome_events import TraceFile
+from primus.traces.trace import read_trace
 from traces.chrome_trace import TraceWriter
 
 
@@ -89,3 +90,17 @@ def test_events_with_unusual_members_are_counted_and_skipped(tmp_path: Path) -> 
     writer.events += [{"ph": 7, "name": "x"}, {"ph": "X", "args": "none"}]
     names, file = read_names(writer.write(tmp_path / "trace.json"))
     assert (names, file.num_skipped) == (["gemm"], 2)
+
+
+def test_an_event_longer_than_many_blocks_and_inputs_of_any_type_are_read(text: str, tmp_path: Path) -> None:
+    trace = json.loads(text)
+    trace["traceEvents"][20]["args"]["stack"] = "x" * 20_000
+    odd = (None, 3, "8,4", {"a": 1}, [], [[8, 4], []])
+    for event, dims in zip(trace["traceEvents"], odd, strict=False):
+        event |= {"cat": "cpu_op", "args": {"Input Dims": dims, "Input type": dims, "Concrete Inputs": dims}}
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(trace))
+    assert len(read_names(path)[0]) == 60
+    found = read_trace(path)
+    assert [str(shape) for shape in found.shapes] == ["[8,4]"]
+    assert found.operators.extra["shape"].tolist() == [-1] * 5 + [0]
