@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import struct
 import threading
 from pathlib import Path
 from typing import Any
@@ -81,15 +82,9 @@ def test_a_long_log_with_restarts_and_odd_lines_equals_one_that_is_read_line_by_
     lines[700] = format_line(701, loss="")
     lines += ["restarted", *(format_line(step, time_ms=600) for step in range(2501, 4001))]
     fast = read_text(tmp_path, join_lines(*lines))
-    monkeypatch.setattr("primus.training_logs.formats.megatron.MegatronReader.read_rows", lambda self, lines: None)
-    slow = read_text(tmp_path, join_lines(*lines))
-    assert list_steps(fast) == list_steps(slow) == list(range(1, 4001))
-    for name, column in slow.steps.columns.items():
-        assert fast.steps.list_values(name) == pytest.approx(slow.steps.list_values(name)), name
-        assert len(column) == 4000
-    assert fast.attempts == slow.attempts and len(fast.attempts) == 2
-    assert fast.evaluations == slow.evaluations and len(fast.evaluations) == 1
-    assert fast.num_nonfinite_losses == slow.num_nonfinite_losses == 1
+    assert_equal_logs(fast, read_line_by_line(tmp_path, join_lines(*lines), monkeypatch))
+    assert list_steps(fast) == list(range(1, 4001))
+    assert (len(fast.attempts), len(fast.evaluations), fast.num_nonfinite_losses) == (2, 1, 1)
     assert math.isnan(fast.steps.columns["loss"][700])
 
 
@@ -298,17 +293,99 @@ def test_many_lines_of_ranks_equal_those_that_are_read_line_by_line(
 ) -> None:
     text = join_lines(*list_rank_lines(ranks, prefix, twice=twice))
     fast = read_text(tmp_path, text)
-    with monkeypatch.context() as patch:
-        for name in ("read_rows", "read_block"):
-            patch.setattr(f"primus.training_logs.formats.megatron.MegatronReader.{name}", lambda self, lines: None)
-        slow = read_text(tmp_path, text)
-    assert list_steps(fast) == list_steps(slow) == list(range(1, 1300))
-    assert fast.steps.columns.keys() == slow.steps.columns.keys()
-    for name in slow.steps.columns:
-        assert fast.steps.list_values(name) == slow.steps.list_values(name), name
-    for name in ("attempts", "num_ranks", "num_repeated", "num_nonfinite_losses", "num_unread", "num_lines"):
-        assert getattr(fast, name) == getattr(slow, name), name
+    slow = read_line_by_line(tmp_path, text, monkeypatch)
+    assert list_steps(fast) == list(range(1, 1300))
+    assert_equal_logs(fast, slow)
     assert (len(fast.attempts), fast.num_ranks) == (2, 2 * ranks if twice else ranks)
+
+
+def read_line_by_line(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> TrainingLog:
+    """Read a log as where NumPy is not installed."""
+    with monkeypatch.context() as patch:
+        patch.setattr("primus.training_logs.formats.megatron.MegatronReader.scan_block", lambda self, block: None)
+        return read_text(tmp_path, text)
+
+
+def assert_equal_logs(a: TrainingLog, b: TrainingLog) -> None:
+    """Bit by bit, except for NaN, which has several bit patterns."""
+    assert list(a.steps.columns) == list(b.steps.columns) or a.steps.columns.keys() == b.steps.columns.keys()
+    for name, column in a.steps.columns.items():
+        for ours, theirs in zip(column, b.steps.columns[name], strict=True):
+            assert struct.pack("d", ours) == struct.pack("d", theirs) or (ours != ours and theirs != theirs), name
+    for name in TrainingLog.__struct_fields__:
+        if name != "steps":
+            assert getattr(a, name) == getattr(b, name), name
+
+
+@given(seed=st.integers(0, 10**9))
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_columns_equal_lines_in_logs_that_are_damaged_and_out_of_order(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    text = format_damaged_log(rng)
+    for name, size in (("log_stream.FIRST_BLOCK", 4096), ("log_stream.BLOCK", 16384), ("read_log.MERGED_ROWS", 100)):
+        monkeypatch.setattr(f"primus.training_logs.{name}", rng.randint(1, 4) * size)
+    try:
+        slow = read_line_by_line(tmp_path, text, monkeypatch)
+    except UsageError:
+        return
+    assert_equal_logs(read_text(tmp_path, text), slow)
+
+
+NUMBERS = (
+    "{:.6E}",
+    "{:.3f}",
+    "{:.0f}",
+    "{:.12f}",
+    "{:.2e}",
+    "-{:.4f}",
+    "{:,.1f}",
+    "{:.1f}/2.5",
+    "{:.1f} (avg 2.5)",
+    "nan",
+    "inf",
+)
+
+
+def format_damaged_log(rng: random.Random) -> str:
+    """Lines of steps of Megatron-LM with numbers of many forms, of several ranks, restarted, swapped, cut and mixed."""
+    ranks, stamped = rng.choice([1, 1, 1, 2, 5]), rng.random() < 0.5
+    prefix = rng.choice(["", "[default{rank}]:", "[rank{rank}]: ", "[20251121 {clock}][rank-{rank}/8][INFO ] :"])
+    forms = [rng.choice(NUMBERS) for _ in range(3)]
+    lines, step = [], rng.choice([1, 90, 99_990])
+    for _ in range(rng.randint(100, 500)):
+        if rng.random() < 0.01:
+            step = max(1, step - rng.randint(0, 40))
+        clock = f"{step // 3600 % 24:02}:{step // 60 % 60:02}:{step % 60:02}"
+        for rank in rng.sample(range(ranks), ranks):
+            value = rng.choice([rng.random(), 10 ** rng.uniform(-30, 20), 0.0]) if rng.random() < 0.1 else rng.random()
+            stamp = f" [2025-05-27 {clock}]" if stamped else ""
+            grad_norm, lr, loss = (form.format(value) for form in forms)
+            lines.append(
+                f"{prefix.format(rank=rank, clock=clock)}{stamp} iteration {step:8d}/ 1000000 | elapsed time per"
+                f" iteration (ms): {1000 * value:.1f} | learning rate: {lr} |"
+                + (f" lm loss: {loss} |" if rng.random() > 0.02 else "")
+                + f" grad norm: {grad_norm} | number of skipped iterations: {int(rng.random() < 0.02):3d} |"
+            )
+        step += 1
+    for _ in range(rng.randint(0, 12)):
+        place, other = rng.randrange(len(lines)), rng.randrange(len(lines))
+        kind = rng.randrange(6)
+        if kind == 0:
+            lines[place], lines[other] = lines[other], lines[place]
+        elif kind == 1:
+            lines.insert(place, lines[other])
+        elif kind == 2:
+            lines[place] = lines[place][: rng.randrange(len(lines[place]))]
+        elif kind == 3:
+            lines[place] += lines[other]
+        elif kind == 4:
+            lines.insert(place, rng.choice(["a line of a launcher", "  seq_length ... 4096", "iteration 7", "|"]))
+        else:
+            character = rng.randrange(max(1, len(lines[place])))
+            lines[place] = lines[place][:character] + rng.choice("0|:x ") + lines[place][character + 1 :]
+    return join_lines(*lines)
 
 
 def test_a_pipe_is_read_once_and_may_be_compressed(tmp_path: Path) -> None:

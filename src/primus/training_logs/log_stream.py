@@ -11,9 +11,10 @@ from types import TracebackType
 
 from primus.errors import UsageError
 
-BLOCK = 1 << 17
+BLOCK = 1 << 19
 """Bytes that are read at once; the copies of larger blocks do not fit into the cache of a core."""
-MAX_LINE = 64 * BLOCK
+FIRST_BLOCK = 1 << 16
+MAX_LINE = 16 * BLOCK
 """Bytes of a line; of a longer one only the end is read."""
 MAX_HEAD = 1 << 26
 """Bytes of a pipe that are kept until its format is known."""
@@ -71,13 +72,14 @@ def open_log(path: Path) -> LogStream:
     return LogStream(str(path), gzip.GzipFile(fileobj=buffered) if is_compressed else buffered, buffered)
 
 
-def split_blocks(file: LogStream, size: int = BLOCK) -> Iterator[tuple[bytes, bool]]:
-    """Lines of a file, of about `size` bytes at a time, and whether a newline ends the last one.
+def split_blocks(file: LogStream) -> Iterator[tuple[bytes, bool]]:
+    """Lines of a file, in blocks that grow to about `BLOCK` bytes, and whether a newline ends the last one.
 
     Escapes of terminals are removed. Progress bars return to the start of the line: `\\r` separates lines as well.
     """
-    rest = b""
+    rest, size = b"", FIRST_BLOCK
     while data := file.read(size):
+        size = min(2 * size, BLOCK)
         place = data.rfind(b"\n")
         if place < 0:
             place = data.rfind(b"\r", 0, -1)  # the last one may be half of a newline

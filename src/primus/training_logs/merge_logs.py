@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from primus.errors import UsageError
 from primus.training_logs.find_logs import LogGroup
+from primus.training_logs.log_step import OF_ALL_RANKS
 from primus.training_logs.read_log import AUTO, MAX_EVALUATIONS, MAX_EXAMPLES, TrainingLog, read_log
-from primus.training_logs.step_rows import OF_ALL_RANKS
 
 
 def read_log_group(group: LogGroup, name: str = AUTO) -> TrainingLog:

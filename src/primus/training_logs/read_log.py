@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import gzip
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
@@ -24,11 +26,14 @@ from primus.training_logs.formats.nanotron import NanotronReader
 from primus.training_logs.formats.nemo import NeMoReader
 from primus.training_logs.formats.primus import PrimusReader
 from primus.training_logs.formats.torchtitan import TorchtitanReader
+from primus.training_logs.log_step import LogStep
 from primus.training_logs.log_stream import LogStream, open_log, select_lines, split_blocks
 from primus.training_logs.step_merger import LogAttempt, StepMerger
 from primus.training_logs.step_reader import LogEvaluation, LogLineError, StepReader
-from primus.training_logs.step_rows import LogStep
 from primus.training_logs.step_table import StepTable
+
+if TYPE_CHECKING:
+    from primus.training_logs.step_rows import StepRows
 
 READERS: tuple[type[StepReader], ...] = (
     *(PrimusReader, MegatronBridgeReader, MegatronReader, NeMoReader, TorchtitanReader, MaxTextReader),
@@ -36,12 +41,12 @@ READERS: tuple[type[StepReader], ...] = (
 )
 """The most specific one first: of several that read a log, the first one that finds losses is taken."""
 AUTO = "auto"
-SAMPLED_BLOCK = 1 << 20
-"""Bytes that are read at once to recognise the format."""
 MAX_EXAMPLES = 5
 MAX_EXAMPLE_LENGTH = 300
 MAX_EVALUATIONS = 10_000
-MAX_SAMPLES = 200
+MERGED_ROWS = 1 << 14
+"""Lines of steps that are merged at once."""
+MAX_SAMPLES = 100
 """Lines of a block that are read to recognise the format."""
 
 
@@ -133,7 +138,7 @@ def find_format(file: LogStream, path: str) -> type[StepReader]:
     """
     found: dict[type[StepReader], bool] = {}
     num_lines, first_line = 0, ""
-    for block, _ in split_blocks(file, SAMPLED_BLOCK):
+    for block, _ in split_blocks(file):
         lines = block.split(b"\n")
         first_line = first_line or _shorten(lines[0])
         is_last = bool(found)
@@ -179,6 +184,9 @@ class StepScan:
         self._reader = kind()
         self._merger = StepMerger(self.log.steps, prefers_last_rank=kind.PREFERS_LAST_RANK)
         self._has_steps = False
+        self._rows: list[StepRows] = []
+        """Rows that are not merged yet."""
+        self._num_rows = 0
 
     def run(self, file: LogStream) -> TrainingLog:
         """Read the file to its end."""
@@ -187,14 +195,14 @@ class StepScan:
             log.first_line = log.first_line or _shorten(block.partition(b"\n")[0])
             whole, newline, last = (block, b"", b"") if is_whole else block.rpartition(b"\n")
             if is_whole or newline:
-                self._read_block(whole)
-                log.num_lines += whole.count(b"\n") + 1
+                log.num_lines += self._read_block(whole)
             if not is_whole:
                 self._read_last_line(last)
                 log.num_lines += 1
         log.num_bytes = file.num_bytes
         with contextlib.suppress(LogLineError):
             self._add(reader.finish())
+        self._merge_rows()
         merger.close()
         log.attempts, log.settings = merger.attempts, reader.settings
         log.num_ranks, log.num_repeated = merger.lines_per_step, merger.num_copies
@@ -205,30 +213,44 @@ class StepScan:
             log.steps.multiply("step_time_s", 1 / factor)
         return log
 
-    def _read_block(self, block: bytes) -> None:
+    def _read_block(self, block: bytes) -> int:
+        """Read lines; gives their number."""
         reader = self._reader
-        rows = reader.read_block(block) if self._has_steps else None
-        if rows is not None:
-            self._merger.add_rows(rows)
-            return
-        anchors = reader.ANCHORS if self._has_steps else reader.ANCHORS + reader.SETTING_ANCHORS
-        chosen = select_lines(block, anchors)
-        found = reader.read_rows(chosen) if chosen else None
-        rows, others = found or (None, range(len(chosen)))
+        found = reader.scan_block(block) if self._has_steps else None
+        if found is None:
+            anchors = reader.ANCHORS if self._has_steps else reader.ANCHORS + reader.SETTING_ANCHORS
+            for line in select_lines(block, anchors):
+                self._read_line(line, block)
+            return block.count(b"\n") + 1
         added = 0
-        for number, place in enumerate(others):
-            try:
-                steps = list(reader.read_line(chosen[place]))
-            except ValueError as error:  # of ours, or of a number that is damaged
-                self._note_unread(chosen[place], block, str(error))
-                continue
-            if rows and steps:
-                self._merger.add_rows(rows.take(range(added, place - number)))
-                added = place - number
+        for number, line in found.others:
+            before = bisect_left(found.lines, number)
+            self._keep_rows(found.rows, added, before)
+            added = before
+            self._read_line(line, block)
+        self._keep_rows(found.rows, added, len(found.lines))
+        return found.num_lines
+
+    def _read_line(self, line: bytes, block: bytes) -> None:
+        try:
+            steps = list(self._reader.read_line(line))
             self._add(steps)
-        if rows:
-            self._has_steps = True
-            self._merger.add_rows(rows.take(range(added, len(rows))) if added else rows)
+        except ValueError as error:  # of ours, or of a number that is damaged
+            self._note_unread(line, block, str(error))
+
+    def _keep_rows(self, rows: StepRows | None, start: int, end: int) -> None:
+        """Keep rows until there are many: the last steps of rows, which other ranks may complete, are merged slowly."""
+        if rows is None or start == end:
+            return
+        self._rows.append(rows.take(slice(start, end)))
+        self._num_rows += end - start
+        if self._num_rows >= MERGED_ROWS:
+            self._merge_rows()
+
+    def _merge_rows(self) -> None:
+        if self._rows:
+            self._merger.add_rows(self._rows)
+        self._rows, self._num_rows = [], 0
 
     def _read_last_line(self, line: bytes) -> None:
         """Read the end of a file without a newline, unless it is a part of a line of a step."""
@@ -251,6 +273,7 @@ class StepScan:
                 self.log.evaluations += [step] if len(self.log.evaluations) < MAX_EVALUATIONS else []
             else:
                 self._has_steps = True
+                self._merge_rows()
                 self._merger.add_step(step)
 
     def _note_unread(self, line: bytes, block: bytes, problem: str) -> None:

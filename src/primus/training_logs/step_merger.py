@@ -15,15 +15,19 @@ number of lines that earlier steps have.
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import chain, islice
-from operator import lt
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from primus.training_logs.step_rows import OF_ALL_RANKS, LogStep, StepRows, have_same_times, merge_groups
+from primus.training_logs.log_step import NO_RANK, OF_ALL_RANKS, LogStep
 from primus.training_logs.step_table import StepTable
+
+if TYPE_CHECKING:
+    from primus.training_logs.step_rows import Floats, StepGroups, StepRows
 
 MAX_OPEN = 64
 """Steps by which one rank may print later than another."""
@@ -46,6 +50,15 @@ class _OpenStep(Struct):
     lines: dict[int | None, LogStep]
     """Last line of each rank."""
     num_lines: int = 1
+    rows: StepRows | None = None
+    """Lines before those, as far as they were read by column."""
+
+    def find_line(self, rank: int | None) -> LogStep | None:
+        """The last line of a rank."""
+        if self.rows is not None:
+            self.lines = {found.rank: found for found in self.rows.list_steps()} | self.lines
+            self.rows = None
+        return self.lines.get(rank)
 
 
 class StepMerger:
@@ -93,108 +106,121 @@ class StepMerger:
             self.table.truncate(step)
         self._open_step(found)
 
-    def add_rows(self, rows: StepRows) -> None:
+    def add_rows(self, parts: Sequence[StepRows]) -> None:
         """Add what many lines say, in the order of the lines."""
-        steps = rows.columns["step"]
+        from primus.training_logs.step_rows import join_rows
+
+        rows = join_rows(parts)
+        is_behind = ~(rows.steps > self._last_step) if self._num_steps else rows.steps < 0
         # Lines about steps that are open.
-        behind = next((place for place, step in enumerate(steps) if not step <= self._last_step), len(steps))
-        for found in rows.take(range(behind)).list_steps() if behind else ():
+        behind = len(is_behind) if is_behind.all() else int(is_behind.argmin())
+        for found in rows.take(slice(behind)).list_steps():
             self.add_step(found)
-        if behind:
-            rows = rows.take(range(behind, len(steps)))
-        if len(rows) and not self._add_new_steps(rows) and not self._merge_ranks(rows):
+        rows = rows.take(slice(behind, None))
+        if len(rows.ranks) and not self._add_new_steps(rows) and not self._merge_ranks(rows):
             for found in rows.list_steps():
                 self.add_step(found)
 
     def _add_new_steps(self, rows: StepRows) -> bool:
         """Add rows of which each is a new step; False if some may be of another rank or attempt."""
-        steps = rows.columns["step"]
+        steps = rows.steps
         if self._lines_per_step > 1 or (self._num_steps and not steps[0] > self._last_step):
             return False
-        if not all(map(lt, steps, islice(steps, 1, None))):
+        if not (steps[1:] > steps[:-1]).all():
             return False
-        # Another rank may still print the last step.
-        complete = {name: column[:-1] for name, column in rows.columns.items()}
-        if len(steps) > 1:
+        # Lines about the last steps may follow.
+        first_open = max(0, len(steps) - MAX_OPEN)
+        if first_open:
+            closed = rows.take(slice(first_open))
             self._close_steps(0)
-            self._start_steps(steps[0], len(steps) - 1)
+            self._start_steps(steps[0], first_open)
             self._lines_per_step = 1
-            self._last_step, self._last_time_s = steps[-2], None
-            self._extend_table(complete)
-        self.add_step(rows.take([len(steps) - 1]).list_steps()[0])
+            self._note_ranks(closed)
+            self._last_step, self._last_time_s = float(closed.steps[-1]), None
+            self._extend_table(closed.columns)
+        for found in rows.take(slice(first_open, None)).list_steps():
+            self.add_step(found)
         return True
 
     def _merge_ranks(self, rows: StepRows) -> bool:
         """Add rows of several ranks; False, and nothing is done, if the run may have restarted between them."""
-        ranks, times = rows.find_origins(range(len(rows)))
-        groups = rows.group_by_step()
-        late = rows.take(sorted(chain.from_iterable(groups[step] for step in groups.keys() & self._open.keys())))
-        late_steps = late.list_steps() if late else []
-        groups = {step: places for step, places in sorted(groups.items()) if step not in self._open}
-        is_behind = bool(groups) and next(iter(groups)) <= self._last_step
-        if is_behind or any(_is_same_time(self._open[each.values["step"]], each) is False for each in late_steps):
+        from primus.training_logs.step_rows import group_by_step, have_same_times, measure_delay
+
+        is_late = (rows.steps[:, None] == list(self._open)).any(axis=1)
+        late_steps = rows.take(is_late.nonzero()[0]).list_steps()
+        new = rows.take((~is_late).nonzero()[0])
+        if not len(new.ranks) or new.steps.min() <= self._last_step:
             return False
-        if not self._is_in_order(rows, ranks) or not have_same_times(rows, groups.values(), times, SAME_TIME_S):
+        groups = group_by_step(new)
+        if measure_delay(rows, sorted(self._open)) >= MAX_OPEN or not have_same_times(new, groups, SAME_TIME_S):
+            return False
+        if not self._is_in_order(rows) or not all(map(self._is_of_other_rank, late_steps)):
             return False
         for found in late_steps:
             self._complete_step(found)
-        if groups:
-            self._add_groups(rows, groups)
+        self._note_ranks(rows)
+        self._add_groups(new, groups)
         return True
 
-    def _is_in_order(self, rows: StepRows, ranks: Sequence[int | None]) -> bool:
+    def _is_of_other_rank(self, late: LogStep) -> bool:
+        """Whether a line about an open step is certainly not one after a restart."""
+        known = self._open[late.values["step"]]
+        step_time_s = min(each.values.get("step_time_s", 0.0) for each in (known, late))
+        same_time = _is_same_time(known, late, step_time_s)
+        return (late.rank is None) == (known.rank is None) and same_time is not False
+
+    def _is_in_order(self, rows: StepRows) -> bool:
         """Whether no rank goes back, except to print a line twice."""
-        steps = rows.columns["step"]
-        if None in ranks:
-            counts = Counter(steps)
-            known = sum((Counter({step: each.num_lines}) for step, each in self._open.items()), Counter())
-            return max((counts + known).values()) <= self._lines_per_step
-        latest = self._rank_steps.copy()
-        for place, (step, rank) in enumerate(zip(steps, ranks, strict=True)):
-            assert rank is not None
-            if not step > latest.get(rank, -math.inf):
-                before = next((each for each in range(place - 1, -1, -1) if ranks[each] == rank), None)
-                if before is None or not rows.are_equal(before, place):
-                    return False
-            latest[rank] = step
-        return True
+        from primus.training_logs.step_rows import are_in_order
 
-    def _add_groups(self, rows: StepRows, groups: Mapping[float, Sequence[int]]) -> None:
+        if not (rows.ranks == NO_RANK).any():
+            return are_in_order(rows, self._rank_steps)
+        counts = Counter(rows.steps.tolist())
+        known = Counter({step: each.num_lines for step, each in self._open.items()})
+        return max((counts + known).values()) <= self._lines_per_step
+
+    def _add_groups(self, rows: StepRows, groups: StepGroups) -> None:
         """Add steps of which each has the rows of several ranks."""
-        ranks, times = rows.find_origins(range(len(rows)))
-        steps = list(groups)
-        counts = [len(group) for group in groups.values()]
+        from primus.training_logs.step_rows import merge_groups
+
+        firsts = groups.order[groups.firsts]
+        steps, counts = rows.steps[firsts].tolist(), groups.counts.tolist()
         self._start_steps(steps[0], len(steps))
         self._lines_per_step = max([self._lines_per_step, *counts[:-1], *(e.num_lines for e in self._open.values())])
         self.num_copies += sum(counts) - len(steps)
-        self.ranks.update(rank for rank in ranks if rank is not None)
-        for rank, step in zip(ranks, rows.columns["step"], strict=True):
-            if rank is not None:
-                self._rank_steps[rank] = step
-        self._last_step, self._last_time_s = steps[-1], times[groups[steps[-1]][0]]
-        merged, chosen = merge_groups(rows, list(groups.values()), ranks, prefers_last=self._prefers_last_rank)
-        # Ranks print a step at different times: from the first one on that lacks some, steps stay open.
-        are_open = any(each.num_lines < self._lines_per_step for each in self._open.values())
-        whole = next((i for i, count in enumerate(counts[:-1]) if count < self._lines_per_step), len(steps) - 1)
-        whole = max(0 if are_open else whole, len(steps) - MAX_OPEN)
-        if whole:
+        self._last_step, self._last_time_s = steps[-1], rows.take(firsts[-1:]).list_steps()[0].time_s
+        merged, chosen = merge_groups(rows, groups, prefers_last=self._prefers_last_rank)
+        # Lines about the last steps may follow.
+        first_open = max(0, len(steps) - MAX_OPEN)
+        if first_open:
             self._close_steps(0)
-            self._extend_table({name: column[:whole] for name, column in merged.items()})
-        for number in range(whole, len(steps)):
-            values = {name: column[number] for name, column in merged.items()}
-            place = chosen[number]
-            lines = {found.rank: found for found in rows.take(groups[steps[number]]).list_steps()}
-            self._open[steps[number]] = _OpenStep(values, ranks[place], times[place], lines, counts[number])
+            self._extend_table({name: column[:first_open] for name, column in merged.items()})
+        spoken, first_lines = rows.take(chosen[first_open:]).list_steps(), rows.take(firsts[first_open:]).list_steps()
+        for number in range(first_open, len(steps)):
+            start, count = int(groups.firsts[number]), counts[number]
+            values = {name: float(column[number]) for name, column in merged.items()}
+            rank, time_s = spoken[number - first_open].rank, first_lines[number - first_open].time_s
+            lines = rows.take(groups.order[start : start + count])
+            self._open[steps[number]] = _OpenStep(values, rank, time_s, {}, count, lines)
         self._close_steps(MAX_OPEN)
+
+    def _note_ranks(self, rows: StepRows) -> None:
+        """Note the ranks of rows, and the last step of each."""
+        is_one_rank = (rows.ranks == rows.ranks[0]).all()
+        last = rows.take(slice(-1, None)) if is_one_rank else rows
+        self._rank_steps.update(zip(last.ranks.tolist(), last.steps.tolist(), strict=True))
+        self._rank_steps.pop(NO_RANK, None)
+        self.ranks.update(self._rank_steps)
 
     def _start_steps(self, first: float, count: int) -> None:
         if not self._num_steps:
-            self._first_step = first
+            self._first_step = float(first)
         self._num_steps += count
 
-    def _extend_table(self, columns: Mapping[str, Sequence[float]]) -> None:
-        self.num_nonfinite_losses += sum(map(math.isnan, columns.get("loss", ())))
-        self.table.extend(columns)
+    def _extend_table(self, columns: Mapping[str, Floats]) -> None:
+        loss = columns["loss"]
+        self.num_nonfinite_losses += len(loss) - int((abs(loss) < math.inf).sum())
+        self.table.extend({name: array("d", column.tobytes()) for name, column in columns.items()})
 
     def close(self) -> None:
         """Add the last steps to the table."""
@@ -231,10 +257,10 @@ class StepMerger:
         known = self._open.get(step)
         if known is None:
             return False
-        before = known.lines.get(found.rank)
+        before = known.find_line(found.rank)
         if before is not None and before.time_s == found.time_s and _have_same_values(before, found):
             return True
-        is_near = _is_same_time(known, found)
+        is_near = _is_same_time(known, found, known.values.get("step_time_s", 0.0))
         if found.rank is not None and known.rank is not None:
             return step > self._rank_steps.get(found.rank, -math.inf) and is_near is not False
         if self._lines_per_step:
@@ -255,18 +281,20 @@ class StepMerger:
         for name, value in found.values.items():
             before = known.values.get(name, math.nan)
             if name == OF_ALL_RANKS:
-                known.values[name] = value if math.isnan(before) else max(value, before)
+                known.values[name] = max((each for each in (before, value) if each == each), default=math.nan)
             elif math.isnan(before) or (speaks and not math.isnan(value)):
                 known.values[name] = value
         if speaks:
             known.rank = found.rank
 
     def _close_steps(self, most: int) -> None:
-        while len(self._open) > most:
-            step = min(self._open)
-            values = self._open.pop(step).values
-            self.num_nonfinite_losses += not math.isfinite(values.get("loss", 0.0))
-            self.table.append(values)
+        """Move the first open steps to the table, so that at most so many stay open."""
+        steps = sorted(self._open)[: max(0, len(self._open) - most)]
+        closed = [self._open.pop(step).values for step in steps]
+        self.num_nonfinite_losses += sum(not math.isfinite(values.get("loss", 0.0)) for values in closed)
+        if closed:
+            names = dict.fromkeys(chain.from_iterable(closed))
+            self.table.extend({name: [values.get(name, math.nan) for values in closed] for name in names})
 
     def _end_attempt(self) -> None:
         # Lines per step of an attempt that ends within its first steps.
@@ -278,11 +306,10 @@ class StepMerger:
         self._rank_steps.clear()
 
 
-def _is_same_time(known: _OpenStep, found: LogStep) -> bool | None:
+def _is_same_time(known: _OpenStep, found: LogStep, step_time_s: float) -> bool | None:
     """Whether two lines about a step are printed at the same time; None if one has no time stamp."""
     if known.time_s is None or found.time_s is None:
         return None
-    step_time_s = known.values.get("step_time_s", 0.0)
     limit = SAME_TIME_S + (0.5 * step_time_s if math.isfinite(step_time_s) else 0.0)
     return abs(found.time_s - known.time_s) <= limit
 

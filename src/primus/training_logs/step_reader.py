@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import date
 from functools import lru_cache
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from primus.training_logs.step_rows import LogStep, StepRows
+from primus.training_logs.log_step import LogStep
+
+if TYPE_CHECKING:
+    from primus.training_logs.line_columns import ScannedBlock
 
 NUMBER = re.compile(rb"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
 TIME_STAMP = re.compile(rb"(\d{4})-?(\d\d)-?(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
@@ -67,12 +70,8 @@ class StepReader:
         """
         raise NotImplementedError
 
-    def read_block(self, block: bytes) -> StepRows | None:
-        """The steps of a block of lines that are all alike; None if they are not."""
-        return None
-
-    def read_rows(self, lines: Sequence[bytes]) -> tuple[StepRows, list[int]] | None:
-        """The steps of many lines at once, and the places of lines that must be read one by one; None if all must."""
+    def scan_block(self, block: bytes) -> ScannedBlock | None:
+        """The steps of a block of lines by column, and the lines that must be read one by one; None if all must."""
         return None
 
     def finish(self) -> Iterable[LogStep]:

@@ -1,115 +1,173 @@
-"""Steps as lines of a log say them: one by one, and by column where many lines are alike."""
+"""Steps as columns of arrays, with what merges the lines of several ranks.
+
+Needs NumPy, which takes a tenth of a second to import: only readers of long logs import this module.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from msgspec import Struct
+import numpy as np
+from numpy.typing import NDArray
 
-OF_ALL_RANKS = "memory_gib"
-"""Field of which the largest value counts; of the others that of the rank that speaks for all."""
+from primus.training_logs.log_step import NO_RANK, OF_ALL_RANKS, LogStep
+from primus.training_logs.step_reader import parse_clock
 
-
-class LogStep(Struct):
-    """What one line says about a step."""
-
-    values: dict[str, float]
-    """By field of the table. NaN: the value is not a finite number; a field is missing if it is not printed."""
-    rank: int | None = None
-    time_s: float | None = None
-    """Time stamp of the line."""
+Floats = NDArray[np.float64]
+Places = NDArray[np.intp]
+NO_CLOCK = 0
 
 
-class RowOrigins(NamedTuple):
-    """Where rows come from."""
+class StepRows(NamedTuple):
+    """What many lines say about steps, in the order of the lines.
 
-    ranks: Sequence[int | None]
-    times: Sequence[float | None]
-    """Time stamps."""
-
-
-class StepRows:
-    """What many lines say about steps, by column.
-
-    Args:
-        columns: By field of the table; NaN where a line does not have the value.
-        find_origins: Finds the rank and the time stamp of some rows, which most logs do not need.
+    Each has a loss, which is NaN if it is not a finite number. In other columns NaN also stands for a missing value.
     """
 
-    def __init__(
-        self, columns: Mapping[str, Sequence[float]], find_origins: Callable[[Sequence[int]], RowOrigins]
-    ) -> None:
-        self.columns = columns
-        self.find_origins = find_origins
+    columns: Mapping[str, Floats]
+    """By field of the table."""
+    ranks: NDArray[np.int64]
+    clocks: NDArray[np.int64]
+    """Time stamps to the second, as numbers `YYYYMMDDhhmmss`."""
 
-    def __len__(self) -> int:
-        return len(self.columns["step"])
+    @property
+    def steps(self) -> Floats:
+        """The column of the steps."""
+        return self.columns["step"]
 
-    def group_by_step(self) -> dict[float, list[int]]:
-        """Places of the rows of each step."""
-        groups: dict[float, list[int]] = {}
-        for place, step in enumerate(self.columns["step"]):
-            group = groups.get(step)
-            if group is None:
-                groups[step] = [place]
-            else:
-                group.append(place)
-        return groups
-
-    def are_equal(self, a: int, b: int) -> bool:
-        """Whether two rows have the same values."""
-        pairs = [(column[a], column[b]) for column in self.columns.values()]
-        return all(x == y or (x != x and y != y) for x, y in pairs)
-
-    def take(self, places: Sequence[int]) -> StepRows:
+    def take(self, places: Places | slice | list[int]) -> StepRows:
         """Some rows."""
-        columns = {name: [column[place] for place in places] for name, column in self.columns.items()}
-        return StepRows(columns, lambda chosen: self.find_origins([places[place] for place in chosen]))
+        columns = {name: column[places] for name, column in self.columns.items()}
+        return StepRows(columns, self.ranks[places], self.clocks[places])
+
+    def compute_times(self) -> Floats:
+        """Time stamp of each row in seconds; NaN without one."""
+        known, inverse = np.unique(self.clocks, return_inverse=True)
+        times = [None if clock == NO_CLOCK else parse_clock(clock) for clock in known.tolist()]
+        return np.array([math.nan if time_s is None else time_s for time_s in times])[inverse]
 
     def list_steps(self) -> list[LogStep]:
         """One step for each row."""
-        ranks, times = self.find_origins(range(len(self)))
-        rows = zip(*self.columns.values(), strict=True)
+        columns = [column.tolist() for column in self.columns.values()]
         return [
-            LogStep(dict(zip(self.columns, row, strict=True)), rank, time_s)
-            for row, rank, time_s in zip(rows, ranks, times, strict=True)
+            LogStep(
+                dict(zip(self.columns, values, strict=True)),
+                None if rank == NO_RANK else rank,
+                None if clock == NO_CLOCK else parse_clock(clock),
+            )
+            for rank, clock, *values in zip(self.ranks.tolist(), self.clocks.tolist(), *columns, strict=True)
         ]
 
 
-def have_same_times(
-    rows: StepRows, groups: Iterable[Sequence[int]], times: Sequence[float | None], resolution_s: float
-) -> bool:
-    """Whether the rows of each step are printed at the same time, as far as lines have time stamps."""
-    step_times = rows.columns.get("step_time_s")
-    for group in groups:
-        known = [time_s for time_s in map(times.__getitem__, group) if time_s is not None] if len(group) > 1 else ()
-        if not known:
-            continue
-        step_time_s = step_times[group[0]] if step_times else 0.0
-        if max(known) - min(known) > resolution_s + (0.5 * step_time_s if math.isfinite(step_time_s) else 0.0):
+class StepGroups(NamedTuple):
+    """Rows of the same step."""
+
+    order: Places
+    """Places of the rows, by step; those of one step in the order of their lines."""
+    firsts: Places
+    """Where each step begins in `order`."""
+    counts: NDArray[np.intp]
+    """Rows of each step."""
+
+
+def join_rows(parts: Sequence[StepRows]) -> StepRows:
+    """Rows one after the other; a column that a part lacks is NaN there."""
+    if len(parts) == 1:
+        return parts[0]
+    names = dict.fromkeys(name for part in parts for name in part.columns)
+    missing = [np.full(len(part.ranks), math.nan) for part in parts]
+    return StepRows(
+        {
+            name: np.concatenate([part.columns.get(name, nan) for part, nan in zip(parts, missing, strict=True)])
+            for name in names
+        },
+        np.concatenate([part.ranks for part in parts]),
+        np.concatenate([part.clocks for part in parts]),
+    )
+
+
+def group_by_step(rows: StepRows) -> StepGroups:
+    """The rows of each step, by step."""
+    order = np.argsort(rows.steps, kind="stable")
+    steps = rows.steps[order]
+    firsts = np.flatnonzero(np.concatenate(([True], steps[1:] != steps[:-1])))
+    return StepGroups(order, firsts, np.diff(np.append(firsts, len(steps))))
+
+
+def are_in_order(rows: StepRows, latest: Mapping[int, float]) -> bool:
+    """Whether no rank goes back, except to print a line twice.
+
+    Args:
+        rows: Rows that have ranks.
+        latest: Last step of each rank before them.
+    """
+    order = np.argsort(rows.ranks, kind="stable")
+    ranks, steps = rows.ranks[order], rows.steps[order]
+    is_same_rank = ranks[1:] == ranks[:-1]
+    goes_back = np.flatnonzero(is_same_rank & ~(steps[1:] > steps[:-1]))
+    for column in (rows.clocks, *rows.columns.values()) if len(goes_back) else ():
+        before, after = column[order[goes_back]], column[order[goes_back + 1]]
+        if not (before == after).all() and not np.array_equal(before, after, equal_nan=True):
             return False
-    return True
+    firsts = np.flatnonzero(np.concatenate(([True], ~is_same_rank)))
+    pairs = zip(ranks[firsts].tolist(), steps[firsts].tolist(), strict=True)
+    return all(step > latest.get(rank, -math.inf) for rank, step in pairs)
 
 
-def merge_groups(
-    rows: StepRows, groups: Sequence[Sequence[int]], ranks: Sequence[int | None], *, prefers_last: bool
-) -> tuple[dict[str, list[float]], list[int]]:
-    """One row for each group, and the place of the row that speaks for it; a value that it lacks is of another row."""
-    known = [rank for rank in ranks if rank is not None]
-    choose = max if prefers_last else min
-    can_choose = len(known) == len(ranks)
-    chosen = [choose(group, key=known.__getitem__) if len(group) > 1 and can_choose else group[0] for group in groups]
-    merged: dict[str, list[float]] = {}
+def measure_delay(rows: StepRows, open_steps: Sequence[float]) -> float:
+    """By how many steps a line is behind the newest step before it, at most; infinite if its step is before that of
+    an earlier line that is the first one of its step.
+
+    Args:
+        rows: The lines.
+        open_steps: Steps of earlier lines, by step.
+    """
+    places = np.unique(np.concatenate((open_steps, rows.steps)), return_inverse=True)[1]
+    newest = np.maximum.accumulate(places)
+    is_first = np.zeros(len(places), np.bool_)
+    is_first[np.unique(places, return_index=True)[1]] = True
+    return math.inf if (is_first & (places < newest)).any() else float((newest - places).max())
+
+
+def have_same_times(rows: StepRows, groups: StepGroups, resolution_s: float) -> bool:
+    """Whether the rows of each step are printed at the same time, as far as lines have time stamps."""
+    if not rows.clocks.any():
+        return True
+    times = rows.compute_times()[groups.order]
+    spans = np.fmax.reduceat(times, groups.firsts) - np.fmin.reduceat(times, groups.firsts)
+    step_times = rows.columns["step_time_s"][groups.order]
+    step_times = np.minimum.reduceat(np.where(np.isfinite(step_times), step_times, 0.0), groups.firsts)
+    limits = resolution_s + 0.5 * step_times
+    return not bool((spans > limits).any())
+
+
+def merge_groups(rows: StepRows, groups: StepGroups, *, prefers_last: bool) -> tuple[dict[str, Floats], Places]:
+    """One row for each step, and the place of the row that speaks for it.
+
+    A value that it lacks is that of the row that spoke before it, or the first one that another row has.
+    """
+    numbers = np.arange(len(rows.ranks))
+    speaks = np.zeros(len(numbers), np.bool_)
+    speaks[groups.firsts] = True
+    if (rows.ranks != NO_RANK).all():
+        ranks = rows.ranks[groups.order]
+        ranks = ranks if prefers_last else ranks.max() - ranks
+        records = np.maximum.accumulate(
+            np.repeat(np.arange(len(groups.firsts)), groups.counts) * (ranks.max() + 1) + ranks
+        )
+        speaks[1:] |= records[1:] > records[:-1]
+    chosen = groups.order[np.maximum.reduceat(np.where(speaks, numbers, -1), groups.firsts)]
+    merged = {}
     for name, column in rows.columns.items():
+        values, in_order = column[chosen], column[groups.order]
         if name == OF_ALL_RANKS:
-            found = [[value for value in map(column.__getitem__, group) if value == value] for group in groups]
-            merged[name] = [max(values, default=math.nan) for values in found]
-            continue
-        values = [column[place] for place in chosen]
-        for number, value in enumerate(values) if any(map(math.isnan, values)) else ():
-            if value != value:
-                values[number] = next((each for place in groups[number] if (each := column[place]) == each), math.nan)
+            values = np.fmax.reduceat(in_order, groups.firsts)
+        elif np.isnan(values).any():
+            is_known = ~np.isnan(in_order)
+            spoken = np.maximum.reduceat(np.where(is_known & speaks, numbers, -1), groups.firsts)
+            first = np.minimum.reduceat(np.where(is_known, numbers, len(numbers)), groups.firsts)
+            values = np.append(in_order, math.nan)[np.where(spoken >= 0, spoken, first)]
         merged[name] = values
     return merged, chosen

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
+from primus.training_logs.log_step import LogStep
 from primus.training_logs.step_reader import NUMBER, LogEvaluation, LogLineError, StepReader, parse_number
-from primus.training_logs.step_rows import LogStep
 
 RECORD = re.compile(rb"\{[^{}]*['\"](?:eval_)?(?:loss|train_runtime)['\"]:[^{}]*\}")
 PAIR = re.compile(rb"['\"](\w+)['\"]: *['\"]?([-+.\w]+)")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from primus.training_logs.log_step import LogStep
 from primus.training_logs.step_reader import LogEvaluation, LogLineError, StepReader, parse_number, split_steps
-from primus.training_logs.step_rows import LogStep
 
 STEP = re.compile(rb"completed step: *(\d+), *")
 EVALUATION = re.compile(rb"[Cc]ompleted eval after train step (\d+), loss=([-+.\deEnaif]+)")

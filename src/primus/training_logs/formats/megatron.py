@@ -8,10 +8,11 @@ is not a number.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar
 
-from primus.training_logs.line_layout import LineLayout, NumberPlace, find_common_mask, group_lines, join_rows
+from primus.training_logs.line_layout import LineLayout, NumberPlace
+from primus.training_logs.log_step import LogStep
 from primus.training_logs.step_reader import (
     NUMBER,
     LogEvaluation,
@@ -21,7 +22,9 @@ from primus.training_logs.step_reader import (
     find_rank,
     parse_number,
 )
-from primus.training_logs.step_rows import LogStep, StepRows
+
+if TYPE_CHECKING:
+    from primus.training_logs.line_columns import ColumnScanner, ScannedBlock
 
 ITERATION = re.compile(rb"\biteration +(\d+)/ *(\d+) *\|")
 VALIDATION = re.compile(rb"\bvalidation loss at iteration +(\d+)[^|]*\|[^|]*?value: *([-+.\deEnaif]+)")
@@ -63,8 +66,6 @@ LENGTHS = (b"actual seqlen", b"actual seq length")
 """Names of the tokens of a sample."""
 SUFFIX = re.compile(rb"\d([KMBT])\b")
 SUFFIXES = {b"K": 1e3, b"M": 1e6, b"B": 1e9, b"T": 1e12}
-MAX_LAYOUTS = 4096
-"""Most layouts that are remembered."""
 MAX_STEP_DIGITS = 15
 """A longer number is not exact."""
 
@@ -81,8 +82,7 @@ class MegatronReader(StepReader):
 
     def __init__(self) -> None:
         super().__init__()
-        self._layouts: dict[bytes, LineLayout | None] = {}
-        """By what lines of a layout have in common; None if they must be read one by one."""
+        self._scanner: ColumnScanner | None = None
         self._has_bar = False
         """Whether a line has ended with a bar: one without is cut off then. Some forks print none."""
 
@@ -160,34 +160,17 @@ class MegatronReader(StepReader):
         for name, span in layout.settings.items():
             self.settings[name] = line[slice(*span)].strip().decode(errors="replace")
 
-    def read_block(self, block: bytes) -> StepRows | None:
-        mask = find_common_mask(block)
-        line = block[: len(mask)] if mask else b""
-        layout = self._find_known_layout(mask, line) if mask else None
-        rows = layout.read_rows(block, (len(block) + 1) // (len(line) + 1)) if layout else None
-        if layout and rows:
-            self._note_settings(layout, block[-len(line) :])
-        return rows
-
-    def read_rows(self, lines: Sequence[bytes]) -> tuple[StepRows, list[int]] | None:
-        parts: list[tuple[list[int], StepRows]] = []
-        others: list[int] = []
-        for mask, places, text in group_lines(lines):
-            layout = self._find_known_layout(mask, lines[places[0]])
-            rows = layout.read_rows(text, len(places)) if layout else None
-            if layout is None or rows is None:
-                others += places
-            else:
-                self._note_settings(layout, lines[places[-1]])
-                parts.append((places, rows))
-        return (join_rows(parts), sorted(others)) if parts else None
-
-    def _find_known_layout(self, mask: bytes, line: bytes) -> LineLayout | None:
-        if mask not in self._layouts:
-            if len(self._layouts) >= MAX_LAYOUTS:
-                self._layouts.clear()
-            self._layouts[mask] = self._find_single_layout(line)
-        return self._layouts[mask]
+    def scan_block(self, block: bytes) -> ScannedBlock | None:
+        if self._scanner is None:
+            try:
+                from primus.training_logs.line_columns import ColumnScanner
+            except ImportError:  # NumPy is not a requirement of the package
+                return None
+            self._scanner = ColumnScanner(self.ANCHORS[0], self._find_single_layout)
+        found = self._scanner.scan(block)
+        if found.last:
+            self._note_settings(*found.last)
+        return found
 
     def _find_single_layout(self, line: bytes) -> LineLayout | None:
         """The layout of a line of one step that is known to be whole; None for others."""

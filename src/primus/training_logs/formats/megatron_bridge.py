@@ -6,11 +6,14 @@ Source: training/utils/train_utils.py of NVIDIA-NeMo/Megatron-Bridge. `GPU utili
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar
 
 from primus.training_logs.formats.megatron import MegatronReader
-from primus.training_logs.step_rows import LogStep, StepRows
+from primus.training_logs.log_step import LogStep
+
+if TYPE_CHECKING:
+    from primus.training_logs.line_columns import ScannedBlock
 
 STEP_TIME = re.compile(rb"Step Time : *([\d.]+)s +GPU utilization: *([\d.]+)")
 MEMORY = re.compile(rb"mem-max-reserved-gigabytes: *([\d.]+)")
@@ -55,10 +58,7 @@ class MegatronBridgeReader(MegatronReader):
             self._waiting = found
             self._complete_waiting()
 
-    def read_block(self, block: bytes) -> StepRows | None:
-        return None
-
-    def read_rows(self, lines: Sequence[bytes]) -> tuple[StepRows, list[int]] | None:
+    def scan_block(self, block: bytes) -> ScannedBlock | None:
         return None  # a line may complete the one before it
 
     def finish(self) -> Iterable[LogStep]:

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from primus.training_logs.log_step import LogStep
 from primus.training_logs.step_reader import LogEvaluation, LogLineError, StepReader
-from primus.training_logs.step_rows import LogStep
 
 TOKEN = b":::MLLOG "
 STATISTICS = {

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from primus.training_logs.log_step import LogStep
 from primus.training_logs.step_reader import LogLineError, StepReader, parse_number
-from primus.training_logs.step_rows import LogStep
 
 LINE = re.compile(rb"Training epoch \d+, iteration (\d+)/\d+ \|(.*)")
 BAR = re.compile(rb"\breduced_train_loss=")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from primus.runs.events import Event, read_events
+from primus.training_logs.log_step import LogStep
 from primus.training_logs.step_reader import LogEvaluation
-from primus.training_logs.step_rows import LogStep
 
 NAME = "events"
 TITLE = "primus"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from primus.protobuf import read_fields
-from primus.training_logs.step_rows import LogStep
+from primus.training_logs.log_step import LogStep
 
 NAME = "tensorboard"
 TITLE = "TensorBoard"

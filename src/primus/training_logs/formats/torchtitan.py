@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from primus.training_logs.log_step import LogStep
 from primus.training_logs.step_reader import (
     LogEvaluation,
     LogLineError,
@@ -18,7 +19,6 @@ from primus.training_logs.step_reader import (
     parse_time_stamp,
     split_steps,
 )
-from primus.training_logs.step_rows import LogStep
 
 START = re.compile(rb"(validate )?\bstep: *(\d+) +(?=loss:)")
 VALUE = re.compile(rb"\b(\w+): *([^\s:]+)")
