@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
+import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("numpy")
 
+from primus.report.benchmark_history import find_history_file
 from primus.run_report.html_page import format_html
 from primus.run_report.markdown import format_markdown
 from primus.run_report.report import RunReport, build_report
-from primus.runs.files import write_json
+from primus.runs.files import write_json, write_text
 from primus.runs.store import Run, RunOutcome
 from traces.chrome_trace import TraceWriter
 
@@ -31,6 +35,28 @@ def test_waiting_for_data_limits_a_run_and_the_estimate_is_the_wait(make_run: Ma
     shares = {part.what: part.seconds for part in report.facts.time}
     assert shares == {"steps": pytest.approx(24), "waiting for data": pytest.approx(16), "start": pytest.approx(10)}
     assert report.facts.tokens_per_s == pytest.approx(1000)
+
+
+def test_a_run_on_a_busy_host_lacks_cores_and_reaches_little_of_the_measured_product(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    started = {"device_type": "cpu", "dtype": "float32", "device": "EPYC"}
+    run = make_run(
+        [(1.0, 0.0)] * 30,
+        started=started,
+        tflops_per_device=0.05,
+        after=[{"kind": "training_ended", "core_wait_share": 0.6}],
+    )
+    write_json(run.directory / "env/system_info.json", {"host": socket.gethostname()})
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    case = {"M": 64, "N": 64, "K": 64, "trans": "NN", "dtype": "fp32", "mode": "steady"}
+    record = {**case, "benchmark": "gemm", "device": "CPU", "rank": 0, "value": 0.5, "unit": "TFLOP/s"}
+    write_text(find_history_file("gemm", environ), json.dumps(record) + "\n")
+    report = build_report(run, environ)
+    assert report.limit == "too few cores: threads that could run waited 60% of that time for one"
+    assert [change.gain for change in report.changes] == [0.6]
+    assert "10.0% of 0.5 TFLOP/s (benchmark gemm)" in format_markdown(report)
+    assert build_report(run).best_gemm_tflops is None
 
 
 def test_evaluations_and_slow_first_steps_have_their_share(make_run: MakeRun) -> None:

@@ -27,6 +27,7 @@ from primus.runs.files import write_json, write_text
 from primus.runs.store import Run
 from primus.session.batch_record import RECORD_VARIABLE
 from primus.session.collection_record import CollectionRecorder
+from primus.session.rates import measure_core_wait
 
 SETTINGS: dict[str, Any] = {
     "mock_data": True,
@@ -218,3 +219,11 @@ def test_collections_that_slow_a_step_are_recorded() -> None:
         recorder.close()
     assert [(event["kind"], event["step"]) for event in found] == [("garbage_collection", 3)]
     assert found[0]["time_s"] >= 0
+
+
+def test_the_wait_for_cores_is_that_of_all_threads(tmp_path: Path) -> None:
+    for thread, text in {"1": "600 100 9\n", "2": "200 100 9\n", "3": "", "4": "x y z"}.items():
+        (tmp_path / thread).mkdir()
+        (tmp_path / thread / "schedstat").write_text(text)
+    assert measure_core_wait(tmp_path) == 0.2
+    assert measure_core_wait(tmp_path / "none") is None

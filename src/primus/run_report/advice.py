@@ -15,6 +15,8 @@ from primus.traces.report import TraceReport
 MOST_CHANGES = 3
 NOTICEABLE = 0.03
 """Share of time below which a change is not worth it."""
+CONTENDED = 0.2
+"""Share of waiting for a core above which it limits the run."""
 RECOMPUTED_SHARE = 0.25
 """Full recomputation adds a forward pass to a step of three (arXiv 2205.05198): a quarter of its computation."""
 LOW_MFU = 0.3
@@ -52,6 +54,8 @@ def describe_limit(facts: RunFacts, trace: TraceReport | None) -> str:
     largest = max(facts.time, key=lambda part: part.share, default=None)
     if largest is not None and largest.what != "steps":
         return f"most of the run's time is not training: {largest.what} takes {largest.share:.0%}"
+    if facts.started.get("device_type") == "cpu" and (facts.core_wait_share or 0.0) > CONTENDED:
+        return f"too few cores: threads that could run waited {facts.core_wait_share:.0%} of that time for one"
     if facts.data_share > 0.2:
         return f"the input: {facts.data_share:.0%} of the time of steps is spent waiting for batches"
     if trace is not None:
@@ -92,6 +96,17 @@ def _suggest_loader(facts: RunFacts, trace: TraceReport | None) -> Iterator[Sugg
         gain_of="step",
         basis="data_time_s of the steps: all of the wait",
     )
+
+
+def _suggest_cores(facts: RunFacts, trace: TraceReport | None) -> Iterator[SuggestedChange]:
+    if facts.started.get("device_type") == "cpu" and facts.core_wait_share is not None:
+        yield SuggestedChange(
+            change="end other processes on the host, or start no more threads than it has cores (OMP_NUM_THREADS)",
+            reason=f"threads that could run waited {facts.core_wait_share:.0%} of that time for a core",
+            gain=facts.core_wait_share,
+            gain_of="run",
+            basis="times in run queues of the kernel (schedstat of the threads of rank 0)",
+        )
 
 
 def _suggest_evaluation(facts: RunFacts, trace: TraceReport | None) -> Iterator[SuggestedChange]:
@@ -241,6 +256,7 @@ def _suggest_precision(facts: RunFacts, trace: TraceReport | None) -> Iterator[S
 
 RULES: tuple[Callable[[RunFacts, TraceReport | None], Iterator[SuggestedChange]], ...] = (
     _suggest_loader,
+    _suggest_cores,
     _suggest_evaluation,
     _suggest_checkpoints,
     _suggest_first_steps,

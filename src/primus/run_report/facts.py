@@ -85,6 +85,8 @@ class RunFacts(Struct, frozen=True, kw_only=True):
     """Share of the time of steps that was spent waiting for batches."""
     compute_share: float | None
     """Share of the steady step in forward and backward passes of rank 0; None if it was not measured."""
+    core_wait_share: float | None
+    """Share of the time in which threads of rank 0 could run that they waited for a core; None if it is not known."""
     slow_first_s: float
     """Time of the first steps of each attempt above the median."""
     slow_later_s: float
@@ -143,6 +145,7 @@ def collect_facts(run: Run) -> RunFacts:
         convention=_detect_convention(run, gflop, notes),
         data_share=_divide(sum(_list_numbers(steady, "data_time_s")), sum(times)),
         compute_share=_divide(compute, step_s) if compute and step_s else None,
+        core_wait_share=_find_median(recorded, "core_wait_share"),
         slow_first_s=slow_first,
         slow_later_s=slow_later,
         checkpoint_wait_s=_measure_checkpoint_wait(recorded),

@@ -31,7 +31,7 @@ def _build_sections(report: RunReport) -> Iterator[tuple[str, Html]]:
         "Changes",
         page.make_table(["change", "reason", "gain", "basis"], changes)
         if changes
-        else page.make_paragraph("No rule finds one."),
+        else page.make_paragraph("No rule finds a change that saves 3 % or more."),
     )
     if facts.points:
         losses = [("training", [(point.step, point.loss) for point in facts.points])]

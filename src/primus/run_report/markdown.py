@@ -15,7 +15,7 @@ def format_markdown(report: RunReport) -> str:
     parts.append("## Changes")
     changes = list_change_rows(report)
     header = ["change", "reason", "gain", "basis"]
-    parts.append(format_markdown_table(header, changes) if changes else "No rule finds one.")
+    parts.append(format_markdown_table(header, changes) if changes else "No rule finds a change that saves 3 % or more.")
     for each in list_tables(report):
         parts += [f"## {each.title}", format_markdown_table(each.header, each.rows, each.right)]
         parts += [each.text] if each.text else []

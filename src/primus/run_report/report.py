@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
 from primus.errors import PrimusError
 from primus.report import table
+from primus.report.benchmark_history import read_best_figures
 from primus.run_report.advice import SuggestedChange, describe_limit, suggest_changes
 from primus.run_report.facts import RunFacts, collect_facts
 from primus.runs.store import Run
@@ -16,6 +18,8 @@ from primus.traces.format import format_us, list_timeline_rows
 from primus.traces.report import TraceReport, analyze_traces
 
 NUM_OPERATORS = 12
+GEMM_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""What `benchmark gemm` calls the types of runs."""
 Rows = list[list[str]]
 
 
@@ -28,6 +32,8 @@ class RunReport(Struct, frozen=True, kw_only=True):
     changes: list[SuggestedChange]
     trace: TraceReport | None
     """Of the newest profile; None if the run recorded none."""
+    best_gemm_tflops: float | None = None
+    """Of the fastest matrix product in the type of the run that `benchmark gemm` has measured on this device."""
 
 
 class RunTable(Struct, frozen=True, kw_only=True):
@@ -42,8 +48,13 @@ class RunTable(Struct, frozen=True, kw_only=True):
     """A sentence below it."""
 
 
-def build_report(run: Run) -> RunReport:
-    """The report of a run folder in any state."""
+def build_report(run: Run, environ: Mapping[str, str] | None = None) -> RunReport:
+    """The report of a run folder in any state.
+
+    Args:
+        run: The run.
+        environ: Says where results of benchmarks are kept; None for a report without them.
+    """
     facts = collect_facts(run)
     trace = None
     files = find_run_traces(run)
@@ -55,8 +66,23 @@ def build_report(run: Run) -> RunReport:
         else:
             facts.notes.extend(trace.notes)
     return RunReport(
-        facts=facts, limit=describe_limit(facts, trace), changes=suggest_changes(facts, trace), trace=trace
+        facts=facts,
+        limit=describe_limit(facts, trace),
+        changes=suggest_changes(facts, trace),
+        trace=trace,
+        best_gemm_tflops=_find_best_gemm(facts, environ),
     )
+
+
+def _find_best_gemm(facts: RunFacts, environ: Mapping[str, str] | None) -> float | None:
+    """TFLOP/s of the fastest product; None if this host has measured none, or is not that of the run."""
+    if environ is None or facts.machine.get("host") != socket.gethostname():
+        return None
+    device = "CPU" if facts.started.get("device_type") == "cpu" else str(facts.started.get("device"))
+    dtype = GEMM_TYPES.get(str(facts.started.get("dtype")), "")
+    best = read_best_figures(environ).get(device, {}).get(f"gemm_{dtype}")
+    # One that the run exceeds was measured while the device had other work.
+    return best if best and best > (facts.tflops_per_device or 0.0) else None
 
 
 def list_key_figures(report: RunReport) -> Rows:
@@ -75,6 +101,7 @@ def list_key_figures(report: RunReport) -> Rows:
         ("tokens/s over all steps", _format_optional(facts.overall_tokens_per_s)),
         ("step", f"{facts.steady_step_s:.4g} s" if facts.steady_step_s else ""),
         ("TFLOP/s of a device", _format_flops(facts)),
+        ("share of the fastest matrix product measured here", _format_gemm_share(report)),
         ("MFU", f"{facts.mfu:.1%}" if facts.mfu is not None else ""),
         ("memory", _format_memory(facts)),
         ("time", table.format_duration(facts.wall_s)),
@@ -125,7 +152,10 @@ def _list_trace_tables(trace: TraceReport) -> Iterator[RunTable]:
     yield RunTable(
         title="Time of the profiled steps",
         header=["", "time", "share"],
-        rows=[[name.strip(), format_us(time), f"{time / total:.1%}"] for name, time in list_timeline_rows(found)],
+        rows=[
+            [f"idle: {name.strip()}" if name.startswith(" ") else name, format_us(time), f"{time / total:.1%}"]
+            for name, time in list_timeline_rows(found)
+        ],
         right=[1, 2],
         text=f"launch-bound: {found.launch_bound_share:.1%} of the time" if found.timeline == "device" else "",
     )
@@ -189,6 +219,13 @@ def _format_flops(facts: RunFacts) -> str:
     convention = f", {facts.gflop_per_token:.4g} GFLOP per token" if facts.gflop_per_token else ""
     counted = f": counted as {facts.convention}" if facts.convention else ""
     return f"{table.format_number(facts.tflops_per_device)}{convention}{counted}"
+
+
+def _format_gemm_share(report: RunReport) -> str:
+    reached, best = report.facts.tflops_per_device, report.best_gemm_tflops
+    if reached is None or not best:
+        return ""
+    return f"{reached / best:.1%} of {table.format_number(best)} TFLOP/s (benchmark gemm)"
 
 
 def _format_memory(facts: RunFacts) -> str:

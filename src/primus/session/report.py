@@ -12,6 +12,7 @@ from primus.callback import Callback, EvaluationReport, ProfileReport, SavedChec
 from primus.runs.attempt import Attempt
 from primus.session.loggers import Logger, Scalars
 from primus.session.progress import ProgressBar
+from primus.session.rates import measure_core_wait
 from primus.session.step_line import format_evaluation_line, format_step_line
 
 
@@ -131,6 +132,7 @@ class TrainingReporter(Callback):
             time_s=round(seconds, 3),
             tokens_per_s=tokens / seconds,
             loss=last.loss,
+            core_wait_share=measure_core_wait(),
         )
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ def run(options: Options, context: TaskContext) -> None:
     from primus.run_report.report import build_report
 
     found = store.find_run(options.run, Path(options.workspace))
-    report = build_report(found)
+    report = build_report(found, context.environ)
     text = format_markdown(report)
     folder = found.directory / FOLDER
     files = {
