@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from primus.report import page, table
 from primus.report.charts import draw_area_chart, draw_line_chart, draw_share_bar
 from primus.report.page import Html
-from primus.run_report.report import RunReport, RunTable, list_change_rows, list_key_figures, list_tables
+from primus.run_report.report import NO_CHANGES, RunReport, RunTable, list_change_rows, list_key_figures, list_tables
 from primus.traces.memory import MEMORY_CATEGORIES, MemoryReport
 from primus.traces.report import TraceReport
 
@@ -29,9 +29,7 @@ def _build_sections(report: RunReport) -> Iterator[tuple[str, Html]]:
     changes = list_change_rows(report)
     yield (
         "Changes",
-        page.make_table(["change", "reason", "gain", "basis"], changes)
-        if changes
-        else page.make_paragraph("No rule finds a change that saves 3 % or more."),
+        page.make_table(["change", "reason", "gain", "basis"], changes) if changes else page.make_paragraph(NO_CHANGES),
     )
     if facts.points:
         losses = [("training", [(point.step, point.loss) for point in facts.points])]

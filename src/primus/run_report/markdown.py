@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from primus.report.markdown import format_markdown_table
-from primus.run_report.report import RunReport, list_change_rows, list_key_figures, list_tables
+from primus.run_report.report import NO_CHANGES, RunReport, list_change_rows, list_key_figures, list_tables
 
 
 def format_markdown(report: RunReport) -> str:
@@ -15,7 +15,7 @@ def format_markdown(report: RunReport) -> str:
     parts.append("## Changes")
     changes = list_change_rows(report)
     header = ["change", "reason", "gain", "basis"]
-    parts.append(format_markdown_table(header, changes) if changes else "No rule finds a change that saves 3 % or more.")
+    parts.append(format_markdown_table(header, changes) if changes else NO_CHANGES)
     for each in list_tables(report):
         parts += [f"## {each.title}", format_markdown_table(each.header, each.rows, each.right)]
         parts += [each.text] if each.text else []

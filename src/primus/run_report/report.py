@@ -20,6 +20,7 @@ from primus.traces.report import TraceReport, analyze_traces
 NUM_OPERATORS = 12
 GEMM_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """What `benchmark gemm` calls the types of runs."""
+NO_CHANGES = "No rule finds a change that saves 3 % or more."
 Rows = list[list[str]]
 
 
