@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import re
@@ -19,13 +20,15 @@ MAX_LINE = 16 * BLOCK
 MAX_HEAD = 1 << 26
 """Bytes of a pipe that are kept until its format is known."""
 GZIP_MAGIC = b"\x1f\x8b"
+UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""First bytes of a file of PowerShell."""
 ESCAPES = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class LogStream:
     """Bytes of a log, uncompressed. `rewind` starts again; of a pipe, what has been read is kept until then."""
 
-    def __init__(self, path: str, file: io.BufferedIOBase, raw: io.BufferedIOBase) -> None:
+    def __init__(self, path: str, file: io.BufferedIOBase | codecs.StreamRecoder, raw: io.BufferedIOBase) -> None:
         self.num_bytes = 0
         """Bytes that have been read since the start."""
         self._path = path
@@ -68,8 +71,13 @@ def open_log(path: Path) -> LogStream:
     """Open a log, which may be compressed by gzip."""
     raw = path.open("rb", buffering=0)
     buffered = io.BufferedReader(raw, BLOCK)
-    is_compressed = buffered.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
-    return LogStream(str(path), gzip.GzipFile(fileobj=buffered) if is_compressed else buffered, buffered)
+    head = buffered.peek(len(GZIP_MAGIC))
+    file: io.BufferedIOBase | codecs.StreamRecoder = buffered
+    if head.startswith(GZIP_MAGIC):
+        file = gzip.GzipFile(fileobj=buffered)
+    elif head.startswith(UTF_16_MARKS):
+        file = codecs.EncodedFile(buffered, "utf-8", "utf-16", errors="replace")
+    return LogStream(str(path), file, buffered)
 
 
 def split_blocks(file: LogStream) -> Iterator[tuple[bytes, bool]]:

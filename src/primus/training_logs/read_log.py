@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from primus.errors import UsageError, did_you_mean
 from primus.training_logs.formats import run_events, tensorboard
@@ -207,10 +207,8 @@ class StepScan:
         log.attempts, log.settings = merger.attempts, reader.settings
         log.num_ranks, log.num_repeated = merger.lines_per_step, merger.num_copies
         log.num_nonfinite_losses, log.has_derived_times = merger.num_nonfinite_losses, merger.has_derived_times
-        factor = reader.step_factor
-        if factor != 1.0:
-            log.steps.multiply("step", factor)
-            log.steps.multiply("step_time_s", 1 / factor)
+        if (reader.step_factor, reader.step_offset) != (1.0, 0.0):
+            _scale_steps(log, reader.step_factor, reader.step_offset)
         return log
 
     def _read_block(self, block: bytes) -> int:
@@ -283,6 +281,20 @@ class StepScan:
             log.unread.append(
                 UnreadLine(log.num_lines + block.count(b"\n", 0, block.find(line)) + 1, _shorten(line), problem)
             )
+
+
+def _scale_steps(log: TrainingLog, factor: float, offset: float) -> None:
+    """Make steps of the numbers of records."""
+    log.steps.scale("step", factor, offset)
+    log.steps.scale("step_time_s", 1 / factor)
+    for evaluation in log.evaluations:
+        evaluation.values["step"] = evaluation.values["step"] * factor + offset
+    log.attempts = [
+        structs.replace(
+            each, first_step=int(each.first_step * factor + offset), last_step=int(each.last_step * factor + offset)
+        )
+        for each in log.attempts
+    ]
 
 
 def _read_event_file(path: Path) -> TrainingLog:

@@ -57,6 +57,11 @@ class StepReader:
         """Steps between two records, where a log counts records instead of steps."""
         return 1.0
 
+    @property
+    def step_offset(self) -> float:
+        """Steps before the first record, where a log counts records."""
+        return 0.0
+
     @classmethod
     def recognizes(cls, line: bytes) -> bool:
         """Whether a line with an anchor is of this format, where other formats have the same anchor."""

@@ -74,10 +74,10 @@ class StepTable:
             for column in self.columns.values():
                 del column[place:]
 
-    def multiply(self, name: str, factor: float) -> None:
-        """Multiply a column, if it exists."""
+    def scale(self, name: str, factor: float, offset: float = 0.0) -> None:
+        """Multiply a column, if it exists, and add a number."""
         if name in self.columns:
-            self.columns[name] = array("d", [value * factor for value in self.columns[name]])
+            self.columns[name] = array("d", [value * factor + offset for value in self.columns[name]])
 
     def list_values(self, name: str) -> list[float | None]:
         """A column; None for a value that is missing or is not a finite number."""

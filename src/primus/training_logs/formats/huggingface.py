@@ -2,7 +2,8 @@
 
 Source: `Trainer.log` and ProgressCallback of huggingface/transformers; version 5 prints the values as strings. Records
 rarely have a step. Without one, it is the number of the record times the interval between records that the progress
-bar shows.
+bar shows, and the steps before the first record, which a resumed run has. ms-swift and the `trainer_log.jsonl` of
+LLaMA-Factory have steps and the time since the start.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from primus.training_logs.log_step import LogStep
 from primus.training_logs.step_reader import NUMBER, LogEvaluation, LogLineError, StepReader, parse_number
 
 RECORD = re.compile(rb"\{[^{}]*['\"](?:eval_)?(?:loss|train_runtime)['\"]:[^{}]*\}")
-PAIR = re.compile(rb"['\"](\w+)['\"]: *['\"]?([-+.\w]+)")
+PAIR = re.compile(rb"['\"]([\w/()]+)['\"]: *['\"]?([-+.\w]+)")
+ELAPSED = re.compile(
+    rb"['\"]elapsed_time['\"]: *['\"](?:(\d+) ?d(?:ays?)?,? *)?(?:(\d+)h *)?(?:(\d+)m *)?(?:(\d+)s|(\d[\d:]+))"
+)
 BAR = re.compile(rb"\| *(\d+)/(\d+) \[((?:\d+:)?\d+:\d\d)<")
 FIELDS = {
     "loss": "loss",
@@ -28,7 +32,9 @@ FIELDS = {
     "tokens_per_second_per_gpu": "tokens_per_s_per_device",
     "num_input_tokens_seen": "consumed_tokens",
     "num_tokens": "consumed_tokens",
+    "memory(GiB)": "memory_gib",
 }
+STEPS = ("step", "global_step/max_steps", "current_steps")
 MAX_INTERVALS = 1000
 STATE_FILE = "trainer_state.json"
 """File of each checkpoint, which has all records in `log_history`."""
@@ -51,6 +57,8 @@ class HuggingFaceReader(StepReader):
         self._record_bar: int | None = None
         """Step of the bar at the last record."""
         self._intervals: list[int] = []
+        self._places: list[tuple[int, int]] = []
+        """Number of a record, and step of the bar then."""
 
     @classmethod
     def recognizes(cls, line: bytes) -> bool:
@@ -60,6 +68,13 @@ class HuggingFaceReader(StepReader):
     def step_factor(self) -> float:
         """Steps of one record, if records are counted."""
         return float(median(self._intervals)) if self._intervals else 1.0
+
+    @property
+    def step_offset(self) -> float:
+        """Steps before the first record, if records are counted; a bar may be drawn a little before its step."""
+        factor = self.step_factor
+        distances = [bar - factor * number for number, bar in self._places]
+        return factor * round(median(distances) / factor) if distances else 0.0
 
     def read_line(self, line: bytes) -> Iterable[LogStep]:
         for found in BAR.finditer(line):
@@ -76,16 +91,18 @@ class HuggingFaceReader(StepReader):
         if "train_runtime" in numbers:
             self.settings |= {name: texts[name].decode() for name in numbers}
             return
-        is_counted = "step" not in numbers
-        step = numbers.get("step", float(self._num_records))
+        steps = [numbers[name] for name in STEPS if name in numbers]
+        step = steps[0] if steps else float(self._num_records)
         if "eval_loss" in numbers:
             yield LogEvaluation({"step": step, "loss": numbers["eval_loss"]})
         if "loss" not in numbers:
             return
-        if is_counted:
+        if not steps:
             step = self._count_record(numbers.get("epoch", math.nan))
         values = {FIELDS[name]: value for name, value in numbers.items() if name in FIELDS}
-        yield LogStep({"step": step, **values}, time_s=self._bar[1] if self._bar else None)
+        elapsed = ELAPSED.search(text)
+        time_s = _parse_elapsed(elapsed) if elapsed else self._bar[1] if self._bar else None
+        yield LogStep({"step": step, **values}, time_s=time_s)
 
     def _count_record(self, epoch: float) -> float:
         if epoch < self._epoch:
@@ -97,6 +114,8 @@ class HuggingFaceReader(StepReader):
         if self._bar and self._record_bar is not None and self._bar[0] - self._record_bar > 0:
             self._intervals = [*self._intervals, self._bar[0] - self._record_bar][-MAX_INTERVALS:]
         self._record_bar = self._bar[0] if self._bar else None
+        if self._record_bar is not None:
+            self._places = [*self._places, (self._num_records, self._record_bar)][-MAX_INTERVALS:]
         return float(self._num_records)
 
 
@@ -119,6 +138,11 @@ def read_trainer_state(data: bytes) -> list[LogStep]:
         return found
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         raise LogLineError(f"not the state of a trainer: {error}") from None
+
+
+def _parse_elapsed(found: re.Match[bytes]) -> float:
+    days, hours, minutes, seconds = (int(group or 0) for group in found.groups()[:4])
+    return 86400 * days + 3600 * hours + 60 * minutes + seconds + (_parse_clock(found[5]) if found[5] else 0.0)
 
 
 def _parse_clock(text: bytes) -> float:

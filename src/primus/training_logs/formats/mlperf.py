@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from primus.training_logs.log_step import LogStep
-from primus.training_logs.step_reader import LogEvaluation, LogLineError, StepReader
+from primus.training_logs.step_reader import LogEvaluation, LogLineError, StepReader, set_value
 
 TOKEN = b":::MLLOG "
 STATISTICS = {
@@ -73,6 +73,11 @@ class MlperfReader(StepReader):
             if values.keys() & {"samples_per_s", "loss"}:
                 samples = _count_samples(found)
                 yield LogStep({"step": self._to_step(samples), "consumed_samples": samples, **values})
+        elif found.key == "train_loss" and isinstance(found.value, (int, float)) and "samples_count" in found.metadata:
+            samples = _count_samples(found)
+            values = {"step": self._to_step(samples), "consumed_samples": samples, "loss": float(found.value)}
+            set_value(values, "learning_rate", _find_number(found.metadata, "lr"))
+            yield LogStep(values)
         elif found.key in ("eval_accuracy", "eval_error") and isinstance(found.value, (int, float)):
             yield LogEvaluation({"step": self._to_step(_count_samples(found)), "loss": float(found.value)})
         elif found.key == "run_stop":
@@ -91,6 +96,12 @@ class MlperfReader(StepReader):
 
 def _count_samples(found: MlperfLine) -> float:
     for name in ("samples_count", "step", "epoch_num"):
-        if isinstance(found.metadata.get(name), (int, float)):
-            return float(found.metadata[name])
+        number = _find_number(found.metadata, name)
+        if number is not None:
+            return number
     raise LogLineError(f"{found.key} without samples_count")
+
+
+def _find_number(metadata: dict[str, Any], name: str) -> float | None:
+    value = metadata.get(name)
+    return float(value) if isinstance(value, (int, float)) else None

@@ -1,0 +1,112 @@
+"""Logs as launchers, containers and terminals leave them: prefixes, encodings, progress bars, steps of resumed runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from primus.training_logs.read_log import TrainingLog, read_log
+
+STEPS = (11, 12, 13)
+
+
+def read_lines(tmp_path: Path, lines: list[str], encoding: str = "utf-8") -> TrainingLog:
+    file = tmp_path / "job.log"
+    file.write_text("".join(f"{line}\n" for line in lines), encoding)
+    log = read_log(file)
+    assert (log.num_unread, len(log.attempts)) == (0, 1)
+    return log
+
+
+def list_steps(log: TrainingLog) -> list[float]:
+    return list(log.steps.columns["step"])
+
+
+def format_megatron(step: int) -> str:
+    return (
+        f" iteration {step:8d}/     900 | consumed samples: {8 * step:12d} | elapsed time per iteration (ms): 5{step}.5"
+        f" | learning rate: 2.000E-05 | lm loss: 3.{step}0000E+00 | grad norm: 1.{step} | skipped: 0 |"
+    )
+
+
+def format_titan(step: int) -> str:
+    return (
+        f"[titan] 2026-03-04 05:06:{step},500 - root - INFO - \x1b[31mstep: {step}  \x1b[32mloss:  3.{step}000 "
+        " \x1b[33mmemory:  9.46GiB(64.99%)  \x1b[34mtps: 7,131\x1b[39m"
+    )
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "wandb: {line}",
+        "2026-03-04T05:06:{step}.123456789Z {line}",
+        "2026-03-04T05:06:{step}.123456789Z stdout F {line}",
+        "trainer-0-1  | {line}",
+        "15: {line}",
+        "node-a12: [default7]:{line}",
+        "Mar 04 05:06:{step} node7 train[4321]: {line}",
+        "(RayTrainWorker pid=1234, ip=10.0.0.1) {line}",
+        "\x1b[36m{line}\x1b[0m\r",
+        '{{"log":"{line}\\n","stream":"stdout","time":"2026-03-04T05:06:{step}.5Z"}}',
+    ],
+)
+def test_prefixes_of_launchers_and_containers_change_no_value(form: str, tmp_path: Path) -> None:
+    for format_line, name in ((format_megatron, "megatron"), (format_titan, "torchtitan")):
+        log = read_lines(tmp_path, [form.format(line=format_line(step), step=step) for step in STEPS])
+        assert (log.format, list_steps(log)) == (name, [11, 12, 13])
+        assert log.steps.columns["loss"][-1] == 3.13
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_files_of_windows_are_read(encoding: str, tmp_path: Path) -> None:
+    lines = [format_megatron(step) for step in range(1, 2000)]
+    log = read_lines(tmp_path, lines, encoding)
+    assert (list_steps(log), log.num_lines) == (list(range(1, 2000)), 1999)
+
+
+@pytest.mark.parametrize(
+    ("first", "interval", "lag"), [(0, 10, 0), (0, 10, 1), (100, 10, 1), (100, 1, 0), (0, 1, 0), (2500, 500, 3)]
+)
+def test_records_of_a_resumed_trainer_have_the_steps_of_its_bar(
+    first: int, interval: int, lag: int, tmp_path: Path
+) -> None:
+    lines = []
+    for record in (1, 2, 3):
+        step = first + interval * record
+        lines += [f"\r  8%|##  | {step - lag}/9000 [0{record}:00<20:27,  3.33s/it]"]
+        lines += [f"{{'loss': 1.{record}, 'grad_norm': 0.5, 'learning_rate': 2.7e-05, 'epoch': 0.{record}}}    "]
+        lines += [f"{{'eval_loss': 2.{record}, 'eval_runtime': 3.5, 'epoch': 0.{record}}}"]
+    log = read_lines(tmp_path, lines)
+    steps = [first + interval * record for record in (1, 2, 3)]
+    assert list_steps(log) == steps
+    assert [each.values["step"] for each in log.evaluations] == steps
+    assert (log.attempts[0].first_step, log.attempts[0].last_step) == (steps[0], steps[-1])
+
+
+def test_records_with_steps_and_elapsed_time_are_not_counted(tmp_path: Path) -> None:
+    swift = "{{'loss': 0.{}, 'memory(GiB)': 63.16, 'global_step/max_steps': '{}/176', 'elapsed_time': '{}'}}"
+    log = read_lines(tmp_path, [swift.format(1, 55, "59m 38s"), swift.format(2, 60, "1h 1m 8s")])
+    assert (list_steps(log), log.steps.columns["memory_gib"][0]) == ([55, 60], 63.16)
+    assert log.steps.columns["step_time_s"][-1] == pytest.approx(18)
+    records = [
+        {"current_steps": step, "total_steps": 176, "loss": loss, "epoch": 0.6, "elapsed_time": elapsed}
+        for step, loss, elapsed in ((55, 0.1, "23:59:58"), (60, 0.2, "1 day, 0:00:03"), (176, None, "1 day, 1:00:03"))
+    ]
+    log = read_lines(tmp_path, [json.dumps(record) for record in records])
+    assert (log.format, list_steps(log)) == ("huggingface", [55, 60])
+    assert log.steps.columns["step_time_s"][-1] == pytest.approx(1)
+
+
+def test_losses_of_mlperf_may_have_lines_of_their_own(tmp_path: Path) -> None:
+    def format_event(key: str, value: float, **metadata: float) -> str:
+        event = {"namespace": "", "time_ms": 1, "event_type": "POINT_IN_TIME", "key": key, "value": value}
+        return f"[default0]::::MLLOG {json.dumps(event | {'metadata': metadata})}"
+
+    lines = [format_event("global_batch_size", 8), format_event("train_loss", 11.5)]
+    lines += [format_event("train_loss", 3 - 0.5 * step, samples_count=8 * step, lr=4e-4) for step in (1, 2)]
+    log = read_lines(tmp_path, lines)
+    assert (log.format, list_steps(log)) == ("mlperf", [1, 2])
+    assert (log.steps.columns["loss"][-1], log.steps.columns["learning_rate"][-1]) == (2.0, 4e-4)
