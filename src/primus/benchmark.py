@@ -326,7 +326,9 @@ def parse_sizes(text: str, option: str) -> list[int]:
         size, last = _parse_size(match["first"], option), int(match["last"])
         kind, step = match["kind"] or "", int(match["step"] or 2)
         is_factor = kind == "x" or match["step"] is None
-        if step < (2 if is_factor else 1) or last < size:
+        if last < size:
+            raise UsageError(f"{option} {part}: the range ends before it begins", "write the smaller size first")
+        if step < (2 if is_factor else 1):
             raise UsageError(f"{option} {part}: the range has no end", "write FIRST:LAST:xFACTOR or FIRST:LAST:STEP")
         while size <= last:
             found.append(size)

@@ -141,3 +141,16 @@ def test_a_limit_of_memory_of_the_process_is_one_message(tmp_path: Path) -> None
     before += "resource.setrlimit(resource.RLIMIT_AS, (used + (20 << 20),) * 2)"
     done = cli.run("direct", "--", "analyze", "trace", str(path), cwd=tmp_path, before=before, OPENBLAS_NUM_THREADS="1")
     assert (done.returncode, "needs more memory than this process may use" in done.stderr) == (1, True), done.stderr
+
+
+def test_kernels_of_the_step_before_the_recording_are_left_out(tmp_path: Path) -> None:
+    writer = TraceWriter()
+    writer.add_kernel("gemm_before", 0, 40, correlation=7)
+    writer.add("cuda_runtime", "cudaLaunchKernel", 45, 46, correlation=8)
+    writer.add_kernel("gemm", 50, 60, correlation=8)
+    writer.add_kernel("gemm_of_a_graph", 70, 80, correlation=9)
+    trace = read_trace(writer.write(tmp_path / "rank_0.json"))
+    assert compute_breakdown(trace).total_us == 30
+    assert trace.notes == [
+        "rank_0.json: what was launched before the recording began is left out: 1 of 3 activities of the device"
+    ]

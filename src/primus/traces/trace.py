@@ -187,11 +187,31 @@ def read_trace(path: Path) -> Trace:
         )
     if not any((table.end > table.start).any() for table in (trace.device, trace.operators)):
         raise UsageError(f"{path}: no event of the trace has a duration", "record one with train --profile steps=5:8")
+    _drop_earlier_launches(trace)
     if file.problem:
         trace.notes.append(f"{path.name}: {file.problem}; what was read is analysed")
     if file.num_skipped:
         trace.notes.append(f"{path.name}: {file.num_skipped:,} events of an unknown form are skipped")
     return trace
+
+
+def _drop_earlier_launches(trace: Trace) -> None:
+    """Leave out activities that were launched before the recording began: they belong to steps before it.
+
+    Their calls are missing in the trace, and they run before the first activity whose call is there. TraceLens leaves
+    them out, too.
+    """
+    device, calls = trace.device, trace.runtime.extra["correlation"]
+    launched = device.start[np.isin(device.extra["correlation"], calls[calls > 0])]
+    if len(launched) == 0:  # launches are not recorded
+        return
+    is_earlier = (device.start < launched.min()) & (device.extra["correlation"] > 0)
+    if is_earlier.any():
+        trace.device = device.select(~is_earlier)
+        trace.notes.append(
+            f"{trace.path.name}: what was launched before the recording began is left out: {int(is_earlier.sum()):,} of"
+            f" {len(device):,} activities of the device"
+        )
 
 
 def check_memory(path: Path, num_events: int, num_bytes: int, root: Path = Path("/")) -> None:
