@@ -230,10 +230,12 @@ def test_a_folder_that_cannot_be_made_is_named_with_another_choice(shop: EngineS
     [
         (["--engine", "smal"], "did you mean 'small'?"),
         ([], "setup needs an engine"),
-        (["--engine", "maxtext"], "use an image"),
+        (["--engine", "bare"], "use an image"),
     ],
 )
 def test_what_cannot_be_set_up_is_refused_with_what_to_do(shop: EngineShop, words: list[str], said: str) -> None:
+    bare = "# Bare\ntitle: Bare\nmodule: bare\npackage: bare\nversions: '>=1'\nremedy: use an image\n"
+    (shop.plug_ins / "engines/bare.yaml").write_text(bare)
     done = shop.run("setup", *words)
     assert done.returncode in (2, 3) and said in done.stderr
     assert not shop.engines.exists()

@@ -18,6 +18,7 @@ from primus.engines.installation import (
     is_current,
     read_python_range,
 )
+from primus.engines.other_python import require_interpreter
 from primus.engines.requirement import EngineRequirement, read_engine
 from primus.errors import UnfitError, UsageError
 from primus.patch import includes_version
@@ -146,9 +147,9 @@ def _explain_version(choice: EngineChoice) -> UnfitError:
 def _choose_new(engines: Mapping[str, EngineRequirement], environ: Mapping[str, str]) -> EngineChoice:
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     possible = [name for name, engine in engines.items() if engine.find_packages(version)]
+    possible += [name for name, engine in engines.items() if engine.python and name not in possible]
     if not possible:
-        name, engine = next(iter(engines.items()))
-        raise UnfitError(f"{engine.title} is not installed, and not available for Python {version}", engine.remedy)
+        raise UnfitError(f"{next(iter(engines.values())).title} is not installed", next(iter(engines.values())).remedy)
     name, wish = possible[0], environ.get(INSTALL_VARIABLE) or "auto"
     if wish not in ("auto", "never"):
         raise UsageError(f"{INSTALL_VARIABLE}={wish}: invalid value", "use auto or never")
@@ -157,6 +158,8 @@ def _choose_new(engines: Mapping[str, EngineRequirement], environ: Mapping[str, 
             f"{engines[name].title} is not installed, and {INSTALL_VARIABLE}=never",
             f"install it: ./primus-cli setup --engine {name}",
         )
+    if engines[name].find_packages(version) is None:
+        require_interpreter(engines[name], environ)
     new = environment_python(name, environ)
     note = f"{engines[name].title} is not installed: setup makes its environment {new.parent.parent} first"
     return EngineChoice(name=name, requirement=engines[name], python=str(new), installation=None, note=note)

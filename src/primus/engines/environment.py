@@ -29,6 +29,7 @@ import msgspec
 
 from primus import interpreter
 from primus.bootstrap import packages
+from primus.engines import other_python
 from primus.engines.installation import (
     FOLDER_VARIABLE,
     RECORD_FILE,
@@ -43,6 +44,7 @@ from primus.engines.requirement import EnginePackages, EngineRequirement
 from primus.errors import UnfitError
 from primus.site_folders import find_module_folder, list_import_folders, list_package_versions
 
+OWN_VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 SHARED_FILE = "primus-shared.pth"
 LOCK_TIMEOUT_S = 1800.0
 """As in `primus-cli`: another start may be downloading on a slow line."""
@@ -65,11 +67,13 @@ def list_changes(name: str, engine: EngineRequirement, environ: Mapping[str, str
     prefix = environment_folder(environ) / name
     if prefix.exists() and is_current(prefix, engine):
         return [f"{engine.title}: {prefix} is up to date"]
+    if _needs_other_python(engine):
+        return other_python.describe_change(name, engine, environ)
     wanted = _find_wanted(engine)
     requirements = _list_requirements(wanted, _list_shared_folders())
     return [
         f"{engine.title}: {'replaces' if prefix.exists() else 'makes'} the environment {prefix}",
-        f"{engine.title}: installs {', '.join(requirements)}, and what they require (about {wanted.download_mb} MB)",
+        f"{engine.title}: installs {wanted.describe(requirements)} (about {wanted.download_mb} MB)",
     ]
 
 
@@ -85,26 +89,34 @@ def make_environment(name: str, engine: EngineRequirement, environ: Mapping[str,
     prefix = folder / name
     # Without the lock: an environment that is up to date may be in a folder that only others can write.
     if not (prefix.exists() and is_current(prefix, engine)):
-        wanted = _find_wanted(engine)
-        shared = _list_shared_folders()
-        _check_needs(engine, shared)
-        with _hold_lock(folder, name, environ, say):
-            if not (prefix.exists() and is_current(prefix, engine)):  # the one that was waited for has made it
-                _refuse_foreign(prefix, engine)
-                _replace_environment(
-                    prefix, EnvironmentRecord(engine=name, packages=wanted, shared=shared), engine, say
-                )
+        if _needs_other_python(engine):
+            _refuse_foreign(prefix, engine)
+            other_python.make_environment(name, engine, environ, say)
+        else:
+            _make_by_this_python(prefix, engine, environ, say)
     found = find_environment(name, engine, environ)
     if found is None:
         raise UnfitError(f"{prefix} has no {engine.title}", f"remove it, then: ./primus-cli setup --engine {name}")
     return found
 
 
+def _needs_other_python(engine: EngineRequirement) -> bool:
+    return bool(engine.python) and engine.find_packages(OWN_VERSION) is None
+
+
+def _make_by_this_python(prefix: Path, engine: EngineRequirement, environ: Mapping[str, str], say: Say) -> None:
+    wanted = _find_wanted(engine)
+    shared = _list_shared_folders()
+    _check_needs(engine, shared)
+    with _hold_lock(prefix.parent, prefix.name, environ, say):
+        if not (prefix.exists() and is_current(prefix, engine)):  # the one that was waited for has made it
+            _refuse_foreign(prefix, engine)
+            record = EnvironmentRecord(engine=prefix.name, packages=wanted, shared=shared)
+            _replace_environment(prefix, record, engine, say)
+
+
 def _find_wanted(engine: EngineRequirement) -> EnginePackages:
-    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    wanted = engine.find_packages(version)
-    if wanted is None and engine.python:
-        raise UnfitError(f"{engine.title} is not available for Python {version}", engine.remedy)
+    wanted = engine.find_packages(OWN_VERSION)
     if wanted is None:
         raise UnfitError(f"setup cannot install {engine.title}", engine.remedy)
     return wanted
@@ -259,7 +271,7 @@ def _install_packages(
     pinned = {packages.normalize(each.split("==")[0]): each for each in (*wanted.pins, *requirements)}
     lines = [each for name, each in pinned.items() if name not in fixed and each not in requirements]
     constraints.write_text("".join(f"{line}\n" for line in [*lines, *(f"{n}=={v}" for n, v in fixed.items())]))
-    words = ["--constraint", str(constraints), *requirements]
+    words = ["--constraint", str(constraints), *([] if wanted.with_requirements else ["--no-deps"]), *requirements]
     uv = packages.find_uv() or (None if "pip" in present else shutil.which("uv"))
     if uv:
         # uv sees no shared packages, and would install them again: they are removed from its resolution, except those
@@ -273,7 +285,7 @@ def _install_packages(
     environ.setdefault("PIP_RETRIES", "1")  # an unreachable index fails in seconds, not in minutes
     environ.setdefault("UV_HTTP_RETRIES", "1")
     size = f" (about {wanted.download_mb} MB)" if wanted.download_mb else ""
-    say(f"installing {', '.join(requirements)} and what they require with {'uv' if uv else 'pip'}{size}")
+    say(f"installing {wanted.describe(requirements)} with {'uv' if uv else 'pip'}{size}")
     if _run_logged(command, log, environ, say):
         raise UnfitError(
             f"{engine.title} cannot be installed: {_read_complaint(log)}",

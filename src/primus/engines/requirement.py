@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from primus import registry
@@ -9,18 +11,30 @@ from primus.config.data_file import convert_data, read_data_file
 from primus.errors import PrimusError
 from primus.patch import includes_version
 
+PYTHON_VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+"""As in `primus-cli`."""
+
 
 class EnginePackages(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The packages of an engine's environment on some versions of Python."""
 
     packages: tuple[str, ...]
     """Pinned requirements: ``torchtitan==0.3.0``."""
+    with_requirements: bool = True
+    """Whether what `packages` require is installed too. False: `packages` names all that the engine needs, because its
+    own requirements cannot be met, or name far more (``pip install --no-deps``)."""
     if_missing: dict[str, str] = {}
     """Pinned requirement by the module that it provides; installed unless the shared packages provide the module."""
     pins: tuple[str, ...] = ()
     """Versions of the packages that these require and that the shared packages do not provide."""
     download_mb: int = 0
     """Approximate size of the download in MB."""
+
+    def describe(self, requirements: Sequence[str]) -> str:
+        """`torchtitan==0.3.0 and what they require`; of a complete list the first, which is the engine itself."""
+        if self.with_requirements:
+            return f"{', '.join(requirements)} and what they require"
+        return f"{requirements[0]} and {len(requirements) - 1} other packages"
 
 
 class EngineRequirement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,8 +53,8 @@ class EngineRequirement(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Range of versions that the backend is written for: ``>=0.16,<0.20``."""
     python: dict[str, EnginePackages] = {}
     """Packages of the environment that `setup --engine NAME` makes, by range of Python versions (``>=3.11,<3.12``); the
-    first range that includes the version counts. Empty: the engine comes from an image, or from an environment that the
-    user makes."""
+    first range that includes the version counts. If none includes the version of primus, setup uses another
+    interpreter. Empty: the engine comes from an image, or from an environment that the user makes."""
     imports: tuple[str, ...] = ()
     """Modules whose import shows that a new environment works; `module` if empty."""
     needs: tuple[str, ...] = ("torch",)
@@ -57,6 +71,10 @@ class EngineRequirement(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return next(
             (each for versions, each in self.python.items() if includes_version(versions, python_version)), None
         )
+
+    def list_python_versions(self) -> list[str]:
+        """The versions of Python that the engine is available for, of those that primus supports: ``3.12``."""
+        return [version for version in PYTHON_VERSIONS if self.find_packages(version)]
 
 
 def read_engine(name: str) -> EngineRequirement:

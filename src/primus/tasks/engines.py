@@ -97,8 +97,7 @@ def _describe_engine(name: str, engine: EngineRequirement, environ: Mapping[str,
 def _find_remedy(
     name: str, engine: EngineRequirement, found: EngineInstallation | None, environ: Mapping[str, str]
 ) -> str:
-    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    install = f"./primus-cli setup --engine {name}" if engine.find_packages(version) else engine.remedy
+    install = f"./primus-cli setup --engine {name}" if engine.python else engine.remedy
     if found is None:
         named = [each for each in engine.checkout_variables if environ.get(each)]
         wrong = [f"{each} names no checkout of {engine.title}" for each in named if each not in SHARED_VARIABLES]
