@@ -15,7 +15,7 @@ from primus.config.frameworks.translation import (
     rename_keys,
     settle_other_keys,
 )
-from primus.config.imports.maxtext import DEFAULTS, MODELS, RENAMED, ROPE_TYPES, UNSET
+from primus.config.imports.maxtext import DEFAULTS, KEPT_EFFECTS, MODELS, RENAMED, ROPE_TYPES, UNSET
 from primus.config.source import Leaf, Tree
 from primus.errors import UsageError, did_you_mean
 
@@ -234,7 +234,7 @@ def _choose_init(work: ForeignSettings) -> None:
 
 def _keep_setting(work: ForeignSettings, key: str, known: KnownKey, item: Leaf) -> bool:
     """Give the engine a setting; not those of reports, checkpoints and processes, which are the same for all."""
-    is_kept = not known.gone and known.effect in ("numbers", "speed")
+    is_kept = not known.gone and known.effect in KEPT_EFFECTS
     if is_kept:
         work.backend_args[key] = item
     return is_kept

@@ -5,11 +5,12 @@ Names and defaults are those of `maxtext/configs/base.yml` of MaxText 0.2.5 and 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
+from primus.config.frameworks.known_keys import KnownKey, read_maxtext_keys
 from primus.config.imports.foreign_config import NUMBER, ForeignConfig, check_types
-from primus.errors import find_nearest
+from primus.errors import did_you_mean, find_nearest
 
 MODELS = {
     "llama2-7b": "llama2_7B",
@@ -148,18 +149,9 @@ UNSET = {
 """Value by which MaxText says that a setting is not set."""
 _TELLING = (*RENAMED, "model_name", "dcn_data_parallelism", "ici_fsdp_parallelism", "remat_policy", "dataset_type")
 FEWEST_TELLING = 3
-WITHOUT_EFFECT = frozenset(
-    """
-    base_config hardware override_model_config enable_goodput_recording monitor_goodput enable_tensorboard
-    skip_jax_distributed_system scan_layers param_scan_axis checkpoint_storage_use_ocdbt checkpoint_storage_use_zarr3
-    attention gcs_metrics metrics_file log_config profiler hf_access_token weight_dtype logits_dot_in_fp32
-    enable_checkpoint_cloud_logger save_config_to_gcs jax_cache_dir dump_hlo grain_worker_count
-    tokenizer_type add_bos add_eos tokenize_train_data packing eval_per_device_batch_size sparse_matmul megablox
-    capacity_factor quantization_local_shard_count use_iota_embed decoder_block mlp_activations
-    normalize_embedding_logits
-    """.split()
-)
-"""Settings of speed, files and reports, and those that a model preset implies."""
+KEPT_EFFECTS = ("numbers", "speed")
+"""What the settings change that the engine takes; those of reports, files and processes are the same for all engines."""
+
 
 
 def is_maxtext(values: dict[str, Any]) -> bool:
@@ -167,17 +159,18 @@ def is_maxtext(values: dict[str, Any]) -> bool:
     return "base_config" in values or sum(key in values for key in _TELLING) >= FEWEST_TELLING
 
 
-def read_maxtext(values: dict[str, Any], origin: str, name: str, engine_keys: Collection[str]) -> ForeignConfig:
+def read_maxtext(values: dict[str, Any], origin: str, name: str) -> ForeignConfig:
     """The experiment of a MaxText configuration."""
-    target = ForeignConfig(origin=f"MaxText configuration {origin}", name=name, framework="jax")
+    target = ForeignConfig(origin=f"MaxText configuration {origin}", name=name, framework="maxtext")
     check_types(values, RENAMED | NUMBERS, origin)
     rest = {key: value for key, value in values.items() if value is not None}
     for key, value in DEFAULTS.items():
         target.set_key(key, value)
     _read_model(rest, target)
     _read_training(rest, target)
+    known = read_maxtext_keys().keys
     for key, value in rest.items():
-        _translate_value(key, value, target, engine_keys)
+        _translate_value(key, value, target, known)
     return target
 
 
@@ -185,7 +178,7 @@ def _read_model(rest: dict[str, Any], target: ForeignConfig) -> None:
     model = rest.pop("model_name", "default")
     preset = MODELS.get(str(model))
     if preset:
-        target.settings["model"] = preset
+        target.settings |= {"model": preset, "model_name": model}
     elif model != "default":
         close = find_nearest(str(model), MODELS)
         target.add_other("model_name", model, f"no preset has this name{f'; did you mean {close}?' if close else ''}")
@@ -243,16 +236,10 @@ def _read_training(rest: dict[str, Any], target: ForeignConfig) -> None:
     else:
         rest.pop("checkpoint_period", None)
         target.set_key("disable_last_saving", True)
-    policy = rest.pop("remat_policy", "full")
-    target.set_key("recompute_activations", policy == "full")
-    if policy not in ("full", "minimal_with_context", "none", "minimal"):
-        target.add_other("remat_policy", policy, "primus recomputes whole layers or nothing")
-    quantization = rest.pop("quantization", "")
-    if quantization:
-        target.add_other("quantization", quantization, "set fp8, where the backend has it")
+    target.set_key("recompute_activations", rest.get("remat_policy", "full") == "full")
 
 
-def _translate_value(key: str, value: Any, target: ForeignConfig, engine_keys: Collection[str]) -> None:
+def _translate_value(key: str, value: Any, target: ForeignConfig, known: Mapping[str, KnownKey]) -> None:
     ours = RENAMED.get(key)
     if ours and UNSET.get(key, _MISSING) == value:
         return
@@ -260,14 +247,13 @@ def _translate_value(key: str, value: Any, target: ForeignConfig, engine_keys: C
         target.settings[ours] = value
     elif ours:
         target.set_key(ours, value)
-    elif key in engine_keys:
-        target.settings[key] = value
-    elif key in WITHOUT_EFFECT or value in (False, "", [], -1, 0, 1):
+    elif key not in known:
+        target.add_other(key, value, f"MaxText has no such setting; {did_you_mean(key, [*RENAMED, *known])}")
+    elif known[key].gone or known[key].effect not in KEPT_EFFECTS:
         target.add_other(key, value)
-    else:
-        close = find_nearest(key, [*RENAMED, *WITHOUT_EFFECT])
-        hint = f"; did you mean {close}?" if close and close != key else ""
-        target.add_other(key, value, f"no key of primus{hint}")
+    elif value != known[key].default:
+        target.settings[key] = value
+
 
 
 _MISSING = object()

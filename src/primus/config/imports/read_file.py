@@ -183,7 +183,7 @@ def _read_yaml_file(path: Path, shown: str, name: str) -> ForeignConfig:
     if "modules" in values or "work_group" in values:
         raise UsageError(f"{shown}: this is an experiment file already", f"use it as it is: --config {shown}")
     if is_maxtext(values):
-        return read_maxtext(values, shown, name, list_engine_keys("jax"))
+        return read_maxtext(values, shown, name)
     if {"recipe", "trainer"} & values.keys() or "_target_" in str(values):
         raise UsageError(f"{shown}: this looks like a recipe of NeMo", "primus imports no NeMo recipes")
     raise UsageError(f"{shown}: not a file that primus can import", f"give {KINDS}")
