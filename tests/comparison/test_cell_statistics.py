@@ -16,7 +16,7 @@ from primus.comparison.cell_statistics import (
     select_steady_times,
     summarise_cell,
 )
-from primus.comparison.result import ComparisonResult, StepInterruption
+from primus.comparison.result import ComparisonResult, ResultLoad, StepInterruption
 
 
 def steady(runs: list[ComparisonResult]) -> list[dict[int, float]]:
@@ -51,6 +51,9 @@ def test_speed_is_the_median_and_the_mean_rate_counts_slow_steps() -> None:
     assert [(each.step, each.cause) for each in found.slow_steps] == [(40, "checkpoint")]
     unexplained = summarise_cell([structs.replace(slow, interruptions=[])], 10, is_steady=True)
     assert unexplained is not None and unexplained.slow_steps[0].cause == "not explained"
+    loaded = structs.replace(slow, interruptions=[], load=ResultLoad(other_cpu_share=0.4))
+    found = summarise_cell([loaded], 10, is_steady=True)
+    assert found is not None and "other processes, which took 40% of the machine" in found.slow_steps[0].cause
 
 
 def test_a_difference_is_shown_between_runs_only_where_the_interval_excludes_1() -> None:
@@ -86,6 +89,24 @@ def test_one_run_of_each_cell_shows_no_difference_that_the_spread_of_runs_explai
     found = compare_times(steady(a), steady(much))
     assert found is not None and found.is_difference
     assert compare_times(steady(a), [{1: 0.1}]) is None
+
+
+def test_a_ratio_without_a_difference_says_what_it_cannot_show_and_how_many_runs_would() -> None:
+    rng = random.Random(8)
+
+    def simulate(count: int, factor: float = 1.0) -> list[dict[int, float]]:
+        speeds = [0.1 * factor * rng.lognormvariate(0, 0.02) for _ in range(count)]
+        return [{step: speed * (1 + 0.01 * rng.gauss(0, 1)) for step in range(1, 101)} for speed in speeds]
+
+    few = compare_times(simulate(3), simulate(3))
+    assert few is not None and not few.is_difference
+    assert few.smallest_difference > 0.03 and few.more_runs is not None
+    assert f"cannot show less than {few.smallest_difference:.1%}, {few.more_runs} more runs of each" in few.describe()
+    assert 5 <= few.more_runs <= 25, "a spread of 2 % takes about 14 runs of each cell"
+    found = [compare_times(simulate(16), simulate(16, 1.03)) for _ in range(20)]
+    assert sum(each is not None and each.is_difference for each in found) >= 16
+    one = compare_times(simulate(1), simulate(1))
+    assert one is not None and one.more_runs == 2 and one.smallest_difference >= 0.015
 
 
 def test_time_to_a_loss_is_that_of_the_mean_of_ten_losses() -> None:

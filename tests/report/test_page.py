@@ -46,6 +46,8 @@ def test_a_badge_has_its_word_and_a_sign_of_its_own(status: str) -> None:
 def test_a_table_without_a_header_has_none() -> None:
     assert "<th" not in page.make_table(("", ""), [("a", "b")])
     assert "<thead><tr><th>a</th>" in page.make_table(("a", ""), [("a", "b")])
+    wide = page.make_table(("a", 'b"c', "d", "e", "f"), [range(5)])
+    assert '<td data-name="b&quot;c">1</td>' in wide, "a narrow screen shows the name of the column in each cell"
 
 
 def test_a_page_loads_nothing_and_runs_nothing() -> None:

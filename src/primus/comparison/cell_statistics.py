@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean, median
+from statistics import NormalDist, fmean, median
 
 from msgspec import Struct
 
+from primus.comparison.fact_checks import MOST_LOAD
 from primus.comparison.result import ComparisonResult
 from primus.statistics import (
     MAX_CORRELATED,
@@ -44,6 +45,13 @@ LEVEL = 0.95
 """Of the intervals that are shown."""
 DECIDING_LEVEL = 0.98
 """Of the interval that must exclude 1 for a difference: at 95 %, one of twenty pairs of equal cells would differ."""
+TARGET_DIFFERENCE = 0.03
+"""Difference that a comparison should show; a report without one says how many more runs that takes."""
+POWER = 0.9
+"""Share of comparisons that show a difference which they are said to show."""
+MOST_MORE_RUNS = 50
+MANY = 1000
+"""Degrees of freedom of an error that is known from many steps."""
 SLOW_FACTOR = 1.5
 """A step is slow above this multiple of the median."""
 MOST_SLOW_STEPS = 20
@@ -108,11 +116,21 @@ class RatioEstimate(Struct, frozen=True, kw_only=True):
     is_difference: bool
     """Whether a difference is shown."""
     method: str
+    smallest_difference: float
+    """Relative; such runs show it in nine of ten cases."""
+    more_runs: int | None = None
+    """Further runs of each cell that show `TARGET_DIFFERENCE`; None if these do, or if they are too many."""
 
     def describe(self) -> str:
         """A sentence about the ratio."""
         numbers = f"{self.value:.3f} (95 %: {self.low:.3f} to {self.high:.3f})"
-        return numbers if self.is_difference else f"{numbers}: no difference shown"
+        if self.is_difference:
+            return numbers
+        found = f"{numbers}: no difference shown; these runs cannot show less than {self.smallest_difference:.1%}"
+        if self.smallest_difference <= TARGET_DIFFERENCE:
+            return found
+        runs = f"{self.more_runs} more runs" if self.more_runs else f"more than {MOST_MORE_RUNS} further runs"
+        return f"{found}, {runs} of each cell would show {TARGET_DIFFERENCE:.0%}"
 
 
 def find_warm_up(runs: Sequence[ComparisonResult]) -> tuple[int, bool]:
@@ -200,26 +218,28 @@ def compare_times(a: Sequence[Mapping[int, float]], b: Sequence[Mapping[int, flo
         return None
     ours, theirs = ([[run[step] for step in sorted(common)] for run in runs] for runs in (a, b))
     typical = [[clip_outliers(run, MAX_CORRELATED) for run in runs] for runs in (ours, theirs)]
-    if min(len(ours), len(theirs)) >= RUNS_FOR_SPREAD:
-        found, decides = (_compare_runs(typical[0], typical[1], level) for level in (LEVEL, DECIDING_LEVEL))
-        method = f"from {len(ours)} and {len(theirs)} runs"
-        return _build_ratio(found, method, is_difference=not decides.contains(1))
+    num_runs = min(len(ours), len(theirs))
+    if num_runs >= RUNS_FOR_SPREAD:
+        return _compare_runs(typical[0], typical[1])
     found, decides = (_compare_steps(typical[0], typical[1], level) for level in (LEVEL, DECIDING_LEVEL))
     is_large = abs(math.log(found.estimate)) > math.log(1 + SMALLEST_DIFFERENCE)
-    method = (
-        f"from steps of {len(ours)} and {len(theirs)} runs; differences below {SMALLEST_DIFFERENCE:.1%} are not told"
-        f" from the spread between runs, which takes {RUNS_FOR_SPREAD} runs of each cell"
-    )
-    return _build_ratio(found, method, is_difference=is_large and not decides.contains(1))
-
-
-def _build_ratio(found: Interval, method: str, *, is_difference: bool) -> RatioEstimate:
+    error = math.log(decides.high / decides.low) / 2 / NormalDist().inv_cdf((1 + DECIDING_LEVEL) / 2)
+    smallest = _find_smallest_difference(error, MANY)
     return RatioEstimate(
-        value=found.estimate, low=found.low, high=found.high, is_difference=is_difference, method=method
+        value=found.estimate,
+        low=found.low,
+        high=found.high,
+        is_difference=is_large and not decides.contains(1),
+        method=(
+            f"from steps of {len(ours)} and {len(theirs)} runs; differences below {SMALLEST_DIFFERENCE:.1%} are not"
+            f" told from the spread between runs, which takes {RUNS_FOR_SPREAD} runs of each cell"
+        ),
+        smallest_difference=max(SMALLEST_DIFFERENCE, smallest),
+        more_runs=RUNS_FOR_SPREAD - num_runs,
     )
 
 
-def _compare_runs(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], level: float) -> Interval:
+def _compare_runs(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> RatioEstimate:
     """The ratio from the means of runs: the wider of a bootstrap over runs and Student's interval of logarithms.
 
     Resampling three runs never leaves their range, which holds the median of all runs in three of four cases only. The
@@ -229,7 +249,6 @@ def _compare_runs(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[flo
     weight). Whatever the spread between runs really is, no more than 6 % of equal pairs differ at a level of 98 %.
     """
     means = [[fmean(run) for run in runs] for runs in (ours, theirs)]
-    resampled = bootstrap_ratio(means[1], means[0], fmean, block=1, level=level)
     logs = [[math.log(time) for time in times] for times in means]
     freedom = len(ours) + len(theirs) - 2
     squares = sum((value - fmean(values)) ** 2 for values in logs for value in values)
@@ -237,10 +256,39 @@ def _compare_runs(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[flo
     expected = fmean((each.error / each.mean) ** 2 for each in series) + USUAL_RUN_SPREAD**2
     variance = (squares + EXPECTED_WEIGHT * expected) / (freedom + EXPECTED_WEIGHT)
     error = math.sqrt(variance * (1 / len(ours) + 1 / len(theirs)))
-    reach = compute_t_quantile((1 + level) / 2, freedom + EXPECTED_WEIGHT) * error
     center = fmean(logs[1]) - fmean(logs[0])
-    low, high = min(resampled.low, math.exp(center - reach)), max(resampled.high, math.exp(center + reach))
-    return Interval(resampled.estimate, low, high, level)
+
+    def find_interval(level: float) -> Interval:
+        resampled = bootstrap_ratio(means[1], means[0], fmean, block=1, level=level)
+        reach = compute_t_quantile((1 + level) / 2, freedom + EXPECTED_WEIGHT) * error
+        low, high = min(resampled.low, math.exp(center - reach)), max(resampled.high, math.exp(center + reach))
+        return Interval(resampled.estimate, low, high, level)
+
+    found, num_runs = find_interval(LEVEL), min(len(ours), len(theirs))
+    return RatioEstimate(
+        value=found.estimate,
+        low=found.low,
+        high=found.high,
+        is_difference=not find_interval(DECIDING_LEVEL).contains(1),
+        method=f"from {len(ours)} and {len(theirs)} runs",
+        smallest_difference=_find_smallest_difference(error, freedom + EXPECTED_WEIGHT),
+        more_runs=_count_more_runs(variance, num_runs),
+    )
+
+
+def _find_smallest_difference(error: float, freedom: int) -> float:
+    """The difference that a comparison shows with a probability of `POWER`; `error` is that of the logarithm."""
+    reach = compute_t_quantile((1 + DECIDING_LEVEL) / 2, freedom)
+    return math.expm1((reach + NormalDist().inv_cdf(POWER)) * error)
+
+
+def _count_more_runs(variance: float, num_runs: int) -> int | None:
+    for more in range(1, MOST_MORE_RUNS + 1):
+        total = num_runs + more
+        freedom = 2 * total - 2 + EXPECTED_WEIGHT
+        if _find_smallest_difference(math.sqrt(2 * variance / total), freedom) <= TARGET_DIFFERENCE:
+            return more
+    return None
 
 
 def _compare_steps(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], level: float) -> Interval:
@@ -287,6 +335,9 @@ def _find_cause(run: ComparisonResult, step: int) -> str:
     data = dict(zip(run.steps.number, run.steps.data_time_s, strict=False)).get(step) or 0.0
     if data > 0.5 * (times.get(step) or math.inf):
         kinds.append("waiting for data")
+    others = run.load.other_cpu_share or 0.0
+    if not kinds and others > MOST_LOAD:
+        kinds.append(f"perhaps other processes, which took {others:.0%} of the machine during the run")
     return ", ".join(dict.fromkeys(kinds)) or "not explained"
 
 

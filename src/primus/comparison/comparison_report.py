@@ -29,6 +29,7 @@ from primus.comparison.efficiency import (
     find_price,
 )
 from primus.comparison.evidence import collect_evidence
+from primus.comparison.fact_checks import MOST_LOAD
 from primus.comparison.fairness import PairVerdict, judge_pair, merge_verdicts
 from primus.comparison.fairness_check import ComparisonClass
 from primus.comparison.loss_curves import LossCurve, LossSpread, estimate_loss_spread
@@ -189,6 +190,11 @@ def _list_problems(
     elif statistics is not None and not statistics.is_steady:
         problems.append("the speed of a run still changes in its second half")
     problems += [text for text in (utilization.problem, utilization.doubt) if text]
+    others = max((run.load.other_cpu_share or 0.0 for run in cell.runs), default=0.0)
+    if others > MOST_LOAD:
+        problems.append(
+            f"other processes took up to {others:.0%} of the machine: its speed is not that of the cell alone"
+        )
     return list(dict.fromkeys(problems))
 
 

@@ -169,7 +169,7 @@ def _list_pairs(report: ComparisonReport) -> ComparisonTable:
 
 def _list_slow_steps(report: ComparisonReport) -> ComparisonTable:
     rows = [
-        [cell.label, slow.run, str(slow.step), f"{slow.time_s * 1e3:.4g}", slow.cause]
+        [cell.label, slow.run, str(slow.step), format_number(slow.time_s * 1e3), slow.cause]
         for cell in report.cells
         for slow in (cell.statistics.slow_steps if cell.statistics else [])[:5]
     ]

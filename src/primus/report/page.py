@@ -8,6 +8,9 @@ from collections.abc import Sequence
 MANY_SECTIONS = 4
 """Number of sections from which a page starts with a table of contents."""
 
+STACKED_COLUMNS = 5
+"""Columns from which each cell of a row is a line on a narrow screen, with the name of its column in front."""
+
 SIGNS = {"ok": "&#10003;", "info": "i", "warn": "!", "unknown": "?", "fail": "&#10005;"}
 """Sign of a badge, in addition to its colour and word."""
 
@@ -47,8 +50,10 @@ def make_badge(status: str, word: str = "") -> Html:
 def make_table(header: Sequence[object], rows: Sequence[Sequence[object]], right: Sequence[int] = ()) -> Html:
     """Table of rows with an optional header; cells are escaped unless they are `Html`, `right` are numbers."""
     head = f"<thead>{_make_row('th', header, right)}</thead>\n" if any(header) else ""
-    body = "\n".join(_make_row("td", row, right) for row in rows)
-    return Html(f'<div class="wide"><table>\n{head}<tbody>\n{body}\n</tbody>\n</table></div>')
+    is_stacked = len(header) >= STACKED_COLUMNS
+    body = "\n".join(_make_row("td", row, right, header if is_stacked else ()) for row in rows)
+    kind = "wide stacked" if is_stacked else "wide"
+    return Html(f'<div class="{kind}"><table>\n{head}<tbody>\n{body}\n</tbody>\n</table></div>')
 
 
 def make_details(summary: object, content: object, *, is_open: bool = False) -> Html:
@@ -87,8 +92,11 @@ def _make_contents(sections: Sequence[tuple[str, object]]) -> list[str]:
     return [f"<nav>{' '.join(links)}</nav>"] if len(links) >= MANY_SECTIONS else []
 
 
-def _make_row(cell: str, values: Sequence[object], right: Sequence[int]) -> str:
-    cells = (make_element(cell, value, class_="number" if i in right else "") for i, value in enumerate(values))
+def _make_row(cell: str, values: Sequence[object], right: Sequence[int], names: Sequence[object] = ()) -> str:
+    cells = []
+    for i, value in enumerate(values):
+        name = {"data-name": str(names[i])} if i < len(names) else {}
+        cells.append(make_element(cell, value, class_="number" if i in right else "", **name))
     return f"<tr>{''.join(cells)}</tr>"
 
 
@@ -129,6 +137,15 @@ th.number, td.number { text-align: right; white-space: nowrap; padding-inline: 0
 .fail { color: var(--fail); } .badge.fail { background: var(--fail); color: var(--card); border-color: var(--fail); }
 details { margin: 0.75rem 0; } summary { cursor: pointer; color: var(--accent); }
 svg { display: block; max-width: 100%; height: auto; }
+@media screen and (max-width: 56rem) {
+  .stacked thead { display: none; }
+  .stacked tr { display: block; border-bottom: 1px solid var(--line); padding: 0.4rem 0; }
+  .stacked tbody tr:last-child { border-bottom: 0; }
+  .stacked td, .stacked td.number { display: flex; gap: 1rem; border: 0; padding: 0.1rem 0.85rem; text-align: left;
+    white-space: normal; overflow-wrap: anywhere; }
+  .stacked td:empty { display: none; } .stacked td:first-child { font-weight: 600; }
+  .stacked td::before { content: attr(data-name); flex: 0 0 9rem; color: var(--soft); font-size: 0.82rem;
+    font-weight: 600; } }
 @media print {
   :root { --ground: #fff; --card: #fff; --ink: #000; --soft: #444; --line: #bbb; --accent: #123f87;
     --ok: #0a6b4a; --info: #123f87; --warn: #7a4a00; --unknown: #55357a; --fail: #a01810; }
