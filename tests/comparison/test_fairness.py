@@ -86,6 +86,36 @@ def test_each_class_of_unfairness_is_caught_by_its_own_rule(name: str) -> None:
     assert any(reason.startswith(rule) for reason in verdict.list_reasons())
 
 
+@pytest.mark.parametrize(
+    ("key", "ours", "theirs"),
+    [
+        ("tokenizer_model", "gpt2", "llama"),
+        ("hidden_dropout", 0.0, 0.1),
+        ("clip_grad", 1.0, 0.3),
+        ("adam_eps", 1e-8, 1e-5),
+        ("moe_z_loss_coeff", 0.0, 1e-3),
+        ("moe_aux_loss_coeff", 0.0, 1e-2),
+        ("reset_attention_mask", False, True),
+        ("grad_reduce_in_fp32", True, False),
+        ("accumulate_allreduce_grads_in_fp32", True, False),
+        ("world_size", 8, 16),
+    ],
+)
+def test_settings_of_other_trainings_are_unfair_by_name(key: str, ours: Any, theirs: Any) -> None:
+    sides = [change_settings(make_result(name), **{key: value}) for name, value in (("a", ours), ("b", theirs))]
+    verdict = judge(*sides)
+    assert (verdict.status, list_unfair(verdict)) == ("unfair", [f"setting {key}"])
+    tuned = judge(*sides, "tuned")
+    assert tuned.status == ("fair" if key == "world_size" else "unfair"), "each side chooses how the work is divided"
+
+
+@pytest.mark.parametrize("key", ["hidden_dropout", "moe_z_loss_coeff", "reset_attention_mask"])
+def test_a_setting_that_one_side_has_on_and_the_other_does_not_state_is_not_fair(key: str) -> None:
+    verdict = judge(make_result(), change_settings(make_result("megatron"), **{key: 0.1}))
+    assert verdict.status == "not shown" and f"setting {key}" in verdict.list_reasons()[0]
+    assert judge(make_result(), change_settings(make_result("megatron"), **{key: 0.0})).status == "fair"
+
+
 def test_the_class_tuned_lets_each_side_choose_how_it_computes_but_not_what() -> None:
     fair = make_result()
     tuned = change_settings(make_result("torchtitan"), recompute_activations=True, micro_batch_size=4)

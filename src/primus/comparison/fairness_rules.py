@@ -27,6 +27,8 @@ class SettingRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     reason: str
     required: bool = False
     """Whether a pair is fair only if both sides state the setting."""
+    required_if_on: bool = False
+    """Whether both sides must state it where one states that it is on: a side that does not know it may do the same."""
     inherent_to: list[str] = []
     """Frameworks that have one value of it only."""
     keys: list[str] = []

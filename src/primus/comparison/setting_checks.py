@@ -16,6 +16,8 @@ SCHEDULE_KEYS = (
 )
 """Settings that only choose the learning rates: equal rates at every step make them equivalent."""
 ABSENT = "not stated"
+OFF: tuple[Any, ...] = (None, False, 0, "", "none")
+"""Values of a setting that does nothing."""
 MOST_NAMES = 8
 
 
@@ -37,7 +39,8 @@ def compare_settings(
         values = a.settings.get(key, ABSENT), b.settings.get(key, ABSENT)
         if ABSENT in values:
             if rule is not None and rule.kind == "same":
-                yield make_check(name, "not shown", rule.reason, values, is_required=rule.required)
+                is_on = rule.required_if_on and not any(value in OFF for value in values)
+                yield make_check(name, "not shown", rule.reason, values, is_required=rule.required or is_on)
             elif rule is None or rule.kind == "tuned":
                 one_sided.append(key)
         elif _is_equal_value(*values):

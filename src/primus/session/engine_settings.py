@@ -60,7 +60,7 @@ def _describe_groups(groups: list[dict[str, Any]]) -> dict[str, Any]:
     other = [group for group in groups if not group.get("weight_decay")]
     betas = {tuple(group["betas"]) for group in groups if "betas" in group}
     found: dict[str, Any] = {
-        "weight_decay": _get_only_value({group["weight_decay"] for group in decaying}),
+        "weight_decay": _get_only_value({group["weight_decay"] for group in decaying}) if decaying else 0.0,
         "decayed_parameters": _count_parameters(decaying),
         "undecayed_parameters": _count_parameters(other),
         "adam_eps": _get_only_value({group["eps"] for group in groups if "eps" in group}),
