@@ -254,7 +254,7 @@ def _translate_expert_layers(work: ForeignSettings) -> None:
         if isinstance(frequency, str):
             work.put("moe_layer_freq", pattern, origin)
         work.notes.append(
-            f"moe_layer_freq {pattern}: every {pattern}th layer has experts, starting with layer {pattern} as in "
+            f"moe_layer_freq {pattern}: one layer in {pattern} has experts, starting with layer {pattern} as in "
             f"published models; Megatron-LM starts with layer 1"
         )
         return
