@@ -3,6 +3,8 @@
 The agent of torchrun (torch.distributed.elastic.agent.server.LocalElasticAgent) starts the ranks and watches them. This
 module adds a report: how each rank ended, as JSON, written before the agent stops the other ranks.
 
+`primus.runtimes.direct` composes this command.
+
 Two processes stop ranks, each for its own reason. The launcher, the parent of this process, enforces every time limit:
 the grace for a last checkpoint, the time that the peers of a failed rank get, the end of a hang. It kills this process
 and all ranks when the time is up. The agent passes on a signal that reaches it directly, and waits for the ranks.

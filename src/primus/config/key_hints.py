@@ -1,4 +1,4 @@
-"""Hints for unknown keys: the equivalent key, or the engine that has the setting."""
+"""Errors for unknown keys, with hints: the equivalent key, or the engine that has the setting."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from primus.errors import UsageError, did_you_mean, find_nearest
 
 MOST_SHOWN = 10
 """Number of unknown keys that a message lists; further ones are counted."""
+LONGEST_KEY = 80
+"""Characters of a key that a message shows."""
 
 
 def unknown_keys(unknown: Mapping[str, Leaf | Tree], valid: Iterable[str]) -> UsageError:
@@ -110,7 +112,7 @@ def _walk_paths(tree: Tree) -> Iterator[tuple[str, ...]]:
 
 
 def _shorten_key(key: str) -> str:
-    return key if len(key) <= MOST_SHOWN * 8 else f"{key[: MOST_SHOWN * 8]}..."
+    return key if len(key) <= LONGEST_KEY else f"{key[:LONGEST_KEY]}..."
 
 
 def _format_advice(engines: set[str]) -> str:

@@ -32,7 +32,7 @@ def evaluation_interval(training: TrainingConfig) -> int | None:
 def compute_learning_rate(step: int, config: OptimizerConfig, train_iters: int) -> float:
     """The rate of optimizer step `step`, counted from 1; the definitions of Megatron-LM optimizer_param_scheduler.py.
 
-    Linear warm-up from 0, then the decay to `min_lr`, which ends at `lr_decay_iters` and stays there.
+    Linear warm-up from 0, then the decay to `final_learning_rate`, which is reached at `decay_end` and stays.
     """
     end, final = decay_end(config, train_iters), final_learning_rate(config)
     warmup = warmup_steps(config, train_iters)
@@ -52,5 +52,6 @@ def _compute_remaining_share(step: int, warmup: int, end: int, config: Optimizer
         return 1.0 - done
     if config.lr_decay_style == "cosine":
         return 0.5 * (1.0 + math.cos(math.pi * done))
+    # Megatron-LM has no default for the last phase of WSD: a fifth of the steps after the warm-up.
     decay = (end - warmup) // 5 if config.lr_wsd_decay_iters is None else config.lr_wsd_decay_iters
     return min(1.0, (end - step) / decay) if decay else 1.0

@@ -13,9 +13,9 @@ from primus.redaction.forms import Naming, Span, cover, find_secrets
 from primus.redaction.names import is_secret_name
 
 SHORTEST = 4
-"""Minimum length of a value that is searched for anywhere in text."""
+"""Minimum length of a value that is masked, unless it is a common word or number; as a whole word only."""
 SHORTEST_ANYWHERE = 8
-"""Minimum length of a value that is searched for as a whole word, unless it is a common word or number."""
+"""Minimum length of a value that is masked inside of words, too."""
 SHORTEST_WORD = 6
 """Minimum length of a value that consists of letters only."""
 SHORTEST_NUMBER = 10

@@ -1,4 +1,7 @@
-"""Compare the speed and losses of a run with its baseline runs by statistical tests."""
+"""Compare the speed and losses of a run with its baseline runs by statistical tests.
+
+`primus.tasks.runs.gate` decides by these verdicts whether the run passes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ from primus.statistics import (
 
 MIN_STEPS = 10
 """Fewest steady steps that are compared."""
-MAX_MORE_STEPS = 100
+MAX_STEP_FACTOR = 100
+"""More steps than this many times those of a run are not asked for."""
 RUNS_FOR_SPREAD = 3
 """Number of baseline runs from which their spread is estimated; with two, the interval of t is useless."""
 LEVEL = 0.95
@@ -270,10 +274,10 @@ def _estimate_detectable(change: CostChange) -> float:
 def _estimate_wanted_steps(undecided: CostChange, num_steps: int, tolerance: float) -> int | None:
     """Steps that show a slowdown of the tolerance; what can be shown shrinks with the root of their number.
 
-    None if that is more than `MAX_MORE_STEPS` times as many: the speed then varies for a reason, not by noise.
+    None if that is more than `MAX_STEP_FACTOR` times as many: the speed then varies for a reason, not by noise.
     """
     wanted = max(num_steps + 1, round(num_steps * (_estimate_detectable(undecided) / tolerance) ** 2))
-    return wanted if wanted <= MAX_MORE_STEPS * num_steps else None
+    return wanted if wanted <= MAX_STEP_FACTOR * num_steps else None
 
 
 def _read_median(run: RunSteps, metric: str, steps: SteadySteps) -> float:

@@ -245,7 +245,7 @@ def _build_agent_command(
 
     A static rendezvous keeps node ranks as given; one node without a port lets the agent choose a free one.
     """
-    script = worker[1:]
+    script = worker[1:]  # without the interpreter: the agent starts workers with its own
     folder = Run(Path(context.directory)).attempt_folder(context.attempt)
     report = f"--report={agent_report_file(folder, shape.node_rank)}"
     agent = interpreter.module_command(context.python, AGENT, report)

@@ -53,9 +53,9 @@ def split_directives(batch: BatchScript) -> tuple[list[str], list[str]]:
     lines = [_format_directive(words) for words in typed]
     others = [word for words, line in zip(typed, lines, strict=True) if line is None for word in words]
     head = [f"#SBATCH {line}" for line in lines if line is not None]
-    ours = [(words, _format_directive(words)) for words in defaults]
-    others += [word for words, line in ours if line is None for word in words]
-    head += ["#SBATCH " + " ".join(line for _, line in ours if line is not None)]
+    default_lines = [(words, _format_directive(words)) for words in defaults]
+    others += [word for words, line in default_lines if line is None for word in words]
+    head += ["#SBATCH " + " ".join(line for _, line in default_lines if line is not None)]
     return head, others
 
 
@@ -110,10 +110,10 @@ def _list_allocation_options(batch: BatchScript) -> tuple[list[tuple[str, ...]],
     options, typed = batch.options, batch.options.slurm_options
     kept = [each.words for each in typed if not _is_replaced(each, options)]
     given = {each.name for each in typed}
-    ours: list[tuple[str, ...]] = []
+    defaults: list[tuple[str, ...]] = []
     if options.spare_nodes:
-        ours += [(f"--nodes={(find_num_nodes(typed) or 1) + options.spare_nodes}",), ("--no-kill",)]
-    ours += [
+        defaults += [(f"--nodes={(find_num_nodes(typed) or 1) + options.spare_nodes}",), ("--no-kill",)]
+    defaults += [
         (f"--{name}={value}",)
         for name, value in (
             ("job-name", batch.name),
@@ -124,7 +124,7 @@ def _list_allocation_options(batch: BatchScript) -> tuple[list[tuple[str, ...]],
         )
         if name not in given
     ]
-    return kept, [*ours, *_list_warning_signal_options(options, typed)]
+    return kept, [*defaults, *_list_warning_signal_options(options, typed)]
 
 
 def format_job_comment(run: str) -> str:
