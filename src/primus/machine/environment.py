@@ -1,8 +1,8 @@
 """Environment variables of a node's processes, each with its layer, reason and overridden values.
 
-Precedence, lowest first: base, GPUs of all vendors, vendor, architecture, GPU model, backend, kind of NIC, network, deterministic mode,
-tuned files, hooks, patches, the experiment's `env:`, the user's shell, `--env`. A value that the user set is never
-changed; an empty value set by the user keeps the variable unset."""
+Precedence, lowest first: base, GPUs of all vendors, vendor, architecture, GPU model, backend, kind of NIC, network,
+deterministic mode, tuned files, hooks, patches, the experiment's `env:`, the user's shell, `--env`. A value that the
+user set is never changed; an empty value set by the user keeps the variable unset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A configuration of MaxText becomes an experiment that MaxText trains, with the settings that primus has no key for."""
+"""A configuration of MaxText becomes an experiment for MaxText, with the settings that primus has no key for."""
 
 from __future__ import annotations
 
