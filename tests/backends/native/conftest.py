@@ -6,8 +6,6 @@ import os
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fakes.forked_worker import ForkedWorker
 from primus import experiment
 from primus.backends import native
 from primus.launch.request import LaunchRequest
@@ -70,21 +69,15 @@ def train() -> Callable[..., Attempt]:
 
 
 class Workers:
-    """The processes of one attempt, started as torchrun starts them."""
+    """The processes of one attempt, with the variables that torchrun gives them."""
 
     def __init__(self, run: Run, world: int = 1, number: int = 0, limit_bytes: int | None = None, **env: str) -> None:
         self.run, self.world, self.number = run, world, number
         shared = {**os.environ, "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1", **env}
         shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-        command = [sys.executable, "-m", "primus.worker", str(run.directory), str(number)]
+        argv = [str(run.directory), str(number)]
         self.processes = [
-            subprocess.Popen(
-                command,
-                env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
+            ForkedWorker(argv, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, rank == 0)
             for rank in range(world)
         ]
         if limit_bytes is not None:
@@ -120,8 +113,7 @@ class Workers:
         for process in self.processes:
             process.kill()
             process.wait(DEADLINE_S)
-            if process.stdout:
-                process.stdout.close()
+            process.stdout.close()
 
     def _wait_until(self, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + DEADLINE_S
