@@ -232,7 +232,7 @@ def test_an_evaluation_without_validation_data_is_refused_before_anything_starts
     prefix.with_suffix(".idx").write_bytes(header)
     data = ("mock_data=false", f"train_data_path={prefix}", "eval_interval=5")
     error = refused(small, *data)
-    assert f"there is no validation data: {prefix} has one document" in error.problem
+    assert f"validation data is missing: {prefix} has one document" in error.problem
     assert "eval_iters: 0" in error.hint
     assert "split '1' leaves no documents for it" in refused(small, *data, "split=1").problem
     experiment.resolve_experiment(small, (*data, "eval_iters=0"), {}, "pre_trainer")

@@ -105,7 +105,7 @@ def _attention_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
         yield _make_divisor_problem("num_query_groups", g, "num_attention_heads", n)
     if spec.window_size is None and spec.window_layer_period != 1:
         yield ModelProblem(
-            "window_layer_period", "there is no window", "set window_size, or remove window_layer_period"
+            "window_layer_period", "the model has no attention window", "set window_size, or remove window_layer_period"
         )
     if spec.qk_layernorm_across_heads and not spec.qk_layernorm:
         yield ModelProblem(

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from primus.launch.jobs.job_states import JobState
     from primus.launch.jobs.submissions import Submission
     from primus.launch.plan import LaunchPlan, PlanContext
-    from primus.launch.run_remote import RemoteLaunch, Say
+    from primus.launch.run_remote import RemoteLaunch
+    from primus.messages import Say
     from primus.runs.store import Run
     from primus.task import TaskContext
 

@@ -41,8 +41,8 @@ class ComparisonCell(Struct, frozen=True, kw_only=True):
 def group_cells(loaded: LoadedResults) -> dict[str, ComparisonCell]:
     """The cells by label, in the order in which their first results were found.
 
-    A label has what tells the cells apart: a platform or model that all share is left out, and class and device are
-    part of it only where the rest is not enough.
+    A label contains what distinguishes the cells. A platform or model that all share is omitted; class and device are
+    added only where the rest is ambiguous.
     """
     groups: ResultGroups = {}
     for result, file in zip(loaded.results, loaded.files, strict=True):

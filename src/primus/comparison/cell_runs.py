@@ -16,7 +16,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -31,13 +31,13 @@ from primus.errors import EXIT_TIMED_OUT, PrimusError
 from primus.launch.jobs import job_states, submissions
 from primus.launch.signals import raise_on_signals
 from primus.machine.facts import MachineFacts
+from primus.messages import Say
 from primus.process import end_program
 from primus.redaction import redact
 from primus.runs.store import Run, list_runs
 
 PATIENCE_S = 30.0
 """Time for the launcher of a cell to stop its workers before all its processes are killed."""
-Say = Callable[[str], None]
 
 
 class CellHarness(Struct, frozen=True, kw_only=True):

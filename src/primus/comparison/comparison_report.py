@@ -94,9 +94,9 @@ class CellPair(Struct, frozen=True, kw_only=True):
     b: str
     verdict: PairVerdict
     ratio: RatioEstimate | None
-    """How many times as fast A is as B; None where there is no fair one."""
+    """How many times as fast A is as B; None where none is fair."""
     refusal: str
-    """Why there is no ratio, or why the ratio is not fair."""
+    """Why the ratio is missing or not fair."""
 
 
 class ComparisonReport(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from primus.comparison.result import Numbers, ResultPerformance, ResultSteps
 
 
 def compute_performance(steps: ResultSteps, num_devices: int | None) -> ResultPerformance:
-    """Means over the steps after the first; the first counts only if there is no other."""
+    """Means over the steps after the first; a run of one step uses that step."""
     times = _list_known(steps.time_s[1:]) or _list_known(steps.time_s)
     if not times or not all(map(math.isfinite, times)):
         return ResultPerformance(total_steps=len(steps.number))

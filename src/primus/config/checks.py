@@ -168,7 +168,7 @@ def _check_validation(resolved: Resolved) -> None:
             break
     if problem:
         raise UsageError(
-            f"{resolved.origins['eval_interval']}: eval_interval is {interval}, and there is no validation data:"
+            f"{resolved.origins['eval_interval']}: eval_interval is {interval}, but validation data is missing:"
             f" {problem}",
             WITHOUT_VALIDATION_DATA,
         )

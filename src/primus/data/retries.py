@@ -6,9 +6,10 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
+
+from primus.messages import Say
+from primus.retry_after import parse_retry_after
 
 TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 """Status codes after which a retry may succeed (RFC 9110, section 15; RFC 6585 for 429)."""
@@ -21,7 +22,6 @@ LONGEST_WAIT_S = 300.0
 """Longest ``Retry-After`` that is honoured, and latest start of an attempt after the first one."""
 
 Result = TypeVar("Result")
-Say = Callable[[str], None]
 
 
 def print_stderr(text: str) -> None:
@@ -63,31 +63,12 @@ def compute_pause(error: BaseException, attempt: int) -> float | None:
 
 
 def read_retry_after(error: BaseException) -> float | None:
-    """Value of ``Retry-After`` in the response of an error, in seconds; None if the response has none.
-
-    The value is a number of seconds or a date (RFC 9110, section 10.2.3). A date is compared with the ``Date`` of the
-    response if it has one: the clocks of client and server may differ.
-    """
+    """Value of ``Retry-After`` in the response of an error, in seconds; None if the response has none."""
     headers = _find_attribute(error, "headers")
     if not isinstance(headers, Mapping):
         return None
-    lower = {str(name).lower(): str(value).strip() for name, value in headers.items()}
-    value = lower.get("retry-after")
-    if not value:
-        return None
-    if value.isascii() and value.isdigit():
-        return float(value)
-    until = _parse_date(value)
-    now = _parse_date(lower.get("date", "")) or datetime.now(timezone.utc)
-    return max(0.0, (until - now).total_seconds()) if until else None
-
-
-def _parse_date(value: str) -> datetime | None:
-    try:
-        date = parsedate_to_datetime(value)
-    except (TypeError, ValueError):
-        return None
-    return date if date.tzinfo else date.replace(tzinfo=timezone.utc)
+    lower = {str(name).lower(): str(value) for name, value in headers.items()}
+    return parse_retry_after(lower.get("retry-after"), lower.get("date"))
 
 
 def _find_attribute(error: BaseException, *names: str) -> Any:

@@ -115,7 +115,7 @@ def diagnose_logs(
         texts: Logs that are not files.
 
     Raises:
-        UsageError: There is no log.
+        UsageError: No log is found.
         PrimusError: None can be read.
     """
     files = [file for path in paths for file in (log_sources.find_folder_logs(path) if path.is_dir() else [path])]

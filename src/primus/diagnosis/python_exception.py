@@ -90,8 +90,8 @@ class LoggedException(Struct, frozen=True, kw_only=True):
 def find_last_exception(lines: Sequence[str]) -> LoggedException | None:
     """The last exception of `lines`, which carry no colours.
 
-    A launcher's report of a failed process counts only if there is no other. An exception that Python ignored does not
-    count.
+    A launcher's report of a failed process counts only without any other exception. One that Python ignored does
+    not count.
 
     Lines carry a rank prefix such as `[rank3]:` if several ranks write into one log: frames are taken only from
     lines with the prefix of the exception.

@@ -21,7 +21,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -42,6 +42,7 @@ from primus.engines.installation import (
 )
 from primus.engines.requirement import EnginePackages, EngineRequirement
 from primus.errors import UnfitError
+from primus.messages import Say
 from primus.site_folders import find_module_folder, list_import_folders, list_package_versions
 
 OWN_VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -58,8 +59,6 @@ import importlib, sys
 for name in sys.argv[1:]:
     importlib.import_module(name)
 """
-
-Say = Callable[[str], None]
 
 
 def list_changes(name: str, engine: EngineRequirement, environ: Mapping[str, str]) -> list[str]:
@@ -196,7 +195,7 @@ def _replace_environment(prefix: Path, record: EnvironmentRecord, engine: Engine
     try:
         with log_path.open("w", encoding="utf-8") as log:
             _build_environment(building, record, engine, log, say)
-        # Between the two renames there is no environment; a start that looks then waits for the lock.
+        # The environment is missing between the two renames; a start that looks then waits for the lock.
         _move_scripts(building, prefix)
         if prefix.exists():
             prefix.rename(old)

@@ -11,8 +11,8 @@ from primus.engines.installation import find_environment, list_installation_fold
 from primus.launch import plan, run_folder, show
 from primus.launch.prepare import Launch
 from primus.launch.supervision import worker_processes
-from primus.launch.supervision.attempt_loop import Say
 from primus.machine.cluster import ClusterLayout
+from primus.messages import Say
 from primus.redaction import MASK, redact
 from primus.runs import patch_records, snapshot
 from primus.runs.files import write_json, write_text

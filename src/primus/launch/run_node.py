@@ -40,10 +40,11 @@ from primus.launch.nodes.control_channel import ControlChannel
 from primus.launch.plan import Variable
 from primus.launch.prepare import Launch, amend_launch, plan_attempt
 from primus.launch.supervision import attempt_loop, worker_processes
-from primus.launch.supervision.attempt_loop import NodeSession, Say
+from primus.launch.supervision.attempt_loop import NodeSession
 from primus.launch.supervision.attempt_monitor import AttemptMonitor
 from primus.launch.supervision.attempt_result import NodeResult
 from primus.machine.cluster import ClusterLayout
+from primus.messages import Say
 from primus.redaction import is_secret_name, learn
 from primus.runs.events import EventLog
 from primus.runs.files import write_json

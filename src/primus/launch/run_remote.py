@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from msgspec import Struct, structs
@@ -23,6 +23,7 @@ from primus.launch.invocation import Invocation
 from primus.launch.plan import LaunchJob, LaunchPlan, PlanContext, Variable, redact_plan
 from primus.launch.request import LaunchRequest, RequestSegment, named_variables, reference_variables
 from primus.launch.signals import raise_on_signals
+from primus.messages import Say
 from primus.redaction import HIDDEN_VARIABLE, holds_secret, is_secret_name, learn, redact, redact_args
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Run, RunMetadata, RunOutcome, State, new_id
@@ -32,7 +33,6 @@ RANKS = ("NODE_RANK", "PET_NODE_RANK", "SLURM_NODEID")
 """Variables with the rank of a node."""
 WORKSPACE = "output"
 """Folder of run folders for tasks without an experiment."""
-Say = Callable[[str], None]
 
 
 class RemoteLaunch(Struct, frozen=True, kw_only=True):

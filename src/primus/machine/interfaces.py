@@ -54,7 +54,7 @@ def list_interfaces(tree: FileTree) -> tuple[Interface, ...]:
 def find_route(tree: FileTree, found: Iterable[Interface], master: str, lookup: Lookup | None = None) -> str | None:
     """Name of the interface by which `master` is reached, or that has its address if this node is the master.
 
-    A loopback address, to which Debian resolves a host's own name, is used only if there is no other.
+    A loopback address, to which Debian resolves a host's own name, is the last resort.
 
     Args:
         tree: Whose routing table decides.
@@ -64,7 +64,7 @@ def find_route(tree: FileTree, found: Iterable[Interface], master: str, lookup: 
             on a recorded one.
 
     Returns:
-        None if the name is unknown or there is no route; the reason is then recorded as a problem of the tree.
+        None if the name is unknown or has no route; the reason is then recorded as a problem of the tree.
     """
     holders = {parse_ip_address(address): interface.name for interface in found for address in interface.addresses}
     targets = _resolve_host(tree, master, lookup or (_look_up_host if tree.is_live else None))

@@ -24,7 +24,7 @@ TABLE_FILE = "config/tuned_gemm.json"
 """The table of a run in its folder: a resumed or replayed run uses the same one, since another form rounds
 differently."""
 HIPBLASLT_VARIABLE = "HIPBLASLT_TUNING_OVERRIDE_FILE"
-"""File of solutions that hipBLASLt takes instead of its own choice (hipBLASLt documentation, offline tuning)."""
+"""File of solutions that hipBLASLt uses instead of its heuristic (hipBLASLt documentation, offline tuning)."""
 TUNABLEOP_VARIABLE = "PYTORCH_TUNABLEOP_FILENAME"
 """File of solutions that TunableOp takes; PyTorch puts the number of the device before its suffix
 (torch/cuda/tunable.py, "File Input and Output")."""
@@ -76,7 +76,7 @@ def name_tuned_file(environ: Mapping[str, str], kind: str, valid_for: Mapping[st
 def find_tuned_file(environ: Mapping[str, str], kind: str, known: Mapping[str, str]) -> tuple[Path, TunedFile] | None:
     """The newest file of `kind` that agrees with most of `known`; None if there is none for this device.
 
-    A file for another version is returned as well if there is no better one: the run then says why it does not use it.
+    A file for another version is returned if none fits better: the run then says why it does not use it.
 
     Args:
         environ: Names the store.

@@ -1,4 +1,4 @@
-"""The device of a worker process: its accelerator, or the CPU if requested or if there is no accelerator; its cache
+"""The device of a worker process: its accelerator, or the CPU if requested or without one; its cache
 and free memory."""
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def count_flop(m: int, n: int, k: int) -> int:
 
 
 def num_sets(set_bytes: int, cache_bytes: int, max_bytes: int) -> int:
-    """Number of operand sets so that a set is no longer cached when it is used again; at least two."""
+    """Number of operand sets so that a set has left the cache when it is used again; at least two."""
     return max(2, min(math.ceil(cache_bytes / set_bytes) + 1, max_bytes // set_bytes))
 
 

@@ -35,7 +35,7 @@ class RedactingStream:
 
     @contextlib.contextmanager
     def _naming_errors(self) -> Iterator[None]:
-        """Add the name of the stream to an error such as that of a full disk; the kernel does not tell it."""
+        """Add the name of the stream to an error such as that of a full disk; the OSError does not contain it."""
         try:
             yield
         except OSError as error:

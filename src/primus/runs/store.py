@@ -52,7 +52,7 @@ class RunMetadata(Struct, frozen=True, kw_only=True):
 
     id: str
     name: str
-    """exp_name, or the task if there is no experiment."""
+    """exp_name, or the task if it has no experiment."""
     command: list[str] = []
     """Words that were typed, secrets masked."""
     task: str

@@ -74,7 +74,7 @@ def save_arrays(path: Path, arrays: Mapping[str, ArraySource], is_writer: bool) 
     with path.open("wb") as file:
         file.write(_format_header(arrays))
         for array in arrays.values():
-            # As bytes: bfloat16 has no buffer of its own.
+            # As bytes: the buffer protocol has no format for bfloat16.
             file.write(np.ascontiguousarray(array.gather_values()).reshape(-1).view(np.uint8).data)
         file.flush()
         os.fsync(file.fileno())

@@ -215,7 +215,7 @@ class _CheckpointWrite:
             write_files(self._folder)
             self._complete_checkpoint()
         except BaseException as error:  # the edge of a thread; `take_result` raises it
-            # torch's CheckpointException is no Exception; a signal's KeyboardInterrupt must not be swallowed.
+            # torch's CheckpointException derives from BaseException alone; a signal's KeyboardInterrupt passes.
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
             self._error = error

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from primus.config.schema import Trainer
+from primus.config.schema import Experiment, Trainer
+from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import PrimusError, UsageError
 
 if TYPE_CHECKING:
@@ -49,6 +50,24 @@ def check_loop(trainer: Trainer, backend: str) -> None:
         )
     if training.nonfinite_policy == "rewind":
         raise UsageError(f"nonfinite_policy: rewind: {backend} cannot rewind", "set skip or stop, or framework: native")
+
+
+def check_engine(experiment: Experiment, engine: str, folder: Path) -> None:
+    """Check an experiment for an engine that takes one step at a time and has no settings besides our keys.
+
+    Args:
+        experiment: To be trained.
+        engine: Name of the engine.
+        folder: That of its `keys.yaml`.
+
+    Raises:
+        UsageError: It asks for something that is not supported; names the key and the fix.
+    """
+    trainer = experiment.trainer
+    check_key_rules(engine, read_key_rules(folder), trainer)
+    check_no_backend_args(trainer, engine)
+    check_session(trainer, engine)
+    check_loop(trainer, engine)
 
 
 def check_no_backend_args(trainer: Trainer, backend: str) -> None:

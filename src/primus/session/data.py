@@ -33,7 +33,7 @@ def open_data(
         data = order_samples(data, global_batch_size)
     if evaluation_interval(training) and data.valid is None:
         raise UsageError(
-            f"eval_interval is {training.eval_interval}, and there is no validation data: {data.no_valid}",
+            f"eval_interval is {training.eval_interval}, but validation data is missing: {data.no_valid}",
             WITHOUT_VALIDATION_DATA,
         )
     _check_replayed(attempt.run, data.fingerprint)

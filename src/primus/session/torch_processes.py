@@ -90,7 +90,7 @@ def join_processes(
     """Join the processes of the run for the duration of a `with`.
 
     Raises:
-        UnfitError: There is no device for this process, or PyTorch cannot use those of the machine.
+        UnfitError: No device is left for this process, or PyTorch cannot use those of the machine.
         PrimusError: The processes do not find each other.
     """
     device = own_device(local_rank, environ, asked)

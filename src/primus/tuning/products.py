@@ -15,7 +15,6 @@ Operator = Literal["mm", "addmm", "bmm", "baddbmm", "scaled_mm"]
 Order = Literal["N", "T", "S"]
 """How a matrix lies in memory: by rows, by columns (the transpose of a matrix by rows), or with other strides."""
 OPERATORS: tuple[Operator, ...] = ("mm", "addmm", "bmm", "baddbmm", "scaled_mm")
-BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class MatrixProduct(Struct, frozen=True, kw_only=True, order=True):

@@ -256,7 +256,7 @@ def test_a_batch_that_does_not_divide_is_a_usage_error(make_run: MakeRun, train:
 
 def test_evaluation_without_validation_data_is_a_usage_error(make_run: MakeRun, train: Train, tmp_path: Path) -> None:
     prefix = _prepared(tmp_path)
-    with pytest.raises(UsageError, match="eval_interval is 2, and there is no validation data: split"):
+    with pytest.raises(UsageError, match="eval_interval is 2, but validation data is missing: split"):
         train(make_run(mock_data=False, train_data_path=str(prefix), split="100", eval_interval=2))
 
 

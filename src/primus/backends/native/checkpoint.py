@@ -108,5 +108,5 @@ def count_bytes(tensors: State) -> int:
 
 
 def _expect_one_process() -> None:
-    """Silence the warning of torch.distributed.checkpoint that there is no process group."""
+    """Silence the warning of torch.distributed.checkpoint about a missing process group."""
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)

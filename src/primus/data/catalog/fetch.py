@@ -24,14 +24,13 @@ from primus.data.readers.kinds import detect_kind
 from primus.data.shards.document_writer import open_writer
 from primus.data.shards.shard_queue import BadItem
 from primus.errors import UsageError
+from primus.messages import Say
 from primus.runs.files import sync_to_disk
 
 LOCK_TIMEOUT_S = 3600.0
 SHOWN_EVERY = 1000
 NOTES = ".fetch"
 """Folder in the output that records the complete files; hidden, so that readers of the folder skip it."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)

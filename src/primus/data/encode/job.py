@@ -11,7 +11,6 @@ Finished shards stay in the work folder when a process fails, and the next run r
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,14 +35,13 @@ from primus.data.tokenizers.document_ends import END_OF_TEXT
 from primus.data.tokenizers.load import load_tokenizer
 from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.errors import PrimusError, UsageError
+from primus.messages import Say
 
 PARALLEL_BYTES = 32_000_000
 """Input size above which several processes are faster than one, in spite of their start."""
 
 LOCK_TIMEOUT_S = 3600.0
 """Longest wait for the process that trains the tokenizer or merges the shards, which may be hundreds of gigabytes."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)

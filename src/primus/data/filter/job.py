@@ -15,7 +15,6 @@ from primus.data.shards.inputs import Inputs
 from primus.data.shards.workers import Show
 from primus.errors import UsageError
 
-Say = Callable[[str], None]
 Report = TypeVar("Report", bound=FilterReport)
 
 ResultCollector = Callable[[], "tuple[Report, dict[Path, Path]]"]

@@ -43,7 +43,7 @@ def check_options(options: FilterOptions, task: str) -> None:
         task: Name of the task, such as ``clean``.
 
     Raises:
-        UsageError: There is no input or output, or a required package is not installed.
+        UsageError: The input or output is missing, or a required package is not installed.
     """
     if not options.input and not options.dataset:
         raise UsageError(f"nothing to {task}", "give --input PATH... or --dataset NAME")

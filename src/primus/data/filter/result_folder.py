@@ -15,13 +15,14 @@ from typing import Generic, cast
 import msgspec
 
 from primus.data import atomic
-from primus.data.filter.job import FilterJob, FinishedElsewhere, Report, ResultCollector, Say
+from primus.data.filter.job import FilterJob, FinishedElsewhere, Report, ResultCollector
 from primus.data.filter.report import format_pages, format_summary
 from primus.data.megatron.manifest import FileFacts
 from primus.data.shards.inputs import Inputs
 from primus.data.shards.shard_queue import ShardQueue, ShardResult
 from primus.data.shards.workers import Show
 from primus.errors import PrimusError, UsageError
+from primus.messages import Say
 from primus.redaction import redact, redact_tree
 from primus.runs.files import sync_to_disk
 

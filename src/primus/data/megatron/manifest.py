@@ -130,7 +130,7 @@ def manifest_path(prefix: Path) -> Path:
 
 
 def read_manifest(prefix: Path) -> TokenFileManifest | None:
-    """Read the manifest of the tokens at `prefix`; None if there is no manifest.
+    """Read the manifest of the tokens at `prefix`; None if it does not exist.
 
     Raises:
         UsageError: The manifest is damaged, or does not match the files next to it.

@@ -10,9 +10,10 @@ from typing import Literal
 from primus.data import readers
 from primus.data.catalog import hub
 from primus.data.encode import trained
-from primus.data.encode.job import EncodeJob, PreparedTokens, Say, load_job_tokenizer
+from primus.data.encode.job import EncodeJob, PreparedTokens, load_job_tokenizer
 from primus.data.shards.workers import Show
 from primus.errors import PrimusError, UsageError
+from primus.messages import Say
 
 
 @dataclass(frozen=True, kw_only=True)

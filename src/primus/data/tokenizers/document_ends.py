@@ -123,7 +123,7 @@ def find_declared(read: Read, where: str) -> DeclaredEnd | None:
     is_null = "eos_token" in tokenizer  # an explicit null also overrides the default of the class
     if not is_null and (found := _default_of_class(tokenizer, _parse_file(read, where, "config.json"), where)):
         return found
-    if found := _find_named(sources, "sep_token", where):  # Megatron-LM uses the separator if there is no end token
+    if found := _find_named(sources, "sep_token", where):  # Megatron-LM uses the separator without an end token
         return found
     for name in MODEL_CONFIGS:
         if (number := _first_id(_parse_file(read, where, name))) is not None:

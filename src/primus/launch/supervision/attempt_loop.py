@@ -31,6 +31,7 @@ from primus.launch.supervision import attempt_history, flight_recorder, heartbea
 from primus.launch.supervision.attempt_monitor import FAILED_PEERS_S, AttemptMonitor, NodeAttempt
 from primus.launch.supervision.attempt_result import AttemptDecision, NodeResult, combine_node_results
 from primus.launch.supervision.restart_policy import AttemptResult, RestartDecision
+from primus.messages import Say
 from primus.runs.events import EventLog
 from primus.runs.store import RankFailure, Run, RunOutcome
 
@@ -43,7 +44,6 @@ LATE_RESULT_S = 8.0
 NUM_EVIDENCE = 3
 """Log lines that are printed for a cause."""
 
-Say = Callable[[str], None]
 RunNodeAttempt = Callable[[Launch, AttemptMonitor], NodeResult]
 """Runs one attempt on this node."""
 

@@ -73,7 +73,7 @@ class StragglerMonitor:
     def observe_heartbeats(self, now: float, heartbeats: Mapping[int, RankHeartbeat]) -> None:
         """Note the steps of this node's ranks; at the end of a window they are sent to node 0, or compared."""
         self._window.observe_heartbeats(heartbeats)
-        # The windows of nodes begin and end at different times: node 0 compares at the end of its own, with the last
+        # The windows of nodes begin and end at different times: node 0 compares at the end of its window, with the last
         # window of each other node that has arrived by then.
         if now - self._window_at <= WINDOW_S:
             return

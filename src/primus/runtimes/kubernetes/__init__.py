@@ -15,8 +15,9 @@ from primus.launch.jobs import job_states, submissions
 from primus.launch.jobs.job_states import JobState
 from primus.launch.jobs.submissions import Submission
 from primus.launch.plan import BindMount, LaunchPlan, PlanContext
-from primus.launch.run_remote import RemoteLaunch, Say, SubmissionRejected
+from primus.launch.run_remote import RemoteLaunch, SubmissionRejected
 from primus.launch.signals import find_exit_code
+from primus.messages import Say
 from primus.redaction import redact_args
 from primus.runs.files import write_text
 from primus.runs.store import Run, RunOutcome

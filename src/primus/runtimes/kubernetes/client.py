@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from primus.errors import PrimusError, UnfitError, UsageError
+from primus.retry_after import parse_retry_after
 from primus.runtimes.kubernetes.target import Place, RequestRefused
 
 if TYPE_CHECKING:
@@ -199,7 +200,8 @@ class KubernetesClient:
                 # After the last attempt a busy server counts as a rejection, with its own message.
                 if answer.status not in AGAIN or delay is None:
                     raise self._build_refusal(answer, path)
-                wait = _read_retry_after(answer, delay)
+                asked_s = parse_retry_after(answer.headers.get("Retry-After"), answer.headers.get("Date"))
+                wait = delay if asked_s is None else min(asked_s, LONGEST_DELAY_S)
                 # Returns the connection to the pool; an unread response would keep it.
                 answer.release_conn()
             if wait is not None:
@@ -267,11 +269,6 @@ def _create_api_client(place: Place) -> Any:
         return client.ApiClient()
     except (config.ConfigException, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{place.get('kubeconfig', ACCOUNT)}: {error}", "see kubectl config view") from None
-
-
-def _read_retry_after(answer: BaseHTTPResponse, delay: float) -> float:
-    asked = answer.headers.get("Retry-After", "")
-    return min(float(asked), LONGEST_DELAY_S) if asked.isdigit() else delay
 
 
 def _read_error_message(data: bytes | None) -> str:

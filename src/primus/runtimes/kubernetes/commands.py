@@ -71,7 +71,7 @@ def resolve_job_place(options: Options, environ: Mapping[str, str]) -> Place:
 
 
 def _find_place_of_job(place: Place, job: str, environ: Mapping[str, str]) -> Place:
-    """`place` with the kind of the job; the default kind if there is no job of this name."""
+    """`place` with the kind of the job; the default kind if no job has this name."""
     for kind in (name for name, module in MODULES.items() if module == "objects"):
         candidate = {**place, "target": kind}
         with suppress(UsageError, RequestRefused):  # no such job, or the cluster does not have this kind

@@ -14,13 +14,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from primus.errors import PrimusError, UsageError
 from primus.redaction import MASK
+from primus.retry_after import parse_retry_after
 from primus.runtimes.kubernetes.target import Place, RequestRefused
 
 BASE = "/api/v1"
@@ -166,7 +166,8 @@ class SafeServer:
             message = message.replace(value, MASK)
         problem = f"{self.url}: {message or error.reason} ({code or f'HTTP {error.code}'})"
         if error.code in BUSY and code != QUOTA:
-            return _Busy(problem, error.code, _read_retry_after_s(error.headers.get("Retry-After")))
+            asked_s = parse_retry_after(error.headers.get("Retry-After"), error.headers.get("Date"))
+            return _Busy(problem, error.code, None if asked_s is None else min(asked_s, LONGEST_DELAY_S))
         if 300 <= error.code < 400:
             target = error.headers.get("Location", "elsewhere")
             return RequestRefused(f"{self.url} redirects to {target}", "use that address as --url", error.code)
@@ -249,14 +250,3 @@ def _describe_error(error: object) -> str:
         return f"no response within {TIMEOUT_S:.0f} s"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(text)
-
-
-def _read_retry_after_s(header: str | None) -> float | None:
-    """Seconds of a Retry-After header: a number, or a date (RFC 9110, 10.2.3)."""
-    if not header:
-        return None
-    try:
-        wait_s = float(header) if header.strip().isdigit() else parsedate_to_datetime(header).timestamp() - time.time()
-    except (ValueError, TypeError):
-        return None
-    return min(max(wait_s, 0.0), LONGEST_DELAY_S)

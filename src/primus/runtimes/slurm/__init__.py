@@ -14,7 +14,8 @@ from primus.runtimes.slurm.options import SPELLINGS, Options, find_option_value,
 if TYPE_CHECKING:
     from primus.launch.jobs.job_states import JobState
     from primus.launch.jobs.submissions import Submission
-    from primus.launch.run_remote import RemoteLaunch, Say
+    from primus.launch.run_remote import RemoteLaunch
+    from primus.messages import Say
     from primus.runs.store import Run
 
 LEVEL = "cluster"

@@ -5,7 +5,7 @@ The batch script becomes this process (`primus-cli jobs run-step`), so that Slur
 
     running    srun has a step. SIGUSR1 is passed on to it (SIGTERM in an array): the launchers save and end.
     deciding   the step has ended. `restart_decision` says what follows.
-    delayed    the job waits for its next step. SIGUSR1 ends the delay: there is no time left for another step.
+    delayed    the job waits for its next step. SIGUSR1 ends the delay: the time limit leaves no room for another step.
     requeued   Slurm has queued the job again, and is about to end this process.
 
 SIGTERM keeps its default action. `scancel` sends it to the tasks of the step as well, which save; a batch script that

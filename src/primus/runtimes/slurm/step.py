@@ -29,8 +29,9 @@ from collections.abc import Mapping
 from primus.errors import EXIT_OK, PrimusError
 from primus.launch import foreground
 from primus.launch.foreground import Child
-from primus.launch.run_remote import RemoteLaunch, Say, conclude_remote
+from primus.launch.run_remote import RemoteLaunch, conclude_remote
 from primus.launch.signals import INSISTS_AFTER_S
+from primus.messages import Say
 from primus.runs.store import Run, State
 from primus.runtimes.slurm import queries
 from primus.runtimes.slurm.options import find_option_value, parse

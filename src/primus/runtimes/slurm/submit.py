@@ -19,7 +19,8 @@ from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, PrimusError, UsageError
 from primus.launch.jobs import job_states, submissions
 from primus.launch.jobs import logs as job_logs
 from primus.launch.jobs.submissions import Submission
-from primus.launch.run_remote import QueryOnly, RemoteLaunch, Say, SubmissionRejected
+from primus.launch.run_remote import QueryOnly, RemoteLaunch, SubmissionRejected
+from primus.messages import Say
 from primus.redaction import redact_args
 from primus.runs.events import EventLog
 from primus.runs.files import to_json

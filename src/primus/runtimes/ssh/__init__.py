@@ -15,8 +15,9 @@ from primus.errors import UsageError
 from primus.launch import inherited_variables
 from primus.launch.command import parse_segment_options
 from primus.launch.plan import LaunchPlan, PlanContext, Variable
-from primus.launch.run_remote import RemoteLaunch, Say
+from primus.launch.run_remote import RemoteLaunch
 from primus.launch.variables import check_name, is_name
+from primus.messages import Say
 from primus.runs.store import Run
 from primus.runtimes.ssh import hosts, script
 from primus.runtimes.ssh.hosts import SshHost

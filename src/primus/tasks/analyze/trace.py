@@ -28,7 +28,7 @@ def run(options: Options, context: TaskContext) -> None:
     """Print the analysis.
 
     Raises:
-        UsageError: There is no trace, or a file is not one.
+        UsageError: No trace is found, or a file is not one.
     """
     # numpy: not for the commands that only list this task.
     from primus.traces.find_files import find_traces

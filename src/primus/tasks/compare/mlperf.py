@@ -63,7 +63,7 @@ def run(options: Options, context: TaskContext) -> int:
     Exit codes: 1 if the runs converge significantly faster than the reference, or do not converge.
 
     Raises:
-        UsageError: A word is neither a run nor an MLPerf log, or there is no reference.
+        UsageError: A word is neither a run nor an MLPerf log, or the reference is missing.
         PrimusError: The run took no step.
     """
     if all(Path(word).is_file() for word in options.what):

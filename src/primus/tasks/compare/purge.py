@@ -27,7 +27,7 @@ def run(options: Options, context: TaskContext) -> None:
     """Remove the comparisons in the folder.
 
     Raises:
-        UsageError: There is no comparison, or another process uses one.
+        UsageError: No comparison is found, or another process uses one.
         PrimusError: A file cannot be removed.
     """
     from primus.comparison.comparison_folder import list_comparison_folders

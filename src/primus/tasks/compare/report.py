@@ -51,7 +51,7 @@ def run(options: Options, context: TaskContext) -> None:
     Raises:
         UsageError: There are no results, or a table is wrong.
         PrimusError: A file cannot be read or written.
-        UnfitError: There is no browser for PNG files.
+        UnfitError: PNG files need a browser, and none is installed.
     """
     # Not for the commands that only list this task.
     from primus.comparison.archive import load_results

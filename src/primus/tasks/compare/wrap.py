@@ -36,7 +36,7 @@ def run(options: Options, context: TaskContext) -> None:
     """Write an archive of each comparison in the folder.
 
     Raises:
-        UsageError: There is no comparison, or several for one --output.
+        UsageError: No comparison is found, or several for one --output.
         PrimusError: An archive cannot be written.
     """
     from primus.comparison.archive import write_archive

@@ -122,7 +122,7 @@ def read_tuned_file(name: str, environ: Mapping[str, str]) -> tuple[hipblaslt.Tu
     """The tuned products, and where the local disk has them.
 
     Raises:
-        UsageError: There is no file.
+        UsageError: The file does not exist.
         PrimusError: It is damaged.
     """
     path = find_tuned_path(name, environ)

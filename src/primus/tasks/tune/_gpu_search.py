@@ -66,7 +66,7 @@ def tune_on_gpus(tuner: GpuTuner[Any], options: GemmOptions, context: TaskContex
     """Tune what is not tuned yet, write the file, and keep it for later runs if real steps are faster.
 
     Raises:
-        UnfitError: The tuner is not installed, or there is no GPU.
+        UnfitError: The tuner is not installed, or the machine has no GPU.
         UsageError: Another process writes the same file.
         PrimusError: A log has no shapes, or no shape can be tuned.
     """

@@ -228,7 +228,7 @@ def _run_trial(
         request.config,
         context,
         {**settings, "train_iters": str(steps)},
-        # A folder of its own: other processes of the study create runs at the same time.
+        # A separate folder: other processes of the study create runs at the same time.
         study.find_trial_folder(settings, steps),
         limit_s=request.timeout_s,
         options=request.options,
