@@ -25,6 +25,7 @@ def read_hardware(root: Path = Path("/")) -> Hardware:
 def _nvidia(root: Path) -> Hardware | None:
     driver = _driver(root)
     on_bus = list(_functions(root, NVIDIA))
+    # A container has the driver's files of its GPUs, while /sys shows the PCI devices of the whole host.
     folders = list((root / "proc/driver/nvidia/gpus").glob("*"))
     has_driver = bool(driver or folders)
     counted = [device for kind, device in on_bus if kind == CONTROLLER_3D or (has_driver and kind == CONTROLLER_VGA)]
@@ -46,6 +47,7 @@ def _driver(root: Path) -> str:
 def _amd(root: Path) -> Hardware | None:
     targets = [target for target in _kfd_targets(root) if target in ROCM_TARGETS]
     has_driver = bool(targets)
+    # Without amdgpu the PCI class is all that is known; consumer cards and integrated graphics have a display class.
     if not targets:
         targets = ["AMD GPU"] * sum(1 for kind, _ in _functions(root, AMD) if kind == PROCESSING_ACCELERATOR)
     if not targets:
@@ -61,6 +63,7 @@ def _kfd_targets(root: Path) -> Iterator[str]:
     for file in sorted(root.glob("sys/class/kfd/kfd/topology/nodes/*/properties")):
         values = dict(re.findall(r"^(\w+) (\d+)$", _read(file), re.MULTILINE))
         number = int(values.get("gfx_target_version", 0))
+        # CPUs are nodes of the topology as well: without SIMDs.
         if int(values.get("simd_count", 0)) > 0 and number:
             yield f"gfx{number // 10000}{number // 100 % 100:x}{number % 100:x}"
 

@@ -123,26 +123,46 @@ def build_environment(
     machine, warnings = _list_machine_layers(facts)
     layers = [*machine, *_build_path_settings(user), *_build_backend_settings(facts, workload, framework)]
     layers += [*_build_nic_settings(facts, network, needs), *_build_network_settings(facts, network, needs)]
-    if _is_on(user.find_value(DETERMINISTIC)):
-        layers += [("deterministic", DETERMINISTIC_SETTINGS.get(name, {})) for name, _ in machine]
-    else:  # what was tuned was chosen by timing, which may choose otherwise the next time
-        layers += [("tuned", tuned or {})]
-    chosen: dict[str, VariableChoice] = {}
-    for choice in (
-        *_choose_machine_settings(layers, needs, _count_cores_per_process(facts, layout)),
-        *_format_setter("hook", hooks or {}),
-        *_format_setter("patch", patches or {}),
-    ):
-        merge_choice(chosen, choice)
-    for choice in user.choose_variables(set(chosen)):
-        merge_choice(chosen, choice)
+    layers += _list_last_layers(machine, tuned or {}, is_deterministic=_is_on(user.find_value(DETERMINISTIC)))
+    settings = _choose_machine_settings(layers, needs, _count_cores_per_process(facts, layout))
+    chosen = _merge_choices(settings, hooks or {}, patches or {}, user)
     check_determinism(chosen)
     check_interfaces(chosen)
     if rocm_library and any(device.vendor == "amd" for device in facts.devices):
         _add_library(chosen, rocm_library)
-    problems = (*warnings, *network.warnings, *validate_network_variables(user.list_values(), facts))
-    doubts = (*find_conflicts(chosen), *find_dubious_values(chosen, facts))
-    return Environment(variables=dict(sorted(chosen.items())), warnings=(*problems, *doubts))
+    problems = (*warnings, *network.warnings, *_find_problems(chosen, user.list_values(), facts))
+    return Environment(variables=dict(sorted(chosen.items())), warnings=problems)
+
+
+def _find_problems(chosen: Mapping[str, VariableChoice], user: Mapping[str, str], facts: MachineFacts) -> Iterator[str]:
+    yield from validate_network_variables(user, facts)
+    yield from find_conflicts(chosen)
+    yield from find_dubious_values(chosen, facts)
+
+
+def _list_last_layers(
+    machine: Iterable[tuple[str, Settings]], tuned: Settings, *, is_deterministic: bool
+) -> list[tuple[str, Settings]]:
+    # Never both: what was tuned was chosen by timing, which may choose otherwise the next time.
+    if is_deterministic:
+        return [("deterministic", DETERMINISTIC_SETTINGS.get(name, {})) for name, _ in machine]
+    return [("tuned", tuned)]
+
+
+def _merge_choices(
+    settings: Iterable[VariableChoice],
+    hooks: Mapping[str, Assignment],
+    patches: Mapping[str, Assignment],
+    user: _UserVariables,
+) -> dict[str, VariableChoice]:
+    """One choice for each variable: a later layer replaces an earlier one, and the user replaces all."""
+    chosen: dict[str, VariableChoice] = {}
+    for choice in (*settings, *_format_setter("hook", hooks), *_format_setter("patch", patches)):
+        merge_choice(chosen, choice)
+    # After the others: which of the shell's variables are listed depends on the names that the layers have set.
+    for choice in user.choose_variables(set(chosen)):
+        merge_choice(chosen, choice)
+    return chosen
 
 
 class _UserVariables(NamedTuple):

@@ -119,10 +119,8 @@ def collect_facts(run: Run) -> RunFacts:
     rates = sorted(_list_numbers(steady, "tokens_per_s"))
     times = _list_numbers(steady, "step_time_s")
     step_s = statistics.median(times) if times else None
-    all_times, tokens = _list_numbers(steps, "step_time_s"), _list_numbers(steps, "tokens")
     tflops = _find_median(steady, "tflops_per_device")
-    per_device = _find_median(steady, "tokens_per_s_per_device")
-    gflop = tflops * 1e3 / per_device if tflops and per_device else None
+    gflop = _compute_gflop_per_token(steady, tflops)
     settings = summary.flat_settings(run)
     slow_first, slow_later = _measure_slow_steps(steps, recorded, step_s)
     compute = _find_median(steady, "compute_time_s")
@@ -138,7 +136,7 @@ def collect_facts(run: Run) -> RunFacts:
         tokens_per_s=statistics.median(rates) if rates else None,
         tokens_per_s_low=rates[int(0.05 * (len(rates) - 1))] if rates else None,
         tokens_per_s_high=rates[math.ceil(0.95 * (len(rates) - 1))] if rates else None,
-        overall_tokens_per_s=sum(tokens) / sum(all_times) if tokens and sum(all_times) > 0 else None,
+        overall_tokens_per_s=_compute_overall_rate(steps),
         mfu=_read_mfu(steady, notes),
         tflops_per_device=tflops,
         gflop_per_token=gflop,
@@ -160,6 +158,17 @@ def collect_facts(run: Run) -> RunFacts:
         machine=_describe_machine(run, started),
         notes=notes,
     )
+
+
+def _compute_gflop_per_token(steady: Sequence[Event], tflops: float | None) -> float | None:
+    per_device = _find_median(steady, "tokens_per_s_per_device")
+    return tflops * 1e3 / per_device if tflops and per_device else None
+
+
+def _compute_overall_rate(steps: Sequence[Event]) -> float | None:
+    """Tokens per second over all steps, slow ones included."""
+    seconds, tokens = sum(_list_numbers(steps, "step_time_s")), _list_numbers(steps, "tokens")
+    return sum(tokens) / seconds if tokens and seconds > 0 else None
 
 
 def _choose_steady_steps(steps: Sequence[Event], recorded: Sequence[Event]) -> list[Event]:

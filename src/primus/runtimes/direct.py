@@ -23,6 +23,7 @@ from primus.machine.facts import MachineFacts
 from primus.runs.store import Run
 
 if TYPE_CHECKING:
+    from primus.machine.environment import Environment
     from primus.machine.tuned_files import TunedSettings
 
 LEVEL = "node"
@@ -189,14 +190,7 @@ def _collect_node_variables(
         rocm_library=find_rocm_library(context.environ),
         tuned=tuned.settings,
     )
-    chosen = {**context.settings, **by_user}
-    decisions = {
-        name: chosen[name]
-        if choice.layer in LAUNCH_LAYERS
-        else Variable(choice.value, f"{choice.layer}: {choice.reason}")
-        for name, choice in decided.variables.items()
-        if choice.value is not None and choice.layer != "user"
-    }
+    decisions = _list_decisions(decided, {**context.settings, **by_user})
     notes = (*tuned.notes, *(f"warning: {warning}" for warning in decided.warnings))
     variables = _extend_path_lists(context) | decisions
     copies = tuned.copies
@@ -204,6 +198,17 @@ def _collect_node_variables(
     if copies is None or copies.variable not in decisions or decisions[copies.variable].value != copies.value:
         return NodeVariables(variables, notes)
     return NodeVariables(variables, (copies.note, *notes), copies.files)
+
+
+def _list_decisions(decided: Environment, chosen: Mapping[str, Variable]) -> dict[str, Variable]:
+    """The variables to set, with their sources; those of the shell are inherited."""
+    return {
+        name: chosen[name]
+        if choice.layer in LAUNCH_LAYERS
+        else Variable(choice.value, f"{choice.layer}: {choice.reason}")
+        for name, choice in decided.variables.items()
+        if choice.value is not None and choice.layer != "user"
+    }
 
 
 def _find_tuned_settings(

@@ -127,9 +127,11 @@ def train_steps(run: EngineRun) -> None:
             # The phase `compile` has a longer hang timeout; it ends with the first report.
             is_compiling = session.engine.compiles and session.step == first_step
             session.attempt.beat("compile" if is_compiling else "train", session.step)
+            # Before the batch: the time of a step includes the wait for its data, which is reported as a part of it.
             started = time.perf_counter()
             micro_batches = next(batches)
             data_time_s = time.perf_counter() - started
+            # Of the step that is about to be taken; `session.step` counts those that were.
             learning_rate = session.learning_rate(session.step + 1)
             values = run.engine.step(micro_batches, learning_rate)
             session.advance(
@@ -142,6 +144,7 @@ def train_steps(run: EngineRun) -> None:
                 data_time_s=data_time_s,
                 memory_bytes=run.engine.read_memory(),
             )
+            # After the report, so that the events contain the step that ended the run.
             if not values.skipped:
                 check_finite(session, values)
             if session.is_evaluation_due():
@@ -192,6 +195,7 @@ def save(run: EngineRun) -> None:
 def interrupt(run: EngineRun) -> None:
     """Save, and leave the remaining steps to the next attempt."""
     run.session.announce_interrupt()
+    # The time until SIGKILL is short: a step that is saved already is not written again.
     if not run.session.is_saved():
         save(run)
     run.session.report_interrupt()
@@ -200,6 +204,7 @@ def interrupt(run: EngineRun) -> None:
 def finish(run: EngineRun) -> None:
     """The last evaluation and checkpoint; callbacks write the summary."""
     session = run.session
+    # Evaluations come before the checkpoint, whose manifest then contains what callbacks know of them.
     if session.should_evaluate_at_end():
         evaluate_validation(run)
     if session.data.test is not None and session.trainer.training.eval_iters:

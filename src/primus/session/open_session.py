@@ -35,7 +35,7 @@ def open_session(
     processes: Processes,
     engine: EngineInfo,
     environ: Mapping[str, str],
-    prepare_search: Callable[[CheckpointSearch], object] | None = None,
+    prepare_search: Callable[[CheckpointSearch], object] = lambda search: None,
     order_samples: OrderSamples | None = None,
 ) -> Session:
     """Open the data of a run, find the checkpoint that it starts from, and prepare its reports.
@@ -60,12 +60,10 @@ def open_session(
     global_batch_size = _find_global_batch_size(trainer.training, engine.data_size)
     attempt.beat("data")
     data = open_data(trainer, attempt, global_batch_size, order_samples)
-    search = _build_search(trainer, attempt, processes, engine.backend)
-    if prepare_search is not None:
-        prepare_search(search)
+    search = _build_search(trainer, attempt, processes, engine.backend, prepare_search)
     start = _find_start(search, attempt, data)
     callbacks = CallbackList()
-    session = Session(
+    return Session(
         experiment=experiment,
         attempt=attempt,
         processes=processes,
@@ -80,12 +78,7 @@ def open_session(
         saver=_build_saver(experiment, attempt, processes, data, engine, callbacks),
         bad_steps=BadStepDetector(trainer.training),
         start=start,
-        step=start.step if start else 0,
-        consumed_samples=start.consumed_samples if start else 0,
     )
-    # The loaded checkpoint need not be saved again.
-    session.saver.last_step = session.step
-    return session
 
 
 def _find_global_batch_size(training: TrainingConfig, data_size: int) -> int:
@@ -99,8 +92,14 @@ def _find_global_batch_size(training: TrainingConfig, data_size: int) -> int:
     return global_batch_size
 
 
-def _build_search(trainer: Trainer, attempt: Attempt, processes: Processes, backend: str) -> CheckpointSearch:
-    return CheckpointSearch(
+def _build_search(
+    trainer: Trainer,
+    attempt: Attempt,
+    processes: Processes,
+    backend: str,
+    prepare: Callable[[CheckpointSearch], object],
+) -> CheckpointSearch:
+    search = CheckpointSearch(
         attempt.run,
         trainer.checkpoint,
         build_shape(trainer.model),
@@ -109,6 +108,8 @@ def _build_search(trainer: Trainer, attempt: Attempt, processes: Processes, back
         event=attempt.event,
         backend=backend,
     )
+    prepare(search)
+    return search
 
 
 def _find_start(search: CheckpointSearch, attempt: Attempt, data: Datasets) -> ResumePoint | None:

@@ -30,6 +30,7 @@ class DocumentHandling(NamedTuple):
 def compute_positions(tokens_BS: Tensor, eod_id: int) -> Tensor:
     """Position of each token within its document, [B, S]."""
     index_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
+    # The token after an end begins a document. Its index, carried on by the running maximum, is subtracted from all.
     begins_BS = torch.zeros_like(tokens_BS, dtype=torch.bool)
     begins_BS[:, 1:] = tokens_BS[:, :-1] == eod_id
     return index_S - torch.where(begins_BS, index_S, 0).cummax(1).values
@@ -37,6 +38,8 @@ def compute_positions(tokens_BS: Tensor, eod_id: int) -> Tensor:
 
 def build_attention_mask(tokens_BS: Tensor, eod_id: int) -> Tensor:
     """Whether a query may see a key: not later, and of the same document; [B, 1, S, S]."""
+    # Number of the document of each token: the ends before it. An end belongs to the document that it ends, hence the
+    # subtraction.
     ends_BS = (tokens_BS == eod_id).long()
     document_BS = ends_BS.cumsum(1) - ends_BS
     same_BSS = document_BS[:, :, None] == document_BS[:, None, :]

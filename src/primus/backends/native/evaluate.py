@@ -60,4 +60,5 @@ def _move_to_device(array: NDArray[np.int64], device: torch.device) -> torch.Ten
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cpu":
         return tensor
+    # Only a copy from pinned memory overlaps with computation.
     return tensor.pin_memory().to(device, non_blocking=True)

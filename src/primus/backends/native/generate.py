@@ -26,6 +26,7 @@ def generate_tokens(
     """
     if not prompt_tokens:
         raise ValueError("generate needs at least one token to continue")
+    # On the CPU, also for a model on a GPU: the same seed draws the same tokens in every process of a sharded model.
     generator = torch.Generator().manual_seed(seed)
     tokens = list(prompt_tokens)
     for _ in range(max_new_tokens):

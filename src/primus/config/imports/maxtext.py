@@ -153,7 +153,6 @@ KEPT_EFFECTS = ("numbers", "speed")
 """What the settings change that the engine takes; those of reports, files and processes are common to engines."""
 
 
-
 def is_maxtext(values: dict[str, Any]) -> bool:
     """Whether a YAML file is a configuration of MaxText."""
     return "base_config" in values or sum(key in values for key in _TELLING) >= FEWEST_TELLING
@@ -253,7 +252,6 @@ def _translate_value(key: str, value: Any, target: ForeignConfig, known: Mapping
         target.add_other(key, value)
     elif value != known[key].default:
         target.settings[key] = value
-
 
 
 _MISSING = object()

@@ -126,6 +126,7 @@ class Inputs:
     def _is_same(self, one: Input, before: InputFacts) -> bool:
         if (before.path, before.stamp) == (redact(one.given), self._fingerprint_input(one)):
             return True
+        # The size first: it decides most cases without reading the files.
         now = self._build_facts(one, {})
         return (now.files, now.bytes) == (before.files, before.bytes) and self._read(one).sha256 == before.sha256
 
@@ -180,6 +181,7 @@ def open_files(given: Iterable[str], text_documents: str = "file") -> Inputs:
         UsageError: An input does not exist, is empty or of an unknown kind, or a file is given twice.
         PrimusError: An input cannot be read.
     """
+    # Sorted by `find_files`: every worker and every restart must see the same order, which numbers the shards.
     found = tuple(Input(each, tuple(readers.find_files(each))) for each in given)
     _check_once(found)
     files = [file for each in found for file in each.files]
@@ -275,11 +277,13 @@ def hash_part(part: FilePart) -> str:
     first, last = part.first, part.last
     if detect_kind(part.file) in COLUMNS:  # parts are row groups, not bytes: the first part hashes the whole file
         first, last = (0, None) if part.first == 0 else (0, 0)
+    # A block belongs to the part in which it begins, and is read past the end of that part: so each is hashed once.
     with whole_file_errors(part.file), open(part.file, "rb") as file:
         return b"".join(_hash_blocks(file, -(-first // BLOCK), last)).hex()
 
 
 def _hash_blocks(file: BufferedReader, block: int, last: int | None) -> Iterator[bytes]:
+    # One buffer for all blocks, sliced by a view: no copy for the hash.
     buffer = bytearray(BLOCK)
     view = memoryview(buffer)
     file.seek(block * BLOCK)

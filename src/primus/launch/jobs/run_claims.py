@@ -29,6 +29,7 @@ def is_held(run: Run, environ: Mapping[str, str]) -> bool:
     """Whether a queued or running job owns this run; also True if the scheduler does not answer."""
     try:
         check_free(run, environ)
+    # Without an answer the run may have a job: two jobs in one run folder are worse than a refused command.
     except PrimusError:
         return True
     return False
@@ -46,6 +47,8 @@ def hold_for_submission(run: Run, environ: Mapping[str, str]) -> Iterator[None]:
         PrimusError: A queued or running job owns the run, another command is submitting it, or the scheduler does not
             answer.
     """
+    # The file stays: a lock on a removed file would not exclude a command that creates a new one. The kernel releases
+    # flock when the process ends, also after SIGKILL, so no lock outlives its command.
     with (run.directory / ".submission.lock").open("w") as file:
         is_ours = True
         try:

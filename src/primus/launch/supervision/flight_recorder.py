@@ -23,6 +23,7 @@ def make_recorder_variables(directory: str, attempt: int, taken: Mapping[str, ob
     """
     dumps = str(Path(directory) / "logs" / f"attempt_{attempt}" / "fr" / "trace_")
     pipes = str(Path(os.sep, "tmp") / f"primus-{Path(directory).name}-{attempt}" / "fr_")
+    # Newer versions of PyTorch read the names with FR, older ones only those with NCCL.
     values = {
         "TORCH_FR_BUFFER_SIZE": BUFFER_SIZE,
         "TORCH_NCCL_TRACE_BUFFER_SIZE": BUFFER_SIZE,

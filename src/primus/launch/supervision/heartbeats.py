@@ -52,6 +52,7 @@ def read_own_heartbeats(folder: Path, expected: Collection[int] = ()) -> dict[in
         # A rank may replace the file, or end, while it is read: the next look is a second later.
         with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
             heartbeat = msgspec.json.decode(path.read_bytes(), type=RankHeartbeat)
+            # The launcher's pid also tells a file of this attempt from one that a killed launcher has left.
             if heartbeat.host == host and heartbeat.launcher == launcher:
                 found[int(path.name.partition("_")[2].partition(".")[0])] = heartbeat
     return found

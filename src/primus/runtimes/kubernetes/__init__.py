@@ -131,6 +131,7 @@ def states(submissions: Sequence[Submission]) -> dict[str, JobState]:
 def cancel(submission: Submission) -> None:
     """Delete a job and the objects that were created for it, and record the end of its run."""
     load_target(submission.place["target"]).delete_job(submission.place, submission.id, os.environ)
+    # After the deletion: if the server rejects it, the run still belongs to a job that may be running.
     job_states.record_end(submission, DELETED)
 
 

@@ -72,6 +72,7 @@ def locate_run_folder_in_pod(options: Options, context: PlanContext) -> PurePosi
     """Path of the run folder in the pods: the same path if a writable volume covers it, else below the first volume."""
     here = PurePosixPath(context.directory)
     above = [volume for volume in volumes.parse_volumes(options.volume) if here.is_relative_to(volume.path)]
+    # The deepest mount is the one that a pod sees at this path.
     if above and not max(above, key=lambda volume: len(volume.path)).is_read_only:
         return here
     first = next((PurePosixPath(volume.path) for volume in volumes.list_writable_volumes(options.volume)), NO_VOLUME)
@@ -95,6 +96,7 @@ def collect_pod_variables(
             found[name] = value
         elif name not in found:
             found[name] = _read_shell_variable(name, context.environ)
+    # A variable from an existing Secret must not be sent as well: the literal value would be in the manifest.
     referenced = set(secret_references(options))
     if context.environ.get("HF_TOKEN"):
         found.setdefault("HF_TOKEN", context.environ["HF_TOKEN"])
@@ -138,6 +140,7 @@ def job_name(options: Options, name: str, run_id: str) -> str:
     slug = _format_dns_label(options.name)
     if slug and slug == options.name and 1 + is_safe <= len(slug) <= longest:
         return slug
+    # Two names that become the same label, such as `a.b` and `a-b`, stay different jobs by the digest.
     digest = hashlib.sha256(options.name.encode()).hexdigest()[:6]
     return f"{slug[: longest - 7].strip('-') or 'run'}-{digest}"
 

@@ -87,6 +87,7 @@ def _build_pod_resources(job_spec: JobSpec, count: int) -> dict[str, Any]:
 
 
 def _encode_script(job_spec: JobSpec) -> str:
+    # surrogateescape: words of the command line may hold bytes that are not UTF-8, and must arrive as typed.
     text = base64.b64encode(build_node_script(job_spec).encode("utf-8", "surrogateescape")).decode()
     if len(text) > LARGEST_ENTRY_BYTES:
         raise UsageError(

@@ -93,6 +93,7 @@ def tune_experiment(options: GemmOptions, context: TaskContext) -> None:
     resolved = resolve_experiment(options, context)
     if context.layout is not None and context.layout.nnodes > 1:
         raise UsageError("tune gemm on a CPU runs on one node", "start it without --nnodes")
+    # The machine before the folder, in every command: two commands cannot wait for each other.
     with claim_machine(context.environ), _open_search(options, context, resolved) as search:
         collected = _collect_products(search)
         result = ProductTuningResult(folder=str(search.folder), valid_for=search.valid_for, collected=collected)
@@ -204,6 +205,7 @@ def _open_search(options: GemmOptions, context: TaskContext, resolved: Resolved)
     nproc = context.layout.nproc if context.layout else 1
     given = asked.env.get("OMP_NUM_THREADS") or context.environ.get("OMP_NUM_THREADS")
     torch.set_num_threads(int(given) if given and given.isdecimal() else max(1, count_usable_cpus() // nproc))
+    # After the number of threads is set, which is part of the description: other threads, other fastest forms.
     valid_for = describe_cpu_library(device_name(torch.device("cpu")))
     content = to_json(asked) + to_json(valid_for) + str(nproc) + " ".join(options.shapes)
     identity = hashlib.sha256(content.encode()).hexdigest()[:8]
@@ -261,6 +263,7 @@ def trace_products(resolved: Resolved, context: TaskContext, device: str) -> Pro
 
 
 def _record_products(search: ProductSearch, file: Path) -> ProductList:
+    # Without tuned products: a table in use replaces the operators that are to be recorded.
     answer, run = run_training(
         str(search.options.config),
         search.context,
@@ -269,6 +272,7 @@ def _record_products(search: ProductSearch, file: Path) -> ProductList:
         limit_s=search.options.timeout,
         options=("--no-tuned", "--env", f"{RECORD_VARIABLE}={file.resolve()}"),
     )
+    # The file decides, not the exit code: the products are written after step 2, and later steps do not matter.
     if not file.is_file():
         where = f"; see runs show {run.directory}" if run else ""
         raise PrimusError(
@@ -287,6 +291,7 @@ def _tune_products(search: ProductSearch, collected: ProductList) -> list[TunedP
     with _open_bar(len(products)) as show:
         for number, product in enumerate(products, 1):
             part = parts / f"{hashlib.sha256(product.key.encode()).hexdigest()[:16]}.json"
+            # The name is a digest, since a key has characters that a file name cannot have; the content decides.
             known = _read_part(part)
             if known is None or known.product != product:
                 known = tune_product(product, search.options.measure)
@@ -332,6 +337,7 @@ def _compare_steps(search: ProductSearch, tuned: Sequence[TunedProduct]) -> Step
     # Other forms, or another number of steps, need a new comparison.
     if known is not None and known.identity == identity and known.steps == search.options.steps:
         return known.comparison
+    # Both kinds of steps in one run, in turn: load and clock of the machine change between runs more than the gain.
     search.context.say(f"comparing {search.options.steps} real steps with and without tuned products")
     answer, run = run_training(
         str(search.options.config),
@@ -377,6 +383,7 @@ def _keep_result(search: ProductSearch, result: ProductTuningResult) -> ProductT
         if known is None:
             raise UsageError("no real steps were compared yet", f"first: {search.describe_stage('check')}")
         comparison = known.comparison
+    # Also without a gain: the table then says that it was compared, and later runs say why they do not use it.
     path = tuned_files.name_tuned_file(search.context.environ, "gemm", search.valid_for)
     new = ProductTable(
         created=time.time(),
