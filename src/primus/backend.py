@@ -57,6 +57,13 @@ class Backend(Protocol):
 
     @property
     @optional
+    def STAGES(self) -> Collection[str]:
+        """Modules of an experiment that `train` takes: ``pre_trainer`` for `train pretrain`, ``post_trainer`` for
+        `train posttrain`. Default: pre_trainer."""
+        return ("pre_trainer",)
+
+    @property
+    @optional
     def USES_TORCH(self) -> bool:
         """Whether a launch fails with exit code 3 if the installed PyTorch cannot use the machine's AMD or NVIDIA GPUs.
         Default: False."""

@@ -41,8 +41,21 @@ def resolve_experiment(
         UsageError: The configuration is wrong, contradicts itself, or its backend cannot train it.
     """
     resolved = resolve_settings(file, overrides, environ, stage)
+    _check_stage(resolved.experiment)
     registry.load_plug_in(BACKENDS, resolved.experiment.trainer.framework).check(resolved.experiment)
     return resolved
+
+
+def _check_stage(experiment: Experiment) -> None:
+    """Refuse a module of fine-tuning for a backend that only pre-trains."""
+    framework, stage = experiment.trainer.framework, experiment.stage
+    if stage in registry.load_plug_in(BACKENDS, framework).STAGES:
+        return
+    others = [name for name in registry.list_plug_ins("backends") if stage in registry.load_plug_in(BACKENDS, name).STAGES]
+    raise UsageError(
+        f"module {stage}: framework {framework} does not train it",
+        f"frameworks that do: {', '.join(others) or 'none'}",
+    )
 
 
 def resolve_settings(

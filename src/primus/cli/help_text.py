@@ -13,7 +13,7 @@ from primus.runtime import RUNTIMES
 
 TASK_GROUPS = {
     "training": (
-        *("train pretrain", "config init", "config check", "config show", "config schema"),
+        *("train pretrain", "train posttrain", "config init", "config check", "config show", "config schema"),
         *("config import", "config export"),
     ),
     "data": (

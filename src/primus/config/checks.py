@@ -115,11 +115,13 @@ def check_data(resolved: Resolved) -> None:
         UsageError: A check fails; the message names the line.
     """
     data = resolved.experiment.trainer.data
-    given = [name for name in ("dataset", "train_data_path", "mock_data") if getattr(data, name)]
+    given = [name for name in ("dataset", "train_data_path", "sft_data_path", "mock_data") if getattr(data, name)]
     if len(given) != 1:
         problem = f"{' and '.join(given)} exclude each other" if given else "no training data is named"
         raise UsageError(
-            problem, "set one of dataset, train_data_path (a prefix of .bin/.idx files) and mock_data: true"
+            problem,
+            "set one of dataset, train_data_path (a prefix of .bin/.idx files), sft_data_path (a JSONL file) and"
+            " mock_data: true",
         )
     prefixes = [
         prefix
@@ -129,6 +131,8 @@ def check_data(resolved: Resolved) -> None:
     parse_split(data.split, f"{resolved.origins['split']}: split" if "split" in resolved.origins else "split")
     if data.dataset:
         _check_dataset(data, resolved.origins)
+    if data.sft_data_path:
+        _check_instructions(resolved)
     if not data.mock_data:
         _check_vocabulary(resolved, prefixes)
         _check_validation(resolved)
@@ -147,6 +151,27 @@ def _check_dataset(data: DataConfig, origins: dict[str, str]) -> None:
         raise UsageError(
             f"{origins['dataset']}: the dataset {data.dataset} needs a tokenizer",
             "set tokenizer_model to a tokenizer.json, its folder or a hub name, or tokenizer_type to ByteLevelBPE",
+        )
+
+
+def _check_instructions(resolved: Resolved) -> None:
+    """Check that files of instruction data exist, and that a tokenizer and validation data are named."""
+    data, origins = resolved.experiment.trainer.data, resolved.origins
+    for key in ("sft_data_path", "sft_valid_data_path"):
+        path = getattr(data, key)
+        if path and not path.startswith("hf:") and not Path(path).expanduser().is_file():
+            raise UsageError(f"{origins[key]}: {key}: no such data: {path}", "name a JSONL file, or hf:OWNER/NAME")
+    if not data.tokenizer_model:
+        raise UsageError(
+            f"{origins['sft_data_path']}: sft_data_path needs a tokenizer",
+            "set tokenizer_model to the model's folder or hub name",
+        )
+    if evaluation_interval(resolved.experiment.trainer.training) is None or data.sft_valid_data_path:
+        return
+    if parse_split(data.split)[1] == 0:
+        raise UsageError(
+            f"{origins['eval_interval']}: eval_interval is set, and split '{data.split}' leaves no validation data",
+            "set sft_valid_data_path or another split, or eval_iters: 0 to train without evaluation",
         )
 
 

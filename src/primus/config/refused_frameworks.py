@@ -12,10 +12,6 @@ class FrameworkRefusal(NamedTuple):
     remedy: str
 
 
-_BRIDGE = FrameworkRefusal(
-    "Megatron-Bridge adds recipes to Megatron-Core and has no training driver here yet",
-    "framework: megatron trains the same models on Megatron-Core; weights move by their Hugging Face names",
-)
 # https://pypi.org/project/nemo-toolkit: the extras of 3.0 are asr, tts and audio. LLM training moved to
 # https://github.com/NVIDIA-NeMo/Megatron-Bridge and https://github.com/NVIDIA-NeMo/Automodel.
 _NEMO = FrameworkRefusal(
@@ -29,15 +25,13 @@ REFUSED_FRAMEWORKS = {
     "nemo_toolkit": _NEMO,
     "nemo_automodel": _AUTOMODEL,
     "automodel": _AUTOMODEL,
-    "megatron_bridge": _BRIDGE,
-    "bridge": _BRIDGE,
     "maxdiffusion": FrameworkRefusal("MaxDiffusion trains image models", "framework: jax trains language models"),
 }
 """Refusals by name in lower case with underscores. A backend of that name, such as a plug-in, takes precedence."""
 
 
-SPELLINGS = {"torchtatin": "torchtitan"}
-"""Frameworks by a misspelling: that of the guides of AMD-AGI/Primus."""
+SPELLINGS = {"torchtatin": "torchtitan", "bridge": "megatron_bridge"}
+"""Frameworks by another spelling: a misspelling of the guides of AMD-AGI/Primus, and a short name."""
 
 
 def find_refusal(framework: str) -> FrameworkRefusal | None:

@@ -89,6 +89,12 @@ class DataConfig(ConfigGroup, frozen=True, kw_only=True):
     """Prefix or blend of the validation data; a split of the training data when null."""
     test_data_path: str | list[str | float] | None = None
     """Prefix or blend of the test data; a split of the training data when null."""
+    sft_data_path: str | None = None
+    """Instruction data for `train posttrain`: a JSONL file of conversations or prompts and completions, or hf:NAME."""
+    sft_valid_data_path: str | None = None
+    """Instruction data for validation; a split of sft_data_path when null."""
+    packed_sequence: bool = False
+    """Put several examples of sft_data_path into one sequence; they do not attend to each other."""
     split: str = "99,1,0"
     """Shares of training, validation and test documents, if one prefix serves all."""
     dataloader: Literal["primus", "engine"] = "primus"

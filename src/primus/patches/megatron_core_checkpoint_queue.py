@@ -19,7 +19,7 @@ PATCH = Patch(
     reason="each process starts a server process for the results of its writers",
     link="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/dist_checkpointing/strategies/filesystem_async.py#L51",
     expires=date(2027, 6, 30),
-    backend="megatron",
+    backend=("megatron", "megatron_bridge"),
 )
 
 

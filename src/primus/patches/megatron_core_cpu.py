@@ -25,7 +25,7 @@ PATCH = Patch(
     reason="megatron-core names CUDA devices in its code, so nothing trains on a CPU",
     link="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/pipeline_parallel/schedules.py#L596",
     expires=date(2027, 6, 30),
-    backend="megatron",
+    backend=("megatron", "megatron_bridge"),
 )
 
 CONSTRUCTORS = ("arange", "empty", "full", "ones", "rand", "randn", "tensor", "zeros", "empty_like", "zeros_like")

@@ -20,7 +20,7 @@ PATCH = Patch(
     reason="without Transformer Engine the router fails on a missing name, and the distributed optimizer cannot resume",
     link="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/distrib_optimizer.py#L936",
     expires=date(2027, 6, 30),
-    backend="megatron",
+    backend=("megatron", "megatron_bridge"),
 )
 
 

@@ -22,7 +22,7 @@ PATCH = Patch(
     reason="the norm of a large float32 tensor on a CPU loses digits, by which engines clip gradients",
     link="https://github.com/pytorch/pytorch/blob/v2.13.0/aten/src/ATen/native/cpu/ReduceOpsKernel.cpp",
     expires=date(2027, 6, 30),
-    backend=("torchtitan", "megatron"),
+    backend=("torchtitan", "megatron", "megatron_bridge"),
 )
 
 ROW_ELEMENTS = 2**12

@@ -28,7 +28,12 @@ def open_data(
 ) -> Datasets:
     """Open the run's data, and describe it in the run folder."""
     training = trainer.training
-    data = open_datasets(trainer.data, trainer.model.vocab_size, training.seq_length, training.seed)
+    if trainer.data.sft_data_path:
+        from primus.data.instruction.dataset import open_instruction_datasets  # for fine-tuning only
+
+        data = open_instruction_datasets(trainer.data, trainer.model.vocab_size, training.seq_length, training.seed)
+    else:
+        data = open_datasets(trainer.data, trainer.model.vocab_size, training.seq_length, training.seed)
     if order_samples is not None:
         data = order_samples(data, global_batch_size)
     if evaluation_interval(training) and data.valid is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from primus.checkpoint.weights import WeightReader
+    from primus.config.schema import ModelSpec, Trainer
     from primus.session.session import Session
 
 MOST_ELEMENTS = 1 << 30
@@ -31,15 +32,30 @@ def open_loaded_weights(session: Session) -> WeightReader | None:
         PrimusError: The checkpoint is damaged, or of another model; reading raises it for values that are not finite.
     """
     given = session.trainer.checkpoint.load if session.start is None else str(session.start.folder)
-    if given is None:
-        return None
+    return None if given is None else _open_given(given, session.trainer.model)
+
+
+def open_base_weights(trainer: Trainer) -> WeightReader:
+    """The weights under adapters: those of `load:`, or initial ones; also where a run resumes.
+
+    Raises:
+        PrimusError: The checkpoint is damaged, or of another model.
+    """
+    if trainer.checkpoint.load is not None:
+        return _open_given(trainer.checkpoint.load, trainer.model)
+    from primus.checkpoint.initial_weights import InitialWeights
+
+    return InitialWeights(trainer.model, trainer.training.seed)
+
+
+def _open_given(given: str, spec: ModelSpec) -> WeightReader:
     from primus.checkpoint.formats.open import find_checkpoint, open_weights
     from primus.checkpoint.formats.saved_shape import check_saved_shape
     from primus.checkpoint.views import FiniteWeights
 
     found = find_checkpoint(given)
-    check_saved_shape(found, session.trainer.model)
-    return FiniteWeights(open_weights(found, session.trainer.model), given)
+    check_saved_shape(found, spec)
+    return FiniteWeights(open_weights(found, spec), given)
 
 
 def open_start_weights(session: Session) -> WeightReader | None:

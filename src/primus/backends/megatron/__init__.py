@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 ENGINES = ("megatron",)
 """The engine that `train` drives."""
+STAGES = ("pre_trainer", "post_trainer")
 USES_TORCH = True
 """The launch checks that the installed PyTorch can use the machine's accelerators."""
 

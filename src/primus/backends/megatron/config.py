@@ -62,12 +62,12 @@ CONVERSIONS: Mapping[str, Callable[[Trainer], Any]] = {
 """The values that are not those of the experiment as they are, by key."""
 
 
-def collect_values(trainer: Trainer, target: str) -> Values:
-    """The arguments of one target of `keys.yaml` (``transformer``, ``groups``, ...) by name."""
+def collect_values(trainer: Trainer, target: str, except_group: str = "") -> Values:
+    """The arguments of one target of `keys.yaml` (``transformer``, ``groups``, ...) by name, without one group's."""
     values = {}
     for key, rule in read_key_rules(FOLDER).items():
         owner, _, name = rule.field.partition(".")
-        if owner == target:
+        if owner == target and OWNERS[key] != except_group:
             convert = CONVERSIONS.get(key)
             values[name] = convert(trainer) if convert else getattr(getattr(trainer, OWNERS[key]), key)
     return values
@@ -85,10 +85,9 @@ def build_transformer_config(
         extra: Fields of the user, over those of the experiment.
     """
     on_gpu = device_type == "cuda"
-    values = collect_values(trainer, "transformer") | _build_fixed_values(trainer, on_gpu)
+    values = collect_values(trainer, "transformer") | build_fixed_values(trainer, on_gpu)
+    values |= {"normalization": "RMSNorm", "gated_linear_unit": True}
     values["moe_grouped_gemm"] = use_transformer_engine
-    if trainer.training.recompute_activations:
-        values |= {"recompute_method": "uniform", "recompute_num_layers": 1}
     if trainer.model.num_experts is None:
         values = {name: value for name, value in values.items() if not name.startswith("moe_")}
     kind: type[TransformerConfig] = TransformerConfig
@@ -98,14 +97,13 @@ def build_transformer_config(
     return _build(kind, values | dict(extra))
 
 
-def _build_fixed_values(trainer: Trainer, on_gpu: bool) -> Values:
-    """What follows from the backend, not from a key of the experiment."""
+def build_fixed_values(trainer: Trainer, on_gpu: bool) -> Values:
+    """What follows from the backend, not from a key of the experiment or from the model."""
     parallel, training = trainer.parallel, trainer.training
     dtype = torch.bfloat16 if training.bf16 else torch.float32
+    whole_layers = {"recompute_method": "uniform", "recompute_num_layers": 1}
     has_aux_loss = trainer.model.moe_aux_loss_coeff > 0
     return {
-        "normalization": "RMSNorm",
-        "gated_linear_unit": True,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "params_dtype": dtype,
@@ -128,6 +126,7 @@ def _build_fixed_values(trainer: Trainer, on_gpu: bool) -> Values:
         "moe_router_load_balancing_type": "aux_loss" if has_aux_loss else "none",
         # alltoall moves only the tokens that an expert gets; gloo has no exchange of unequal parts.
         "moe_token_dispatcher_type": "alltoall" if on_gpu else "allgather",
+        **(whole_layers if training.recompute_activations else {}),
     }
 
 

@@ -87,12 +87,19 @@ def build_core_parts(
     gpt: nn.Module = build_gpt_model(trainer, config, use_transformer_engine)
     if device.type == "cuda":
         gpt.cuda(device)
-    inner = Float16Module(config, gpt) if trainer.training.bf16 else gpt
-    model = DistributedDataParallel(config, build_ddp_config(trainer, extra.get("ddp", {})), inner)
-    optimizer = get_megatron_optimizer(build_optimizer_config(trainer, extra.get("optimizer", {})), [model])
+    model, optimizer = wrap_model(trainer, gpt, config, extra)
     follows_own = trainer.optimizer.schedule == "engine"
     scheduler = build_scheduler(trainer, optimizer, global_batch_size) if follows_own else None
     return EngineParts(model, optimizer, config, scheduler)
+
+
+def wrap_model(
+    trainer: Trainer, gpt: nn.Module, config: TransformerConfig, extra: ExtraFields
+) -> tuple[DistributedDataParallel, Any]:
+    """A model on its device for data-parallel training, and the optimizer of its weights that are trained."""
+    inner = Float16Module(config, gpt) if trainer.training.bf16 else gpt
+    model = DistributedDataParallel(config, build_ddp_config(trainer, extra.get("ddp", {})), inner)
+    return model, get_megatron_optimizer(build_optimizer_config(trainer, extra.get("optimizer", {})), [model])
 
 
 class MegatronEngine:
@@ -284,7 +291,8 @@ class MegatronEngine:
     def _forward(self, iterator: Any, model: nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
         """The forward step that megatron-core's schedules call: losses of the last stage, and how to sum them."""
         batch: ModelBatch = next(iterator)
-        output = model(batch.tokens, batch.position_ids, batch.attention_mask, labels=batch.targets)
+        packed = {} if batch.packed is None else {"packed_seq_params": batch.packed}
+        output = model(batch.tokens, batch.position_ids, batch.attention_mask, labels=batch.targets, **packed)
 
         def sum_losses(losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             loss = (losses.float() * batch.loss_mask).sum()

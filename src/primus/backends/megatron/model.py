@@ -32,12 +32,9 @@ class SequenceParallelNorm(nn.RMSNorm):
 
 def build_gpt_model(trainer: Trainer, config: TransformerConfig, use_transformer_engine: bool) -> GPTModel:
     """The layers of this process's pipeline stage, and its part of their matrices; its weights are not ours yet."""
-    block = get_gpt_decoder_block_spec(config, use_transformer_engine, normalization="RMSNorm")
-    if not use_transformer_engine:
-        _replace_norms(block)
     model = GPTModel(
         config=config,
-        transformer_layer_spec=block,
+        transformer_layer_spec=build_layers(config, use_transformer_engine),
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         parallel_output=True,
@@ -49,6 +46,14 @@ def build_gpt_model(trainer: Trainer, config: TransformerConfig, use_transformer
         # GPTModel knows one original length and one pair of frequency factors of llama3 rope, and an integer base.
         model.rotary_pos_emb.inv_freq = compute_frequencies(trainer.model)
     return model
+
+
+def build_layers(config: TransformerConfig, use_transformer_engine: bool) -> Any:
+    """The layers of a model with RMSNorm, by Transformer Engine or by megatron-core alone."""
+    block = get_gpt_decoder_block_spec(config, use_transformer_engine, normalization="RMSNorm")
+    if not use_transformer_engine:
+        _replace_norms(block)
+    return block
 
 
 def compute_frequencies(spec: ModelSpec) -> Tensor:

@@ -71,7 +71,12 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         from primus.backends.megatron.batches import BatchOptions
         from primus.backends.megatron.engine import MegatronEngine, join_single_process
 
-        options = BatchOptions(session.masked_token, trainer.data.reset_attention_mask, session.data.eod_id)
+        options = BatchOptions(
+            session.masked_token,
+            trainer.data.reset_attention_mask,
+            session.data.eod_id,
+            driver.uses_transformer_engine,
+        )
         with join_single_process(device, attempt.world_size):
             parts = _build_parts(experiment, driver, device, session.global_batch_size)
             engine = MegatronEngine(trainer, device, session.global_batch_size, options, parts)

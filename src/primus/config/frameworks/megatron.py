@@ -66,7 +66,7 @@ VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
 
 PRIMUS_VALUES = {
     ("fp4_recipe", "mxfp4"): "only Primus' patch of Transformer Engine has this recipe; Megatron-LM has nvfp4",
-    ("stage", "sft"): "fine-tuning is a module post_trainer, and no engine here fine-tunes yet",
+    ("stage", "sft"): "fine-tuning is a module post_trainer, which `train posttrain` trains",
 }
 """Why a value that Primus adds to an argument, or another task, is refused in pre-training."""
 
@@ -204,10 +204,11 @@ def _translate_tuning(work: ForeignSettings, context: LayerContext) -> None:
     """A module of another stage than pre-training: its data are conversations."""
     if context.stage == "pre_trainer":
         return
-    work.notes.append(f"module {context.stage}: `train pretrain` does not take it; no engine here fine-tunes yet")
     name, origin = work.read("sft_dataset_name"), work.find_origin("sft_dataset_name")
-    if name and not any(work.read(key) for key in ("dataset", "train_data_path", "mock_data")):
-        work.put("dataset", name, origin)
+    if name and not any(work.read(key) for key in ("dataset", "train_data_path", "sft_data_path", "mock_data")):
+        work.put("sft_data_path", f"hf:{name}", origin)
+    if work.read("enable_packed_sequences"):
+        work.put("packed_sequence", True, work.find_origin("enable_packed_sequences"))
 
 
 def _translate_sinks(work: ForeignSettings) -> None:

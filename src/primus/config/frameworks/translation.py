@@ -101,6 +101,10 @@ def find_translator(framework: Leaf | Tree | None) -> Translator | None:
         from primus.config.frameworks.maxtext import MaxtextTranslator
 
         return MaxtextTranslator()
+    if name == "megatron_bridge":
+        from primus.config.frameworks.megatron_bridge import MegatronBridgeTranslator
+
+        return MegatronBridgeTranslator()
     return None
 
 

@@ -2,120 +2,26 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from msgspec import Meta, Struct
-
-from primus import experiment, registry
-from primus.backend import BACKENDS
-from primus.errors import EXIT_OK, UsageError
 from primus.launch.plan import LaunchJob
-from primus.runs.store import Run
-from primus.task import TaskContext, launch_and_report
-from primus.tasks.train import _preflight
-
-if TYPE_CHECKING:
-    from primus.runs.attempt import Attempt
+from primus.task import TaskContext
+from primus.tasks.train._training import TrainingOptions, TrainingTask, train_rank
 
 OVERRIDES = True
+TASK = TrainingTask("train pretrain", "pre_trainer", "examples/quickstart.yaml")
 
 
-class Options(Struct, frozen=True, kw_only=True):
+class Options(TrainingOptions, frozen=True, kw_only=True):
     """Options of `train pretrain`."""
-
-    config: Annotated[str | None, Meta(extra={"aliases": ("--exp",)})] = None
-    """Experiment file."""
-    replay: str | None = None
-    """Run folder to repeat with the same configuration, variables and data."""
-    force: bool = False
-    """Replay even if differences may change the losses; the run records them."""
-    run: str | None = None
-    """Run folder to resume, or one that was planned on another machine."""
-    preflight: _preflight.Depth | None = None
-    """Check each node before the run starts; full also measures performance (default: $PRIMUS_PREFLIGHT or off)."""
-    preflight_ignore: tuple[str, ...] = ()
-    """Checks to ignore, such as host.memlock; the plan records them."""
 
 
 def prepare(options: Options, context: TaskContext) -> LaunchJob | None:
-    """The job of a training run; None if hipBLASLt is tuned instead.
-
-    Raises:
-        UsageError: The experiment cannot be trained, or the options exclude each other.
-    """
-    chosen = [name for name in ("config", "replay", "run") if getattr(options, name)]
-    if len(chosen) != 1:
-        problem = "train pretrain takes one of --config, --replay and --run"
-        if not chosen:
-            raise UsageError(f"{problem}; nothing was given", "train pretrain --config examples/quickstart.yaml")
-        raise UsageError(f"{problem}; {' and '.join(f'--{name}' for name in chosen)} were given")
-    job = _choose_training_job(options, context)
-    stage = _find_tuning_stage(options, context)
-    if stage is not None:
-        from primus.tasks.train import _hipblaslt_stage
-
-        if stage == _hipblaslt_stage.TUNE:
-            return None
-        job = _hipblaslt_stage.add_stage_variables(job, stage, context.environ)
-    return _preflight.require_preflight(job, options.preflight, options.preflight_ignore, context)
+    """The job of a training run; None if hipBLASLt is tuned instead."""
+    return TASK.prepare(options, context)
 
 
 def run(options: Options, context: TaskContext) -> int:
-    """Train, with what a stage of $PRIMUS_HIPBLASLT_TUNING_STAGE needs before; stage 2 tunes and does not train."""
-    stage = _find_tuning_stage(options, context)
-    if stage is not None:
-        from primus.tasks.train import _hipblaslt_stage
-
-        name = _read_experiment_name(options, context)
-        if stage == _hipblaslt_stage.TUNE:
-            _hipblaslt_stage.tune_products(name, context)
-            return EXIT_OK
-        _hipblaslt_stage.prepare_files(name, stage, context)
-    return launch_and_report(context)
+    """Train, and report how the run ended."""
+    return TASK.run(options, context)
 
 
-def _find_tuning_stage(options: Options, context: TaskContext) -> int | None:
-    """The stage of hipBLASLt's tuning that a run is; None for a usual run.
-
-    With `--run` too: that is how the nodes of a job get a run that was planned where the job was submitted.
-    """
-    if options.replay or not any(name.startswith("PRIMUS_HIPBLASLT_TUNING") for name in context.environ):
-        return None
-    from primus.tasks.train import _hipblaslt_stage
-
-    return _hipblaslt_stage.find_stage(context.environ)
-
-
-def _read_experiment_name(options: Options, context: TaskContext) -> str:
-    if options.run:
-        return experiment.load_run_experiment(Run(Path(options.run)), context.environ).experiment.exp_name
-    assert options.config
-    found = experiment.resolve_experiment(Path(options.config), context.overrides, context.environ, "pre_trainer")
-    return found.experiment.exp_name
-
-
-def _choose_training_job(options: Options, context: TaskContext) -> LaunchJob:
-    from primus.tasks.train import _job  # for the launcher only, not for workers
-
-    if options.replay:
-        return _job.prepare_replay(options.replay, context, is_forced=options.force)
-    if options.run:
-        return _job.prepare_resumed_run(options.run, context)
-    assert options.config
-    return _job.prepare_new_run(options.config, "pre_trainer", context)
-
-
-def work(attempt: Attempt) -> None:
-    """Train, as one rank of a run.
-
-    Raises:
-        UnfitError: The engine cannot be imported.
-    """
-    from primus.engines.import_errors import explain_import_errors
-
-    asked = experiment.experiment_of(attempt.run, os.environ)
-    backend = registry.load_plug_in(BACKENDS, asked.trainer.framework)
-    with explain_import_errors(tuple(backend.ENGINES)):
-        backend.train(asked, attempt)
+work = train_rank

@@ -1,0 +1,40 @@
+"""Megatron-Bridge: its models, weights and adapters on Megatron-Core, with the loop and the data of primus."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from primus.backends.megatron_bridge.settings import NAMES
+from primus.backends.megatron_bridge.support import check_experiment
+from primus.config.schema import Experiment
+
+if TYPE_CHECKING:
+    from primus.runs.attempt import Attempt
+
+ENGINES = ("megatron-bridge",)
+"""The engine that `train` drives."""
+KEYS = NAMES
+"""Settings of adapters and recipes."""
+STAGES = ("pre_trainer", "post_trainer")
+USES_TORCH = True
+"""The launch checks that the installed PyTorch can use the machine's accelerators."""
+
+
+def check(experiment: Experiment) -> None:
+    """Accept an experiment that Megatron-Bridge can train; needs no tensor library.
+
+    Raises:
+        UsageError: The experiment asks for something that is not supported; names the key and the fix.
+    """
+    check_experiment(experiment)
+
+
+def train(experiment: Experiment, attempt: Attempt) -> None:
+    """Train as one rank of a run, until the last step or a signal.
+
+    Raises:
+        PrimusError: The training fails; the message says why.
+    """
+    from primus.backends.megatron_bridge import run
+
+    run.train(experiment, attempt)
