@@ -49,9 +49,13 @@ def resolve_experiment(
 def _check_stage(experiment: Experiment) -> None:
     """Refuse a module of fine-tuning for a backend that only pre-trains."""
     framework, stage = experiment.trainer.framework, experiment.stage
-    if stage in registry.load_plug_in(BACKENDS, framework).STAGES:
+
+    def trains(name: str) -> bool:
+        return stage in registry.load_plug_in(BACKENDS, name).STAGES
+
+    if trains(framework):
         return
-    others = [name for name in registry.list_plug_ins("backends") if stage in registry.load_plug_in(BACKENDS, name).STAGES]
+    others = [name for name in registry.list_plug_ins("backends") if trains(name)]
     raise UsageError(
         f"module {stage}: framework {framework} does not train it",
         f"frameworks that do: {', '.join(others) or 'none'}",

@@ -169,7 +169,7 @@ def test_a_replay_compares_the_version_of_the_engine(user: EngineUser) -> None:
     assert "package small-core: 1.2 then, 1.3 now" in refused.stderr
 
 
-@pytest.mark.parametrize("framework", ["nemo", "NeMo", "neme", "nemo-toolkit", "megatron_bridge", "nemo_automodel"])
+@pytest.mark.parametrize("framework", ["nemo", "NeMo", "neme", "nemo-toolkit", "automodel", "nemo_automodel"])
 def test_a_framework_without_a_backend_is_refused_with_the_reason_and_an_alternative(
     user: EngineUser, framework: str
 ) -> None:

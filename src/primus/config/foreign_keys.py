@@ -371,7 +371,7 @@ ENGINE_KEYS: dict[str, frozenset[str]] = {
 }
 """Settings that only one engine has, as its configuration names them."""
 
-_LOW_RANK = "low-rank adaptation is not supported: every weight is trained"
+_LOW_RANK = "framework: megatron_bridge trains adapters (peft: lora, peft_dim, peft_alpha)"
 
 UNSUPPORTED_FEATURES = {"lora": _LOW_RANK, "qlora": _LOW_RANK, "dora": _LOW_RANK, "peft": _LOW_RANK}
 """Why a key is unknown, by the key or its first word."""

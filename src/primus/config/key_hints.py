@@ -71,9 +71,10 @@ def find_engine(key: str, valid: Iterable[str] = ()) -> str:
 
 
 def _make_hint(key: str, item: Leaf | Tree, valid: tuple[str, ...]) -> str:
-    feature = UNSUPPORTED_FEATURES.get(key.lower().partition("_")[0])
-    if feature:
-        return feature
+    word = key.lower().partition("_")[0]
+    # Not for a misspelt key of a backend that has the feature.
+    if word in UNSUPPORTED_FEATURES and word not in valid:
+        return UNSUPPORTED_FEATURES[word]
     if not isinstance(item, Leaf):
         return _group_hint(key, item)
     hint = synonym_hint(key)

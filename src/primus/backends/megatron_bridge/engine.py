@@ -94,7 +94,7 @@ class BridgeEngine(MegatronEngine):
         if self._adapters is None:
             super().save(folder)
             return
-        checkpoint.save_checkpoint(folder, AdapterState(self.gpt_model), self._optimizer, self.num_steps)
+        checkpoint.save_checkpoint(folder, self._adapter_state, self._optimizer, self.num_steps)
         if self._bridged.bridge is not None:
             self._bridged.bridge.save_hf_adapter(
                 [self.gpt_model],
@@ -109,12 +109,16 @@ class BridgeEngine(MegatronEngine):
         if self._adapters is None:
             super().load(folder)
             return
-        self.num_steps, _ = checkpoint.load_checkpoint(folder, AdapterState(self.gpt_model), self._optimizer)
+        self.num_steps, _ = checkpoint.load_checkpoint(folder, self._adapter_state, self._optimizer)
 
     def describe_settings(self) -> dict[str, Any]:
         """Settings read back from the model, its optimizer and its configuration, and the number of weights trained."""
         trained = sum(weight.numel() for weight in self.gpt_model.parameters() if weight.requires_grad)
         return {**super().describe_settings(), "trained_parameters": trained}
+
+    @property
+    def _adapter_state(self) -> Any:
+        return AdapterState(self.gpt_model)
 
     def _name_base(self) -> str:
         """The model that the adapters belong to, as peft names it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -146,5 +147,5 @@ def _configure(
     for name, value in values.items():
         setattr(config, name, value)
     if not uses_transformer_engine:
-        config.transformer_layer_spec = build_layers(config, use_transformer_engine=False)
+        config.transformer_layer_spec = partial(build_layers, use_transformer_engine=False)
     config.finalize()

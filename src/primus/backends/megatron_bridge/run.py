@@ -98,6 +98,9 @@ def _import_engine(has_engine_layers: bool) -> None:
     if not has_engine_layers:
         # The worker has applied it unless the machine has GPUs (`device: cpu`) or the user excludes it.
         registry.load_plug_in(PATCHES, IMPORT_PATCH).apply()
+    # A line for each module that gets an adapter, and a traceback for each optional package that is missing.
+    logging.getLogger("megatron.bridge").setLevel(logging.WARNING)
+    logging.disable(logging.INFO)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about each optional package that is not installed
@@ -108,5 +111,5 @@ def _import_engine(has_engine_layers: bool) -> None:
             "docs/engine-megatron-bridge.md lists the packages that it needs; ./primus-cli engines shows what is"
             " installed",
         ) from error
-    # It prints a line for each module that gets an adapter, and each optional package.
-    logging.getLogger("megatron.bridge").setLevel(logging.WARNING)
+    finally:
+        logging.disable(logging.NOTSET)

@@ -55,7 +55,8 @@ def check_local_layers(trainer: Trainer) -> None:
         value = getattr(getattr(trainer, group), key)
         if value not in (None, 1):
             raise UsageError(
-                f"{key}: {format_yaml_value(value)}: {NAME} supports it only with Transformer Engine, which needs a GPU",
+                f"{key}: {format_yaml_value(value)}: {NAME} supports it only with Transformer Engine, which needs a"
+                " GPU",
                 f"remove {key}, or train in an image that has Transformer Engine",
             )
     if trainer.model.multi_latent_attention:
@@ -77,9 +78,7 @@ def _check_adapters(trainer: Trainer, settings: BridgeSettings) -> None:
     for target in settings.peft_target_modules:
         last = target.rpartition(".")[2]
         if "*" not in last and last not in TARGETS and trainer.model.num_experts is None:
-            raise UsageError(
-                f"peft_target_modules: no matrix is named '{target}'", did_you_mean(target, list(TARGETS))
-            )
+            raise UsageError(f"peft_target_modules: no matrix is named '{target}'", did_you_mean(target, list(TARGETS)))
         if not any(fnmatch(name, last) for name in TARGETS) and "*" in last:
             raise UsageError(f"peft_target_modules: '{target}' matches no matrix", f"matrices: {', '.join(TARGETS)}")
     if settings.peft != "none" and trainer.training.init == "engine" and trainer.checkpoint.load is None:
@@ -98,8 +97,6 @@ def _check_layout(trainer: Trainer) -> None:
             f"set vocab_size: {-(-model.vocab_size // tensor) * tensor}, or choose another size",
         )
     if trainer.data.packed_sequence and parallel.pipeline_model_parallel_size > 1:
-        raise UsageError(
-            "packed_sequence: true: not with pipeline parallelism", "set pipeline_model_parallel_size: 1"
-        )
+        raise UsageError("packed_sequence: true: not with pipeline parallelism", "set pipeline_model_parallel_size: 1")
     if trainer.data.packed_sequence and parallel.context_parallel_size > 1:
         raise UsageError("packed_sequence: true: not with context parallelism", "set context_parallel_size: 1")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primus.config.schema import DataConfig
-from primus.config.token_files import SHARES, parse_split
+from primus.config.token_files import parse_split
 from primus.data.atomic import hold_lock
 from primus.data.instruction.encode import EncodedExample, ExampleEncoder
 from primus.data.instruction.examples import HUB, read_examples

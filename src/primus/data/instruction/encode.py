@@ -43,8 +43,10 @@ class ExampleEncoder:
     def __init__(self, name: str) -> None:
         self.tokenizer: Tokenizer = load_tokenizer(name, parse_special_tokens=True, follow_declared=True)
         self.name = name
-        self.template = _read_template(name)
-        self._render = _build_renderer(name, self.template) if self.template else None
+        read = _open_files(name)
+        config = _read_config(read, name)
+        self.template = _choose_template(read, config)
+        self._render = _build_renderer(name, self.template, config) if self.template else None
 
     def encode(self, example: Example, where: str) -> EncodedExample:
         """Tokens of an example.
@@ -104,54 +106,48 @@ def _join(parts: list[tuple[list[int], bool]]) -> EncodedExample:
     return EncodedExample(tokens, counted)
 
 
-def _read_template(name: str) -> str | None:
-    """The chat template of a tokenizer, from its folder or the hub; None if it has none."""
+def _open_files(name: str) -> Callable[[str], bytes | None]:
+    """Reads files next to a tokenizer, from its folder or the hub; None for one that does not exist."""
     path = Path(name).expanduser()
+    if not path.exists():
+        return lambda file: hub.read_optional(name, file, ask_hub=True)
     folder = path if path.is_dir() else path.parent
+    return lambda file: (folder / file).read_bytes() if (folder / file).is_file() else None
 
-    def read(file: str) -> bytes | None:
-        if path.exists():
-            return (folder / file).read_bytes() if (folder / file).is_file() else None
-        return hub.read_optional(name, file, ask_hub=True)
 
+def _read_config(read: Callable[[str], bytes | None], name: str) -> dict[str, Any]:
+    content = read(CONFIG_FILE)
+    try:
+        found = json.loads(content) if content else {}
+    except ValueError:
+        raise UsageError(f"{name}: its {CONFIG_FILE} is damaged", "save or download it again") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _choose_template(read: Callable[[str], bytes | None], config: dict[str, Any]) -> str | None:
+    """The chat template of a tokenizer; None if it has none."""
     own = read(TEMPLATE_FILE)
     if own is not None:
         return own.decode("utf-8")
-    found = _read_config(read).get("chat_template")
+    found = config.get("chat_template")
     if isinstance(found, list):  # several by name
         found = next((each.get("template") for each in found if each.get("name") == "default"), None)
     return found if isinstance(found, str) else None
 
 
-def _read_config(read: Callable[[str], bytes | None]) -> dict[str, Any]:
-    content = read(CONFIG_FILE)
-    try:
-        found = json.loads(content) if content else {}
-    except ValueError:
-        raise UsageError(f"{CONFIG_FILE} of the tokenizer is damaged", "save or download it again") from None
-    return found if isinstance(found, dict) else {}
-
-
-def _build_renderer(name: str, template: str) -> Render:
+def _build_renderer(name: str, template: str, config: dict[str, Any]) -> Render:
     """Renders messages by a chat template as transformers does, in a sandbox: a template is code."""
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    path = Path(name).expanduser()
-    folder = path if path.is_dir() else path.parent
-    config = _read_config(
-        lambda file: (
-            ((folder / file).read_bytes() if (folder / file).is_file() else None)
-            if path.exists()
-            else hub.read_optional(name, file, ask_hub=True)
-        )
-    )
     tokens = {key: _get_text(config.get(key)) for key in ("bos_token", "eos_token", "unk_token", "pad_token")}
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     environment.globals["raise_exception"] = raise_exception
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
     try:

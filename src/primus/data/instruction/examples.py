@@ -122,9 +122,7 @@ def _parse_alpaca(row: Mapping[str, Any], where: str) -> Example:
             f"{head}\n\n### Instruction:\n{row['instruction']}\n\n### Input:\n{given}\n\n### Response:\n",
             row["output"],
         )
-    head = (
-        "Below is an instruction that describes a task. Write a response that appropriately completes the request."
-    )
+    head = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
     return Example(None, f"{head}\n\n### Instruction:\n{row['instruction']}\n\n### Response:\n", row["output"])
 
 

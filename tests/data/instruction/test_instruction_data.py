@@ -1,0 +1,157 @@
+"""Instruction data: forms of examples, the tokens that count, packing, and the order of samples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from primus.config.schema import DataConfig
+from primus.data.instruction.dataset import COUNTED, EXAMPLE, TOKENS, open_instruction_datasets
+from primus.data.instruction.encode import ExampleEncoder
+from primus.data.instruction.examples import parse_example, read_examples
+from primus.errors import UsageError
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SHORTENING = TEMPLATE.replace(
+    "{{ m['content'] }}", "{{ m['content'] if loop.last or m['role'] == 'user' else m['content'][:1] }}"
+)
+"""Shortens earlier answers, as templates do that remove the thoughts of earlier turns."""
+
+
+def write_tokenizer(folder: Path, template: str | None = TEMPLATE) -> str:
+    """A byte-level tokenizer of 258 ids; two are the marks of messages."""
+    folder.mkdir()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def write_rows(path: Path, rows: list[Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def converse(*turns: str) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[number % 2], "content": text} for number, text in enumerate(turns)]}
+
+
+def read_counted(encoder: ExampleEncoder, row: dict[str, Any]) -> str:
+    """The text whose prediction counts."""
+    encoded = encoder.encode(parse_example(row, "row"), "row")
+    return encoder.tokenizer.exact.decode(encoded.tokens[encoded.is_counted].tolist())
+
+
+@pytest.mark.parametrize(
+    ("row", "counted"),
+    [
+        (converse("1+1?", "2", "2+2?", "4"), "2<|im_end|>\n4<|im_end|>\n"),
+        ({"prompt": "a b", "completion": " c"}, " c<|im_end|>"),
+        (
+            {"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "r"}]},
+            "r<|im_end|>\n",
+        ),
+        ({"instruction": "Say hi", "input": "", "output": "hi"}, "hi<|im_end|>"),
+        ({"context": "c", "question": "q", "answers": {"text": ["x", "y"]}}, " x<|im_end|>"),
+    ],
+)
+def test_only_answers_and_their_end_count(tmp_path: Path, row: dict[str, Any], counted: str) -> None:
+    assert read_counted(ExampleEncoder(write_tokenizer(tmp_path / "tok")), row) == counted
+
+
+def test_a_template_that_shortens_earlier_answers_counts_the_last_one(tmp_path: Path) -> None:
+    encoder = ExampleEncoder(write_tokenizer(tmp_path / "tok", SHORTENING))
+    assert read_counted(encoder, converse("q", "long", "r", "last")) == "last<|im_end|>\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "a row must be an object"),
+        ('{"text": "x"}', "unknown form of an example .columns: text."),
+        ('{"messages": [{"role": "user", "content": "x"}]}', "no message of the assistant"),
+        ('{"messages": [{"role": "bot", "content": "x"}]}', "invalid message"),
+        ('{"prompt": 1, "completion": "x"}', "prompt and completion must be texts"),
+        ('{"question": "q", "answers": []}', "needs a question and answers"),
+    ],
+)
+def test_a_damaged_row_is_refused_with_its_line(tmp_path: Path, line: str, problem: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "completion": "b"}\n' + line + "\n")
+    with pytest.raises(UsageError, match=f"rows.jsonl:2: {problem}"):
+        list(read_examples(str(path)))
+
+
+def test_messages_need_a_chat_template(tmp_path: Path) -> None:
+    encoder = ExampleEncoder(write_tokenizer(tmp_path / "tok", None))
+    with pytest.raises(UsageError, match="has no chat template"):
+        encoder.encode(parse_example(converse("q", "a"), "row"), "row")
+
+
+def open_data(tmp_path: Path, rows: list[Any], **settings: Any) -> Any:
+    if not (tmp_path / "tok").exists():
+        write_tokenizer(tmp_path / "tok")
+    given = {"split": "100,0,0", "data_path": str(tmp_path / "data"), "tokenizer_model": str(tmp_path / "tok")}
+    config = DataConfig(sft_data_path=write_rows(tmp_path / "rows.jsonl", rows), **given | settings)
+    return open_instruction_datasets(config, vocab_size=300, seq_length=31, seed=1)
+
+
+def test_packing_keeps_each_example_once_and_whole(tmp_path: Path) -> None:
+    rows = [{"prompt": "p" * (number % 7), "completion": f" answer {number}"} for number in range(40)]
+    train = open_data(tmp_path, rows, packed_sequence=True).train
+    encoder, found = ExampleEncoder(str(tmp_path / "tok")), []
+    for index in range(train.samples_per_epoch):
+        sample = train[index]
+        assert sample.shape == (3, 32)
+        for number in range(1, sample[EXAMPLE].max() + 1):
+            part = sample[:, sample[EXAMPLE] == number]
+            assert part[COUNTED, 0] == 0, "no prediction reaches from one example into the next"
+            found.append(encoder.tokenizer.exact.decode(part[TOKENS].tolist()))
+        assert not sample[COUNTED][sample[EXAMPLE] == 0].any(), "padding does not count"
+    assert train.samples_per_epoch < len(rows) * 0.8
+    assert sorted(found) == sorted(f"{row['prompt']}{row['completion']}<|im_end|>" for row in rows)
+
+
+def test_samples_are_the_same_for_each_process_and_differ_by_epoch(tmp_path: Path) -> None:
+    rows = [{"prompt": "p", "completion": str(number)} for number in range(50)]
+    first, second = open_data(tmp_path, rows), open_data(tmp_path, rows)
+    order = [first.train[index][TOKENS].tobytes() for index in range(100)]
+    assert order == [second.train[index][TOKENS].tobytes() for index in range(100)]
+    assert set(order[:50]) == set(order[50:])
+    assert order[:50] != order[50:]
+    assert first.fingerprint == second.fingerprint
+    assert first.fingerprint != open_data(tmp_path, rows[:-1]).fingerprint
+
+
+def test_examples_without_an_answer_in_reach_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"prompt": "p" * 60, "completion": "x"}, {"prompt": "p" * 10, "completion": "y" * 60}]
+    train = open_data(tmp_path, rows).train
+    assert train.samples_per_epoch == 1
+    assert "1 examples have no answer within seq_length" in capsys.readouterr().out
+    assert np.array_equal(train[0][COUNTED], [0] * 10 + [1] * 22)
+    with pytest.raises(UsageError, match="no example has an answer within 32 tokens"):
+        open_data(tmp_path, rows[:1])
+
+
+def test_validation_is_a_split_or_a_file(tmp_path: Path) -> None:
+    rows = [{"prompt": "p", "completion": str(number)} for number in range(10)]
+    split = open_data(tmp_path, rows, split="80,20,0")
+    assert (split.train.samples_per_epoch, split.valid.samples_per_epoch, split.test) == (8, 2, None)
+    other = write_rows(tmp_path / "valid.jsonl", rows[:3])
+    own = open_data(tmp_path, rows, sft_valid_data_path=other)
+    assert (own.train.samples_per_epoch, own.valid.samples_per_epoch) == (10, 3)
