@@ -418,7 +418,7 @@ def engine_page(name: str, title: str) -> str:
         if rule.refused
     ]
     intro = (
-        f"What [`framework: {name}`](../engine-{name}.md) does with each key of an experiment. A key that is not"
+        f"What [`framework: {name}`](../engine-{name.replace('_', '-')}.md) does with each key of an experiment. A key that is not"
         " listed is applied by primus, alike for every backend."
     )
     return ENGINE_PAGE.format(
@@ -491,6 +491,7 @@ PAGES = {
     "reference/engine-jax.md": lambda: engine_page("jax", "JAX"),
     "reference/engine-maxtext.md": lambda: engine_page("maxtext", "MaxText"),
     "reference/engine-megatron.md": lambda: engine_page("megatron", "Megatron"),
+    "reference/engine-megatron-bridge.md": lambda: engine_page("megatron_bridge", "Megatron-Bridge"),
     "reference/engine-torchtitan.md": lambda: engine_page("torchtitan", "TorchTitan"),
 }
 

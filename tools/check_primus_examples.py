@@ -31,7 +31,7 @@ PAGE = Path(__file__).parent.parent / "docs/coming-from-primus.md"
 BLOCK = re.compile(r"(?<=change it there. -->\n).*?(?=<!-- end -->)", re.DOTALL)
 EXPERIMENT = re.compile(r"^(modules|extends|includes|bases)[ \t]*:", re.MULTILINE)
 """In an experiment; other YAML files of the folders are settings of Transformer Engine or variables."""
-LANGUAGE_FRAMEWORKS = ("megatron", "torchtitan", "maxtext", "moe_package")
+LANGUAGE_FRAMEWORKS = ("megatron", "megatron_bridge", "torchtitan", "maxtext", "moe_package")
 """Folders whose experiments are of the frameworks that are accepted as they are."""
 MISSING_FILES = ("no such data", "load: no folder")
 """What is refused because a file is on another machine."""
@@ -90,12 +90,12 @@ def format_counts(checked: list[CheckedExample]) -> str:
 
 
 def format_share(folders: dict[str, list[CheckedExample]]) -> str:
-    """Share of the experiments for Megatron, torchtitan and MaxText that are accepted, image models aside."""
+    """Share of the experiments for the engines here that are accepted, image models aside."""
     known = [example for name in LANGUAGE_FRAMEWORKS for example in folders.get(name, [])]
     accepted = [example for example in known if not example.problem or lacks_files(example)]
     return (
-        f"Of {len(known)} experiments for Megatron, torchtitan and MaxText, {len(accepted)} are accepted"
-        f" ({len(accepted) / len(known):.1%}); image models do not count."
+        f"Of {len(known)} experiments for Megatron, Megatron-Bridge, torchtitan and MaxText, {len(accepted)} are"
+        f" accepted ({len(accepted) / len(known):.1%}); image models do not count."
     )
 
 

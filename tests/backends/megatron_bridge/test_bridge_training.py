@@ -14,7 +14,7 @@ from tests.engine_python import engine_variables
 
 from fakes import cli
 
-pytestmark = [pytest.mark.engine("megatron-bridge"), pytest.mark.slow]
+pytestmark = [pytest.mark.engine("megatron-bridge"), pytest.mark.slow, pytest.mark.timeout(600)]
 
 SETTINGS = {
     "tokenizer_model": "tok",

@@ -200,10 +200,11 @@ def test_a_trainer_of_primus_for_images_is_refused(tmp_path: Path) -> None:
         load_experiment(file, environ={})
 
 
-def test_a_module_of_fine_tuning_is_accepted_with_a_note(tmp_path: Path) -> None:
-    resolved = resolve(tmp_path, {"sft_dataset_name": "a/b", "lora": {"enabled": True}}, stage="post_trainer")
-    assert resolved.experiment.trainer.backend_args["lora"] == {"enabled": True}
-    assert "no engine here fine-tunes yet" in resolved.notes[0]
+def test_a_module_of_fine_tuning_reads_instruction_data(tmp_path: Path) -> None:
+    given = {"sft_dataset_name": "a/b", "enable_packed_sequences": True, "lora": {"enabled": True}}
+    trainer = resolve(tmp_path, given, stage="post_trainer").experiment.trainer
+    assert trainer.backend_args["lora"] == {"enabled": True}
+    assert (trainer.data.sft_data_path, trainer.data.packed_sequence) == ("hf:a/b", True)
 
 
 def test_the_command_line_accepts_arguments_of_megatron(tmp_path: Path) -> None:
