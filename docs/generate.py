@@ -417,8 +417,9 @@ def engine_page(name: str, title: str) -> str:
         for key, rule in rules.items()
         if rule.refused
     ]
+    guide = f"../engine-{name.replace('_', '-')}.md"
     intro = (
-        f"What [`framework: {name}`](../engine-{name.replace('_', '-')}.md) does with each key of an experiment. A key that is not"
+        f"What [`framework: {name}`]({guide}) does with each key of an experiment. A key that is not"
         " listed is applied by primus, alike for every backend."
     )
     return ENGINE_PAGE.format(

@@ -65,7 +65,7 @@ def test_private_files_are_not_plug_ins() -> None:
         ("runtimes", "dirct", "no runtime 'dirct'\n  did you mean 'direct'?"),
         ("tasks", "runs lst", "no task 'runs lst'\n  did you mean 'runs list'?"),
         ("models", "llama3.1-8", "no model 'llama3.1-8'\n  did you mean 'llama3.1_8B'?"),
-        ("trainers", "zebra", "no trainer 'zebra'\n  valid: maxtext_pre_trainer, megatron_pre_trainer, "),
+        ("trainers", "zebra", "no trainer 'zebra'\n  valid: maxtext_pre_trainer, megatron_bridge_pretrain_trainer, "),
         ("profiles", "mi535x", "no profile 'mi535x'\n  did you mean 'mi355x'?"),
     ],
 )

@@ -201,9 +201,8 @@ def test_a_trainer_of_primus_for_images_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_module_of_fine_tuning_reads_instruction_data(tmp_path: Path) -> None:
-    given = {"sft_dataset_name": "a/b", "enable_packed_sequences": True, "lora": {"enabled": True}}
+    given = {"sft_dataset_name": "a/b", "mock_data": False, "enable_packed_sequences": True}
     trainer = resolve(tmp_path, given, stage="post_trainer").experiment.trainer
-    assert trainer.backend_args["lora"] == {"enabled": True}
     assert (trainer.data.sft_data_path, trainer.data.packed_sequence) == ("hf:a/b", True)
 
 
