@@ -120,6 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--minutes", type=float, default=8.0, help="start no pair later")
     parser.add_argument("--framework", default="native")
     parser.add_argument("--step-s", type=float, default=0.1, help="time of a step that the CPU time is compared with")
     options = parser.parse_args()
@@ -132,10 +133,15 @@ def main() -> None:
                   "samples": SAMPLES, "sequence": SEQUENCE}  # fmt: skip
         (folder / "plain.yaml").write_text(EXPERIMENT.format(**values))
         (folder / "cell.yaml").write_text(MATRIX.format(**values))
-        ratios = [measure_pair(folder, options.steps, number) for number in range(1, options.pairs + 1)]
+        began, ratios = time.monotonic(), []
+        while len(ratios) < options.pairs and time.monotonic() - began <= 60 * options.minutes:
+            ratios.append(measure_pair(folder, options.steps, len(ratios) + 1))
+    if not ratios:
+        return
     found = bootstrap_interval(ratios) if len(ratios) > 1 else None
     result = {
-        "pairs": options.pairs,
+        "pairs": len(ratios),
+        "asked": options.pairs,
         "ratios": [round(ratio, 4) for ratio in ratios],
         "median_ratio": round(statistics.median(ratios), 4),
         "interval": [round(found.low, 4), round(found.high, 4)] if found else None,

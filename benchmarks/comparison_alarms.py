@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 from collections.abc import Sequence
 
 from gate_alarms import METRIC, NOISES, simulate_run, take_real_runs
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--slowdown", type=float, default=0.03)
     parser.add_argument("--run-spread", type=float, default=0.003, help="spread of the speed of simulated runs")
     parser.add_argument("--real-runs", type=int, default=0, help="number of short CPU runs")
+    parser.add_argument("--minutes", type=float, default=8.0, help="start no real run later")
     options = parser.parse_args()
     print("| step times | runs of each cell | A/A alarms | slowdown found | not found, and announced |")
     print("|---|---|---|---|---|")
@@ -39,8 +41,12 @@ def main() -> None:
             runs = [simulate_run(rng, options, spread, correlation) for _ in range(2 * num_runs * options.trials)]
             print(format_row(name, runs, num_runs, options.slowdown), flush=True)
     if options.real_runs >= 2 * options.runs:
-        runs = take_real_runs(options.real_runs, options.steps)
-        print(format_row("real CPU runs", runs, options.runs, options.slowdown))
+        runs = take_real_runs(options.real_runs, options.steps, options.minutes)
+        print(
+            f"{len(runs)} of {options.real_runs} real runs started within {options.minutes:g} minutes", file=sys.stderr
+        )
+        if len(runs) >= 2 * options.runs:
+            print(format_row("real CPU runs", runs, options.runs, options.slowdown))
 
 
 def format_row(name: str, runs: Sequence[RunSteps], num_runs: int, slowdown: float) -> str:

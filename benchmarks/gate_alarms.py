@@ -16,6 +16,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from msgspec import structs
@@ -74,10 +75,13 @@ def simulate_run(rng: random.Random, options: argparse.Namespace, spread: float,
     )
 
 
-def take_real_runs(num_runs: int, steps: int) -> list[RunSteps]:
-    """Short runs of the quick start, one after the other."""
+def take_real_runs(num_runs: int, steps: int, minutes: float = math.inf) -> list[RunSteps]:
+    """Short runs of the quick start, one after the other, of which the last one starts within so many minutes."""
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as workspace:
         for _ in range(num_runs):
+            if time.monotonic() - began > 60 * minutes:
+                break
             subprocess.run(
                 [*TRAIN, "--workspace", workspace, "--train_iters", str(steps)], check=True, stdout=subprocess.DEVNULL
             )
