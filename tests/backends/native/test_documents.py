@@ -7,11 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import structs
 
 from primus.backends.native.documents import DocumentHandling, build_attention_mask, compute_positions
 from primus.backends.native.model import build_model
-from primus.backends.native.step import prepare_model
 from primus.config.schema import ModelSpec
 
 EOD = 0
@@ -98,20 +96,3 @@ def test_no_reset_is_bit_by_bit_what_it_was_without_documents() -> None:
     before = model(tokens)
     model.documents = DocumentHandling(EOD, False, False)
     assert torch.equal(model(tokens), before)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside torch while it compiles
-def test_a_compiled_model_keeps_documents_apart() -> None:
-    """One layer, since all handle documents alike and compiling takes half a minute each; bf16 is in test_step.py."""
-    tokens, _ = packed()
-    targets, scale = tokens.roll(-1, 1), torch.ones(())
-    losses = []
-    for compile in (False, True):
-        model = build_model(structs.replace(SPEC, num_layers=1), "cpu", seed=1)
-        model.documents = DocumentHandling(EOD, True, True)
-        trainable = prepare_model(model, device="cpu", bf16=False, compile=compile)
-        loss = trainable.loss(tokens, targets, scale)
-        loss.backward()
-        losses.append(loss.detach())
-    torch.testing.assert_close(*losses, rtol=1e-5, atol=0.0)
