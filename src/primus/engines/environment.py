@@ -302,6 +302,7 @@ def _verify_imports(building: Path, engine: EngineRequirement, log: TextIO) -> N
     command = [*interpreter.code_command(str(building / "bin/python"), VERIFY), *names]
     # PYTHONPATH may name another copy of the engine, which would be imported instead.
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environ |= engine.import_variables
     if _run_logged(command, log, environ, limit_s=IMPORT_TIMEOUT_S):
         raise UnfitError(
             f"the installed {engine.title} cannot be imported: {_read_complaint(log)}", f"the whole log: {log.name}"

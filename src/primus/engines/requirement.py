@@ -57,6 +57,8 @@ class EngineRequirement(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     interpreter. Empty: the engine comes from an image, or from an environment that the user makes."""
     imports: tuple[str, ...] = ()
     """Modules whose import shows that a new environment works; `module` if empty."""
+    import_variables: dict[str, str] = {}
+    """Variables of the process that imports them."""
     needs: tuple[str, ...] = ("torch",)
     """Modules that the main environment must provide, because they fit its devices."""
     checkout_variables: tuple[str, ...] = ()

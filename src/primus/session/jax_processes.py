@@ -8,14 +8,19 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from primus.errors import UnfitError
 from primus.machine.accelerators import find_accelerators
 from primus.machine.facts import DeviceKind
 from primus.machine.probe import find_machine_root, probe
+from primus.process import count_usable_cpus
 from primus.runs.attempt import Attempt
 from primus.session.engine_errors import build_memory_error
 from primus.session.processes import OneProcess, Processes
+
+if TYPE_CHECKING:
+    from primus.session.session import EngineInfo
 
 KIB = 1 << 10
 
@@ -128,6 +133,28 @@ def explain_jax_errors() -> Iterator[None]:
         if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise build_memory_error(error) from error
+
+
+def describe_jax_engine(backend: str, library: str, num_devices: int, data_size: int, other: str) -> EngineInfo:
+    """The engine `library` on the devices that JAX has found; the version of the package `other` is reported too."""
+    from importlib.metadata import version
+
+    import jax
+
+    from primus.session.session import EngineInfo
+
+    return EngineInfo(
+        backend=backend,
+        library=library,
+        version=version(library),
+        device_name=str(jax.devices()[0].device_kind),
+        device_type=jax.default_backend(),
+        num_devices=num_devices,
+        data_size=data_size,
+        threads=count_usable_cpus(),
+        versions={other: version(other)},
+        compiles=True,
+    )
 
 
 def read_peak_memory() -> int:

@@ -6,9 +6,14 @@ import os
 from datetime import timedelta
 
 from primus.config.schema import Experiment
-from primus.process import count_usable_cpus
 from primus.runs.attempt import Attempt
-from primus.session.jax_processes import explain_jax_errors, import_jax, join_jax_processes, prepare_devices
+from primus.session.jax_processes import (
+    describe_jax_engine,
+    explain_jax_errors,
+    import_jax,
+    join_jax_processes,
+    prepare_devices,
+)
 from primus.session.processes import Processes
 
 
@@ -30,29 +35,14 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
 
 
 def _train_with_session(experiment: Experiment, attempt: Attempt, processes: Processes) -> None:
-    import jax
-    import optax
-
     from primus.backends.jax.engine import JaxEngine
     from primus.backends.jax.sharding import plan_layout
     from primus.session.loop import train_with_engine
     from primus.session.open_session import open_session
-    from primus.session.session import EngineInfo
 
     trainer = experiment.trainer
     attempt.beat("init")
     layout = plan_layout(trainer.parallel, processes.rank, processes.world)
-    info = EngineInfo(
-        backend="jax",
-        library="jax",
-        version=jax.__version__,
-        device_name=str(jax.devices()[0].device_kind),
-        device_type=jax.default_backend(),
-        num_devices=layout.mesh.size,
-        data_size=layout.data_size,
-        threads=count_usable_cpus(),
-        versions={"optax": optax.__version__},
-        compiles=True,
-    )
+    info = describe_jax_engine("jax", "jax", layout.mesh.size, layout.data_size, "optax")
     session = open_session(experiment, attempt, processes, info, os.environ)
     train_with_engine(session, JaxEngine(trainer, layout, session.data.eod_id))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from importlib.metadata import version
 
 from primus.config.schema import Experiment
 from primus.errors import UnfitError
-from primus.process import count_usable_cpus
 from primus.runs.attempt import Attempt
 from primus.session.engine_errors import find_reason
-from primus.session.jax_processes import explain_jax_errors, import_jax, join_jax_processes, prepare_devices
+from primus.session.jax_processes import (
+    describe_jax_engine,
+    explain_jax_errors,
+    import_jax,
+    join_jax_processes,
+    prepare_devices,
+)
 from primus.session.processes import Processes
 
 
@@ -45,7 +49,7 @@ def _import_maxtext() -> None:
     except Exception as error:
         raise UnfitError(
             f"MaxText cannot be imported: {find_reason(error)}",
-            "docs/engine-maxtext.md lists the packages that it needs; ./primus-cli engines shows what is installed",
+            "./primus-cli setup --engine maxtext installs a version that works (docs/engine-maxtext.md)",
         ) from error
 
 
@@ -57,25 +61,13 @@ def _train_with_session(experiment: Experiment, attempt: Attempt, processes: Pro
     from primus.backends.maxtext.layout import build_config, plan_layout
     from primus.session.loop import train_with_engine
     from primus.session.open_session import open_session
-    from primus.session.session import EngineInfo
 
     trainer = experiment.trainer
     attempt.beat("init")
     folder = attempt.run.directory / "maxtext"
     on_cpu = jax.default_backend() == "cpu"
     layout = plan_layout(trainer, folder, on_cpu)
-    info = EngineInfo(
-        backend="maxtext",
-        library="maxtext",
-        version=version("maxtext"),
-        device_name=str(jax.devices()[0].device_kind),
-        device_type=jax.default_backend(),
-        num_devices=layout.mesh.size,
-        data_size=layout.data_size,
-        threads=count_usable_cpus(),
-        versions={"jax": jax.__version__},
-        compiles=True,
-    )
+    info = describe_jax_engine("maxtext", "maxtext", layout.mesh.size, layout.data_size, "jax")
     session = open_session(experiment, attempt, processes, info, os.environ)
     config = build_config(trainer, folder, on_cpu, layout, session.global_batch_size)
     train_with_engine(session, MaxTextEngine(trainer, config, layout, session.data.eod_id))

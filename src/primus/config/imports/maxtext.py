@@ -150,7 +150,7 @@ UNSET = {
 _TELLING = (*RENAMED, "model_name", "dcn_data_parallelism", "ici_fsdp_parallelism", "remat_policy", "dataset_type")
 FEWEST_TELLING = 3
 KEPT_EFFECTS = ("numbers", "speed")
-"""What the settings change that the engine takes; those of reports, files and processes are common to engines."""
+"""What a setting changes that the engine takes; primus does what those of reports, files and processes do."""
 
 
 def is_maxtext(values: dict[str, Any]) -> bool:
