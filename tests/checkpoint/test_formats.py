@@ -213,6 +213,18 @@ def test_a_name_of_the_hub_is_found_in_the_cache_and_else_refused_offline(
         open_checkpoint("hf:org/other")
 
 
+@pytest.mark.parametrize("given", ["checkpoints", "checkpoints/20", "checkpoints/20/items"])
+def test_a_checkpoint_of_orbax_is_refused_with_the_program_that_converts_it(tmp_path: Path, given: str) -> None:
+    """The files are those that Orbax 0.12.4 writes for MaxText."""
+    for name in ("_CHECKPOINT_METADATA", "items/_METADATA", "items/manifest.ocdbt", "items/d/ab12"):
+        path = tmp_path / "checkpoints/20" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    with pytest.raises(UsageError, match="checkpoints of Orbax") as error:
+        open_checkpoint(str(tmp_path / given))
+    assert "maxtext.checkpoint_conversion.to_huggingface" in error.value.hint
+
+
 def test_a_folder_without_its_model_is_refused_with_the_option_that_names_it(tmp_path: Path) -> None:
     spec = SPECS["llama"]
     target = write(TensorDict(draw_hub_tensors(spec)), spec, tmp_path / "out", TargetSettings("torchtitan"))

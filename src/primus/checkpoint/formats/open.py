@@ -34,6 +34,8 @@ IGNORED = {
 """Tensors of a training state that are not weights, by name."""
 TRANSFORMERS_WEIGHT = "model."
 """Prefix of weights in checkpoints of the engine huggingface; hub names follow."""
+ORBAX_FILES = ("_CHECKPOINT_METADATA", "manifest.ocdbt")
+"""Of a step, and of the arrays in it (https://orbax.readthedocs.io/en/latest/guides/checkpoint/checkpoint_format.html)."""
 PARENTS = 3
 """Folders above a checkpoint in which its run may be: checkpoints/, the run."""
 
@@ -99,12 +101,25 @@ def find_checkpoint(given: str) -> FoundCheckpoint:
         hint = f"hf:{given} names a model of the Hugging Face Hub" if given.count("/") == 1 else "check the path"
         raise UsageError(f"no folder {path}", hint)
     found = _detect_format(path) or _find_newest(path)
+    if found is None and _is_orbax(path):
+        raise UsageError(
+            f"{path}: checkpoints of Orbax, as MaxText itself writes them, are not read",
+            "convert it for Hugging Face by python -m maxtext.checkpoint_conversion.to_huggingface"
+            " (docs/engine-maxtext.md)",
+        )
     if found is None:
         raise UsageError(
             f"{path}: no checkpoint of Hugging Face, native, torchtitan or Megatron",
             "give the folder with config.json, .metadata, manifest.json or mp_rank_00",
         )
     return found
+
+
+def _is_orbax(folder: Path) -> bool:
+    """Whether a folder, a step in it, or the items of a step are a checkpoint of Orbax."""
+    return any(
+        next(folder.glob(f"{level}{name}"), None) is not None for level in ("", "*/", "*/*/") for name in ORBAX_FILES
+    )
 
 
 def read_spec(found: FoundCheckpoint) -> ModelSpec:
