@@ -10,6 +10,7 @@ from msgspec import Meta, structs
 from primus.benchmark import BenchmarkContext, BenchmarkOptions, BenchmarkRow, Mode, check_positive
 from primus.config.load import load_model
 from primus.config.schema import ModelSpec
+from primus.errors import UsageError
 
 BASE_PRESET = "deepseek_v2_lite"
 
@@ -65,8 +66,12 @@ SIZES = tuple(
 
 
 def check_options(options: Options) -> None:
-    """Refuse sizes that are not positive, and an unknown model."""
+    """Refuse sizes that are not positive or not possible, and an unknown model."""
     check_positive(options, SIZES)
+    if options.num_experts_per_tok > options.n_routed_experts:
+        raise UsageError(
+            f"--num-experts-per-tok {options.num_experts_per_tok}: more than --n-routed-experts {options.n_routed_experts}"
+        )
     _make_spec(options)
 
 
