@@ -149,11 +149,12 @@ def table(cell: dict) -> str:
 
 
 def machine(threads: int) -> dict:
-    """What the figures depend on: date, processor, threads, interpreter."""
+    """What the figures depend on: date, processor, threads, interpreter, other work."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "processor": processor(),
         "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
         "threads": threads,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",

@@ -86,6 +86,7 @@ def test_a_run_is_found_by_folder_id_beginning_or_experiment(make: Make, name: s
     ("name", "problem", "hint"),
     [
         ("2025", "'2025' matches 2 runs", "for example 20250101_000000-aaaa and 20250101_000000-cccc"),
+        ("/no/such", "/no/such: no such file or folder", "list the runs"),
         ("nigth", "no run 'nigth' in out", "did you mean 'night'?"),
         ("", "'' matches 2 runs", "for example"),
         ("x" * 300, "no run 'xxx", "valid: "),

@@ -30,8 +30,10 @@ def check_options(options: Options) -> None:
     if options.folder is not None and not Path(options.folder).expanduser().is_dir():
         raise UsageError(f"--folder {options.folder}: not a folder")
     for name, kib in (("--block-kib", options.block_kib), ("--random-kib", options.random_kib)):
-        if kib % 4 or kib << 10 > _find_size(options):
-            raise UsageError(f"{name} {kib}: expected a multiple of 4, at most the size of the file")
+        if kib % 4:
+            raise UsageError(f"{name} {kib}: expected a multiple of 4")
+        if kib << 10 > _find_size(options):
+            raise UsageError(f"{name} {kib}: more than the file of {_find_size(options) >> 20} MiB", "raise --size-mib")
 
 
 def _find_size(options: Options) -> int:

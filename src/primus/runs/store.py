@@ -244,6 +244,8 @@ def find_run(name: str, workspace: Path) -> Run:
         raise UsageError(f"{name}: permission denied", "ask its owner for read permission")
     if os.path.isdir(name):
         raise UsageError(f"{name} is not a run folder: it has no metadata.json", "list the runs with: runs list")
+    if name.startswith(("/", "./", "../")):
+        raise UsageError(f"{name}: no such file or folder", "list the runs with: runs list")
     known = [run.id for run in runs] + [run.directory.parent.name for run in runs]
     raise UsageError(
         f"no run '{name}' in {workspace}", did_you_mean(name, known) if known else "the workspace has no runs"
