@@ -69,9 +69,8 @@ def check_options(options: Options) -> None:
     """Refuse sizes that are not positive or not possible, and an unknown model."""
     check_positive(options, SIZES)
     if options.num_experts_per_tok > options.n_routed_experts:
-        raise UsageError(
-            f"--num-experts-per-tok {options.num_experts_per_tok}: more than --n-routed-experts {options.n_routed_experts}"
-        )
+        chosen, experts = options.num_experts_per_tok, options.n_routed_experts
+        raise UsageError(f"--num-experts-per-tok {chosen}: more than --n-routed-experts {experts}")
     _make_spec(options)
 
 
