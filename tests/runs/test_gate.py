@@ -159,6 +159,18 @@ def test_a_faster_run_is_faster() -> None:
     assert found.run_value > found.baseline_value
 
 
+def test_a_slowdown_of_a_run_that_shared_its_cores_is_inconclusive() -> None:
+    rng = random.Random(6)
+    base, slow = make_steps(generate_step_times(rng)), make_steps(generate_step_times(rng, slowdown=0.5))
+    shared = structs.replace(slow, core_wait=0.4)
+    found = gate.compare_speed(shared, [base], "step_time_s", 0.03)
+    assert (found.verdict, found.core_wait, found.wanted_steps) == ("inconclusive", 0.4, None)
+    assert gate.compare_speed(structs.replace(slow, core_wait=0.02), [base], "step_time_s", 0.03).verdict == "slower"
+    # A baseline that shared its cores was too slow: what is slower still is a slowdown.
+    busy = structs.replace(base, core_wait=0.4)
+    assert gate.compare_speed(slow, [busy], "step_time_s", 0.03).verdict == "slower"
+
+
 def test_warm_up_of_every_attempt_is_excluded() -> None:
     rng = random.Random(5)
     first, second = generate_step_times(rng, 60), generate_step_times(rng, 60)

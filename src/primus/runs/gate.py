@@ -45,6 +45,9 @@ POWER_REACH = 1 + NormalDist().inv_cdf(0.9) / NormalDist().inv_cdf((1 + LEVEL) /
 """A slowdown of this multiple of the half width of the interval is caught 9 times in 10: the quantiles of the normal
 distribution for the alarm and for the power (Cohen, Statistical Power Analysis, 1988, section 2)."""
 
+CONTENDED = 0.05
+"""Share of waiting for a core above which other processes may be the cause of a slowdown."""
+
 Verdict = Literal["same", "slower", "faster", "inconclusive"]
 
 
@@ -97,6 +100,8 @@ class SpeedComparison(Struct, frozen=True, kw_only=True):
     """False if the speed of a run still changes in the second half of its steps."""
     detectable: float
     """Slowdown of the typical step that steps as noisy as these show 9 times in 10."""
+    core_wait: float | None = None
+    """Share of waiting for a core of a run on CPUs, if other processes may be the cause of its speed."""
     wanted_steps: int | None = None
     """Estimated number of steady steps for an answer, if the verdict is inconclusive and more steps help."""
 
@@ -127,7 +132,7 @@ def compare_speed(run: RunSteps, baselines: Sequence[RunSteps], metric: str, tol
 
     The run is slower if, for its typical steps or for all steps, the change is not chance and more than half of
     `tolerance`. Half, because the decision is between no change and a change of
-    `tolerance`: both errors are then equally rare.
+    `tolerance`: both errors are then equally rare. Where the run had to share its cores, a slowdown is inconclusive.
 
     Raises:
         UsageError: The metric is unknown, or a run has too few steps.
@@ -137,9 +142,11 @@ def compare_speed(run: RunSteps, baselines: Sequence[RunSteps], metric: str, tol
     old = [select_steady_steps(baseline, metric) for baseline in baselines]
     changes = [_compare_typical_steps(new, old), _compare_all_steps(new, old, tolerance)]
     typical, overall = changes
+    is_contended = (run.core_wait or 0.0) > CONTENDED and not metric.endswith("_gib")
+    core_wait = run.core_wait if is_contended else None
     verdict: Verdict = "same"
     if any(change.is_slowdown(tolerance) and not change.is_chance() for change in changes):
-        verdict = "slower"
+        verdict = "inconclusive" if core_wait else "slower"
     elif typical.high > tolerance or overall.change > tolerance:
         verdict = "inconclusive"
     elif typical.high < 0 and typical.change < -tolerance / 2:
@@ -156,8 +163,9 @@ def compare_speed(run: RunSteps, baselines: Sequence[RunSteps], metric: str, tol
         baseline_steps=[len(each.costs) for each in old],
         is_steady=all(each.is_steady for each in (new, *old)),
         detectable=_estimate_detectable(typical),
+        core_wait=core_wait,
         wanted_steps=_estimate_wanted_steps(typical if typical.high > tolerance else overall, len(new.costs), tolerance)
-        if verdict == "inconclusive"
+        if verdict == "inconclusive" and not core_wait
         else None,
     )
 

@@ -40,6 +40,8 @@ class RunSteps(Struct, frozen=True, kw_only=True):
     """Numbers of each step by name; None if not finite."""
     profiled: list[int] = []
     """Steps that were recorded by a profiler, which makes them slower."""
+    core_wait: float | None = None
+    """Of a run on CPUs: share of the time in which threads of rank 0 could run that they waited for a core."""
 
     def read_costs(self, metric: str) -> list[list[float]]:
         """The values of `metric` of each attempt as costs: more is slower. Rates are inverted, profiled steps excluded.
@@ -121,6 +123,7 @@ def load_run_steps(run: Run) -> RunSteps:
             if name not in ("step", "time")
         },
         profiled=_list_profiled_steps(others),
+        core_wait=_find_core_wait(others) if started[-1].get("device_type") == "cpu" else None,
     )
 
 
@@ -131,6 +134,12 @@ def _find_attempt_starts(steps: list[int], resumed_from: set[int]) -> list[int]:
 def _list_profiled_steps(recorded: list[events.Event]) -> list[int]:
     windows = [event for event in recorded if event["kind"] == "profile" and "first_step" in event]
     return sorted({step for window in windows for step in range(window["first_step"], window["last_step"] + 1)})
+
+
+def _find_core_wait(recorded: list[events.Event]) -> float | None:
+    """That of the attempt which waited most."""
+    shares = [event.get("core_wait_share") for event in recorded if event["kind"] == "training_ended"]
+    return max((float(share) for share in shares if _is_number(share)), default=None)
 
 
 def _is_number(value: object) -> bool:

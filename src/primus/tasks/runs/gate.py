@@ -172,6 +172,8 @@ def _format_speed(speed: SpeedComparison) -> str:
     if speed.detectable:
         steps += f" can show a slowdown of {speed.detectable:.1%}"
     text = f"{speed.verdict} (cost of the {changes}); {values}; {steps}"
+    if speed.core_wait:
+        text += f"; threads waited {speed.core_wait:.0%} of the time for a core: the machine had other work"
     if speed.wanted_steps:
         text += f"; an answer within {speed.tolerance:.2g} needs about {speed.wanted_steps} steady steps"
     return text if speed.is_steady else f"{text}; the speed still changes in the second half of a run"
