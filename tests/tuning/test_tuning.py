@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from msgspec import structs
 
 from primus.errors import UsageError
+from primus.tasks.tune._search import SearchResult, format_search_result
 from primus.tuning.experiment_patch import format_experiment_patch
 from primus.tuning.grid import list_combinations, parse_keys
 from primus.tuning.halving import list_rungs, search_best
@@ -160,3 +162,15 @@ def test_processes_that_share_a_study_execute_each_trial_once(tmp_path: Path) ->
         damaged = next((first.folder / "trials").iterdir())
         damaged.write_text("{")
         assert len(first.record.trials) == 1
+
+
+def test_a_search_on_a_machine_with_other_work_is_not_settled() -> None:
+    written = TrialResult(settings={}, steps=9, value=10.0, cost=0.1, low=0.09, high=0.11)
+    best = TrialResult(settings={"lr": "1"}, steps=9, value=20.0, cost=0.05, low=0.04, high=0.06, core_wait=0.4)
+    result = SearchResult(
+        study="s", metric="tokens_per_s", best=best, as_written=written, is_better=True, gain=1.0, steps=18,
+        share_of_grid=0.5, trials=[written, best],
+    )  # fmt: skip
+    assert "not settled: threads waited up to 40% of the time for a core" in format_search_result(result)
+    quiet = structs.replace(result, best=structs.replace(best, core_wait=0.01))
+    assert "not settled" not in format_search_result(quiet)

@@ -37,6 +37,8 @@ class TrialResult(Struct, frozen=True, kw_only=True):
     low: float | None = None
     high: float | None = None
     """95 % interval of the cost."""
+    core_wait: float | None = None
+    """Of a trial on CPUs: share of the time in which its threads could run that they waited for a core."""
     reason: str = ""
 
     @property
@@ -74,7 +76,15 @@ def measure_run(run: Run, settings: dict[str, str], steps: int, metric: str) -> 
     interval = bootstrap_interval(steady, median, block=None)
     value = 1 / interval.estimate if is_rate(metric) else interval.estimate
     low, high = interval.low, interval.high
-    return TrialResult(settings=settings, steps=steps, value=value, cost=interval.estimate, low=low, high=high)
+    return TrialResult(
+        settings=settings,
+        steps=steps,
+        value=value,
+        cost=interval.estimate,
+        low=low,
+        high=high,
+        core_wait=taken.core_wait,
+    )
 
 
 def _find_trial_state(run: Run) -> tuple[State, str]:

@@ -15,6 +15,7 @@ from primus.config.load import Resolved
 from primus.errors import PrimusError, UsageError
 from primus.report import table
 from primus.runs.files import to_json, write_text
+from primus.runs.gate import CONTENDED
 from primus.task import TaskContext
 from primus.tasks.tune._training import QUIET, run_training
 from primus.tuning import experiment_patch
@@ -151,6 +152,12 @@ def format_search_result(result: SearchResult) -> str:
     lines.append(f"{result.steps} steps, {result.share_of_grid:.0%} of the whole grid")
     if result.best is None or not result.is_better:
         return "\n".join([*lines, "no setting is better than the experiment as written, beyond the noise"])
+    waits = [trial.core_wait or 0.0 for trial in (result.best, result.as_written) if trial is not None]
+    if max(waits) > CONTENDED:
+        lines.append(
+            f"not settled: threads waited up to {max(waits):.0%} of the time for a core, because the machine had other"
+            " work: search again on an idle machine"
+        )
     gain = f"{result.gain:+.1%}" if result.gain is not None else "the experiment as written gives no result"
     words = _format_settings(result.best.settings)
     lines.append(f"best: {words} ({gain})")
