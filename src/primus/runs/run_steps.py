@@ -139,7 +139,7 @@ def _list_profiled_steps(recorded: list[events.Event]) -> list[int]:
 def _find_core_wait(recorded: list[events.Event]) -> float | None:
     """That of the attempt which waited most."""
     shares = [event.get("core_wait_share") for event in recorded if event["kind"] == "training_ended"]
-    return max((float(share) for share in shares if _is_number(share)), default=None)
+    return max((float(share) for share in shares if isinstance(share, int | float)), default=None)
 
 
 def _is_number(value: object) -> bool:
