@@ -57,6 +57,9 @@ def test_a_run_on_a_busy_host_lacks_cores_and_reaches_little_of_the_measured_pro
     assert [change.gain for change in report.changes] == [0.6]
     assert "10.0% of 0.5 TFLOP/s (benchmark gemm)" in format_markdown(report)
     assert build_report(run).best_gemm_tflops is None
+    edited = [{"kind": "training_ended", "core_wait_share": value} for value in (99, "lots")]
+    run = make_run([(1.0, 0.0)] * 30, started=started, after=edited, name="20231114_221320-0001")
+    assert build_report(run).facts.core_wait_share is None
 
 
 def test_evaluations_and_slow_first_steps_have_their_share(make_run: MakeRun) -> None:

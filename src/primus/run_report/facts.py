@@ -16,6 +16,7 @@ from primus.errors import PrimusError
 from primus.model import Convention, detect_convention, flops_per_token
 from primus.runs import events, summary
 from primus.runs.events import Event
+from primus.runs.run_steps import find_core_wait
 from primus.runs.store import Run
 from primus.runs.summary import WARM_UP_STEPS, RunSummary
 
@@ -143,7 +144,7 @@ def collect_facts(run: Run) -> RunFacts:
         convention=_detect_convention(run, gflop, notes),
         data_share=_divide(sum(_list_numbers(steady, "data_time_s")), sum(times)),
         compute_share=_divide(compute, step_s) if compute and step_s else None,
-        core_wait_share=_find_median(recorded, "core_wait_share"),
+        core_wait_share=find_core_wait(recorded),
         slow_first_s=slow_first,
         slow_later_s=slow_later,
         checkpoint_wait_s=_measure_checkpoint_wait(recorded),

@@ -123,7 +123,7 @@ def load_run_steps(run: Run) -> RunSteps:
             if name not in ("step", "time")
         },
         profiled=_list_profiled_steps(others),
-        core_wait=_find_core_wait(others) if started[-1].get("device_type") == "cpu" else None,
+        core_wait=find_core_wait(others) if started[-1].get("device_type") == "cpu" else None,
     )
 
 
@@ -136,10 +136,10 @@ def _list_profiled_steps(recorded: list[events.Event]) -> list[int]:
     return sorted({step for window in windows for step in range(window["first_step"], window["last_step"] + 1)})
 
 
-def _find_core_wait(recorded: list[events.Event]) -> float | None:
-    """That of the attempt which waited most."""
+def find_core_wait(recorded: list[events.Event]) -> float | None:
+    """Share of waiting for cores of the attempt which waited most; None if no event has one."""
     shares = [event.get("core_wait_share") for event in recorded if event["kind"] == "training_ended"]
-    return max((float(share) for share in shares if isinstance(share, int | float)), default=None)
+    return max((float(share) for share in shares if isinstance(share, int | float) and 0 <= share <= 1), default=None)
 
 
 def _is_number(value: object) -> bool:
