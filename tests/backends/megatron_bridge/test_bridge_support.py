@@ -111,3 +111,8 @@ def test_a_framework_that_only_pre_trains_names_those_that_fine_tune(tmp_path: P
         resolve(tmp_path, {"mock_data": True}, "--framework", "native")
     assert caught.value.problem == "module post_trainer: framework native does not train it"
     assert caught.value.hint == "frameworks that do: megatron, megatron-bridge"
+
+
+def test_another_framework_refuses_adapters_and_names_the_one_that_has_them(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="'peft'; framework: megatron_bridge trains adapters"):
+        resolve(tmp_path, LORA, "--framework", "megatron")

@@ -90,7 +90,7 @@ class MegatronBridgeTranslator:
         return {**model, **{key: item for key, item in settings.items() if needs_recipe or key not in RECIPE}}
 
     def list_known_keys(self) -> Iterable[str]:
-        return (*read_bridge_keys(), *RENAMED, *OWN_KEYS, "hf_path", "dataset_name", "precision_config", "skip_save")
+        return (*read_bridge_keys(), *RENAMED, "hf_path", "dataset_name", "precision_config", "skip_save")
 
     def translate(self, settings: Tree, context: LayerContext) -> TranslatedSettings:
         work = ForeignSettings(settings, context.typed)
