@@ -288,12 +288,75 @@ def test_names_behind_the_prefix_of_a_wrapper_are_read(hub: Path) -> None:
     assert torch.equal(open_checkpoint(str(hub)).weights.read(NORM), expected)
 
 
-def test_weights_in_pickles_are_refused_with_the_way_to_safetensors(hub: Path) -> None:
-    for file in (*hub.glob("*.safetensors"), hub / huggingface.INDEX):
-        file.unlink()
-    (hub / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(PrimusError, match=r"its weights are pickles, such as pytorch_model.bin"):
-        open_checkpoint(str(hub))
+def save_as_pickles(hub: Path) -> None:
+    """Replace the shards of a folder by files of `torch.save` with an index."""
+    placed = {}
+    for number, shard in enumerate(sorted(hub.glob("*.safetensors"))):
+        stored, name = read_header(shard)[0], f"pytorch_model-{number}.bin"
+        tensors = {each: read_tensor(shard, place.offset, *place.info).clone() for each, place in stored.items()}
+        torch.save(tensors, hub / name)
+        placed |= dict.fromkeys(tensors, name)
+        shard.unlink()
+    (hub / huggingface.INDEX).unlink()
+    (hub / huggingface.PICKLE_INDEX).write_text(json.dumps({"weight_map": placed}))
+
+
+def test_weights_in_pickles_are_read_as_tensors_if_they_are_trusted(hub: Path, tmp_path: Path, capsys: Any) -> None:
+    shutil.copytree(hub, tmp_path / "expected")
+    save_as_pickles(hub)
+    assert run_cli("convert", hub, tmp_path / "out", "--to", "huggingface") == 1
+    assert "its weights are pickles, such as pytorch_model-0.bin" in (error := capsys.readouterr().err)
+    assert "--trust-pickle" in error
+    assert run_cli("convert", hub, tmp_path / "out", "--to", "huggingface", "--trust-pickle", "--verify") == 0
+    assert run_cli("diff", tmp_path / "expected", tmp_path / "out") == 0
+
+
+class RunsCode:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def test_damaged_or_dangerous_pickles_of_weights_are_named_and_run_nothing(hub: Path, tmp_path: Path) -> None:
+    save_as_pickles(hub)
+    file = hub / "pytorch_model-1.bin"
+    content, state = file.read_bytes(), torch.load(file, weights_only=True)
+    first = min(state)
+    broken: dict[str, Any] = {
+        "damaged": content[: len(content) // 2],
+        "damaged: ": b"",
+        f"lacks {first}": {name: tensor for name, tensor in state.items() if name != first},
+        "more than tensors": {**state, "hook": RunsCode(tmp_path / "ran")},
+        "has no tensors by name": [1],
+    }
+    for message, value in broken.items():
+        file.write_bytes(value) if isinstance(value, bytes) else torch.save(value, file)
+        with pytest.raises(PrimusError, match=f"pytorch_model-1.bin.*{message}"):
+            open_checkpoint(str(hub), trust_pickle=True)
+    torch.save(state, file, _use_new_zipfile_serialization=False)
+    with pytest.raises(PrimusError, match=r"not a zip file, as PyTorch writes since 1\.6"):
+        open_checkpoint(str(hub), trust_pickle=True)
+    file.unlink()
+    with pytest.raises(PrimusError, match=r"1 of 3 shards are missing, among them pytorch_model-1\.bin"):
+        open_checkpoint(str(hub), trust_pickle=True)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_names_of_a_model_without_its_head_are_read(tmp_path: Path) -> None:
+    for untied in (False, True):
+        spec = make_spec(qk_layernorm=True, untie_embeddings_and_output_weights=untied)
+        tensors = draw_hub_tensors(spec)
+        base = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+        torch.save(base, file := tmp_path / "pytorch_model.bin")
+        if untied:
+            with pytest.raises(PrimusError, match=r"1 of .* missing, among them lm_head.weight") as refused:
+                open_checkpoint(str(file), spec, trust_pickle=True)
+            assert "AutoModelForCausalLM" in refused.value.hint
+            continue
+        weights = open_checkpoint(str(file), spec, trust_pickle=True).weights
+        assert all(torch.equal(weights.read(name), tensor) for name, tensor in tensors.items())
 
 
 def test_a_source_with_nan_is_verified_by_its_tensors(hub: Path, tmp_path: Path, capsys: Any) -> None:

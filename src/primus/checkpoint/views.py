@@ -1,4 +1,4 @@
-"""Readers that pass on another one: without a prefix, with tensors of a third, checked, or in another type."""
+"""Readers that pass on another one: under other names, with tensors of a third, checked, or in another type."""
 
 from __future__ import annotations
 
@@ -12,23 +12,32 @@ from primus.checkpoint.weights import TensorInfo, WeightReader
 from primus.errors import PrimusError
 
 
-class PrefixedWeights:
-    """The tensors whose names start with `prefix` and end with `suffix`, without these."""
+class RenamedWeights:
+    """Tensors of a source under other names; tensors without one are excluded.
 
-    def __init__(self, weights: WeightReader, prefix: str, suffix: str = "") -> None:
-        self._weights = weights
-        self._tensors = {
-            name: info
-            for name, info in weights.list_tensors().items()
-            if name.startswith(prefix) and name.endswith(suffix)
-        }
-        self._names = {name.removeprefix(prefix).removesuffix(suffix): name for name in self._tensors}
+    Args:
+        weights: The source.
+        names: The name in the source by the new one.
+    """
+
+    def __init__(self, weights: WeightReader, names: Mapping[str, str]) -> None:
+        self._weights, self._names = weights, names
+        tensors = weights.list_tensors()
+        self._tensors = {name: tensors[stored] for name, stored in names.items()}
 
     def list_tensors(self) -> dict[str, TensorInfo]:
-        return {name: self._tensors[full] for name, full in self._names.items()}
+        return self._tensors
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         return self._weights.read(self._names[name], rows)
+
+
+class PrefixedWeights(RenamedWeights):
+    """The tensors whose names start with `prefix` and end with `suffix`, without these."""
+
+    def __init__(self, weights: WeightReader, prefix: str, suffix: str = "") -> None:
+        found = [name for name in weights.list_tensors() if name.startswith(prefix) and name.endswith(suffix)]
+        super().__init__(weights, {name.removeprefix(prefix).removesuffix(suffix): name for name in found})
 
 
 class FilledWeights:

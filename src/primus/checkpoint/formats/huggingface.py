@@ -1,10 +1,10 @@
-"""Folders of Hugging Face: safetensors in shards with an index, config.json, tokenizer files."""
+"""Folders of Hugging Face: weights in shards with an index, config.json, tokenizer files."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,7 +16,7 @@ from primus.checkpoint.formats.output import OutputFile, OutputPlan, split_rows
 from primus.checkpoint.formats.safetensors_file import SafetensorsFile, build_header
 from primus.checkpoint.formats.tensor_bytes import write_tensor
 from primus.checkpoint.quantized import DequantizedWeights
-from primus.checkpoint.views import PrefixedWeights
+from primus.checkpoint.views import RenamedWeights
 from primus.checkpoint.weights import TensorInfo, WeightReader
 from primus.config.schema import ModelSpec
 from primus.errors import PrimusError, UsageError
@@ -31,7 +31,11 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
     *("vocab.json", "merges.txt", "chat_template.jinja", "spiece.model", "sentencepiece.bpe.model"),
 )
-PICKLES = ("pytorch_model*.bin", "*.pth")
+PICKLE_INDEX = "pytorch_model.bin.index.json"
+PICKLES = "pytorch_model*.bin"
+HEAD = "lm_head.weight"
+BASE_PREFIX = "model."
+"""Of all weights except the head; transformers' models without a head (`AutoModel`) save names without it."""
 OTHER_FILES = ("generation_config.json",)
 
 
@@ -47,9 +51,7 @@ class SafetensorsFolder:
         for file, names in list_shards(path).items():
             opened = SafetensorsFile(file)
             found = opened.list_tensors()
-            missing = sorted(set(names) - found.keys())
-            if missing:
-                raise PrimusError(f"{file}: lacks {missing[0]}, which {INDEX} says it has")
+            check_shard(file, names, found)
             for name in found:
                 if name in self._files:
                     raise PrimusError(f"{name} is in {self._files[name].path.name} and in {file.name}")
@@ -60,6 +62,61 @@ class SafetensorsFolder:
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         return self._files[name].read(name, rows)
+
+
+class PickleFolder:
+    """All tensors of a folder of `pytorch_model*.bin` files, or of one file.
+
+    The files are loaded with `weights_only`, so that no code of theirs is run even if they are trusted.
+
+    Raises:
+        PrimusError: They are not trusted, or a shard is missing or damaged, or lacks a tensor of the index.
+    """
+
+    def __init__(self, path: Path, trust_pickle: bool) -> None:
+        from primus.checkpoint.formats.torch_file import FileTensor, load_fake_state, locate_tensors, read_rows
+
+        shards = list_shards(path, PICKLE_INDEX, (PICKLES,))
+        if not trust_pickle:
+            raise PrimusError(
+                f"{path}: its weights are pickles, such as {min(shards).name}, and no *.safetensors",
+                "if you trust who wrote them: `checkpoint convert SOURCE TARGET --to huggingface --trust-pickle`",
+            )
+        self._read_rows = read_rows
+        self._tensors: dict[str, FileTensor] = {}
+        for file, names in shards.items():
+            state = load_fake_state(
+                file, trust_pickle=False, hint="load it where you trust it, and save its state_dict()"
+            )
+            if not isinstance(state, dict):
+                raise PrimusError(f"{file}: has no tensors by name", "save a model's state_dict()")
+            found = locate_tensors(state, file)
+            check_shard(file, names, found)
+            self._tensors |= found
+
+    def list_tensors(self) -> dict[str, TensorInfo]:
+        return {name: tensor.info for name, tensor in self._tensors.items()}
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        return self._read_rows(self._tensors[name], rows)
+
+
+def check_shard(file: Path, names: Collection[str], found: Collection[str]) -> None:
+    """Check that a file has the tensors that the index names.
+
+    Raises:
+        PrimusError: Names the first that it lacks.
+    """
+    missing = sorted(set(names) - set(found))
+    if missing:
+        raise PrimusError(f"{file}: lacks {missing[0]}, which the index says it has", "copy the folder again")
+
+
+def has_pickles_only(path: Path) -> bool:
+    """Whether weights are in `pytorch_model*.bin` files, or `path` is such a file."""
+    if path.is_file():
+        return path.suffix == ".bin"
+    return not any(path.glob("*.safetensors")) and any(path.glob(PICKLES))
 
 
 class HuggingFaceWeights:
@@ -79,8 +136,7 @@ class HuggingFaceWeights:
     def __init__(self, path: Path, spec: ModelSpec, tensors: WeightReader | None = None) -> None:
         shapes, copies = list_hub_shapes(spec), list_copies(spec)
         stored = tensors or SafetensorsFolder(path)
-        prefix = find_prefix(stored.list_tensors(), next(iter(shapes)))
-        self._weights = DequantizedWeights(PrefixedWeights(stored, prefix) if prefix else stored)
+        self._weights = DequantizedWeights(RenamedWeights(stored, map_hub_names(stored.list_tensors(), shapes)))
         found = self._weights.list_tensors()
         check_tensors(found, shapes, copies, str(path))
         self._copies = {name: original for name, original in copies.items() if name in found and original in found}
@@ -105,6 +161,22 @@ class HuggingFaceWeights:
         return ""
 
 
+def map_hub_names(found: Collection[str], shapes: Collection[str]) -> dict[str, str]:
+    """The names in a file by hub name, behind the prefix of a wrapper, or without that of a model with a head."""
+    first = next(iter(shapes))
+    if first in found:
+        return {name: name for name in found}
+    prefix = find_prefix(found, first)
+    if prefix:
+        return {name.removeprefix(prefix): name for name in found}
+    base = first.removeprefix(BASE_PREFIX)
+    prefix = find_prefix(found, base)
+    if base in found or prefix:
+        names = {name: name.removeprefix(prefix) for name in found}
+        return {name if name in shapes else BASE_PREFIX + name: stored for stored, name in names.items()}
+    return {name: name for name in found}
+
+
 def find_prefix(found: Collection[str], name: str) -> str:
     """What all names begin with before that of a tensor of the model; wrappers like DDP (`module.`) save it."""
     prefix = next((each.removesuffix(name) for each in found if each.endswith("." + name)), "")
@@ -126,7 +198,9 @@ def check_tensors(
     if missing:
         raise PrimusError(
             f"{where}: {len(missing)} of {len(shapes)} tensors are missing, among them {missing[0]}",
-            "is it complete, and of this model?",
+            "was it saved without its head (AutoModel)? Save it by AutoModelForCausalLM"
+            if missing == [HEAD]
+            else "is it complete, and of this model?",
         )
     surplus = [name for name in found if name not in shapes and name not in others]
     if surplus:
@@ -142,7 +216,9 @@ def check_tensors(
             )
 
 
-def list_shards(path: Path) -> dict[Path, list[str]]:
+def list_shards(
+    path: Path, index_name: str = INDEX, patterns: Sequence[str] = ("*.safetensors",)
+) -> dict[Path, list[str]]:
     """Files of a folder with the tensors that its index names; without an index all its files.
 
     Raises:
@@ -150,17 +226,11 @@ def list_shards(path: Path) -> dict[Path, list[str]]:
     """
     if path.is_file():
         return {path: []}
-    index = path / INDEX
+    index = path / index_name
     if not index.is_file():
-        files = sorted(path.glob("*.safetensors"))
-        pickles = sorted(file.name for pattern in PICKLES for file in path.glob(pattern))
-        if pickles and not files:
-            raise PrimusError(
-                f"{path}: its weights are pickles, such as {pickles[0]}, and no *.safetensors",
-                "save them as safetensors: transformers' from_pretrained(FOLDER), then save_pretrained(NEW_FOLDER)",
-            )
+        files = sorted(file for pattern in patterns for file in path.glob(pattern))
         if not files:
-            raise PrimusError(f"{path}: no *.safetensors file", "give a folder with weights")
+            raise PrimusError(f"{path}: no {patterns[0]} file", "give a folder with weights")
         return {file: [] for file in files}
     try:
         names: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]

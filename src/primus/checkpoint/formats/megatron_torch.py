@@ -9,12 +9,10 @@ fake tensors, so that a tensor is read and written alone, and no rank is in memo
 
 from __future__ import annotations
 
-import pickle
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -23,7 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from primus.checkpoint.family import list_hub_shapes, list_rules
 from primus.checkpoint.formats.megatron import CHECKPOINT_VERSION, name_iteration, write_tracker
 from primus.checkpoint.formats.output import OutputFile, OutputPlan, split_rows
-from primus.checkpoint.formats.tensor_bytes import read_tensor, write_tensor
+from primus.checkpoint.formats.tensor_bytes import write_tensor
+from primus.checkpoint.formats.torch_file import FileTensor, load_fake_state, locate_tensors, read_rows
 from primus.checkpoint.megatron_shards import (
     LOCAL_NAMES,
     STACKED_EXPERTS,
@@ -47,14 +46,6 @@ EXPERT = re.compile(r"\.local_experts\.(\d+)\.|\.mlp\.experts\.linear_fc[12]\.(?
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 
 
-class RankTensor(NamedTuple):
-    """A tensor in a rank's file."""
-
-    info: TensorInfo
-    file: Path
-    offset: int
-
-
 class MegatronRanks:
     """The tensors of all ranks put together, by the names of `families/`.
 
@@ -69,7 +60,7 @@ class MegatronRanks:
 
     def __init__(self, folder: Path, spec: ModelSpec, trust_pickle: bool) -> None:
         self._ranks, self._grid = _read_ranks(folder, spec, trust_pickle)
-        self._parts: dict[str, list[list[RankTensor]]] = {}
+        self._parts: dict[str, list[list[FileTensor]]] = {}
         self._tensors: dict[str, TensorInfo] = {}
         for name, shape in compute_engine_shapes(list_rules(spec, "megatron"), list_hub_shapes(spec)).items():
             parts = self._find_parts(name, shape)
@@ -88,7 +79,7 @@ class MegatronRanks:
             return torch.stack(experts) if experts else torch.empty((0, *shape[1:]))
         return _join_rows(name, self._parts[name][0], start, stop)
 
-    def _find_parts(self, name: str, shape: tuple[int, ...]) -> list[list[RankTensor]] | None:
+    def _find_parts(self, name: str, shape: tuple[int, ...]) -> list[list[FileTensor]] | None:
         """The tensors of all tensor ranks, for each expert of a stack; None if the ranks do not have this name."""
         names = [name]
         stacked = STACKED_EXPERTS.fullmatch(name)
@@ -102,7 +93,7 @@ class MegatronRanks:
         found = next((self._ranks[each] for each in names if each in self._ranks), None)
         return None if found is None else [found]
 
-    def _compute_shape(self, name: str, parts: list[list[RankTensor]]) -> tuple[int, ...]:
+    def _compute_shape(self, name: str, parts: list[list[FileTensor]]) -> tuple[int, ...]:
         one, count = parts[0][0].info.shape, len(parts[0])
         split = find_split(name)
         if split == "columns":
@@ -112,17 +103,17 @@ class MegatronRanks:
         return (len(parts), *one) if STACKED_EXPERTS.fullmatch(name) else one
 
 
-def _join_ranks(name: str, ranks: list[RankTensor]) -> Tensor:
+def _join_ranks(name: str, ranks: list[FileTensor]) -> Tensor:
     return _join_rows(name, ranks, 0, sum(rank.info.shape[0] for rank in ranks))
 
 
-def _join_rows(name: str, ranks: list[RankTensor], start: int, stop: int) -> Tensor:
+def _join_rows(name: str, ranks: list[FileTensor], start: int, stop: int) -> Tensor:
     """Rows of a tensor that is cut over tensor ranks."""
     split = find_split(name)
     if split == "whole" or len(ranks) == 1:
-        return _read_rows(ranks[0], start, min(stop, ranks[0].info.shape[0]))
+        return read_rows(ranks[0], slice(start, min(stop, ranks[0].info.shape[0])))
     if split == "columns":
-        return torch.cat([_read_rows(rank, start, min(stop, rank.info.shape[0])) for rank in ranks], 1)
+        return torch.cat([read_rows(rank, slice(start, min(stop, rank.info.shape[0]))) for rank in ranks], 1)
     # Each rank has one piece of the rows, or with gates one piece of each half.
     pieces = 2 if split == "gated_rows" else 1
     size = ranks[0].info.shape[0] // pieces
@@ -131,17 +122,11 @@ def _join_rows(name: str, ranks: list[RankTensor], start: int, stop: int) -> Ten
         half, rank = divmod(number, len(ranks))
         first, last = max(start, number * size), min(stop, (number + 1) * size)
         shift = half * size - number * size
-        found.append(_read_rows(ranks[rank], first + shift, last + shift))
-    return torch.cat(found) if found else _read_rows(ranks[0], 0, 0)
+        found.append(read_rows(ranks[rank], slice(first + shift, last + shift)))
+    return torch.cat(found) if found else read_rows(ranks[0], slice(0, 0))
 
 
-def _read_rows(tensor: RankTensor, start: int, stop: int) -> Tensor:
-    shape, dtype = tensor.info
-    row_bytes = tensor.info.num_bytes // shape[0] if shape[0] else 0
-    return read_tensor(tensor.file, tensor.offset + start * row_bytes, (stop - start, *shape[1:]), dtype)
-
-
-def _read_ranks(folder: Path, spec: ModelSpec, trust_pickle: bool) -> tuple[dict[str, list[RankTensor]], RankGrid]:
+def _read_ranks(folder: Path, spec: ModelSpec, trust_pickle: bool) -> tuple[dict[str, list[FileTensor]], RankGrid]:
     """Tensors of all tensor ranks by name, with layers and experts counted over all ranks."""
     files = {}
     for path in sorted(folder.glob("mp_rank_*")):
@@ -162,7 +147,7 @@ def _read_ranks(folder: Path, spec: ModelSpec, trust_pickle: bool) -> tuple[dict
     expected = grid.tensor * grid.pipeline * grid.expert
     if len(states) != expected:
         raise PrimusError(f"{folder}: {len(states)} of {expected} ranks are there", "copy the checkpoint again")
-    joined: dict[str, list[RankTensor]] = {}
+    joined: dict[str, list[FileTensor]] = {}
     first_layer = 0
     for stage in range(grid.pipeline):
         layers = 0
@@ -180,7 +165,7 @@ def _read_ranks(folder: Path, spec: ModelSpec, trust_pickle: bool) -> tuple[dict
     return joined, grid
 
 
-def _has_all_layers(state: Mapping[str, RankTensor], spec: ModelSpec) -> bool:
+def _has_all_layers(state: Mapping[str, FileTensor], spec: ModelSpec) -> bool:
     return len({_parse_layer(name) for name in state} - {-1}) == spec.num_layers
 
 
@@ -203,71 +188,16 @@ def _parse_expert(name: str) -> int:
     return int(match[match.lastindex or 0]) if match else -1
 
 
-def _read_state(file: Path, trust_pickle: bool) -> dict[str, RankTensor]:
+def _read_state(file: Path, trust_pickle: bool) -> dict[str, FileTensor]:
     """Places of the tensors below "model"."""
     state = load_fake_state(file, trust_pickle)
+    if not isinstance(state, dict):
+        raise PrimusError(f"{file}: not a checkpoint of Megatron")
     if "model" not in state:
         kind = "virtual pipeline stages" if "model0" in state else "no model"
         raise PrimusError(f"{file}: has {kind}", "save it again without them, or as torch_dist")
-    size = file.stat().st_size
-    found = {}
-    for name, tensor in state["model"].items():
-        if not isinstance(tensor, Tensor) or name.endswith("_extra_state"):
-            continue
-        info = TensorInfo(tuple(tensor.shape), tensor.dtype)
-        start = tensor.untyped_storage()._checkpoint_offset
-        assert start is not None, "set by torch.load with fake tensors"
-        offset = start + int(tensor.storage_offset()) * tensor.element_size()
-        if offset + info.num_bytes > size:
-            raise PrimusError(f"{file}: truncated: {name} ends at byte {offset + info.num_bytes} of {size}")
-        found[name] = RankTensor(info, file, offset)
-    return found
-
-
-def load_fake_state(file: Path, trust_pickle: bool) -> dict[str, Any]:
-    """The content of a file of `torch.save` with fake tensors, which know their place in the file.
-
-    Raises:
-        PrimusError: It is damaged, or its pickle is not trusted.
-    """
-    try:
-        with FakeTensorMode():
-            try:
-                state = torch.load(file, map_location="cpu", weights_only=True)
-            except pickle.UnpicklingError as error:
-                if not trust_pickle:
-                    reason = str(error).splitlines()[0]
-                    raise PrimusError(
-                        f"{file}: its pickle has more than tensors, and may run code when it is loaded ({reason})",
-                        "if you trust who wrote it, add --trust-pickle",
-                    ) from None
-                state = torch.load(file, map_location="cpu", weights_only=False, pickle_module=_LENIENT_PICKLE)
-    except (RuntimeError, EOFError, OSError, AttributeError) as error:
-        raise PrimusError(f"{file}: damaged: {str(error).splitlines()[0]}", "copy it again from its source") from None
-    if not isinstance(state, dict):
-        raise PrimusError(f"{file}: not a checkpoint of Megatron")
-    return state
-
-
-class _UnknownValue:
-    """Stands for a class of a package that is not installed: arguments of Megatron, states of its generators."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        pass
-
-    def __setstate__(self, state: object) -> None:
-        pass
-
-
-class _LenientUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return super().find_class(module, name)
-        except (ImportError, AttributeError):
-            return _UnknownValue
-
-
-_LENIENT_PICKLE: Any = SimpleNamespace(Unpickler=_LenientUnpickler, load=pickle.load, __name__="pickle")
+    tensors = {name: each for name, each in state["model"].items() if not name.endswith("_extra_state")}
+    return locate_tensors(tensors, file)
 
 
 # Writing

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -64,7 +65,7 @@ def open_checkpoint(given: str, spec: ModelSpec | None = None, trust_pickle: boo
     """The weights of a checkpoint in hub names, its model, and its step if it has one. Every tensor is accounted for.
 
     Args:
-        given: A folder (also that of a run, or of several checkpoints: the newest), a *.safetensors file, or
+        given: A folder (also that of a run, or of several checkpoints: the newest), a *.safetensors or *.bin file, or
             `hf:NAME_OR_PATH`.
         spec: The model, for a checkpoint that does not say it; that of an experiment is checked against the weights.
         trust_pickle: Whether pickles that may run code are loaded.
@@ -94,9 +95,9 @@ def find_checkpoint(given: str) -> FoundCheckpoint:
         return FoundCheckpoint("huggingface", find_hub_folder(given.removeprefix(HUB_PREFIX)), None)
     path = Path(given).expanduser()
     if path.is_file():
-        if path.suffix == ".safetensors":
+        if path.suffix in (".safetensors", ".bin"):
             return FoundCheckpoint("huggingface", path, None)
-        raise UsageError(f"{path}: not a checkpoint", "give its folder, or a *.safetensors file")
+        raise UsageError(f"{path}: not a checkpoint", "give its folder, or a *.safetensors or *.bin file")
     if not path.is_dir():
         hint = f"hf:{given} names a model of the Hugging Face Hub" if given.count("/") == 1 else "check the path"
         raise UsageError(f"no folder {path}", hint)
@@ -225,7 +226,8 @@ def _detect_format(folder: Path) -> FoundCheckpoint | None:
         step = saved.step
     if (folder / ".metadata").is_file():
         return FoundCheckpoint(_detect_dcp(folder), folder, step)
-    if (folder / "config.json").is_file() or any(folder.glob("*.safetensors")):
+    weights = chain(folder.glob("*.safetensors"), folder.glob("pytorch_model*.bin"))
+    if (folder / "config.json").is_file() or any(weights):
         return FoundCheckpoint("huggingface", folder, None)
     if any(folder.glob("mp_rank_00*/*.pt")):
         return FoundCheckpoint("megatron_torch", folder, step)
@@ -310,10 +312,11 @@ def _read_spec_of_manifest(folder: Path) -> ModelSpec | None:
     return msgspec.convert({field: saved.model[field] for field in FIELDS if field in saved.model}, ModelSpec)
 
 
-def _open_huggingface(folder: Path, spec: ModelSpec, _: bool) -> WeightReader:
-    from primus.checkpoint.formats.huggingface import HuggingFaceWeights
+def _open_huggingface(folder: Path, spec: ModelSpec, trust_pickle: bool) -> WeightReader:
+    from primus.checkpoint.formats.huggingface import HuggingFaceWeights, PickleFolder, has_pickles_only
 
-    return HuggingFaceWeights(folder, spec)
+    pickles = PickleFolder(folder, trust_pickle) if has_pickles_only(folder) else None
+    return HuggingFaceWeights(folder, spec, pickles)
 
 
 def _open_transformers(folder: Path, spec: ModelSpec, _: bool) -> WeightReader:

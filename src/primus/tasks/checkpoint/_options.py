@@ -21,7 +21,8 @@ class SourceOptions(Struct, frozen=True, kw_only=True):
     model: str | None = None
     """Model preset or its YAML file, for a checkpoint that does not say its model."""
     trust_pickle: bool = False
-    """Load pickles that may run code: Megatron's older format. Only for files whose writer you trust."""
+    """Load pickles: pytorch_model.bin as tensors only; Megatron's older format, which may run code. Only for files of
+    a writer that you trust."""
 
 
 def load_spec(options: SourceOptions) -> ModelSpec | None:

@@ -23,7 +23,7 @@ class Options(SourceOptions, frozen=True, kw_only=True):
     """Options of `checkpoint convert`."""
 
     source: Annotated[str, Meta(extra={"positional": True})]
-    """Folder of a checkpoint or a run, *.safetensors file, or hf:NAME_OR_PATH."""
+    """Folder of a checkpoint or a run, *.safetensors or *.bin file, or hf:NAME_OR_PATH."""
     target: Annotated[str, Meta(extra={"positional": True})]
     """New folder."""
     to: Literal["huggingface", "native", "megatron", "torchtitan"]
