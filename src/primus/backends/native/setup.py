@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -70,7 +71,7 @@ def set_up_training(
     if start is not None:
         bad_steps.restart_after(start.step, start.recent_losses)
     training = Training(
-        **vars(session) | {"bad_steps": bad_steps},
+        **{each.name: getattr(session, each.name) for each in fields(session) if each.init} | {"bad_steps": bad_steps},
         trainable=trainable,
         optimizer=optimizer,
         loss_window=window,
