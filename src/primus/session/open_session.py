@@ -63,7 +63,7 @@ def open_session(
     search = _build_search(trainer, attempt, processes, engine.backend, prepare_search)
     start = _find_start(search, attempt, data)
     callbacks = CallbackList()
-    return Session(
+    session = Session(
         experiment=experiment,
         attempt=attempt,
         processes=processes,
@@ -78,7 +78,12 @@ def open_session(
         saver=_build_saver(experiment, attempt, processes, data, engine, callbacks),
         bad_steps=BadStepDetector(trainer.training),
         start=start,
+        step=start.step if start else 0,
+        consumed_samples=start.consumed_samples if start else 0,
     )
+    # The loaded checkpoint need not be saved again.
+    session.saver.last_step = session.step
+    return session
 
 
 def _find_global_batch_size(training: TrainingConfig, data_size: int) -> int:

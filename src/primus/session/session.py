@@ -83,19 +83,13 @@ class Session:
     bad_steps: BadStepDetector
     start: ResumePoint | None
     """Checkpoint that the run starts from; None for initial weights."""
-    step: int = field(init=False)
+    step: int
     """Steps taken."""
-    consumed_samples: int = field(init=False)
+    consumed_samples: int
     """Samples that they took."""
     evaluated_step: int | None = None
     stop_reason: str | None = None
     """Why a callback wants the training to end after this step."""
-
-    def __post_init__(self) -> None:
-        self.step = self.start.step if self.start else 0
-        self.consumed_samples = self.start.consumed_samples if self.start else 0
-        # The loaded checkpoint need not be saved again.
-        self.saver.last_step = self.step
 
     @property
     def trainer(self) -> Trainer:
