@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,8 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
         yield
     os.environ.clear()
     os.environ.update(before)
+    if threads := getattr(sys.modules.get("torch"), "set_num_threads", None):
+        threads(int(os.environ["OMP_NUM_THREADS"]))  # idle threads of a pool spin, in every test that follows
 
 
 @pytest.fixture
