@@ -26,7 +26,7 @@ from primus.runs.run_steps import RunSteps, load_run_steps
 
 ROOT = Path(__file__).parents[1]
 NOISES = {"quiet": (0.005, 0.3), "usual": (0.02, 0.5), "correlated": (0.02, 0.85), "noisy": (0.05, 0.5)}
-"""Spread of the steps, and the correlation of neighbours."""
+"""Spread of the steps, and the correlation of neighbors."""
 METRIC = "step_time_s"
 TRAIN = [
     *(sys.executable, "-m", "primus", "direct", "--", "train", "pretrain"),

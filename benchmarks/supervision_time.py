@@ -4,7 +4,7 @@
 
 The step is that of the quickstart's model. Within one process blocks of steps with supervision (the rank's heartbeat,
 and its launcher's watch in a process of its own) take turns with blocks without; what counts is the median of the
-ratios of neighbouring blocks. Beside it stands the processor time that supervision takes, which noise on the machine
+ratios of neighboring blocks. Beside it stands the processor time that supervision takes, which noise on the machine
 does not change. A death is a rank that is killed by SIGKILL; the decision is the `restart` event.
 """
 

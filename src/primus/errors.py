@@ -112,7 +112,7 @@ def find_nearest(word: str, valid: Iterable[str]) -> str | None:
 
 
 def edit_distance(a: str, b: str, limit: int) -> int:
-    """Letters to insert, delete, replace or swap with their neighbour (optimal string alignment); above `limit`, more.
+    """Letters to insert, delete, replace or swap with their neighbor (optimal string alignment); above `limit`, more.
 
     Ends early once no alignment can stay within `limit`.
     """

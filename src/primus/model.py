@@ -43,7 +43,7 @@ __all__ = [
 Convention = Literal["causal", "causal_window", "full", "6N"]
 """How the FLOPs of a token are counted, see `flops_per_token`."""
 CONVENTION_TOLERANCE = 0.005
-"""Relative difference of the FLOPs of a token within which a convention is recognised; the nearest two of a model of 8B
+"""Relative difference of the FLOPs of a token within which a convention is recognized; the nearest two of a model of 8B
 parameters are 11 % apart."""
 
 

@@ -69,10 +69,10 @@ def find_plug_in_file(kind: str, name: str) -> Path | None:
         UsageError: The plug-in does not exist; the message names the nearest.
     """
     for folder in _list_folders(kind):
-        found = _list_plug_in_files(folder, kind).get(_normalise_name(name))
+        found = _list_plug_in_files(folder, kind).get(_normalize_name(name))
         if found:
             return found
-    if _normalise_name(name) in map(_normalise_name, _entry_points(kind)):
+    if _normalize_name(name) in map(_normalize_name, _entry_points(kind)):
         return None
     raise UsageError(f"no {SINGULAR[kind]} '{name}'", did_you_mean(name, list_plug_ins(kind)))
 
@@ -159,7 +159,7 @@ def _import_foreign(label: str, import_it: Callable[[], ModuleType]) -> ModuleTy
 
 
 def _load_file(kind: str, name: str, file: Path) -> ModuleType:
-    module_name = f"{PLUG_IN_MODULES}.{kind}.{_normalise_name(name).replace(' ', '.')}"
+    module_name = f"{PLUG_IN_MODULES}.{kind}.{_normalize_name(name).replace(' ', '.')}"
     if module_name in sys.modules and sys.modules[module_name].__file__ == str(file):
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, file)
@@ -174,7 +174,7 @@ def _load_file(kind: str, name: str, file: Path) -> ModuleType:
     return module
 
 
-def _normalise_name(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return name.lower().replace("-", "_").removesuffix(".yaml")
 
 
@@ -196,7 +196,7 @@ def _list_folders(kind: str) -> Iterator[Path]:
 
 @cache
 def _list_plug_in_files(folder: Path, kind: str) -> dict[str, Path]:
-    """Plug-in files in `folder` by normalised name."""
+    """Plug-in files in `folder` by normalized name."""
     if not folder.is_dir():
         return {}
     found: dict[str, Path] = {}
@@ -207,18 +207,18 @@ def _list_plug_in_files(folder: Path, kind: str) -> dict[str, Path]:
         stem, suffix = os.path.splitext(name)
         entry = folder / name
         if suffix in suffixes:
-            found[_normalise_name(stem)] = entry
+            found[_normalize_name(stem)] = entry
         elif kind == "tasks" and entry.is_dir():
             found |= {
-                f"{_normalise_name(name)} {key}": file for key, file in _list_plug_in_files(entry, "group").items()
+                f"{_normalize_name(name)} {key}": file for key, file in _list_plug_in_files(entry, "group").items()
             }
         elif (entry / "__init__.py").exists():
-            found[_normalise_name(name)] = entry / "__init__.py"
+            found[_normalize_name(name)] = entry / "__init__.py"
     return found
 
 
 def _entry_point(kind: str, name: str) -> EntryPoint:
-    return next(point for key, point in _entry_points(kind).items() if _normalise_name(key) == _normalise_name(name))
+    return next(point for key, point in _entry_points(kind).items() if _normalize_name(key) == _normalize_name(name))
 
 
 @cache

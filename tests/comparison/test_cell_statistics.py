@@ -14,7 +14,7 @@ from primus.comparison.cell_statistics import (
     find_time_to_loss,
     find_warm_up,
     select_steady_times,
-    summarise_cell,
+    summarize_cell,
 )
 from primus.comparison.result import ComparisonResult, ResultLoad, StepInterruption
 
@@ -41,7 +41,7 @@ def test_speed_is_the_median_and_the_mean_rate_counts_slow_steps() -> None:
         steps=structs.replace(run.steps, time_s=times),
         interruptions=[StepInterruption(kind="checkpoint", step=39)],
     )
-    found = summarise_cell([slow], 10, is_steady=True)
+    found = summarize_cell([slow], 10, is_steady=True)
     assert found is not None and found.tokens_per_s is not None and found.tokens_per_s_per_device is not None
     assert found.step_s.low < found.step_s.value < found.step_s.high
     assert found.tokens_per_s.value == pytest.approx(TOKENS / found.step_s.value)
@@ -49,10 +49,10 @@ def test_speed_is_the_median_and_the_mean_rate_counts_slow_steps() -> None:
     kept = list(select_steady_times(slow, 10).values())
     assert found.mean_tokens_per_s == pytest.approx(TOKENS * len(kept) / sum(kept))
     assert [(each.step, each.cause) for each in found.slow_steps] == [(40, "checkpoint")]
-    unexplained = summarise_cell([structs.replace(slow, interruptions=[])], 10, is_steady=True)
+    unexplained = summarize_cell([structs.replace(slow, interruptions=[])], 10, is_steady=True)
     assert unexplained is not None and unexplained.slow_steps[0].cause == "not explained"
     loaded = structs.replace(slow, interruptions=[], load=ResultLoad(other_cpu_share=0.4))
-    found = summarise_cell([loaded], 10, is_steady=True)
+    found = summarize_cell([loaded], 10, is_steady=True)
     assert found is not None and "other processes, which took 40% of the machine" in found.slow_steps[0].cause
 
 

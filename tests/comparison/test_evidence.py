@@ -51,7 +51,7 @@ def test_values_of_logs_are_read_from_text_and_flops_from_reported_rates() -> No
         ("llama3_8B", 744, 10000, None),
     ],
 )
-def test_the_convention_of_published_rates_is_recognised(
+def test_the_convention_of_published_rates_is_recognized(
     model: str, tflops: float, rate: float, convention: str | None
 ) -> None:
     assert detect_convention(load_model(model), 8192, tflops * 1e12 / rate) == convention

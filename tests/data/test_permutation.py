@@ -73,13 +73,13 @@ def test_orders_that_are_computed_may_be_odd() -> None:
     ("size", "draws"),
     [(16, 20_000), (64, 8000), (1000, 1000), (LARGEST_STORED - 1, 20), (LARGEST_STORED + 1, 20), (1_000_000, 4)],
 )
-def test_neighbours_stay_neighbours_as_seldom_as_in_a_uniform_order(size: int, draws: int) -> None:
+def test_neighbors_stay_neighbors_as_seldom_as_in_a_uniform_order(size: int, draws: int) -> None:
     together = [int((np.diff(create_permutation(size, key)) == 1).sum()) for key in keys(draws, size)]
     expected = draws * (size - 1) / size  # of each of the n - 1 pairs with a probability of 1 / n
     assert abs(sum(together) - expected) < SIGMAS * np.sqrt(expected)
 
 
-def test_neighbours_that_are_computed_stay_neighbours_as_seldom() -> None:
+def test_neighbors_that_are_computed_stay_neighbors_as_seldom() -> None:
     size = LARGEST_STORED + 1
     together = [int((np.diff(computed_alone(size, key)) == 1).sum()) for key in keys(4, size)]
     assert abs(sum(together) - 4) < SIGMAS * 2
@@ -106,7 +106,7 @@ def test_points_of_a_huge_range_are_spread_evenly() -> None:
     assert np.abs(np.diff(values)).mean() == pytest.approx(size / 3, rel=0.02)
 
 
-def test_neighbours_are_as_far_apart_as_in_a_random_order() -> None:
+def test_neighbors_are_as_far_apart_as_in_a_random_order() -> None:
     size = 100_000
     distance = np.abs(np.diff(create_permutation(size, key=5))).mean()
     assert distance == pytest.approx(size / 3, rel=0.02)  # expectation of a uniform order: (n + 1) / 3

@@ -25,7 +25,7 @@ def test_the_standard_library_is_a_few_million_characters_of_text_without_tests(
     assert texts == list(source.documents())
 
 
-def test_neighbours_are_not_of_one_package() -> None:
+def test_neighbors_are_not_of_one_package() -> None:
     texts = list(registry.load_plug_in(SOURCES, "python-stdlib").documents())
     last = texts[-len(texts) // 10 :]
     codes = sum("import" in text and "def " in text for text in last) / len(last)

@@ -13,7 +13,7 @@ from fakes.clocks import BRIEF, DeviceClock
 from primus.benchmark import DevicePeaks, MeasuredCall
 from primus.measure import device_peaks, gemm
 from primus.measure.roofline import build_row, find_bound
-from primus.measure.timing import HostClock, measure_call, summarise_samples
+from primus.measure.timing import HostClock, measure_call, summarize_samples
 
 CPU = torch.device("cpu")
 PEAKS = DevicePeaks(tflops={"bf16": 100.0}, gb_per_s=1000.0, launch_s=1e-5)
@@ -31,10 +31,10 @@ def test_the_roofline_names_what_limits_a_call() -> None:
 
 
 def test_a_row_has_the_rate_of_the_median_and_its_share() -> None:
-    row = build_row({"M": 1}, make_measured(5e11, 1e9), summarise_samples([0.01, 0.02, 0.01]), PEAKS)
+    row = build_row({"M": 1}, make_measured(5e11, 1e9), summarize_samples([0.01, 0.02, 0.01]), PEAKS)
     assert (row.value, row.unit, row.share, row.figures["gb_per_s"]) == (50.0, "TFLOP/s", 0.5, 100.0)
     assert row.interval is not None and row.interval[0] <= 50.0 <= row.interval[1]
-    time = build_row({}, structs.replace(make_measured(1.0, 1.0), value="time"), summarise_samples([2e-6]), PEAKS)
+    time = build_row({}, structs.replace(make_measured(1.0, 1.0), value="time"), summarize_samples([2e-6]), PEAKS)
     assert (time.value, time.unit) == (2.0, "us")
 
 

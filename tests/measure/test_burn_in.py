@@ -152,10 +152,10 @@ def test_telemetry_is_sampled_while_the_load_runs(tmp_path: Path) -> None:
     facts = build_facts(num_cards=2, model="H100", num_links=18)
     with telemetry.TelemetrySampler(telemetry.create_reader(facts, environ), 0.6) as sampler:
         for _ in range(500):
-            if len(sampler.summarise_telemetry()) == 2 and sampler.summarise_telemetry()[0].num_samples > 1:
+            if len(sampler.summarize_telemetry()) == 2 and sampler.summarize_telemetry()[0].num_samples > 1:
                 break
             burn(seconds=0.02)
-    healthy, throttled = sampler.summarise_telemetry()
+    healthy, throttled = sampler.summarize_telemetry()
     assert healthy.num_samples > 1
     assert (healthy.clock_mean_mhz, healthy.power_max_w, healthy.throttled) == (1980.0, 690.0, {})
     assert throttled.throttled == {"hw_thermal_slowdown": throttled.num_samples}

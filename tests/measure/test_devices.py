@@ -20,17 +20,17 @@ from primus.measure.timing import (
     HostClock,
     limit_effort,
     measure_call,
-    summarise_samples,
+    summarize_samples,
 )
 
 CPU = torch.device("cpu")
 
 
 def test_a_summary_holds_median_percentiles_and_deviation() -> None:
-    found = summarise_samples([4.0, 1.0, 2.0, 3.0, 100.0])
+    found = summarize_samples([4.0, 1.0, 2.0, 3.0, 100.0])
     assert (found.n, found.median_s, found.min_s, found.max_s, found.mad_s) == (5, 3.0, 1.0, 100.0, 1.0)
     assert found.p5_s == pytest.approx(1.2)
-    assert summarise_samples([5.0]).p95_s == 5.0
+    assert summarize_samples([5.0]).p95_s == 5.0
 
 
 def test_samples_are_not_waited_for_one_by_one() -> None:

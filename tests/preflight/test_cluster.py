@@ -51,7 +51,7 @@ def test_warnings_count_where_that_was_asked() -> None:
 def test_a_check_that_is_overridden_by_name_does_not_count_and_is_named() -> None:
     judged = together_of(of("a", finding("fail")), ignored=("host.memlock",))
     assert judged.overall_verdict == "pass"
-    assert "ignored: host.memlock" in report.format_text(judged, is_coloured=False)
+    assert "ignored: host.memlock" in report.format_text(judged, is_colored=False)
 
 
 def test_a_finding_of_a_node_that_nobody_knows_still_counts() -> None:
@@ -135,11 +135,11 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_the_worst_comes_first_and_the_verdict_last() -> None:
-    shown = report.format_text(together_of(of("a", finding("ok", "host.swap"), finding("fail"))), is_coloured=False)
+    shown = report.format_text(together_of(of("a", finding("ok", "host.swap"), finding("fail"))), is_colored=False)
     assert shown.index("memlock") < shown.index("swap")
     assert shown.splitlines()[-1] == "a is unfit: 1 fail (1.25 s)"
     assert "\x1b[" not in shown
-    assert "\x1b[31mfail\x1b[0m" in report.format_text(together_of(of("a", finding("fail"))), is_coloured=True)
+    assert "\x1b[31mfail\x1b[0m" in report.format_text(together_of(of("a", finding("fail"))), is_colored=True)
 
 
 def test_figures_of_many_devices_are_one_row() -> None:
@@ -172,7 +172,7 @@ def test_equal_findings_of_many_nodes_are_said_once() -> None:
     assert sections == [("node[00-15]", "unfit"), ("node05", "unfit")]
     assert r"- gpu.memory\_used (GPU 0 .. GPU 7 (8)): 3 GiB .. 10 GiB, median 6 GiB" in text
     assert len(text.splitlines()) < 60
-    assert "node[00-15]" in report.format_text(judged, is_coloured=False)
+    assert "node[00-15]" in report.format_text(judged, is_colored=False)
     (extra,) = set(report.list_reasons(judged, "node05")) - set(report.list_reasons(judged, "node04"))
     assert extra == "gpu.count: 7, expected 8"
 

@@ -1,4 +1,4 @@
-"""The page frame: everything foreign is escaped, nothing is loaded, statuses read without colours."""
+"""The page frame: everything foreign is escaped, nothing is loaded, statuses read without colors."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_checkpoints_cost_what_training_waits_and_what_steps_during_the_writing_
     assert "checkpoints, end and pauses" in {part.what for part in report.facts.time}
 
 
-def test_an_impossible_mfu_is_refused_and_the_convention_of_flops_is_recognised(make_run: MakeRun) -> None:
+def test_an_impossible_mfu_is_refused_and_the_convention_of_flops_is_recognized(make_run: MakeRun) -> None:
     from primus.config.load import load_model
     from primus.model import flops_per_token
 
@@ -136,7 +136,7 @@ def test_a_profile_says_what_steps_wait_for(make_run: MakeRun) -> None:
     assert report.limit == "communication that no computation hides: 60% of the profiled time"
     assert next(iter(list_changes(report).values())) == pytest.approx(0.6)
     (run.directory / "t.json").write_text("{}")
-    assert "the profile is not analysed" in build_report(run).facts.notes[0], "a damaged trace does not stop the report"
+    assert "the profile is not analyzed" in build_report(run).facts.notes[0], "a damaged trace does not stop the report"
 
 
 @pytest.mark.parametrize(

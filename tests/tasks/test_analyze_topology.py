@@ -169,7 +169,7 @@ def test_cards_stand_on_two_sides_even_when_one_numa_node_has_them_all() -> None
         assert sorted(map(lefts.count, set(lefts))) == [len(lefts) // 2] * 2, name
 
 
-def test_what_is_wrong_is_told_in_words_beside_its_colour() -> None:
+def test_what_is_wrong_is_told_in_words_beside_its_color() -> None:
     svg = picture(sick_node())
     texts = "\n".join(element.text or "" for element in svg.iter())
     for said in ("PCIe x8 of x16, 16 of 32 GT/s", "DOWN", "none", "xGMI link missing", "degraded PCIe link"):

@@ -272,10 +272,10 @@ def test_the_products_of_a_layer_are_summed_by_direction(tmp_path: Path) -> None
 def test_training_is_reported_after_its_warm_up() -> None:
     train = registry.load_plug_in(BENCHMARKS, "train")
     steps = [5.0, 2.0, 1.5] + [1.0, 1.01, 0.99, 1.0] * 5
-    row = train.summarise_steps(steps, 4096.0, {})
+    row = train.summarize_steps(steps, 4096.0, {})
     assert row.value == pytest.approx(4096.0)
     assert row.figures["warm_up_steps"] >= 3
-    assert "0 steps" not in row.problem and train.summarise_steps([1.0, 1.0], 1.0, {}).value is None
+    assert "0 steps" not in row.problem and train.summarize_steps([1.0, 1.0], 1.0, {}).value is None
 
 
 @pytest.mark.native

@@ -90,7 +90,7 @@ def test_seeds_of_a_cell_show_how_much_losses_differ_by_chance(
     assert "Losses with other seeds" in (tmp_path / "report.html").read_text()
 
 
-def test_more_curves_than_colours_are_drawn_by_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_curves_than_colors_are_drawn_by_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("identical", "tuned"):
         for framework in ("native", "jax", "megatron", "torchtitan", "huggingface"):
             result = make_result(framework)

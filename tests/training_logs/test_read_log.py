@@ -1,4 +1,4 @@
-"""Logs of all trainers are recognised and read without loss; ranks, restarts and damage are told apart."""
+"""Logs of all trainers are recognized and read without loss; ranks, restarts and damage are told apart."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def list_steps(log: TrainingLog) -> list[float]:
 
 
 @pytest.mark.parametrize("entry", GENUINE, ids=[f"{i}-{each['format']}" for i, each in enumerate(GENUINE)])
-def test_genuine_lines_are_recognised_and_read_without_loss(entry: dict[str, Any], tmp_path: Path) -> None:
+def test_genuine_lines_are_recognized_and_read_without_loss(entry: dict[str, Any], tmp_path: Path) -> None:
     log = read_text(tmp_path, entry["lines"])
     assert (log.format, log.num_unread) == (entry["format"], 0)
     assert list_steps(log) == entry["steps"]
@@ -140,7 +140,7 @@ def test_the_end_of_a_log_that_is_cut_off_is_not_a_value(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("newline", ["\r\n", "\x1b[0m\n", "\r"])
-def test_newlines_and_colours_of_terminals_are_no_part_of_values(newline: str, tmp_path: Path) -> None:
+def test_newlines_and_colors_of_terminals_are_no_part_of_values(newline: str, tmp_path: Path) -> None:
     entry = next(each for each in GENUINE if each["format"] == "torchtitan")
     text = entry["lines"].replace("\n", newline).replace("loss:", "\x1b[32mloss:").replace("tps:", "\x1b[39mtps:")
     log = read_text(tmp_path, text)

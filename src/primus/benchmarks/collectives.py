@@ -151,7 +151,7 @@ def list_tables(options: Options, result: BenchmarkResult) -> dict[str, list[dic
     ranks_path = options.per_rank_file or (_derive_path(options, "_rank", ".csv") if options.per_rank else None)
     if ranks_path:
         tables[ranks_path] = [
-            {**row.case, "rank": times.rank, "host": hosts.get(times.rank, ""), **_summarise_times(row, times)}
+            {**row.case, "rank": times.rank, "host": hosts.get(times.rank, ""), **_summarize_times(row, times)}
             for row in result.rows
             for times in row.by_rank
         ]
@@ -166,7 +166,7 @@ def list_tables(options: Options, result: BenchmarkResult) -> dict[str, list[dic
     return tables
 
 
-def _summarise_times(row: BenchmarkRow, times: RankCallTimes) -> dict[str, CaseValue]:
+def _summarize_times(row: BenchmarkRow, times: RankCallTimes) -> dict[str, CaseValue]:
     samples = sorted(times.calls_s or times.loops_s)
     median_s, p95_s = (compute_quantile(samples, share) for share in (0.5, 0.95))
     found: dict[str, CaseValue] = {"median_us": median_s * 1e6, "p95_us": p95_s * 1e6}

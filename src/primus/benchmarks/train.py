@@ -60,20 +60,20 @@ def measure_launches(options: Options, context: TaskContext) -> Iterator[Benchma
             "processes": context.layout.world_size if context.layout else 1,
             "steps": options.steps,
         }
-        yield summarise_run(train_in_child(Path(options.config), words, context.environ, nproc), case)
+        yield summarize_run(train_in_child(Path(options.config), words, context.environ, nproc), case)
 
 
-def summarise_run(child: ChildRun, case: dict[str, CaseValue]) -> BenchmarkRow:
+def summarize_run(child: ChildRun, case: dict[str, CaseValue]) -> BenchmarkRow:
     """The row of one run."""
     if child.printed.get("outcome", {}).get("state") != "done":
         lines = [line.removeprefix("primus-cli: ") for line in child.errors.strip().splitlines()]
         reason = child.printed.get("outcome", {}).get("reason")
         return BenchmarkRow(case=case, problem=str(reason or (lines[0] if lines else f"exit code {child.exit_code}")))
     steps = events.read_steps(Run(Path(child.printed["run"])).events)
-    return summarise_steps([float(step["step_time_s"]) for step in steps], float(steps[-1]["tokens"]), case)
+    return summarize_steps([float(step["step_time_s"]) for step in steps], float(steps[-1]["tokens"]), case)
 
 
-def summarise_steps(times_s: list[float], tokens: float, case: dict[str, CaseValue]) -> BenchmarkRow:
+def summarize_steps(times_s: list[float], tokens: float, case: dict[str, CaseValue]) -> BenchmarkRow:
     """Tokens/s of the steps after the warm-up, whose times may depend on each other."""
     window = find_steady_window(times_s)
     steady = times_s[window.start :]

@@ -248,14 +248,14 @@ def choose_spec_name(local: str, name: str, layer_spec: LayerSpecKind, names: Co
         return local
     for fused, separate in LOCAL_NAMES:
         # Transformer Engine fuses the norm before a dense feed-forward, not that before experts.
-        is_fused = not (fused.startswith("mlp.") and _find_neighbour(name, "mlp.router.weight") in names)
+        is_fused = not (fused.startswith("mlp.") and _find_neighbor(name, "mlp.router.weight") in names)
         unused, used = (separate, fused) if is_fused else (fused, separate)
         if name.endswith(unused) and name.removesuffix(unused) + used in names:
             return None
     return local
 
 
-def _find_neighbour(name: str, end: str) -> str:
+def _find_neighbor(name: str, end: str) -> str:
     """The tensor of the same layer whose name ends so."""
     match = LAYER.match(name)
     return f"{match[0]}{end}" if match else ""

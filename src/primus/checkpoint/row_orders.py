@@ -47,7 +47,7 @@ def order_by_query_group(parts: list[Tensor], sizes: HeadSizes) -> Tensor:
 
 
 def order_rotary_pairs(parts: list[Tensor], sizes: HeadSizes) -> Tensor:
-    """In each head the two channels that rotate together become neighbours; in the hub they are half a head apart."""
+    """In each head the two channels that rotate together become neighbors; in the hub they are half a head apart."""
     (part,) = parts
     return part.view(-1, 2, sizes.head_dim // 2).transpose(1, 2).flatten()
 
@@ -58,7 +58,7 @@ def order_rotary_pairs_by_query_group(parts: list[Tensor], sizes: HeadSizes) -> 
     return order_by_query_group([order_rotary_pairs([query], sizes), order_rotary_pairs([key], sizes), value], sizes)
 
 
-def split_neighbours(parts: list[Tensor], _: HeadSizes) -> Tensor:
+def split_neighbors(parts: list[Tensor], _: HeadSizes) -> Tensor:
     """Even rows, then odd rows: the gates of gpt-oss, then what they gate."""
     (part,) = parts
     return torch.cat([part[0::2], part[1::2]])
@@ -70,7 +70,7 @@ ROW_ORDERS: dict[str, Callable[[list[Tensor], HeadSizes], Tensor]] = {
     "by_query_group": order_by_query_group,
     "rotary_pairs": order_rotary_pairs,
     "rotary_pairs_by_query_group": order_rotary_pairs_by_query_group,
-    "split_neighbours": split_neighbours,
+    "split_neighbors": split_neighbors,
 }
 """Orders by the name that they have in `families/`."""
 

@@ -133,7 +133,7 @@ def _launch_cell(cell: MatrixCell, harness: CellHarness) -> CellEnd:
         finally:
             # Also after a signal: no process of a cell outlives the harness.
             end_program(child, PATIENCE_S)
-    load = recorder.summarise_load() if cell.is_local else ResultLoad()
+    load = recorder.summarize_load() if cell.is_local else ResultLoad()
     return CellEnd(exit_code=code, last_line=_read_last_line(log), load=load)
 
 

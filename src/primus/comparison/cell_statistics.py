@@ -172,7 +172,7 @@ def find_tokens_per_step(runs: Sequence[ComparisonResult]) -> float | None:
     return None
 
 
-def summarise_cell(runs: Sequence[ComparisonResult], warm_up_steps: int, *, is_steady: bool) -> CellStatistics | None:
+def summarize_cell(runs: Sequence[ComparisonResult], warm_up_steps: int, *, is_steady: bool) -> CellStatistics | None:
     """The numbers of a cell; None if its runs have fewer than `MIN_STEPS` steps after the warm-up together.
 
     Args:

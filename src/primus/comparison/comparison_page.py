@@ -12,7 +12,7 @@ from primus.comparison.comparison_report import CellPair, CellReport, Comparison
 from primus.comparison.comparison_tables import ComparisonTable, describe_ratio, list_checks, list_report_tables
 from primus.comparison.result import ComparisonResult
 from primus.report import page
-from primus.report.charts import NUM_COLOURS, draw_line_chart
+from primus.report.charts import NUM_COLORS, draw_line_chart
 from primus.report.page import Html
 from primus.report.point_charts import (
     ChartPoint,
@@ -170,15 +170,15 @@ def _draw_losses(cells: Cells) -> Iterator[tuple[str, Html]]:
 
 def _group_cells(cells: Cells) -> Iterator[tuple[str, str, Cells]]:
     """The cells of each picture with curves, with what its file and its title add: of more curves than there are
-    colours, those of one model and class are drawn together."""
+    colors, those of one model and class are drawn together."""
     groups: dict[tuple[str, str], dict[str, ComparisonCell]] = {}
     for label, cell in cells.items():
-        place = (cell.model, cell.settings_class) if len(cells) > NUM_COLOURS else ("", "")
+        place = (cell.model, cell.settings_class) if len(cells) > NUM_COLORS else ("", "")
         groups.setdefault(place, {})[label] = cell
     parts = [
-        (" ".join(filter(None, place)), dict(list(group.items())[start : start + NUM_COLOURS]))
+        (" ".join(filter(None, place)), dict(list(group.items())[start : start + NUM_COLORS]))
         for place, group in groups.items()
-        for start in range(0, len(group), NUM_COLOURS)
+        for start in range(0, len(group), NUM_COLORS)
     ]
     for number, (name, part) in enumerate(parts, 1):
         yield (f"_{number}", f", {name}" if name else "", part) if len(parts) > 1 else ("", "", part)

@@ -18,7 +18,7 @@ from primus.comparison.cell_statistics import (
     find_tokens_per_step,
     find_warm_up,
     select_steady_times,
-    summarise_cell,
+    summarize_cell,
 )
 from primus.comparison.efficiency import (
     DevicePrice,
@@ -116,7 +116,7 @@ def build_comparison_report(
     cells: Mapping[str, ComparisonCell], skipped: Sequence[SkippedFile], options: ReportOptions
 ) -> ComparisonReport:
     """The report of the cells with these labels."""
-    reports = {label: _summarise(label, cell, options) for label, cell in cells.items()}
+    reports = {label: _summarize(label, cell, options) for label, cell in cells.items()}
     models = {cell.model for cell in cells.values()}
     results = [result for cell in cells.values() for result in (*cell.runs, *cell.failed)]
     names = dict.fromkeys(result.cell.comparison for result in results if result.cell.comparison)
@@ -130,9 +130,9 @@ def build_comparison_report(
     )
 
 
-def _summarise(label: str, cell: ComparisonCell, options: ReportOptions) -> CellReport:
+def _summarize(label: str, cell: ComparisonCell, options: ReportOptions) -> CellReport:
     warm_up, is_steady = find_warm_up(cell.runs)
-    statistics = summarise_cell(cell.runs, warm_up, is_steady=is_steady)
+    statistics = summarize_cell(cell.runs, warm_up, is_steady=is_steady)
     first = (cell.runs or cell.failed)[0]
     average = None if statistics else first.performance_metrics.tokens_per_second_per_gpu
     rate = statistics.tokens_per_s_per_device if statistics else None

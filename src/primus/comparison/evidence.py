@@ -65,7 +65,7 @@ def collect_evidence(result: ComparisonResult, name: str) -> FairnessEvidence:
     if loop is not None and loop.printed_rate_lag:
         rates = {step + loop.printed_rate_lag: rate for step, rate in rates.items()}
     flops = result.flops.flops_per_token or _find_reported_flops(result)
-    clocks, is_throttled = _summarise_samples(result)
+    clocks, is_throttled = _summarize_samples(result)
     return FairnessEvidence(
         name=name,
         framework=framework,
@@ -145,7 +145,7 @@ def _pair_with_steps(numbers: Sequence[int], values: Sequence[T | None]) -> dict
     return {number: value for number, value in zip(numbers, values, strict=False) if value is not None}
 
 
-def _summarise_samples(result: ComparisonResult) -> tuple[float | None, bool | None]:
+def _summarize_samples(result: ComparisonResult) -> tuple[float | None, bool | None]:
     """Mean clock, and whether a device was throttled; None where it could not be read."""
     samples = result.load.samples
     device = [clock for sample in samples for clock in sample.device_clock_mhz if clock is not None]

@@ -59,7 +59,7 @@ class LoadRecorder:
         self._is_over.set()
         self._thread.join(DEVICE_INTERVAL_S)  # a management tool that hangs must not delay the next cell
 
-    def summarise_load(self) -> ResultLoad:
+    def summarize_load(self) -> ResultLoad:
         """What was seen; called after the run and all its processes have ended."""
         wall, busy, own = (end - begin for end, begin in zip(self._ended, self._began, strict=True))
         available = wall * (os.cpu_count() or 1)

@@ -45,7 +45,7 @@ class ModelSpec(ConfigGroup, frozen=True, kw_only=True):
     norm_epsilon: PositiveFloat = 1e-5
     """Epsilon of RMSNorm."""
     init_method_std: PositiveFloat = 0.02
-    """Standard deviation of the normal initialisation."""
+    """Standard deviation of the normal initialization."""
     add_qkv_bias: bool = False
     """Bias on the query, key and value projections (Qwen2.5)."""
     add_bias_linear: bool = False
@@ -157,7 +157,7 @@ class ModelSpec(ConfigGroup, frozen=True, kw_only=True):
     moe_router_pre_softmax: bool = True
     """Softmax over all experts before top-k; false applies it to the chosen ones."""
     moe_router_norm_topk_prob: bool = False
-    """Renormalise the probabilities of the chosen experts."""
+    """Renormalize the probabilities of the chosen experts."""
     moe_router_enable_expert_bias: bool = False
     """A learned bias for each expert that balances load without an auxiliary loss (DeepSeek-V3)."""
     num_hash_layers: NonNegative = 0

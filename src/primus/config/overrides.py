@@ -51,7 +51,7 @@ def parse_overrides(words: Sequence[str], stage: str | None = None) -> Tree:
 
 def is_known(name: str) -> bool:
     """Whether an override can set `name`."""
-    path = _normalise_name(name)
+    path = _normalize_name(name)
     is_nested = len(path) > 1 and path[0] in NESTED
     return is_nested or path[-1] in OWNERS or (len(path) == 1 and path[0] in (*TOP_KEYS, *MODULE_KEYS))
 
@@ -61,13 +61,13 @@ def _is_value(option: str, word: str) -> bool:
     if word.startswith("--"):
         return False
     match = _ASSIGNMENT.fullmatch(word)
-    is_switch = _normalise_name(option[2:])[-1] in list_switch_keys() - list_text_keys()
+    is_switch = _normalize_name(option[2:])[-1] in list_switch_keys() - list_text_keys()
     return not match or not (is_switch or is_known(match["name"]))
 
 
 def _put_flag(tree: Tree, name: str) -> None:
-    negated = _normalise_name(name)[-1].removeprefix("no_")
-    if _normalise_name(name)[-1] not in OWNERS and negated in OWNERS:
+    negated = _normalize_name(name)[-1].removeprefix("no_")
+    if _normalize_name(name)[-1] not in OWNERS and negated in OWNERS:
         _put_leaf(tree, negated, Leaf(False, f"--{name}", "false"))
         return
     _put_leaf(tree, name, Leaf(True, f"--{name}", "true"))
@@ -78,7 +78,7 @@ def _put_value(tree: Tree, name: str, text: str) -> None:
 
 
 def _put_leaf(tree: Tree, name: str, leaf: Leaf) -> None:
-    path = _normalise_name(name)
+    path = _normalize_name(name)
     for part in path[:-1]:
         below = tree.setdefault(part, {})
         if isinstance(below, Leaf):
@@ -87,7 +87,7 @@ def _put_leaf(tree: Tree, name: str, leaf: Leaf) -> None:
     tree[path[-1]] = leaf
 
 
-def _normalise_name(name: str) -> list[str]:
+def _normalize_name(name: str) -> list[str]:
     """Parts of a dotted name; only the last part of `env.` keeps its spelling."""
     parts = _FILE_PREFIX.sub("", name).split(".")
     if parts[0] == "env":

@@ -17,7 +17,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     line: int
     """Number of the line, from 1."""
     text: str
-    """The line without colours and secrets, shortened."""
+    """The line without colors and secrets, shortened."""
     rank: int | None = None
     host: str | None = None
     time: float | None = None

@@ -47,7 +47,7 @@ _MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 
 
 def decode_plain_text(raw: bytes) -> str:
-    """`raw` as text without colours and control characters; bytes that are not UTF-8 are replaced."""
+    """`raw` as text without colors and control characters; bytes that are not UTF-8 are replaced."""
     text = ANSI.sub(b"", raw).decode("utf-8", "replace")
     return _CONTROL.sub("", text).rstrip()
 

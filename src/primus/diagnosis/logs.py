@@ -64,7 +64,7 @@ class LogWindow:
     """A part of a log.
 
     Args:
-        data: Its content without colours.
+        data: Its content without colors.
         offset: Bytes of the file before it.
     """
 

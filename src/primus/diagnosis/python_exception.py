@@ -88,7 +88,7 @@ class LoggedException(Struct, frozen=True, kw_only=True):
 
 
 def find_last_exception(lines: Sequence[str]) -> LoggedException | None:
-    """The last exception of `lines`, which carry no colours.
+    """The last exception of `lines`, which carry no colors.
 
     A launcher's report of a failed process counts only without any other exception. One that Python ignored does
     not count.

@@ -57,7 +57,7 @@ class SignatureHit(Struct, frozen=True, kw_only=True):
     index: int
     """Of the line in the window."""
     text: str
-    """Without colours."""
+    """Without colors."""
     around: int = 0
     """Character at which the pattern matches."""
     rank: int | None = None

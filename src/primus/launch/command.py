@@ -74,7 +74,7 @@ def parse_command(argv: Sequence[str]) -> Command:
         own, more = _take_globals(own)
         given |= more
         is_help |= _asks_help(own)
-        runtimes.append(RequestSegment(_normalise_word(head), _without_help(own)))
+        runtimes.append(RequestSegment(_normalize_word(head), _without_help(own)))
     if not runtimes:
         raise _make_runtime_error(words)
     if not rest and not is_help:
@@ -98,7 +98,7 @@ def parse_command(argv: Sequence[str]) -> Command:
 
 def is_runtime(word: str) -> bool:
     """Whether `word` is the name of a runtime."""
-    return _normalise_word(word) in registry.list_plug_ins("runtimes")
+    return _normalize_word(word) in registry.list_plug_ins("runtimes")
 
 
 def parse_segment_options(segment: RequestSegment) -> Struct:
@@ -174,7 +174,7 @@ def _without_help(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(word for word in words if word not in HELP_WORDS)
 
 
-def _normalise_word(word: str) -> str:
+def _normalize_word(word: str) -> str:
     return SHORT.get(word, word.replace("_", "-"))
 
 

@@ -222,7 +222,7 @@ def _find_new_defaults(segment: RequestSegment, section: Mapping[str, Any]) -> l
     module = registry.load_plug_in(RUNTIMES, segment.name)
     own = {name: flag for flag in flags.list_flags(module.Options) for name in flag.names}
     spellings = {**{name: _long_name(flag) for name, flag in own.items()}, **(module.SPELLINGS or {})}
-    typed = {_normalise_option(word, spellings) for word in segment.words if word.startswith("-")}
+    typed = {_normalize_option(word, spellings) for word in segment.words if word.startswith("-")}
     new = []
     for key, item in section.items():
         name = spellings.get(f"--{key}", f"--{key}")
@@ -243,7 +243,7 @@ def _long_name(flag: flags.Flag) -> str:
     return next((name for name in flag.names if name.startswith("--")), flag.names[0])
 
 
-def _normalise_option(word: str, spellings: Mapping[str, str]) -> str:
+def _normalize_option(word: str, spellings: Mapping[str, str]) -> str:
     """The long name of an option as it was typed: --nodes=2, --NODES_X, -N2, --no-hooks."""
     name = word.partition("=")[0]
     name = name.replace("_", "-") if name.startswith("--") else name[:2]

@@ -115,7 +115,7 @@ def _choose_job_port(slurm: Mapping[str, str]) -> int | None:
     if not all(re.fullmatch(r"[0-9]+", text) for text in (job, *texts)):
         return None
     step, restart = map(int, texts)
-    # Different primes for steps and restarts, so that neighbouring jobs, steps and restarts on one node rarely share
+    # Different primes for steps and restarts, so that neighboring jobs, steps and restarts on one node rarely share
     # a port.
     return FIRST_JOB_PORT + (int(job) + 1009 * step + 3001 * restart) % NUM_JOB_PORTS
 

@@ -24,7 +24,7 @@ NOT_AVAILABLE = 2**64 - 1
 NOT_SUPPORTED = 3
 """NVML_ERROR_NOT_SUPPORTED: this GPU has no such value; GB10 has no separate memory."""
 ERRORS = {
-    1: "the library is not initialised",
+    1: "the library is not initialized",
     2: "an argument is invalid",
     NOT_SUPPORTED: "not supported",
     4: "no permission",
@@ -150,7 +150,7 @@ class _Banks(ctypes.Structure):
 
 
 class _NvmlLibrary:
-    """The library, loaded and initialised; `problems` collects failures of single GPUs."""
+    """The library, loaded and initialized; `problems` collects failures of single GPUs."""
 
     def __init__(self, library: str, problems: list[str]) -> None:
         # ctypes releases the interpreter lock during a call, so a hung call does not stop the waiting thread.
@@ -169,7 +169,7 @@ class _NvmlLibrary:
             raise _NvmlError(f"{name} failed: {_explain_code(code)}")
 
     def read_devices(self, of_gpu: Callable[[_NvmlLibrary, int], Answer]) -> list[Answer]:
-        # NVML counts initialisations: each nvmlInit of the constructor is paired with a shutdown, also after an
+        # NVML counts initializations: each nvmlInit of the constructor is paired with a shutdown, also after an
         # error.
         try:
             count = ctypes.c_uint()

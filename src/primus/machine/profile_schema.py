@@ -26,7 +26,7 @@ backend computes with (see `primus.machine.framework`)."""
 
 LinkLayout = Literal["mesh", "partial", "bridge"]
 """How the GPUs of a hive are linked: `mesh` links every two, by the board or a switch; `partial` links each to some of
-the others, as on an MI250 board; `bridge` is an optional bridge over neighbouring GPUs."""
+the others, as on an MI250 board; `bridge` is an optional bridge over neighboring GPUs."""
 
 CORES_PER_PROCESS = "{cores per process}"
 """A setting's value that is known on the node only."""

@@ -128,7 +128,7 @@ class BenchmarkWorker:
         sampler = self._create_sampler()
         with sampler or nullcontext():
             yield
-        self._write_part(telemetry=sampler.summarise_telemetry() if sampler else ())
+        self._write_part(telemetry=sampler.summarize_telemetry() if sampler else ())
 
     def count_sets(self, set_bytes: int, mode: Mode) -> int:
         """Number of operand sets of this size to rotate; see `primus.benchmark.BenchmarkContext`."""

@@ -23,7 +23,7 @@ WINDOWS = 12
 """Minimum, so that the first and last windows can be compared."""
 PATTERNS = (0x00000000, 0x7FFFFFFF, 0x55555555, 0x2AAAAAAA, None)
 """Words that fill the memory, each followed by its complement; None is the word's own index. They are the patterns of
-memtest86+ and of CUDA GPU memtest: stuck bits, neighbouring bits, and wrong addresses."""
+memtest86+ and of CUDA GPU memtest: stuck bits, neighboring bits, and wrong addresses."""
 CHUNK = 2**24
 """Words filled, checked or summed at a time."""
 WORDS = {2: torch.int16, 4: torch.int32}

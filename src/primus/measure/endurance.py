@@ -115,7 +115,7 @@ def _burn_in(place: EnduranceContext, rank: RankResult, keep: Callable[[RankResu
     def on_window(result: BurnIn) -> None:
         # A heartbeat and a result for each window: a burn-in may be longer than the limit of the hang detector.
         attempt.beat("test", len(result.windows))
-        keep(structs.replace(rank, burn_in=result, telemetry=sampler.summarise_telemetry() if sampler else ()))
+        keep(structs.replace(rank, burn_in=result, telemetry=sampler.summarize_telemetry() if sampler else ()))
         attempt.say(
             f"burn-in: {result.duration_s:.0f} of {asked.burn_in_s:.0f} s, {result.windows[-1].tflops:.4g} TFLOP/s, "
             f"{result.wrong_words + result.wrong_memory} wrong words"

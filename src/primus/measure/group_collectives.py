@@ -18,7 +18,7 @@ from primus.measure import collectives
 from primus.measure.collectives import OPERATIONS, Buffers, Operation, RankGroup
 from primus.measure.gemm import DTYPES
 from primus.measure.rank_groups import check_backend, create_group, list_nodes, read_first_line
-from primus.measure.timing import Clock, create_clock, summarise_samples
+from primus.measure.timing import Clock, create_clock, summarize_samples
 from primus.report.table import format_size
 from primus.statistics import compute_quantile
 
@@ -193,7 +193,7 @@ def _build_row(
     """Bandwidths by the time of the slowest rank of each loop."""
     size_bytes = case["size_bytes"]
     assert isinstance(size_bytes, int)
-    timing = summarise_samples([max(times) for times in loops])
+    timing = summarize_samples([max(times) for times in loops])
     spread = [max(times) / min(times) for times in loops if min(times) > 0]
 
     def compute_busbw(seconds: float) -> float:

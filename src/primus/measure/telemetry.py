@@ -56,10 +56,10 @@ class TelemetrySampler:
         self._is_over.set()
         self._thread.join(self._interval_s)
 
-    def summarise_telemetry(self) -> tuple[Telemetry, ...]:
+    def summarize_telemetry(self) -> tuple[Telemetry, ...]:
         """Summary of the samples so far, by GPU."""
         with self._lock:
-            return tuple(summarise_device(gpu, samples) for gpu, samples in sorted(self._samples.items()))
+            return tuple(summarize_device(gpu, samples) for gpu, samples in sorted(self._samples.items()))
 
     def _run_sampling(self) -> None:
         while not self._is_over.wait(self._interval_s):
@@ -72,7 +72,7 @@ class TelemetrySampler:
                     self._samples.setdefault(one.index, []).append(one)
 
 
-def summarise_device(gpu: int, samples: Sequence[DeviceHealth]) -> Telemetry:
+def summarize_device(gpu: int, samples: Sequence[DeviceHealth]) -> Telemetry:
     """The samples of one GPU."""
     clocks = [one.clock_mhz for one in samples if one.clock_mhz is not None]
     powers = [one.power_w for one in samples if one.power_w is not None]

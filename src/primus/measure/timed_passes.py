@@ -8,7 +8,7 @@ from collections.abc import Callable
 from primus.benchmark import BenchmarkContext, BenchmarkRow, CaseValue
 from primus.errors import PrimusError
 from primus.measure.rank_groups import read_first_line
-from primus.measure.timing import compute_median_interval, summarise_samples
+from primus.measure.timing import compute_median_interval, summarize_samples
 from primus.report.benchmark_table import format_case
 
 FEWEST_PASSES = 3
@@ -36,7 +36,7 @@ def measure_passes(
             samples = _repeat_passes(run_pass, longest_s, most_passes, context.precision)
         except (OSError, RuntimeError, ValueError, MemoryError, PrimusError) as error:
             return BenchmarkRow(case=case, rank=context.rank, problem=read_first_line(error))
-    timing = summarise_samples(samples)
+    timing = summarize_samples(samples)
     low_s, high_s = timing.interval_s or (timing.median_s, timing.median_s)
     return BenchmarkRow(
         case=case,

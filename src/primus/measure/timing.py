@@ -145,7 +145,7 @@ def measure_call(
     if min(samples) <= 0:  # the clock did not advance: only the time of the whole loop is known
         samples = [wall_s / len(samples)] * len(samples)
     wall_call_s = None if before else wall_s / (len(samples) * calls)
-    return summarise_samples([sample / calls for sample in samples], calls, wall_call_s, is_settled)
+    return summarize_samples([sample / calls for sample in samples], calls, wall_call_s, is_settled)
 
 
 def _take_until_narrow(
@@ -192,7 +192,7 @@ def compute_median_interval(samples: Sequence[float]) -> tuple[float, float]:
     return interval.low, interval.high
 
 
-def summarise_samples(
+def summarize_samples(
     samples_s: Sequence[float], calls: int = 1, wall_s: float | None = None, is_settled: bool = True
 ) -> Timing:
     """Statistics of the times of single calls; p5 and p95 are interpolated."""
@@ -233,7 +233,7 @@ def _calls_a_sample(call: Callable[[], object], clock: Clock) -> tuple[int, floa
     """Number of calls that take long enough for the clock, and their seconds."""
     calls = 1
     while True:
-        # Of three samples the shortest: the first one may include a lazy initialisation.
+        # Of three samples the shortest: the first one may include a lazy initialization.
         samples, wall_s = _take_samples(call, clock, 3, calls)
         if min(samples) >= SHORTEST_SAMPLE_S:
             return calls, min(samples)

@@ -93,7 +93,7 @@ def find_outliers(values: Mapping[Name, float], below: float = BELOW_MEDIAN) -> 
 
 
 def find_dips(by_size: Mapping[int, float], drop: float = BELOW_MEDIAN) -> list[tuple[int, int]]:
-    """Neighbouring sizes where the bandwidth of the larger is lower by more than `drop`."""
+    """Neighboring sizes where the bandwidth of the larger is lower by more than `drop`."""
     sizes = sorted(by_size)
     return [
         (small, large) for small, large in itertools.pairwise(sizes) if by_size[large] < by_size[small] * (1 - drop)

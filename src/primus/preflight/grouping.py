@@ -1,4 +1,4 @@
-"""Summarise the findings of many nodes and devices: equal findings share one line."""
+"""Summarize the findings of many nodes and devices: equal findings share one line."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ TITLES = {
 
 VERDICT_WORDS: dict[Verdict, str] = {"pass": "fit", "unknown": "not known to be fit", "fail": "unfit"}
 BADGES: dict[Verdict, str] = {"pass": "ok", "unknown": "unknown", "fail": "fail"}
-COLOURS: dict[Status, str] = {"ok": "32", "info": "34", "warn": "33", "unknown": "35", "fail": "31"}
-"""Terminal colour codes (ECMA-48)."""
+COLORS: dict[Status, str] = {"ok": "32", "info": "34", "warn": "33", "unknown": "35", "fail": "31"}
+"""Terminal color codes (ECMA-48)."""
 LONGEST_HOSTS = 40
 """Maximum length of a list of nodes in a table, in characters."""
 
@@ -97,10 +97,10 @@ def list_rows(report: ClusterReport, group: str) -> list[Row]:
     return own + [("all", finding) for finding in report.list_general_findings() if finding.group == group]
 
 
-def format_text(report: ClusterReport, *, is_coloured: bool) -> str:
+def format_text(report: ClusterReport, *, is_colored: bool) -> str:
     """The report for a terminal: a table for each group, sorted by severity, then the verdict."""
     parts = [
-        f"{title}\n{_format_text_table(group_lines(rows), len(report.expected_nodes) > 1, is_coloured=is_coloured)}"
+        f"{title}\n{_format_text_table(group_lines(rows), len(report.expected_nodes) > 1, is_colored=is_colored)}"
         for group, title in TITLES.items()
         if (rows := list_rows(report, group))
     ]
@@ -109,7 +109,7 @@ def format_text(report: ClusterReport, *, is_coloured: bool) -> str:
     return "\n\n".join([*parts, f"{format_headline(report)} ({_format_report_duration(report)})"])
 
 
-def _format_text_table(shown: Sequence[ReportLine], has_hosts: bool, *, is_coloured: bool) -> str:
+def _format_text_table(shown: Sequence[ReportLine], has_hosts: bool, *, is_colored: bool) -> str:
     cells = [
         [
             line.status,
@@ -126,7 +126,7 @@ def _format_text_table(shown: Sequence[ReportLine], has_hosts: bool, *, is_colou
     printed = [f"  {head}"]
     for line, row in zip(shown, body, strict=True):
         word = line.status
-        painted = f"\x1b[{COLOURS[word]}m{word}\x1b[0m" if is_coloured else word
+        painted = f"\x1b[{COLORS[word]}m{word}\x1b[0m" if is_colored else word
         printed.append(f"  {painted}{row[len(word) :]}")
         if line.advice:
             printed += [f"  {'':9}{words}" for words in (line.reason, f"-> {line.advice}") if words]

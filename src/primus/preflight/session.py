@@ -250,7 +250,7 @@ def _report_result(judged: ClusterReport, node: PreflightNode, options: Options,
     began = min(one.time for one in judged.nodes)
     judged = structs.replace(judged, duration_s=round(max(0.0, time.time() - began), 3))
     context.result(
-        report.build_json(judged), report.format_text(judged, is_coloured=sys.stdout.isatty() and not context.json)
+        report.build_json(judged), report.format_text(judged, is_colored=sys.stdout.isatty() and not context.json)
     )
     if options.report:
         context.say(f"report: {report.write_report(judged, Path(options.report))}")

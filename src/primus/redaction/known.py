@@ -220,7 +220,7 @@ def redact_tree(value: Any) -> Any:
     """JSON values with every string redacted, keys included.
 
     Most trees contain no secret. One search in all strings, joined by line feeds, shows that: no form of a secret is
-    recognised by the end of its text, so that joining hides none.
+    recognized by the end of its text, so that joining hides none.
     """
     return _redact_strings(value) if holds_secret("\n".join(_list_strings(value))) else value
 

@@ -13,9 +13,9 @@ HEIGHT = 210.0
 LEGEND_ROW = 18.0
 MOST_POINTS = 600
 """A longer curve is drawn by the smallest and the largest value of each part, which keeps spikes visible."""
-NUM_COLOURS = 8
+NUM_COLORS = 8
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "12 5", "4 2", "1 4", "9 3 2 3 2 3")
-"""Of the lines, by colour: they must be told apart without colours."""
+"""Of the lines, by color: they must be told apart without colors."""
 Points = Sequence[tuple[float, float | None]]
 
 
@@ -27,7 +27,7 @@ def draw_line_chart(
     *,
     shade: tuple[float, float, str] | None = None,
 ) -> Html:
-    """Curves over one axis, each with its own colour and dashes; a value that is None interrupts its curve.
+    """Curves over one axis, each with its own color and dashes; a value that is None interrupts its curve.
 
     Args:
         title: Above the chart.
@@ -53,7 +53,7 @@ def draw_line_chart(
         parts.append(draw_rect(left, TOP, right - left, HEIGHT, "shade", shade[2]))
         parts.append(draw_text(left + 4, TOP + 14, shade[2], "soft"))
     for index, (name, points) in enumerate(curves):
-        style = f"line c{index % NUM_COLOURS}"
+        style = f"line c{index % NUM_COLORS}"
         runs = _split_curve(_thin_out(points))
         parts += [draw_path([place(x, y) for x, y in run], style, name) for run in runs]
     legend, height = draw_line_legend([name for name, _ in curves])
@@ -76,7 +76,7 @@ def draw_line_legend(names: Sequence[str]) -> tuple[list[Html], float]:
         if x + width > WIDTH and x > LEFT:
             x, y = LEFT, y + LEGEND_ROW
         parts += [
-            draw_path([(x, y), (x + 26, y)], f"line c{index % NUM_COLOURS}", ""),
+            draw_path([(x, y), (x + 26, y)], f"line c{index % NUM_COLORS}", ""),
             draw_text(x + 32, y + 4, name, ""),
         ]
         x += width
@@ -90,12 +90,12 @@ def draw_share_bar(title: str, parts: Sequence[tuple[str, float]]) -> Html:
     x, width = LEFT, WIDTH - LEFT - RIGHT
     for index, (name, value) in enumerate(parts):
         length = width * value / total
-        drawn.append(draw_rect(x, 40, length, 34, f"fill c{index % NUM_COLOURS}", f"{name}: {value / total:.1%}"))
+        drawn.append(draw_rect(x, 40, length, 34, f"fill c{index % NUM_COLORS}", f"{name}: {value / total:.1%}"))
         x += length
     for index, (name, value) in enumerate(parts):
         column, row = index % 2, index // 2
         left, y = LEFT + column * 390, 100 + row * 22
-        drawn.append(draw_rect(left, y - 10, 12, 12, f"fill c{index % NUM_COLOURS}", ""))
+        drawn.append(draw_rect(left, y - 10, 12, 12, f"fill c{index % NUM_COLORS}", ""))
         drawn.append(draw_text(left + 20, y, f"{name}  {value / total:.1%}", ""))
     return wrap_chart(drawn, 100 + 22 * math.ceil(len(parts) / 2))
 
@@ -112,7 +112,7 @@ def draw_area_chart(
         above = [base + values[index] for base, (_, values) in zip(below, samples, strict=True)]
         edge = [_place_area(time, value, last, high) for (time, _), value in zip(samples, above, strict=True)]
         back = [_place_area(time, value, last, high) for (time, _), value in zip(samples, below, strict=True)]
-        parts.append(draw_path([*edge, *reversed(back)], f"fill c{index % NUM_COLOURS}", name, is_closed=True))
+        parts.append(draw_path([*edge, *reversed(back)], f"fill c{index % NUM_COLORS}", name, is_closed=True))
         below = above
     return wrap_chart(parts, TOP + HEIGHT + BOTTOM)
 
@@ -127,7 +127,7 @@ def _draw_frame(title: str, names: Sequence[str]) -> Iterator[Html]:
         return
     x = LEFT
     for index, name in enumerate(names):
-        yield draw_rect(x, 30, 12, 12, f"fill c{index % NUM_COLOURS}", "")
+        yield draw_rect(x, 30, 12, 12, f"fill c{index % NUM_COLORS}", "")
         yield draw_text(x + 18, 40, name, "")
         x += 36 + 7 * len(name)
 

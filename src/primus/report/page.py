@@ -12,7 +12,7 @@ STACKED_COLUMNS = 5
 """Columns from which each cell of a row is a line on a narrow screen, with the name of its column in front."""
 
 SIGNS = {"ok": "&#10003;", "info": "i", "warn": "!", "unknown": "?", "fail": "&#10005;"}
-"""Sign of a badge, in addition to its colour and word."""
+"""Sign of a badge, in addition to its color and word."""
 
 
 class Html(str):
@@ -43,7 +43,7 @@ def make_paragraph(text: object) -> Html:
 
 
 def make_badge(status: str, word: str = "") -> Html:
-    """A status (see `SIGNS`) by colour, sign and word, so that it is readable in print and without colours."""
+    """A status (see `SIGNS`) by color, sign and word, so that it is readable in print and without colors."""
     return make_element("span", Html(f"<i>{SIGNS[status]}</i>{escape(word or status)}"), class_=f"badge {status}")
 
 

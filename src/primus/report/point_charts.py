@@ -1,6 +1,6 @@
 """Charts of single numbers as SVG: values with intervals, pairs of values, values over values.
 
-Each kind of mark has a colour and a shape, so that the charts are readable without colours; hollow marks are numbers
+Each kind of mark has a color and a shape, so that the charts are readable without colors; hollow marks are numbers
 from elsewhere.
 """
 
@@ -16,7 +16,7 @@ from primus.report.charts import (
     BOTTOM,
     HEIGHT,
     LEFT,
-    NUM_COLOURS,
+    NUM_COLORS,
     RIGHT,
     TOP,
     WIDTH,
@@ -44,7 +44,7 @@ class ChartPoint(Struct, frozen=True, kw_only=True):
     low: float | None = None
     high: float | None = None
     kind: int = 0
-    """Number of its colour and shape."""
+    """Number of its color and shape."""
     is_hollow: bool = False
     note: str = ""
     """Text after the number."""
@@ -144,7 +144,7 @@ def draw_scatter(title: str, x_unit: str, y_unit: str, points: Sequence[PlacedPo
         for kind in dict.fromkeys(point.kind for point in points):
             line = sorted((point for point in points if point.kind == kind), key=lambda point: point.x)
             if len(line) > 1:
-                parts.append(draw_path([place(point) for point in line], f"line c{kind % NUM_COLOURS}", ""))
+                parts.append(draw_path([place(point) for point in line], f"line c{kind % NUM_COLORS}", ""))
     for point in points:
         x, y = place(point)
         parts.append(draw_mark(x, y, point.kind, point.label, is_hollow=point.is_hollow))
@@ -154,7 +154,7 @@ def draw_scatter(title: str, x_unit: str, y_unit: str, points: Sequence[PlacedPo
 
 def draw_mark(x: float, y: float, kind: int, label: str, *, is_hollow: bool = False) -> Html:
     """Circle, square, triangle, diamond or a triangle on its tip."""
-    style = f"mark c{kind % NUM_COLOURS}{' hollow' if is_hollow else ''}"
+    style = f"mark c{kind % NUM_COLORS}{' hollow' if is_hollow else ''}"
     shape = kind % NUM_SHAPES
     if shape == 0:
         tip = make_element("title", label)

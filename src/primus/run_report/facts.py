@@ -114,7 +114,7 @@ def collect_facts(run: Run) -> RunFacts:
     recorded = list(events.read_events(run.events))
     steps = events.read_steps(run.events)
     started = next((event for event in reversed(recorded) if event["kind"] == "run_started"), {})
-    found = summary.summarise_run(run)
+    found = summary.summarize_run(run)
     notes: list[str] = []
     steady = _choose_steady_steps(steps, recorded)
     rates = sorted(_list_numbers(steady, "tokens_per_s"))

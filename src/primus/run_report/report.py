@@ -63,7 +63,7 @@ def build_report(run: Run, environ: Mapping[str, str] | None = None) -> RunRepor
         try:
             trace = analyze_traces(files, NUM_OPERATORS)
         except PrimusError as error:
-            facts.notes.append(f"the profile is not analysed: {error.problem}")
+            facts.notes.append(f"the profile is not analyzed: {error.problem}")
         else:
             facts.notes.extend(trace.notes)
     return RunReport(

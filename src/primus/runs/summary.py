@@ -39,7 +39,7 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     size_bytes: int
 
 
-def summarise_run(run: Run) -> RunSummary:
+def summarize_run(run: Run) -> RunSummary:
     """Summarize a run folder in any state, also after a crash of its writer."""
     try:
         metadata = run.read_metadata()

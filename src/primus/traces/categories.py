@@ -11,7 +11,7 @@ from functools import cache
 
 GEMM = "gemm"
 ATTENTION = "attention"
-NORMALISATION = "normalisation"
+NORMALIZATION = "normalization"
 OPTIMIZER = "optimizer"
 EMBEDDING = "embedding"
 LOSS = "softmax and loss"
@@ -22,7 +22,7 @@ COMMUNICATION = "communication"
 AUTOGRAD = "autograd"
 OTHER = "other"
 CATEGORIES = (
-    GEMM, ATTENTION, NORMALISATION, LOSS, EMBEDDING, OPTIMIZER, ELEMENTWISE, REDUCTION, COPY, COMMUNICATION,
+    GEMM, ATTENTION, NORMALIZATION, LOSS, EMBEDDING, OPTIMIZER, ELEMENTWISE, REDUCTION, COPY, COMMUNICATION,
     AUTOGRAD, OTHER,
 )  # fmt: skip
 
@@ -30,7 +30,7 @@ _WORDS: dict[str, str] = {
     AUTOGRAD: r"^autograd:: ^[^:]*Backward\d*$",
     COMMUNICATION: "nccl rccl gloo: c10d:: _c10d_functional mpi: all_?reduce all_?gather reduce_?scatter all_?to_?all",
     ATTENTION: "fmha flash attention attn sdpa scaled_dot_product paged_kv mla_",
-    NORMALISATION: "layer_?norm rms_?norm batch_?norm group_?norm norm_?kernel cuComputeGradInput GammaBeta",
+    NORMALIZATION: "layer_?norm rms_?norm batch_?norm group_?norm norm_?kernel cuComputeGradInput GammaBeta",
     GEMM: "gemm cijk_ cutlass cublas hipblas rocblas nvjet xmma wgmma matmul splitkreduce convolution ^dot"
     " aten::_?(add|b|badd)?mm$ aten::(mv|addmv|dot|_scaled_mm|_grouped_mm|linear|mkldnn_linear|conv)",
     OPTIMIZER: "multi_tensor_apply adam fused_?(optim|sgd|lamb) lamb_stage aten::_foreach_ aten::_fused_ Optimizer",

@@ -53,7 +53,7 @@ class TraceDifference(Struct, frozen=True, kw_only=True):
 
 
 def analyze_traces(files: Sequence[Path], num_operators: int) -> TraceReport:
-    """Analyse the traces of one run.
+    """Analyze the traces of one run.
 
     Raises:
         UsageError: A file is not a trace.

@@ -189,7 +189,7 @@ def read_trace(path: Path) -> Trace:
         raise UsageError(f"{path}: no event of the trace has a duration", "record one with train --profile steps=5:8")
     _drop_earlier_launches(trace)
     if file.problem:
-        trace.notes.append(f"{path.name}: {file.problem}; what was read is analysed")
+        trace.notes.append(f"{path.name}: {file.problem}; what was read is analyzed")
     if file.num_skipped:
         trace.notes.append(f"{path.name}: {file.num_skipped:,} events of an unknown form are skipped")
     return trace
@@ -215,7 +215,7 @@ def _drop_earlier_launches(trace: Trace) -> None:
 
 
 def check_memory(path: Path, num_events: int, num_bytes: int, root: Path = Path("/")) -> None:
-    """Check that the events of a trace can be analysed, before the kernel ends the process.
+    """Check that the events of a trace can be analyzed, before the kernel ends the process.
 
     Args:
         path: The file.
@@ -232,7 +232,7 @@ def check_memory(path: Path, num_events: int, num_bytes: int, root: Path = Path(
         raise PrimusError(
             f"{path}: too large for the memory of this machine: the first {num_events:,} events need"
             f" {format_size(needed)} more, and {format_size(free)} are free",
-            "record fewer steps (--profile steps=5:5), or analyse it on a machine with more memory",
+            "record fewer steps (--profile steps=5:5), or analyze it on a machine with more memory",
         )
 
 
@@ -276,7 +276,7 @@ class _TraceBuilder:
         args = event.args or _NO_ARGUMENTS
         kind = DEVICE_CATEGORIES.get(category)
         if not category:
-            kind, category = self._classify_unlabelled(event)
+            kind, category = self._classify_unlabeled(event)
         if kind is not None:
             lane = self._find_lane(args.device if args.device is not None else event.pid, args.stream or event.tid)
             if kind == KERNEL and str(event.name).startswith(_COPY_KERNELS):
@@ -296,7 +296,7 @@ class _TraceBuilder:
         elif category in SPAN_CATEGORIES:
             self._spans.append(start, end, self._find_name(event.name), self._find_lane(event.pid, event.tid))
 
-    def _classify_unlabelled(self, event: TraceEvent) -> tuple[int | None, str]:
+    def _classify_unlabeled(self, event: TraceEvent) -> tuple[int | None, str]:
         """Kind and category of an event without category, as XLA writes it: names of process and thread say it."""
         process = self._labels.get(event.pid, "")
         thread = self._labels.get((event.pid, event.tid), "")

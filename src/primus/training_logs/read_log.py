@@ -1,4 +1,4 @@
-"""Read a log: recognise its format, find its steps in large blocks, and merge ranks and restarts."""
+"""Read a log: recognize its format, find its steps in large blocks, and merge ranks and restarts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MAX_EVALUATIONS = 10_000
 MERGED_ROWS = 1 << 14
 """Lines of steps that are merged at once."""
 MAX_SAMPLES = 100
-"""Lines of a block that are read to recognise the format."""
+"""Lines of a block that are read to recognize the format."""
 
 
 class UnreadLine(Struct, frozen=True):
@@ -96,7 +96,7 @@ def read_log(path: Path, name: str = AUTO) -> TrainingLog:
 
     Args:
         path: A log, which may be compressed by gzip and may be a pipe, or an event file of TensorBoard.
-        name: Its format; `auto` to recognise it.
+        name: Its format; `auto` to recognize it.
 
     Raises:
         UsageError: The file or the format does not exist, or no format reads a step in the file.

@@ -79,7 +79,7 @@ def test_a_weight_comes_back_from_the_layout_of_maxtext(
             np.testing.assert_array_equal(place.to_hub(place.to_maxtext(values)), values)
 
 
-def test_rope_on_neighbours_has_the_halves_of_a_head_in_turn() -> None:
+def test_rope_on_neighbors_has_the_halves_of_a_head_in_turn() -> None:
     place = list_places(
         "decoder.layers.self_attention.key.kernel", (1, 1, 1, 4), 1, is_interleaved=True, query_factor=1
     )

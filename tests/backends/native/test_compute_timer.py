@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fakes.gloo import in_processes
-from primus.backends.native.model import build_model, initialise_weights
+from primus.backends.native.model import build_model, initialize_weights
 from primus.backends.native.optimizer import build_optimizer
 from primus.backends.native.step import prepare_model, train_step
 from primus.config.schema import ModelSpec, OptimizerConfig
@@ -72,7 +72,7 @@ def _slow_and_fast(rank: int, folder: Path, is_sharded: bool) -> None:
     """Three steps of two micro batches; in each forward pass of rank 1 there is a delay."""
     model = build_model(SPEC, "meta", 0)
     trainable = prepare_model(model, device="cpu", bf16=False, world=2, shard=is_sharded)
-    initialise_weights(model, 0)
+    initialize_weights(model, 0)
     optimizer = build_optimizer(model, OptimizerConfig())
     timer = ComputeTimer(CPU, model)
     assert timer.is_complete

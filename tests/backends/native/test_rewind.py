@@ -99,7 +99,7 @@ def test_a_rewound_run_is_one_that_never_saw_the_data_of_the_spike(
     train(run)
 
     (event,) = kinds(run, "rewind")
-    shown = summary.summarise_run(run)
+    shown = summary.summarize_run(run)
     assert (shown.rewinds, shown.checkpoints) == (1, len(list(run.checkpoints.glob("step_????????"))))
     bad = spiky.BAD_STEP
     start = (bad - 1) // save_interval * save_interval

@@ -12,7 +12,7 @@ from msgspec import structs
 from fakes.gloo import in_processes
 from primus.backends.native.documents import DocumentHandling
 from primus.backends.native.loss import IGNORED
-from primus.backends.native.model import build_model, initialise_weights
+from primus.backends.native.model import build_model, initialize_weights
 from primus.backends.native.optimizer import build_optimizer
 from primus.backends.native.step import StepResult, Trainable, evaluate_batches, prepare_model, train_step
 from primus.config.schema import ModelSpec, OptimizerConfig
@@ -228,7 +228,7 @@ def worker(rank: int, folder: Path) -> None:
 
 def train_in_two(rank: int, options: dict) -> dict:
     prepared = prepare_model(build_model(SPEC, "meta", seed=1), device="cpu", world=2, **({"bf16": False} | options))
-    initialise_weights(prepared.model, 1)
+    initialize_weights(prepared.model, 1)
     initial = gathered(prepared)
     optimizer = build_optimizer(prepared.model, CONFIG)
     values = [step(prepared, optimizer, batches(4, seed)[rank::2]).values for seed in range(4)]

@@ -46,7 +46,7 @@ def plan_layout(parallel: ParallelConfig, process: int = 0, num_processes: int =
 
 
 def build_mesh(parallel: ParallelConfig) -> Mesh:
-    """All devices of all processes as data-parallel groups of tensor-parallel neighbours.
+    """All devices of all processes as data-parallel groups of tensor-parallel neighbors.
 
     Raises:
         UsageError: The tensor-parallel size does not divide the devices.

@@ -182,5 +182,5 @@ def _accepts(known: KnownKey, value: Any) -> bool:
 
 
 def uses_default_rope(spec: ModelSpec) -> bool:
-    """Whether MaxText rotates halves of a head, as native does, not neighbours."""
+    """Whether MaxText rotates halves of a head, as native does, not neighbors."""
     return spec.rope_type == "default"

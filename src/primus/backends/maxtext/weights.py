@@ -1,7 +1,7 @@
 """Weights of MaxText's dense decoders by their names on the Hugging Face Hub.
 
 MaxText keeps a kernel as [inputs, outputs], with the heads as dimensions of their own, and those of all layers as one
-array, whose axis of layers is `param_scan_axis`. Its rope of Llama 3.1 rotates neighbouring channels of a head instead
+array, whose axis of layers is `param_scan_axis`. Its rope of Llama 3.1 rotates neighboring channels of a head instead
 of its halves (maxtext/layers/embeddings.py).
 """
 
@@ -49,7 +49,7 @@ class WeightPlace(NamedTuple):
     shape: tuple[int, ...]
     """Its shape in MaxText."""
     is_interleaved: bool
-    """Whether neighbours of the last dimension are what are halves on the hub."""
+    """Whether neighbors of the last dimension are what are halves on the hub."""
     factor: float
     """MaxText's value divided by the hub's."""
 
@@ -96,7 +96,7 @@ def list_places(
         name: Name of the array, such as ``decoder.layers.mlp.wo.kernel``.
         shape: Shape of the array.
         axis: Axis of the layers.
-        is_interleaved: Whether rope rotates neighbouring channels.
+        is_interleaved: Whether rope rotates neighboring channels.
         query_factor: What the projection of queries is multiplied by.
 
     Raises:

@@ -45,7 +45,7 @@ CONVERSIONS: Mapping[str, Callable[[Trainer], Any]] = {
     "window_layer_period": _list_windowed_layers,
     "moe_ffn_hidden_size": lambda trainer: expert_ffn_size(trainer.model) if trainer.model.num_experts else None,
     "first_k_dense_replace": _list_expert_layers,
-    # Softmax over the chosen experts equals softmax over all, renormalised over the chosen ones.
+    # Softmax over the chosen experts equals softmax over all, renormalized over the chosen ones.
     "moe_router_pre_softmax": lambda trainer: (
         trainer.model.moe_router_pre_softmax and not trainer.model.moe_router_norm_topk_prob
     ),

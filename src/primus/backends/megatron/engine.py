@@ -105,7 +105,7 @@ def wrap_model(
 class MegatronEngine:
     """One optimizer step at a time over the schedules of megatron-core.
 
-    torch.distributed must be initialised; every process of the run makes the same calls in the same order.
+    torch.distributed must be initialized; every process of the run makes the same calls in the same order.
 
     Args:
         trainer: The experiment's module.
@@ -228,7 +228,7 @@ class MegatronEngine:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def close(self) -> None:
-        """Forget the process groups of megatron-core; those who initialised torch.distributed destroy it."""
+        """Forget the process groups of megatron-core; those who initialized torch.distributed destroy it."""
         parallel_state.destroy_model_parallel()
 
     def _set_overlap(self) -> None:

@@ -177,7 +177,7 @@ def _find_model_problems(spec: ModelSpec) -> Iterator[MegatronProblem]:
         return
     if spec.moe_router_score_function == "sigmoid" and not spec.moe_router_norm_topk_prob and spec.moe_router_topk > 1:
         yield MegatronProblem(
-            "moe_router_norm_topk_prob: false: megatron always renormalises sigmoid scores",
+            "moe_router_norm_topk_prob: false: megatron always renormalizes sigmoid scores",
             "set moe_router_norm_topk_prob: true, or choose another framework",
         )
 

@@ -31,7 +31,7 @@ def build_model(
 ) -> Transformer:
     """A model whose weights depend on `spec` and `seed` only, not on the device or the number of processes.
 
-    On device `meta` nothing is allocated: shard the model with `step.prepare_model`, then call `initialise_weights`.
+    On device `meta` nothing is allocated: shard the model with `step.prepare_model`, then call `initialize_weights`.
 
     Raises:
         UsageError: `spec` has something that native does not support.
@@ -40,11 +40,11 @@ def build_model(
         model = Transformer(spec).to(dtype)
     if torch.device(device).type != "meta":
         model.to_empty(device=device)
-        initialise_weights(model, seed)
+        initialize_weights(model, seed)
     return model
 
 
-def initialise_weights(model: Transformer, seed: int) -> None:
+def initialize_weights(model: Transformer, seed: int) -> None:
     """Fill every weight in place, sharded or not, from `seed` and the weight's name (`draw_initial_value`)."""
     spec = model.spec
     fill_frequencies(model)
@@ -133,7 +133,7 @@ class Transformer(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Attention and feed-forward, each on a normalised copy of the residual stream."""
+    """Attention and feed-forward, each on a normalized copy of the residual stream."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()

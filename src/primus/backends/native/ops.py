@@ -1,4 +1,4 @@
-"""The arithmetic between the matrix products: normalisation, activation, rotation and attention.
+"""The arithmetic between the matrix products: normalization, activation, rotation and attention.
 
 Each function has a plain formula, which the compiler fuses, and for an eager CPU an autograd Function that makes fewer
 passes over memory than the derivatives of the formula (measured in docs/native-speed.md).

@@ -176,7 +176,7 @@ def load_start(
     # After sharding: each process fills its own part, from values that depend on the seed and the names only.
     weights = open_loaded_weights(session)
     if weights is None:
-        model.initialise_weights(transformer, session.trainer.training.seed)
+        model.initialize_weights(transformer, session.trainer.training.seed)
     else:
         model.load_weights(transformer, weights)
 

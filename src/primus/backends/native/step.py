@@ -80,7 +80,7 @@ def prepare_model(
     recompute: bool = False,
     loss_chunk_size: int | None = None,
 ) -> Trainable:
-    """Make `model` trainable; a model on the meta device is allocated, and needs `model.initialise_weights` afterwards.
+    """Make `model` trainable; a model on the meta device is allocated, and needs `model.initialize_weights` afterwards.
 
     Args:
         model: From `model.build_model`; changed in place.

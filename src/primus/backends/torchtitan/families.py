@@ -12,7 +12,7 @@ Family = Literal["llama", "qwen", "deepseek", "gpt_oss", "llama4"]
 def find_family(spec: ModelSpec) -> Family:
     """The torchtitan model with the parts that `spec` has.
 
-    `llama` and `llama4` rotate neighbouring channels, as in torchtitan's checkpoints of Llama; `qwen` and `gpt_oss`
+    `llama` and `llama4` rotate neighboring channels, as in torchtitan's checkpoints of Llama; `qwen` and `gpt_oss`
     rotate halves.
     """
     if spec.no_rope_freq is not None:

@@ -108,7 +108,7 @@ def _build_qwen(spec: ModelSpec, attention: Callable[[], Any]) -> Qwen3Model.Con
 
 
 def _build_llama4(spec: ModelSpec, attention: Callable[[], Any]) -> Qwen3Model.Config:
-    """Llama 4, which torchtitan had until 0.2: some layers without rotary embedding, which rotates neighbours."""
+    """Llama 4, which torchtitan had until 0.2: some layers without rotary embedding, which rotates neighbors."""
     layers = [
         Qwen3TransformerBlock.Config(
             attention_norm=_norm(spec, spec.hidden_size),

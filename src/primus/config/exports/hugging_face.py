@@ -65,7 +65,7 @@ def _list_other_keys(model: ModelSpec, known: frozenset[str]) -> list[str]:
 
 def _list_lost(model: ModelSpec, family: str) -> list[LostSetting]:
     if family == "deepseek_v2" and model.moe_router_norm_topk_prob:
-        return [LostSetting("moe_router_norm_topk_prob", True, "transformers does not renormalise in deepseek_v2")]
+        return [LostSetting("moe_router_norm_topk_prob", True, "transformers does not renormalize in deepseek_v2")]
     return []
 
 
@@ -249,7 +249,7 @@ FAMILIES: dict[str, _Family] = {
         _write_qwen3_moe,
     ),
     "mixtral": (
-        # softmax over the chosen experts; the same as renormalising after a softmax over all
+        # softmax over the chosen experts; the same as renormalizing after a softmax over all
         lambda m: m.num_experts is not None and (not m.moe_router_pre_softmax or m.moe_router_norm_topk_prob),
         EXPERTS | ROUTING | {"window_size"},
         _write_mixtral,

@@ -29,7 +29,7 @@ _UNSUPPORTED = {
 REASONS = {
     "add_qkv_bias": "MaxText has it as attention_bias of its qwen2 decoder",
     "use_distributed_optimizer": "MaxText shards over ici_fsdp_parallelism",
-    "init_method_std": "MaxText initialises by the fan-in of each matrix",
+    "init_method_std": "MaxText initializes by the fan-in of each matrix",
 }
 
 

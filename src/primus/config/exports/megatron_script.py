@@ -18,7 +18,7 @@ from primus.config.schema import DataConfig, Experiment, ModelSpec, Trainer
 from primus.errors import UsageError
 
 REASONS = {
-    "moe_router_norm_topk_prob": "Megatron-LM renormalises sigmoid scores, or takes a softmax over the chosen experts",
+    "moe_router_norm_topk_prob": "Megatron-LM renormalizes sigmoid scores, or takes a softmax over the chosen experts",
     "nonfinite_policy": "Megatron-LM stops at the first loss that is not finite",
     "compile": "Megatron-LM has no torch.compile of the whole model",
     "keep_last_n": "Megatron-LM keeps all checkpoints, or every n-th (--save-retain-interval)",
@@ -197,8 +197,8 @@ def _list_experts(model: ModelSpec) -> Iterator[tuple[str, ...]]:
     if model.moe_shared_expert_intermediate_size:
         yield _flag("moe_shared_expert_intermediate_size", model.moe_shared_expert_intermediate_size)
     yield _flag("moe_router_score_function", model.moe_router_score_function)
-    # A softmax over all experts that is renormalised over the chosen ones is a softmax over the chosen ones.
-    if model.moe_router_score_function == "softmax" and not _is_renormalised(model):
+    # A softmax over all experts that is renormalized over the chosen ones is a softmax over the chosen ones.
+    if model.moe_router_score_function == "softmax" and not _is_renormalized(model):
         yield _flag("moe_router_pre_softmax")
     if model.moe_router_enable_expert_bias:
         yield _flag("moe_router_enable_expert_bias")
@@ -213,7 +213,7 @@ def _list_experts(model: ModelSpec) -> Iterator[tuple[str, ...]]:
     yield _flag("moe_aux_loss_coeff", model.moe_aux_loss_coeff)
 
 
-def _is_renormalised(model: ModelSpec) -> bool:
+def _is_renormalized(model: ModelSpec) -> bool:
     return model.moe_router_norm_topk_prob or not model.moe_router_pre_softmax
 
 

@@ -19,7 +19,7 @@ FUNCTION = "experiment"
 """Name of the function in the module that returns the configuration."""
 
 REASONS = {
-    "init_method_std": "torchtitan initialises by its own rules, depth-scaled",
+    "init_method_std": "torchtitan initializes by its own rules, depth-scaled",
     "eval_interval": "add a validator with a dataset of torchtitan",
     "loss_spike_policy": "torchtitan stops at the first loss that is not finite, and ignores spikes",
     "recompute_activations": "",

@@ -172,7 +172,7 @@ class MegatronFlags:
         elif freq is not None:
             self.target.add_other("--moe-layer-freq", freq, "primus has dense layers only at the start, or each n-th")
         if self.flags.get("moe_router_score_function") == "sigmoid":
-            self.target.set_key("moe_router_norm_topk_prob", True)  # Megatron-LM always renormalises these
+            self.target.set_key("moe_router_norm_topk_prob", True)  # Megatron-LM always renormalizes these
         if self.flags.get("window_attn_skip_freq") == 2:  # full attention in every second layer
             self.target.set_key("window_layer_period", self.take("window_attn_skip_freq"))
         if self.flags.get("softmax_type") == "learnable":

@@ -133,7 +133,7 @@ def check_packages(task: str) -> None:
         raise UsageError(f"{task} needs {' and '.join(missing)}", f"pip install {' '.join(missing)}")
 
 
-def summarise_prepared(prepared: PreparedTokens) -> dict[str, object]:
+def summarize_prepared(prepared: PreparedTokens) -> dict[str, object]:
     """Summary of token files for the output of a command."""
     manifest = prepared.manifest
     return {

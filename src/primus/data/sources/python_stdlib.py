@@ -53,7 +53,7 @@ def documents() -> Iterator[str]:
 
 
 def _shuffle_key(name: str) -> str:
-    """Sort key of a fixed order with unrelated neighbours, so that any part is a fair sample."""
+    """Sort key of a fixed order with unrelated neighbors, so that any part is a fair sample."""
     return hashlib.sha256(name.encode()).hexdigest()
 
 

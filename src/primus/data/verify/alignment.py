@@ -1,6 +1,6 @@
 """Checks the alignment of tokens: in a stream that lost or gained a byte, the bytes form other tokens.
 
-The bytes of a token depend on each other, and those of neighbouring tokens hardly do. A stream that is read from a
+The bytes of a token depend on each other, and those of neighboring tokens hardly do. A stream that is read from a
 wrong byte therefore has a higher entropy. If all tokens are small, its values are multiples of 256.
 """
 

@@ -199,7 +199,7 @@ def _find_width(index: TokenFileIndex) -> int:
 def _find_contradictions(index: TokenFileIndex, wrong: _DamagePlaces, num_bytes: int) -> list[TokenFileFinding]:
     """Attribute contradictions between the end of a sequence and the start of the next.
 
-    A wrong pointer contradicts two neighbours; a wrong length contradicts one.
+    A wrong pointer contradicts two neighbors; a wrong length contradicts one.
     """
     path, last, found = idx_path(index.prefix), index.num_sequences - 1, set(wrong.first)
     more = wrong.count - len(wrong.first)

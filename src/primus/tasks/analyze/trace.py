@@ -1,4 +1,4 @@
-"""Analyse traces of profilers: where the time goes, operators, ranks, memory; and compare two."""
+"""Analyze traces of profilers: where the time goes, operators, ranks, memory; and compare two."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def run(options: Options, context: TaskContext) -> int:
         text = loaded.file.read_text(encoding="utf-8")
         folder.update_record(loaded.matrix.name, str(loaded.file), text, [cell.name for cell in cells])
         results = {result.cell.name: result for result in cell_runs.run_cells(cells, harness)}
-    rows = [_summarise_cell(cell, results.get(cell.name)) for cell in cells]
+    rows = [_summarize_cell(cell, results.get(cell.name)) for cell in cells]
     states = dict(Counter(row.state for row in rows))
     summary = MatrixSummary(name=loaded.matrix.name, output=str(folder.path), cells=rows, states=states)
     context.result(summary, format_summary(summary))
@@ -174,7 +174,7 @@ def _describe_cell(cell: MatrixCell) -> str:
     return f"{cell.name}: {reason}{cell.shown_command if cell.command else cell.hint}".rstrip("; ")
 
 
-def _summarise_cell(cell: MatrixCell, result: ComparisonResult | None) -> CellSummary:
+def _summarize_cell(cell: MatrixCell, result: ComparisonResult | None) -> CellSummary:
     if result is None:
         return CellSummary(cell=cell.name, state="elsewhere", reason=cell.reason, hint=cell.hint)
     return CellSummary(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from primus.data.encode.options import EncodeOptions, check_packages, make_job, output_prefix, summarise_prepared
+from primus.data.encode.options import EncodeOptions, check_packages, make_job, output_prefix, summarize_prepared
 from primus.errors import UsageError, did_you_mean
 from primus.task import TaskContext
 
@@ -91,7 +91,7 @@ def run(options: Options, context: TaskContext) -> None:
             if getattr(options, name) not in (None, False):
                 display.print_line(f"--{name.replace('_', '-')} has no effect here")
         prepared = prepare_token_files(job, display.print_line, display.show_progress)
-    values = [summarise_prepared(each) for each in prepared]
+    values = [summarize_prepared(each) for each in prepared]
     context.result(values, "\n".join(f"--train_data_path {value['prefix']}" for value in values))
 
 

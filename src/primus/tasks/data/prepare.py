@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from primus.data.catalog.listing import list_named_datasets
-from primus.data.encode.options import EncodeOptions, check_packages, make_job, output_prefix, summarise_prepared
+from primus.data.encode.options import EncodeOptions, check_packages, make_job, output_prefix, summarize_prepared
 from primus.errors import UsageError
 from primus.task import TaskContext
 
@@ -65,7 +65,7 @@ def run(options: Options, context: TaskContext) -> None:
         )
         if options.verify:
             steps.verify_prepared([each for each in prepared if each.made], display.print_line)
-    values = [summarise_prepared(each) for each in prepared]
+    values = [summarize_prepared(each) for each in prepared]
     context.result(values, "\n".join(f"--train_data_path {value['prefix']}" for value in values))
 
 

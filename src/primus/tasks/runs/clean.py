@@ -98,7 +98,7 @@ def _find_matching_runs(folder: Path, options: Options) -> list[summary.RunSumma
         for run in _drop_newest_runs(own, options.keep or 0)
         if store.is_damaged_run(run.directory) == options.damaged
     ]
-    return [item for item in map(summary.summarise_run, wanted) if _is_match(item, options)]
+    return [item for item in map(summary.summarize_run, wanted) if _is_match(item, options)]
 
 
 def _is_provable(run: Run) -> bool:

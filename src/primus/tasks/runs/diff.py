@@ -41,7 +41,7 @@ def run(options: RunPairOptions, context: TaskContext) -> None:
 
 
 def _compare_results(a: Run, b: Run) -> list[RunDifference]:
-    first, second = summary.summarise_run(a), summary.summarise_run(b)
+    first, second = summary.summarize_run(a), summary.summarize_run(b)
     names = ("state", "steps", "last_loss", "eval_loss", "tokens_per_s", "duration_s")
     return [RunDifference(name, getattr(first, name), getattr(second, name)) for name in names]
 

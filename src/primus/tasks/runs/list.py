@@ -24,7 +24,7 @@ def run(options: Options, context: TaskContext) -> None:
     """Print one line a run, oldest first."""
     workspace = Path(options.workspace)
     runs = store.list_runs(workspace / options.name) if options.name else store.list_workspace_runs(workspace)
-    summaries = [summary.summarise_run(run) for run in runs]
+    summaries = [summary.summarize_run(run) for run in runs]
     header = ["run", "experiment", "state", "steps", "loss", "eval loss", "tokens/s", "time", "size"]
     rows = [
         [

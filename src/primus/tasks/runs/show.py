@@ -33,7 +33,7 @@ def run(options: Options, context: TaskContext) -> None:
         UsageError: The run does not exist.
     """
     found = store.find_run(options.run, Path(options.workspace))
-    metadata, item = found.read_metadata(), summary.summarise_run(found)
+    metadata, item = found.read_metadata(), summary.summarize_run(found)
     steps = events.read_steps(found.events)[-LAST_STEPS:]
     values = {"metadata": metadata, "summary": item, "last_steps": steps}
     context.result(

@@ -122,10 +122,10 @@ class CleanReport(FilterReport, frozen=True, kw_only=True):
         drawn = []
         for row, (name, count) in enumerate(bars):
             y, width = row * BAR_HEIGHT, max(1, BAR_WIDTH * count // largest)
-            colour = "var(--ok)" if name == "kept" else "var(--accent)"
+            color = "var(--ok)" if name == "kept" else "var(--accent)"
             drawn += [
                 page.make_element("text", name, x="170", y=str(y + 15), style="text-anchor: end", fill="var(--ink)"),
-                Html(f'<rect x="180" y="{y + 4}" width="{width}" height="{BAR_HEIGHT - 8}" rx="3" fill="{colour}"/>'),
+                Html(f'<rect x="180" y="{y + 4}" width="{width}" height="{BAR_HEIGHT - 8}" rx="3" fill="{color}"/>'),
                 page.make_element("text", f"{count:,}", x=str(width + 188), y=str(y + 15), fill="var(--soft)"),
             ]
         size = f'viewBox="0 0 {BAR_WIDTH + 280} {len(bars) * BAR_HEIGHT}" width="{BAR_WIDTH + 280}" font-size="13"'

@@ -72,7 +72,7 @@ def pack_texts(texts: Sequence[str]) -> TextBatch:
     np.cumsum([len(text) for text in texts], out=offsets[1:])
     codes = np.empty(offsets[-1], np.uint32)
     first = 0
-    # Neighbouring texts are encoded together. ASCII takes the short way: a quarter of the bytes to copy.
+    # Neighboring texts are encoded together. ASCII takes the short way: a quarter of the bytes to copy.
     for is_ascii, some in itertools.groupby(texts, str.isascii):
         text = "".join(some)
         last = first + len(text)

@@ -81,7 +81,7 @@ def _split_keys(all_keys: Keys) -> tuple[np.ndarray, Keys]:
 
 
 def _sort_keys(keys: np.ndarray, rest: np.ndarray | None) -> np.ndarray:
-    """Order in which equal keys are neighbours."""
+    """Order in which equal keys are neighbors."""
     order = np.argsort(keys)
     if rest is None:
         return order
