@@ -384,9 +384,9 @@ def test_two_modules_need_a_choice(write: Write) -> None:
     assert "it holds pre_trainer, sft_trainer" in problem_of(lambda: load(write(both)))
     found = load_experiment(write(both), environ={}, stage="sft_trainer").experiment
     assert (found.stage, found.trainer.training.seed) == ("sft_trainer", 7)
-    assert "no module 'post_trainer'" in problem_of(
-        lambda: load_experiment(write(both), environ={}, stage="post_trainer")
-    )
+    with pytest.raises(UsageError, match="no module 'post_trainer'") as caught:
+        load_experiment(write(both), environ={}, stage="post_trainer")
+    assert "run 'train pretrain', which trains its module 'pre_trainer'" in caught.value.hint
 
 
 # -- variables of the workers --

@@ -39,6 +39,8 @@ LONGEST_NAME = 200
 systems."""
 
 STAGES: tuple[str, ...] = get_args(Stage)
+COMMANDS = {"pre_trainer": "train pretrain", "post_trainer": "train posttrain"}
+"""The command that trains a module."""
 
 
 class Resolved(Struct, frozen=True):
@@ -212,7 +214,10 @@ def _find_module(tree: Tree, stage: str, file: Path) -> Tree:
     _reject_unknown_modules(tree)
     modules = _read_subtree(tree, "modules")
     if stage not in modules:
-        raise UsageError(f"{file}: no module '{stage}'", f"add 'modules: {{{stage}: {{framework, model, overrides}}}}'")
+        hint = f"add 'modules: {{{stage}: {{framework, model, overrides}}}}'"
+        others = [f"run '{COMMANDS[name]}', which trains its module '{name}'" for name in modules if name in COMMANDS]
+        hint = "; or ".join([*others, hint])
+        raise UsageError(f"{file}: no module '{stage}'", hint)
     return dict(_read_subtree(modules, stage))
 
 
