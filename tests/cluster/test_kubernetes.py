@@ -240,7 +240,7 @@ def test_get_list_and_wait_say_how_a_job_stands(api: Api, workplace: Path) -> No
     assert (view["state"]["state"], view["state"]["exit_code"], view["state"]["restarts"]) == ("failed", 93, 1)
     assert [(pod["rank"], pod["exit_code"]) for pod in view["pods"]] == [(0, 1), (1, 93)]
     k8s(api, workplace, "wait", "stands", code=93)
-    assert "stands  failed  Failed  2      1" in k8s(api, workplace, "list").stdout
+    assert "stands  JobSet  failed  Failed  2      1" in k8s(api, workplace, "list").stdout
     k8s(api, workplace, "delete", "stands", "--yes")
 
 

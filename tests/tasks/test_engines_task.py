@@ -47,10 +47,6 @@ def test_every_engine_is_listed_with_what_to_type_for_those_that_are_missing(
     small = by_name["small"]
     assert (small["installed"], small["supported"]) == (False, ">=1,<2")
     assert small["remedy"] == "./primus-cli setup --engine small"
-    assert (
-        "docs/engine-megatron-bridge.md" in by_name["megatron-bridge"]["remedy"]
-        or by_name["megatron-bridge"]["installed"]
-    )
     text = cli.run("direct", "--", "engines", cwd=tmp_path, **variables)
     assert "./primus-cli setup --engine small" in text.stdout
 

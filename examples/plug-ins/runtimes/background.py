@@ -19,7 +19,8 @@ from primus.errors import EXIT_OK
 from primus.launch.jobs.job_states import JobState
 from primus.launch.jobs.submissions import Submission, remember_submission
 from primus.launch.plan import LaunchPlan, PlanContext
-from primus.launch.run_remote import RemoteLaunch, Say
+from primus.launch.run_remote import RemoteLaunch
+from primus.messages import Say
 from primus.redaction import redact_args
 from primus.runs.store import Run
 
