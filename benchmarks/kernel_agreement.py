@@ -302,11 +302,11 @@ def list_storage_sides(size: int, turns: int) -> list[ComparedSides]:
     def theirs(direction: str) -> float:
         path = folder / ".primus-agreement-fio"
         words = ["fio", "--name=primus", f"--filename={path}", f"--rw={direction}", f"--size={size}"]
-        # Ours overwrites a file whose blocks are allocated; so does fio with `overwrite`.
-        words += ["--overwrite=1"] if direction == "write" else []
         words += [f"--bs={FIO_BLOCK}", "--direct=1", "--ioengine=psync", "--end_fsync=1", "--output-format=json"]
         try:
-            done = subprocess.run(words, capture_output=True, text=True, check=True)
+            # A file as for our side: how it was written changes the speed of reading it.
+            with storage.StorageFile(path, size):
+                done = subprocess.run(words, capture_output=True, text=True, check=True)
             return size / (parse_fio(done.stdout, direction) or float("nan"))
         finally:
             path.unlink(missing_ok=True)
