@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from primus.errors import PrimusError, format_error_place
+from primus.errors import PrimusError, UnfitError, format_error_place
 
 
 def find_reason(error: BaseException) -> str:
     """The first line of an error's text; where it has none, as a plain assertion, its kind and place."""
     text = str(error).strip()
     return text.splitlines()[0] if text else f"{type(error).__name__} at {format_error_place(error)}"
+
+
+@contextmanager
+def explain_import(package: str, engine: str) -> Iterator[None]:
+    """Turn whatever a package raises while it is imported into an error that says how `engine` is installed.
+
+    Raises:
+        UnfitError: The package cannot be imported.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about each optional package that is not installed
+            yield
+    except Exception as error:
+        raise UnfitError(
+            f"{package} cannot be imported: {type(error).__name__}: {find_reason(error)}",
+            f"./primus-cli setup --engine {engine} installs it; ./primus-cli engines shows what is installed",
+        ) from error
 
 
 def build_memory_error(error: BaseException) -> PrimusError:

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from primus.config.schema import Trainer
 from primus.errors import UnfitError
 from primus.machine.accelerators import find_accelerators
 from primus.machine.facts import DeviceKind
 from primus.machine.probe import find_machine_root, probe
 from primus.process import count_usable_cpus
 from primus.runs.attempt import Attempt
-from primus.session.engine_errors import build_memory_error
+from primus.session.engine_errors import build_memory_error, explain_import
 from primus.session.processes import OneProcess, Processes
 
 if TYPE_CHECKING:
@@ -25,7 +26,23 @@ if TYPE_CHECKING:
 KIB = 1 << 10
 
 
-def import_jax(is_deterministic: bool) -> None:
+@contextmanager
+def join_jax_run(attempt: Attempt, trainer: Trainer) -> Iterator[Processes]:
+    """Import JAX, and join the processes of the run of `attempt` as its experiment says, for the duration of a `with`.
+
+    Raises:
+        UnfitError: JAX cannot be imported, or does not have the devices that the experiment asks for.
+        PrimusError: The processes do not find each other; also, instead of JAX's own error, when memory runs out.
+    """
+    device = trainer.training.device
+    _import_jax(trainer.training.deterministic)
+    has_accelerators = _prepare_devices(device)
+    timeout = timedelta(minutes=trainer.parallel.distributed_timeout_minutes)
+    with _explain_jax_errors(), _join_jax_processes(attempt, timeout, device, has_accelerators) as processes:
+        yield processes
+
+
+def _import_jax(is_deterministic: bool) -> None:
     """Import jax and optax; their own error is the reason if they cannot be imported.
 
     Args:
@@ -37,18 +54,12 @@ def import_jax(is_deterministic: bool) -> None:
     if is_deterministic:
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()  # openxla.org/xla/determinism
-    try:
+    with explain_import("jax", "jax"):
         import jax  # noqa: F401
         import optax  # noqa: F401
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UnfitError(
-            f"jax cannot be imported: {reason}",
-            "./primus-cli setup --engine jax installs it; ./primus-cli engines shows what is installed",
-        ) from error
 
 
-def prepare_devices(asked: DeviceKind) -> bool:
+def _prepare_devices(asked: DeviceKind) -> bool:
     """Whether the machine has accelerators that the experiment may use; hides them from JAX if it must not."""
     if asked != "cpu":
         return bool(find_accelerators(probe(find_machine_root(os.environ), os.environ, tools="never")))
@@ -80,7 +91,7 @@ def _check_devices(asked: DeviceKind, has_accelerators: bool) -> None:
 
 
 @contextmanager
-def join_jax_processes(
+def _join_jax_processes(
     attempt: Attempt, timeout: timedelta, device: DeviceKind, has_accelerators: bool
 ) -> Iterator[Processes]:
     """The processes of the run: those of torch.distributed for values on the host, and of jax.distributed.
@@ -123,7 +134,7 @@ def _choose_coordinator() -> str:
 
 
 @contextmanager
-def explain_jax_errors() -> Iterator[None]:
+def _explain_jax_errors() -> Iterator[None]:
     """Turn JAX's errors about memory into errors that say what to do."""
     import jax
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -13,10 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from primus.config.schema import Trainer
 from primus.errors import PrimusError
 from primus.machine.facts import DeviceKind
 from primus.measure.device import own_device
 from primus.process import count_usable_cpus
+from primus.runs.attempt import Attempt
 from primus.session.session import EngineInfo
 
 
@@ -102,6 +104,29 @@ def join_processes(
     finally:
         # Also after an error: the process leaves the group before it exits.
         if world > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join_run(attempt: Attempt, trainer: Trainer) -> AbstractContextManager[TorchProcesses]:
+    """Join the processes of the run of `attempt` as its experiment says: see `join_processes`."""
+    timeout = timedelta(minutes=trainer.parallel.distributed_timeout_minutes)
+    place = (attempt.rank, attempt.local_rank, attempt.world_size)
+    return join_processes(*place, timeout, os.environ, trainer.training.device)
+
+
+@contextmanager
+def join_single_process(processes: TorchProcesses) -> Iterator[None]:
+    """A process group of one for the duration of a `with`, for engines whose meshes need a group."""
+    if processes.world > 1:
+        yield
+        return
+    backend = "cpu:gloo,cuda:nccl" if processes.device.type == "cuda" else "gloo"
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        if dist.is_initialized():
             dist.destroy_process_group()
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from primus.backends.megatron.support import check_experiment as check_megatron
+from primus.backends.megatron.support import check as check_megatron
 from primus.config.frameworks.pipeline_stages import format_layout
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import OWNERS, ModelSpec, Trainer

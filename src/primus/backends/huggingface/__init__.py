@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from primus.backends.huggingface.support import check_experiment
-from primus.config.schema import Experiment
+from primus.session.checks import check_engine
 
 if TYPE_CHECKING:
+    from primus.config.schema import Experiment
     from primus.runs.attempt import Attempt
 
 ENGINES = ("huggingface",)
@@ -22,7 +23,7 @@ def check(experiment: Experiment) -> None:
     Raises:
         UsageError: The experiment asks for something that is not supported; names the key and the fix.
     """
-    check_experiment(experiment)
+    check_engine(experiment, "huggingface", Path(__file__).parent)
 
 
 def train(experiment: Experiment, attempt: Attempt) -> None:

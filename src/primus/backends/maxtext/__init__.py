@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from primus.backends.maxtext.support import check_experiment
-from primus.config.schema import Experiment
+from primus.backends.maxtext.support import check as check
 
 if TYPE_CHECKING:
+    from primus.config.schema import Experiment
     from primus.runs.attempt import Attempt
 
 ENGINES = ("maxtext",)
 """The engine that `train` drives."""
-
-
-def check(experiment: Experiment) -> None:
-    """Accept an experiment that MaxText can train; needs no tensor library.
-
-    Raises:
-        UsageError: The experiment asks for something that is not supported; names the key and the fix.
-    """
-    check_experiment(experiment)
 
 
 def train(experiment: Experiment, attempt: Attempt) -> None:

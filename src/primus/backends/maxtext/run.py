@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 
 from primus.config.schema import Experiment
-from primus.errors import UnfitError
 from primus.runs.attempt import Attempt
-from primus.session.engine_errors import find_reason
-from primus.session.jax_processes import (
-    describe_jax_engine,
-    explain_jax_errors,
-    import_jax,
-    join_jax_processes,
-    prepare_devices,
-)
+from primus.session.engine_errors import explain_import
+from primus.session.jax_processes import describe_jax_engine, join_jax_run
 from primus.session.processes import Processes
 
 
@@ -28,35 +20,15 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     trainer = experiment.trainer
     # MaxText then imports no client of Google Cloud (maxtext/common/gcloud_stub.py).
     os.environ.setdefault("DECOUPLE_GCLOUD", "TRUE")
-    import_jax(trainer.training.deterministic)
-    has_accelerators = prepare_devices(trainer.training.device)
-    timeout = timedelta(minutes=trainer.parallel.distributed_timeout_minutes)
-    with (
-        explain_jax_errors(),
-        join_jax_processes(attempt, timeout, trainer.training.device, has_accelerators) as processes,
-    ):
+    with join_jax_run(attempt, trainer) as processes:
         _train_with_session(experiment, attempt, processes)
-
-
-def _import_maxtext() -> None:
-    """Import MaxText; its own error is the reason if it cannot be imported.
-
-    Raises:
-        UnfitError: It cannot be imported.
-    """
-    try:
-        import maxtext.trainers.pre_train.train  # noqa: F401
-    except Exception as error:
-        raise UnfitError(
-            f"MaxText cannot be imported: {find_reason(error)}",
-            "./primus-cli setup --engine maxtext installs a version that works (docs/engine-maxtext.md)",
-        ) from error
 
 
 def _train_with_session(experiment: Experiment, attempt: Attempt, processes: Processes) -> None:
     import jax
 
-    _import_maxtext()
+    with explain_import("MaxText", "maxtext"):
+        import maxtext.trainers.pre_train.train  # noqa: F401
     from primus.backends.maxtext.engine import MaxTextEngine
     from primus.backends.maxtext.layout import build_config, plan_layout
     from primus.session.loop import train_with_engine

@@ -19,7 +19,7 @@ FIXED_ROPE = {
 """Constants of the rope scaling of Llama 3.1 (`LLaMARotaryEmbedding` in maxtext/layers/embeddings.py)."""
 
 
-def check_experiment(experiment: Experiment) -> None:
+def check(experiment: Experiment) -> None:
     """Accept an experiment that MaxText can train.
 
     Raises:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from primus.backends.megatron.support import check_experiment
-from primus.config.schema import Experiment
+from primus.backends.megatron.support import check as check
 
 if TYPE_CHECKING:
+    from primus.config.schema import Experiment
     from primus.runs.attempt import Attempt
 
 ENGINES = ("megatron",)
@@ -15,15 +15,6 @@ ENGINES = ("megatron",)
 STAGES = ("pre_trainer", "post_trainer")
 USES_TORCH = True
 """The launch checks that the installed PyTorch can use the machine's accelerators."""
-
-
-def check(experiment: Experiment) -> None:
-    """Accept an experiment that Megatron can train; needs no tensor library.
-
-    Raises:
-        UsageError: The experiment asks for something that megatron does not support; names the key and the fix.
-    """
-    check_experiment(experiment)
 
 
 def train(experiment: Experiment, attempt: Attempt) -> None:

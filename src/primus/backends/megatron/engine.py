@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -301,18 +300,3 @@ class MegatronEngine:
             return loss, num_tokens.int(), {"sums": sums}
 
         return output, sum_losses
-
-
-@contextmanager
-def join_single_process(device: torch.device, world: int) -> Iterator[None]:
-    """A process group of one, which megatron-core needs, for the duration of a `with`."""
-    if world > 1:
-        yield
-        return
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()

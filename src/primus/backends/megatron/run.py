@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from primus import registry
 from primus.backends.megatron.backend_settings import group_settings, list_unused_settings
-from primus.backends.megatron.installation import has_transformer_engine
+from primus.backends.megatron.installation import has_transformer_engine, list_available
 from primus.backends.megatron.support import MegatronDriver, check_driver
 from primus.config.schema import Experiment
 from primus.errors import UnfitError, UsageError
 from primus.patch import PATCHES, VARIABLE, chosen_names
 from primus.runs.attempt import Attempt
-from primus.session.engine_errors import explain_torch_errors, find_reason
+from primus.session.engine_errors import explain_import, explain_torch_errors, find_reason
 
 if TYPE_CHECKING:
     import torch
@@ -38,15 +36,14 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         PrimusError: The training cannot begin or continue; the message says why.
     """
     trainer = experiment.trainer
-    _import_engine()
+    with explain_import(PACKAGE, "megatron"):
+        import megatron.core.transformer  # noqa: F401
     from primus.config.checks import data_parallel_size
     from primus.session.loop import train_with_engine
     from primus.session.open_session import open_session
-    from primus.session.torch_processes import describe_torch_engine, join_processes, seed_everything
+    from primus.session.torch_processes import describe_torch_engine, join_run, join_single_process, seed_everything
 
-    timeout = timedelta(minutes=trainer.parallel.distributed_timeout_minutes)
-    place = (attempt.rank, attempt.local_rank, attempt.world_size)
-    with explain_errors(), join_processes(*place, timeout, os.environ, trainer.training.device) as processes:
+    with explain_errors(), join_run(attempt, trainer) as processes:
         device = processes.device
         if device.type == "cpu":
             apply_cpu_patch(os.environ)
@@ -54,7 +51,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         check_driver(trainer, driver)
         seed_everything(trainer.training.seed, trainer.training.deterministic)
         attempt.say(driver.format_choice())
-        unused = list_unused_settings(trainer.backend_args, driver.list_available(device.type))
+        unused = list_unused_settings(trainer.backend_args, list_available(device.type, driver.uses_transformer_engine))
         if unused and driver.checkout is None:
             attempt.say(f"backend_args without effect on {PACKAGE}: {', '.join(unused)}")
         data_size = data_parallel_size(trainer.parallel, attempt.world_size)
@@ -69,7 +66,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         session = open_session(experiment, attempt, processes, info, os.environ, order_samples=order_samples)
         attempt.beat("init")
         from primus.backends.megatron.batches import BatchOptions
-        from primus.backends.megatron.engine import MegatronEngine, join_single_process
+        from primus.backends.megatron.engine import MegatronEngine
 
         options = BatchOptions(
             session.masked_token,
@@ -77,7 +74,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
             session.data.eod_id,
             driver.uses_transformer_engine,
         )
-        with join_single_process(device, attempt.world_size):
+        with join_single_process(processes):
             parts = _build_parts(experiment, driver, device, session.global_batch_size)
             engine = MegatronEngine(trainer, device, session.global_batch_size, options, parts)
             train_with_engine(session, engine)
@@ -99,7 +96,7 @@ def _build_parts(
         device,
         global_batch_size,
         use_transformer_engine=driver.uses_transformer_engine,
-        extra=group_settings(trainer.backend_args, driver.list_available(device.type)),
+        extra=group_settings(trainer.backend_args, list_available(device.type, driver.uses_transformer_engine)),
     )
 
 
@@ -128,19 +125,6 @@ def apply_cpu_patch(environ: Mapping[str, str]) -> None:
             f"unset {VARIABLE}, or train on GPUs",
         )
     registry.load_plug_in(PATCHES, CPU_PATCH).apply()
-
-
-def _import_engine() -> None:
-    """Import megatron-core; its own error is the reason if it cannot be imported."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about each optional package that is not installed
-            import megatron.core.transformer  # noqa: F401
-    except Exception as error:
-        raise UnfitError(
-            f"{PACKAGE} cannot be imported: {type(error).__name__}: {find_reason(error)}",
-            "./primus-cli setup --engine megatron installs it; ./primus-cli engines shows what is installed",
-        ) from error
 
 
 @contextmanager

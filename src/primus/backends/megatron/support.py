@@ -35,11 +35,6 @@ class MegatronDriver(Struct, frozen=True, kw_only=True):
     """Folder of the checkout of Megatron-LM; None for megatron-core alone."""
     uses_transformer_engine: bool
 
-    def list_available(self, device_type: str) -> list[str]:
-        """What settings may need of this machine: see `MegatronSetting.needs`."""
-        on_gpu = ["gpu"] if device_type == "cuda" else []
-        return [*on_gpu, *(["transformer_engine"] if self.uses_transformer_engine else [])]
-
     def format_choice(self) -> str:
         """The choice in one line."""
         if self.checkout is not None:
@@ -55,7 +50,7 @@ class MegatronProblem(NamedTuple):
     hint: str
 
 
-def check_experiment(experiment: Experiment) -> None:
+def check(experiment: Experiment) -> None:
     """Accept an experiment that Megatron can train, as far as the launching machine can know.
 
     The workers may have more than megatron-core: Transformer Engine, or a checkout of Megatron-LM. They check the rest,

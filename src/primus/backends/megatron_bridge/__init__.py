@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from primus.backends.megatron_bridge.settings import NAMES
-from primus.backends.megatron_bridge.support import check_experiment
-from primus.config.schema import Experiment
+from primus.backends.megatron_bridge.support import check as check
 
 if TYPE_CHECKING:
+    from primus.config.schema import Experiment
     from primus.runs.attempt import Attempt
 
 ENGINES = ("megatron-bridge",)
@@ -18,15 +18,6 @@ KEYS = NAMES
 STAGES = ("pre_trainer", "post_trainer")
 USES_TORCH = True
 """The launch checks that the installed PyTorch can use the machine's accelerators."""
-
-
-def check(experiment: Experiment) -> None:
-    """Accept an experiment that Megatron-Bridge can train; needs no tensor library.
-
-    Raises:
-        UsageError: The experiment asks for something that is not supported; names the key and the fix.
-    """
-    check_experiment(experiment)
 
 
 def train(experiment: Experiment, attempt: Attempt) -> None:

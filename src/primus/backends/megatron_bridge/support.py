@@ -25,7 +25,7 @@ LOCAL_ONLY = (("fp8", "training"), ("context_parallel_size", "parallel"), ("wind
 """Keys that need Transformer Engine, which has no CPU version, and their groups."""
 
 
-def check_experiment(experiment: Experiment) -> None:
+def check(experiment: Experiment) -> None:
     """Accept an experiment that Megatron-Bridge can train, as far as the launching machine can know.
 
     Raises:

@@ -5,28 +5,18 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from primus.backends.native.support import check_experiment
-from primus.config.schema import Experiment
+from primus.backends.native.support import check as check
 from primus.errors import UnfitError
 
 if TYPE_CHECKING:
     import torch
 
     from primus.checkpoint.weights import WeightReader
-    from primus.config.schema import ModelSpec
+    from primus.config.schema import Experiment, ModelSpec
     from primus.runs.attempt import Attempt
 
 USES_TORCH = True
 """The launch checks that the installed PyTorch can use the machine's accelerators."""
-
-
-def check(experiment: Experiment) -> None:
-    """Accept an experiment that native can train; needs no torch.
-
-    Raises:
-        UsageError: The experiment asks for something that native does not support; names the field and the fix.
-    """
-    check_experiment(experiment)
 
 
 def train(experiment: Experiment, attempt: Attempt) -> None:

@@ -13,7 +13,7 @@ OTHER_BACKENDS = "choose a dense Llama or Qwen model, or another framework"
 DATA_PARALLEL = "set it to its default: native shards a model over all processes (FSDP2); or choose another framework"
 
 
-def check_experiment(experiment: Experiment) -> None:
+def check(experiment: Experiment) -> None:
     """Accept an experiment that native can train.
 
     Raises:

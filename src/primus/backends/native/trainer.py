@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from datetime import timedelta
 
 from primus.backends.native.checkpoint import collect_current_state, count_bytes, prepare_files
 from primus.backends.native.evaluate import evaluate_dataset, to_batch
@@ -30,7 +29,7 @@ from primus.runs.attempt import Attempt
 from primus.session.bad_steps import BadSteps
 from primus.session.engine_errors import explain_torch_errors
 from primus.session.session import FINISH, INTERRUPT
-from primus.session.torch_processes import join_processes
+from primus.session.torch_processes import join_run
 
 ABANDON_S = 10.0
 """Time that a checkpoint in writing has to complete after a failure; the peers of a failed rank wait as long."""
@@ -42,10 +41,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     Raises:
         PrimusError: The training cannot begin or continue; the message says why.
     """
-    timeout = timedelta(minutes=experiment.trainer.parallel.distributed_timeout_minutes)
-    place = (attempt.rank, attempt.local_rank, attempt.world_size)
-    device = experiment.trainer.training.device
-    with explain_torch_errors(), join_processes(*place, timeout, os.environ, device) as processes:
+    with explain_torch_errors(), join_run(attempt, experiment.trainer) as processes:
         # Inside of the process group: the set-up already communicates, for example to agree on the checkpoint.
         training = set_up_training(experiment, attempt, processes, os.environ)
         try:

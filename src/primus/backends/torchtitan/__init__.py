@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from primus.backends.torchtitan.support import check_experiment
-from primus.config.schema import Experiment
+from primus.backends.torchtitan.support import check as check
 
 if TYPE_CHECKING:
+    from primus.config.schema import Experiment
     from primus.runs.attempt import Attempt
 
 ENGINES = ("torchtitan",)
 """The engine that `train` drives."""
 USES_TORCH = True
 """The launch checks that the installed PyTorch can use the machine's accelerators."""
-
-
-def check(experiment: Experiment) -> None:
-    """Accept an experiment that torchtitan can train; needs no tensor library.
-
-    Raises:
-        UsageError: The experiment asks for something that torchtitan does not support; names the key and the fix.
-    """
-    check_experiment(experiment)
 
 
 def train(experiment: Experiment, attempt: Attempt) -> None:

@@ -6,7 +6,6 @@ import os
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
 from importlib.metadata import version
 
 from primus.backends.torchtitan.layout import plan_layout
@@ -36,14 +35,11 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     from primus.backends.torchtitan.engine import TorchTitanEngine
     from primus.session.loop import train_with_engine
     from primus.session.open_session import open_session
-    from primus.session.torch_processes import describe_torch_engine, join_processes
+    from primus.session.torch_processes import describe_torch_engine, join_run, join_single_process
 
     layout = plan_layout(trainer.training, trainer.parallel, attempt.world_size)
-    timeout = timedelta(minutes=trainer.parallel.distributed_timeout_minutes)
-    place = (attempt.rank, attempt.local_rank, attempt.world_size)
-    with explain_torch_errors(), join_processes(*place, timeout, os.environ, trainer.training.device) as processes:
-        on_cpu = processes.device.type == "cpu"
-        if on_cpu:
+    with explain_torch_errors(), join_run(attempt, trainer) as processes:
+        if processes.device.type == "cpu":
             check_for_cpu(trainer)
         info = describe_torch_engine(
             processes,
@@ -54,7 +50,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
             compiles=trainer.training.compile is True,
         )
         session = open_session(experiment, attempt, processes, info, os.environ)
-        with _join_single_process(attempt.world_size, on_cpu), _set_local_rank(attempt.local_rank):
+        with join_single_process(processes), _set_local_rank(attempt.local_rank):
             attempt.beat("init")
             folder = attempt.run.directory / "torchtitan"
             with _explain_refusal():
@@ -62,23 +58,6 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
                     trainer, layout, folder=folder, device=processes.device, eod_id=session.data.eod_id
                 )
             train_with_engine(session, engine)
-
-
-@contextmanager
-def _join_single_process(world: int, on_cpu: bool) -> Iterator[None]:
-    """A process group of one, which torchtitan's meshes need."""
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import HashStore
-
-    if world > 1:
-        yield
-        return
-    dist.init_process_group("gloo" if on_cpu else "cpu:gloo,cuda:nccl", rank=0, world_size=1, store=HashStore())
-    try:
-        yield
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 @contextmanager

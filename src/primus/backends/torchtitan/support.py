@@ -23,7 +23,7 @@ def key_rules() -> KeyRules:
     return read_key_rules(Path(__file__).parent)
 
 
-def check_experiment(experiment: Experiment) -> None:
+def check(experiment: Experiment) -> None:
     """Accept an experiment that torchtitan can train.
 
     Raises:

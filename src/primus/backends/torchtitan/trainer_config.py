@@ -40,7 +40,7 @@ def build_trainer_config(trainer: Trainer, layout: TitanLayout, *, folder: Path,
     """The configuration of one process.
 
     Args:
-        trainer: An experiment's trainer that `support.check_experiment` accepts.
+        trainer: An experiment's trainer that `support.check` accepts.
         layout: How the processes share the model and the batch.
         folder: Where torchtitan puts what it writes by itself.
         on_cpu: Whether it trains on the CPU.
