@@ -61,11 +61,9 @@ class KeyDifference(Struct, frozen=True, kw_only=True):
 
 def read_key_rules(folder: Path) -> dict[str, KeyRule]:
     """The rules in the `keys.yaml` of an engine's folder."""
-    import yaml  # as elsewhere in the control plane: not for commands that read no YAML
+    from primus.config.data_file import read_package_yaml  # imports yaml: not for commands that read none
 
-    text = (folder / FILE_NAME).read_text(encoding="utf-8")
-    values = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
-    return msgspec.convert(values, dict[str, KeyRule])
+    return read_package_yaml(folder / FILE_NAME, dict[str, KeyRule])
 
 
 def list_key_differences(rules: KeyRules, trainer: Trainer) -> list[KeyDifference]:

@@ -82,11 +82,9 @@ class FairnessRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 @functools.cache
 def read_fairness_rules() -> FairnessRules:
     """The rules of this version."""
-    import yaml  # as elsewhere in the control plane: not for commands that read no YAML
+    from primus.config.data_file import read_package_yaml  # imports yaml: not for commands that read none
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    tree = yaml.load(FILE.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 - both are safe
-    return msgspec.convert(_spell_keys(tree), FairnessRules)
+    return msgspec.convert(_spell_keys(read_package_yaml(FILE, dict[str, Any])), FairnessRules)
 
 
 def translate_settings(settings: Settings, framework: str, *, is_own_loop: bool) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from primus.config.source import Leaf, Tree, format_path, read_yaml
 from primus.errors import UsageError, did_you_mean
 
 _Record = TypeVar("_Record", bound=Struct)
+_Value = TypeVar("_Value")
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NULL = "tag:yaml.org,2002:null"
 _SIZES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "kB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -45,6 +46,12 @@ class _TextLoader(_Base):  # type: ignore[misc]
         if len(mapping) != len(node.value):
             raise yaml.YAMLError("a key is given twice")
         return mapping
+
+
+def read_package_yaml(path: Path, kind: type[_Value]) -> _Value:
+    """A YAML file of this package as `kind`; the tests keep it valid, so a mistake is not explained."""
+    values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Base)  # noqa: S506 - the safe loader
+    return msgspec.convert(values, kind)
 
 
 def read_data_file(path: Path) -> DataFile:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from primus.config.convert import find_origin
 from primus.config.experiment_file import TOP_KEYS
-from primus.config.foreign_keys import ENGINE_KEYS, ENGINE_PREFIXES, SYNONYMS, UNSUPPORTED_FEATURES
+from primus.config.foreign_keys import list_engine_prefixes, list_synonyms, read_foreign_keys
 from primus.config.schema import GROUPS, OWNERS
 from primus.config.source import Leaf, Tree
 from primus.errors import UsageError, did_you_mean, find_nearest
@@ -53,28 +53,29 @@ def unknown_section_key(key: str, item: Leaf | Tree, valid: Collection[str], wha
 def synonym_hint(key: str) -> str:
     """Hint with the equivalent of another framework's `key`: ``use lr``; empty without an equivalent."""
     parts = [part.replace("-", "_").lower() for part in key.split(".")]
-    for name in (".".join(parts), parts[-1]):
-        if name in SYNONYMS:
-            return f"use {SYNONYMS[name]}"
-    return ""
+    synonyms = list_synonyms()
+    use = synonyms.get(".".join(parts)) or synonyms.get(parts[-1])
+    return f"use {use}" if use else ""
 
 
 def find_engine(key: str, valid: Iterable[str] = ()) -> str:
     """The engine that has a setting `key`; empty if none is known, or if `key` is close to a `valid` one."""
-    for engine, names in ENGINE_KEYS.items():
-        if key in names:
+    for engine, names in read_foreign_keys().engine_keys.items():
+        if key in names.split():
             return engine
-    prefix = next((prefix for prefix in ENGINE_PREFIXES if key.startswith(prefix)), None)
+    prefixes = list_engine_prefixes()
+    prefix = next((prefix for prefix in prefixes if key.startswith(prefix)), None)
     if prefix is None or find_nearest(key, [name for name in valid if name.startswith(prefix)]):
         return ""
-    return ENGINE_PREFIXES[prefix]
+    return prefixes[prefix]
 
 
 def _make_hint(key: str, item: Leaf | Tree, valid: tuple[str, ...]) -> str:
     word = key.lower().partition("_")[0]
     # Not for a misspelt key of a backend that has the feature.
-    if word in UNSUPPORTED_FEATURES and word not in valid:
-        return UNSUPPORTED_FEATURES[word]
+    features = read_foreign_keys().unsupported_features
+    if word in features and word not in valid:
+        return features[word]
     if not isinstance(item, Leaf):
         return _group_hint(key, item)
     hint = synonym_hint(key)

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 
 from primus.config.frameworks.known_keys import KnownKey, read_megatron_arguments, read_primus_keys
@@ -64,11 +63,9 @@ class MegatronSetting(Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def read_settings() -> dict[str, MegatronSetting]:
     """The settings by name."""
-    import yaml  # as elsewhere in the control plane: not for commands that read no YAML
+    from primus.config.data_file import read_package_yaml  # imports yaml: not for commands that read none
 
-    text = (FOLDER / "settings.yaml").read_text(encoding="utf-8")
-    values = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
-    return msgspec.convert(values, dict[str, MegatronSetting])
+    return read_package_yaml(FOLDER / "settings.yaml", dict[str, MegatronSetting])
 
 
 def check_setting_names(settings: Mapping[str, Any]) -> None:

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 
 from primus.engine_keys import format_yaml_value, read_key_rules
@@ -92,11 +91,9 @@ def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str,
 @cache
 def list_field_types() -> dict[str, FieldType]:
     """Type of each field of the tree by its path."""
-    import yaml  # as elsewhere in the control plane: not for commands that read no YAML
+    from primus.config.data_file import read_package_yaml  # imports yaml: not for commands that read none
 
-    text = (Path(__file__).parent / "fields.yaml").read_text(encoding="utf-8")
-    values = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
-    fields = msgspec.convert(values, dict[str, FieldType])
+    fields = read_package_yaml(Path(__file__).parent / "fields.yaml", dict[str, FieldType])
     return {**fields, MODE: FieldType("str", list(MODES))}
 
 

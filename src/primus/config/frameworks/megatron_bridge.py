@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
+from primus.config.data_file import read_package_yaml
 from primus.config.frameworks.known_keys import read_megatron_arguments
 from primus.config.frameworks.translation import (
     ForeignSettings,
@@ -111,10 +111,7 @@ RECIPE = ("recipe", "flavor")
 @cache
 def read_bridge_keys() -> dict[str, BridgeKey]:
     """The settings of Megatron-Bridge and Primus that have no equivalent key."""
-    import yaml  # as elsewhere in the control plane: not for commands that read no YAML
-
-    values = yaml.load(KEYS_FILE.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
-    return msgspec.convert(values, dict[str, BridgeKey])
+    return read_package_yaml(KEYS_FILE, dict[str, BridgeKey])
 
 
 def _get_tree(item: Leaf | Tree | None) -> Tree:
