@@ -57,8 +57,7 @@ def _check_stage(experiment: Experiment) -> None:
         return
     others = [name for name in registry.list_plug_ins("backends") if trains(name)]
     raise UsageError(
-        f"module {stage}: framework {framework} does not train it",
-        f"frameworks that do: {', '.join(others) or 'none'}",
+        f"module {stage}: framework {framework} does not train it", f"frameworks that do: {', '.join(others) or 'none'}"
     )
 
 

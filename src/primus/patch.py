@@ -16,14 +16,7 @@ from msgspec import Struct
 
 from primus import registry
 from primus.contract import PlugInKind, optional
-from primus.errors import (
-    PrimusError,
-    UnfitError,
-    UsageError,
-    did_you_mean,
-    format_error_place,
-    is_raised_on_import,
-)
+from primus.errors import PrimusError, UnfitError, UsageError, did_you_mean, format_error_place, is_raised_on_import
 
 VARIABLE = "PRIMUS_PATCHES"
 """Variable that selects patches: all (the default), none, or names separated by commas."""

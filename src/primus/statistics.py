@@ -188,10 +188,7 @@ def _fit_autoregression(centered: Sequence[float]) -> tuple[list[float], float]:
         if size <= 0 or power <= 0:
             break
         reflection = 2 * sum(a * b for a, b in zip(ahead, behind, strict=True)) / size
-        weights = [
-            *(w - reflection * v for w, v in zip(weights, reversed(weights), strict=True)),
-            reflection,
-        ]
+        weights = [*(w - reflection * v for w, v in zip(weights, reversed(weights), strict=True)), reflection]
         forward = [a - reflection * b for a, b in zip(ahead, behind, strict=True)]
         backward = [b - reflection * a for a, b in zip(ahead, behind, strict=True)]
         power *= 1 - reflection * reflection

@@ -43,10 +43,7 @@ def check(extra: Sequence[str], task: Task, request: LaunchRequest) -> None:
         UsageError: A word is not an override, and its intended place is known.
     """
     if "--" in extra:
-        raise UsageError(
-            f"task '{request.task}': unexpected word '--'",
-            "options follow the name of the task directly",
-        )
+        raise UsageError(f"task '{request.task}': unexpected word '--'", "options follow the name of the task directly")
     own = [name for flag in flags.list_flags(task.Options) for name in flag.names if name.startswith("--")]
     for stray in _find_strays(extra):
         if not stray.word.startswith("-"):

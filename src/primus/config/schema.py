@@ -11,14 +11,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from primus.config.model_spec import (
-    BelowOne,
-    Fraction,
-    NonNegative,
-    NonNegativeFloat,
-    Positive,
-    PositiveFloat,
-)
+from primus.config.model_spec import BelowOne, Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat
 from primus.config.model_spec import ConfigGroup as ConfigGroup
 from primus.config.model_spec import ModelSpec as ModelSpec
 

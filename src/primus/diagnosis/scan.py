@@ -203,12 +203,7 @@ def _attempt_span(log: LogFile, window: LogWindow) -> tuple[int, int]:
 
 
 def _find_hits(
-    scan: LogScan,
-    window: LogWindow,
-    index: int,
-    shape: LineShape,
-    survived: tuple[int, int],
-    table: SignatureTable,
+    scan: LogScan, window: LogWindow, index: int, shape: LineShape, survived: tuple[int, int], table: SignatureTable
 ) -> Iterator[SignatureHit]:
     raw = window.lines[index]
     for piece in raw.split(b"\r") if b"\r" in raw else (raw,):

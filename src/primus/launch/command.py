@@ -248,9 +248,7 @@ def _make_misplaced_option_error(words: Sequence[str], runtimes: Sequence[str]) 
     )
 
 
-COUNTERPARTS = {
-    "projection": "config check and --dry-run check an experiment without running it",
-}
+COUNTERPARTS = {"projection": "config check and --dry-run check an experiment without running it"}
 """Tasks of AMD-AGI/Primus that are not available, with what comes nearest."""
 
 

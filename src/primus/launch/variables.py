@@ -54,8 +54,7 @@ def _read_variables(file: str, flag: str) -> dict[str, Variable]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UsageError(
-            f"{flag} {file}: {reason}",
-            "pass NAME=VALUE, the NAME of a variable that is set, or a file of such lines",
+            f"{flag} {file}: {reason}", "pass NAME=VALUE, the NAME of a variable that is set, or a file of such lines"
         ) from None
     variables = {}
     for number, line in enumerate(lines, start=1):

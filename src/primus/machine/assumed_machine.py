@@ -87,10 +87,7 @@ def _build_device(model: Profile, index: int) -> Device:
         partition_mode="SPX" if model.xcds > model.devices_per_gpu else None,
         hive=str(index // model.hive_size) if model.hive_size else None,
         pcie=PcieLink(
-            speed_gts=model.pcie_gts,
-            width=model.pcie_width,
-            max_speed_gts=model.pcie_gts,
-            max_width=model.pcie_width,
+            speed_gts=model.pcie_gts, width=model.pcie_width, max_speed_gts=model.pcie_gts, max_width=model.pcie_width
         ),
         sources={"model": "assumed"},
     )

@@ -69,7 +69,7 @@ DETERMINISTIC_SETTINGS: dict[str, Settings] = {
         "TE_HIPBLASLT_TUNING_ALGO_COUNT": Setting(value="0", reason="no kernels chosen by timing", source=_PRIMUS),
     },
     "nvidia": {
-        "CUBLAS_WORKSPACE_CONFIG": Setting(value=":4096:8", reason="cuBLAS repeats itself", source="cuBLAS guide"),
+        "CUBLAS_WORKSPACE_CONFIG": Setting(value=":4096:8", reason="cuBLAS repeats itself", source="cuBLAS guide")
     },
 }
 """Settings of a deterministic run, by layer."""

@@ -66,33 +66,19 @@ def check_route(node: PreflightNode) -> Iterator[CheckFinding]:
 
 def check_rendezvous(node: PreflightNode) -> Iterator[CheckFinding]:
     """The name of the master can be resolved, and the port of the launch is free on node 0."""
-    host = node.facts.host or socket.gethostname()
-    reason = "workers find each other by name"
-    if node.layout.nnodes > 1:
-        name = node.layout.master_addr
-        address = _resolve_address(name)
-        yield judge_value(
-            address is not None,
-            "fail",
-            "network.name",
-            f"{name} is {address}" if address else f"{name} is unknown",
-            "an address",
-            reason,
-            "use an address for --master-addr, or add the name to /etc/hosts",
-            subject=name,
-        )
-    else:
-        address = _resolve_address(host)
-        yield judge_value(
-            address is not None,
-            "warn",
-            "network.name",
-            f"{host} is {address}" if address else f"{host} is unknown",
-            "an address",
-            reason,
-            "add it to /etc/hosts",
-            subject=host,
-        )
+    has_others = node.layout.nnodes > 1
+    name = node.layout.master_addr if has_others else node.facts.host or socket.gethostname()
+    address = _resolve_address(name)
+    yield judge_value(
+        address is not None,
+        "fail" if has_others else "warn",
+        "network.name",
+        f"{name} is {address}" if address else f"{name} is unknown",
+        "an address",
+        "workers find each other by name",
+        "use an address for --master-addr, or add the name to /etc/hosts" if has_others else "add it to /etc/hosts",
+        subject=name,
+    )
     port = node.layout.master_port
     # Only node 0 listens on the port. The check closes its socket at once: the report exchange and the workers use
     # the port later.

@@ -13,21 +13,10 @@ from primus.machine import dimms
 from primus.machine.cluster import ClusterLayout
 from primus.machine.measurements import RankResult
 from primus.machine.profile import Floor
-from primus.preflight import (
-    error_counts,
-    nic_health,
-    performance,
-    rdma_session,
-    site_checks,
-    storage_speed,
-)
+from primus.preflight import error_counts, nic_health, performance, rdma_session, site_checks, storage_speed
 from primus.preflight.finding import CheckFinding
 from primus.preflight.node import PreflightNode, format_ranges, judge_value, report_unknown
-from primus.preflight.options import (
-    Options,
-    build_demands,
-    build_measurement_plan,
-)
+from primus.preflight.options import Options, build_demands, build_measurement_plan
 from primus.runs.store import Run, RunOutcome
 from primus.task import TaskContext
 

@@ -22,16 +22,7 @@ from primus.machine.facts import MachineFacts
 from primus.machine.measurements import MeasurementPlan
 from primus.machine.probe import find_machine_root
 from primus.machine.tree import FileTree
-from primus.preflight import (
-    check,
-    cluster,
-    collect_reports,
-    performance,
-    rdma_session,
-    report,
-    site,
-    site_checks,
-)
+from primus.preflight import check, cluster, collect_reports, performance, rdma_session, report, site, site_checks
 from primus.preflight.cluster import ClusterReport
 from primus.preflight.collect_reports import PreflightDecision
 from primus.preflight.finding import CheckFinding, NodeReport

@@ -14,6 +14,7 @@ from primus.bootstrap import torch_builds
 from primus.machine import profile
 from primus.preflight.finding import CheckFinding
 from primus.preflight.node import PreflightNode, format_names, judge_value, report_info, report_ok
+from primus.process import CommandResult
 
 LOAD_LIMIT_S = 20.0
 TOOL_LIMIT_S = 5.0
@@ -135,8 +136,7 @@ def check_libraries(node: PreflightNode) -> Iterator[CheckFinding]:
     bundled = [found.folder / "lib" / name, found.folder / "lib" / "librccl.so"] if found else []
     bundled += [found.folder.parent / "nvidia" / "nccl" / "lib" / name] if found else []
     path = next((str(candidate) for candidate in bundled if candidate.exists()), name)
-    code = f"import ctypes; ctypes.CDLL({path!r})"
-    answer = node.run_program(interpreter.code_command(sys.executable, code), LOAD_LIMIT_S)
+    answer = _load_library(node, path)
     yield judge_value(
         answer.state == "ok",
         "warn",
@@ -149,9 +149,7 @@ def check_libraries(node: PreflightNode) -> Iterator[CheckFinding]:
     plugin = node.environ.get("NCCL_NET_PLUGIN")
     if plugin and plugin != "none":
         name = plugin if ".so" in plugin else f"libnccl-net-{plugin}.so"
-        answer = node.run_program(
-            interpreter.code_command(sys.executable, f"import ctypes; ctypes.CDLL({name!r})"), LOAD_LIMIT_S
-        )
+        answer = _load_library(node, name)
         yield judge_value(
             answer.state == "ok",
             "warn",
@@ -165,19 +163,19 @@ def check_libraries(node: PreflightNode) -> Iterator[CheckFinding]:
         yield from _list_nic_plugins(node)
 
 
+def _load_library(node: PreflightNode, name: str) -> CommandResult:
+    """Load a shared library in a process of its own, since loading a broken one may end the process."""
+    code = f"import ctypes; ctypes.CDLL({name!r})"
+    return node.run_program(interpreter.code_command(sys.executable, code), LOAD_LIMIT_S)
+
+
 def _list_nic_plugins(node: PreflightNode) -> Iterator[CheckFinding]:
     """Libraries that NCCL or RCCL need for NICs that they do not support themselves."""
     kinds = {device.kind for device in node.facts.rdma if any(port.is_active for port in device.ports)}
     for found in (profile.load_nic(kind) for kind in sorted(filter(None, kinds))):
         if found is None or not found.plugins:
             continue
-        answers = (
-            node.run_program(
-                interpreter.code_command(sys.executable, f"import ctypes; ctypes.CDLL({name!r})"), LOAD_LIMIT_S
-            )
-            for name in found.plugins
-        )
-        loads = next((name for name, answer in zip(found.plugins, answers, strict=True) if answer.state == "ok"), None)
+        loads = next((name for name in found.plugins if _load_library(node, name).state == "ok"), None)
         yield judge_value(
             loads is not None,
             "warn",

@@ -188,12 +188,7 @@ class _TopologyPicture:
                 yield "bus", f"{word}: {meaning}"
 
 
-NEARNESS = {
-    "PIX": "one PCIe switch",
-    "PXB": "several switches",
-    "PHB": "one host bridge",
-    "NODE": "same NUMA node",
-}
+NEARNESS = {"PIX": "one PCIe switch", "PXB": "several switches", "PHB": "one host bridge", "NODE": "same NUMA node"}
 """Short meaning of the line between GPUs and NICs."""
 
 

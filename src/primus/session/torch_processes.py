@@ -82,12 +82,7 @@ class TorchProcesses:
 
 @contextmanager
 def join_processes(
-    rank: int,
-    local_rank: int,
-    world: int,
-    timeout: timedelta,
-    environ: Mapping[str, str],
-    asked: DeviceKind = "auto",
+    rank: int, local_rank: int, world: int, timeout: timedelta, environ: Mapping[str, str], asked: DeviceKind = "auto"
 ) -> Iterator[TorchProcesses]:
     """Join the processes of the run for the duration of a `with`.
 

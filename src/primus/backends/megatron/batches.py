@@ -110,11 +110,7 @@ def _describe_rows(is_start: Tensor) -> PackedSeqParams:
     ends = torch.cat([starts, starts.new_tensor([is_start.numel()])]).int()
     longest = int((ends[1:] - ends[:-1]).max())
     return PackedSeqParams(
-        qkv_format="thd",
-        cu_seqlens_q=ends,
-        cu_seqlens_kv=ends,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
+        qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=longest, max_seqlen_kv=longest
     )
 
 

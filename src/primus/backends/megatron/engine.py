@@ -115,12 +115,7 @@ class MegatronEngine:
     """
 
     def __init__(
-        self,
-        trainer: Trainer,
-        device: torch.device,
-        global_batch_size: int,
-        options: BatchOptions,
-        parts: EngineParts,
+        self, trainer: Trainer, device: torch.device, global_batch_size: int, options: BatchOptions, parts: EngineParts
     ) -> None:
         self.trainer, self.device = trainer, device
         self._global_batch_size, self._options = global_batch_size, options

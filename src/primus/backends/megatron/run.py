@@ -69,10 +69,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         from primus.backends.megatron.engine import MegatronEngine
 
         options = BatchOptions(
-            session.masked_token,
-            trainer.data.reset_attention_mask,
-            session.data.eod_id,
-            driver.uses_transformer_engine,
+            session.masked_token, trainer.data.reset_attention_mask, session.data.eod_id, driver.uses_transformer_engine
         )
         with join_single_process(processes):
             parts = _build_parts(experiment, driver, device, session.global_batch_size)

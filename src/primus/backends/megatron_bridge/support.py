@@ -7,12 +7,7 @@ from pathlib import Path
 
 from primus import model_checks
 from primus.backends.megatron.backend_settings import check_setting_names
-from primus.backends.megatron_bridge.settings import (
-    TARGETS,
-    BridgeSettings,
-    list_megatron_settings,
-    read_settings,
-)
+from primus.backends.megatron_bridge.settings import TARGETS, BridgeSettings, list_megatron_settings, read_settings
 from primus.config.exports.hugging_face import format_model_config
 from primus.config.schema import Experiment, Trainer
 from primus.engine_keys import check_key_rules, format_yaml_value, read_key_rules

@@ -29,11 +29,7 @@ class InputScaledExperts(RoutedExperts):
         """As of experts whose output is multiplied."""
 
     def forward(
-        self,
-        x_BLD: Tensor,
-        topk_scores_BLK: Tensor,
-        topk_expert_ids_BLK: Tensor,
-        num_local_tokens_per_expert_E: Tensor,
+        self, x_BLD: Tensor, topk_scores_BLK: Tensor, topk_expert_ids_BLK: Tensor, num_local_tokens_per_expert_E: Tensor
     ) -> Tensor:
         scaled_BLD = x_BLD * topk_scores_BLK.to(x_BLD.dtype)
         ones_BLK = torch.ones_like(topk_scores_BLK)

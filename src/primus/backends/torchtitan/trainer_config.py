@@ -90,11 +90,7 @@ def build_trainer_config(trainer: Trainer, layout: TitanLayout, *, folder: Path,
 
 def _group_parameters(optimizer: OptimizerConfig) -> list[ParamGroupConfig]:
     """AdamW with and without weight decay; the first pattern that a name matches decides."""
-    shared = {
-        "lr": optimizer.lr,
-        "betas": (optimizer.adam_beta1, optimizer.adam_beta2),
-        "eps": optimizer.adam_eps,
-    }
+    shared = {"lr": optimizer.lr, "betas": (optimizer.adam_beta1, optimizer.adam_beta2), "eps": optimizer.adam_eps}
     return [
         ParamGroupConfig(pattern=pattern, optimizer_name="AdamW", optimizer_kwargs={**shared, "weight_decay": decay})
         for pattern, decay in ((UNDECAYED, 0.0), (r".*", optimizer.weight_decay))

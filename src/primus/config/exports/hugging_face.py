@@ -85,10 +85,7 @@ def _write_shape(model: ModelSpec) -> dict[str, Any]:
         # Both forms of rope: transformers 4 reads rope_theta and rope_scaling, 5 reads rope_parameters.
         "rope_theta": model.rotary_base,
         "rope_scaling": _write_scaling(model),
-        "rope_parameters": {
-            "rope_theta": model.rotary_base,
-            **(_write_scaling(model) or {"rope_type": "default"}),
-        },
+        "rope_parameters": {"rope_theta": model.rotary_base, **(_write_scaling(model) or {"rope_type": "default"})},
     }
 
 

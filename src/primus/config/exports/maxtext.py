@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from primus.config.exports.foreign_text import (
-    ForeignText,
-    LostSetting,
-    attention_head_width,
-    comment_lost,
-    list_lost,
-)
+from primus.config.exports.foreign_text import ForeignText, LostSetting, attention_head_width, comment_lost, list_lost
 from primus.config.imports.maxtext import MODELS, RENAMED, ROPE_TYPES
 from primus.config.load import Resolved
 from primus.config.schedule import decay_end, warmup_steps
@@ -131,10 +125,7 @@ def _write_experts(model: ModelSpec) -> dict[str, Any]:
     if model.moe_router_score_function == "sigmoid":
         values["routed_score_func"] = "sigmoid"
     if model.moe_router_num_groups:
-        values |= {
-            "n_routing_groups": model.moe_router_num_groups,
-            "topk_routing_group": model.moe_router_group_topk,
-        }
+        values |= {"n_routing_groups": model.moe_router_num_groups, "topk_routing_group": model.moe_router_group_topk}
     return values
 
 

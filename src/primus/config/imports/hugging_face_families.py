@@ -152,11 +152,7 @@ def _read_latent_attention(file: HuggingFaceFile) -> None:
 
 def _read_gpt_oss(file: HuggingFaceFile) -> None:
     file.copy_keys(
-        {
-            "num_local_experts": "num_experts",
-            "num_experts_per_tok": "moe_router_topk",
-            "sliding_window": "window_size",
-        }
+        {"num_local_experts": "num_experts", "num_experts_per_tok": "moe_router_topk", "sliding_window": "window_size"}
     )
     kinds = file.take("layer_types") or ["sliding_attention", "full_attention"]
     period = _find_window_period(kinds)

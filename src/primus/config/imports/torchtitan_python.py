@@ -10,11 +10,7 @@ from typing import Any
 from primus.config.imports.foreign_config import ForeignConfig
 from primus.errors import UsageError, find_nearest
 
-_PLACES = {
-    "profiler": "profiling",
-    "validator": "validation",
-    "dataloader": "training",
-}
+_PLACES = {"profiler": "profiling", "validator": "validation", "dataloader": "training"}
 """Places of torchtitan 0.2 for the components of 0.3."""
 _AC_MODES = {"SelectiveAC": "selective", "FullAC": "full", "MemoryBudgetAC": "memory_budget"}
 

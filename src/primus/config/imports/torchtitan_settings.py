@@ -163,9 +163,7 @@ WITHOUT_EFFECT = frozenset(
 MODE = "activation_checkpoint.mode"
 ENGINE_SECTIONS = frozenset({"parallelism", "activation_checkpoint", "compile", "training", "debug", "comm"})
 """Sections whose fields the backend takes where no key of primus sets them."""
-MOVED_FIELDS = {
-    "parallelism.enable_async_tensor_parallel": "compile.enable_async_tensor_parallel",
-}
+MOVED_FIELDS = {"parallelism.enable_async_tensor_parallel": "compile.enable_async_tensor_parallel"}
 """Fields of torchtitan 0.2 that have another place in 0.3."""
 
 _OFF: tuple[Any, ...] = (None, False, "", [], {}, "none", "default", "disabled")

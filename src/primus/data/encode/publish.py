@@ -101,10 +101,7 @@ def report_prepared(
     if manifest.special_strings:
         became = "its id" if manifest.recipe.parse_special_tokens else "plain text"
         say(f"  {manifest.tokenizer.eod} occurs {manifest.special_strings:,} times in the text and became {became}")
-    if failure := next(
-        (result.facts["fast_failure"] for result in results if "fast_failure" in result.facts),
-        "",
-    ):
+    if failure := next((result.facts["fast_failure"] for result in results if "fast_failure" in result.facts), ""):
         say(f"  the fast tokenizer failed ({failure}); used the tokenizers library instead (same tokens, slower)")
 
 

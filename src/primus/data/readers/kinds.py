@@ -13,9 +13,7 @@ TABLES = frozenset({".csv", ".tsv"})
 """Tables of text with a header line."""
 
 PROSE = frozenset({".txt", ".text", ".md", ".rst", ".tex", ".adoc", ".org", ".html", ".htm"})
-NATIVE = frozenset(
-    ".c .h .cc .cpp .cxx .hpp .cu .cuh .hip .cl .go .rs .swift .m .mm .f90 .f".split(),
-)
+NATIVE = frozenset(".c .h .cc .cpp .cxx .hpp .cu .cuh .hip .cl .go .rs .swift .m .mm .f90 .f".split())
 MANAGED = frozenset(".java .kt .scala .cs .js .jsx .ts .tsx .clj .hs .ml .ex .erl".split())
 SCRIPTS = frozenset(".py .pyi .ipynb .rb .php .jl .r .lua .pl .pm .sh .bash .zsh .ps1 .bat .sql".split())
 SETTINGS = frozenset(".xml .css .toml .yaml .yml .ini .cfg .proto .cmake .mk".split())

@@ -46,11 +46,7 @@ def load_tokenizer(
 
 
 def parse_tokenizer(
-    content: bytes,
-    name: str,
-    eod: str | None = None,
-    parse_special_tokens: bool = False,
-    fast: bool = True,
+    content: bytes, name: str, eod: str | None = None, parse_special_tokens: bool = False, fast: bool = True
 ) -> Tokenizer:
     """Load a tokenizer from the content of its file; see `load_tokenizer`."""
     return _load_content(content, name, EndChoice(eod), parse_special_tokens, fast)

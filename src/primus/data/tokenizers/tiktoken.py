@@ -44,10 +44,7 @@ class TiktokenScheme:
 
 SCHEMES = {
     "gpt2": TiktokenScheme(
-        GPT2,
-        50256,
-        {END_OF_TEXT: 50256},
-        sha256="306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
+        GPT2, 50256, {END_OF_TEXT: 50256}, sha256="306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
     ),
     "cl100k": TiktokenScheme(
         CL100K,

@@ -14,11 +14,7 @@ from primus.machine.facts import MachineFacts
 CAP_SYS_RESOURCE = 24
 """Bit of the capability that lets a process raise its limits (capabilities(7))."""
 
-RLIMITS = {
-    "memlock": resource.RLIMIT_MEMLOCK,
-    "nofile": resource.RLIMIT_NOFILE,
-    "stack": resource.RLIMIT_STACK,
-}
+RLIMITS = {"memlock": resource.RLIMIT_MEMLOCK, "nofile": resource.RLIMIT_NOFILE, "stack": resource.RLIMIT_STACK}
 """Limits that primus sets."""
 
 

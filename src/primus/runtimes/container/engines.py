@@ -18,12 +18,7 @@ from primus.runtimes.container.devices import ContainerHost
 from primus.runtimes.container.options import ContainerArguments, group_engine_options
 
 Kind = Literal["docker", "podman", "apptainer"]
-KINDS: dict[str, Kind] = {
-    "docker": "docker",
-    "podman": "podman",
-    "apptainer": "apptainer",
-    "singularity": "apptainer",
-}
+KINDS: dict[str, Kind] = {"docker": "docker", "podman": "podman", "apptainer": "apptainer", "singularity": "apptainer"}
 """Kind by program, in search order."""
 
 ULIMITS = {"memlock": -1, "nofile": 1048576, "stack": 67108864}

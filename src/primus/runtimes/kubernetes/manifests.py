@@ -164,10 +164,7 @@ def _build_pod_override(job_spec: JobSpec) -> Manifest:
     container = {"name": names.REPLICATED_JOB, **pod.build_container_override(job_spec)}
     spec = {**pod.build_pod_spec_override(job_spec), "containers": [container]}
     job = {"name": names.REPLICATED_JOB, "template": {"spec": {"template": {"spec": spec}}}}
-    return {
-        "manager": "primus.amd.com/cli",
-        "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}},
-    }
+    return {"manager": "primus.amd.com/cli", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
 
 
 def _training_runtime(job_spec: JobSpec) -> Manifest:

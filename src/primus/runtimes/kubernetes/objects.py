@@ -168,12 +168,7 @@ def _set_owner_references(
     try:
         # Owner references need the uid, which the server assigns. They are set afterwards for this reason.
         uid = server.get_object(job_path)["metadata"]["uid"]
-        owner = {
-            "apiVersion": job["apiVersion"],
-            "kind": job["kind"],
-            "name": job["metadata"]["name"],
-            "uid": uid,
-        }
+        owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": job["metadata"]["name"], "uid": uid}
         for path in paths:
             server.patch_object(path, {"metadata": {"ownerReferences": [owner]}})
     except PrimusError as error:

@@ -146,13 +146,7 @@ def find_num_nodes(typed: Sequence[SlurmOption]) -> int | None:
     return 1 if text is None else int(text) if text.isdecimal() else None
 
 
-_OURS: dict[str, type] = {
-    "follow": bool,
-    "wait": bool,
-    "max-restarts": int,
-    "restart-delay": float,
-    "spare-nodes": int,
-}
+_OURS: dict[str, type] = {"follow": bool, "wait": bool, "max-restarts": int, "restart-delay": float, "spare-nodes": int}
 KNOWN = VALUED | BARE | OPTIONAL | frozenset(_OURS)
 """Options of Slurm and ours."""
 

@@ -54,10 +54,7 @@ def run(options: Options, context: TaskContext) -> None:
         count = write_archive(folder, archive, has_runs=options.runs)
         written.append(
             WrittenArchive(
-                comparison=str(folder.path),
-                archive=str(archive),
-                num_files=count,
-                size_bytes=archive.stat().st_size,
+                comparison=str(folder.path), archive=str(archive), num_files=count, size_bytes=archive.stat().st_size
             )
         )
     lines = [f"{each.archive}: {each.num_files} files, {table.format_size(each.size_bytes)}" for each in written]

@@ -15,12 +15,7 @@ from msgspec import Struct
 from primus import __version__
 from primus.errors import PrimusError, UsageError
 from primus.images.build_context import read_checkout, write_context
-from primus.images.image_engines import (
-    ImageEngine,
-    build_image_command,
-    choose_image_engine,
-    show_image,
-)
+from primus.images.image_engines import ImageEngine, build_image_command, choose_image_engine, show_image
 from primus.images.template import ImageRecipe, check_secret_name, format_containerfile, read_template
 from primus.process import end_program
 from primus.redaction import redact_args

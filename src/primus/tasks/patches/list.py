@@ -47,10 +47,7 @@ def run(options: Options, context: TaskContext) -> None:
     files = [
         PatchFile(file, patch_records.hash_patch(Path(file).expanduser().read_bytes())) for file in context.patches
     ]
-    values = {
-        "patches": [{"wanted": choice.name in wanted, "choice": choice} for choice in found],
-        "files": files,
-    }
+    values = {"patches": [{"wanted": choice.name in wanted, "choice": choice} for choice in found], "files": files}
     context.result(values, "\n\n".join([_format_patch_table(found, wanted), *_format_patch_files(files)]))
 
 

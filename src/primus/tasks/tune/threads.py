@@ -59,10 +59,7 @@ def _build_request(options: Options, context: TaskContext) -> _search.SearchRequ
     )
     return _search.SearchRequest(
         config=options.config,
-        keys=(
-            f"env.OMP_NUM_THREADS={','.join(map(str, threads))}",
-            f"env.OMP_PROC_BIND={','.join(PLACEMENTS)}",
-        ),
+        keys=(f"env.OMP_NUM_THREADS={','.join(map(str, threads))}", f"env.OMP_PROC_BIND={','.join(PLACEMENTS)}"),
         variants=tuple(
             {f"env.{name}": value for name, value in variables.items()}
             for variables in list_allocators(options.allocators, context.environ).values()

@@ -104,13 +104,7 @@ _LETTER = {
     "Lm": ALPHA | LOWER,
     "Lo": ALPHA | UPPER | LOWER,
 }
-_OTHER = {
-    "Nd": DECIMAL,
-    "Mn": MARK,
-    "So": ICON | PREFIX | SUFFIX,
-    "Sc": CURRENCY | PREFIX,
-    "Cc": SYMBOL | BLANK,
-}
+_OTHER = {"Nd": DECIMAL, "Mn": MARK, "So": ICON | PREFIX | SUFFIX, "Sc": CURRENCY | PREFIX, "Cc": SYMBOL | BLANK}
 
 
 def _classify_by_category(character: str) -> int:

@@ -80,10 +80,7 @@ class GopherQuality(Rule, frozen=True, kw_only=True, tag="gopher_quality"):
         block.remove_above(self.name, "max_words", real, self.max_words)
         block.remove_below(self.name, "min_mean_word_length", length, self.min_mean_word_length)
         block.remove_above(self.name, "max_mean_word_length", length, self.max_mean_word_length)
-        for column, reason in (
-            (kernels.HASHES, "max_hashes_per_word"),
-            (kernels.ELLIPSES, "max_ellipses_per_word"),
-        ):
+        for column, reason in ((kernels.HASHES, "max_hashes_per_word"), (kernels.ELLIPSES, "max_ellipses_per_word")):
             block.remove_above(self.name, reason, divide_or_zero(counts[:, column], num_words), getattr(self, reason))
         for column, reason in (
             (kernels.BULLET_LINES, "max_bullet_lines"),
