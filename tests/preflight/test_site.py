@@ -158,7 +158,7 @@ def test_what_a_node_lacks_is_named(tmp_path: Path, healthy_site: site.SiteExpec
     [
         ("gpu:\n  count: 8\n", "site.yaml:2: unknown key 'gpu'", "gpus"),
         ("gpus:\n  count: 8\n  modell: MI300X\n", "site.yaml:3: unknown key 'modell'", "model"),
-        ("gpus:\n  count: eight\n", "site.yaml:2: count: Expected `int", ""),
+        ("gpus:\n  count: eight\n", "site.yaml:2: count: expected int", ""),
         ("memory: 2 TB\n", "site.yaml:1: memory is not a mapping", "--write-expect"),
         ("mounts:\n  /home:\n    typ: nfs4\n", "site.yaml:3: unknown key 'typ'", "type"),
         ("", "is empty", ""),

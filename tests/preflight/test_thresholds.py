@@ -27,12 +27,13 @@ def test_a_file_changes_what_it_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("memlok_gib: 64\n", r"limits.yaml:1: unknown threshold 'memlok_gib'\s+did you mean 'memlock_gib'"),
-        ("a: 1\n", "limits.yaml:1: unknown threshold 'a'"),
-        ("smi_limit_s: soon\n", "limits.yaml:1: smi_limit_s is a number, not 'soon'"),
-        ("pcie_replay: 1.5\n", "limits.yaml:1: pcie_replay is a whole number, not 1.5"),
-        ("floors: 3\n", "limits.yaml:1: floors maps device models"),
-        ("floors:\n  MI300X: 3\n", "limits.yaml:2: floors of MI300X map tests"),
+        ("memlok_gib: 64\n", r"limits.yaml:1: unknown key 'memlok_gib'\s+did you mean 'memlock_gib'"),
+        ("a: 1\n", "limits.yaml:1: unknown key 'a'"),
+        ("smi_limit_s: soon\n", "limits.yaml:1: smi_limit_s: expected float, got str \\('soon'\\)"),
+        ("pcie_replay: 1.5\n", "limits.yaml:1: pcie_replay: expected int, got float"),
+        ("smi_warn_s: -1\n", "limits.yaml:1: smi_warn_s: expected float >= 0.0"),
+        ("floors: 3\n", r"limits.yaml:1: floors is not a mapping\s+floors map device models"),
+        ("floors:\n  MI300X: 3\n", "limits.yaml:2: floors.MI300X is not a mapping"),
         ("floors:\n  MI301X: {gemm_bf16: 1}\n", r"limits.yaml:2: .*MI301X"),
         ("floors:\n  MI300X: {gem_bf16: 1}\n", r"limits.yaml:2: no test 'gem_bf16' has a floor\s+did you mean"),
         (

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
-import msgspec
 from msgspec import Struct, structs
 
 from primus.config import source
-from primus.config.source import Leaf, Tree
-from primus.errors import PrimusError, UsageError, did_you_mean
+from primus.config.written_records import convert_tree
+from primus.errors import PrimusError
 from primus.runs.files import write_text
 
 UNLIMITED = "unlimited"
@@ -114,8 +112,8 @@ def load(path: Path) -> SiteExpectations:
     Raises:
         UsageError: A key is unknown, or a value has the wrong type; names the line and the nearest key.
     """
-    site: SiteExpectations = _read_struct(source.read_yaml(path, None), SiteExpectations)
-    return site
+    hint = "`preflight --write-expect FILE` writes an example"
+    return convert_tree(source.read_yaml(path, None), SiteExpectations, hint)
 
 
 def save(site: SiteExpectations, path: Path) -> None:
@@ -141,59 +139,3 @@ def _strip_unset_values(value: Any) -> Any:
     if isinstance(value, tuple) and value:
         return value[0] if len(value) == 1 else list(value)
     return value
-
-
-def _read_struct(tree: Tree, kind: type[Struct]) -> Any:
-    """A Struct of `kind` from the keys of `tree`."""
-    hints, values = get_type_hints(kind), {}
-    for key, item in tree.items():
-        if key not in hints:
-            longer = [name for name in hints if name.startswith(key)]  # suggests gpus, not cpu, for gpu
-            raise UsageError(f"{locate_item(item)}: unknown key '{key}'", did_you_mean(key, longer or hints))
-        values[key] = _convert_item(item, hints[key], key)
-    return kind(**values)
-
-
-def _convert_item(item: Leaf | Tree, hint: Any, key: str) -> Any:
-    inner = _find_mapping_reader(hint)
-    if inner is not None and not isinstance(item, Leaf):
-        return inner(item, key)
-    if inner is not None or not isinstance(item, Leaf):
-        wanted = "a mapping" if inner is not None else "a value"
-        raise UsageError(
-            f"{locate_item(item)}: {key} is not {wanted}", "`preflight --write-expect FILE` writes an example"
-        )
-    if hint == tuple[str, ...]:
-        return _parse_versions(item)
-    text_wanted = hint in (str, str | None)
-    value = item.text or str(item.value) if text_wanted and item.value is not None else item.value
-    try:
-        return msgspec.convert(value, hint)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{item.origin}: {key}: {error}") from None
-
-
-def _find_mapping_reader(hint: Any) -> Callable[[Tree, str], Any] | None:
-    """The function that converts a mapping into a value of the type `hint`; None if the type does not use mappings."""
-    if isinstance(hint, type) and issubclass(hint, Struct):
-        return lambda tree, _: _read_struct(tree, hint)
-    if get_origin(hint) is dict:
-        kind = get_args(hint)[1]
-        return lambda tree, key: {name: _convert_item(item, kind, f"{key}.{name}") for name, item in tree.items()}
-    return None
-
-
-def _parse_versions(item: Leaf) -> tuple[str, ...]:
-    """Versions as text: YAML reads 28.39 as a number."""
-    if isinstance(item.value, list):
-        return tuple(str(entry) for entry in item.value)
-    return (item.text or str(item.value),)
-
-
-def locate_item(item: Leaf | Tree) -> str:
-    """Position of an item in the file; a mapping has the position of its first value."""
-    while not isinstance(item, Leaf):
-        if not item:
-            return "an empty mapping"
-        item = next(iter(item.values()))
-    return item.origin
