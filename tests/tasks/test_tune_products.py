@@ -127,4 +127,4 @@ def test_two_tuners_on_one_machine_are_refused(folder: Path, capfd: pytest.Captu
     from primus.tasks.tune._products import claim_machine
 
     with claim_machine(os.environ):
-        assert "tunes on this machine" in call(f"-- {WORDS}", capfd, 2)
+        assert "this machine is used for tuning by process" in call(f"-- {WORDS}", capfd, 2)

@@ -65,6 +65,7 @@ def record_start(launch: Launch, run: Run, say: Say, *, keeps_record: bool) -> N
     _write_plan(launch, run, shape)
     if shape.node_rank == 0:
         say(f"{'continuing' if launch.attempt else 'run'} {os.path.relpath(run.directory)}")
+    # One writer: nodes that updated the metadata at the same time would lose each other's changes.
     if keeps_record:
         run.update_metadata(
             started=time.time(), ended=None, attempts=launch.attempt + 1, outcome=RunOutcome(state="running")

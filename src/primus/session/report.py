@@ -52,6 +52,7 @@ class TrainingReporter(Callback):
         if self._bar is None or console is None or not console.isatty():
             self._attempt.say(text)
             return
+        # Twice: standard output is the log of the rank, and the terminal belongs to the bar until it is closed.
         print(text, flush=True)
         self._bar.print(text)
 
@@ -111,6 +112,7 @@ class TrainingReporter(Callback):
 
     def after_rewind(self, step: int) -> None:
         """Discard the steps after `step`, which are repeated."""
+        # Lines that were not printed yet would average discarded steps with their repetitions.
         self._unprinted.clear()
         for logger in self._loggers:
             logger.discard_steps_after(step)

@@ -60,12 +60,14 @@ class Study:
     @contextmanager
     def claim_trial(self, settings: Mapping[str, str], steps: int) -> Iterator[bool]:
         """Be the only one that executes a trial; gives False while another process does."""
+        # A claim for each trial, and steps in its name: hosts share the trials of a rung, and a longer one is another.
         with claim_work(self.folder / "claims" / _hash_trial(settings, steps)) as is_ours:
             yield is_ours
 
     def add_result(self, result: TrialResult) -> None:
         """Record a trial at once: a kill loses only the trial that is running."""
         write_json(self.folder / "trials" / f"{_hash_trial(result.settings, result.steps)}.json", result)
+        # A file for each trial is the record; this one, rewritten from all of them, is for people and may lag.
         write_json(self.folder / "study.json", self.record)
 
 
@@ -85,6 +87,7 @@ def open_study(
     Raises:
         UsageError: Another process of this host runs this search.
     """
+    # Equal commands meet in one folder, on any host; a changed experiment or grid never reuses results.
     identity = hashlib.sha256(msgspec.json.encode(record) + content.encode()).hexdigest()[:8]
     folder = workspace / "tune" / f"{name}-{identity}"
     with contextlib.nullcontext() if shares_host else claim_host(folder):

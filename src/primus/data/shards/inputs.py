@@ -86,6 +86,7 @@ class Inputs:
         Raises:
             UsageError: The output is inside an input, or an input is inside the output folder.
         """
+        # By pattern, not by file: the output does not exist yet, and the same command would read it the next time.
         for each in self.given:
             if would_contain(each.given, output):
                 raise UsageError(
@@ -138,6 +139,7 @@ class Inputs:
         return hashlib.sha256("\n".join(self.fingerprints[file] for file in one.files).encode()).hexdigest()
 
     def _build_facts(self, one: Input, digests: dict[str, str]) -> InputFacts:
+        # Without digests (a comparison of sizes, or a URL) the fingerprint stands for the content.
         lines = [
             f"{_relative_name(one.given, file)}\n{digests.get(file) or self.fingerprints[file]}\n" for file in one.files
         ]
@@ -185,6 +187,7 @@ def open_files(given: Iterable[str], text_documents: str = "file") -> Inputs:
     found = tuple(Input(each, tuple(readers.find_files(each))) for each in given)
     _check_once(found)
     files = [file for each in found for file in each.files]
+    # From all inputs together: shards of similar size end at similar times, whatever the sizes of the files.
     size = shards.choose_shard_size(sum(map(readers.read_size, files)))
     return Inputs(
         found, {file: fingerprint_file(file) for file in files}, readers.plan_shards(files, text_documents, size)
@@ -255,6 +258,7 @@ def fingerprint_file(file: str) -> str:
 
         facts = remote.read_remote_facts(file)
         return f"{facts.size} {facts.version}"
+    # Not the content: it takes hours for a corpus. A copy has another time, and `_is_same` then reads it.
     try:
         status = os.stat(file)
     except OSError as error:

@@ -57,6 +57,7 @@ def pod_command(options: Options, context: PlanContext) -> tuple[str, ...]:
     Raises:
         UsageError: The rest would start a container in the pod.
     """
+    # `there` is the command line of a node with paths of this machine; entry and run folder have others in the pod.
     _, *words = context.there
     runtimes = [word for word in words if not word.startswith("--")]
     if registry.load_plug_in(RUNTIMES, runtimes[0]).LEVEL != "node":
@@ -89,6 +90,7 @@ def collect_pod_variables(
     """
     found = {name: variable.value for name, variable in plan.env.items()}
     hidden = {name for name, variable in plan.env.items() if variable.is_secret}
+    # After those of the plan, so that --env wins.
     for word in options.env:
         name, has_value, value = word.partition("=")
         check_name(name, "--env")
@@ -98,6 +100,7 @@ def collect_pod_variables(
             found[name] = _read_shell_variable(name, context.environ)
     # A variable from an existing Secret must not be sent as well: the literal value would be in the manifest.
     referenced = set(secret_references(options))
+    # Pods have no login of the Hub, and a tokenizer may need one; it becomes a Secret below.
     if context.environ.get("HF_TOKEN"):
         found.setdefault("HF_TOKEN", context.environ["HF_TOKEN"])
     found = {name: value for name, value in found.items() if name not in referenced}
@@ -134,6 +137,7 @@ def job_name(options: Options, name: str, run_id: str) -> str:
     """
     is_safe = options.target_name == "safe"
     longest = SAFE_LABEL if is_safe else LONGEST_LABEL - len(f"-node-0-{options.replica - 1}-abcde")
+    # The suffix is never cut: two runs of one experiment differ only by it.
     if options.name is None:
         suffix = _format_dns_label(run_id)
         return f"{_format_dns_label(name)[: longest - len(suffix) - 1].strip('-') or 'run'}-{suffix}"

@@ -16,8 +16,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct, structs
@@ -29,12 +30,12 @@ from primus.errors import PrimusError, UnfitError, UsageError
 from primus.machine import tuned_files
 from primus.process import count_usable_cpus
 from primus.report import table
-from primus.runs import lock
 from primus.runs.files import read_json, to_json, write_json
 from primus.runs.run_steps import load_run_steps
 from primus.task import TaskContext
 from primus.tasks.tune._gemm_options import GemmOptions
 from primus.tasks.tune._training import run_training
+from primus.tuning.claim import claim_folder
 from primus.tuning.product_table import (
     COMPARISON_VARIABLE,
     DEFAULT,
@@ -53,6 +54,7 @@ from primus.tuning.step_comparison import compare_step_times
 ShowProgress = Callable[[TaskContext, int, str], None]
 """Shows how many products are done, and a line about the last."""
 RECORDED_STEPS = 3
+_Earlier = TypeVar("_Earlier")
 MOST_LISTED = 30
 
 
@@ -95,6 +97,7 @@ def tune_experiment(options: GemmOptions, context: TaskContext) -> None:
         raise UsageError("tune gemm on a CPU runs on one node", "start it without --nnodes")
     # The machine before the folder, in every command: two commands cannot wait for each other.
     with claim_machine(context.environ), _open_search(options, context, resolved) as search:
+        # Each stage reads what the one before has written, so that it can be started alone, on another day.
         collected = _collect_products(search)
         result = ProductTuningResult(folder=str(search.folder), valid_for=search.valid_for, collected=collected)
         if options.stage in ("all", "tune"):
@@ -177,19 +180,11 @@ def uses_accelerators(options: GemmOptions, context: TaskContext) -> bool:
     )
 
 
-@contextmanager
-def claim_machine(environ: Mapping[str, str]) -> Iterator[None]:
-    """Be the only one that measures on this machine: two would measure each other.
-
-    Raises:
-        UsageError: Another process does.
-    """
+def claim_machine(environ: Mapping[str, str]) -> AbstractContextManager[None]:
+    """Be the only one that measures on this machine: two would measure each other. See `claim_folder`."""
+    # By host name: the folder may be on a file system that several machines share.
     folder = tuned_files.find_store(environ) / f"measuring-{socket.gethostname()}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with lock.hold_run(folder) as is_held:
-        if not is_held:
-            raise UsageError(f"{lock.find_holder(folder)} tunes on this machine", "wait until it has ended")
-        yield
+    return claim_folder(folder, "this machine is used for tuning")
 
 
 @contextmanager
@@ -207,19 +202,18 @@ def _open_search(options: GemmOptions, context: TaskContext, resolved: Resolved)
     torch.set_num_threads(int(given) if given and given.isdecimal() else max(1, count_usable_cpus() // nproc))
     # After the number of threads is set, which is part of the description: other threads, other fastest forms.
     valid_for = describe_cpu_library(device_name(torch.device("cpu")))
+    # Whatever changes the products or their fastest forms begins a new search; an equal command continues this one.
     content = to_json(asked) + to_json(valid_for) + str(nproc) + " ".join(options.shapes)
     identity = hashlib.sha256(content.encode()).hexdigest()[:8]
     folder = Path(options.workspace) / "tune" / f"{asked.exp_name}-gemm-{identity}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with lock.hold_run(folder) as is_held:
-        if not is_held:
-            raise UsageError(f"{folder} is executed by {lock.find_holder(folder)}", "wait until it has ended")
+    with claim_folder(folder, f"{folder} is used"):
         yield ProductSearch(options=options, context=context, resolved=resolved, folder=folder, valid_for=valid_for)
 
 
 def _collect_products(search: ProductSearch) -> ProductList:
     """The products of a step: those of an earlier call, of logs, of a real step, or of a step on fake tensors."""
     file = search.folder / "products.json"
+    # An earlier list counts, whatever it came from: tuned parts and comparisons belong to its products.
     if file.is_file():
         return read_product_list(file)
     if search.options.shapes:
@@ -255,6 +249,7 @@ def trace_products(resolved: Resolved, context: TaskContext, device: str) -> Pro
             f"framework '{asked.trainer.framework}' has no step on fake tensors",
             "record a real step on a CPU by --record, or log one on GPUs: HIPBLASLT_LOG_MASK=32, then --shapes LOG",
         ) from None
+    # The fake step is one micro batch of one process; a real step repeats its products by gradient accumulation.
     found = sort_products(recorder.counts, "a step on fake tensors")
     training = asked.trainer.training
     nproc = context.layout.nproc if context.layout else 1
@@ -292,7 +287,7 @@ def _tune_products(search: ProductSearch, collected: ProductList) -> list[TunedP
         for number, product in enumerate(products, 1):
             part = parts / f"{hashlib.sha256(product.key.encode()).hexdigest()[:16]}.json"
             # The name is a digest, since a key has characters that a file name cannot have; the content decides.
-            known = _read_part(part)
+            known = _read_earlier(part, TunedProduct)
             if known is None or known.product != product:
                 known = tune_product(product, search.options.measure)
                 write_json(part, known)
@@ -303,10 +298,10 @@ def _tune_products(search: ProductSearch, collected: ProductList) -> list[TunedP
     return tuned
 
 
-def _read_part(part: Path) -> TunedProduct | None:
+def _read_earlier(file: Path, kind: type[_Earlier]) -> _Earlier | None:
     """An earlier result; None if there is none, or it was cut off or edited."""
     try:
-        return read_json(part, TunedProduct)
+        return read_json(file, kind)
     except PrimusError:
         return None
 
@@ -333,7 +328,7 @@ def _compare_steps(search: ProductSearch, tuned: Sequence[TunedProduct]) -> Step
     """Take real steps with and without the tuned products in turn; an earlier comparison of the same table counts."""
     file = search.folder / "comparison.json"
     identity = hashlib.sha256(msgspec.json.encode([(each.product.key, each.form) for each in tuned])).hexdigest()
-    known = _read_comparison(file)
+    known = _read_earlier(file, KeptComparison)
     # Other forms, or another number of steps, need a new comparison.
     if known is not None and known.identity == identity and known.steps == search.options.steps:
         return known.comparison
@@ -342,6 +337,7 @@ def _compare_steps(search: ProductSearch, tuned: Sequence[TunedProduct]) -> Step
     answer, run = run_training(
         str(search.options.config),
         search.context,
+        # Compiled steps do not call the operators that a table replaces.
         {"train_iters": str(search.options.steps), "compile": "false"},
         search.folder,
         limit_s=search.options.timeout,
@@ -368,18 +364,11 @@ class KeptComparison(Struct, frozen=True, kw_only=True):
     comparison: StepComparison
 
 
-def _read_comparison(file: Path) -> KeptComparison | None:
-    try:
-        return read_json(file, KeptComparison)
-    except PrimusError:
-        return None
-
-
 def _keep_result(search: ProductSearch, result: ProductTuningResult) -> ProductTuningResult:
     """Write the table that later runs find, whether or not it is faster: they say which."""
     comparison = result.comparison
     if comparison is None and _list_winners(result.tuned):
-        known = _read_comparison(search.folder / "comparison.json")
+        known = _read_earlier(search.folder / "comparison.json", KeptComparison)
         if known is None:
             raise UsageError("no real steps were compared yet", f"first: {search.describe_stage('check')}")
         comparison = known.comparison
@@ -391,6 +380,7 @@ def _keep_result(search: ProductSearch, result: ProductTuningResult) -> ProductT
         products=keep_products(result.tuned, comparison),
         comparisons=[comparison] if comparison else [],
     )
+    # The file serves all experiments on this library: products and comparisons of the others stay.
     write_product_table(path, merge_tables(_read_old_table(path, search.context), new))
     return structs.replace(result, comparison=comparison, kept=str(path))
 

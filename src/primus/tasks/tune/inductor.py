@@ -13,13 +13,13 @@ from msgspec import Meta, Struct, structs
 
 from primus import experiment
 from primus.config.load import Resolved
-from primus.errors import PrimusError, UnfitError, UsageError
+from primus.errors import PrimusError, UnfitError
 from primus.machine import tuned_files
-from primus.runs import lock
 from primus.runs.files import read_json, to_json, write_json
 from primus.runs.run_steps import load_run_steps
 from primus.task import TaskContext
 from primus.tasks.tune._training import run_training
+from primus.tuning.claim import claim_folder
 from primus.tuning.kernel_cache import KernelCache, find_local_folder, keep_cache, pack_cache
 
 OVERRIDES = True
@@ -55,10 +55,7 @@ def run(options: Options, context: TaskContext) -> None:
     valid_for = _describe_target(resolved, options, context)
     identity = hashlib.sha256((to_json(resolved.experiment) + to_json(valid_for)).encode()).hexdigest()[:8]
     folder = Path(options.workspace) / "tune" / f"{name}-inductor-{identity}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with lock.hold_run(folder) as is_held:
-        if not is_held:
-            raise UsageError(f"{folder} is executed by {lock.find_holder(folder)}", "wait until it has ended")
+    with claim_folder(folder, f"{folder} is used"):
         cache = _compile_kernels(folder, valid_for, options, context)
         if cache.warm_s is None:
             cache = _start_again(folder, cache, options, context)
