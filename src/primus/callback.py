@@ -195,6 +195,9 @@ class Callback:
     def after_profile(self, report: ProfileReport) -> None:
         """Called when the profile of `profile:` is written by all processes."""
 
+    def after_pause(self) -> None:
+        """Called on rank 0 only, before a step, when the run has waited for others that it takes turns with."""
+
     def after_rewind(self, step: int) -> None:
         """Called when a rewind has loaded the state after `step`; the steps that follow are repeated."""
 

@@ -20,8 +20,12 @@ from primus.runs.store import list_runs
 ENGINE = '''\
 """Reports planned steps, and fails where a file says so."""
 
+import os
 import time
 from pathlib import Path
+
+from primus.runs.step_turns import TurnWaiter
+
 
 def check(experiment):
     pass
@@ -34,7 +38,14 @@ def train(experiment, attempt):
     attempt.event("run_started", step=0, attempt=attempt.number, world_size=1, device="stopwatch", device_type="cpu",
                   parameters=1000, flops_per_token=6000.0, flops_convention="causal", dtype="float32",
                   global_batch_size=4, seq_length=8, data_fingerprint="abc", versions={"stopwatch": "1"})
+    folder = os.environ.get("PRIMUS_STEP_TURNS")
+    turns = TurnWaiter(Path(folder), lambda: False) if folder else None
     for step in range(1, settings.train_iters + 1):
+        turn = turns.wait() if turns else None
+        if turn:
+            attempt.event("turn", number=turn.number, first_step=step)
+        if Path(f"{name}.dies").exists() and step == 3:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
         while Path(f"{name}.waits").exists():
             Path(f"{name}.pid").write_text(str(__import__("os").getpid()))
             time.sleep(0.05)
@@ -117,6 +128,35 @@ def test_a_cell_that_fails_does_not_stop_the_others_and_only_it_runs_again(
     runs = {name: len(list_runs(tmp_path / f"output/night/runs/cpu_{name}_small_identical_1")) for name in
             ("fast", "other")}  # fmt: skip
     assert runs == {"fast": 2, "other": 1}
+
+
+def test_alternating_cells_take_turns_and_one_that_dies_leaves_the_others_theirs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "night.yaml").write_text(MATRIX + "order: alternating\n")
+    (tmp_path / "other.dies").touch()
+    words = ("run", "--matrix", "night.yaml", "--frameworks", "fast,other")
+    assert call_compare(*words) == 1
+    said = capsys.readouterr().out
+    assert "cpu_fast_small_identical_1, cpu_other_small_identical_1 in turns" in said
+    assert "amd: its cells run one after the other" in said
+    folder = tmp_path / "output/night/results"
+    fast, other = (load_result(folder / f"cpu_{name}_small_identical_1.json") for name in ("fast", "other"))
+    assert (fast.state, fast.steps.turn) == ("done", [1, 1, 2, 2])
+    assert (other.state, other.steps.turn) == ("failed", [1, 1])
+    assert fast.cell.turn_group == other.cell.turn_group != ""
+
+    (tmp_path / "other.dies").unlink()
+    assert call_compare(*words) == 0, "only the cell that failed runs again, by itself"
+    assert "in turns" not in capsys.readouterr().out
+    other = load_result(folder / "cpu_other_small_identical_1.json")
+    assert (other.state, other.steps.turn, other.cell.turn_group) == ("done", [], "")
+
+
+def test_a_matrix_of_which_nothing_applies_here_is_not_done(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call_compare("run", "--matrix", "night.yaml", "--platforms", "amd", "--frameworks", "fast,other") == 3
+    error = capsys.readouterr().err
+    assert "no cell of night.yaml runs here: this machine is cpu, not amd" in error and "runtime" in error
 
 
 def test_another_version_of_the_matrix_is_refused_before_a_cell_runs(

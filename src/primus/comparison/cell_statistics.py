@@ -224,7 +224,7 @@ def compare_times(a: Sequence[Mapping[int, float]], b: Sequence[Mapping[int, flo
     found, decides = (_compare_steps(typical[0], typical[1], level) for level in (LEVEL, DECIDING_LEVEL))
     is_large = abs(math.log(found.estimate)) > math.log(1 + SMALLEST_DIFFERENCE)
     error = math.log(decides.high / decides.low) / 2 / NormalDist().inv_cdf((1 + DECIDING_LEVEL) / 2)
-    smallest = _find_smallest_difference(error, MANY)
+    smallest = find_smallest_difference(error, MANY)
     return RatioEstimate(
         value=found.estimate,
         low=found.low,
@@ -271,22 +271,23 @@ def _compare_runs(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[flo
         high=found.high,
         is_difference=not find_interval(DECIDING_LEVEL).contains(1),
         method=f"from {len(ours)} and {len(theirs)} runs",
-        smallest_difference=_find_smallest_difference(error, freedom + EXPECTED_WEIGHT),
-        more_runs=_count_more_runs(variance, num_runs),
+        smallest_difference=find_smallest_difference(error, freedom + EXPECTED_WEIGHT),
+        more_runs=count_more_runs(variance, num_runs),
     )
 
 
-def _find_smallest_difference(error: float, freedom: int) -> float:
+def find_smallest_difference(error: float, freedom: int) -> float:
     """The difference that a comparison shows with a probability of `POWER`; `error` is that of the logarithm."""
     reach = compute_t_quantile((1 + DECIDING_LEVEL) / 2, freedom)
     return math.expm1((reach + NormalDist().inv_cdf(POWER)) * error)
 
 
-def _count_more_runs(variance: float, num_runs: int) -> int | None:
+def count_more_runs(variance: float, num_runs: int) -> int | None:
+    """Further runs of each cell that show `TARGET_DIFFERENCE`; `variance` is that of the logarithm of a run."""
     for more in range(1, MOST_MORE_RUNS + 1):
         total = num_runs + more
         freedom = 2 * total - 2 + EXPECTED_WEIGHT
-        if _find_smallest_difference(math.sqrt(2 * variance / total), freedom) <= TARGET_DIFFERENCE:
+        if find_smallest_difference(math.sqrt(2 * variance / total), freedom) <= TARGET_DIFFERENCE:
             return more
     return None
 

@@ -54,12 +54,20 @@ class MatrixCell(Struct, frozen=True, kw_only=True):
     hint: str = ""
     command: tuple[str, ...] = ()
     """Words after `primus-cli`."""
+    turn_steps: int = 0
+    """Steps of a turn, if the cell takes turns with others; else 0."""
     is_local: bool = True
     """Whether its processes descend from the harness: a runtime starts them elsewhere, or by a daemon."""
 
     @property
     def name(self) -> str:
         return self.place.name
+
+    @property
+    def turn_key(self) -> tuple[object, ...]:
+        """Equal for the cells that take turns with each other."""
+        place = self.place
+        return (place.model, place.settings_class, place.repetition) if self.turn_steps else (self.name,)
 
     @property
     def shown_command(self) -> str:
@@ -153,7 +161,8 @@ def _prepare_cell(loaded: LoadedMatrix, kind: CellKind, launch: CellLaunch) -> M
     identity = msgspec.json.encode([msgspec.to_builtins(asked), words, processes, env, runtime], order="sorted")
     place = structs.replace(place, fingerprint=hashlib.sha256(identity).hexdigest()[:16])
     command = _format_command(file, words, processes, env, runtime)
-    cell = MatrixCell(place=place, status="runnable", command=command, is_local=not runtime)
+    turn_steps = matrix.turn_steps if matrix.order == "alternating" and is_here and kind.platform == "cpu" else 0
+    cell = MatrixCell(place=place, status="runnable", command=command, turn_steps=turn_steps, is_local=not runtime)
     if is_here or runtime:
         return cell
     reason = f"this machine is {launch.platform}, not {kind.platform}"

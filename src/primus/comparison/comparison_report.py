@@ -35,6 +35,7 @@ from primus.comparison.fairness_check import ComparisonClass
 from primus.comparison.loss_curves import LossCurve, LossSpread, estimate_loss_spread
 from primus.comparison.published_results import PublishedResult
 from primus.comparison.result import ComparisonResult
+from primus.comparison.turn_ratio import compare_turns, group_by_turn
 
 
 class ReportOptions(Struct, frozen=True, kw_only=True):
@@ -249,14 +250,20 @@ def _estimate_spread(cell: ComparisonCell) -> LossSpread | None:
 def _compare_speeds(ours: ComparisonCell, theirs: ComparisonCell) -> RatioEstimate | None:
     """The ratio on common steps after the longer warm-up of both, of tokens by device and time."""
     warm_up = max(find_warm_up(ours.runs)[0], find_warm_up(theirs.runs)[0])
-    sides = []
+    sides, turns = [], []
     for cell in (ours, theirs):
         tokens = find_tokens_per_step(cell.runs)
         if tokens is None:
             return None
         runs = [_scale_times(run, warm_up, tokens, cell.devices or 1) for run in cell.runs]
         sides.append([run for run in runs if run])
-    return compare_times(sides[0], sides[1])
+        turns.append(
+            [
+                group_by_turn(run.cell.turn_group, dict(zip(run.steps.number, run.steps.turn, strict=False)), times)
+                for run, times in zip(cell.runs, runs, strict=True)
+            ]
+        )
+    return compare_turns(turns[0], turns[1]) or compare_times(sides[0], sides[1])
 
 
 def _scale_times(run: ComparisonResult, warm_up: int, tokens: float, devices: int) -> dict[int, float]:

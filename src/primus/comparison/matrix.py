@@ -55,7 +55,7 @@ TUNABLE_KEYS = frozenset(
 )  # fmt: skip
 """Settings that change the speed of a training and not its mathematics, which a tuned side may choose."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
-Order = Literal["interleaved", "random"]
+Order = Literal["interleaved", "random", "alternating"]
 Positive = Annotated[int, Meta(ge=1)]
 
 
@@ -127,7 +127,11 @@ class RivalMatrix(MatrixPart, frozen=True, kw_only=True):
     """Seed of each repetition, in turn; that of the experiment when empty. Runs with several seeds show how much losses
     differ by chance."""
     order: Order = "interleaved"
-    """`interleaved` runs each cell once before any is repeated; `random` also shuffles the cells of each repetition."""
+    """`interleaved` runs each cell once before any is repeated; `random` also shuffles the cells of each repetition.
+    `alternating` starts the cells of a repetition that have the same model and class on this CPU together, and lets
+    them take turns."""
+    turn_steps: Positive = 2
+    """Steps of a turn, with `order: alternating`."""
     order_seed: int = 42
     """Seed of the random order."""
     timeout_minutes: Annotated[float, Meta(gt=0)] = 240.0
@@ -210,7 +214,16 @@ def _check_matrix(loaded: LoadedMatrix) -> LoadedMatrix:
         _check_keys(model.settings, f"{file}: models: {name}: settings")
     if matrix.tuned:
         _check_tuned(matrix, matrix.tuned, file)
-    return structs.replace(loaded, matrix=matrix, refused={**refused, **loaded.refused})
+    notes = [*loaded.notes, *_list_order_notes(matrix)]
+    return structs.replace(loaded, matrix=matrix, notes=tuple(notes), refused={**refused, **loaded.refused})
+
+
+def _list_order_notes(matrix: RivalMatrix) -> list[str]:
+    """The platforms whose cells do not alternate though the matrix asks for it."""
+    others = [name for name, platform in matrix.platforms.items() if name != "cpu" or platform.runtime]
+    if matrix.order != "alternating" or not others:
+        return []
+    return [f"order: alternating is for this machine's CPU; {', '.join(others)}: its cells run one after the other"]
 
 
 def _rename_platforms(matrix: RivalMatrix, file: Path) -> dict[str, MatrixPlatform]:

@@ -35,7 +35,7 @@ from primus.errors import PrimusError
 from primus.experiment import load_run_experiment
 from primus.machine.profile import find_peak_tflops
 from primus.model import Convention, flops_per_token
-from primus.runs import differences, events, summary
+from primus.runs import differences, events, step_turns, summary
 from primus.runs.events import Event
 from primus.runs.files import read_json
 from primus.runs.snapshot import SystemInfo
@@ -139,8 +139,21 @@ def _build_columns(steps: Sequence[Event], recorded: Sequence[Event]) -> ResultS
         mfu=read_column("mfu"),
         memory_gib=read_column("memory_gib"),
         first_of_attempt=[number for number in numbers if number in begins],
+        turn=_number_turns(numbers, recorded),
         profiled=sorted({step for each in windows for step in range(each["first_step"], each["last_step"] + 1)}),
     )
+
+
+def _number_turns(numbers: Sequence[int], recorded: Sequence[Event]) -> list[int]:
+    """The turn of each step; a repeated step belongs to the later turn."""
+    begins = {event["first_step"]: event["number"] for event in recorded if event["kind"] == step_turns.EVENT}
+    if not begins:
+        return []
+    found, current = [], 0
+    for number in numbers:
+        current = begins.get(number, current)
+        found.append(current)
+    return found
 
 
 def parse_finite(value: Any) -> float | None:

@@ -127,6 +127,8 @@ class ResultCell(Struct, frozen=True, kw_only=True):
     """``identical`` or ``tuned``."""
     repetition: int = 1
     """Counted from 1."""
+    turn_group: str = ""
+    """Equal for the runs that took turns with each other."""
     position: int | None = None
     """Place in the order of execution, counted from 0."""
     fingerprint: str = ""
@@ -166,6 +168,8 @@ class ResultSteps(Struct, frozen=True, kw_only=True):
     """Numbers of the steps that began an attempt: the run was restarted before each but the first."""
     profiled: list[int] = []
     """Numbers of the steps that a profiler recorded."""
+    turn: list[int] = []
+    """Number of the turn of each step, if cells of the comparison took turns; 0 for a step of none."""
 
 
 class StepInterruption(Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 from primus.callback import CONVENTION, CallbackList, choose_callbacks
 from primus.checkpoint.shape import build_shape
@@ -12,6 +13,7 @@ from primus.data.training.dataset import Datasets
 from primus.data.training.loader import num_micro_batches
 from primus.machine.profile import find_peak_tflops
 from primus.model import flops_per_token
+from primus.runs import step_turns
 from primus.runs.attempt import Attempt
 from primus.runs.store import Run
 from primus.session.bad_steps import BadStepDetector
@@ -82,10 +84,18 @@ def open_session(
         start=start,
         step=start.step if start else 0,
         consumed_samples=start.consumed_samples if start else 0,
+        turns=_open_turns(environ, processes, attempt),
     )
     # The loaded checkpoint need not be saved again.
     session.saver.last_step = session.step
     return session
+
+
+def _open_turns(environ: Mapping[str, str], processes: Processes, attempt: Attempt) -> step_turns.TurnWaiter | None:
+    folder = environ.get(step_turns.VARIABLE)
+    if not folder or not processes.is_first:
+        return None
+    return step_turns.TurnWaiter(Path(folder), lambda: attempt.stop_signal is not None)
 
 
 def _find_global_batch_size(training: TrainingConfig, data_size: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from primus.config.schema import Experiment, Trainer
 from primus.data.training.dataset import Datasets
 from primus.data.training.loader import Batches
 from primus.data.training.packing import Dataset
+from primus.runs import step_turns
 from primus.runs.attempt import Attempt
 from primus.session.bad_steps import BadStepDetector
 from primus.session.batch_record import RECORD_VARIABLE, RecordedBatches, open_record
@@ -87,6 +89,8 @@ class Session:
     """Steps taken."""
     consumed_samples: int
     """Samples that they took."""
+    turns: step_turns.TurnWaiter | None = None
+    """Of the first process of a run that takes turns with others."""
     evaluated_step: int | None = None
     stop_reason: str | None = None
     """Why a callback wants the training to end after this step."""
@@ -140,7 +144,16 @@ class Session:
             self.callbacks.add(CollectionRecorder(self.append_event))
 
     def choose_action(self) -> int:
-        """CONTINUE, FINISH or INTERRUPT: the same in every process. Called before each step."""
+        """CONTINUE, FINISH or INTERRUPT: the same in every process. Called before each step.
+
+        A run that takes turns with others waits here for its turn: other processes wait for the first one.
+        """
+        turn = self.turns.wait() if self.turns else None
+        if turn is not None:
+            self.append_event(
+                step_turns.EVENT, number=turn.number, first_step=self.step + 1, cpu_s=round(time.process_time(), 6)
+            )
+            self.callbacks.call("after_pause")
         own = CONTINUE if self.stop_reason is None else FINISH
         if self.attempt.stop_signal is not None:
             own = INTERRUPT

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import re
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from fakes import spiky
 from primus import experiment, registry
 from primus.backends import native
 from primus.errors import PrimusError, UsageError
-from primus.runs import events
+from primus.runs import events, step_turns
 from primus.runs.attempt import Attempt
 from primus.runs.store import Run
 
@@ -70,6 +72,9 @@ class Moments(Callback):
 
     def after_save(self, saved):
         self.record("after_save", folder=saved.folder.name)
+
+    def after_pause(self):
+        self.record("after_pause")
 
     def after_rewind(self, step):
         self.record("after_rewind", restored=list(self.steps))
@@ -128,6 +133,29 @@ def test_moments_come_in_order_and_do_not_change_the_losses(make_run: MakeRun, t
     rest = moments(run)[len(first) + 1 :]
     assert [moment for moment in rest if moment in second] == second
     assert rest[-2:] == ["after_train 2", "close 2"]
+
+
+def test_a_run_waits_for_its_turns_and_no_step_contains_the_wait(
+    make_run: MakeRun, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(step_turns.VARIABLE, str(tmp_path))
+    giver, pause_s = step_turns.TurnGiver(tmp_path), 2.0
+
+    def give_turns_late() -> None:
+        for number in (1, 2):
+            giver.wait_until_ready(lambda: False, time.monotonic() + 60)
+            time.sleep(pause_s)
+            giver.give(step_turns.Turn(number, 2))
+
+    thread = threading.Thread(target=give_turns_late)
+    thread.start()
+    run = make_run(callbacks=["moments"], train_iters=4)
+    train(run)
+    thread.join(10)
+    assert [(event["number"], event["first_step"]) for event in kinds(run, "turn")] == [(1, 1), (2, 3)]
+    assert [moment for moment in moments(run) if "pause" in moment] == ["after_pause 0", "after_pause 2"]
+    times = [event["step_time_s"] for event in kinds(run, "step")]
+    assert times[2] < pause_s, times
 
 
 def test_the_state_is_saved_with_the_checkpoint_and_restored_on_resume(make_run: MakeRun, train: Train) -> None:

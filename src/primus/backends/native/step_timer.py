@@ -56,6 +56,9 @@ class StepTimer(Callback):
     def before_save(self) -> None:
         self._restarts = True
 
+    def after_pause(self) -> None:
+        self._restarts = True
+
     def after_profile(self, report: ProfileReport) -> None:
         # The interval that is being measured contains the writing.
         self._mark += report.time_s

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct, structs
 
-from primus.errors import EXIT_FAILED, EXIT_OK, UsageError, did_you_mean
+from primus.errors import EXIT_FAILED, EXIT_OK, UnfitError, UsageError, did_you_mean
 from primus.report import table
 from primus.task import TaskContext
 
@@ -79,13 +79,15 @@ def plan_notes(options: Options, context: TaskContext) -> Sequence[str]:
 def run(options: Options, context: TaskContext) -> int:
     """Run the cells, and print how each ended.
 
-    Exit codes: 0 if every cell that applies here is done, 1 if one failed or is refused.
+    Exit codes: 0 if every cell that applies here is done, 1 if one failed or is refused, 3 if none applies.
 
     Raises:
+        UnfitError: No cell applies here.
         UsageError: The matrix is invalid, its folder has results of another version of it, or another process runs it.
         PrimusError: A result cannot be written.
     """
     from primus.comparison import cell_runs
+    from primus.comparison.cell_launch import CellHarness
     from primus.comparison.cells import list_cells
     from primus.comparison.comparison_folder import ComparisonFolder
 
@@ -99,7 +101,7 @@ def run(options: Options, context: TaskContext) -> int:
     for note in loaded.notes:
         context.say(f"note: {note}")
     folder = ComparisonFolder(loaded.output)
-    harness = cell_runs.CellHarness(
+    harness = CellHarness(
         folder=folder,
         environ=context.environ,
         facts=facts,
@@ -114,6 +116,8 @@ def run(options: Options, context: TaskContext) -> int:
     states = dict(Counter(row.state for row in rows))
     summary = MatrixSummary(name=loaded.matrix.name, output=str(folder.path), cells=rows, states=states)
     context.result(summary, format_summary(summary))
+    if states.keys() == {"elsewhere"}:
+        raise UnfitError(f"no cell of {loaded.file} runs here: {rows[0].reason}", rows[0].hint)
     return EXIT_OK if states.keys() <= {"done", "elsewhere"} else EXIT_FAILED
 
 
