@@ -16,7 +16,6 @@ from primus.contract import PlugInKind, complete_module, list_members
 from primus.data.source import SOURCES
 from primus.errors import PrimusError, UsageError
 from primus.machine.framework import FRAMEWORKS
-from primus.machine.profile import ARCHITECTURE_MODULES, NIC_MODULES, PROFILE_MODULES
 from primus.patch import PATCHES
 from primus.runtime import JOB_RUNTIMES, RUNTIMES
 from primus.task import TASKS
@@ -265,7 +264,7 @@ def test_an_entry_point_may_name_an_object_and_one_that_cannot_be_completed_is_r
 
 @pytest.mark.parametrize(
     "kind",
-    [*KINDS, JOB_RUNTIMES, PROFILE_MODULES, ARCHITECTURE_MODULES, NIC_MODULES],
+    [*KINDS, JOB_RUNTIMES],
     ids=lambda kind: kind.contract.__name__,
 )
 def test_every_contract_can_be_compared_at_run_time(kind: PlugInKind[Any]) -> None:

@@ -47,9 +47,6 @@ FOLDERS = {
 DATA_KINDS = frozenset({"models", "trainers", "engines", "images", "profiles", "architectures", "nics"})
 """Kinds whose plug-ins are YAML files."""
 
-PYTHON_DATA_KINDS = frozenset({"profiles", "architectures", "nics"})
-"""Kinds of YAML files that accept Python files too: they were Python before they were YAML."""
-
 PLUG_IN_MODULES = "primus_plugins"
 """Package name under which files of the user are imported."""
 
@@ -200,13 +197,13 @@ def _list_plug_in_files(folder: Path, kind: str) -> dict[str, Path]:
     if not folder.is_dir():
         return {}
     found: dict[str, Path] = {}
-    suffixes = [".py"] if kind not in DATA_KINDS else [".yaml", ".py"] if kind in PYTHON_DATA_KINDS else [".yaml"]
+    wanted = ".yaml" if kind in DATA_KINDS else ".py"
     for name in sorted(os.listdir(folder)):
         if name.startswith(("_", ".")):
             continue
         stem, suffix = os.path.splitext(name)
         entry = folder / name
-        if suffix in suffixes:
+        if suffix == wanted:
             found[_normalize_name(stem)] = entry
         elif kind == "tasks" and entry.is_dir():
             found |= {

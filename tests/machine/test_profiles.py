@@ -30,7 +30,7 @@ def plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def _forget() -> None:
     for cached in (
         profile.load_all_profiles,
-        profile._load_profiles,
+        profile._load_profile,
         profile._load_layer,
         profile._read_file,
         profile._index_by_id,
@@ -324,20 +324,6 @@ def test_a_model_is_one_file_as_the_guide_shows_it(plug_ins: Path) -> None:
     assert found is profile.find_profile("mi999x")
     assert [name for name, _ in profile.list_layers(found)][-2:] == ["gfx950", "mi999x"]
     assert found.settings["GPU_MAX_HW_QUEUES"].value == "4"
-
-
-def test_python_files_of_earlier_versions_are_still_read(plug_ins: Path) -> None:
-    (plug_ins / "profiles/old.py").write_text(
-        "from primus.machine.profile import Profile, Setting\n"
-        "PROFILES = (Profile(model='Old 1', vendor='amd', architecture='older', source='s', device_ids=(0x9998,)),"
-        " Profile(model='Old 2', vendor='amd', architecture='older', source='s'))\n"
-    )
-    (plug_ins / "architectures/older.py").write_text(
-        "from primus.machine.profile import ProfileLayer\nLAYER = ProfileLayer(name='older', parent='amd')\n"
-    )
-    found = profile.find_profile_by_id("amd", 0x9998)
-    assert found is profile.find_profile("old1")
-    assert [name for name, _ in profile.list_layers(found)][-3:] == ["amd", "older", "old1"]
 
 
 def test_a_ring_of_architectures_is_rejected(plug_ins: Path) -> None:

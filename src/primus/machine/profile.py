@@ -14,12 +14,11 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from primus import registry
 from primus.config.data_file import DataFile, convert_data, read_data_file
 from primus.config.source import format_path
-from primus.contract import PlugInKind
 from primus.errors import UsageError, did_you_mean
 from primus.machine.facts import Vendor
 from primus.machine.profile_checks import check_profile
@@ -66,38 +65,6 @@ NOT_INHERITED = frozenset(
 """Keys that identify a device, or that were measured on it."""
 
 
-class ProfileModule(Protocol):
-    """A Python file of `profiles`, as they were before they were YAML."""
-
-    @property
-    def PROFILES(self) -> tuple[Profile, ...]:
-        """Models of GPUs; the first one is what the name of the file means."""
-        ...
-
-
-class ArchitectureModule(Protocol):
-    """A Python file of `architectures`."""
-
-    @property
-    def LAYER(self) -> ProfileLayer:
-        """Settings of an architecture."""
-        ...
-
-
-class NicModule(Protocol):
-    """A Python file of `nics`."""
-
-    @property
-    def NIC(self) -> Nic:
-        """A kind of NIC."""
-        ...
-
-
-PROFILE_MODULES = PlugInKind[ProfileModule]("profiles", ProfileModule)
-ARCHITECTURE_MODULES = PlugInKind[ArchitectureModule]("architectures", ArchitectureModule)
-NIC_MODULES = PlugInKind[NicModule]("nics", NicModule)
-
-
 @cache
 def load_all_profiles() -> tuple[Profile, ...]:
     """Every known device model, checked.
@@ -105,29 +72,24 @@ def load_all_profiles() -> tuple[Profile, ...]:
     Raises:
         UsageError: A file is wrong, or its figures contradict each other.
     """
-    return tuple(profile for name in registry.list_plug_ins("profiles") for profile in _load_profiles(name))
+    return tuple(map(_load_profile, registry.list_plug_ins("profiles")))
 
 
 @cache
-def _load_profiles(name: str) -> tuple[Profile, ...]:
-    """The model in one file, checked; a user's Python plug-in may contain several."""
+def _load_profile(name: str) -> Profile:
+    """The model in one file, checked."""
     files = _read_chain("profiles", name)
-    if not files:
-        profiles = registry.load_plug_in(PROFILE_MODULES, name).PROFILES
-    else:
-        profiles = (convert_data(_merge_files(files), Profile, files),)
-        if _format_typed_name(profiles[0].model) != _format_typed_name(files[0].path.stem):
-            raise UsageError(
-                f"{format_path(files[0].path)}: the file is of the model '{profiles[0].model}'",
-                f"name it {_format_typed_name(profiles[0].model)}.yaml",
-            )
-    for profile in profiles:
-        check_profile(profile, str(registry.find_plug_in_file("profiles", name) or name))
-    return profiles
+    profile = convert_data(_merge_files(files), Profile, files)
+    shown = format_path(files[0].path)
+    if format_typed_name(profile) != _format_typed_name(files[0].path.stem):
+        hint = f"name it {format_typed_name(profile)}.yaml"
+        raise UsageError(f"{shown}: the file is of the model '{profile.model}'", hint)
+    check_profile(profile, str(files[0].path))
+    return profile
 
 
 def _read_chain(kind: str, name: str) -> list[DataFile]:
-    """The file of a plug-in and those that it extends, nearest first; none if the plug-in is a Python module.
+    """The file of a plug-in and those that it extends, nearest first.
 
     Raises:
         UsageError: A file is wrong, or extends itself.
@@ -136,10 +98,6 @@ def _read_chain(kind: str, name: str) -> list[DataFile]:
     following: object = name
     while following is not None:
         path = _find_extended_file(kind, following, chain)
-        if path is None or path.suffix != ".yaml":
-            if chain:
-                raise UsageError(f"{format_path(chain[-1].path)}: extends: '{following}' is not a YAML file")
-            return []
         if path in [file.path for file in chain]:
             raise UsageError(f"{format_path(path)}: extends: the file extends itself")
         chain.append(_read_file(path))
@@ -147,14 +105,21 @@ def _read_chain(kind: str, name: str) -> list[DataFile]:
     return chain
 
 
-def _find_extended_file(kind: str, name: object, chain: list[DataFile]) -> Path | None:
+def _find_extended_file(kind: str, name: object, chain: list[DataFile]) -> Path:
     if not isinstance(name, str):
         raise UsageError(f"{format_path(chain[-1].path)}: extends: expected the name of one file without its suffix")
     try:
-        return registry.find_plug_in_file(kind, name)
+        return _find_file(kind, name)
     except UsageError as error:
         where = f"{format_path(chain[-1].path)}: extends: " if chain else ""
         raise UsageError(f"{where}{error.problem}", error.hint) from None
+
+
+def _find_file(kind: str, name: str) -> Path:
+    path = registry.find_plug_in_file(kind, name)
+    if path is None:
+        raise UsageError(f"{kind}: '{name}' is an entry point, not a YAML file", "put the file into $PRIMUS_PLUGINS")
+    return path
 
 
 @cache
@@ -206,14 +171,11 @@ def find_profile(word: str) -> Profile:
     Raises:
         UsageError: There is none; the message names the nearest.
     """
-    is_file = _format_typed_name(word) in registry.list_plug_ins("profiles")
-    models = {
-        _format_typed_name(profile.model): profile
-        for profile in (_load_profiles(_format_typed_name(word)) if is_file else load_all_profiles())
-    }
-    if _format_typed_name(word) in models:
-        return models[_format_typed_name(word)]
-    raise UsageError(f"unknown GPU model '{word}'", did_you_mean(_format_typed_name(word), models))
+    files = {_format_typed_name(name): name for name in registry.list_plug_ins("profiles")}
+    typed = _format_typed_name(word)
+    if typed not in files:
+        raise UsageError(f"unknown GPU model '{word}'", did_you_mean(typed, files))
+    return _load_profile(files[typed])
 
 
 def format_typed_name(profile: Profile) -> str:
@@ -246,9 +208,7 @@ def list_architecture_layers(name: str) -> list[tuple[str, Mapping[str, Setting]
 
 @cache
 def _load_layer(name: str) -> ProfileLayer:
-    path = registry.find_plug_in_file("architectures", name)
-    if path is None or path.suffix != ".yaml":
-        return registry.load_plug_in(ARCHITECTURE_MODULES, name).LAYER
+    path = _find_file("architectures", name)
     file = _read_file(path)
     values = {key: value for key, value in file.values.items() if key != "extends"}
     return convert_data({"name": path.stem, "parent": file.values.get("extends"), **values}, ProfileLayer, [file])
@@ -264,9 +224,7 @@ def load_nic(kind: str) -> Nic | None:
     if kind not in registry.list_plug_ins("nics"):
         return None
     files = _read_chain("nics", kind)
-    if files:
-        return convert_data({"kind": kind, **_merge_files(files)}, Nic, files)
-    return registry.load_plug_in(NIC_MODULES, kind).NIC
+    return convert_data({"kind": kind, **_merge_files(files)}, Nic, files)
 
 
 def find_peak_tflops(device_name: str, dtype: Dtype) -> float | None:
