@@ -35,7 +35,7 @@ ADAPTER_SETTINGS = {
     "dropout": "peft_dropout",
     "target_modules": "peft_target_modules",
 }
-"""Setting by its name in the block `peft:` beside `modules:`."""
+"""Setting by its name in the block `peft:` next to `modules:`."""
 PRECISIONS = {"bf16_mixed": True, "bf16-mixed": True, "fp32": False, "32": False}
 """`bf16` by `precision_config`."""
 ADAPTER_LR = 1e-4
@@ -59,7 +59,7 @@ class MegatronBridgeTranslator:
     framework = "megatron_bridge"
 
     def check_module(self, tree: Tree, module: Tree) -> None:
-        """Move the blocks `peft:` and `model:` beside `modules:`, which Primus merges last, into the module."""
+        """Move the blocks `peft:` and `model:` next to `modules:`, which Primus merges last, into the module."""
         tree.pop("platform", None)  # names of variables that Primus reads; the launcher here sets its own
         settings = dict(_get_tree(module.get("overrides")))
         for key, item in _get_tree(tree.pop("peft", None)).items():
