@@ -85,9 +85,6 @@ class ParameterCount(Struct, frozen=True, kw_only=True):
         return every_token + self.router + self.shared_experts + self.active_experts
 
 
-# Shape
-
-
 def expert_ffn_size(spec: ModelSpec) -> int:
     """Inner width of one routed expert."""
     return spec.moe_ffn_hidden_size or spec.ffn_hidden_size
@@ -101,9 +98,6 @@ def num_moe_layers(spec: ModelSpec) -> int:
 def num_dense_layers(spec: ModelSpec) -> int:
     """Layers with a dense feed-forward, including those that run experts in parallel with it."""
     return sum(layer.feed_forward and (not layer.moe or spec.moe_parallel_dense) for layer in list_layers(spec))
-
-
-# Parameters
 
 
 def count_parameters(spec: ModelSpec) -> ParameterCount:

@@ -86,9 +86,6 @@ def _make_layer(spec: ModelSpec, index: int) -> LayerKind:
     return LayerKind(mixer=mixer, feed_forward=feed_forward, moe=moe, window=window)
 
 
-# Heads
-
-
 def head_dim(spec: ModelSpec) -> int:
     """Width of one query head; with MLA of both its parts, d_nope + d_rope."""
     if spec.multi_latent_attention:
@@ -104,9 +101,6 @@ def value_head_dim(spec: ModelSpec) -> int:
 def num_query_groups(spec: ModelSpec) -> int:
     """Key/value heads."""
     return spec.num_query_groups or spec.num_attention_heads
-
-
-# Mixers
 
 
 def mixer_size(spec: ModelSpec, kind: MixerKind) -> MixerSize:

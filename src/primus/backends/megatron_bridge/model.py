@@ -124,7 +124,7 @@ def find_recipe(module: str, function: str) -> Callable[[], Any]:
             return found
     raise UnfitError(
         f"recipe: {module}: no installed module has the function {function}",
-        "install the package of the recipe in the environment of Megatron-Bridge, or choose a model that transformers has",
+        "install the package of the recipe next to Megatron-Bridge, or choose a model that transformers has",
     )
 
 

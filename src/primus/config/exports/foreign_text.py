@@ -77,3 +77,12 @@ def comment_lost(lost: list[LostSetting]) -> list[str]:
         return []
     lines = [f"#   {each.key}: {each.value}: {each.reason}" for each in lost]
     return ["#", "# Settings that this file cannot hold:", *(line.replace("\n", " ") for line in lines)]
+
+
+def is_number(word: str | float) -> bool:
+    """Whether a part of a blend is a weight, not a prefix."""
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from primus.config.exports.foreign_text import ForeignText, LostSetting, attention_head_width, comment_lost, list_lost
+from primus.config.exports.foreign_text import (
+    ForeignText,
+    LostSetting,
+    attention_head_width,
+    comment_lost,
+    is_number,
+    list_lost,
+)
 from primus.config.imports.maxtext import MODELS, RENAMED, ROPE_TYPES
 from primus.config.load import Resolved
 from primus.config.schedule import decay_end, warmup_steps
@@ -170,17 +177,9 @@ def _write_data(data: DataConfig, model: ModelSpec) -> dict[str, Any]:
 
 def _join_blend(path: list[str | float]) -> list[str]:
     """Parts of a blend as MaxText writes them: ``prefix,weight``."""
-    if all(isinstance(part, str) and not _is_number(part) for part in path):
+    if all(isinstance(part, str) and not is_number(part) for part in path):
         return [str(part) for part in path]
     return [f"{prefix},{weight}" for weight, prefix in zip(path[::2], path[1::2], strict=True)]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _write_layout(experiment: Experiment) -> dict[str, Any]:

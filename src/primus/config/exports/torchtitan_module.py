@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from primus.config.exports.foreign_text import ForeignText, LostSetting, comment_lost, list_lost
+from primus.config.exports.foreign_text import ForeignText, LostSetting, comment_lost, is_number, list_lost
 from primus.config.imports.torchtitan_settings import MODELS
 from primus.config.load import Resolved
 from primus.config.schedule import decay_end, final_learning_rate, warmup_steps
@@ -368,15 +368,7 @@ def _find_prefix(experiment: Experiment) -> str:
 
 def _first_prefix(path: str | list[str | float]) -> str:
     words = path.split() if isinstance(path, str) else path
-    return str(next((word for word in words if not _is_number(word)), ""))
-
-
-def _is_number(word: str | float) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
+    return str(next((word for word in words if not is_number(word)), ""))
 
 
 def _list_schedule(optimizer: OptimizerConfig, training: TrainingConfig) -> dict[str, Any]:
@@ -412,7 +404,7 @@ def _list_differences(experiment: Experiment) -> list[LostSetting]:
     if data.dataset:
         found.append(LostSetting("dataset", data.dataset, "random tokens stand in: prepare it and set prefix"))
     path = data.train_data_path
-    if path and not isinstance(path, str) and len([word for word in path if not _is_number(word)]) > 1:
+    if path and not isinstance(path, str) and len([word for word in path if not is_number(word)]) > 1:
         found.append(LostSetting("train_data_path", path, "only the first file is read, without weights"))
     if experiment.trainer.training.fp8:
         reason = "add Float8LinearConverter to the model (torchtitan.components.quantization)"

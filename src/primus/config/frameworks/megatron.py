@@ -116,9 +116,6 @@ class MegatronTranslator:
         return work.finish()
 
 
-# Data, training, layout, checkpoints
-
-
 def _translate_data(work: ForeignSettings) -> None:
     """`data_path` is a blend in Megatron-LM and a folder here: docs/decisions/0014-data-path-by-framework.md."""
     path = work.read("data_path")
@@ -222,9 +219,6 @@ def _translate_sinks(work: ForeignSettings) -> None:
     if window:
         work.put("window_size", window, origin)
         work.put("window_layer_period", 2 if is_even else 1, origin)
-
-
-# What is left
 
 
 def _settle_rest(work: ForeignSettings, context: LayerContext) -> list[str]:

@@ -137,10 +137,10 @@ def _translate_model(work: ForeignSettings, context: LayerContext) -> None:
         work.notes.append(
             "mtp_num_layers of the model preset is not applied: the layers of multi-token prediction are not trained"
         )
-    for field in ("mixed_precision_param",):
-        origin, kind = work.find_origin(f"training.{field}"), work.take(f"training.{field}")
-        if kind is not None:
-            work.put("bf16", kind == "bfloat16", origin)
+    name = "training.mixed_precision_param"
+    origin, kind = work.find_origin(name), work.take(name)
+    if kind is not None:
+        work.put("bf16", kind == "bfloat16", origin)
 
 
 def _translate_data(work: ForeignSettings) -> None:
@@ -268,13 +268,10 @@ def _translate_reports(work: ForeignSettings) -> None:
     origin, is_on = work.find_origin("profiling.enable_profiling"), work.take("profiling.enable_profiling")
     if is_on and not work.read("profile"):
         work.put("profile", True, origin)
-    origin, timeout = (
-        work.find_origin("comm.train_timeout_seconds"),
-        work.take_number("comm.train_timeout_seconds", 100),
-    )
-    if (
-        timeout is not None and timeout != 100
-    ):  # torchtitan's default, which is shorter than a checkpoint of a large model takes
+    name = "comm.train_timeout_seconds"
+    origin, timeout = work.find_origin(name), work.take_number(name, 100)
+    # 100 is torchtitan's default, which is shorter than a checkpoint of a large model takes.
+    if timeout is not None and timeout != 100:
         work.put("distributed_timeout_minutes", math.ceil(timeout / 60), origin)
     origin, name = work.find_origin("optimizer.name"), work.take("optimizer.name", "AdamW")
     if str(name).lower() != "adamw":

@@ -197,6 +197,3 @@ def _report_rest(file: HuggingFaceFile) -> None:
         value = file.values.get(key)
         has_effect = key not in WITHOUT_EFFECT and value not in (None, False)
         file.target.add_other(key, value, "no key of primus" if has_effect else "")
-
-
-# Families
