@@ -24,13 +24,12 @@ from torch.distributed.checkpoint.metadata import (
 from primus.checkpoint.checksum import choose_algorithm, create_hash
 from primus.checkpoint.formats.dcp import METADATA_NAME
 from primus.checkpoint.formats.output import OutputFile, split_bytes
+from primus.checkpoint.formats.tensor_bytes import write_tensor
+from primus.checkpoint.formats.torch_output import make_frame
 from primus.checkpoint.weights import TensorInfo
 
 FILE_BYTES = 4 << 30
 """Tensor data in one file."""
-
-SMALL_BYTES = 64 << 10
-"""Data that is written together with what follows it."""
 
 
 class FileContent(TypedDict):
@@ -118,67 +117,35 @@ class _ValueWriter:
 
 
 def save_tensor(tensor: Tensor, file: HashedOutput) -> None:
-    """`torch.save` without checksums, which readers do not check.
+    """Write what `torch.save` writes.
 
     Raises:
         OSError: The file cannot be written.
     """
-    # A view would be saved with the whole storage behind it.
-    is_view = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
-    has_checksums = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        torch.save(tensor.clone() if is_view or not tensor.is_contiguous() else tensor, file)  # type: ignore[arg-type]
-    except RuntimeError:
-        # torch reports a failed write as an internal error.
-        if file.error is None:
-            raise
-        raise file.error from None
-    finally:
-        torch.serialization.set_crc32_options(has_checksums)
+    frame = make_frame(tuple(tensor.shape), tensor.dtype)
+    file.write(frame.head)
+    write_tensor(file, tensor)  # type: ignore[arg-type]
+    file.write(frame.tail)
 
 
 class HashedOutput:
-    """A file that is written from its start to its end: hashes what is written, and keeps the error of a failure.
-
-    Small parts are written together: `torch.save` writes some forty of them for one tensor.
-    """
+    """A file that is written from its start to its end, and hashes what is written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._hash, self._position = file, create_hash(choose_algorithm()), 0
-        self._small = bytearray()
-        self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        if len(view) <= SMALL_BYTES:
-            self._small += view
-        else:
-            self.flush()
-            self._write_through(view)
-        self._position += len(view)
-        return len(view)
+        for part in split_bytes(data):
+            self._file.write(part)
+            self._hash.update(part)  # which the processor's cache holds from the write
+            self._position += len(part)
+        return memoryview(data).nbytes
 
     def tell(self) -> int:
         return self._position
 
-    def flush(self) -> None:
-        if self._small:
-            self._write_through(self._small)
-            self._small = bytearray()
-
-    def _write_through(self, data: Any) -> None:
-        for part in split_bytes(data):
-            try:
-                self._file.write(part)
-            except OSError as error:
-                self.error = error
-                raise
-            self._hash.update(part)  # which the processor's cache holds from the write
-
     def compute_checksum(self) -> str:
-        """Of the whole content, by `checksum.choose_algorithm`; writes what is left."""
-        self.flush()
+        """Of the whole content, by `checksum.choose_algorithm`."""
         return str(self._hash.hexdigest())
 
 

@@ -16,13 +16,13 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from primus.checkpoint.family import list_hub_shapes, list_rules
 from primus.checkpoint.formats.megatron import CHECKPOINT_VERSION, name_iteration, write_tracker
 from primus.checkpoint.formats.output import OutputFile, OutputPlan, split_rows
 from primus.checkpoint.formats.tensor_bytes import write_tensor
 from primus.checkpoint.formats.torch_file import FileTensor, load_fake_state, locate_tensors, read_rows
+from primus.checkpoint.formats.torch_output import save_streamed
 from primus.checkpoint.megatron_shards import (
     LOCAL_NAMES,
     STACKED_EXPERTS,
@@ -252,25 +252,20 @@ def _name_rank(grid: RankGrid, rank: int, stage: int, expert: int) -> str:
 
 
 class _RankWriter:
-    """Writes a rank's file: its structure with empty tensors, then these one after the other."""
+    """Writes a rank's file, one tensor after the other."""
 
     def __init__(self, shard: MegatronShard, step: int | None) -> None:
         self._shard, self._step = shard, step
 
     def __call__(self, file: BinaryIO, report: Callable[[int], None]) -> None:
-        path = Path(file.name)
         tensors = self._shard.list_tensors()
-        with FakeTensorMode():
-            empty = {name: torch.empty(info.shape, dtype=info.dtype) for name, info in tensors.items()}
-        content = {"model": empty, "iteration": self._step or 0, "checkpoint_version": CHECKPOINT_VERSION}
-        try:
-            with torch.serialization.skip_data(materialize_fake_tensors=True):
-                torch.save(content, path)
-        except RuntimeError as error:
-            # torch reports a failed write as an internal error without its number.
-            raise OSError(0, str(error).splitlines()[0]) from None
-        places = _read_state(path, trust_pickle=False)
-        for name, info in tensors.items():
-            file.seek(places[name].offset)
+        names = list(tensors)
+        empty = {name: torch.empty(info.shape, dtype=info.dtype) for name, info in tensors.items()}
+
+        def write_elements(index: int) -> None:
+            name, info = names[index], tensors[names[index]]
             for rows in split_rows(info, borders=self._shard.list_borders(name)):
                 report(write_tensor(file, self._shard.read(name, rows).to(info.dtype)))
+
+        content = {"model": empty, "iteration": self._step or 0, "checkpoint_version": CHECKPOINT_VERSION}
+        save_streamed(content, list(empty.values()), file, write_elements)

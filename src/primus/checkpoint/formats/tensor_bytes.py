@@ -64,7 +64,7 @@ def _map_bytes(descriptor: int, offset: int, num_bytes: int) -> mmap.mmap | None
 
 
 def _copy_bytes(file: BinaryIO, offset: int, tensor: Tensor) -> Tensor:
-    view = _view_bytes(tensor)
+    view = view_bytes(tensor)
     file.seek(offset)
     done = 0
     while done < len(view):
@@ -77,12 +77,12 @@ def _copy_bytes(file: BinaryIO, offset: int, tensor: Tensor) -> Tensor:
 
 def write_tensor(file: BinaryIO, tensor: Tensor) -> int:
     """Write the elements of a tensor in row order; returns the number of bytes."""
-    view = _view_bytes(tensor.contiguous())
+    view = view_bytes(tensor.contiguous())
     file.write(view)
     return len(view)
 
 
-def _view_bytes(tensor: Tensor) -> memoryview:
+def view_bytes(tensor: Tensor) -> memoryview:
     """The elements of a contiguous tensor, in place."""
     if not tensor.numel():
         return memoryview(b"")
