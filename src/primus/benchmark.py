@@ -134,6 +134,8 @@ class BenchmarkRank(Struct, frozen=True, kw_only=True):
     rows: tuple[BenchmarkRow, ...] = ()
     telemetry: tuple[Telemetry, ...] = ()
     """Clock, power, temperature and throttling during the measurement; only on the first rank of a node."""
+    core_wait_share: float | None = None
+    """On a CPU: share of the time in which threads could run that they waited for a core."""
     problem: str = ""
     is_complete: bool = False
 

@@ -45,6 +45,20 @@ def count_usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
+def measure_core_wait(threads: Path = Path("/proc/self/task")) -> float | None:
+    """Share of the time in which threads of this process could run that they waited for a core.
+
+    Since they began, from the times on a core and in a run queue (Linux, Documentation/scheduler/sched-stats.rst); None
+    where the kernel does not count them.
+    """
+    ran = waited = 0
+    for path in threads.glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError):  # the thread has ended
+            ran_ns, waited_ns, _ = map(int, path.read_text(encoding="ascii").split())
+            ran, waited = ran + ran_ns, waited + waited_ns
+    return waited / (ran + waited) if ran else None
+
+
 def read_output(argv: Sequence[str], timeout_s: float = 5.0, cwd: Path | None = None) -> str | None:
     """Standard output of a command without its last newline; None if it is missing, fails or times out."""
     answer = run_command(argv, limit_s=timeout_s, cwd=cwd)

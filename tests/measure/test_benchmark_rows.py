@@ -10,10 +10,12 @@ import torch
 from msgspec import structs
 
 from fakes.clocks import BRIEF, DeviceClock
-from primus.benchmark import DevicePeaks, MeasuredCall
+from primus.benchmark import BenchmarkRank, BenchmarkResult, DevicePeaks, MeasuredCall
 from primus.measure import device_peaks, gemm
+from primus.measure.device import share_cores
 from primus.measure.roofline import build_row, find_bound
 from primus.measure.timing import HostClock, measure_call, summarize_samples
+from primus.report.benchmark_table import describe_result
 
 CPU = torch.device("cpu")
 PEAKS = DevicePeaks(tflops={"bf16": 100.0}, gb_per_s=1000.0, launch_s=1e-5)
@@ -36,6 +38,23 @@ def test_a_row_has_the_rate_of_the_median_and_its_share() -> None:
     assert row.interval is not None and row.interval[0] <= 50.0 <= row.interval[1]
     time = build_row({}, structs.replace(make_measured(1.0, 1.0), value="time"), summarize_samples([2e-6]), PEAKS)
     assert (time.value, time.unit) == (2.0, "us")
+
+
+def test_threads_follow_the_user_and_other_processes_are_named() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        share_cores({"OMP_NUM_THREADS": "3"}, 1000)
+        assert torch.get_num_threads() == 3
+        share_cores({}, 1000)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+    rank = BenchmarkRank(rank=0, host="a", device="cpu", device_name="CPU", core_wait_share=0.04)
+    result = BenchmarkResult(benchmark="gemm", ranks=(rank, structs.replace(rank, rank=1)))
+    assert describe_result(result) == ["device: CPU"]
+    contended = structs.replace(result, ranks=(rank, structs.replace(rank, rank=1, core_wait_share=0.41)))
+    assert "threads waited up to 41% of the time for a core" in describe_result(contended)[-1]
 
 
 def test_sampling_ends_when_the_median_is_known() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from primus.report.charts import list_ticks
 from primus.report.picture_files import BROWSERS, SCALE, write_pictures
 from primus.report.point_charts import ChartPoint, draw_interval_chart
 
@@ -20,3 +21,18 @@ def test_a_picture_is_written_in_its_own_size(tmp_path: Path) -> None:
     data = written[0].read_bytes()
     assert data.startswith(b"\x89PNG")
     assert struct.unpack(">II", data[16:24]) == (880 * SCALE, 108 * SCALE)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (0.0, 0.4, ["0.0", "0.1", "0.2", "0.3", "0.4"]),
+        (8.21, 8.93, ["8.4", "8.6", "8.8"]),
+        (123.0, 98765.0, ["20,000", "40,000", "60,000", "80,000"]),
+        (-3.0, 4.0, ["-2", "0", "2", "4"]),
+    ],
+)
+def test_ticks_of_an_axis_are_round_numbers(low: float, high: float, labels: list[str]) -> None:
+    assert [label for _, label in list_ticks(low, high)] == labels
+    assert all(low <= value <= high for value, _ in list_ticks(low, high))
+    assert [label for _, label in list_ticks(1, 3, whole=True)] == ["1", "2", "3"]

@@ -21,13 +21,13 @@ from primus.checkpoint import manifest
 from primus.checkpoint.family import list_hub_shapes
 from primus.errors import FinalError, PrimusError, UsageError
 from primus.launch.request import LaunchRequest
+from primus.process import measure_core_wait
 from primus.runs import events
 from primus.runs.attempt import Attempt
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Run
 from primus.session.batch_record import RECORD_VARIABLE
 from primus.session.collection_record import CollectionRecorder
-from primus.session.rates import measure_core_wait
 
 SETTINGS: dict[str, Any] = {
     "mock_data": True,

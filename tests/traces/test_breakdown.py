@@ -12,7 +12,8 @@ from primus.errors import PrimusError, UsageError
 
 np = pytest.importorskip("numpy")
 
-from primus.traces.breakdown import TimeBreakdown, compute_breakdown  # noqa: E402 - needs numpy
+from primus.traces.breakdown import TimeBreakdown, compute_breakdown, find_misleading_parts  # noqa: E402 - needs numpy
+from primus.traces.format import format_timeline  # noqa: E402
 from primus.traces.operators import list_operators  # noqa: E402
 from primus.traces.trace import check_memory, read_trace  # noqa: E402
 from traces.chrome_trace import STREAM_OF_NCCL, TraceWriter  # noqa: E402
@@ -154,3 +155,32 @@ def test_kernels_of_the_step_before_the_recording_are_left_out(tmp_path: Path) -
     assert trace.notes == [
         "rank_0.json: what was launched before the recording began is left out: 1 of 3 activities of the device"
     ]
+
+
+def test_collectives_of_a_host_are_cut_at_the_steps(tmp_path: Path) -> None:
+    writer = TraceWriter()
+    writer.add("user_annotation", "ProfilerStep#3", 1000, 2000)
+    writer.add("cpu_op", "aten::mm", 1000, 1400)
+    writer.add("user_annotation", "gloo:all_reduce", 1300, 9000, tid=2)  # ends long after the last step
+    writer.add("user_annotation", "gloo:broadcast", 5000, 9000, tid=2)
+    found = break_down(writer, tmp_path)
+    assert found.exposed_communication_us == 600
+    assert [(row.collective, row.time_us, row.exposed_us) for row in found.collectives] == [
+        ("all-reduce", 700, 600),
+        ("broadcast", 0, 0),
+    ]
+    assert "\n1 step, 1.00 ms" in format_timeline(found)
+
+
+def test_notes_name_rows_that_are_read_wrongly(tmp_path: Path) -> None:
+    writer = TraceWriter()
+    writer.add("cpu_op", "aten::mm", 0, 100)
+    writer.add("cuda_runtime", "hipLaunchKernel", 10, 20)
+    path = writer.write(tmp_path / "cut.json")
+    assert "the times are those of the host" in find_misleading_parts(read_trace(path))[0]
+    writer.add_kernel("Cijk_gemm_bf16", 0, 100)
+    assert find_misleading_parts(read_trace(writer.write(path))) == []
+    writer.add("cpu_op", "symm_mem::multimem_all_reduce_", 90, 100, **{"External id": 7})
+    writer.add_kernel("multimem_all_reduce_kernel", 100, 2100, **{"External id": 7})
+    (note,) = find_misleading_parts(read_trace(writer.write(path)))
+    assert "1 kernels of communication" in note and "2.00 ms as computation" in note

@@ -74,6 +74,7 @@ def test_of_a_trace_that_is_cut_off_the_whole_events_are_read(text: str, tmp_pat
         (b"", "it is empty"),
         (b'{"a": 1}', "it has no traceEvents"),
         (b"step 1 loss 3\n", "it has no traceEvents"),
+        (b'{"rocprofiler-sdk-tool": [{"metadata": {}}]}', "rocprofv3's own JSON"),
         (b"\x1f\x8b\x08garbage", "compressed data is damaged"),
     ],
 )

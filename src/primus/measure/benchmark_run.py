@@ -35,13 +35,13 @@ from primus.machine.probe import probe
 from primus.machine.profile import find_profile_by_name
 from primus.measure import collectives, telemetry
 from primus.measure.collectives import RankGroup
-from primus.measure.device import find_array_bytes, find_cache_bytes, find_free_bytes, own_device
+from primus.measure.device import find_array_bytes, find_cache_bytes, find_free_bytes, own_device, share_cores
 from primus.measure.device_peaks import find_device_peaks
 from primus.measure.rank_groups import join_all_ranks, list_nodes, read_first_line, read_library_versions
 from primus.measure.roofline import build_row
 from primus.measure.timing import QUICK, Effort, create_clock, measure_call
 from primus.measure.watchdog import Watchdog
-from primus.process import count_usable_cpus
+from primus.process import measure_core_wait
 from primus.report import table
 from primus.report.benchmark_table import format_case
 from primus.runs.attempt import Attempt
@@ -116,14 +116,15 @@ class BenchmarkWorker:
             self._everyone = join_all_ranks(self._attempt, self.device, patience)
             nodes = list_nodes(self._attempt.rank - self._attempt.local_rank, self._everyone)
         self.num_local = len(next(ranks for ranks in nodes if self.rank in ranks))
-        num_threads = max(1, count_usable_cpus() // self.num_local)
         if self.device.type == "cpu":
-            torch.set_num_threads(num_threads)
+            share_cores(os.environ, self.num_local)
         with self.limit_time("measuring the limits of the device"):
             max_bytes = find_array_bytes(self.device, self.num_local)
             if self.is_quick and self.device.type == "cpu":
                 max_bytes = min(max_bytes, QUICK_HOST_BYTES)
-            peaks = find_device_peaks(self.device, self._clock, num_threads=num_threads, max_bytes=max_bytes)
+            peaks = find_device_peaks(
+                self.device, self._clock, num_threads=torch.get_num_threads(), max_bytes=max_bytes
+            )
         self._write_part(peaks=peaks)
         sampler = self._create_sampler()
         with sampler or nullcontext():
@@ -174,7 +175,8 @@ class BenchmarkWorker:
 
     def finish(self) -> None:
         """Collect the results of all ranks; rank 0 writes them."""
-        self._write_part(is_complete=True)
+        core_wait = measure_core_wait() if self.device.type == "cpu" else None
+        self._write_part(is_complete=True, core_wait_share=core_wait)
         parts: list[BenchmarkRank | None] = [self._part]
         with self.limit_time("collecting the results", MOST_LIMITS):
             if self.world_size > 1:

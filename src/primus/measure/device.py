@@ -13,6 +13,7 @@ from primus.machine.accelerators import choose_device_type
 from primus.machine.facts import DeviceKind
 from primus.machine.oom import read_free_memory
 from primus.measure.memory import host_cache_bytes
+from primus.process import count_usable_cpus
 
 LARGEST_CACHE_BYTES = 256 * 2**20
 """Assumed for an unknown device: the Infinity Cache of AMD Instinct, the largest one (AMD CDNA 3 white paper)."""
@@ -50,6 +51,15 @@ def _error_of_torch() -> str:
     except (RuntimeError, AssertionError) as error:
         return next(iter(str(error).splitlines()), type(error).__name__)
     return ""
+
+
+def share_cores(environ: Mapping[str, str], num_local: int) -> None:
+    """Divide the cores among the `num_local` processes of a node, unless $OMP_NUM_THREADS is set.
+
+    torch starts one thread per core in every process otherwise, and they compete.
+    """
+    if "OMP_NUM_THREADS" not in environ:
+        torch.set_num_threads(max(1, count_usable_cpus() // num_local))
 
 
 def find_cache_bytes(device: torch.device, known_bytes: int | None) -> int:

@@ -75,7 +75,7 @@ def _measure_host(num_threads: int) -> tuple[dict[str, float], str]:
     if found["fp32"]:  # without bf16 instructions, bf16 is converted and multiplied in fp32
         found["bf16"] = found["bf16"] or found["fp32"]
     tflops = {dtype: value for dtype, value in found.items() if value}
-    return tflops, f"measured: multiply-adds on registers by {num_threads} threads"
+    return tflops, f"measured: multiply-adds on registers by {num_threads} thread{'s' * (num_threads > 1)}"
 
 
 def _measure_threads(function: Callable[[int], float], num_threads: int) -> float:

@@ -15,6 +15,8 @@ LAST_CASE_COLUMN = "rank"
 SLOW_SHARE = 0.9
 """A rank below this share of the median of all ranks is slow; ranks of a healthy node differ by 5 % at most
 (AMD-AGI/Primus-SaFE, variance rule of its diagnosis)."""
+CONTENDED = 0.05
+"""Share of waiting for cores above which other processes may decide the result, as in `primus.runs.gate`."""
 TIME_UNITS = ("us", "s")
 """Units of which less is better."""
 
@@ -120,6 +122,12 @@ def describe_result(result: BenchmarkResult) -> list[str]:
     unsettled = sum(row.timing is not None and not row.timing.is_settled for row in result.rows)
     if unsettled:
         lines.append(f"note: {unsettled} of {len(result.rows)} rows did not become steady during the warm-up")
+    waits = [rank.core_wait_share or 0.0 for rank in result.ranks]
+    if waits and max(waits) > CONTENDED:
+        lines.append(
+            f"note: threads waited up to {max(waits):.0%} of the time for a core: other processes make rows slower;"
+            " measure again on an idle machine"
+        )
     return [*lines, *(f"note: {note}" for note in result.notes)]
 
 

@@ -14,6 +14,10 @@ LEGEND_ROW = 18.0
 MOST_POINTS = 600
 """A longer curve is drawn by the smallest and the largest value of each part, which keeps spikes visible."""
 NUM_COLORS = 8
+NUM_TICKS = 5
+"""Wanted on an axis; round numbers give three to six."""
+MOST_DIGITS = 8
+"""Behind the point of a label; more do not fit beside the axis."""
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "12 5", "4 2", "1 4", "9 3 2 3 2 3")
 """Of the lines, by color: they must be told apart without colors."""
 Points = Sequence[tuple[float, float | None]]
@@ -133,31 +137,39 @@ def _draw_frame(title: str, names: Sequence[str]) -> Iterator[Html]:
 
 
 def _draw_scale(low: float, high: float, unit: str) -> Iterator[Html]:
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        y = TOP + HEIGHT * (1 - share)
-        value = low + share * (high - low)
+    for value, label in list_ticks(low, high):
+        y = TOP + HEIGHT * (1 - (value - low) / (high - low))
         yield make_element("path", "", d=f"M{LEFT:g} {y:.1f} H{WIDTH - RIGHT:g}", class_="grid")
-        yield draw_text(LEFT - 8, y + 4, _format_tick(value, high - low), "soft end")
+        yield draw_text(LEFT - 8, y + 4, label, "soft end")
     yield draw_text(LEFT - 8, TOP - 12, unit, "soft end")
 
 
 def _draw_axis(first: float, last: float, axis: str) -> Iterator[Html]:
-    for share in (0.0, 0.5, 1.0):
-        value = first + share * (last - first)
-        kind = "soft" if share == 0 else "soft middle" if share == 0.5 else "soft end"
-        label = f"{value:,.0f}" if axis == "step" else _format_tick(value, (last - first) or 1.0)
-        yield draw_text(
-            LEFT + share * (WIDTH - LEFT - RIGHT),
-            TOP + HEIGHT + 22,
-            f"{axis} {label}" if axis == "step" else f"{label} {axis}",
-            kind,
-        )
+    last = last if last > first else first + 1.0
+    for value, label in list_ticks(first, last, whole=axis == "step"):
+        share = (value - first) / (last - first)
+        kind = "soft" if share < 0.04 else "soft end" if share > 0.96 else "soft middle"
+        text = f"{axis} {label}" if axis == "step" else f"{label} {axis}"
+        yield draw_text(LEFT + share * (WIDTH - LEFT - RIGHT), TOP + HEIGHT + 22, text, kind)
 
 
-def _format_tick(value: float, span: float) -> str:
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.{max(0, min(6, 2 - math.floor(math.log10(span))))}f}" if span < 100 else f"{value:.0f}"
+def list_ticks(low: float, high: float, *, whole: bool = False) -> list[tuple[float, str]]:
+    """The multiples of 1, 2 or 5 times a power of ten from `low` to `high`, about five, and their labels.
+
+    Args:
+        low: First value of the axis.
+        high: Its last value, above `low`.
+        whole: Whether the axis counts something.
+    """
+    rough = (high - low) / NUM_TICKS
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= 0.999 * rough)
+    step = max(step, 1.0) if whole else step
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    # Sums of steps are not exact: a tick at an end of the axis must not be lost.
+    numbers = range(math.ceil(low / step - 1e-6), math.floor(high / step + 1e-6) + 1)
+    form = f",.{digits}f" if digits <= MOST_DIGITS else ".3g"
+    return [(number * step, format(number * step, form)) for number in numbers]
 
 
 def _thin_out(points: Points) -> Points:

@@ -24,6 +24,7 @@ from primus.report.charts import (
     draw_rect,
     draw_text,
     draw_title,
+    list_ticks,
     wrap_chart,
 )
 from primus.report.page import Html, make_element
@@ -133,12 +134,13 @@ def draw_scatter(title: str, x_unit: str, y_unit: str, points: Sequence[PlacedPo
         return x, bottom - point.y / (1.1 * highest[1]) * HEIGHT
 
     parts = [draw_title(title), draw_text(LEFT - 8, TOP - 12, y_unit, "soft end")]
-    for share in (0.0, 0.5, 1.0):
-        y = bottom - share / 1.1 * HEIGHT
+    for value, label in list_ticks(0.0, highest[1]):
+        y = bottom - value / (1.1 * highest[1]) * HEIGHT
         parts.append(draw_path([(LEFT, y), (WIDTH - RIGHT, y)], "grid", ""))
-        parts.append(draw_text(LEFT - 8, y + 4, format_number(share * highest[1], 3), "soft end"))
-        x = LEFT + share / 1.05 * (WIDTH - LEFT - RIGHT - 120)
-        parts.append(draw_text(x, bottom + 20, format_number(share * highest[0], 3), "soft middle"))
+        parts.append(draw_text(LEFT - 8, y + 4, label, "soft end"))
+    for value, label in list_ticks(0.0, highest[0]):
+        x = LEFT + value / (1.05 * highest[0]) * (WIDTH - LEFT - RIGHT - 120)
+        parts.append(draw_text(x, bottom + 20, label, "soft middle"))
     parts.append(draw_text(WIDTH - RIGHT, bottom + 20, x_unit, "soft end"))
     if joined:
         for kind in dict.fromkeys(point.kind for point in points):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import resource
 from dataclasses import dataclass
-from pathlib import Path
 
 from primus.callback import StepReport
 
@@ -67,17 +65,3 @@ class Rates:
 def read_peak_host_memory() -> int:
     """Peak resident memory of this process in bytes; ru_maxrss is in KiB on Linux (getrusage(2))."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
-
-
-def measure_core_wait(threads: Path = Path("/proc/self/task")) -> float | None:
-    """Share of the time in which threads of this process could run that they waited for a core.
-
-    Since they began, from the times on a core and in a run queue (Linux, Documentation/scheduler/sched-stats.rst); None
-    where the kernel does not count them.
-    """
-    ran = waited = 0
-    for path in threads.glob("*/schedstat"):
-        with contextlib.suppress(OSError, ValueError):  # the thread has ended
-            ran_ns, waited_ns, _ = map(int, path.read_text(encoding="ascii").split())
-            ran, waited = ran + ran_ns, waited + waited_ns
-    return waited / (ran + waited) if ran else None

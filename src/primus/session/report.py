@@ -9,10 +9,10 @@ from typing import Any
 from msgspec import structs
 
 from primus.callback import Callback, EvaluationReport, ProfileReport, SavedCheckpoint, StepReport
+from primus.process import measure_core_wait
 from primus.runs.attempt import Attempt
 from primus.session.loggers import Logger, Scalars
 from primus.session.progress import ProgressBar
-from primus.session.rates import measure_core_wait
 from primus.session.step_line import format_evaluation_line, format_step_line
 
 

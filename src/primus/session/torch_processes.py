@@ -16,8 +16,7 @@ import torch.distributed as dist
 from primus.config.schema import Trainer
 from primus.errors import PrimusError
 from primus.machine.facts import DeviceKind
-from primus.measure.device import own_device
-from primus.process import count_usable_cpus
+from primus.measure.device import own_device, share_cores
 from primus.runs.attempt import Attempt
 from primus.session.session import EngineInfo
 
@@ -92,7 +91,8 @@ def join_processes(
     """
     device = own_device(local_rank, environ, asked)
     if world > 1:
-        _share_cores(environ)
+        # Processes on this node, not of the run: nodes do not share cores.
+        share_cores(environ, int(environ.get("LOCAL_WORLD_SIZE", "1")))
         _init_process_group(device, timeout, environ)
     try:
         yield TorchProcesses(rank, world, device, timeout)
@@ -180,15 +180,6 @@ def set_random_state(states: Mapping[str, torch.Tensor], rank: int, device: torc
     torch.set_rng_state(states[f"random.{rank}.cpu"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[f"random.{rank}.cuda"], device)
-
-
-def _share_cores(environ: Mapping[str, str]) -> None:
-    """Divide the cores among the CPU processes of a node, unless $OMP_NUM_THREADS is set."""
-    if "OMP_NUM_THREADS" not in environ:
-        # torch starts one thread per core in every process otherwise, and they compete.
-        # Processes on this node, not of the run: nodes do not share cores.
-        local_world = int(environ.get("LOCAL_WORLD_SIZE", "1"))
-        torch.set_num_threads(max(1, count_usable_cpus() // local_world))
 
 
 def _init_process_group(device: torch.device, timeout: timedelta, environ: Mapping[str, str]) -> None:

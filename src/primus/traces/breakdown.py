@@ -100,10 +100,25 @@ def compute_breakdown(trace: Trace) -> TimeBreakdown:
     return _break_down_device(trace) if trace.is_on_device else _break_down_host(trace)
 
 
+def find_misleading_parts(trace: Trace) -> list[str]:
+    """Notes on rows that mean something else than a reader may think."""
+    name = trace.path.name
+    if not trace.is_on_device:
+        # Kineto writes the activities of a device behind the operators of the host: a cut file has none of them.
+        has_device = len(trace.runtime) > 0 or trace.problem != ""
+        return [f"{name}: no activities of a device were read: the times are those of the host"] if has_device else []
+    is_communication = _classify_device(trace) == CATEGORIES.index(COMMUNICATION)
+    is_other = is_communication & ~trace.find_named(trace.device, is_nccl)
+    if not is_other.any():
+        return []
+    time_ms = trace.device.duration[is_other].sum() / 1e3
+    what = f"{int(is_other.sum()):,} kernels of communication are not NCCL's or RCCL's"
+    return [f"{name}: {what}; the timeline counts their {time_ms:,.2f} ms as computation"]
+
+
 def _break_down_device(trace: Trace) -> TimeBreakdown:
     device = trace.device
-    is_copy = device.extra["kind"] == MEMCPY
-    is_communication = trace.find_named(device, is_nccl) & ~is_copy
+    is_copy, is_communication = _select_kinds(trace)
     computation = _merge_events(device.select(~is_copy & ~is_communication))
     communication = _merge_events(device.select(is_communication))
     copies = _merge_events(device.select(is_copy))
@@ -120,7 +135,7 @@ def _break_down_device(trace: Trace) -> TimeBreakdown:
         communication=communication,
         copies=copies,
         idle=idle,
-        categories=_sum_categories(_classify_kernels(trace, is_copy, is_communication), device.duration),
+        categories=_sum_categories(_classify_device(trace), device.duration),
         collectives=_sum_collectives(trace, device.select(is_communication), computation),
         num_kernels=len(kernels),
         num_short_kernels=len(short),
@@ -158,7 +173,7 @@ def _break_down_host(trace: Trace) -> TimeBreakdown:
         copies=np.empty((0, 2)),
         idle=IdleTime(data_us=data, host_us=intervals.measure_set(gaps) - data),
         categories=_sum_categories(_classify_names(trace)[operators.name], own_times),
-        collectives=_sum_collectives(trace, waits, computation),
+        collectives=_sum_collectives(trace, waits, computation, window),
         num_kernels=len(operators),
         num_short_kernels=0,
         launch_bound_share=0.0,
@@ -294,10 +309,15 @@ def _merge_events(events: EventTable) -> IntervalSet:
     return intervals.merge_intervals(events.start, events.end)
 
 
-def _classify_kernels(
-    trace: Trace, is_copy: NDArray[np.bool_], is_communication: NDArray[np.bool_]
-) -> NDArray[np.int64]:
+def _select_kinds(trace: Trace) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Masks of the copies, and of the kernels of NCCL and RCCL."""
+    is_copy = trace.device.extra["kind"] == MEMCPY
+    return is_copy, trace.find_named(trace.device, is_nccl) & ~is_copy
+
+
+def _classify_device(trace: Trace) -> NDArray[np.int64]:
     """The category of each activity: by its name, else by that of the operator that launched it."""
+    is_copy, is_communication = _select_kinds(trace)
     found = _classify_names(trace)[trace.device.name]
     is_vague = (found == CATEGORIES.index(OTHER)) | (found == CATEGORIES.index(COMMUNICATION))
     owners = find_launching_operators(trace)
@@ -342,8 +362,10 @@ def _sum_categories(categories: NDArray[np.int64], times: NDArray[np.float64]) -
     return sorted(found, key=lambda each: -each.time_us)
 
 
-def _sum_collectives(trace: Trace, events: EventTable, computation: IntervalSet) -> list[CollectiveTime]:
-    """Times by kind of collective, the longest first."""
+def _sum_collectives(
+    trace: Trace, events: EventTable, computation: IntervalSet, window: IntervalSet | None = None
+) -> list[CollectiveTime]:
+    """Times by kind of collective, inside of `window` if there is one, the longest first."""
     labels = events.extra.get("collective", np.full(len(events), -1))
     kinds = np.array(
         [
@@ -355,6 +377,8 @@ def _sum_collectives(trace: Trace, events: EventTable, computation: IntervalSet)
     for kind in sorted(set(kinds.tolist())):
         chosen = events.select(kinds == kind)
         times = _merge_events(chosen)
+        if window is not None:
+            times = intervals.intersect_sets(times, window)
         exposed = intervals.measure_set(intervals.subtract_set(times, computation))
         found.append(
             CollectiveTime(collective=kind, count=len(chosen), time_us=intervals.measure_set(times), exposed_us=exposed)

@@ -5,7 +5,7 @@ decoding the whole file. Where an event ends is not known without parsing, so a 
 between two events look like those of a list of objects inside an event. A wrong guess does not decode, and an earlier
 one is tried; a block without a right guess is decoded event by event.
 
-Format: "Trace Event Format" (Google), as torch.profiler (Kineto), jax.profiler and rocprofv3 write it.
+Format: "Trace Event Format" (Google), as torch.profiler (Kineto) and jax.profiler write it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ _START = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
 _GZIP = b"\x1f\x8b"
 _SEPARATORS = b" \t\r\n,"
+_ROCPROF = b'"rocprofiler-sdk-tool"'
+"""First member of the files of `rocprofv3 --output-format json`."""
 
 
 class EventArguments(Struct, rename=None, gc=False):
@@ -164,10 +166,11 @@ class TraceFile:
             if not text.startswith(b"{"):
                 break
         reason = "it has no traceEvents" if buffer.strip() else self.problem or "it is empty"
-        raise UsageError(
-            f"{self.path}: not a Chrome trace: {reason}",
-            "give a file of torch.profiler, jax.profiler or rocprofv3, or a run that was trained with --profile",
-        )
+        hint = "give a file of torch.profiler or jax.profiler, or a run that was trained with --profile"
+        if _ROCPROF in buffer[:BLOCK_BYTES]:
+            reason = "it is rocprofv3's own JSON"
+            hint = "record with --profile; Perfetto opens what rocprofv3 writes with --output-format pftrace"
+        raise UsageError(f"{self.path}: not a Chrome trace: {reason}", hint)
 
     def _decode_block(self, buffer: bytes) -> tuple[list[TraceEvent], int, bool]:
         """The complete events of a buffer, the number of bytes they take, and whether the list of events ends there."""

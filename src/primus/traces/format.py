@@ -60,7 +60,8 @@ def format_timeline(found: TimeBreakdown) -> str:
             f" {found.num_kernels:,} kernels take less than {SHORT_KERNEL_US:g} \u00b5s"
         )
     if found.step_us:
-        lines.append(f"{found.num_steps} steps, median {format_us(found.step_us)}")
+        count = f"{found.num_steps} steps, median" if found.num_steps > 1 else "1 step,"
+        lines.append(f"{count} {format_us(found.step_us)}")
     else:
         lines.append("no steps are marked: times are of the whole trace")
     return "\n".join(lines)
@@ -172,7 +173,7 @@ def format_us(microseconds: float) -> str:
     size = abs(microseconds)
     if size < 1000:
         return f"{microseconds:.1f} \u00b5s"
-    return f"{microseconds / 1e3:,.2f} ms" if size < 1e7 else f"{microseconds / 1e6:,.2f} s"
+    return f"{microseconds / 1e3:,.2f} ms" if size < 1e6 else f"{microseconds / 1e6:,.2f} s"
 
 
 def _shorten(text: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from primus.errors import PrimusError
-from primus.traces.breakdown import TimeBreakdown, compute_breakdown
+from primus.traces.breakdown import TimeBreakdown, compute_breakdown, find_misleading_parts
 from primus.traces.memory import MemoryReport, report_memory
 from primus.traces.operators import OperatorTime, list_operators
 from primus.traces.ranks import RankComparison, compare_ranks
@@ -78,7 +78,7 @@ def _analyze(traces: Sequence[Trace], files: Sequence[Path], num_operators: int)
         operators=list_operators(first, num_operators),
         memory=report_memory(first),
         ranks=compare_ranks(traces),
-        notes=[note for trace in traces for note in trace.notes],
+        notes=[note for trace in traces for note in (*trace.notes, *find_misleading_parts(trace))],
     )
 
 
