@@ -74,6 +74,9 @@ def test_evaluations_and_slow_first_steps_have_their_share(make_run: MakeRun) ->
     )
     assert not any("eval_interval" in change for change in list_changes(once))
     assert found["warm the caches of kernels and data up once"] == pytest.approx(10 / 110)
+    sample = {"kind": "sample", "tokens": 12, "time_s": 150.0}
+    slept = build_report(make_run(steps, after=[sample], name="20231114_221320-0002"))
+    assert slept.limit == "most of the run's time is not training: text sample takes 71%"
 
 
 def test_checkpoints_cost_what_training_waits_and_what_steps_during_the_writing_take_longer(make_run: MakeRun) -> None:

@@ -78,6 +78,7 @@ def _describe_trace_limit(trace: TraceReport) -> str:
         "waiting for data": found.idle.data_us,
         "the host, between operators" if found.timeline == "host" else "launching kernels": found.idle.host_us,
         "kernels that wait for others": found.idle.kernel_us,
+        "idle time whose cause the trace does not say": found.idle.unknown_us,
     }
     name = max(parts, key=lambda each: parts[each])
     text = f"{name}: {parts[name] / total:.0%} of the profiled time"

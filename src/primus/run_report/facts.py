@@ -21,6 +21,8 @@ from primus.runs.store import Run
 from primus.runs.summary import WARM_UP_STEPS, RunSummary
 
 CONVENTIONS: tuple[Convention, ...] = ("causal", "full", "6N", "causal_window")
+TIMED_EVENTS = {"eval": "evaluation", "profile": "writing profiles", "sample": "text sample"}
+"""Parts of the time of the run, by the event that has it."""
 SETTINGS = (
     "micro_batch_size", "global_batch_size", "seq_length", "train_iters", "bf16", "compile", "recompute_activations",
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
@@ -286,12 +288,12 @@ def _split_time(run: Run, recorded: Sequence[Event], steps: Sequence[Event], wal
     all_steps = [event for event in recorded if event["kind"] == "step"]
     repeated = sum(_list_numbers(all_steps, "step_time_s")) - sum(_list_numbers(steps, "step_time_s"))
     data = sum(_list_numbers(steps, "data_time_s"))
+    spent = {kind: sum(_list_numbers([e for e in recorded if e["kind"] == kind], "time_s")) for kind in TIMED_EVENTS}
     parts = {
         "steps": sum(_list_numbers(steps, "step_time_s")) - data,
         "waiting for data": data,
         "steps that were repeated": repeated,
-        "evaluation": sum(_list_numbers([event for event in recorded if event["kind"] == "eval"], "time_s")),
-        "writing profiles": sum(_list_numbers([event for event in recorded if event["kind"] == "profile"], "time_s")),
+        **{what: spent[kind] for kind, what in TIMED_EVENTS.items()},
         "start": _measure_starts(run, recorded),
     }
     if wall <= 0:

@@ -170,6 +170,7 @@ def test_a_text_is_learnt_and_a_sample_of_it_is_written(
     assert text.startswith("one two three four five")
     said = capfd.readouterr().out
     assert "sample of 12 tokens:\n" + text in said
+    assert kinds(run, "sample")[-1]["time_s"] > 0
 
 
 def test_tensorboard_gets_the_losses_of_every_step(make_run: MakeRun, train: Train) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from primus.backends.native.model import Transformer
 from primus.backends.native.training import Training
 from primus.callback import Callback
@@ -28,6 +30,7 @@ class TextSampler(Callback):
         config = training.experiment.trainer.logging
         if not config.sample_tokens:
             return
+        started = time.monotonic()
         text = generate_sample(
             training.trainable.model, training.data, config, training.experiment.trainer.training.seed
         )
@@ -36,6 +39,7 @@ class TextSampler(Callback):
         training.print_line(f"sample of {config.sample_tokens} tokens:\n{text}")
         if training.processes.is_first:
             write_text(training.attempt.run.directory / "report" / "sample.txt", text + "\n")
+            training.attempt.event("sample", tokens=config.sample_tokens, time_s=time.monotonic() - started)
 
 
 def generate_sample(model: Transformer, data: Datasets, config: LoggingConfig, seed: int) -> str | None:
