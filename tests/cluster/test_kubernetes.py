@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import importlib
 import json
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 import yaml
 
 from fakes import cli
-from fakes.kubelet import Api, Kubelet, serving
+from fakes.kubelet import Api, Kubelet, serving, start_container
 from primus.runs.store import list_workspace_runs
 
 pytest.importorskip("kubernetes")
@@ -251,11 +253,7 @@ def stamped(*texts: str) -> list[str]:
 
 def test_logs_are_followed_over_lost_connections_and_restarts(api: Api, workplace: Path, kubelet: Kubelet) -> None:
     create(api, workplace, "logs", "--replica", "2")
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}
-    api.ask("POST", "/api/v1/nodes", node)
-    address = [{"type": "InternalIP", "address": "127.0.0.1"}]
-    endpoint = {"kubeletEndpoint": {"Port": kubelet.port}}
-    api.set_status("/api/v1/nodes/n1", {"addresses": address, "daemonEndpoints": endpoint})
+    make_node(api, kubelet)
     pod = make_pod(api, "logs", 0, running(), node="n1")
     other = make_pod(api, "logs", 1, running(), node="n1")
     lines = ["step 1", "the same", "the same", "step 2 ü", "last"]
@@ -282,6 +280,53 @@ def test_logs_are_followed_over_lost_connections_and_restarts(api: Api, workplac
     k8s(api, workplace, "delete", "logs")
     for name in (pod, other, again):
         api.ask("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
+    api.ask("DELETE", "/api/v1/nodes/n1")
+
+
+def make_node(api: Api, kubelet: Kubelet) -> None:
+    api.ask("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}})
+    address = [{"type": "InternalIP", "address": "127.0.0.1"}]
+    endpoint = {"kubeletEndpoint": {"Port": kubelet.port}}
+    api.set_status("/api/v1/nodes/n1", {"addresses": address, "daemonEndpoints": endpoint})
+
+
+def test_the_pods_of_a_job_measure_collectives_together(api: Api, workplace: Path, kubelet: Kubelet) -> None:
+    pytest.importorskip("torch")
+    program, volume = workplace / "primus-cli", workplace / "claim"
+    program.write_text(
+        f"#!/bin/sh\nexec '{sys.executable}' -c 'import sys; from primus.cli.main import main; sys.exit(main())' \"$@\""
+    )
+    program.chmod(0o755)
+    volume.mkdir()
+    words = ("collectives", "--op", "all_reduce", "--sizes", "64K", "--iters", "10", "--device", "cpu", "--quick")
+    where = ("--entry", str(program), "--volume", f"claim:{volume}", "--gpu", "0", "--image", "X", "--replica", "2")
+    task = ("--", "benchmark", *words, "--workspace", str(volume))
+    k8s(api, workplace, "create", "--name", "two", *where, *task)
+    make_node(api, kubelet)
+    pods = [make_pod(api, "two", rank, running(), node="n1") for rank in (0, 1)]
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(server.getsockname()[1])}
+    processes = []
+    for pod in pods:
+        (workplace / pod).mkdir()
+        processes.append(start_container(api, f"{PODS}/{pod}", workplace / pod, **place))
+    for pod, process in zip(pods, processes, strict=True):
+        lines = process.communicate(timeout=240)[0].splitlines()
+        kubelet.logs[pod] = [f"2026-01-01T00:00:00.{number:09d}Z {line}\n" for number, line in enumerate(lines)]
+        assert process.returncode == 0, lines
+        api.set_status(f"{PODS}/{pod}", {**ended(0), "phase": "Succeeded"})
+    finish(api, "two", "Completed")
+    k8s(api, workplace, "wait", "two")
+    shown = k8s(api, workplace, "logs", "two").stdout
+    assert "collectives op=all_reduce" in shown and "busbw" in shown
+    (file,) = volume.glob("benchmark-collectives/2*/report/benchmark.json")
+    result = json.loads(file.read_text())
+    (row,) = [row for rank in result["ranks"] for row in rank["rows"]]
+    assert (result["world_size"], row["case"]["ranks"], row["wrong"]) == (2, 2, 0)
+    k8s(api, workplace, "delete", "two")
+    for pod in pods:
+        api.ask("DELETE", f"{PODS}/{pod}", {"gracePeriodSeconds": 0})
     api.ask("DELETE", "/api/v1/nodes/n1")
 
 

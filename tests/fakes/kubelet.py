@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import ssl
+import subprocess
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import parse_qs, urlparse
+
+from fakes import cli
 
 
 class Api:
@@ -40,6 +43,43 @@ class Api:
     def set_status(self, path: str, status: Any) -> None:
         """Say how an object stands, as its controller does."""
         self.ask("PATCH", f"{path}/status", {"status": status}, "application/merge-patch+json")
+
+
+def start_container(api: Api, path: str, folder: Path, **changes: str) -> subprocess.Popen[str]:
+    """The first container of a pod, as a process of this machine: its command and variables come from the API server.
+
+    Args:
+        api: The server.
+        path: Of the pod.
+        folder: Gets the files of its config maps; claims are mounted at paths of this machine.
+        changes: Variables that differ here, such as the address of the first pod, which needs a cluster's DNS.
+    """
+    pod = api.ask("GET", path)
+    (container,) = pod["spec"]["containers"]
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    words = list(container["command"])
+    for volume in pod["spec"]["volumes"]:
+        if "configMap" in volume:
+            texts = api.ask("GET", f"{path.rpartition('/pods/')[0]}/configmaps/{volume['configMap']['name']}")["data"]
+            for item in volume["configMap"]["items"]:
+                file = folder / volume["name"] / item["path"]
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(texts[item["key"]])
+            words = [word.replace(mounts[volume["name"]], str(folder / volume["name"])) for word in words]
+    environ = {each["name"]: each.get("value", "") or _read_field(pod, each) for each in container["env"]}
+    return subprocess.Popen(
+        words,
+        env=cli.environment(**{**environ, **changes}),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _read_field(pod: Any, variable: Any) -> str:
+    field = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
+    return str(pod["metadata"]["annotations"].get(field.partition("'")[2].rstrip("']"), ""))
 
 
 class Kubelet:
