@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -97,7 +98,7 @@ def test_a_case_that_fails_now_is_slower_than_its_baseline() -> None:
 
 def test_results_without_a_common_case_are_not_compared() -> None:
     other = structs.replace(make_result(0.5), ranks=(structs.replace(make_result(0.5).ranks[0], device_name="H100"),))
-    with pytest.raises(UsageError, match="no row of the baseline"):
+    with pytest.raises(UsageError, match="no row of the baseline has the same case: it is of H100, not of "):
         compare_records(list_records(other), list_records(make_result(0.5)), 0.05)
 
 
@@ -120,6 +121,16 @@ def test_a_baseline_that_was_edited_by_hand_gives_one_message(tmp_path: Path, na
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(UsageError, match=re.escape(str(path))):
+        read_records(str(path))
+
+
+def test_a_value_of_zero_in_a_baseline_gives_one_message(tmp_path: Path) -> None:
+    result = make_result(0.5)
+    row = structs.replace(result.ranks[0].rows[0], value=0.0)
+    path = tmp_path / "a.json"
+    zero = structs.replace(result, ranks=(structs.replace(result.ranks[0], rows=(row,)),))
+    path.write_bytes(msgspec.json.encode(zero))
+    with pytest.raises(UsageError, match=r"a.json: row:1: value: 0.0 is not a positive number"):
         read_records(str(path))
 
 

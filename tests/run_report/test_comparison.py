@@ -44,6 +44,13 @@ def test_several_differences_are_candidates_and_noise_is_no_difference(make_run:
     assert "the only difference that can change the loss is micro_batch_size" in found.loss_explanation
 
 
+def test_the_device_that_trained_is_a_difference(make_run: MakeRun) -> None:
+    a = make_run(NOISY, started={"device": "AMD Instinct MI300X"})
+    b = make_run(FASTER, started={"device": "NVIDIA H100"}, name=OTHER)
+    explanation = compare_runs(a, b).speed_explanation
+    assert "the only difference that can change the speed is device (AMD Instinct MI300X -> NVIDIA H100)" in explanation
+
+
 def test_runs_without_steps_are_compared_by_what_they_have(make_run: MakeRun) -> None:
     found = compare_runs(make_run([]), make_run(NOISY, name=OTHER))
     assert (found.speed, found.speed_explanation) == (None, "one of the runs has no steps")

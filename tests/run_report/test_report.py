@@ -16,7 +16,7 @@ pytest.importorskip("numpy")
 from primus.report.benchmark_history import find_history_file
 from primus.run_report.html_page import format_html
 from primus.run_report.markdown import format_markdown
-from primus.run_report.report import RunReport, build_report
+from primus.run_report.report import RunReport, build_report, list_tables
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Run, RunOutcome
 from traces.chrome_trace import TraceWriter
@@ -192,3 +192,15 @@ def test_the_page_is_self_contained_and_has_the_curves(make_run: MakeRun) -> Non
     assert "<script" not in text
     assert not re.findall(r'(?:src|href)="(?!#)', text), "nothing is loaded from elsewhere"
     assert "NaN" not in text and "inf" not in re.findall(r' d="([^"]*)"', text)
+
+
+def test_of_many_ranks_the_slowest_are_shown(make_run: MakeRun) -> None:
+    run = make_run([(1.0, 0.0)] * 20)
+    for rank in range(64):
+        beat = {"host": f"node{rank // 8}", "step": 20, "compute_time_s": 1.3 if rank == 37 else 1 + rank / 1000}
+        write_json(run.directory / "logs" / "attempt_0" / f"rank_{rank}.heartbeat.json", beat)
+    report = build_report(run)
+    (found,) = [each for each in list_tables(report) if each.title.startswith("Ranks")]
+    assert found.title.endswith("the slowest 16 of 64")
+    assert (len(found.rows), found.rows[0][:2]) == (16, ["37", "node4"])
+    assert found.text == "the median is 1.031 s; rank 37 on node4 takes 1.26 times that"

@@ -42,6 +42,7 @@ BATCHED = "GemmStridedBatchedTunableOp_float_NT,nt_64_32_16_B_8_ld_1_1_1\n"
 HIPBLASLT = (
     "hipblaslt-bench --api_method c -m 2048 -n 512 -k 1024 --transA T --transB N --batch_count 1 --bias_vector"
     " --a_type bf16_r --d_type bf16_r --algo_method index --solution_index 5\nhipblaslt-bench --api_method c -m 20"
+    '\nhipblaslt-bench -m "cut off by another line'
 )
 LINEAR = "mm 512x2048x1024 NT bfloat16"
 """torch.nn.functional.linear of 512 x 1024 by a weight of 2048 x 1024."""

@@ -174,3 +174,6 @@ def test_a_search_on_a_machine_with_other_work_is_not_settled() -> None:
     assert "not settled: threads waited up to 40% of the time for a core" in format_search_result(result)
     quiet = structs.replace(result, best=structs.replace(best, core_wait=0.01))
     assert "not settled" not in format_search_result(quiet)
+    worse = structs.replace(result, is_better=False, trials=[structs.replace(written, settings={"env.A": "x" * 90})])
+    assert "not settled" in format_search_result(worse)
+    assert max(map(len, format_search_result(worse).splitlines())) < 170

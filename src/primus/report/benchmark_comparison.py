@@ -38,7 +38,11 @@ def compare_records(before: Sequence[Record], now: Sequence[Record], tolerance: 
     pairs = [(known[find_record_key(record)], record) for record in now if find_record_key(record) in known]
     found = [_compare_pair(*pair, tolerance) for pair in pairs if _read_number(pair[0], "value") is not None]
     if not found:
-        raise UsageError("no row of the baseline has the same case", "measure the baseline with the same options")
+        devices = [", ".join(dict.fromkeys(str(record.get("device")) for record in part)) for part in (before, now)]
+        problem = "no row of the baseline has the same case"
+        if before and devices[0] != devices[1]:
+            problem += f": it is of {devices[0]}, not of {devices[1]}"
+        raise UsageError(problem, "measure the baseline on this device with the same options")
     return found
 
 

@@ -171,9 +171,10 @@ def read_records(path: str) -> list[Record]:
 
 def _parse_result(path: str, text: str) -> list[Record]:
     try:
-        return list_records(msgspec.json.decode(text, type=BenchmarkResult))
+        records = list_records(msgspec.json.decode(text, type=BenchmarkResult))
     except msgspec.MsgspecError as error:
         raise UsageError(f"{path}: damaged: {error}", "write it again by --output-file") from None
+    return [_check_record(f"{path}: row", number, record) for number, record in enumerate(records, 1)]
 
 
 def _parse_line(path: str, number: int, line: str) -> Record:

@@ -132,9 +132,11 @@ def list_candidates(a: Run, b: Run) -> list[ExplainedDifference]:
             found.append(_build_candidate("machine", each, SPEED))
         elif not each.what.startswith("("):
             found.append(_build_candidate("variable", each, SPEED))
-    for what in ("world_size", "threads"):
+    for what in ("device", "world_size", "threads"):
         values = [_read_started(run).get(what) for run in (a, b)]
-        if values[0] != values[1]:
+        # The device that trained is one of the machine's, whose models may be known to differ already.
+        is_known = what == "device" and any(each.kind == "machine" and [each.a, each.b] == values for each in found)
+        if values[0] != values[1] and not is_known:
             found.append(_build_candidate("machine", RunDifference(what, *values), SPEED))
     packages = compare_mappings(read_run_packages(a), read_run_packages(b))
     found += [

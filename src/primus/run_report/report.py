@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -11,13 +12,17 @@ from primus.errors import PrimusError
 from primus.report import table
 from primus.report.benchmark_history import read_best_figures
 from primus.run_report.advice import SuggestedChange, describe_limit, suggest_changes
-from primus.run_report.facts import RunFacts, collect_facts
+from primus.run_report.facts import RankCompute, RunFacts, collect_facts
 from primus.runs.store import Run
 from primus.traces.find_files import find_run_traces
 from primus.traces.format import format_us, list_timeline_rows
 from primus.traces.report import TraceReport, analyze_traces
 
 NUM_OPERATORS = 12
+MOST_RANKS = 16
+"""In the table of ranks."""
+SLOW_RANK = 1.1
+"""Computation above this multiple of the median stands out."""
 GEMM_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """What `benchmark gemm` calls the types of runs."""
 NO_CHANGES = "No rule finds a change that saves 3 % or more."
@@ -134,17 +139,33 @@ def list_tables(report: RunReport) -> Iterator[RunTable]:
         yield from _list_trace_tables(report.trace)
     measured = [rank for rank in facts.ranks if rank.compute_time_s is not None]
     if len(measured) > 1:
-        rows = [[str(rank.rank), rank.host, f"{rank.step:,}", f"{rank.compute_time_s:.4g} s"] for rank in measured]
-        yield RunTable(
-            title="Ranks: computation in the last step",
-            header=["rank", "host", "step", "forward and backward"],
-            rows=rows,
-            right=[0, 2, 3],
-        )
+        yield _build_rank_table(measured)
     yield RunTable(title="Machine", header=["", ""], rows=[[*row] for row in facts.machine.items()])
     if facts.settings:
         rows = [[name, str(value)] for name, value in facts.settings.items()]
         yield RunTable(title="Settings", header=["", ""], rows=rows)
+
+
+def _build_rank_table(ranks: Sequence[RankCompute]) -> RunTable:
+    """The ranks, or the slowest of many; below, the slowest one if it stands out."""
+    times = {rank.rank: rank.compute_time_s or 0.0 for rank in ranks}
+    by_time = sorted(ranks, key=lambda rank: -times[rank.rank])
+    slowest, median = by_time[0], statistics.median(times.values())
+    is_short = len(ranks) <= MOST_RANKS
+    title = "Ranks: computation in the last step"
+    text = f"the median is {median:.4g} s"
+    if median and times[slowest.rank] > SLOW_RANK * median:
+        text += f"; rank {slowest.rank} on {slowest.host} takes {times[slowest.rank] / median:.2f} times that"
+    return RunTable(
+        title=title if is_short else f"{title}, the slowest {MOST_RANKS} of {len(ranks):,}",
+        header=["rank", "host", "step", "forward and backward"],
+        rows=[
+            [str(each.rank), each.host, f"{each.step:,}", f"{times[each.rank]:.4g} s"]
+            for each in (ranks if is_short else by_time[:MOST_RANKS])
+        ],
+        right=[0, 2, 3],
+        text=text,
+    )
 
 
 def _list_trace_tables(trace: TraceReport) -> Iterator[RunTable]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -148,10 +147,9 @@ def parse_log_line(line: str) -> tuple[str, ...] | None:
     _, found, rest = line.partition(PROGRAM)
     if not found:
         return None
-    words = shlex.split(rest, posix=False)
     args: list[str] = []
     skips = False
-    for word in words:
+    for word in rest.split():
         if skips and not word.startswith("--"):
             continue
         skips = word in CHOSEN

@@ -27,6 +27,8 @@ from primus.tuning.trial import LOSS, TrialResult, measure_run
 AS_WRITTEN = "as written"
 POLL_S = 1.0
 """Time between two looks for the results of other processes."""
+LONGEST_VALUE = 32
+"""Of a setting in a line of a table."""
 MOST_LISTED = 20
 
 
@@ -129,7 +131,7 @@ def list_plan_notes(request: SearchRequest, context: TaskContext) -> list[str]:
     candidates = request.list_candidates()
     steps = " then ".join(map(str, request.rungs))
     lines = [f"{len(candidates)} candidates for {resolved.experiment.exp_name}, by {request.metric}, {steps} steps"]
-    lines += [f"  {_format_settings(settings)}" for settings in candidates[:MOST_LISTED]]
+    lines += [f"  {_format_briefly(settings)}" for settings in candidates[:MOST_LISTED]]
     return lines + ([f"  and {len(candidates) - MOST_LISTED} more"] if len(candidates) > MOST_LISTED else [])
 
 
@@ -138,7 +140,7 @@ def format_search_result(result: SearchResult) -> str:
     trials = sorted(result.trials, key=lambda trial: (-trial.steps, trial.rank))
     rows = [
         [
-            _format_settings(trial.settings),
+            _format_briefly(trial.settings),
             str(trial.steps),
             table.format_number(trial.value),
             trial.state,
@@ -150,14 +152,14 @@ def format_search_result(result: SearchResult) -> str:
     if len(trials) > MOST_LISTED:
         lines.append(f"and {len(trials) - MOST_LISTED} more trials in {result.study}/study.json")
     lines.append(f"{result.steps} steps, {result.share_of_grid:.0%} of the whole grid")
-    if result.best is None or not result.is_better:
-        return "\n".join([*lines, "no setting is better than the experiment as written, beyond the noise"])
     waits = [trial.core_wait or 0.0 for trial in (result.best, result.as_written) if trial is not None]
-    if max(waits) > CONTENDED:
+    if max(waits, default=0.0) > CONTENDED:
         lines.append(
             f"not settled: threads waited up to {max(waits):.0%} of the time for a core, because the machine had other"
             " work: search again on an idle machine"
         )
+    if result.best is None or not result.is_better:
+        return "\n".join([*lines, "no setting is better than the experiment as written, beyond the noise"])
     gain = f"{result.gain:+.1%}" if result.gain is not None else "the experiment as written gives no result"
     words = _format_settings(result.best.settings)
     lines.append(f"best: {words} ({gain})")
@@ -220,7 +222,7 @@ def _measure(
         result = _run_trial(request, context, study, dict(settings), steps)
         study.add_result(result)
     value = table.format_number(result.value) if result.state == "done" else f"{result.state}: {result.reason}"
-    context.say(f"  {_format_settings(settings)}, {steps} steps: {value}")
+    context.say(f"  {_format_briefly(settings)}, {steps} steps: {value}")
     return result
 
 
@@ -288,3 +290,13 @@ def _write_patch(request: SearchRequest, study: Study, settings: Settings) -> st
 
 def _format_settings(settings: Settings) -> str:
     return " ".join(f"{key}={shlex.quote(value)}" for key, value in settings.items()) or AS_WRITTEN
+
+
+def _format_briefly(settings: Settings) -> str:
+    """Settings for a line of a table: long values, such as the options of an allocator, are cut."""
+    return _format_settings(
+        {
+            key: value if len(value) <= LONGEST_VALUE else f"{value[:LONGEST_VALUE]}..."
+            for key, value in settings.items()
+        }
+    )
