@@ -132,3 +132,24 @@ def test_clean_lists_first_and_removes_only_images_with_our_label(engines: Path)
     calls = (engines / "calls").read_text().splitlines()
     assert all("label=primus.image" in call for call in calls if call.startswith("podman images"))
     assert [call for call in calls if " rmi " in call] == ["podman rmi used ", "podman rmi free "]
+
+
+BUILDAH = """\
+#!/bin/sh
+case $1 in
+images) echo '[{"id": "32e992f23e6e", "names": ["localhost/primus:cpu"], "createdat": "7 minutes ago", "size": "2 GB"},
+               {"id": "4594c80fab1f", "names": null, "createdat": "now", "size": "2 GB"}]' ;;
+inspect) echo '{"FromImage": "localhost/primus:cpu", "Config": "{}",
+                "OCIv1": {"config": {"Labels": {"primus.image": "cpu"}}}}' ;;
+esac
+"""
+
+
+def test_images_of_buildah_are_read_from_its_own_json(engines: Path) -> None:
+    (engines / "buildah").write_text(BUILDAH)
+    (engines / "buildah").chmod(0o755)
+    listed = run_image(engines, "list", "--engine", "buildah", "--json")
+    assert listed.returncode == 0, listed.stderr
+    assert [each["name"] for each in json.loads(listed.stdout)] == ["localhost/primus:cpu", "<none>:<none>"]
+    shown = run_image(engines, "show", "localhost/primus:cpu", "--engine", "buildah", "--json")
+    assert json.loads(shown.stdout)["labels"] == {"primus.image": "cpu"}

@@ -93,9 +93,21 @@ def list_images(engine: ImageEngine, environ: Mapping[str, str]) -> list[FoundIm
     Raises:
         PrimusError: The engine does not answer.
     """
-    name = "{{.Name}}" if engine.kind == "buildah" else "{{.Repository}}"
-    columns = "\t".join(["{{.ID}}", name + ":{{.Tag}}", "{{.Size}}", "{{.CreatedAt}}"])
-    text = _run_engine(engine, ["images", "--filter", f"label={LABEL}", "--format", columns], environ)
+    words = ["images", "--filter", f"label={LABEL}"]
+    if engine.kind == "buildah":
+        # It aligns the columns of --format with blanks, which its sizes and dates contain.
+        found = json.loads(_run_engine(engine, [*words, "--json"], environ))
+        return [
+            FoundImage(
+                id=image["id"],
+                name=(image.get("names") or ["<none>:<none>"])[0],
+                size=image["size"],
+                created=image["createdat"],
+            )
+            for image in found
+        ]
+    columns = "\t".join(["{{.ID}}", "{{.Repository}}:{{.Tag}}", "{{.Size}}", "{{.CreatedAt}}"])
+    text = _run_engine(engine, [*words, "--format", columns], environ)
     rows = [line.split("\t") for line in text.splitlines() if line.strip()]
     return [FoundImage(id=row[0], name=row[1], size=row[2], created=row[3]) for row in rows]
 
@@ -112,8 +124,9 @@ def show_image(engine: ImageEngine, name: str, environ: Mapping[str, str]) -> Sh
         raise UsageError(f"image {name} cannot be shown: {answer.problem}", "primus-cli direct -- image list")
     tree = json.loads(answer.text)
     image = tree[0] if isinstance(tree, list) else tree
-    config = image.get("Config") or image.get("OCIv1", {}).get("config") or {}
-    labels: dict[str, str] = config.get("Labels") or {} if isinstance(config, dict) else {}
+    # The Config of buildah is text; OCIv1 is the same in JSON.
+    config = (image["OCIv1"].get("config") if "OCIv1" in image else image.get("Config")) or {}
+    labels: dict[str, str] = config.get("Labels") or {}
     if LABEL not in labels:
         raise UsageError(f"image {name} was not built by primus", "primus-cli direct -- image list")
     return ShownImage(name=name, platform=labels[LABEL], labels=labels)
