@@ -60,6 +60,15 @@ def test_prefixes_of_launchers_and_containers_change_no_value(form: str, tmp_pat
         assert log.steps.columns["loss"][-1] == 3.13
 
 
+def test_numbers_with_a_decimal_comma_are_refused_instead_of_read_as_thousands(tmp_path: Path) -> None:
+    lines = [format_megatron(step) for step in STEPS]
+    lines[1] = lines[1].replace("3.120000E+00", "3,120000E+00")
+    (tmp_path / "job.log").write_text("".join(f"{line}\n" for line in lines))
+    log = read_log(tmp_path / "job.log")
+    assert list_steps(log) == [11, 13] and log.num_unread == 1
+    assert "a decimal comma" in log.unread[0].problem
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
 def test_files_of_windows_are_read(encoding: str, tmp_path: Path) -> None:
     lines = [format_megatron(step) for step in range(1, 2000)]

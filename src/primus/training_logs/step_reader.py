@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from primus.training_logs.line_columns import ScannedBlock
 
 NUMBER = re.compile(rb"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
+THOUSANDS = re.compile(rb"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
 TIME_STAMP = re.compile(rb"(\d{4})-?(\d\d)-?(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 RANK = re.compile(rb"\[(?:rank[ -]?|default|Rank )(\d+)(?:/\d+)?\]|^ *(\d+): ")
 """Ranks as torchrun (`[default7]:`), torch.distributed (`[rank7]:`), Primus (`[rank-7/8]`), DeepSpeed and
@@ -102,7 +103,18 @@ def parse_number(text: bytes) -> float:
     found = NUMBER.search(text)
     if found is None:
         raise LogLineError(text.decode(errors="replace"))
+    check_commas(found[0])
     return float(found[0].replace(b",", b""))
+
+
+def check_commas(number: bytes) -> None:
+    """Check that commas separate thousands: a decimal comma would change the value by orders of magnitude.
+
+    Raises:
+        LogLineError: They do not.
+    """
+    if b"," in number and not THOUSANDS.fullmatch(number):
+        raise LogLineError(f"{number.decode()}: a decimal comma")
 
 
 def parse_optional(text: bytes) -> float | None:

@@ -1,4 +1,4 @@
-"""Lines of MaxText: `completed step: N, seconds: ...`; its steps count from 0.
+"""Lines of MaxText: `completed step: N, seconds: ...`, before 2024 `step: N, seconds: ...`; its steps count from 0.
 
 Source: metric_logger.py of AI-Hypercomputer/maxtext. TFLOP/s counts causal attention halved since July 2025
 (maxtext#1988).
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from primus.training_logs.log_step import LogStep
 from primus.training_logs.step_reader import LogEvaluation, LogLineError, StepReader, parse_number, split_steps
 
-STEP = re.compile(rb"completed step: *(\d+), *")
+STEP = re.compile(rb"(?:completed step: *(?=\d+,)|\bstep: *(?=\d+, seconds: ))(\d+), *")
 EVALUATION = re.compile(rb"[Cc]ompleted eval after train step (\d+), loss=([-+.\deEnaif]+)")
 SETTING = re.compile(rb"Config param (\w+): (.*?)\s*$")
 FIELDS = {
@@ -29,7 +29,7 @@ class MaxTextReader(StepReader):
 
     NAME = "maxtext"
     TITLE = "MaxText"
-    ANCHORS = (b"completed step: ", b"ompleted eval after")
+    ANCHORS = (b"completed step: ", b", seconds: ", b"ompleted eval after")
     END = re.compile(rb"\.\d{3}\s*$")
     SETTING_ANCHORS = (b"Config param ",)
 

@@ -18,6 +18,7 @@ from primus.training_logs.step_reader import (
     LogEvaluation,
     LogLineError,
     StepReader,
+    check_commas,
     find_clock,
     find_rank,
     parse_number,
@@ -26,7 +27,7 @@ from primus.training_logs.step_reader import (
 if TYPE_CHECKING:
     from primus.training_logs.line_columns import ColumnScanner, ScannedBlock
 
-ITERATION = re.compile(rb"\biteration +(\d+)/ *(\d+) *\|")
+ITERATION = re.compile(rb"\biteration +(\d+)/ *(?:\d+|infinity) *\|")
 VALIDATION = re.compile(rb"\bvalidation loss at iteration +(\d+)[^|]*\|[^|]*?value: *([-+.\deEnaif]+)")
 ARGUMENT = re.compile(rb"^(?:\[[^\]]*\]:?)* +([a-z][\w.]*) \.{2,} ?(.*?)\s*$")
 """A row of the table of arguments at the start: `  seq_length ........ 4096`, with a prefix of torchrun or without."""
@@ -113,13 +114,16 @@ class MegatronReader(StepReader):
         """Where the values of a step are, which extends from `start` to `end` of the line."""
         places, words, settings = {"step": NumberPlace(*found.span(1))}, {}, {}
         for segment in self._list_segments(line, found.end(), end):
-            name, colon, value = line[slice(*segment)].partition(b": ")
+            name, mark, value = line[slice(*segment)].partition(b": ")
+            if not mark:  # of 2019: `lm loss 7.399415E+00`
+                name, mark, value = name.rstrip().rpartition(b" ")
             field = SEGMENTS.get(name.strip())
-            offset = segment[0] + len(name) + len(colon)
-            if field and colon:
+            offset = segment[0] + len(name) + len(mark)
+            if field and mark:
                 number = NUMBER.search(value)
                 if number is None:
                     raise LogLineError(value.decode(errors="replace"))
+                check_commas(number[0])
                 suffix = SUFFIX.search(value)
                 factor = SUFFIXES[suffix[1]] if suffix else 1.0
                 place = NumberPlace(offset + number.start(), offset + number.end(), factor, field[1])

@@ -1,10 +1,14 @@
-"""Lines of NeMo: `Training epoch 0, iteration 17/99 | lr: ...`, and progress bars of NeMo 1; steps count from 0.
+"""Lines of NeMo: `Training epoch 0, iteration 17/99 | lr: ...`, progress bars of NeMo 1, and records of DLLogger.
+
+Steps count from 0.
+
 
 Source: the progress printer of NVIDIA NeMo 2 (nemo/utils/callbacks). It prints no throughput.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 
@@ -12,6 +16,8 @@ from primus.training_logs.log_step import LogStep
 from primus.training_logs.step_reader import LogLineError, StepReader, parse_number
 
 LINE = re.compile(rb"Training epoch \d+, iteration (\d+)/\d+ \|(.*)")
+RECORD = re.compile(rb"\bDLLL (\{.*\})\s*$")
+"""NVIDIA/dllogger, JSONStreamBackend."""
 BAR = re.compile(rb"\breduced_train_loss=")
 FIELDS = {
     b"lr": "learning_rate",
@@ -37,6 +43,8 @@ class NeMoReader(StepReader):
         found = LINE.search(line)
         if found:
             pairs = [part.partition(b": ")[::2] for part in found[2].split(b"|")]
+        elif record := RECORD.search(line):
+            pairs = _list_record_pairs(record[1])
         elif BAR.search(line):
             pairs = [part.partition(b"=")[::2] for part in line.rpartition(b"[")[2].rstrip(b"] \r").split(b", ")]
         else:
@@ -49,3 +57,12 @@ class NeMoReader(StepReader):
         if step is None:
             raise LogLineError("no step")
         yield LogStep({"step": step + 1, **values})
+
+
+def _list_record_pairs(text: bytes) -> list[tuple[bytes, ...]]:
+    """The names and values of a record of DLLogger."""
+    try:
+        data = json.loads(text)["data"]
+        return [(name.encode(), str(value).encode()) for name, value in data.items()]
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise LogLineError("a record that is damaged") from error
