@@ -86,6 +86,16 @@ def test_each_class_of_unfairness_is_caught_by_its_own_rule(name: str) -> None:
     assert any(reason.startswith(rule) for reason in verdict.list_reasons())
 
 
+def test_other_load_is_the_same_for_runs_that_took_turns_with_each_other() -> None:
+    def load(framework: str, group: str) -> ComparisonResult:
+        result = make_result(framework)
+        cell = structs.replace(result.cell, turn_group=group)
+        return structs.replace(result, cell=cell, load=ResultLoad(other_cpu_share=0.4))
+
+    assert judge(load("native", "one"), load("torchtitan", "one")).status == "fair"
+    assert list_unfair(judge(load("native", "one"), load("torchtitan", "two"))) == ["other load"]
+
+
 @pytest.mark.parametrize(
     ("key", "ours", "theirs"),
     [

@@ -107,5 +107,8 @@ def test_a_truncated_file_is_damaged_and_a_missing_one_is_named(tmp_path: Path) 
     (tmp_path / "result.json").write_text((tmp_path / "result.json").read_text()[:100])
     with pytest.raises(PrimusError, match="damaged"):
         load_result(tmp_path / "result.json")
+    (tmp_path / "result.json").write_text("[" * 100_000)
+    with pytest.raises(PrimusError, match="damaged: maximum recursion depth"):
+        load_result(tmp_path / "result.json")
     with pytest.raises(PrimusError, match="No such file"):
         load_result(tmp_path / "none.json")

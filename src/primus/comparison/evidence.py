@@ -53,6 +53,8 @@ class FairnessEvidence(Struct, frozen=True, kw_only=True):
     is_throttled: bool | None = None
     other_load: float | None = None
     """Share of the machine that other processes took."""
+    turn_group: str = ""
+    """Equal for runs that took turns with each other."""
 
 
 def collect_evidence(result: ComparisonResult, name: str) -> FairnessEvidence:
@@ -84,6 +86,7 @@ def collect_evidence(result: ComparisonResult, name: str) -> FairnessEvidence:
         clock_mhz=clocks,
         has_device_clock=any(sample.device_clock_mhz for sample in result.load.samples),
         is_throttled=is_throttled,
+        turn_group=result.cell.turn_group,
         other_load=1.0 if result.load.other_gpu_processes else result.load.other_cpu_share,
     )
 

@@ -162,6 +162,8 @@ def check_load(a: FairnessEvidence, b: FairnessEvidence) -> FairnessCheck:
     """Whether other processes took part of a machine."""
     name, loads = "other load", (a.other_load, b.other_load)
     shares = ["" if load is None else f"{load:.0%}" for load in loads]
+    if a.turn_group and a.turn_group == b.turn_group:
+        return make_check(name, "same", "the runs took turns, so that both met it", shares)
     if any(load is not None and load > MOST_LOAD for load in loads):
         known = " and ".join(filter(None, shares))
         return make_check(

@@ -347,7 +347,7 @@ def parse_result(data: bytes, name: str) -> ComparisonResult:
     """The result in `data`; `name` is that of its file. Raises as `load_result`."""
     try:
         tree = json.loads(data)  # msgspec rejects the NaN that Python's json writes, as tprimat does
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PrimusError(f"{name}: damaged: {error}", "run the cell again, or remove the file") from None
     kind = find_file_kind(tree)
     if kind is None:
