@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import importlib.util
 import os
 import sys
@@ -16,6 +17,7 @@ import pytest
 from components import why_absent
 from engine_python import why_not_installed
 from primus import redaction
+from primus.interpreter import reduce_garbage_collection
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -53,9 +55,8 @@ SINGLE_FILES = (
 )
 """Files of long tests that share no fixture: each test may run on another process."""
 
-SHARED_FOLDERS = ("tests/cluster", "tests/backends/torchtitan", "tests/backends/megatron")
-"""Folders of one process each: cluster tests share the machine's daemons and ports, others the processes of an
-engine."""
+SHARED_FOLDERS = ("tests/backends/torchtitan", "tests/backends/megatron")
+"""Folders of one process each, whose tests share the processes of an engine."""
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 collect_ignore = ["machines"] + ([] if HAS_TORCH else ["backends", "checkpoint", "data", "measure"])
@@ -66,6 +67,9 @@ UNTIMED = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.H
 hypothesis.settings.register_profile("repeatable", UNTIMED, derandomize=True, database=None)
 hypothesis.settings.register_profile("exploring", UNTIMED)
 hypothesis.settings.load_profile("repeatable")
+
+# Modules and tests stay until the end: half of the time of collecting them was spent looking for garbage among them.
+gc.disable()
 
 # Before torch is imported: the tensors are small, and a few cores serve several processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -100,6 +104,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=absent[0]))
     if hasattr(config, "workerinput"):
         items.sort(key=_start_order)  # the longest first, so that no process ends alone
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what stays until the end is skipped from here on
+    reduce_garbage_collection()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -127,3 +127,16 @@ def test_the_folder_of_this_package_may_be_the_working_folder() -> None:
     argv = interpreter.module_command(sys.executable, "primus.cli.main", "--version")
     done = subprocess.run(argv, cwd=cli.SOURCE, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
+
+
+def test_garbage_is_collected_rarely_until_training_begins(tmp_path: Path) -> None:
+    (tmp_path / "thresholds.py").write_text(
+        "import gc\nfrom primus.interpreter import restore_garbage_collection\n"
+        "print(gc.get_threshold()[0])\nrestore_garbage_collection()\nprint(*gc.get_threshold())\n"
+    )
+    line = interpreter.module_command(sys.executable, "thresholds")
+    environ = os.environ | {"PYTHONPATH": str(tmp_path)}
+    early, late = subprocess.check_output(line, env=environ, text=True, timeout=60).splitlines()
+    usual = subprocess.check_output([sys.executable, "-c", "import gc; print(*gc.get_threshold())"], text=True)
+    assert int(early) == interpreter.NUM_ALLOCATIONS_BETWEEN_COLLECTIONS
+    assert late == usual.strip()

@@ -56,13 +56,16 @@ end_node() { # NODE: everything that shares the host name's namespace with its s
 }
 
 write_configuration() { # NODES
-    local base=$((20000 + $(printf %s "$dir" | cksum | cut -d ' ' -f 1) % 900 * 10)) i
+    local number=$(($(printf %s "$dir" | cksum | cut -d ' ' -f 1) % 900)) i
+    # Jobs take their master port from their id (20000 to 29999): those of two clusters on this machine must differ.
+    local base=$((10000 + number * 10)) first_job=$((1 + number * 100))
     mkdir -p "$dir/state" "$dir/spool" "$dir/munge"
     chmod 711 "$dir/munge"
     (umask 077 && head -c 1024 /dev/urandom >"$dir/munge/key")
     { echo "127.0.0.1 localhost $(hostname)"; for ((i = 1; i <= $1; i++)); do echo "127.0.0.$((10 + i)) n$i"; done; } >"$dir/hosts"
     cat >"$conf" <<CONF
 ClusterName=test
+FirstJobId=$first_job
 SlurmctldHost=$(hostname)(127.0.0.1)
 SlurmctldPort=$base
 SlurmUser=root

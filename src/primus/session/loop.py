@@ -8,6 +8,7 @@ import time
 
 from primus.data.training.packing import Dataset
 from primus.errors import FinalError, UsageError
+from primus.interpreter import restore_garbage_collection
 from primus.session.bad_steps import SUGGESTION
 from primus.session.engine import Engine, StepValues
 from primus.session.session import FINISH, INTERRUPT, Session
@@ -57,6 +58,7 @@ def train_with_engine(session: Session, engine: Engine) -> None:
         report_setup(session, compiled=session.engine.compiles and session.trainer.training.compile is True)
         if is_complete(session):
             return
+        restore_garbage_collection()
         session.callbacks.call("before_train")
         train_steps(run)
     finally:

@@ -25,6 +25,7 @@ from primus.config.schema import Experiment
 from primus.data.training.loader import Batches
 from primus.data.training.packing import Dataset
 from primus.errors import PrimusError, UsageError
+from primus.interpreter import restore_garbage_collection
 from primus.runs.attempt import Attempt
 from primus.session.bad_steps import BadSteps
 from primus.session.engine_errors import explain_torch_errors
@@ -67,6 +68,7 @@ def train_to_end(training: Training) -> None:
     if training.step == train_iters:
         training.print_line(f"checkpoint is at step {training.step} of {train_iters}: nothing left to train")
         return
+    restore_garbage_collection()
     training.callbacks.call("before_train")
     is_over = False
     while not is_over:
