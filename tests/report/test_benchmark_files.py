@@ -19,7 +19,7 @@ from primus.report.benchmark_comparison import compare_records, format_compariso
 from primus.report.benchmark_files import READABLE, SUFFIXES, find_suffix, read_records, write_result
 from primus.report.benchmark_history import find_history_file, keep_result, read_best_figures
 from primus.report.benchmark_nccl import format_nccl_table
-from primus.report.benchmark_page import format_page
+from primus.report.benchmark_page import draw_pictures, format_page
 from primus.report.benchmark_table import find_slow_ranks, format_result_table, list_records
 
 
@@ -58,6 +58,16 @@ def test_every_format_holds_every_row(tmp_path: Path, suffix: str) -> None:
     for word in ("64", "128", "bf16", "compute", "0.25", "offered"):
         assert word in text
     assert find_suffix(str(path)) == suffix
+
+
+def test_a_bar_is_labeled_by_words_then_numbers_that_fit() -> None:
+    cases = [{"product": name, "direction": "dgrad", "M": 8, "N": 129280} for name in ("kv_up", "expert_gate_up" * 2)]
+    rows = [structs.replace(make_row(64, 0.5), case={**case, "K": size}) for size, case in enumerate(cases, 1)]
+    (picture,) = draw_pictures(rows)
+    assert ">kv_up K=1</text>" in picture
+    assert ">expert_gate_upexpert_gate_up K=2</text>" in picture
+    (alone,) = draw_pictures(rows[1:])
+    assert ">expert_gate_upexpert_gate_up dgrad ...</text>" in alone
 
 
 @pytest.mark.parametrize("suffix", READABLE)

@@ -24,7 +24,8 @@ WIDTH, ROW_HEIGHT, LABEL_WIDTH, VALUE_WIDTH, TOP = 880.0, 24.0, 330.0, 170.0, 40
 """Size of the picture in its own units."""
 MOST_BARS = 60
 """Rows of a picture; the table has all."""
-LABEL_LETTERS = 50
+LABEL_LETTERS = 38
+"""Letters of a label that fit beside the bars."""
 
 
 def format_page(result: BenchmarkResult) -> str:
@@ -95,12 +96,10 @@ def _draw_bars(rows: Sequence[BenchmarkRow], unit: str) -> Html:
     parts = [make_element("style", Html(STYLE)), draw_text(0, 20, title, "title")]
     for number, (row, end) in enumerate(zip(rows, ends, strict=True)):
         top, value = TOP + number * ROW_HEIGHT, row.value or 0.0
-        case = {name: row.case.get(name) for name in names}
-        label = format_case({**case, **({"rank": row.rank} if row.rank else {})}) or format_case(row.case)
         width = room * value / highest
         tip = f"{format_case(row.case)}: {format_number(value)} {format_unit(unit)}"
         parts += [
-            draw_text(LABEL_WIDTH - 8, top + 15, label[:LABEL_LETTERS], "end"),
+            draw_text(LABEL_WIDTH - 8, top + 15, _format_label(row, names), "end"),
             draw_rect(LABEL_WIDTH, top + 3, width, ROW_HEIGHT - 8, "value", tip),
         ]
         if row.interval:
@@ -123,6 +122,16 @@ def _draw_bars(rows: Sequence[BenchmarkRow], unit: str) -> Html:
         role="img",
         aria_label=f"{format_unit(unit)} of each row",
     )
+
+
+def _format_label(row: BenchmarkRow, names: Sequence[str]) -> str:
+    """What tells a row from the others: words stand for themselves, numbers have their names."""
+    case = {name: row.case.get(name) for name in names} or row.case
+    words = [value for value in case.values() if isinstance(value, str) and value]
+    numbers = {name: value for name, value in case.items() if not isinstance(value, str)}
+    rank = {"rank": row.rank} if row.rank else {}
+    label = " ".join(filter(None, (*words, format_case({**numbers, **rank}))))
+    return label if len(label) <= LABEL_LETTERS else f"{label[: LABEL_LETTERS - 3]}..."
 
 
 def _describe_unit(unit: str, peaks: Sequence[float]) -> str:
