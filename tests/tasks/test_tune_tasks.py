@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fakes import cli
 from primus.cli.main import main
 
 ENGINE = '''\
@@ -147,3 +149,25 @@ def test_collectives_of_gloo_have_nothing_to_tune(capsys: pytest.CaptureFixture[
     assert main(["--dry-run", "direct", "--", "tune", "collectives", "--config", "night.yaml", "--channels", "8"]) == 0
     assert "5 candidates" in capsys.readouterr().out
     assert not Path("output").exists()
+
+
+STOPPED_SEARCH = """
+import os, sys, types
+from pathlib import Path
+from primus.tasks.tune._training import run_training
+sys.executable = sys.argv[1]
+context = types.SimpleNamespace(layout=None, overrides=[], environ=dict(os.environ))
+run_training("night.yaml", context, {}, Path("output"), limit_s=60)
+"""
+
+
+def test_a_search_that_is_terminated_leaves_no_training_behind(tmp_path: Path) -> None:
+    training, pid_file = tmp_path / "training", tmp_path / "pid"
+    training.write_text(f"#!/bin/sh\necho $$ >'{pid_file}.new'; mv '{pid_file}.new' '{pid_file}'; exec sleep 60\n")
+    training.chmod(0o755)
+    with subprocess.Popen([sys.executable, "-c", STOPPED_SEARCH, str(training)], stderr=subprocess.DEVNULL) as search:
+        cli.wait_for(pid_file.exists, "the training")
+        search.terminate()
+        assert search.wait(20) != 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from primus.launch.signals import raise_on_signals
 from primus.process import CommandResult, run_command
 from primus.runs import store
 from primus.runs.store import Run
@@ -38,18 +39,20 @@ def run_training(
     """
     before = {run.id for run in store.list_workspace_runs(workspace)}
     nproc = context.layout.nproc if context.layout else 1
-    answer = run_command(
-        [
-            *(sys.executable, "-m", "primus", "direct", "--nproc", str(nproc), *options, "--", "train", "pretrain"),
-            "--config",
-            config,
-            *context.overrides,
-            *(f"{key}={value}" for key, value in {**QUIET, **settings}.items()),
-            "--workspace",
-            str(workspace),
-        ],
-        context.environ if environ is None else environ,
-        limit_s=limit_s,
-    )
+    # SIGTERM, as of timeout and schedulers, would end this process and leave the training: it leads its own session.
+    with raise_on_signals():
+        answer = run_command(
+            [
+                *(sys.executable, "-m", "primus", "direct", "--nproc", str(nproc), *options, "--", "train", "pretrain"),
+                "--config",
+                config,
+                *context.overrides,
+                *(f"{key}={value}" for key, value in {**QUIET, **settings}.items()),
+                "--workspace",
+                str(workspace),
+            ],
+            context.environ if environ is None else environ,
+            limit_s=limit_s,
+        )
     runs = [run for run in store.list_workspace_runs(workspace) if run.id not in before]
     return answer, runs[-1] if runs else None
