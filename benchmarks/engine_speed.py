@@ -41,6 +41,7 @@ RIVALS = {
     "torchtitan": (*TORCHRUN, "-m", "engines.torchtitan_trainer", SETTING),
     "megatron": ("-m", "engines.plain_loop", "megatron_core", SETTING),
     "huggingface": ("-m", "engines.plain_loop", "hugging_face", SETTING),
+    "maxtext": ("-m", "engines.maxtext_trainer", SETTING),
     "native": ("-m", "engines.plain_loop", "native", SETTING),
 }
 """Arguments of the interpreter that start the loop without primus, by backend."""
@@ -69,6 +70,8 @@ OVERRIDES = {
     "callbacks": ["turns"],
 }
 """The same shape, batch and optimizer, with everything that a run reports."""
+OWN_OVERRIDES: dict[str, dict[str, object]] = {"maxtext": {"compile": "auto"}}
+"""Further ones, by backend: JAX compiles each step."""
 PATIENCE_S = 300.0
 """Longest wait for an answer."""
 
@@ -151,7 +154,7 @@ def find_environment(folder: Path) -> dict[str, str]:
 
 def make_command(engine: str, folder: Path) -> list[str]:
     """Train by primus."""
-    module = {"framework": engine, "model": "tiny", "overrides": OVERRIDES}
+    module = {"framework": engine, "model": "tiny", "overrides": OVERRIDES | OWN_OVERRIDES.get(engine, {})}
     file = folder / "speed.yaml"
     # JSON is YAML.
     file.write_text(json.dumps({"exp_name": "speed", "workspace": str(folder), "modules": {"pre_trainer": module}}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 FOLDER_VARIABLE = "ENGINE_SPEED_TURNS"
@@ -17,9 +18,13 @@ class StepGate:
     """Lets a training loop pass while steps are left of those that were asked for.
 
     The first step is asked for from the beginning, so that the first answer tells when it ended.
+
+    Args:
+        finish_steps: Waits for steps that are computed in the background, before their end is told.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, finish_steps: Callable[[], None] | None = None) -> None:
+        self._finish_steps = finish_steps
         folder = Path(os.environ[FOLDER_VARIABLE])
         self._requests, self._answers = (folder / REQUESTS).open(), (folder / ANSWERS).open("w")
         self._left = 1
@@ -28,6 +33,8 @@ class StepGate:
     def wait(self) -> bool:
         """Called before each step: wait until it is asked for; False if no more steps are."""
         if not self._left:
+            if self._finish_steps:
+                self._finish_steps()
             seconds, used = time.perf_counter() - self._started, time.process_time() - self._used
             answer = {
                 "seconds": seconds,
