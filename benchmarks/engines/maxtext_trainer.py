@@ -18,12 +18,12 @@ import jax
 
 jax.config.update("jax_platforms", "cpu")
 
-from maxtext.input_pipeline.synthetic_data_processing import SyntheticDataIterator
-from maxtext.trainers.pre_train import train
-from maxtext.utils.globals import MAXTEXT_CONFIGS_DIR
+from maxtext.input_pipeline.synthetic_data_processing import SyntheticDataIterator  # noqa: E402
+from maxtext.trainers.pre_train import train  # noqa: E402
+from maxtext.utils.globals import MAXTEXT_CONFIGS_DIR  # noqa: E402
 
-from engines.gate import StepGate
-from engines.setting import BETAS, CLIP, EPSILON, LEARNING_RATE, SEED, WEIGHT_DECAY, Setting
+from engines.gate import StepGate  # noqa: E402
+from engines.setting import BETAS, CLIP, EPSILON, LEARNING_RATE, SEED, WEIGHT_DECAY, Setting  # noqa: E402
 
 
 def main() -> None:
