@@ -2,7 +2,9 @@
 
     python benchmarks/engine_speed.py --engines torchtitan,megatron
 
-The rival of torchtitan is its own `Trainer` under torchrun, that of megatron a plain loop over megatron-core. In a
+The rivals are torchtitan's own `Trainer` under torchrun, MaxText's own program, and plain loops over megatron-core and
+transformers. `megatron_lm` is the backend `megatron` on a checkout of Megatron-LM, which PRIMUS_MEGATRON_PATH names,
+and its rival that checkout's own `pretrain()`. In a
 round both sides start, one after the other, and then take blocks of steps in turns, so that whatever else the machine
 does meets both. What counts are the medians of the ratios of two neighboring blocks, and of the differences of the
 times from the start of the command to the end of the first step. Targets: at least 0.98 of the tokens per second, and
@@ -41,10 +43,14 @@ RIVALS = {
     "torchtitan": (*TORCHRUN, "-m", "engines.torchtitan_trainer", SETTING),
     "megatron": ("-m", "engines.plain_loop", "megatron_core", SETTING),
     "huggingface": ("-m", "engines.plain_loop", "hugging_face", SETTING),
+    "megatron_lm": (*TORCHRUN, "-m", "engines.megatron_lm", SETTING),
     "maxtext": ("-m", "engines.maxtext_trainer", SETTING),
     "native": ("-m", "engines.plain_loop", "native", SETTING),
 }
 """Arguments of the interpreter that start the loop without primus, by backend."""
+CHECKOUT_VARIABLE = "PRIMUS_MEGATRON_PATH"
+FRAMEWORKS = {"megatron_lm": "megatron"}
+"""Backends that have another name than here."""
 OVERRIDES = {
     "num_layers": 8,
     "hidden_size": 256,
@@ -70,8 +76,8 @@ OVERRIDES = {
     "callbacks": ["turns"],
 }
 """The same shape, batch and optimizer, with everything that a run reports."""
-OWN_OVERRIDES: dict[str, dict[str, object]] = {"maxtext": {"compile": "auto"}}
-"""Further ones, by backend: JAX compiles each step."""
+CACHE_VARIABLE = "ENGINE_SPEED_CACHE"
+"""Variable with the folder where JAX keeps what it has compiled: empty at first, and the same for both sides."""
 PATIENCE_S = 300.0
 """Longest wait for an answer."""
 
@@ -80,7 +86,8 @@ def main() -> None:
     options = parse(sys.argv[1:])
     results = {}
     for engine in options.engines.split(","):
-        rounds = [measure(engine, number, options) for number in range(options.rounds)]
+        with tempfile.TemporaryDirectory() as cache:
+            rounds = [measure(engine, number, options, cache) for number in range(options.rounds)]
         results[engine] = summarize(rounds)
         summary = results[engine]
         print(
@@ -112,11 +119,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def measure(engine: str, number: int, options: argparse.Namespace) -> dict[str, object]:
+def measure(engine: str, number: int, options: argparse.Namespace, cache: str) -> dict[str, object]:
     """One round; the side that is first alternates."""
     with tempfile.TemporaryDirectory() as folder:
-        environ = find_environment(Path(folder))
-        commands = {"primus": make_command(engine, Path(folder)), "own": find_rival(engine, options.python)}
+        environ = find_environment(engine) | {CACHE_VARIABLE: cache}
+        commands = {"primus": make_command(engine, Path(folder), cache), "own": find_rival(engine, options.python)}
         order = list(commands)[:: 1 if number % 2 else -1]
         with start(commands[order[0]], environ) as first, start(commands[order[1]], environ) as second:
             sides = {order[0]: first, order[1]: second}
@@ -143,18 +150,29 @@ def summarize(rounds: Sequence[dict]) -> dict[str, object]:
     }
 
 
-def find_environment(folder: Path) -> dict[str, str]:
-    """Variables of both sides: the modules of the benchmark, and its callback."""
+def find_environment(engine: str) -> dict[str, str]:
+    """Variables of both sides: the modules of the benchmark, and its callback.
+
+    Raises:
+        SystemExit: No variable names the checkout.
+    """
     search = [str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
+    checkout = os.environ.get(CHECKOUT_VARIABLE)
+    if (engine == "megatron_lm") != bool(checkout):
+        raise SystemExit(f"set {CHECKOUT_VARIABLE} for megatron_lm, and unset it for other engines")
+    search.insert(2, checkout or "")
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, search)),
         "PRIMUS_PLUGINS": str(HERE / "engines" / "plug_ins"),
     }
 
 
-def make_command(engine: str, folder: Path) -> list[str]:
+def make_command(engine: str, folder: Path, cache: str) -> list[str]:
     """Train by primus."""
-    module = {"framework": engine, "model": "tiny", "overrides": OVERRIDES | OWN_OVERRIDES.get(engine, {})}
+    overrides = OVERRIDES
+    if engine == "maxtext":
+        overrides = OVERRIDES | {"compile": "auto", "backend_args": {"jax_cache_dir": cache}}
+    module = {"framework": FRAMEWORKS.get(engine, engine), "model": "tiny", "overrides": overrides}
     file = folder / "speed.yaml"
     # JSON is YAML.
     file.write_text(json.dumps({"exp_name": "speed", "workspace": str(folder), "modules": {"pre_trainer": module}}))
@@ -163,7 +181,7 @@ def make_command(engine: str, folder: Path) -> list[str]:
 
 def find_rival(engine: str, python: str | None) -> list[str]:
     """The engine's own loop, by the interpreter that primus uses for the engine."""
-    choice = choose_engine(tuple(registry.load_plug_in(BACKENDS, engine).ENGINES), os.environ)
+    choice = choose_engine(tuple(registry.load_plug_in(BACKENDS, FRAMEWORKS.get(engine, engine)).ENGINES), os.environ)
     return [python or (choice.python if choice else sys.executable), "-W", "ignore", *RIVALS[engine]]
 
 

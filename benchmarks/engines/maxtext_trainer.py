@@ -55,6 +55,7 @@ def list_settings(setting: Setting, folder: str) -> dict[str, Any]:
     return {
         "run_name": "speed",
         "base_output_directory": folder,
+        "jax_cache_dir": os.environ["ENGINE_SPEED_CACHE"],
         "hardware": "cpu",
         "num_slices": 1,
         "skip_jax_distributed_system": True,
