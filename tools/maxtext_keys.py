@@ -47,7 +47,7 @@ EFFECTS = {
         enable_orbax_v1 enable_single_replica_ckpt_restoring source_checkpoint_layout
     """,
     "launch": """
-        hardware num_slices *jax_distributed* elastic_* enable_single_controller jax_debug_log_modules jax_cache_dir
+        hardware num_slices *jax_distributed* elastic_* enable_single_controller jax_debug_log_modules
         subslice_shape enable_pathways_goodput
     """,
     "data": """
@@ -65,7 +65,7 @@ EFFECTS = {
         freeze_* weight_sync_debug checkpoint_is_quantized
     """,
     "speed": """
-        attention sa_* local_sa_* eval_sa_* eval_local_sa_* remat_policy* scan_* param_scan_axis *_offload
+        jax_cache_dir attention sa_* local_sa_* eval_sa_* eval_local_sa_* remat_policy* scan_* param_scan_axis *_offload
         use_iota_embed megablox sparse_matmul ici_* dcn_* sharding_tolerance shardy logical_axis_rules* mesh_axes
         *_tile_* wi_* wo_* allow_split_physical_axes custom_mesh* optimize_mesh_* compile* internal_compile*
         moe_dispatch_no_expert_sharding

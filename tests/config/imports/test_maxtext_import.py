@@ -41,3 +41,26 @@ def test_a_configuration_of_maxtext_stays_one_for_maxtext(tmp_path: Path, capsys
     assert all(kept[key] == CONFIG[key] for key in wanted)
     assert module["overrides"]["train_iters"] == 20 and module["overrides"]["mock_data"] is True
     assert main(["direct", "--", "config", "check", "--config", str(target)]) == 0
+
+
+def test_sizes_that_a_configuration_leaves_out_are_those_of_maxtext(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = tmp_path / "smoke.yml", tmp_path / "experiment.yaml"
+    shape = {"base_emb_dim": 256, "base_num_query_heads": 4, "base_num_kv_heads": 4, "base_mlp_dim": 512}
+    base = {"base_config": "configs/base.yml", "dataset_type": "synthetic", "enable_checkpointing": False, "steps": 10}
+    source.write_text(yaml.safe_dump(base | shape | {"base_num_decoder_layers": 2}))
+    assert main(["direct", "--", "config", "import", str(source), "--output", str(target)]) == 0
+    assert "base_config" not in capsys.readouterr().err
+    overrides = yaml.safe_load(target.read_text())["modules"]["pre_trainer"]["overrides"]
+    assert (overrides["vocab_size"], overrides["kv_channels"], overrides["num_layers"]) == (32_000, 128, 2)
+    assert main(["direct", "--", "config", "check", "--config", str(target)]) == 0
+    defaults = {key: read_maxtext_keys().keys[key].default for key in ("vocab_size", "head_dim", "base_mlp_dim")}
+    assert list(defaults.values()) == [32_000, 128, 7168]
+
+
+def test_a_base_that_is_not_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "serve.yml"
+    source.write_text(yaml.safe_dump(CONFIG | {"base_config": "inference/inference_jetstream.yml"}))
+    assert main(["direct", "--", "config", "import", str(source)]) == 0
+    assert "base_config inference/inference_jetstream.yml: its settings are not read" in capsys.readouterr().err

@@ -128,6 +128,19 @@ DEFAULTS: dict[str, Any] = {
 }
 """What MaxText does without the setting (base.yml)."""
 
+SHAPE_DEFAULTS: dict[str, Any] = {
+    "num_layers": 16,
+    "hidden_size": 2048,
+    "ffn_hidden_size": 7168,
+    "num_attention_heads": 16,
+    "num_query_groups": 16,
+    "vocab_size": 32_000,
+}
+"""The shape of MaxText's model `default` (base.yml)."""
+HEAD_WIDTH = 128
+"""Of a model whose file does not state it, whatever its other sizes are (base.yml)."""
+BASE = "base.yml"
+
 ROPE_TYPES = {"default": "default", "llama3.1": "llama3", "yarn": "yarn"}
 UNSET = {
     "sliding_window_size": 0,
@@ -163,14 +176,27 @@ def read_maxtext(values: dict[str, Any], origin: str, name: str) -> ForeignConfi
     target = ForeignConfig(origin=f"MaxText configuration {origin}", name=name, framework="maxtext")
     check_types(values, RENAMED | NUMBERS, origin)
     rest = {key: value for key, value in values.items() if value is not None}
+    base = str(rest.pop("base_config", BASE))
+    if base.rpartition("/")[2] != BASE:
+        target.add_other("base_config", base, "its settings are not read: write them into the file that is imported")
     for key, value in DEFAULTS.items():
         target.set_key(key, value)
+    if "model_name" not in rest or rest["model_name"] == "default":
+        _set_default_shape(rest, target)
     _read_model(rest, target)
     _read_training(rest, target)
     known = read_maxtext_keys().keys
     for key, value in rest.items():
         _translate_value(key, value, target, known)
     return target
+
+
+def _set_default_shape(rest: Mapping[str, Any], target: ForeignConfig) -> None:
+    """Sizes that MaxText takes where the file has none."""
+    for key, value in SHAPE_DEFAULTS.items():
+        target.set_key(key, value)
+    if rest.get("attention_type") != "mla":
+        target.set_key("kv_channels", HEAD_WIDTH)
 
 
 def _read_model(rest: dict[str, Any], target: ForeignConfig) -> None:
