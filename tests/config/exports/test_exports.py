@@ -256,7 +256,10 @@ def test_an_experiment_survives_the_way_to_maxtext_and_back(preset: str, tmp_pat
     assert config.settings["lr"] == trainer.optimizer.lr
     assert config.settings["min_lr_ratio"] == pytest.approx(0.1)
     assert config.settings["lr_warmup_fraction"] == pytest.approx(0.2)
-    assert yaml.safe_load(file.read_text())["dataset_type"] == "synthetic"
+    written = yaml.safe_load(file.read_text())
+    assert (written["dataset_type"], written["hardware"]) == ("synthetic", "gpu")
+    text = format_foreign_file("maxtext", resolve(tmp_path, f"{preset}.yaml", "--device", "cpu"), None).text
+    assert "hardware: cpu" in text and "skip_jax_distributed_system: true" in text
 
 
 @pytest.mark.parametrize("target", ["torchtitan", "maxtext", "megatron-lm"])

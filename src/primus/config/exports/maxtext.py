@@ -184,7 +184,12 @@ def _join_blend(path: list[str | float]) -> list[str]:
 
 def _write_layout(experiment: Experiment) -> dict[str, Any]:
     parallel, checkpoint = experiment.trainer.parallel, experiment.trainer.checkpoint
+    on_cpu = experiment.trainer.training.device == "cpu"
     values: dict[str, Any] = {
+        # MaxText expects TPUs otherwise, and a coordinator of the processes on CPUs.
+        **(
+            {"hardware": "cpu", "skip_jax_distributed_system": True, "num_slices": 1} if on_cpu else {"hardware": "gpu"}
+        ),
         "ici_tensor_parallelism": parallel.tensor_model_parallel_size,
         "ici_pipeline_parallelism": parallel.pipeline_model_parallel_size,
         "ici_context_parallelism": parallel.context_parallel_size,
