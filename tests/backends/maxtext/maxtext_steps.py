@@ -13,10 +13,12 @@ os.environ["DECOUPLE_GCLOUD"] = "TRUE"
 
 import engine_steps
 import jax
+import msgspec
 
 from primus.backends.maxtext.engine import MaxTextEngine
 from primus.backends.maxtext.layout import build_config, plan_layout
 from primus.config.schema import Trainer
+from primus.errors import UsageError
 from primus.patches import maxtext_tied_logits
 
 jax.config.update("jax_platforms", "cpu")
@@ -57,6 +59,16 @@ def resume() -> dict[str, object]:
         files = sorted(path.name for path in folder.iterdir())
     native = engine_steps.measure_differences(engine_steps.train_native(trainer)[:6], expected)
     return {"expected": expected[3:], "found": found, "files": files, "native": native}
+
+
+def refuse_sizes() -> str:
+    """The error of a mesh that has more devices than there are."""
+    trainer = build_trainer("qwen3")
+    try:
+        plan_layout(msgspec.structs.replace(trainer, backend_args={"ici_fsdp_parallelism": 3}), FOLDER, on_cpu=True)
+    except UsageError as error:
+        return str(error)
+    return "accepted"
 
 
 if __name__ == "__main__":

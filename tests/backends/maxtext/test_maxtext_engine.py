@@ -21,7 +21,7 @@ XLA_FLAGS = "--xla_backend_optimization_level=0"
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    command = [engine_python("maxtext"), SCRIPT, "compare_llama", "resume"]
+    command = [engine_python("maxtext"), SCRIPT, "compare_llama", "resume", "refuse_sizes"]
     env = engine_variables("maxtext") | {
         "XLA_FLAGS": XLA_FLAGS,
         # The second engine of `resume` finds its program there.
@@ -44,3 +44,7 @@ def test_losses_are_those_of_native(steps: dict[str, Any]) -> None:
 def test_a_resumed_engine_gives_the_same_bits(steps: dict[str, Any]) -> None:
     assert steps["resume"]["found"] == steps["resume"]["expected"]
     assert steps["resume"]["files"] == ["config.json", "model.safetensors", "optimizer_state"]
+
+
+def test_sizes_of_a_mesh_that_do_not_fit_the_devices_are_refused(steps: dict[str, Any]) -> None:
+    assert "MaxText refuses the configuration: Number of devices per slice 1" in steps["refuse_sizes"]

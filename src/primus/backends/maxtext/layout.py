@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,8 +39,19 @@ def read_config(settings: dict[str, Any]) -> Any:
     Raises:
         UsageError: MaxText refuses it; gives its reason.
     """
-    try:
+    with _explain_refusal():
         return pyconfig.initialize(None, base_config=os.path.join(MAXTEXT_CONFIGS_DIR, "base.yml"), **settings)
+
+
+@contextmanager
+def _explain_refusal() -> Iterator[None]:
+    """Turn an error of MaxText about its configuration into one that gives the reason.
+
+    Raises:
+        UsageError: MaxText refuses the configuration.
+    """
+    try:
+        yield
     except (SystemExit, ValueError, AssertionError, NotImplementedError) as error:
         # MaxText ends the process after it has printed the error of its configuration.
         cause = error.__context__ if isinstance(error, SystemExit) and error.__context__ else error
@@ -55,7 +68,8 @@ def plan_layout(trainer: Trainer, folder: Path, on_cpu: bool) -> MaxTextLayout:
         UsageError: MaxText refuses the configuration, or gives a process a part of what another one gets.
     """
     config = read_config(build_settings(trainer, folder, on_cpu, batch_per_device=1, num_micro_batches=1))
-    mesh = maxtext_utils.get_mesh_from_config(config)
+    with _explain_refusal():  # sizes along the axes of the mesh that do not multiply to the devices
+        mesh = maxtext_utils.get_mesh_from_config(config)
     batch_sharding = sharding.get_input_data_sharding(config, mesh)
     rows: dict[int, list[tuple[int, int]]] = {}
     for device, index in batch_sharding.devices_indices_map((mesh.size, 1)).items():
