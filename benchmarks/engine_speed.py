@@ -5,10 +5,10 @@
 The rivals are torchtitan's own `Trainer` under torchrun, MaxText's own program, and plain loops over megatron-core and
 transformers. `megatron_lm` is the backend `megatron` on a checkout of Megatron-LM, which PRIMUS_MEGATRON_PATH names,
 and its rival that checkout's own `pretrain()`. In a round both sides start, one after the other, and then take blocks
-of steps in turns, so that whatever else the machine does meets both. What counts are the medians of the ratios of two neighboring blocks, and of the differences of the
-times from the start of the command to the end of the first step. Targets: at least 0.98 of the tokens per second, and
-at most 1 s longer to the first step. The ratio of the processor times of the training processes is recorded as well: it
-depends less on what else the machine does.
+of steps in turns, so that whatever else the machine does meets both. What counts are the medians of the ratios of two
+neighboring blocks, and of the differences of the times from the start of the command to the end of the first step.
+Targets: at least 0.98 of the tokens per second, and at most 1 s longer to the first step. The ratio of the processor
+times of the training processes is recorded as well: it depends less on what else the machine does.
 """
 
 from __future__ import annotations
