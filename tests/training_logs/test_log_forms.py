@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from primus.errors import UsageError
+from primus.training_logs.find_logs import find_logs
 from primus.training_logs.read_log import TrainingLog, read_log
 
 STEPS = (11, 12, 13)
@@ -67,6 +69,11 @@ def test_numbers_with_a_decimal_comma_are_refused_instead_of_read_as_thousands(t
     log = read_log(tmp_path / "job.log")
     assert list_steps(log) == [11, 13] and log.num_unread == 1
     assert "a decimal comma" in log.unread[0].problem
+
+
+def test_a_device_is_not_called_missing() -> None:
+    with pytest.raises(UsageError, match="/dev/null: neither a file nor a folder"):
+        find_logs(["/dev/null"])
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])

@@ -54,6 +54,8 @@ def find_logs(words: Sequence[str]) -> list[LogGroup]:
                     f"{word}: the folder has no logs", f"names of logs end with {', '.join(SUFFIXES)}; or name a file"
                 )
             groups += found
+        elif path.exists():
+            raise UsageError(f"{word}: neither a file nor a folder", "`-` reads standard input")
         else:
             raise UsageError(f"{word}: no such file or folder")
     return groups
