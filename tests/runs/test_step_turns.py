@@ -32,7 +32,9 @@ def take_steps(name: str, waiter: TurnWaiter, steps: int, taken: list[tuple[str,
     ended.set()
 
 
-def test_runs_take_turns_whose_order_is_reversed_and_the_longer_one_finishes_alone(folders: list[Path]) -> None:
+def test_runs_take_turns_of_which_each_round_begins_with_the_next_and_the_longer_one_finishes_alone(
+    folders: list[Path],
+) -> None:
     givers, ends = [TurnGiver(folder) for folder in folders], [threading.Event(), threading.Event()]
     taken: list[tuple[str, int]] = []
     threads = [
