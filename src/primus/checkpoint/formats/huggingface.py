@@ -74,7 +74,7 @@ class PickleFolder:
     """
 
     def __init__(self, path: Path, trust_pickle: bool) -> None:
-        from primus.checkpoint.formats.torch_file import FileTensor, load_fake_state, locate_tensors, read_rows
+        from primus.checkpoint.formats.torch_file import FileTensor, load_state_without_data, locate_tensors, read_rows
 
         shards = list_shards(path, PICKLE_INDEX, (PICKLES,))
         if not trust_pickle:
@@ -85,7 +85,7 @@ class PickleFolder:
         self._read_rows = read_rows
         self._tensors: dict[str, FileTensor] = {}
         for file, names in shards.items():
-            state = load_fake_state(
+            state = load_state_without_data(
                 file, trust_pickle=False, hint="load it where you trust it, and save its state_dict()"
             )
             if not isinstance(state, dict):

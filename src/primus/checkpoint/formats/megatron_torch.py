@@ -21,7 +21,7 @@ from primus.checkpoint.family import list_hub_shapes, list_rules
 from primus.checkpoint.formats.megatron import CHECKPOINT_VERSION, name_iteration, write_tracker
 from primus.checkpoint.formats.output import OutputFile, OutputPlan, split_rows
 from primus.checkpoint.formats.tensor_bytes import write_tensor
-from primus.checkpoint.formats.torch_file import FileTensor, load_fake_state, locate_tensors, read_rows
+from primus.checkpoint.formats.torch_file import FileTensor, load_state_without_data, locate_tensors, read_rows
 from primus.checkpoint.formats.torch_output import save_streamed
 from primus.checkpoint.megatron_shards import (
     LOCAL_NAMES,
@@ -190,7 +190,7 @@ def _parse_expert(name: str) -> int:
 
 def _read_state(file: Path, trust_pickle: bool) -> dict[str, FileTensor]:
     """Places of the tensors below "model"."""
-    state = load_fake_state(file, trust_pickle)
+    state = load_state_without_data(file, trust_pickle)
     if not isinstance(state, dict):
         raise PrimusError(f"{file}: not a checkpoint of Megatron")
     if "model" not in state:

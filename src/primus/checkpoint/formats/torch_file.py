@@ -1,4 +1,4 @@
-"""Read files of `torch.save` lazily: their pickle gives fake tensors, which know their place in the zip file."""
+"""Read files of `torch.save` lazily: their pickle gives tensors without data, which know their place."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from primus.checkpoint.formats.tensor_bytes import read_tensor
 from primus.checkpoint.weights import TensorInfo, get_bounds
 from primus.errors import PrimusError
 
+META_OFFSETS = "2.13"
+"""Version of PyTorch since which tensors that are loaded onto `meta` know their place; before, only fake tensors do."""
 TRUST_HINT = "if you trust who wrote it, add --trust-pickle"
 
 
@@ -39,7 +40,7 @@ def read_rows(tensor: FileTensor, rows: slice | None = None) -> Tensor:
 
 
 def locate_tensors(tensors: Mapping[str, Any], file: Path) -> dict[str, FileTensor]:
-    """Places of the fake tensors of a file; other values are excluded.
+    """Places of the tensors without data of a file; other values are excluded.
 
     Raises:
         PrimusError: The file is shorter than its tensors, or one of them is not stored row by row.
@@ -64,8 +65,8 @@ def locate_tensors(tensors: Mapping[str, Any], file: Path) -> dict[str, FileTens
     return found
 
 
-def load_fake_state(file: Path, trust_pickle: bool, hint: str = TRUST_HINT) -> Any:
-    """The content of a file of `torch.save` with fake tensors.
+def load_state_without_data(file: Path, trust_pickle: bool, hint: str = TRUST_HINT) -> Any:
+    """The content of a file of `torch.save`, its tensors without their data.
 
     Args:
         file: A zip file, as PyTorch writes since 1.6.
@@ -76,20 +77,28 @@ def load_fake_state(file: Path, trust_pickle: bool, hint: str = TRUST_HINT) -> A
         PrimusError: It is damaged or older, or its pickle is not trusted.
     """
     try:
-        with FakeTensorMode():
-            try:
-                return torch.load(file, map_location="cpu", weights_only=True)
-            except pickle.UnpicklingError as error:
-                if not trust_pickle:
-                    reason = str(error).splitlines()[0]
-                    raise PrimusError(
-                        f"{file}: its pickle has more than tensors, and may run code when it is loaded ({reason})",
-                        hint,
-                    ) from None
-                return torch.load(file, map_location="cpu", weights_only=False, pickle_module=_LENIENT_PICKLE)
+        try:
+            return _load_without_data(file, weights_only=True)
+        except pickle.UnpicklingError as error:
+            if not trust_pickle:
+                reason = str(error).splitlines()[0]
+                raise PrimusError(
+                    f"{file}: its pickle has more than tensors, and may run code when it is loaded ({reason})", hint
+                ) from None
+            return _load_without_data(file, weights_only=False, pickle_module=_LENIENT_PICKLE)
     except (RuntimeError, EOFError, OSError, AttributeError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise PrimusError(f"{file}: damaged: {reason}", "copy it again from its source") from None
+
+
+def _load_without_data(file: Path, **options: Any) -> Any:
+    if torch.__version__ >= META_OFFSETS:
+        return torch.load(file, map_location="meta", **options)
+    # Importing fake tensors takes half a second of processor time.
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.load(file, map_location="cpu", **options)
 
 
 class _UnknownValue:
