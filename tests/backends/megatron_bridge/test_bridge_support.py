@@ -108,9 +108,9 @@ def test_a_model_outside_of_transformers_needs_its_recipe(tmp_path: Path) -> Non
 
 def test_a_framework_that_only_pre_trains_names_those_that_fine_tune(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        resolve(tmp_path, {"mock_data": True}, "--framework", "native")
-    assert caught.value.problem == "module post_trainer: framework native does not train it"
-    assert caught.value.hint == "frameworks that do: megatron, megatron-bridge"
+        resolve(tmp_path, {"mock_data": True}, "--framework", "torchtitan")
+    assert caught.value.problem == "module post_trainer: framework torchtitan does not train it"
+    assert caught.value.hint == "frameworks that do: megatron, megatron-bridge, native"
 
 
 def test_another_framework_refuses_adapters_and_names_the_one_that_has_them(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primus.backends.native.documents import DocumentHandling, build_attention_mask, compute_positions
+from primus.backends.native.documents import DocumentHandling, build_attention_mask, compute_positions, number_documents
 from primus.backends.native.model import build_model
 from primus.config.schema import ModelSpec
 
@@ -51,8 +51,8 @@ def test_positions_and_mask_are_those_of_megatron(
             hidden[index + 1 :, : index + 1] = True
             expected[index + 1 :] -= index + 1 - start
             start = index + 1
-    assert compute_positions(torch.tensor([tokens]), EOD)[0].tolist() == expected.tolist()
-    assert (~build_attention_mask(torch.tensor([tokens]), EOD)[0, 0]).tolist() == hidden.tolist()
+    assert compute_positions(number_documents(torch.tensor([tokens]), EOD))[0].tolist() == expected.tolist()
+    assert (~build_attention_mask(number_documents(torch.tensor([tokens]), EOD))[0, 0]).tolist() == hidden.tolist()
 
 
 @pytest.mark.parametrize("recompute", [False, True])

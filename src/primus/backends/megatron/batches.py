@@ -13,10 +13,8 @@ from megatron.core.utils import get_batch_on_this_cp_rank
 from numpy.typing import NDArray
 from torch import Tensor
 
-from primus.data.instruction.dataset import COUNTED, EXAMPLE, TOKENS
+from primus.data.instruction.dataset import COUNTED, EXAMPLE, INSTRUCTION_DIMENSIONS, TOKENS
 
-INSTRUCTION_DIMENSIONS = 3
-"""Of a micro batch of instruction data [B, 3, S + 1]."""
 IGNORED = 0
 """Weight of a prediction that does not count."""
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from primus.config.schema import Experiment, ModelSpec
     from primus.runs.attempt import Attempt
 
+STAGES = ("pre_trainer", "post_trainer")
 USES_TORCH = True
 """The launch checks that the installed PyTorch can use the machine's accelerators."""
 

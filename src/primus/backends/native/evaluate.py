@@ -9,8 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from primus.backends.native import step
+from primus.backends.native.loss import IGNORED
 from primus.backends.native.step import Batch, Trainable
 from primus.config.schema import TrainingConfig
+from primus.data.instruction.dataset import COUNTED, EXAMPLE, INSTRUCTION_DIMENSIONS, TOKENS
 from primus.data.training.loader import Batches
 from primus.data.training.masks import split_inputs_and_targets
 from primus.data.training.packing import Dataset
@@ -26,7 +28,17 @@ class EvaluationResult:
 
 
 def to_batch(tokens_BS1: NDArray[np.int64], masked_input: int | None, device: torch.device) -> Batch:
-    """Inputs and targets of a micro batch on `device`; nothing is to be predicted after `masked_input`."""
+    """Inputs and targets of a micro batch on `device`; nothing is to be predicted after `masked_input`.
+
+    Of instruction data [B, 3, S + 1] only answers are targets; with several examples in a sequence, their
+    numbers follow.
+    """
+    if tokens_BS1.ndim == INSTRUCTION_DIMENSIONS:
+        tokens, counted, examples = (tokens_BS1[:, row] for row in (TOKENS, COUNTED, EXAMPLE))
+        arrays = [tokens[:, :-1], np.where(counted[:, 1:], tokens[:, 1:], IGNORED)]
+        if (examples > 1).any():
+            arrays.append(examples[:, :-1])
+        return tuple(_move_to_device(array, device) for array in arrays)
     inputs, targets = split_inputs_and_targets(tokens_BS1, masked_input)
     return _move_to_device(inputs, device), _move_to_device(targets, device)
 

@@ -99,15 +99,23 @@ class Transformer(nn.Module):
         """The output head [V, D]; the embedding itself if they are tied."""
         return self.embedding.weight if self.output is None else self.output.weight
 
-    def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens_BS: Tensor,
+        targets_BS: Tensor | None = None,
+        scale: Tensor | None = None,
+        examples_BS: Tensor | None = None,
+    ) -> Tensor:
         """Hidden states [B, S, D] after the last norm; with targets, `scale` x the sum of their losses.
+
+        `examples_BS` is the number of each token's example in a packed sequence; examples do not see each other.
 
         The loss is part of forward so that one graph is compiled, and so that FSDP gathers the output head for it.
         """
         hidden_BSD = self.embedding(tokens_BS)
         if self.compute_dtype is not None:
             hidden_BSD = hidden_BSD.to(self.compute_dtype)
-        rotation, mask = self._compute_rotation_and_mask(tokens_BS, hidden_BSD.dtype)
+        rotation, mask = self._compute_rotation_and_mask(tokens_BS, examples_BS, hidden_BSD.dtype)
         for layer in self.layers:
             if self.recompute and torch.is_grad_enabled():
                 hidden_BSD = checkpoint(layer, hidden_BSD, rotation, mask, use_reentrant=False)
@@ -119,17 +127,20 @@ class Transformer(nn.Module):
         return cross_entropy(hidden_BSD, self.output_weight, targets_BS, scale, self.loss_chunk_size)
 
     def _compute_rotation_and_mask(
-        self, tokens_BS: Tensor, dtype: torch.dtype
+        self, tokens_BS: Tensor, examples_BS: Tensor | None, dtype: torch.dtype
     ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
         """The rotation of each position, and the mask of the keys that each query sees; None for all earlier keys."""
         cosine, sine = rope.compute_tables(self.frequencies, tokens_BS.shape[1], dtype)
-        if self.documents is None:
+        reset_positions = reset_attention = examples_BS is not None
+        if self.documents is not None:
+            eod_id, reset_positions, reset_attention = self.documents
+            examples_BS = documents.number_documents(tokens_BS, eod_id)
+        if examples_BS is None:
             return (cosine, sine), None
-        eod_id, reset_positions, reset_attention = self.documents
         if reset_positions:
-            positions_BS = documents.compute_positions(tokens_BS, eod_id)
+            positions_BS = documents.compute_positions(examples_BS)
             cosine, sine = cosine[positions_BS], sine[positions_BS]
-        return (cosine, sine), documents.build_attention_mask(tokens_BS, eod_id) if reset_attention else None
+        return (cosine, sine), documents.build_attention_mask(examples_BS) if reset_attention else None
 
 
 class TransformerLayer(nn.Module):

@@ -19,8 +19,9 @@ from primus.backends.native.model import Transformer
 from primus.backends.native.spikes import LossWindow
 from primus.session.compute_timer import ComputeTimer
 
-Batch = tuple[Tensor, Tensor]
-"""Tokens and targets of one micro batch, both int64 [B, S] on the model's device."""
+Batch = tuple[Tensor, ...]
+"""Tokens and targets of one micro batch, both int64 [B, S] on the model's device; of packed examples also the number of
+each token's example."""
 
 
 NONFINITE, SPIKE = 1.0, 2.0
@@ -33,8 +34,8 @@ class Trainable:
 
     model: Transformer
     """The model; its parameters are float32 (the masters), sharded if there are several processes."""
-    loss: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """(tokens, targets, scale) -> scale x summed loss; compiled if requested."""
+    loss: Callable[..., Tensor]
+    """(tokens, targets, scale, examples if packed) -> scale x summed loss; compiled if requested."""
     device: torch.device
     """Device of this process."""
     world: int
@@ -130,15 +131,15 @@ def train_step(
     for the device.
     """
     # Stays on the device: the number of tokens is needed on the host only in the report.
-    counts = torch.stack([count_targets(targets) for _, targets in micro_batches])
+    counts = torch.stack([count_targets(targets) for _, targets, *_ in micro_batches])
     num_tokens = _global_sum(counts.sum(), trainable)
     # The divisor is known before the first pass, so gradients add up to those of the mean without a pass over them.
     scale = 1.0 / num_tokens.clamp_min(1).float()
     loss = torch.zeros((), device=trainable.device)
-    for index, (tokens, targets) in enumerate(micro_batches):
+    for index, (tokens, targets, *examples) in enumerate(micro_batches):
         _synchronise_gradients(trainable.model, index == len(micro_batches) - 1)
         with timer.measure_step() if timer else nullcontext():
-            part = trainable.loss(tokens, targets, scale)
+            part = trainable.loss(tokens, targets, scale, *examples)
             # With FSDP the reduction of the gradients overlaps with this pass in the last micro batch.
             part.backward()
         # Detached, because the sum would otherwise keep the graphs of all micro batches in memory.
@@ -159,10 +160,11 @@ def evaluate_batches(trainable: Trainable, batches: Sequence[Batch]) -> float:
     """Mean loss over the tokens of all batches of all processes; every process must call it."""
     one = torch.ones((), device=trainable.device)
     totals = torch.zeros(2, dtype=torch.float64, device=trainable.device)
-    for tokens, targets in batches:
-        totals += torch.stack([trainable.loss(tokens, targets, one).double(), count_targets(targets).double()])
-    loss, num_tokens = _global_sum(totals, trainable).tolist()
-    return loss / max(num_tokens, 1.0)
+    for tokens, targets, *examples in batches:
+        loss = trainable.loss(tokens, targets, one, *examples)
+        totals += torch.stack([loss.double(), count_targets(targets).double()])
+    total, num_tokens = _global_sum(totals, trainable).tolist()
+    return total / max(num_tokens, 1.0)
 
 
 def _shard_model(model: Transformer, device: torch.device, bf16: bool, compile: bool, world: int, shard: bool) -> None:

@@ -7,7 +7,7 @@ from primus.task import TaskContext
 from primus.tasks.train._training import TrainingOptions, TrainingTask, train_rank
 
 OVERRIDES = True
-TASK = TrainingTask("train posttrain", "post_trainer", "examples/posttrain/qwen3_0.6B-lora.yaml")
+TASK = TrainingTask("train posttrain", "post_trainer", "examples/posttrain/quickstart.yaml")
 
 
 class Options(TrainingOptions, frozen=True, kw_only=True):
