@@ -59,7 +59,7 @@ def test_a_group_of_keys_gets_the_key_that_stands_directly(group: str, key: str,
     ("key", "item"), [("lora", Tree({"rank": Leaf(8, "e.yaml:3")})), ("lora_r", None), ("peft", None)]
 )
 def test_a_feature_that_no_engine_has_is_named(key: str, item: Tree | None) -> None:
-    assert f"unknown key '{key}'; framework: megatron_bridge trains adapters" in problem(key, item)
+    assert f"unknown key '{key}'; native and megatron_bridge train adapters" in problem(key, item)
 
 
 @pytest.mark.parametrize(

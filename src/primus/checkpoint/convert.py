@@ -87,6 +87,8 @@ def _open_training_state(opened: OpenedCheckpoint, settings: TargetSettings) -> 
     """The state of the optimizer that is to be written, and in words what is done with it."""
     if not settings.optimizer:
         return None, "weights only: --no-optimizer"
+    if opened.found.format == "peft":
+        return None, "weights only: that of an adapter does not fit the merged model"
     if settings.to == "huggingface" or opened.found.format == "huggingface":
         return None, "weights only: the format of Hugging Face has no optimizer state"
     from primus.checkpoint.formats.optimizer_state import open_training_state  # with torch.distributed.checkpoint

@@ -114,5 +114,5 @@ def test_a_framework_that_only_pre_trains_names_those_that_fine_tune(tmp_path: P
 
 
 def test_another_framework_refuses_adapters_and_names_the_one_that_has_them(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="'peft'; framework: megatron_bridge trains adapters"):
+    with pytest.raises(UsageError, match="'peft'; native and megatron_bridge train adapters"):
         resolve(tmp_path, LORA, "--framework", "megatron")

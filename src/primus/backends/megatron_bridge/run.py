@@ -10,11 +10,12 @@ from primus import registry
 from primus.backends.megatron.backend_settings import group_settings, list_unused_settings
 from primus.backends.megatron.installation import has_transformer_engine, list_available
 from primus.backends.megatron.run import apply_cpu_patch, explain_errors
-from primus.backends.megatron_bridge.settings import list_megatron_settings, read_settings
+from primus.backends.megatron_bridge.settings import BridgeSettings, list_megatron_settings
 from primus.backends.megatron_bridge.support import check_local_layers
 from primus.config.schema import Experiment
 from primus.patch import PATCHES
 from primus.runs.attempt import Attempt
+from primus.session.adapter_settings import read_settings
 from primus.session.engine_errors import explain_import
 
 PACKAGE = "megatron-bridge"
@@ -43,7 +44,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         if not uses_transformer_engine:
             check_local_layers(trainer)
         seed_everything(trainer.training.seed, trainer.training.deterministic)
-        settings = read_settings(trainer.backend_args)
+        settings = read_settings(trainer.backend_args, BridgeSettings)
         others = list_megatron_settings(trainer.backend_args)
         available = list_available(device.type, uses_transformer_engine)
         unused = list_unused_settings(others, available)

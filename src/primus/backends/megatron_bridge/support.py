@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatch
 from pathlib import Path
 
 from primus import model_checks
 from primus.backends.megatron.backend_settings import check_setting_names
-from primus.backends.megatron_bridge.settings import TARGETS, BridgeSettings, list_megatron_settings, read_settings
+from primus.backends.megatron_bridge.settings import BridgeSettings, list_megatron_settings
 from primus.config.exports.hugging_face import format_model_config
 from primus.config.schema import Experiment, Trainer
 from primus.engine_keys import check_key_rules, format_yaml_value, read_key_rules
-from primus.errors import UsageError, did_you_mean
+from primus.errors import UsageError
+from primus.session.adapter_settings import check_targets, read_settings
 from primus.session.checks import check_loop, check_session
 
 NAME = "megatron_bridge"
@@ -27,7 +27,7 @@ def check(experiment: Experiment) -> None:
         UsageError: A value is not supported; the message names its key and the fix.
     """
     trainer = experiment.trainer
-    settings = read_settings(trainer.backend_args)
+    settings = read_settings(trainer.backend_args, BridgeSettings)
     model_checks.check(trainer.model)
     _check_model(trainer, settings)
     check_key_rules(NAME, read_key_rules(FOLDER), trainer)
@@ -70,12 +70,7 @@ def _check_model(trainer: Trainer, settings: BridgeSettings) -> None:
 
 
 def _check_adapters(trainer: Trainer, settings: BridgeSettings) -> None:
-    for target in settings.peft_target_modules:
-        last = target.rpartition(".")[2]
-        if "*" not in last and last not in TARGETS and trainer.model.num_experts is None:
-            raise UsageError(f"peft_target_modules: no matrix is named '{target}'", did_you_mean(target, list(TARGETS)))
-        if not any(fnmatch(name, last) for name in TARGETS) and "*" in last:
-            raise UsageError(f"peft_target_modules: '{target}' matches no matrix", f"matrices: {', '.join(TARGETS)}")
+    check_targets(settings, allows_other_names=trainer.model.num_experts is not None)
     if settings.peft != "none" and trainer.training.init == "engine" and trainer.checkpoint.load is None:
         raise UsageError(
             f"peft: {settings.peft}: adapters of weights that nobody can draw again are of no use",

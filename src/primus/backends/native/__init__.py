@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from primus.backends.native.support import ADAPTER_KEYS
 from primus.backends.native.support import check as check
 from primus.errors import UnfitError
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from primus.config.schema import Experiment, ModelSpec
     from primus.runs.attempt import Attempt
 
+KEYS = ADAPTER_KEYS
 STAGES = ("pre_trainer", "post_trainer")
 USES_TORCH = True
 """The launch checks that the installed PyTorch can use the machine's accelerators."""

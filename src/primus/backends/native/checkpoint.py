@@ -12,6 +12,8 @@ from torch import Tensor
 
 from primus.backends.native import state
 from primus.backends.native.model import Transformer
+from primus.checkpoint.formats.adapter import AdapterFiles
+from primus.checkpoint.formats.open import ADAPTER_FOLDER
 from primus.errors import PrimusError
 from primus.session.checkpoints import WriteFiles, format_reason
 from primus.session.resume import ResumePoint
@@ -32,7 +34,7 @@ def restore_state(
 ) -> None:
     """Load the checkpoint into the model and, unless only its weights are wanted, the optimizer and the generators.
 
-    The generators are restored only for the same number of processes; nothing in training draws from them.
+    The generators are restored only for the same number of processes; only the dropout of adapters draws from them.
 
     Raises:
         PrimusError: It cannot be read.
@@ -54,9 +56,19 @@ def restore_state(
         set_random_state(random, processes.rank, processes.device)
 
 
-def prepare_files(tensors: State, is_async: bool, processes: TorchProcesses) -> WriteFiles:
-    """What writes `tensors`; with `is_async` a copy of them, which is complete when this returns."""
-    return partial(write_state, _copy_to_host(tensors) if is_async else tensors, processes=processes)
+def prepare_files(
+    tensors: State, is_async: bool, processes: TorchProcesses, adapter: AdapterFiles | None = None
+) -> WriteFiles:
+    """What writes `tensors`, and `adapter` for peft; with `is_async` a copy, which is complete when this returns."""
+    write = partial(write_state, _copy_to_host(tensors) if is_async else tensors, processes=processes)
+    if adapter is None or not processes.is_first:
+        return write
+
+    def write_both(folder: Path) -> None:
+        write(folder)
+        adapter.write(folder / ADAPTER_FOLDER)
+
+    return write_both
 
 
 def write_state(tensors: State, folder: Path, processes: TorchProcesses) -> None:

@@ -91,7 +91,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             # Rows are weighted in the narrow matrices [c, D], which is much less work than in [c, V].
             weights_c1 = weights_c1.to(hidden_TD.dtype)
             grad_hidden.append((grad_cV @ weight_VD).mul_(weights_c1))
-            grad_weight_VD = _add_product(grad_weight_VD, grad_cV.t(), hidden_cD * weights_c1)
+            if ctx.needs_input_grad[1]:
+                grad_weight_VD = _add_product(grad_weight_VD, grad_cV.t(), hidden_cD * weights_c1)
         if grad_hidden:
             ctx.save_for_backward(_concatenate_parts(grad_hidden), grad_weight_VD)
             ctx.weight_dtype = master_VD.dtype
@@ -101,9 +102,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor):
         grad_hidden_TD, grad_weight_VD = ctx.saved_tensors
-        # The masters are float32, whatever the dtype of the products.
-        grad_weight_VD = grad_weight_VD.to(ctx.weight_dtype)
-        return _scale_gradient(grad_hidden_TD, grad), _scale_gradient(grad_weight_VD, grad), None, None, None
+        if grad_weight_VD is not None:
+            # The masters are float32, whatever the dtype of the products.
+            grad_weight_VD = _scale_gradient(grad_weight_VD.to(ctx.weight_dtype), grad)
+        return _scale_gradient(grad_hidden_TD, grad), grad_weight_VD, None, None, None
 
 
 def _compute_losses_and_gradient(hidden_cD: Tensor, weight_VD: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ F feed-forward width, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +25,10 @@ from primus.model import head_dim, num_query_groups
 
 if TYPE_CHECKING:
     from primus.checkpoint.weights import WeightReader
+    from primus.session.adapter_settings import AdapterSettings
+
+ADAPTER = ".adapter."
+"""In the name of each weight of an adapter."""
 
 
 def build_model(
@@ -49,8 +54,8 @@ def initialize_weights(model: Transformer, seed: int) -> None:
     spec = model.spec
     fill_frequencies(model)
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            _fill_weight(weight, draw_initial_value(name, weight.shape, spec, seed))
+        for name, weight in iterate_weights(model):
+            fill_weight(weight, draw_initial_value(name, weight.shape, spec, seed))
 
 
 def fill_frequencies(model: Transformer) -> None:
@@ -69,8 +74,13 @@ def load_weights(model: Transformer, weights: WeightReader) -> None:
     named = EngineNames(weights, model.spec, "native")
     fill_frequencies(model)
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            _fill_weight(weight, named.read(name))
+        for name, weight in iterate_weights(model):
+            fill_weight(weight, named.read(name))
+
+
+def iterate_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The weights of the model itself, without those of adapters."""
+    return ((name, weight) for name, weight in model.named_parameters() if ADAPTER not in name)
 
 
 class Transformer(nn.Module):
@@ -87,6 +97,7 @@ class Transformer(nn.Module):
         self.recompute = False
         self.loss_chunk_size: int | None = None
         self.documents: DocumentHandling | None = None
+        self.adapters: AdapterSettings | None = None
         self.embedding = nn.Embedding(spec.vocab_size, spec.hidden_size)
         self.layers = nn.ModuleList(TransformerLayer(spec) for _ in range(spec.num_layers))
         self.norm = RMSNorm(spec.hidden_size, spec.norm_epsilon)
@@ -193,11 +204,16 @@ class FeedForward(nn.Module):
 
 
 class Linear(nn.Linear):
-    """A projection in the dtype of its input, so that weights may be kept in float32."""
+    """A projection in the dtype of its input, so that weights may be kept in float32; with an adapter, its sum too."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.adapter: nn.Module | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.linear(x, self.weight.to(x.dtype), bias)
+        y = F.linear(x, self.weight.to(x.dtype), bias)
+        return y if self.adapter is None else y + self.adapter(x)
 
 
 class RMSNorm(nn.Module):
@@ -212,7 +228,7 @@ class RMSNorm(nn.Module):
         return ops.rms_norm(x, self.weight, self.epsilon)
 
 
-def _fill_weight(weight: Tensor, value: Tensor) -> None:
+def fill_weight(weight: Tensor, value: Tensor) -> None:
     """Copy `value`, or this process's shard of it, into `weight`."""
     if not isinstance(weight, DTensor):
         weight.copy_(value)

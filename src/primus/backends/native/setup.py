@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from primus.backends.native import compilation, model
+from primus.backends.native import adapters, compilation, model
 from primus.backends.native.checkpoint import restore_state
 from primus.backends.native.compilation import CompileDecision
 from primus.backends.native.documents import DocumentHandling, build_document_handling
@@ -21,9 +21,11 @@ from primus.backends.native.step import Trainable, prepare_model
 from primus.backends.native.step_timer import StepTimer
 from primus.backends.native.training import Training
 from primus.callback import CONVENTION
+from primus.checkpoint.formats.adapter import has_adapter
 from primus.config.schema import Experiment, Trainer
 from primus.model import flops_per_token
 from primus.runs.attempt import Attempt
+from primus.session.adapter_settings import AdapterSettings, read_settings
 from primus.session.bad_steps import BadStepDetector
 from primus.session.compute_timer import ComputeTimer
 from primus.session.engine_settings import describe_torch_settings
@@ -34,7 +36,7 @@ from primus.session.setup_report import report_setup
 from primus.session.torch_processes import TorchProcesses, describe_torch_engine, seed_everything
 from primus.session.tuned_kernels import use_tuned_kernels
 from primus.session.tuned_products import add_tuned_products
-from primus.session.weights import open_loaded_weights
+from primus.session.weights import open_base_weights, open_loaded_weights
 
 
 def set_up_training(
@@ -115,6 +117,7 @@ def _add_callbacks(training: Training, environ: Mapping[str, str]) -> None:
 def _describe_settings(training: Training) -> Mapping[str, Any]:
     return {
         **describe_torch_settings(training.model, [training.optimizer]),
+        "trained_parameters": sum(weight.numel() for weight in training.model.parameters() if weight.requires_grad),
         "compiled": training.compiled,
         "compute_dtype": "bfloat16" if training.trainer.training.bf16 else "float32",
     }
@@ -168,8 +171,17 @@ def load_start(
     optimizer: torch.optim.Optimizer,
     processes: TorchProcesses,
 ) -> None:
-    """Load a checkpoint of native; else fill the weights: those of `load:` in another format, or initial ones."""
-    if start is not None and start.manifest.backend == "native":
+    """Load a checkpoint of native; else fill the weights: those of `load:` in another format, or initial ones.
+
+    With adapters, the weights under them are loaded first, also where a run resumes: checkpoints lack them.
+    """
+    if transformer.adapters is not None:
+        model.load_weights(transformer, open_base_weights(session.trainer))
+        adapters.initialize_adapters(transformer, session.trainer.training.seed)
+        if start is not None and not start.weights_only:
+            restore_state(start, transformer, optimizer, processes)
+        return
+    if start is not None and start.manifest.backend == "native" and not has_adapter(start.folder):
         model.fill_frequencies(transformer)
         restore_state(start, transformer, optimizer, processes)
         return
@@ -188,6 +200,9 @@ def _build_trainable(
     training = trainer.training
     built = model.build_model(trainer.model, "meta", training.seed)
     built.documents = documents
+    settings = read_settings(trainer.backend_args, AdapterSettings)
+    if settings.peft != "none":
+        adapters.add_adapters(built, settings)
     trainable = prepare_model(
         built,
         device=processes.device,

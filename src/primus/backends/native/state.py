@@ -16,8 +16,8 @@ STEPS = "optimizer.step"
 
 
 def collect_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The weights by name, each once, in place: what is copied into them is in the model."""
-    return {WEIGHT + name: weight.detach() for name, weight in model.named_parameters()}
+    """The trained weights by name, each once, in place: what is copied into them is in the model."""
+    return {WEIGHT + name: weight.detach() for name, weight in _iterate_trained(model)}
 
 
 def collect_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

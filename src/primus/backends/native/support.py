@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
 from primus import model_checks
+from primus.checkpoint.folders import is_foreign
 from primus.config.schema import Experiment, ModelSpec, ParallelConfig, Trainer
 from primus.errors import UsageError
+from primus.session.adapter_settings import AdapterSettings, check_targets, read_settings
 from primus.session.checks import check_no_backend_args, check_session
 
 OTHER_BACKENDS = "choose a dense Llama or Qwen model, or another framework"
+ADAPTER_KEYS = tuple(AdapterSettings.__struct_fields__)
+"""Keys under `overrides:` besides those of the schema."""
 DATA_PARALLEL = "set it to its default: native shards a model over all processes (FSDP2); or choose another framework"
 
 
@@ -29,7 +35,7 @@ def check(experiment: Experiment) -> None:
         )
     _check_rewinds(trainer)
     check_session(trainer, "native")
-    check_no_backend_args(trainer, "native")
+    _check_adapters(trainer)
 
 
 def check_model(spec: ModelSpec) -> None:
@@ -47,6 +53,22 @@ def _check_rewinds(trainer: Trainer) -> None:
     for policy in ("nonfinite_policy", "loss_spike_policy"):
         if getattr(trainer.training, policy) == "rewind" and trainer.checkpoint.save_interval is None:
             raise UsageError(f"{policy}: rewind needs checkpoints, and save_interval is not set", "set save_interval")
+
+
+def _check_adapters(trainer: Trainer) -> None:
+    """Check the settings of adapters; they need a model that can be loaded again."""
+    others = {key: value for key, value in trainer.backend_args.items() if key not in ADAPTER_KEYS}
+    check_no_backend_args(structs.replace(trainer, backend_args=others), "native")
+    settings = read_settings(trainer.backend_args, AdapterSettings)
+    if settings.peft == "none":
+        return
+    if settings.peft != "lora":
+        raise UsageError(f"peft: {settings.peft}: native trains lora", "set peft: lora, or framework: megatron_bridge")
+    check_targets(settings)
+    load, finetune = trainer.checkpoint.load, trainer.checkpoint.finetune
+    if load is None or not (finetune or is_foreign(load)):
+        problem = "load names no model to adapt" if load is None else "training cannot continue from load"
+        raise UsageError(f"peft: lora: {problem}", "set load: CHECKPOINT and finetune: true")
 
 
 def _refuse_fields(fields: dict[str, str], group: ModelSpec | ParallelConfig, hint: str) -> None:

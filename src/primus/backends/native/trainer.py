@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
+from primus.backends.native.adapters import collect_adapter_files
 from primus.backends.native.checkpoint import collect_current_state, count_bytes, prepare_files
 from primus.backends.native.evaluate import evaluate_dataset, to_batch
 from primus.backends.native.recovery import recover_from_bad_steps
@@ -169,8 +170,11 @@ def save(training: Training) -> None:
     _report_steps(training, training.step_timer.take_pending())
     state = collect_current_state(training.trainable.model, training.optimizer, training.processes)
     is_async = training.experiment.trainer.checkpoint.async_save
+    load, model = training.experiment.trainer.checkpoint.load, training.trainable.model
+    # Gathered by all processes, before one of them writes it.
+    adapter = collect_adapter_files(model, load) if model.adapters is not None and load else None
     training.save(
-        lambda: prepare_files(state, is_async, training.processes),
+        lambda: prepare_files(state, is_async, training.processes, adapter),
         num_bytes=count_bytes(state),
         in_thread=is_async,
         compiled=training.compiled,

@@ -18,9 +18,9 @@ from primus.checkpoint.weights import WeightReader
 from primus.config.schema import ModelSpec
 from primus.errors import PrimusError, UsageError
 
-CheckpointFormat = Literal["huggingface", "transformers", "native", "torchtitan", "megatron", "megatron_torch"]
-"""Formats that are read; `transformers` is what the engine huggingface saves while it trains, `megatron` is torch_dist,
-`megatron_torch` the older one of a file for each rank."""
+CheckpointFormat = Literal["huggingface", "peft", "transformers", "native", "torchtitan", "megatron", "megatron_torch"]
+"""Formats that are read; `peft` is an adapter, read merged into its model; `transformers` is what the engine
+huggingface saves while it trains, `megatron` is torch_dist, `megatron_torch` the older one of a file for each rank."""
 
 HUB_PREFIX = "hf:"
 MODEL_FILE = "model_config.yaml"
@@ -37,6 +37,8 @@ TRANSFORMERS_WEIGHT = "model."
 """Prefix of weights in checkpoints of the engine huggingface; hub names follow."""
 ORBAX_FILES = ("_CHECKPOINT_METADATA", "manifest.ocdbt")
 """Of a step, and of the arrays in it (https://orbax.readthedocs.io/en/latest/guides/checkpoint/checkpoint_format.html)."""
+ADAPTER_FOLDER, ADAPTER_CONFIG = "adapter", "adapter_config.json"
+"""Of an adapter, and the folder for it in a checkpoint (`adapter.py`)."""
 PARENTS = 3
 """Folders above a checkpoint in which its run may be: checkpoints/, the run."""
 
@@ -140,6 +142,10 @@ def read_spec(found: FoundCheckpoint) -> ModelSpec:
     for place in places:
         if place.is_file():
             return load_model(str(place))
+    if found.format == "peft":
+        from primus.checkpoint.formats.adapter import find_base
+
+        return read_spec(find_checkpoint(find_base(folder)))
     spec = _read_spec_of_manifest(folder)
     if spec is None:
         raise UsageError(
@@ -224,6 +230,10 @@ def _detect_format(folder: Path) -> FoundCheckpoint | None:
     saved = manifest.read_manifest(folder)
     if saved is not None and saved.backend in ("native", "torchtitan", "megatron", "huggingface"):
         step = saved.step
+    if (folder / ADAPTER_CONFIG).is_file():
+        return FoundCheckpoint("peft", folder, _parse_step(folder.parent))
+    if (folder / ADAPTER_FOLDER / ADAPTER_CONFIG).is_file():
+        return FoundCheckpoint("peft", folder / ADAPTER_FOLDER, step)
     if (folder / ".metadata").is_file():
         return FoundCheckpoint(_detect_dcp(folder), folder, step)
     weights = chain(folder.glob("*.safetensors"), folder.glob("pytorch_model*.bin"))
@@ -319,6 +329,12 @@ def _open_huggingface(folder: Path, spec: ModelSpec, trust_pickle: bool) -> Weig
     return HuggingFaceWeights(folder, spec, pickles)
 
 
+def _open_peft(folder: Path, spec: ModelSpec, trust_pickle: bool) -> WeightReader:
+    from primus.checkpoint.formats.adapter import AdaptedWeights, find_base
+
+    return AdaptedWeights(open_weights(find_checkpoint(find_base(folder)), spec, trust_pickle), folder)
+
+
 def _open_transformers(folder: Path, spec: ModelSpec, _: bool) -> WeightReader:
     from primus.checkpoint.formats.dcp import DcpFolder
     from primus.checkpoint.formats.huggingface import HuggingFaceWeights
@@ -361,6 +377,7 @@ def _rename_to_hub(weights: WeightReader, spec: ModelSpec, engine: str) -> Weigh
 
 _READERS: dict[CheckpointFormat, Callable[[Path, ModelSpec, bool], WeightReader]] = {
     "huggingface": _open_huggingface,
+    "peft": _open_peft,
     "transformers": _open_transformers,
     "native": _open_native,
     "torchtitan": _open_torchtitan,

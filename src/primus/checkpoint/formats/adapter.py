@@ -1,0 +1,146 @@
+"""Adapters in the format of peft: written beside a checkpoint, and merged into the weights that they belong to.
+
+peft: `src/peft/utils/save_and_load.py` (names), `tuners/lora/config.py` (adapter_config.json).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from primus.checkpoint.formats.open import ADAPTER_CONFIG, ADAPTER_FOLDER
+from primus.checkpoint.formats.safetensors_file import SafetensorsFile, build_header
+from primus.checkpoint.weights import TensorDict, TensorInfo, WeightReader
+from primus.errors import PrimusError, UsageError
+from primus.runs.files import write_bytes, write_text
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+OTHER_FORMS = ("use_dora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "modules_to_save", "use_qalora")
+"""Settings of adapters that are not a product of two matrices with one scale."""
+
+
+class AdapterFiles(NamedTuple):
+    """An adapter in memory."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    def write(self, folder: Path) -> None:
+        """Write both files into a new folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        blocks = [tensor.contiguous().numpy().tobytes() for tensor in self.tensors.values()]
+        header = build_header(TensorDict(self.tensors).list_tensors(), {"format": "pt"})
+        write_bytes(folder / WEIGHTS_FILE, header + b"".join(blocks))
+        write_text(folder / ADAPTER_CONFIG, json.dumps(self.config, indent=2) + "\n")
+
+
+def has_adapter(checkpoint: Path) -> bool:
+    """Whether a checkpoint holds an adapter instead of the weights of a model."""
+    return (checkpoint / ADAPTER_FOLDER / ADAPTER_CONFIG).is_file()
+
+
+def name_parts(weight: str) -> tuple[str, str]:
+    """The names of the two matrices that belong to a weight of the hub."""
+    module = PREFIX + weight.removesuffix(".weight")
+    return module + DOWN, module + UP
+
+
+def build_config(
+    tensors: Mapping[str, Tensor], base: str, rank: int, alpha: int, dropout: float, num_layers: int
+) -> dict[str, Any]:
+    """adapter_config.json of adapters."""
+    modules = [name.removeprefix(PREFIX).removesuffix(DOWN) for name in tensors if name.endswith(DOWN)]
+    short = sorted({name.rpartition(".")[2] for name in modules})
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": dropout,
+        # A short name chooses the matrix in every layer.
+        "target_modules": short if len(short) * num_layers == len(modules) else modules,
+        "bias": "none",
+        "inference_mode": True,
+    }
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """adapter_config.json of a folder.
+
+    Raises:
+        PrimusError: It is damaged, or of adapters other than LoRA.
+    """
+    file = folder / ADAPTER_CONFIG
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        assert isinstance(config, dict)
+        rank, alpha = config["r"], config["lora_alpha"]
+        assert rank > 0 and alpha is not None
+    except (OSError, ValueError, KeyError, TypeError, AssertionError):
+        raise PrimusError(f"{file}: damaged: r and lora_alpha are needed", "copy it again from its source") from None
+    others = [name for name in OTHER_FORMS if config.get(name)]
+    if config.get("peft_type") != "LORA" or others:
+        what = ", ".join(others) or f"peft_type {config.get('peft_type')}"
+        raise PrimusError(f"{file}: {what}: only plain LoRA is merged", "merge it with peft: merge_and_unload()")
+    return config
+
+
+def find_base(folder: Path) -> str:
+    """The checkpoint that an adapter belongs to, as `load:` names it.
+
+    Raises:
+        UsageError: The adapter does not say it.
+    """
+    base = read_config(folder).get("base_model_name_or_path")
+    if not base:
+        raise UsageError(
+            f"{folder / ADAPTER_CONFIG}: the adapter does not say its model", "set base_model_name_or_path in it"
+        )
+    return str(base) if Path(base).expanduser().exists() else f"hf:{base}"
+
+
+class AdaptedWeights:
+    """The weights of a model, in hub names, with an adapter merged into them as they are read.
+
+    Raises:
+        PrimusError: The adapter is damaged, or of another model.
+    """
+
+    def __init__(self, base: WeightReader, folder: Path) -> None:
+        config = read_config(folder)
+        root = math.sqrt(config["r"]) if config.get("use_rslora") else config["r"]
+        self._base, self._scale = base, config["lora_alpha"] / root
+        self._file = SafetensorsFile(folder / WEIGHTS_FILE)
+        found, known = self._file.list_tensors(), base.list_tensors()
+        self._adapted = {
+            name
+            for name, info in known.items()
+            if name.endswith(".weight") and self._fits(name_parts(name), info.shape, found)
+        }
+        surplus = set(found) - {part for name in self._adapted for part in name_parts(name)}
+        if surplus:
+            raise PrimusError(f"{folder}: {min(surplus)} belongs to no weight of the model", "choose the adapter's own")
+
+    def list_tensors(self) -> Mapping[str, TensorInfo]:
+        return self._base.list_tensors()
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        weight = self._base.read(name, rows)
+        if name not in self._adapted:
+            return weight
+        down, up = name_parts(name)
+        product = self._file.read(up, rows).float() @ self._file.read(down).float()
+        return (weight.float() + self._scale * product).to(weight.dtype)
+
+    def _fits(self, parts: tuple[str, str], shape: tuple[int, ...], found: Mapping[str, TensorInfo]) -> bool:
+        down, up = (found.get(part) for part in parts)
+        if down is None or up is None:
+            return False
+        return (up.shape[0], down.shape[1]) == shape and up.shape[1] == down.shape[0]
