@@ -13,7 +13,8 @@ from megatron.core.utils import get_batch_on_this_cp_rank
 from numpy.typing import NDArray
 from torch import Tensor
 
-from primus.data.instruction.dataset import COUNTED, EXAMPLE, INSTRUCTION_DIMENSIONS, TOKENS
+from primus.data.instruction.dataset import COUNTED, EXAMPLE, TOKENS
+from primus.data.training.masks import INSTRUCTION_DIMENSIONS
 
 IGNORED = 0
 """Weight of a prediction that does not count."""

@@ -12,9 +12,8 @@ from primus.backends.native import step
 from primus.backends.native.loss import IGNORED
 from primus.backends.native.step import Batch, Trainable
 from primus.config.schema import TrainingConfig
-from primus.data.instruction.dataset import COUNTED, EXAMPLE, INSTRUCTION_DIMENSIONS, TOKENS
 from primus.data.training.loader import Batches
-from primus.data.training.masks import split_inputs_and_targets
+from primus.data.training.masks import INSTRUCTION_DIMENSIONS, split_inputs_and_targets
 from primus.data.training.packing import Dataset
 from primus.session.torch_processes import TorchProcesses
 
@@ -34,6 +33,8 @@ def to_batch(tokens_BS1: NDArray[np.int64], masked_input: int | None, device: to
     numbers follow.
     """
     if tokens_BS1.ndim == INSTRUCTION_DIMENSIONS:
+        from primus.data.instruction.dataset import COUNTED, EXAMPLE, TOKENS  # with tokenizers: for fine-tuning only
+
         tokens, counted, examples = (tokens_BS1[:, row] for row in (TOKENS, COUNTED, EXAMPLE))
         arrays = [tokens[:, :-1], np.where(counted[:, 1:], tokens[:, 1:], IGNORED)]
         if (examples > 1).any():

@@ -29,8 +29,6 @@ from primus.runs.files import write_bytes
 TOKENS, COUNTED, EXAMPLE = range(3)
 """Rows of a sample [3, S + 1]: ids; 1 where the prediction of the token counts; number of the token's example in the
 sample, from 1, or 0 for padding."""
-INSTRUCTION_DIMENSIONS = 3
-"""Of a micro batch of samples [B, 3, S + 1]."""
 VERSION = 1
 """Of the encoding and the order of samples: a run must not resume with another one."""
 OPEN_BINS = 64

@@ -8,6 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+INSTRUCTION_DIMENSIONS = 3
+"""Of a micro batch of instruction data [B, 3, S + 1]."""
+
 
 def split_inputs_and_targets(
     tokens_BS1: NDArray[np.int64], masked_input: int | None = None
