@@ -288,3 +288,12 @@ def test_an_incomplete_model_names_what_is_missing(tmp_path: Path) -> None:
     config = read_foreign_file(write_json(tmp_path, {"model_type": "llama", "hidden_size": 8}), {})
     with pytest.raises(UsageError, match="num_layers, ffn_hidden_size, num_attention_heads, vocab_size not found"):
         make_model(config)
+
+
+def test_an_impossible_shape_names_key_and_value(tmp_path: Path) -> None:
+    config = read_foreign_file(write_json(tmp_path, {"model_type": "llama", "hidden_size": 8}), {})
+    config.model.update(
+        num_layers=3, ffn_hidden_size=8, num_attention_heads=2, vocab_size=8, hybrid_layer_pattern="MEM"
+    )
+    with pytest.raises(UsageError, match=r"config.json: hybrid_layer_pattern: expected .*\('MEM'\)"):
+        make_model(config)

@@ -130,4 +130,5 @@ def make_model(config: ForeignConfig) -> ModelSpec:
     try:
         return msgspec.convert(drop_defaults(config.model), ModelSpec)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{config.origin}: {str(error).replace('`', '')}") from None
+        reason, _, place = str(error).replace("`", "").replace("Expected", "expected").partition(" - at $.")
+        raise UsageError(f"{config.origin}: {place}: {reason} ({config.model.get(place)!r})") from None
