@@ -18,7 +18,7 @@ from primus.checkpoint.formats.output import OutputPlan, split_rows
 from primus.checkpoint.megatron_shards import RankGrid
 from primus.checkpoint.training_state import TrainingState
 from primus.checkpoint.views import CastWeights
-from primus.checkpoint.weights import WeightReader
+from primus.checkpoint.weights import TensorInfo, WeightReader
 from primus.config.schema import ModelSpec
 from primus.errors import UsageError
 
@@ -203,15 +203,15 @@ def compare_weights(
             text = f"{list(info.shape)} and {list(theirs[name].shape)}"
             found.append(TensorDifference(name=name, kind="shape", text=text))
         else:
-            found += _compare_tensor(name, first, second, report)
+            found += _compare_tensor(name, info, first, second, report)
     return found + [TensorDifference(name=name, kind="added") for name in theirs if name not in ours]
 
 
 def _compare_tensor(
-    name: str, first: WeightReader, second: WeightReader, report: conversion.Report
+    name: str, info: TensorInfo, first: WeightReader, second: WeightReader, report: conversion.Report
 ) -> list[TensorDifference]:
     different, difference, largest = 0, 0.0, 0.0
-    for rows in split_rows(first.list_tensors()[name]):
+    for rows in split_rows(info):
         ours, theirs = first.read(name, rows), second.read(name, rows)
         report(ours.numel() * ours.element_size())
         if ours.dtype == theirs.dtype and torch.equal(ours, theirs):

@@ -48,6 +48,7 @@ class SafetensorsFolder:
 
     def __init__(self, path: Path) -> None:
         self._files: dict[str, SafetensorsFile] = {}
+        self._tensors: dict[str, TensorInfo] = {}
         for file, names in list_shards(path).items():
             opened = SafetensorsFile(file)
             found = opened.list_tensors()
@@ -56,9 +57,10 @@ class SafetensorsFolder:
                 if name in self._files:
                     raise PrimusError(f"{name} is in {self._files[name].path.name} and in {file.name}")
                 self._files[name] = opened
+            self._tensors |= found
 
     def list_tensors(self) -> dict[str, TensorInfo]:
-        return {name: file.list_tensors()[name] for name, file in self._files.items()}
+        return self._tensors
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         return self._files[name].read(name, rows)
