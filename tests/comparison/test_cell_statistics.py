@@ -64,6 +64,10 @@ def test_a_difference_is_shown_between_runs_only_where_the_interval_excludes_1()
     assert not same.is_difference and "no difference shown" in same.describe()
     assert other.is_difference and other.low > 1
     assert other.value == pytest.approx(1.03, abs=0.015)
+    for percent in range(30):  # the interval that is shown is the one that decides
+        slower = [make_result("c", seed=seed + 3, step_s=0.1 + percent / 5000) for seed in range(3)]
+        found = compare_times(steady(a), steady(slower))
+        assert found is not None and found.is_difference == (not found.low <= 1 <= found.high)
 
 
 def test_runs_that_agree_by_chance_do_not_show_a_difference_below_the_usual_spread() -> None:

@@ -56,7 +56,7 @@ def test_only_fair_pairs_have_a_ratio_and_foreign_files_are_named(
     assert code == 0
     pairs = {line.split("  ")[0] + line[20:]: line for line in out.splitlines() if " fair " in line or "unfair" in line}
     fair = [line for line in pairs.values() if "jax" in line and "native" in line]
-    assert len(fair) == 1 and "95 %" in fair[0] and "no ratio" not in fair[0]
+    assert len(fair) == 1 and "98%" in fair[0] and "no ratio" not in fair[0]
     unfair = [line for line in pairs.values() if "megatron" in line]
     assert len(unfair) == 2
     assert all("no ratio: setting global_batch_size: a step on more samples" in line for line in unfair)

@@ -42,9 +42,9 @@ SMALLEST_DIFFERENCE = 0.015
 MIN_STEPS = 10
 """Fewest steps after the warm-up that give a speed."""
 LEVEL = 0.95
-"""Of the intervals that are shown."""
-DECIDING_LEVEL = 0.98
-"""Of the interval that must exclude 1 for a difference: at 95 %, one of twenty pairs of equal cells would differ."""
+"""Of the intervals of a cell."""
+RATIO_LEVEL = 0.98
+"""Of the interval of a ratio, which excludes 1 if there is a difference: at 95 %, one of twenty equal pairs differs."""
 TARGET_DIFFERENCE = 0.03
 """Difference that a comparison should show; a report without one says how many more runs that takes."""
 POWER = 0.9
@@ -68,7 +68,7 @@ class SlowStep(Struct, frozen=True, kw_only=True):
 
 
 class SpeedEstimate(Struct, frozen=True, kw_only=True):
-    """A number with its 95 % interval."""
+    """A number with its interval."""
 
     value: float
     low: float
@@ -123,7 +123,7 @@ class RatioEstimate(Struct, frozen=True, kw_only=True):
 
     def describe(self) -> str:
         """A sentence about the ratio."""
-        numbers = f"{self.value:.3f} (95 %: {self.low:.3f} to {self.high:.3f})"
+        numbers = f"{self.value:.3f} ({RATIO_LEVEL:.0%}: {self.low:.3f} to {self.high:.3f})"
         if self.is_difference:
             return numbers
         found = f"{numbers}: no difference shown; these runs cannot show less than {self.smallest_difference:.1%}"
@@ -221,15 +221,15 @@ def compare_times(a: Sequence[Mapping[int, float]], b: Sequence[Mapping[int, flo
     num_runs = min(len(ours), len(theirs))
     if num_runs >= RUNS_FOR_SPREAD:
         return _compare_runs(typical[0], typical[1])
-    found, decides = (_compare_steps(typical[0], typical[1], level) for level in (LEVEL, DECIDING_LEVEL))
+    found = compare_series_means([time for run in typical[1] for time in run], typical[0], level=RATIO_LEVEL)
     is_large = abs(math.log(found.estimate)) > math.log(1 + SMALLEST_DIFFERENCE)
-    error = math.log(decides.high / decides.low) / 2 / NormalDist().inv_cdf((1 + DECIDING_LEVEL) / 2)
+    error = math.log(found.high / found.low) / 2 / NormalDist().inv_cdf((1 + RATIO_LEVEL) / 2)
     smallest = find_smallest_difference(error, MANY)
     return RatioEstimate(
         value=found.estimate,
         low=found.low,
         high=found.high,
-        is_difference=is_large and not decides.contains(1),
+        is_difference=is_large and not found.contains(1),
         method=(
             f"from steps of {len(ours)} and {len(theirs)} runs; differences below {SMALLEST_DIFFERENCE:.1%} are not"
             f" told from the spread between runs, which takes {RUNS_FOR_SPREAD} runs of each cell"
@@ -257,28 +257,23 @@ def _compare_runs(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[flo
     variance = (squares + EXPECTED_WEIGHT * expected) / (freedom + EXPECTED_WEIGHT)
     error = math.sqrt(variance * (1 / len(ours) + 1 / len(theirs)))
     center = fmean(logs[1]) - fmean(logs[0])
-
-    def find_interval(level: float) -> Interval:
-        resampled = bootstrap_ratio(means[1], means[0], fmean, block=1, level=level)
-        reach = compute_t_quantile((1 + level) / 2, freedom + EXPECTED_WEIGHT) * error
-        low, high = min(resampled.low, math.exp(center - reach)), max(resampled.high, math.exp(center + reach))
-        return Interval(resampled.estimate, low, high, level)
-
-    found, num_runs = find_interval(LEVEL), min(len(ours), len(theirs))
+    resampled = bootstrap_ratio(means[1], means[0], fmean, block=1, level=RATIO_LEVEL)
+    reach = compute_t_quantile((1 + RATIO_LEVEL) / 2, freedom + EXPECTED_WEIGHT) * error
+    low, high = min(resampled.low, math.exp(center - reach)), max(resampled.high, math.exp(center + reach))
     return RatioEstimate(
-        value=found.estimate,
-        low=found.low,
-        high=found.high,
-        is_difference=not find_interval(DECIDING_LEVEL).contains(1),
+        value=resampled.estimate,
+        low=low,
+        high=high,
+        is_difference=not low <= 1 <= high,
         method=f"from {len(ours)} and {len(theirs)} runs",
         smallest_difference=find_smallest_difference(error, freedom + EXPECTED_WEIGHT),
-        more_runs=count_more_runs(variance, num_runs),
+        more_runs=count_more_runs(variance, min(len(ours), len(theirs))),
     )
 
 
 def find_smallest_difference(error: float, freedom: int) -> float:
     """The difference that a comparison shows with a probability of `POWER`; `error` is that of the logarithm."""
-    reach = compute_t_quantile((1 + DECIDING_LEVEL) / 2, freedom)
+    reach = compute_t_quantile((1 + RATIO_LEVEL) / 2, freedom)
     return math.expm1((reach + NormalDist().inv_cdf(POWER)) * error)
 
 
@@ -290,11 +285,6 @@ def count_more_runs(variance: float, num_runs: int) -> int | None:
         if find_smallest_difference(math.sqrt(2 * variance / total), freedom) <= TARGET_DIFFERENCE:
             return more
     return None
-
-
-def _compare_steps(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], level: float) -> Interval:
-    """The ratio from the steps of all runs, whose means count alike."""
-    return compare_series_means([time for run in theirs for time in run], ours, level=level)
 
 
 def _estimate_step_time(series: Sequence[Sequence[float]]) -> SpeedEstimate:

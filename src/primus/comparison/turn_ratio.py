@@ -15,9 +15,8 @@ from statistics import fmean
 from msgspec import Struct
 
 from primus.comparison.cell_statistics import (
-    DECIDING_LEVEL,
     EXPECTED_WEIGHT,
-    LEVEL,
+    RATIO_LEVEL,
     RUNS_FOR_SPREAD,
     SMALLEST_DIFFERENCE,
     USUAL_RUN_SPREAD,
@@ -72,13 +71,13 @@ def compare_turns(a: Sequence[TurnSeries], b: Sequence[TurnSeries]) -> RatioEsti
     expected = fmean(each.error**2 for each in means) + 2 * USUAL_RUN_SPREAD**2
     variance = (squares + EXPECTED_WEIGHT * expected) / (freedom + EXPECTED_WEIGHT)
     error, freedom = math.sqrt(variance / len(values)), freedom + EXPECTED_WEIGHT
-    reaches = {level: compute_t_quantile((1 + level) / 2, freedom) * error for level in (LEVEL, DECIDING_LEVEL)}
+    reach = compute_t_quantile((1 + RATIO_LEVEL) / 2, freedom) * error
     least = math.log(1 + SMALLEST_DIFFERENCE) if len(values) < RUNS_FOR_SPREAD else 0.0
     return RatioEstimate(
         value=math.exp(center),
-        low=math.exp(center - reaches[LEVEL]),
-        high=math.exp(center + reaches[LEVEL]),
-        is_difference=abs(center) > max(least, reaches[DECIDING_LEVEL]),
+        low=math.exp(center - reach),
+        high=math.exp(center + reach),
+        is_difference=abs(center) > max(least, reach),
         method=f"from {sum(map(len, series))} pairs of turns in {len(values)} runs of each cell",
         smallest_difference=max(math.expm1(least), find_smallest_difference(error, freedom)),
         more_runs=count_more_runs(variance / 2, len(values)),
