@@ -3,7 +3,7 @@
 A cell is in one of these states:
 
     no result                  its launch has not ended; it runs, or runs again after the harness was killed
-    done                       it is never repeated
+    done                       it is not repeated, unless other processes disturbed it and that is asked for
     failed, refused            its result says why; the next `compare run` tries again
     submitted                  no result, and its newest run folder belongs to a job of a scheduler, which is waited for
 
@@ -18,6 +18,7 @@ from msgspec import structs
 
 from primus.comparison.cell_launch import CellEnd, CellHarness, launch_cells
 from primus.comparison.cells import MatrixCell
+from primus.comparison.fact_checks import MOST_LOAD
 from primus.comparison.read_result import describe_unstarted_cell, read_result
 from primus.comparison.result import ComparisonResult
 from primus.errors import EXIT_TIMED_OUT, PrimusError
@@ -26,8 +27,15 @@ from primus.launch.signals import raise_on_signals
 from primus.runs.store import Run, list_runs
 
 
-def run_cells(cells: Sequence[MatrixCell], harness: CellHarness) -> list[ComparisonResult]:
+def run_cells(
+    cells: Sequence[MatrixCell], harness: CellHarness, *, repeat_disturbed: bool = False
+) -> list[ComparisonResult]:
     """Run all cells that have no complete result; a cell that fails does not stop the others.
+
+    Args:
+        cells: Of the matrix, in their order.
+        harness: What they share.
+        repeat_disturbed: Also run the cells again that shared the machine with other processes.
 
     Raises:
         PrimusError: A result cannot be written.
@@ -38,6 +46,12 @@ def run_cells(cells: Sequence[MatrixCell], harness: CellHarness) -> list[Compari
     results: dict[str, ComparisonResult] = {
         name: found for name, found in known.items() if found is not None and found.state == "done"
     }
+    if repeat_disturbed:
+        # A cell is compared with those that it took turns with, so that all of them run again.
+        again = {cell.turn_key for cell in cells if cell.name in results and is_disturbed(results[cell.name])}
+        for cell in cells:
+            if cell.turn_key in again:
+                results.pop(cell.name, None)
     launched: dict[tuple[object, ...], list[MatrixCell]] = {}
     for cell in cells:
         if cell.name not in results and cell.status == "runnable":
@@ -62,6 +76,11 @@ def run_cells(cells: Sequence[MatrixCell], harness: CellHarness) -> list[Compari
         for cell, run in waiting:
             results[cell.name] = _keep_result(_wait_for_job(cell, run, harness), harness)
     return [results[cell.name] for cell in cells if cell.name in results]
+
+
+def is_disturbed(result: ComparisonResult) -> bool:
+    """Whether other processes took so much of the machine that the speed is not that of the cell alone."""
+    return (result.load.other_cpu_share or 0.0) > MOST_LOAD
 
 
 def _run_group(

@@ -194,7 +194,8 @@ def _list_problems(
     others = max((run.load.other_cpu_share or 0.0 for run in cell.runs), default=0.0)
     if others > MOST_LOAD:
         problems.append(
-            f"other processes took up to {others:.0%} of the machine: its speed is not that of the cell alone"
+            f"other processes took up to {others:.0%} of the machine: its speed is not that of the cell alone;"
+            " `compare run --repeat-disturbed` runs it again"
         )
     return list(dict.fromkeys(problems))
 

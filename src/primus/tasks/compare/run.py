@@ -38,6 +38,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Only these models, separated by commas."""
     repetitions: Annotated[int, Meta(ge=1)] | None = None
     """Runs of each cell; those of the matrix when omitted."""
+    repeat_disturbed: bool = False
+    """Also run the cells again during which other processes took more than 5 % of the machine."""
 
 
 class CellSummary(Struct, frozen=True, kw_only=True):
@@ -111,7 +113,8 @@ def run(options: Options, context: TaskContext) -> int:
     with folder.hold_lock():
         text = loaded.file.read_text(encoding="utf-8")
         folder.update_record(loaded.matrix.name, str(loaded.file), text, [cell.name for cell in cells])
-        results = {result.cell.name: result for result in cell_runs.run_cells(cells, harness)}
+        found = cell_runs.run_cells(cells, harness, repeat_disturbed=options.repeat_disturbed)
+        results = {result.cell.name: result for result in found}
     rows = [_summarize_cell(cell, results.get(cell.name)) for cell in cells]
     states = dict(Counter(row.state for row in rows))
     summary = MatrixSummary(name=loaded.matrix.name, output=str(folder.path), cells=rows, states=states)
