@@ -42,16 +42,7 @@ def run_cells(
         KeyboardInterrupt: A signal has stopped the harness, and with it the cell that was running.
     """
     # Before the first run: results of another version of the matrix must not cost hours first.
-    known = {cell.name: harness.folder.read_cell_result(cell) for cell in cells}
-    results: dict[str, ComparisonResult] = {
-        name: found for name, found in known.items() if found is not None and found.state == "done"
-    }
-    if repeat_disturbed:
-        # A cell is compared with those that it took turns with, so that all of them run again.
-        again = {cell.turn_key for cell in cells if cell.name in results and is_disturbed(results[cell.name])}
-        for cell in cells:
-            if cell.turn_key in again:
-                results.pop(cell.name, None)
+    results = _read_kept_results(cells, harness, repeat_disturbed)
     launched: dict[tuple[object, ...], list[MatrixCell]] = {}
     for cell in cells:
         if cell.name not in results and cell.status == "runnable":
@@ -76,6 +67,17 @@ def run_cells(
         for cell, run in waiting:
             results[cell.name] = _keep_result(_wait_for_job(cell, run, harness), harness)
     return [results[cell.name] for cell in cells if cell.name in results]
+
+
+def _read_kept_results(
+    cells: Sequence[MatrixCell], harness: CellHarness, repeat_disturbed: bool
+) -> dict[str, ComparisonResult]:
+    """The results of cells that do not run again."""
+    known = [(cell, harness.folder.read_cell_result(cell)) for cell in cells]
+    done = [(cell, result) for cell, result in known if result is not None and result.state == "done"]
+    # A cell is compared with those that it took turns with, so that all of them run again.
+    again = {cell.turn_key for cell, result in done if repeat_disturbed and is_disturbed(result)}
+    return {cell.name: result for cell, result in done if cell.turn_key not in again}
 
 
 def is_disturbed(result: ComparisonResult) -> bool:
