@@ -64,6 +64,8 @@ class StepReport(Struct, frozen=True, kw_only=True):
     """The loss was a spike."""
     compute_time_s: float | None = None
     """Forward and backward passes of this process, without waiting for others; None if it was not measured."""
+    cpu_time_s: float | None = None
+    """CPU time of all threads of this process in the step."""
 
 
 class EvaluationReport(Struct, frozen=True, kw_only=True):

@@ -51,7 +51,7 @@ def make_result(framework: str = "native", *, step_s: float = 0.1, seed: int = 0
              for n in numbers]  # fmt: skip
     ended = [START + sum(times[:count]) for count in numbers]
     losses = [6.2 - 0.02 * n + 0.05 * math.sin(n) for n in numbers]
-    samples = [LoadSample(time=START + second, cpu_mhz=2500.0, energy_j=40.0 * second) for second in range(10)]
+    samples = [LoadSample(time=START + second, cpu_mhz=2500.0, host_energy_j=40.0 * second) for second in range(10)]
     result = ComparisonResult(
         platform="cpu",
         dataset="stdlib",

@@ -56,6 +56,16 @@ def test_speed_is_the_median_and_the_mean_rate_counts_slow_steps() -> None:
     assert found is not None and "other processes, which took 40% of the machine" in found.slow_steps[0].cause
 
 
+def test_tokens_by_cpu_time_are_those_of_a_process_and_of_runs_on_cpus_only() -> None:
+    runs = [make_result(seed=seed) for seed in range(3)]
+    runs = [structs.replace(run, steps=structs.replace(run.steps, cpu_time_s=[9.0] * 10 + [0.2] * 50)) for run in runs]
+    found = summarize_cell(runs, 10, is_steady=True)
+    assert found is not None and found.tokens_per_cpu_s is not None
+    assert found.tokens_per_cpu_s.value == pytest.approx(TOKENS / 2 / 0.2)
+    found = summarize_cell([structs.replace(run, platform="amd") for run in runs], 10, is_steady=True)
+    assert found is not None and found.tokens_per_cpu_s is None
+
+
 def test_a_difference_is_shown_between_runs_only_where_the_interval_excludes_1() -> None:
     a, b, slower = ([make_result(name, seed=seed, step_s=step_s) for seed in range(3)]
                     for name, step_s in (("a", 0.1), ("b", 0.1), ("c", 0.103)))  # fmt: skip

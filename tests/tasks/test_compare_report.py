@@ -195,3 +195,23 @@ def test_the_page_has_all_pictures_in_a_real_browser(
     report(capsys, folder, "--html", "--output", tmp_path)
     shown = dom(tmp_path / "report.html")
     assert shown.count("<svg") == (tmp_path / "report.html").read_text().count("<svg") >= 8
+
+
+def test_a_run_without_a_counterpart_is_judged_and_one_of_another_seed_is_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = make_result().load
+    for seed in range(3):
+        result = make_result("jax", seed=seed)
+        others = 0.4 if seed == 2 else 0.0
+        result = structs.replace(result, load=structs.replace(load, other_cpu_share=others))
+        save_result(result, tmp_path / f"{result.cell.name}.json")
+    save_result(make_result("native"), tmp_path / "native.json")
+    _, out, _ = report(capsys, tmp_path)
+    assert "no ratio: other load: other processes took 40% and 1% of the machine" in out
+    assert "run 3: other processes took 40%" in out and "--repeat-disturbed" in out
+    # The disturbed run has another seed than all of the other side.
+    disturbed = change_settings(structs.replace(result), seed=5)
+    save_result(disturbed, tmp_path / f"{result.cell.name}.json")
+    _, out, _ = report(capsys, tmp_path)
+    assert "jax" in out and "no ratio" not in out and "from steps of" not in out

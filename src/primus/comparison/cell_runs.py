@@ -82,7 +82,7 @@ def _read_kept_results(
 
 def is_disturbed(result: ComparisonResult) -> bool:
     """Whether other processes took so much of the machine that the speed is not that of the cell alone."""
-    return (result.load.other_cpu_share or 0.0) > MOST_LOAD
+    return bool(result.load.other_gpu_processes) or (result.load.other_cpu_share or 0.0) > MOST_LOAD
 
 
 def _run_group(

@@ -97,6 +97,9 @@ class CellStatistics(Struct, frozen=True, kw_only=True):
     step_s: SpeedEstimate
     tokens_per_s: SpeedEstimate | None
     tokens_per_s_per_device: SpeedEstimate | None
+    tokens_per_cpu_s: SpeedEstimate | None
+    """Tokens of a process by its CPU time, if the CPU trained. Other processes change it less than the speed; threads
+    that wait by spinning count as well."""
     mean_tokens_per_s: float | None
     """Tokens by time: the harmonic mean, which slow steps lower."""
     p95_by_median: float
@@ -112,7 +115,10 @@ class RatioEstimate(Struct, frozen=True, kw_only=True):
 
     value: float
     low: float
+    """Of the interval at `DECIDING_LEVEL`."""
     high: float
+    times: tuple[float, float]
+    """Typical time of each cell in the compared steps, of which the ratio is made."""
     is_difference: bool
     """Whether a difference is shown."""
     method: str
@@ -199,6 +205,7 @@ def summarize_cell(runs: Sequence[ComparisonResult], warm_up_steps: int, *, is_s
         step_s=step_s,
         tokens_per_s=rate,
         tokens_per_s_per_device=step_s.invert(tokens / devices) if tokens and devices else None,
+        tokens_per_cpu_s=_estimate_cpu_rate(series, tokens / devices) if tokens and devices else None,
         mean_tokens_per_s=tokens / fmean(everything) if tokens else None,
         p95_by_median=compute_quantile(everything, 0.95) / typical,
         slow_share=sum(each.time_s for each in slow) / sum(everything),
@@ -229,6 +236,7 @@ def compare_times(a: Sequence[Mapping[int, float]], b: Sequence[Mapping[int, flo
         value=found.estimate,
         low=found.low,
         high=found.high,
+        times=_average_runs(typical),
         is_difference=is_large and not found.contains(1),
         method=(
             f"from steps of {len(ours)} and {len(theirs)} runs; differences below {SMALLEST_DIFFERENCE:.1%} are not"
@@ -264,6 +272,7 @@ def _compare_runs(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[flo
         value=resampled.estimate,
         low=low,
         high=high,
+        times=_average_runs((ours, theirs)),
         is_difference=not low <= 1 <= high,
         method=f"from {len(ours)} and {len(theirs)} runs",
         smallest_difference=find_smallest_difference(error, freedom + EXPECTED_WEIGHT),
@@ -287,11 +296,26 @@ def count_more_runs(variance: float, num_runs: int) -> int | None:
     return None
 
 
+def _average_runs(sides: Sequence[Sequence[Sequence[float]]]) -> tuple[float, float]:
+    ours, theirs = (fmean(fmean(run) for run in runs) for runs in sides)
+    return ours, theirs
+
+
 def _estimate_step_time(series: Sequence[Sequence[float]]) -> SpeedEstimate:
     if len(series) >= RUNS_FOR_SPREAD:
         return SpeedEstimate.from_interval(bootstrap_interval([median(run) for run in series], median, level=LEVEL))
     pooled = thin_series([time for run in series for time in run], median)
     return SpeedEstimate.from_interval(bootstrap_interval(pooled, median, block=None, level=LEVEL))
+
+
+def _estimate_cpu_rate(
+    series: Sequence[tuple[ComparisonResult, Mapping[int, float]]], tokens: float
+) -> SpeedEstimate | None:
+    found = []
+    for run, times in series:
+        cpu = dict(zip(run.steps.number, run.steps.cpu_time_s, strict=False))
+        found.append([value for step in times if run.platform == "cpu" and (value := cpu.get(step))])
+    return _estimate_step_time(found).invert(tokens) if all(found) else None
 
 
 def _split_attempts(run: ComparisonResult) -> list[list[float]]:

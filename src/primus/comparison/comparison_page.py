@@ -49,11 +49,12 @@ def format_comparison_page(report: ComparisonReport, cells: Cells) -> str:
         (
             "Memory and efficiency",
             page.join_fragments(
-                _select_pictures(pictures, "memory", "mfu", "energy"), *_make_tables(tables, "Efficiency")
+                _select_pictures(pictures, "memory", "mfu", "energy"),
+                *_make_tables(tables, "Efficiency", "Not measured"),
             ),
         ),
         ("Published results", page.join_fragments(*_make_tables(tables, "Published results"))),
-        ("Problems", page.join_fragments(*_make_tables(tables, "Problems"))),
+        ("Problems", _make_table(tables["Problems"]) if "Problems" in tables else ""),
         ("What was compared", _make_provenance(report)),
     ]
     hosts = sorted({host for cell in report.cells for host in cell.hosts})
@@ -99,11 +100,10 @@ def _draw_throughput(report: ComparisonReport, kinds: Mapping[str, int]) -> Iter
 
 
 def _draw_pairs(report: ComparisonReport) -> Iterator[tuple[str, Html]]:
-    speeds = {cell.label: cell.speed for cell in report.cells}
     pairs = [
-        ValuePair(label=_label_pair(pair), a=speeds[pair.a] or 0.0, b=speeds[pair.b] or 0.0, note=describe_ratio(pair))
+        ValuePair(label=_label_pair(pair), a=pair.speeds[0], b=pair.speeds[1], note=describe_ratio(pair))
         for pair in report.pairs
-        if pair.ratio is not None
+        if pair.speeds is not None
     ]
     if pairs:
         yield "pairs", draw_paired_dots("Pairs: A by B", "tokens/s of a device", ("A", "B"), pairs)
@@ -134,7 +134,7 @@ def _draw_scaling(report: ComparisonReport) -> Iterator[tuple[str, Html]]:
 
 
 def _draw_steps(report: ComparisonReport, cells: Cells) -> Iterator[tuple[str, Html]]:
-    warm_up = max((cell.statistics.warm_up_steps for cell in report.cells if cell.statistics), default=0)
+    warm_ups = {cell.label: cell.statistics.warm_up_steps for cell in report.cells if cell.statistics}
     shown = {label: cell for label, cell in cells.items() if cell.runs and any(cell.runs[0].steps.time_s)}
     for suffix, title, group in _group_cells(shown):
         runs = {label: cell.runs[0] for label, cell in group.items()}
@@ -143,8 +143,8 @@ def _draw_steps(report: ComparisonReport, cells: Cells) -> Iterator[tuple[str, H
             (label, [(float(step), time and min(time, highest) * 1e3) for step, time in _pair_columns(run, "time_s")])
             for label, run in runs.items()
         ]
-        first = min(points[0][0] for _, points in curves)
-        shade = (first, first + warm_up, f"warm-up: {warm_up} steps") if warm_up else None
+        first, warm_up = min(points[0][0] for _, points in curves), max(warm_ups.get(label, 0) for label in runs)
+        shade = (first, first + warm_up, f"longest warm-up: {warm_up} steps") if warm_up else None
         heading = f"Time of each step of the first run{title}, cut at {format_number(highest * 1e3)} ms"
         yield f"steps{suffix}", draw_line_chart(heading, curves, "ms", "step", shade=shade)
 
@@ -236,7 +236,11 @@ def _make_tables(tables: Mapping[str, ComparisonTable], *names: str) -> Iterator
         if name in tables:
             found = tables[name]
             yield page.make_element("h3", found.title)
-            yield page.make_table(found.header, found.rows, found.right)
+            yield _make_table(found)
+
+
+def _make_table(found: ComparisonTable) -> Html:
+    return page.make_table(found.header, found.rows, found.right)
 
 
 def _select_pictures(pictures: Mapping[str, Html], *names: str) -> Html:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from primus.comparison.archive import SkippedFile
 from primus.comparison.cell_results import ComparisonCell
@@ -99,6 +99,11 @@ class CellPair(Struct, frozen=True, kw_only=True):
     refusal: str
     """Why the ratio is missing or not fair."""
 
+    @property
+    def speeds(self) -> tuple[float, float] | None:
+        """Tokens/s of a device of each cell in the steps that the ratio compares."""
+        return (1 / self.ratio.times[0], 1 / self.ratio.times[1]) if self.ratio else None
+
 
 class ComparisonReport(Struct, frozen=True, kw_only=True):
     """A whole comparison."""
@@ -191,12 +196,12 @@ def _list_problems(
     elif statistics is not None and not statistics.is_steady:
         problems.append("the speed of a run still changes in its second half")
     problems += [text for text in (utilization.problem, utilization.doubt) if text]
-    others = max((run.load.other_cpu_share or 0.0 for run in cell.runs), default=0.0)
-    if others > MOST_LOAD:
-        problems.append(
-            f"other processes took up to {others:.0%} of the machine: its speed is not that of the cell alone;"
-            " `compare run --repeat-disturbed` runs it again"
-        )
+    for run in cell.runs:
+        if (others := run.load.other_cpu_share or 0.0) > MOST_LOAD:
+            problems.append(
+                f"run {run.cell.repetition}: other processes took {others:.0%} of the machine: its speed is not that of"
+                " the cell alone; `compare run --repeat-disturbed` runs it again"
+            )
     return list(dict.fromkeys(problems))
 
 
@@ -206,6 +211,7 @@ def _compare_pairs(
     """All pairs of cells with runs that have the same model and class."""
     for (a, ours), (b, theirs) in itertools.combinations(cells.items(), 2):
         if ours.runs and theirs.runs and (ours.model, ours.settings_class) == (theirs.model, theirs.settings_class):
+            ours, theirs = _match_seeds(ours, theirs), _match_seeds(theirs, ours)
             verdict = _judge_cells(a, ours, b, theirs)
             problem = reports[a].utilization.problem or reports[b].utilization.problem
             reasons = [problem] if problem else verdict.list_reasons()
@@ -220,23 +226,28 @@ def _compare_pairs(
 
 
 def _judge_cells(a: str, ours: ComparisonCell, b: str, theirs: ComparisonCell) -> PairVerdict:
-    """The worst verdict of the runs that have the same seed; of the first two runs, if none have."""
+    """The worst verdict of all runs, each with one of the same seed; of the first two runs, if no seed is common."""
     chosen: ComparisonClass = "tuned" if ours.settings_class == "tuned" else "identical"
     spreads = [spread for spread in map(_estimate_spread, (ours, theirs)) if spread]
     spread = min(spreads, key=lambda each: each.mean, default=None)
-    by_seed: dict[object, list[ComparisonResult]] = {}
-    for run in theirs.runs:
-        by_seed.setdefault(run.settings.get("seed"), []).append(run)
     pairs = []
-    for run in ours.runs:
-        others = by_seed.get(run.settings.get("seed"))
-        if others:
-            pairs.append((run, others[min(run.cell.repetition, len(others)) - 1]))
+    for seed in dict.fromkeys(run.settings.get("seed") for run in ours.runs):
+        sides = [[run for run in cell.runs if run.settings.get("seed") == seed] for cell in (ours, theirs)]
+        # Of unequal numbers of runs, the last one of the fewer meets the rest of the others.
+        numbers = range(max(map(len, sides)) if all(sides) else 0)
+        pairs += [tuple(side[min(number, len(side) - 1)] for side in sides) for number in numbers]
     verdicts = [
         judge_pair(collect_evidence(run, a), collect_evidence(other, b), chosen, spread)
         for run, other in pairs or [(ours.runs[0], theirs.runs[0])]
     ]
     return merge_verdicts(verdicts)
+
+
+def _match_seeds(cell: ComparisonCell, other: ComparisonCell) -> ComparisonCell:
+    """The cell with the runs whose seed the other has too; with all, if none is common."""
+    seeds = [run.settings.get("seed") for run in other.runs]
+    runs = [run for run in cell.runs if run.settings.get("seed") in seeds]
+    return structs.replace(cell, runs=runs or cell.runs)
 
 
 def _estimate_spread(cell: ComparisonCell) -> LossSpread | None:

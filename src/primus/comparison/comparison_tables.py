@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
@@ -32,8 +32,8 @@ class ComparisonTable(Struct, frozen=True, kw_only=True):
 
 def list_report_tables(report: ComparisonReport) -> list[ComparisonTable]:
     """All tables that have rows."""
-    tables = [_list_cells(report), _list_efficiency(report), _list_pairs(report), _list_slow_steps(report)]
-    tables += [_list_seeds(report), _list_published(report), _list_problems(report)]
+    tables = [_list_cells(report), _list_efficiency(report), _list_unmeasured(report), _list_pairs(report)]
+    tables += [_list_slow_steps(report), _list_seeds(report), _list_published(report), _list_problems(report)]
     return [each for each in tables if each.rows]
 
 
@@ -73,6 +73,9 @@ def format_report_csv(report: ComparisonReport) -> str:
         "step_s_low": lambda cell: cell.statistics.step_s.low if cell.statistics else None,
         "step_s_high": lambda cell: cell.statistics.step_s.high if cell.statistics else None,
         "tokens_per_s_per_device": lambda cell: cell.speed,
+        "tokens_per_cpu_s": lambda cell: (
+            cell.statistics.tokens_per_cpu_s.value if cell.statistics and cell.statistics.tokens_per_cpu_s else None
+        ),
         "mean_tokens_per_s": lambda cell: cell.statistics.mean_tokens_per_s if cell.statistics else None,
         "mfu_causal": lambda cell: cell.utilization.causal,
         "mfu_full": lambda cell: cell.utilization.full,
@@ -125,15 +128,17 @@ def _list_cells(report: ComparisonReport) -> ComparisonTable:
                 str(found.warm_up_steps) if found else "-",
                 _format_estimate(found.step_s if found else None, 1e3),
                 _format_speed(cell),
+                _format_estimate(found.tokens_per_cpu_s if found else None),
                 f"{found.p95_by_median:.2f}" if found else "-",
                 f"{found.slow_share:.1%}" if found else "-",
                 format_number(cell.memory_gb),
                 f"{cell.final_loss:.4f}" if cell.final_loss is not None else "-",
             ]
         )
-    header = ["cell", "runs", "steps", "warm-up", "step ms", "tokens/s/device", "p95/median", "in slow steps",
-              "memory GB", "final loss"]  # fmt: skip
-    return ComparisonTable(title="Cells (medians with 95 % intervals)", header=header, rows=rows, right=[*range(1, 10)])
+    header = ["cell", "runs", "steps", "warm-up", "step ms", "tokens/s/device", "tokens/CPU s", "p95/median",
+              "in slow steps", "memory GB", "final loss"]  # fmt: skip
+    title = "Cells (medians with 95 % intervals, final loss of the first run)"
+    return _select_columns(title, header, rows)
 
 
 def _list_efficiency(report: ComparisonReport) -> ComparisonTable:
@@ -151,20 +156,41 @@ def _list_efficiency(report: ComparisonReport) -> ComparisonTable:
     ]
     target = f"s to loss {report.target_loss:g}" if report.target_loss is not None else "s to loss"
     header = ["cell", "MFU causal", "MFU full", "peak TFLOP/s", "J per 10^6 tokens", "cost per 10^6 tokens", target]
-    kept = [0, *(column for column in range(1, 7) if any(row[column] != "-" for row in rows))]
+    return _select_columns("Efficiency", header, rows)
+
+
+def _select_columns(title: str, header: Sequence[str], rows: Rows) -> ComparisonTable:
+    """The columns that have a number; no row if none has."""
+    kept = [0, *(column for column in range(1, len(header)) if any(row[column] != "-" for row in rows))]
     return ComparisonTable(
-        title="Efficiency",
+        title=title,
         header=[header[column] for column in kept],
         rows=[[row[column] for column in kept] for row in rows] if len(kept) > 1 else [],
         right=[*range(1, len(kept))],
     )
 
 
+def _list_unmeasured(report: ComparisonReport) -> ComparisonTable:
+    """Why the report has no column of what readers look for."""
+    devices = ", ".join(sorted({f"{cell.device} in {cell.precision}" for cell in report.cells if cell.device}))
+    rows = []
+    if all(cell.utilization.peak_tflops is None for cell in report.cells):
+        rows.append(["MFU", f"the dense peak of {devices or 'the devices'} is not known"])
+    if all(cell.joules_per_million_tokens is None for cell in report.cells):
+        rows.append(
+            ["energy", "no result has the power of the GPUs of its run alone, or the RAPL counters of the CPUs"]
+        )
+    return ComparisonTable(title="Not measured", header=["figure", "reason"], rows=rows)
+
+
 def _list_pairs(report: ComparisonReport) -> ComparisonTable:
-    rows = [[pair.a, pair.b, pair.verdict.status, describe_ratio(pair)] for pair in report.pairs]
-    return ComparisonTable(
-        title="Pairs: how many times as fast A is as B", header=["A", "B", "fairness", "A by B"], rows=rows
-    )
+    rows = [
+        [pair.a, pair.b, pair.verdict.status, *map(format_number, pair.speeds or (None, None)), describe_ratio(pair)]
+        for pair in report.pairs
+    ]
+    header = ["A", "B", "fairness", "A tokens/s", "B tokens/s", "A by B"]
+    title = "Pairs: how many times as fast A is as B (typical steps after the longer warm-up of both)"
+    return ComparisonTable(title=title, header=header, rows=rows, right=[3, 4])
 
 
 def _list_slow_steps(report: ComparisonReport) -> ComparisonTable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import get_args
@@ -136,7 +136,7 @@ def _compute_joules(run: ComparisonResult, warm_up_steps: int) -> float | None:
     ended = {number: end for number, end in zip(run.steps.number, run.steps.ended, strict=False) if end is not None}
     tokens = {number: count for number, count in zip(run.steps.number, run.steps.tokens, strict=False) if count}
     measured = sorted(ended)[warm_up_steps:]
-    samples = [(sample.time, sample.energy_j) for sample in run.load.samples if sample.energy_j is not None]
+    samples = list(_list_energy(run))
     if len(measured) < 2 or len(samples) < 2:
         return None
     begin, end = (min(samples, key=lambda sample: abs(sample[0] - ended[step])) for step in (measured[0], measured[-1]))
@@ -145,3 +145,20 @@ def _compute_joules(run: ComparisonResult, warm_up_steps: int) -> float | None:
         return None
     rate = sum(tokens.get(step, 0.0) for step in measured[1:]) / (ended[measured[-1]] - ended[measured[0]])
     return (end[1] - begin[1]) / seconds / rate if rate else None
+
+
+def _list_energy(run: ComparisonResult) -> Iterator[tuple[float, float]]:
+    """Time and energy since the first sample: of the GPUs by their power, of the CPUs if they trained."""
+    if run.platform == "cpu":
+        yield from ((each.time, each.host_energy_j) for each in run.load.samples if each.host_energy_j is not None)
+        return
+    energy, before = 0.0, None
+    for sample in run.load.samples:
+        powers = [power for power in sample.device_power_w if power is not None]
+        # The power of GPUs that the run did not use is not its energy.
+        if len(powers) != run.gpu_info.device_count:
+            continue
+        if before is not None:
+            energy += (sample.time - before[0]) * (before[1] + sum(powers)) / 2
+        before = sample.time, sum(powers)
+        yield sample.time, energy

@@ -44,10 +44,14 @@ class LoadRecorder:
         self._is_over = threading.Event()
         # Only the thread appends. The harness reads after it has ended, or copies what is there if it hangs.
         self._samples: list[LoadSample] = []
+        self._foreign: dict[str, None] = {}
+        self._power_source = ""
         self._thread = threading.Thread(target=self._run_sampling, name="machine-load", daemon=True)
         self._began = self._ended = (0.0, 0.0, 0.0)
 
     def __enter__(self) -> LoadRecorder:
+        # Before the run starts, so that no process is its own.
+        self._devices = self._read_devices(is_running=False)
         self._began = _read_times()
         self._thread.start()
         return self
@@ -67,21 +71,37 @@ class LoadRecorder:
         return ResultLoad(
             samples=list(self._samples),
             other_cpu_share=None if others is None else round(others, 4),
-            energy_source="rapl" if self._energy.domains else "",
+            other_gpu_processes=list(self._foreign),
+            energy_source=self._power_source or ("rapl" if self._energy.domains else ""),
         )
 
     def _run_sampling(self) -> None:
-        throttled_before, next_reading_s = count_throttling(), 0.0
-        devices: Sequence[DeviceHealth] = ()
+        throttled_before, next_reading_s = count_throttling(), time.monotonic() + DEVICE_INTERVAL_S
+        devices = self._devices
         while not self._is_over.is_set():
             if self._facts.devices and time.monotonic() >= next_reading_s:
-                devices = health.read_health(self._facts, self._environ).devices
+                devices = self._read_devices(is_running=True)
                 next_reading_s = time.monotonic() + DEVICE_INTERVAL_S
             is_throttled = count_throttling() > throttled_before
             self._samples.append(_build_sample(self._energy.read_joules(), devices, is_throttled))
             if len(self._samples) > MOST_SAMPLES:
                 del self._samples[1::2]
             self._is_over.wait(HOST_INTERVAL_S)
+        self._read_devices(is_running=False)
+
+    def _read_devices(self, *, is_running: bool) -> Sequence[DeviceHealth]:
+        """Live values of the GPUs; without the run, processes that hold their memory are those of others."""
+        if not self._facts.devices:
+            return ()
+        devices = health.read_health(self._facts, self._environ).devices
+        for device in devices:
+            if device.power_w is not None:
+                self._power_source = device.sources.get("power_w", "")
+            for process in () if is_running else device.processes or ():
+                # A daemon that watches the devices holds none of their memory.
+                if process.memory_bytes != 0:
+                    self._foreign[f"{process.name or 'process'} {process.pid}"] = None
+        return devices
 
 
 class EnergyCounter:

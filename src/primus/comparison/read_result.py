@@ -136,6 +136,7 @@ def _build_columns(steps: Sequence[Event], recorded: Sequence[Event]) -> ResultS
         grad_norm=read_column("grad_norm"),
         learning_rate=read_column("learning_rate"),
         tflops_per_device=read_column("tflops_per_device"),
+        cpu_time_s=read_column("cpu_time_s"),
         mfu=read_column("mfu"),
         memory_gib=read_column("memory_gib"),
         first_of_attempt=[number for number in numbers if number in begins],

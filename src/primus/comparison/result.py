@@ -166,6 +166,8 @@ class ResultSteps(Struct, frozen=True, kw_only=True):
     """Peak of rank 0 so far."""
     first_of_attempt: list[int] = []
     """Numbers of the steps that began an attempt: the run was restarted before each but the first."""
+    cpu_time_s: Numbers = []
+    """CPU time of rank 0 in the step."""
     profiled: list[int] = []
     """Numbers of the steps that a profiler recorded."""
     turn: list[int] = []
@@ -219,10 +221,8 @@ class LoadSample(Struct, frozen=True, kw_only=True):
     """Mean clock of the CPUs."""
     load: float | None = None
     """Load average of one minute."""
-    energy_j: float | None = None
-    """Energy that all devices have used since the first sample; only differences count."""
     host_energy_j: float | None = None
-    """The same for the CPUs of the host (RAPL)."""
+    """Energy that the CPUs of the host have used since the first sample (RAPL); only differences count."""
     device_clock_mhz: list[float | None] = []
     """Of each device."""
     device_power_w: list[float | None] = []
@@ -238,9 +238,9 @@ class ResultLoad(Struct, frozen=True, kw_only=True):
     other_cpu_share: float | None = None
     """Share of all CPUs that processes other than the run used, from its start to its end."""
     other_gpu_processes: list[str] = []
-    """Processes of others on the devices of the run."""
+    """Processes that held memory of a device before the run, or after it."""
     energy_source: str = ""
-    """``nvml``, ``amd-smi``, ``rapl``; empty if no energy can be read."""
+    """``rapl`` for CPUs, else where the power of GPUs is from; empty if no energy can be read."""
 
 
 class ResultMachine(Struct, frozen=True, kw_only=True):
@@ -387,7 +387,7 @@ def find_problem(result: ComparisonResult) -> str:
     """Why the values of a result contradict each other; empty if they do not."""
     steps, count = result.steps, len(result.steps.number)
     for name in ("time_s", "data_time_s", "ended", "tokens", "loss", "grad_norm", "learning_rate", "tflops_per_device",
-                 "mfu", "memory_gib"):  # fmt: skip
+                 "mfu", "memory_gib", "cpu_time_s"):  # fmt: skip
         if len(getattr(steps, name)) not in (0, count):
             return f"steps.{name} has {len(getattr(steps, name))} values for {count} steps"
     if any(later <= earlier for earlier, later in zip(steps.number, steps.number[1:], strict=False)):

@@ -9,7 +9,7 @@ got its memory stays for a whole run.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from msgspec import Struct
@@ -77,10 +77,17 @@ def compare_turns(a: Sequence[TurnSeries], b: Sequence[TurnSeries]) -> RatioEsti
         value=math.exp(center),
         low=math.exp(center - reach),
         high=math.exp(center + reach),
+        times=(_average_steps(ours for ours, _ in pairs), _average_steps(theirs for _, theirs in pairs)),
         is_difference=abs(center) > max(least, reach),
         method=f"from {sum(map(len, series))} pairs of turns in {len(values)} runs of each cell",
         smallest_difference=max(math.expm1(least), find_smallest_difference(error, freedom)),
         more_runs=count_more_runs(variance / 2, len(values)),
+    )
+
+
+def _average_steps(runs: Iterable[TurnSeries]) -> float:
+    return fmean(
+        fmean(clip_outliers([time for times in run.times.values() for time in times], MAX_CORRELATED)) for run in runs
     )
 
 

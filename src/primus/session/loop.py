@@ -130,7 +130,7 @@ def train_steps(run: EngineRun) -> None:
             is_compiling = session.engine.compiles and session.step == first_step
             session.attempt.beat("compile" if is_compiling else "train", session.step)
             # Before the batch: the time of a step includes the wait for its data, which is reported as a part of it.
-            started = time.perf_counter()
+            started, cpu_started = time.perf_counter(), time.process_time()
             micro_batches = next(batches)
             data_time_s = time.perf_counter() - started
             # Of the step that is about to be taken; `session.step` counts those that were.
@@ -143,6 +143,7 @@ def train_steps(run: EngineRun) -> None:
                 skipped=values.skipped,
                 compute_time_s=values.compute_time_s,
                 step_time_s=time.perf_counter() - started,
+                cpu_time_s=time.process_time() - cpu_started,
                 data_time_s=data_time_s,
                 memory_bytes=run.engine.read_memory(),
             )

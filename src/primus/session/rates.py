@@ -35,6 +35,7 @@ class Rates:
         step_time_s: float,
         data_time_s: float,
         compute_time_s: float | None,
+        cpu_time_s: float,
         memory_bytes: int,
         skipped: bool,
         spike: bool = False,
@@ -59,6 +60,7 @@ class Rates:
             skipped=skipped,
             spike=spike,
             compute_time_s=compute_time_s,
+            cpu_time_s=cpu_time_s,
         )
 
 

@@ -55,7 +55,7 @@ def test_every_step_is_an_event_with_all_fields(make_run: MakeRun, train: Train)
     assert set(StepReport.__struct_fields__) <= set(last)
     assert last["consumed_samples"] == 8 * 6 and last["tokens"] == 6 * 32
     assert last["tokens_per_s"] == pytest.approx(last["tokens"] / last["step_time_s"])
-    assert 0 <= last["data_time_s"] < last["step_time_s"]
+    assert 0 <= last["data_time_s"] < last["step_time_s"] and last["cpu_time_s"] > 0
     assert last["mfu"] is None and last["flops_convention"] == "causal" and not last["skipped"]
     assert 0.05 < last["memory_gib"] < 100
 

@@ -43,12 +43,12 @@ class StepTimer(Callback):
         self._restarts = True
         """Whether the time since the last report is excluded: set by activities other than training, cleared by the
         next step."""
-        self._mark = time.perf_counter()
+        self._mark, self._cpu_mark = time.perf_counter(), time.process_time()
 
     def before_step(self) -> None:
         if self._restarts:
             # The clock restarts at the next step, so that the time between is counted for none.
-            self._mark, self._restarts = time.perf_counter(), False
+            self._mark, self._cpu_mark, self._restarts = time.perf_counter(), time.process_time(), False
 
     def after_evaluation(self, report: EvaluationReport) -> None:
         self._restarts = True
@@ -81,8 +81,9 @@ class StepTimer(Callback):
 
     def _build_report(self, step: LaunchedStep) -> StepReport:
         loss, grad_norm, skipped, _ = step.result.values.tolist()  # waits for the step, once
-        now = time.perf_counter()
-        seconds, self._mark = now - self._mark, now
+        now, cpu_now = time.perf_counter(), time.process_time()
+        seconds, cpu_seconds = now - self._mark, cpu_now - self._cpu_mark
+        self._mark, self._cpu_mark = now, cpu_now
         # Loggers import their packages at the first report; this time must not count for the next step.
         self._restarts = self._restarts or self.num_reports == 0
         self.num_reports += 1
@@ -93,6 +94,7 @@ class StepTimer(Callback):
             learning_rate=step.learning_rate,
             consumed_samples=step.consumed_samples,
             step_time_s=seconds,
+            cpu_time_s=cpu_seconds,
             data_time_s=step.data_time_s,
             compute_time_s=step.compute_time.seconds() if step.compute_time else None,
             memory_bytes=_read_peak_memory(self._device),
