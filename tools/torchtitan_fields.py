@@ -71,9 +71,11 @@ EFFECTS = {
         job.* metrics.* profiling.*
         comm.trace_buf_size comm.save_traces_* memory_estimation.disable_fake_mode sink_level
         file_sink_level stderr_sink_level trainable model.print_after_conversion validation.*
+        debug.print_config debug.save_config_file debug.enable_structured_logging
     """,
     "speed": """
-        primus_turbo.* training.gc_* training.enable_cpu_offload training.dataloader.* optimizer.implementation
+        primus_turbo.* training.gc_* training.enable_cpu_offload training.disable_cuda_graphs training.dataloader.*
+        optimizer.implementation
         activation_checkpoint.* compile.* parallelism.* quantize.*
     """,
     "launch": "comm.* fault_tolerance.* memory_estimation.*",
@@ -99,6 +101,9 @@ def main() -> None:
         elif moved not in newer:
             found["gone"] = GONE.get(name, "torchtitan 0.3 has no such field")
         keys[name] = found
+    for name in newer.keys() - keys.keys():
+        if name.partition(".")[0] in ("activation_checkpoint", "compile", "debug", "parallelism", "training"):
+            keys[name] = {"effect": find_effect(name)}  # fields that 0.3 adds; primus does the work of other sections
     write_lines(TARGET / "known_keys.json", {"versions": ["0.2", "0.3"]}, dict(sorted(keys.items())))
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from primus.config.frameworks.known_keys import read_maxtext_keys
-from primus.config.frameworks.maxtext import NAMES
-from primus.config.imports.maxtext import MODELS
+from primus.config.frameworks.maxtext_names import DEFAULTS, MODELS, RENAMED, SHAPE
 from primus.config.load import Resolved, load_model
 from primus.config.schema import OWNERS
 from primus.config.source import dump_yaml
@@ -140,6 +139,6 @@ def test_an_unknown_model_is_an_error_with_the_nearest_name(tmp_path: Path) -> N
 
 
 def test_every_renamed_setting_is_one_of_maxtext_and_of_the_schema() -> None:
-    assert NAMES.keys() <= read_maxtext_keys().keys.keys()
-    assert set(NAMES.values()) <= OWNERS.keys()
+    assert {*RENAMED, *DEFAULTS, *SHAPE} <= read_maxtext_keys().keys.keys()
+    assert set(RENAMED.values()) <= OWNERS.keys()
     assert all(load_model(preset).hidden_size for preset in MODELS.values())

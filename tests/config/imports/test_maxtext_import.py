@@ -9,6 +9,7 @@ import yaml
 
 from primus.cli.main import main
 from primus.config.frameworks.known_keys import read_maxtext_keys
+from primus.experiment import resolve_experiment
 
 CONFIG = {
     "base_config": "base.yml",
@@ -32,7 +33,7 @@ def test_a_configuration_of_maxtext_stays_one_for_maxtext(tmp_path: Path, capsys
     source, target = tmp_path / "train.yml", tmp_path / "experiment.yaml"
     source.write_text(yaml.safe_dump(CONFIG))
     assert main(["direct", "--", "config", "import", str(source), "--output", str(target)]) == 0
-    assert "MaxText has no such setting; did you mean 'scan_layers'?" in capsys.readouterr().err
+    assert "scan_layer True: unknown setting; did you mean scan_layers?" in capsys.readouterr().err
     module = yaml.safe_load(target.read_text())["modules"]["pre_trainer"]
     assert (module["framework"], module["model"]) == ("maxtext", "llama3_8B.yaml")
     kept = {key: module["overrides"].get(key) for key in CONFIG}
@@ -57,6 +58,22 @@ def test_sizes_that_a_configuration_leaves_out_are_those_of_maxtext(
     assert main(["direct", "--", "config", "check", "--config", str(target)]) == 0
     defaults = {key: read_maxtext_keys().keys[key].default for key in ("vocab_size", "head_dim", "base_mlp_dim")}
     assert list(defaults.values()) == [32_000, 128, 7168]
+
+
+def test_an_imported_batch_is_one_of_tensor_parallel_devices_and_stays_so(tmp_path: Path) -> None:
+    source, target = tmp_path / "tensor.yml", tmp_path / "experiment.yaml"
+    source.write_text(yaml.safe_dump(CONFIG | {"ici_tensor_parallelism": 4}))
+    assert main(["direct", "--", "config", "import", str(source), "--output", str(target)]) == 0
+    assert resolve_experiment(target, (), {}).experiment.trainer.training.micro_batch_size == 8
+
+
+def test_settings_that_experiment_files_refuse_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "muon.yml"
+    source.write_text(yaml.safe_dump(CONFIG | {"opt_type": "muon", "load_parameters_path": "gs://a/b"}))
+    assert main(["direct", "--", "config", "import", str(source)]) == 0
+    told = capsys.readouterr().err
+    assert "opt_type muon: only AdamW is supported; set opt_type: adamw" in told
+    assert "load_parameters_path gs://a/b: a checkpoint of MaxText's own format" in told
 
 
 def test_a_base_that_is_not_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from primus.cli.main import main
+from primus.config.frameworks.torchtitan_names import DEBUG_MODELS
 from primus.config.imports.foreign_config import ForeignConfig
 from primus.config.imports.read_file import read_foreign_file
-from primus.config.imports.torchtitan_settings import DEBUG_MODELS
 from primus.config.imports.write_file import format_result
 from primus.config.load import load_experiment
 from primus.errors import UsageError
@@ -35,7 +35,7 @@ steps = 1000
 dataset = "c4"
 [parallelism]
 tensor_parallel_degree = 2
-pipeline_parallel_schedule = "1F1B"
+pipeline_parallel_schedule = "Interleaved1F1B"
 [checkpoint]
 enable = true
 interval = 250
@@ -118,7 +118,7 @@ def test_settings_get_the_keys_of_primus(tmp_path: Path) -> None:
     }.items():
         assert config.settings[key] == value, key
     assert [each.key for each in config.warnings] == ["mystery.key"]
-    assert config.settings["backend_args"] == {"parallelism.pipeline_parallel_schedule": "1F1B"}
+    assert config.settings["backend_args"] == {"parallelism": {"pipeline_parallel_schedule": "Interleaved1F1B"}}
 
 
 def test_names_of_older_releases_are_known(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from primus.config.exports.maxtext import write_model_settings
 from primus.config.frameworks.known_keys import KnownKey, read_maxtext_keys
-from primus.config.imports.maxtext import MODELS, RENAMED
+from primus.config.frameworks.maxtext_names import MODELS, RENAMED
 from primus.config.load import load_model
 from primus.config.schema import OWNERS, ModelSpec, Trainer
 from primus.engine_keys import format_yaml_value, read_key_rules

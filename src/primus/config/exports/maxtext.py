@@ -12,7 +12,7 @@ from primus.config.exports.foreign_text import (
     is_number,
     list_lost,
 )
-from primus.config.imports.maxtext import MODELS, RENAMED, ROPE_TYPES
+from primus.config.frameworks.maxtext_names import MODELS, RENAMED, ROPE_TYPES
 from primus.config.load import Resolved
 from primus.config.schedule import decay_end, warmup_steps
 from primus.config.schema import DataConfig, Experiment, ModelSpec, Trainer
@@ -224,4 +224,5 @@ _WRITTEN = (
     | {"global_batch_size", "dataset", "ffn_activation", "rope_low_freq_factor", "rope_high_freq_factor", "eval_iters"}
     | {"moe_shared_expert_intermediate_size", "moe_router_score_function", "moe_router_pre_softmax"}
     | {"tokenizer_model", "use_distributed_optimizer", "num_workers", "sequence_parallel"}
+    | {"expert_model_parallel_size"}
 )

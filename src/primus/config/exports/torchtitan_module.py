@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from primus.config.exports.foreign_text import ForeignText, LostSetting, comment_lost, is_number, list_lost
-from primus.config.imports.torchtitan_settings import MODELS
+from primus.config.frameworks.torchtitan_names import MODELS
 from primus.config.load import Resolved
 from primus.config.schedule import decay_end, final_learning_rate, warmup_steps
 from primus.config.schema import Experiment, ModelSpec, OptimizerConfig, TrainingConfig

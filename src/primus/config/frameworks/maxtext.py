@@ -5,9 +5,10 @@ Sources: maxtext/configs/base.yml of MaxText 0.2.5; primus/configs of AMD-AGI/Pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from primus.config.frameworks.known_keys import KnownKey, read_maxtext_keys
+from primus.config.frameworks.maxtext_names import DEFAULTS, MODELS, RENAMED, ROPE_TYPES, UNSET
 from primus.config.frameworks.translation import (
     ForeignSettings,
     LayerContext,
@@ -15,16 +16,9 @@ from primus.config.frameworks.translation import (
     rename_keys,
     settle_other_keys,
 )
-from primus.config.imports.maxtext import DEFAULTS, KEPT_EFFECTS, MODELS, RENAMED, ROPE_TYPES, UNSET
 from primus.config.source import Leaf, Tree
-from primus.errors import UsageError, did_you_mean
+from primus.errors import did_you_mean
 
-NAMES = {
-    theirs: ours
-    for theirs, ours in RENAMED.items()
-    if ours not in ("exp_name", "workspace", "load", "expert_model_parallel_size")
-}
-"""Key of the schema by the setting with the same meaning. Primus has its own keys of names and folders."""
 DATASETS = {"allenai/c4": "c4"}
 """Named dataset here by its name on the Hugging Face Hub."""
 DECODERS = ("llama2", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek")
@@ -35,10 +29,16 @@ ALL_DEVICES = -1
 """A size along one axis of the mesh: all devices that the others leave."""
 
 
+KEPT_EFFECTS = ("numbers", "speed")
+"""What a setting changes that the engine takes; primus does what those of reports, files and processes do."""
+
+
 class MaxtextTranslator:
     """Translation of `framework: maxtext`."""
 
     framework = "maxtext"
+    names: Mapping[str, str] = RENAMED
+    numbers: Collection[str] = ("gradient_accumulation_steps", "shared_experts", "checkpoint_period")
 
     def check_module(self, tree: Tree, module: Tree) -> None:
         tree.pop("platform", None)  # names of variables that Primus reads; the launcher here sets its own
@@ -51,7 +51,7 @@ class MaxtextTranslator:
             if key == "hf_name" and "hf_path" in settings:
                 continue  # the part of a data set; here it is a model's name on the Hub
             kept[key] = item
-        return rename_keys(kept, NAMES)
+        return rename_keys(kept, RENAMED)
 
     def find_model_name(self, settings: Tree, name: str) -> str:
         named = ForeignSettings(settings).read("model_name", "default")
@@ -73,41 +73,62 @@ class MaxtextTranslator:
     def translate(self, settings: Tree, context: LayerContext) -> TranslatedSettings:
         work = ForeignSettings(settings)
         if not context.is_schema:
-            _translate_model(work)
-            _translate_data(work)
-            _translate_training(work)
-            _translate_layout(work)
-            _translate_checkpoints(work)
-            _translate_reports(work)
-            for key, value in DEFAULTS.items():
-                if key not in work.tree and REPLACING.get(key) not in work.tree:
-                    work.put(key, value, "MaxText's default")
-            work.drop_nulls()
-            _choose_init(work)
-        settle_other_keys(work, context, read_maxtext_keys().keys, _keep_setting)
+            self.apply_rules(work)
+        self.settle_rest(work, context)
         return work.finish()
+
+    def apply_rules(self, work: ForeignSettings) -> None:
+        _translate_model(work)
+        _translate_data(work)
+        _translate_training(work)
+        _translate_layout(work)
+        _translate_checkpoints(work)
+        _translate_reports(work)
+        for name in DEFAULTS:
+            key = RENAMED[name]
+            if key not in work.tree and REPLACING.get(key) not in work.tree:
+                work.put(key, read_maxtext_keys().keys[name].default, "MaxText's default")
+        work.drop_nulls()
+        _choose_init(work)
+
+    def settle_rest(self, work: ForeignSettings, context: LayerContext) -> None:
+        settle_other_keys(work, context, read_maxtext_keys().keys, _keep_setting)
 
 
 def _translate_model(work: ForeignSettings) -> None:
     item, name = work.tree.get("model_name"), work.take("model_name", "default")
-    if isinstance(item, Leaf) and name != "default":
+    is_named = isinstance(item, Leaf) and name != "default"
+    if is_named and isinstance(item, Leaf):
         work.backend_args["model_name"] = item
         work.drop("decoder_block", "mlp_activations", "attention_type")
-        return
-    decoder = work.read("decoder_block", "llama2")
-    if decoder not in DECODERS:
-        raise work.refuse("decoder_block", f"{decoder} needs the name of its model", "set model_name")
-    work.drop("decoder_block")
-    activations = work.take("mlp_activations", ["silu", "linear"])
-    if list(activations) not in (["silu", "linear"], ["gelu", "linear"]):
-        raise UsageError(f"mlp_activations: {activations}: MaxText's Llama has silu", "write [silu, linear]")
-    if _decides(work, "logits_via_embedding", "untie_embeddings_and_output_weights"):
+    else:
+        _translate_decoder(work)
+    if "logits_via_embedding" in work.tree or not (is_named or "untie_embeddings_and_output_weights" in work.tree):
         origin, is_tied = work.find_origin("logits_via_embedding"), work.take("logits_via_embedding", False)
         work.put("untie_embeddings_and_output_weights", not is_tied, origin)
     origin, rope = work.find_origin("rope_type"), work.read("rope_type", "default")
     if rope not in ROPE_TYPES and rope not in ROPE_TYPES.values():
-        raise UsageError(f"{origin}: rope_type: {rope} is not possible", f"use {', '.join(ROPE_TYPES)}")
-    work.put("rope_type", ROPE_TYPES.get(rope, rope), origin)
+        work.reject("rope_type", "not possible here", f"use {', '.join(ROPE_TYPES)}")
+    elif origin != "default" or not is_named:
+        work.put("rope_type", ROPE_TYPES.get(rope, rope), origin)
+    origin, shared = work.find_origin("shared_experts"), work.read("shared_experts", 0)
+    width = work.read("moe_ffn_hidden_size", -1)
+    if shared and width > 0:
+        work.drop("shared_experts")
+        work.put("moe_shared_expert_intermediate_size", shared * width, origin)
+
+
+def _translate_decoder(work: ForeignSettings) -> None:
+    """The model that the keys of its shape describe."""
+    if work.read("decoder_block", "llama2") not in DECODERS:
+        work.reject("decoder_block", "needs the name of its model", "set model_name")
+    work.drop("decoder_block")
+    activations = work.read("mlp_activations", ["silu", "linear"])
+    if activations not in (["silu", "linear"], ["gelu", "linear"]):
+        work.reject("mlp_activations", "MaxText's Llama has silu", "write [silu, linear]")
+    elif activations[0] == "gelu":
+        work.put("ffn_activation", "gelu", work.find_origin("mlp_activations"))
+    work.drop("mlp_activations")
     if work.take("attention_type", "global") == "mla":
         work.put("multi_latent_attention", True, "attention_type")
     if "max_position_embeddings" not in work.tree:  # a length that only yarn depends on
@@ -121,7 +142,7 @@ def _decides(work: ForeignSettings, name: str, *keys: str) -> bool:
 
 def _translate_data(work: ForeignSettings) -> None:
     """Synthetic data are random tokens here; a loader of MaxText is replaced by ours."""
-    origin, kind = work.find_origin("dataset_type"), work.take("dataset_type", "tfds")
+    origin, kind = work.find_origin("dataset_type"), work.read("dataset_type", "tfds")
     hub, files = work.take("hf_path"), work.take("grain_train_files")
     work.drop("hf_access_token")
     if work.tree.get("tokenizer_type") is not None:
@@ -129,46 +150,46 @@ def _translate_data(work: ForeignSettings) -> None:
     if work.take("eod_mask_loss", False):
         work.put("eod_mask_loss", True, origin)
     if any(work.read(key) for key in ("dataset", "train_data_path", "mock_data")):
-        return
-    if kind == "synthetic":
+        pass
+    elif kind == "synthetic":
         work.put("mock_data", True, origin)
     elif kind == "grain" and files and str(work.read("grain_file_type", "")).startswith("mmap"):
         work.put("train_data_path", files, origin)
     elif kind in ("hf", "huggingface") and hub in DATASETS:
         work.put("dataset", DATASETS[hub], origin)
     else:
-        raise UsageError(
-            f"{origin}: dataset_type: {kind}: MaxText's loader reads it, not ours",
-            "prepare the data by `data prepare`, then set train_data_path",
-        )
+        if "dataset_type" not in work.tree:
+            work.put("dataset_type", kind, "MaxText's default")
+        problem = f"MaxText's loader reads {hub or 'it'}, not ours"
+        work.reject("dataset_type", problem, "prepare the data by `data prepare`, then set train_data_path")
+    work.drop("dataset_type")
 
 
 def _translate_training(work: ForeignSettings) -> None:
+    if work.read("dtype", "bfloat16") not in ("bfloat16", "float32"):
+        work.reject("dtype", "not possible", "use bfloat16 or float32")
     origin, kind = work.find_origin("dtype"), work.take("dtype", "bfloat16")
-    if kind not in ("bfloat16", "float32"):
-        raise UsageError(f"{origin}: dtype: {kind} is not possible", "use bfloat16 or float32")
     if origin != "default" or "bf16" not in work.tree:
         work.put("bf16", kind == "bfloat16", origin)
     steps = work.read("gradient_accumulation_steps", 1)
     if steps != 1:
-        raise work.refuse(
-            "gradient_accumulation_steps",
-            f"{steps}: the global batch is a number of sequences here",
-            f"set global_batch_size to per_device_batch_size x devices x {steps}",
-        )
+        hint = f"set global_batch_size to per_device_batch_size x devices x {steps}"
+        work.reject("gradient_accumulation_steps", "the global batch is a number of sequences here", hint)
     work.drop("gradient_accumulation_steps")
     policy = work.read("remat_policy", "full")
     if _decides(work, "remat_policy", "recompute_activations"):
         work.put("recompute_activations", policy == "full", work.find_origin("remat_policy"))
     if policy == "full":
         work.drop("remat_policy")
-    kind = work.read("opt_type", "adamw")
-    if kind != "adamw":
-        raise work.refuse("opt_type", f"{kind}: only AdamW is supported", "set opt_type: adamw")
+    if work.read("opt_type", "adamw") != "adamw":
+        work.reject("opt_type", "only AdamW is supported", "set opt_type: adamw")
     work.drop("opt_type")
-    origin, style = work.find_origin("lr_schedule_type"), work.take("lr_schedule_type", "cosine")
-    if style != "cosine":
-        raise UsageError(f"{origin}: lr_schedule_type: {style}", "set lr_decay_style: WSD and lr_wsd_decay_iters")
+    if work.read("lr_schedule_type", "cosine") != "cosine":
+        hint = "set lr_decay_style: WSD and lr_wsd_decay_iters"
+        work.reject("lr_schedule_type", "only the cosine is translated", hint)
+    if "lr_decay_style" not in work.tree:
+        work.put("lr_decay_style", "cosine", work.find_origin("lr_schedule_type"))
+    work.drop("lr_schedule_type")
     seed, origin = work.take("init_weights_seed"), work.find_origin("init_weights_seed")
     if seed is not None and "seed" not in work.tree:
         work.put("seed", seed, origin)
@@ -180,27 +201,26 @@ def _translate_layout(work: ForeignSettings) -> None:
     if not isinstance(tensor, int) or tensor < 1:
         raise work.refuse("tensor_model_parallel_size", f"{tensor}: must be a number of devices", "write the number")
     origin, experts = work.find_origin("ici_expert_parallelism"), work.read("ici_expert_parallelism", 1)
-    if experts != ALL_DEVICES:
+    if origin != "default" and experts != ALL_DEVICES:
         work.drop("ici_expert_parallelism")
         work.put("expert_model_parallel_size", experts, origin)
     # MaxText counts the sequences of a pass for each device, primus for each group of tensor-parallel devices.
-    origin, batch = work.find_origin("micro_batch_size"), work.take_number("micro_batch_size", 12)
-    size = (batch or 0) * tensor
+    origin, batch = work.find_origin("micro_batch_size"), work.read("micro_batch_size", 12)
+    if origin != "default" and not origin.removesuffix(")").endswith("per_device_batch_size"):
+        return
+    size = batch * tensor if isinstance(batch, (int, float)) else 0
     if size < 1 or size != int(size):
-        raise UsageError(
-            f"{origin}: per_device_batch_size: {batch}: less than a sequence for each data-parallel device",
-            "set a whole number, and share the sequence by tensor parallelism",
-        )
-    work.put("micro_batch_size", int(size), origin)
+        problem = "per_device_batch_size is less than a sequence for each data-parallel device"
+        work.reject("micro_batch_size", problem, "set a whole number, and share the sequence by tensor parallelism")
+    work.put("micro_batch_size", int(size) or 1, origin)
 
 
 def _translate_checkpoints(work: ForeignSettings) -> None:
     for key in ("load_parameters_path", "load_full_state_path"):
-        if work.take(key):
-            raise UsageError(
-                f"{key}: a checkpoint of MaxText's own format cannot be loaded",
-                "convert it by maxtext.checkpoint_conversion.to_huggingface, then load: hf:FOLDER and finetune: true",
-            )
+        if work.read(key):
+            hint = "convert it by maxtext.checkpoint_conversion.to_huggingface, then load: hf:FOLDER and finetune: true"
+            work.reject(key, "a checkpoint of MaxText's own format cannot be loaded", hint)
+        work.drop(key)
     if not _decides(work, "enable_checkpointing", "save_interval", "disable_last_saving"):
         work.drop("checkpoint_period")
         return
@@ -221,7 +241,7 @@ def _translate_reports(work: ForeignSettings) -> None:
         work.put("profile_step_start", first, origin)
         work.put("profile_step_end", first + steps, origin)
     elif profiler:
-        work.notes.append(f"profiler {profiler}: not started; `profile: true` profiles by jax.profiler")
+        work.warn("profiler", profiler, "not started; `profile: true` profiles by jax.profiler")
 
 
 def _choose_init(work: ForeignSettings) -> None:

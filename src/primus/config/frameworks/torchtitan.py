@@ -7,12 +7,11 @@ primus/configs of AMD-AGI/Primus 26.5.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from primus.config.convert import find_origin
 from primus.config.frameworks.known_keys import KnownKey, read_torchtitan_fields
-from primus.config.frameworks.torchtitan_names import COMMON_NAMES
+from primus.config.frameworks.torchtitan_names import DATASETS, NUMBERS, RENAMED
 from primus.config.frameworks.translation import (
     ForeignSettings,
     LayerContext,
@@ -23,29 +22,27 @@ from primus.config.frameworks.translation import (
     settle_other_keys,
 )
 from primus.config.source import Leaf, Tree
-from primus.errors import UsageError
 
 SECTIONS = frozenset(
     """
     job model optimizer lr_scheduler training parallelism checkpoint activation_checkpoint compile quantize comm
     memory_estimation fault_tolerance experimental validation debug metrics profiling primus_turbo profiler validator
-    dataloader override loss
+    dataloader override loss float8 mx
     """.split()
 )
 """Sections of the tree in 0.2 and 0.3, and Primus' own."""
 
-NEWER_NAMES = {"profiler.": "profiling.", "validator.": "validation.", "dataloader.": "training."}
-"""Sections of 0.3, by which 0.2 has the same fields."""
-
-RENAMED = COMMON_NAMES | {
-    "training.mock_data": "mock_data",
-    "model.n_layers": "num_layers",
-    "hf_assets_path": "model.hf_assets_path",
+MOVED_SECTIONS = {
+    "profiler.": "profiling.",
+    "validator.": "validation.",
+    "dataloader.": "training.",
+    "float8.": "quantize.linear.float8.",
+    "mx.": "quantize.linear.mx.",
 }
-"""Key of the schema by a field with the same meaning."""
+"""Section of 0.2 with the same fields as one of 0.3 or 0.1."""
 
-DATASETS = {"c4": "c4", "c4_test": "c4", "c4_validation": "c4"}
-"""Named dataset here by torchtitan's; c4_test is the sample in its repository."""
+SAMPLE = "c4_test"
+"""The sample of C4 in torchtitan's repository: here it is C4 itself."""
 
 _SPEED_OPTIONS = ("quantize.",)
 """Sections that have no effect unless a converter or a mode chooses them."""
@@ -55,6 +52,8 @@ class TorchtitanTranslator:
     """Translation of `framework: torchtitan`."""
 
     framework = "torchtitan"
+    names: Mapping[str, str] = RENAMED
+    numbers: Collection[str] = NUMBERS
 
     def check_module(self, tree: Tree, module: Tree) -> None:
         tree.pop("platform", None)  # names of variables that Primus reads; the launcher here sets its own
@@ -84,16 +83,23 @@ class TorchtitanTranslator:
     def translate(self, settings: Tree, context: LayerContext) -> TranslatedSettings:
         work = ForeignSettings(settings, context.typed)
         if not context.is_schema:
-            _translate_model(work, context)
-            _translate_data(work)
-            _translate_batch(work)
-            _translate_schedule(work)
-            _translate_layout(work)
-            _translate_checkpoints(work)
-            _translate_reports(work)
-            work.drop_nulls()
-        settle_other_keys(work, context, read_torchtitan_fields().keys, _keep_field)
+            _fit_model(work, context)
+            self.apply_rules(work)
+        self.settle_rest(work, context)
         return work.finish()
+
+    def apply_rules(self, work: ForeignSettings) -> None:
+        _translate_precision(work)
+        _translate_data(work)
+        _translate_batch(work)
+        _translate_schedule(work)
+        _translate_layout(work)
+        _translate_checkpoints(work)
+        _translate_reports(work)
+        work.drop_nulls()
+
+    def settle_rest(self, work: ForeignSettings, context: LayerContext) -> None:
+        settle_other_keys(work, context, read_torchtitan_fields().keys, _keep_field)
 
 
 def _flatten_section(section: Tree, prefix: str) -> Tree:
@@ -103,27 +109,20 @@ def _flatten_section(section: Tree, prefix: str) -> Tree:
         if isinstance(item, dict):
             flat.update(_flatten_section(item, f"{name}."))
             continue
-        for newer, older in NEWER_NAMES.items():
-            if name.startswith(newer):
+        for moved, place in MOVED_SECTIONS.items():
+            if name.startswith(moved):
                 item = Leaf(item.value, format_origin(item.origin, name), item.text, item.typed)
-                name = older + name.removeprefix(newer)
+                name = place + name.removeprefix(moved)
         flat[name] = item
     return flat
 
 
-def _translate_model(work: ForeignSettings, context: LayerContext) -> None:
-    """What torchtitan's models have and lack, and the precision of their matrix products."""
+def _fit_model(work: ForeignSettings, context: LayerContext) -> None:
+    """Refuse to choose a model by its flavor, and apply what torchtitan's models have and lack to the preset."""
     for key in ("model.name", "model.flavor"):
         if key in context.written:
             raise work.refuse(key, "the model is a preset here", "write model: llama3.1_70B.yaml in the module")
         work.drop(key)
-    origin, converters = work.find_origin("model.converters"), work.take("model.converters", [])
-    names = [str(each) for each in converters] if isinstance(converters, list) else [str(converters)]
-    if any("float8" in name for name in names):
-        work.put("fp8", "e4m3", origin)
-    unknown = [name for name in names if "float8" not in name and name != "primus_turbo"]
-    if unknown:
-        raise UsageError(f"{origin}: model.converters: {', '.join(unknown)}: not supported", "remove it, or use fp8")
     # A value of the experiment itself stays, and is refused.
     if work.read("moe_aux_loss_coeff") and "moe_aux_loss_coeff" not in context.written:
         work.put("moe_aux_loss_coeff", 0.0, "torchtitan's models")
@@ -137,6 +136,16 @@ def _translate_model(work: ForeignSettings, context: LayerContext) -> None:
         work.notes.append(
             "mtp_num_layers of the model preset is not applied: the layers of multi-token prediction are not trained"
         )
+
+
+def _translate_precision(work: ForeignSettings) -> None:
+    converters = work.read("model.converters", [])
+    names = [str(each) for each in converters] if isinstance(converters, list) else [str(converters)]
+    if any("float8" in name for name in names):
+        work.put("fp8", "e4m3", work.find_origin("model.converters"))
+    if any("float8" not in name and name != "primus_turbo" for name in names):
+        work.reject("model.converters", "not supported", "remove it, or use fp8")
+    work.drop("model.converters")
     name = "training.mixed_precision_param"
     origin, kind = work.find_origin(name), work.take(name)
     if kind is not None:
@@ -148,16 +157,13 @@ def _translate_data(work: ForeignSettings) -> None:
     if assets and not work.read("tokenizer_model"):
         work.put("tokenizer_model", assets, origin)
     origin, name = work.find_origin("training.dataset"), work.take("training.dataset")
-    item, path = work.tree.get("training.dataset_path"), work.take("training.dataset_path")
-    if any(work.read(key) for key in ("dataset", "train_data_path", "mock_data")):
-        return
-    if path:
-        raise UsageError(
-            f"{find_origin(item) if item else origin}: training.dataset_path: torchtitan's loader reads it, not ours",
-            "prepare it by `data prepare`, then set train_data_path",
-        )
-    if name is not None:
-        work.put("dataset", DATASETS.get(str(name), name), origin)
+    has_data = any(work.read(key) for key in ("dataset", "train_data_path", "mock_data"))
+    if work.read("training.dataset_path") and not has_data:
+        hint = "prepare it by `data prepare`, then set train_data_path"
+        work.reject("training.dataset_path", "torchtitan's loader reads it, not ours", hint)
+    work.drop("training.dataset_path")
+    if name is not None and not has_data:
+        work.put("dataset", DATASETS.get("c4" if name == SAMPLE else str(name), name), origin)
         if not work.read("tokenizer_model") and work.read("hf_name"):
             work.put("tokenizer_model", work.read("hf_name"), work.find_origin("hf_name"))
 
@@ -167,20 +173,22 @@ def _translate_batch(work: ForeignSettings) -> None:
     origin, size = work.find_origin("training.global_batch_size"), work.take("training.global_batch_size", -1)
     if size != -1:
         work.put("global_batch_size", size, origin)
-    origin = work.find_origin("parallelism.pipeline_parallel_microbatch_size")
-    micro = work.take("parallelism.pipeline_parallel_microbatch_size")
+    name = "parallelism.pipeline_parallel_microbatch_size"
+    origin, micro = work.find_origin(name), work.read(name)
     stages = work.read("pipeline_model_parallel_size", 1)
     if isinstance(stages, int) and stages > 1 and micro is not None:
         if size == -1:
-            raise UsageError(
-                f"{origin}: the local batch is split over the pipeline, so its global size depends on the devices",
-                "set training.global_batch_size",
-            )
+            problem = "the local batch is split over the pipeline, so its global size depends on the devices"
+            work.reject(name, problem, "set training.global_batch_size")
         work.put("micro_batch_size", micro, origin)
+    work.drop(name)
 
 
 def _translate_schedule(work: ForeignSettings) -> None:
     """Warm-up, stable part and decay (torchtitan/components/lr_scheduler.py)."""
+    if work.read("lr_scheduler.decay_type", "linear") not in ("linear", "cosine"):
+        work.reject("lr_scheduler.decay_type", "is not possible", "use linear or cosine")
+        work.put("lr_decay_style", "linear", "torchtitan's default")
     kind_origin, kind = work.find_origin("lr_scheduler.decay_type"), work.take("lr_scheduler.decay_type")
     origin, ratio = work.find_origin("lr_scheduler.decay_ratio"), work.take_number("lr_scheduler.decay_ratio")
     steps, warmup = work.read("train_iters"), work.read("lr_warmup_iters", 0)
@@ -194,15 +202,13 @@ def _translate_schedule(work: ForeignSettings) -> None:
         return
     if kind is None and ratio is None:
         return
-    if kind not in (None, "linear", "cosine"):
-        raise UsageError(f"{kind_origin}: lr_scheduler.decay_type: {kind} is not possible", "use linear or cosine")
     decay = round(steps * ratio) if ratio is not None and isinstance(steps, int) else None
     if decay is None or decay >= steps - warmup:
         if ratio is not None or kind is not None:
             work.put("lr_decay_style", kind or "linear", kind_origin)
         return
     if kind == "cosine":
-        work.notes.append("lr_scheduler.decay_type cosine: the decay after a stable part is linear here")
+        work.warn("lr_scheduler.decay_type", kind, "the decay after a stable part is linear here")
     work.put("lr_decay_style", "WSD", origin)
     work.put("lr_wsd_decay_iters", decay, origin)
 
@@ -223,8 +229,7 @@ def _translate_layout(work: ForeignSettings) -> None:
     if mode in ("none", "full"):
         work.put("recompute_activations", mode == "full", origin)
     if mode in ("none", "full", None):
-        for key in [key for key in work.tree if key.startswith("activation_checkpoint.")]:
-            work.drop(key)
+        work.drop_unused(*[key for key in work.tree if key.startswith("activation_checkpoint.")])
     else:
         work.backend_args["activation_checkpoint"] = {"mode": Leaf(mode, origin, str(mode))}
 
@@ -264,7 +269,7 @@ def _translate_reports(work: ForeignSettings) -> None:
         if steps != -1:
             work.put("eval_iters", steps, steps_origin)
         else:
-            work.notes.append("validation.steps -1: eval_iters batches are evaluated, not the whole validation data")
+            work.warn("validation.steps", -1, "eval_iters batches are evaluated, not the whole validation data")
     origin, is_on = work.find_origin("profiling.enable_profiling"), work.take("profiling.enable_profiling")
     if is_on and not work.read("profile"):
         work.put("profile", True, origin)
@@ -273,9 +278,9 @@ def _translate_reports(work: ForeignSettings) -> None:
     # 100 is torchtitan's default, which is shorter than a checkpoint of a large model takes.
     if timeout is not None and timeout != 100:
         work.put("distributed_timeout_minutes", math.ceil(timeout / 60), origin)
-    origin, name = work.find_origin("optimizer.name"), work.take("optimizer.name", "AdamW")
-    if str(name).lower() != "adamw":
-        raise UsageError(f"{origin}: optimizer.name: {name}: only AdamW is supported", "set optimizer.name: AdamW")
+    if str(work.read("optimizer.name", "AdamW")).lower() != "adamw":
+        work.reject("optimizer.name", "only AdamW is supported", "set optimizer.name: AdamW")
+    work.drop("optimizer.name")
 
 
 def _keep_field(work: ForeignSettings, key: str, known: KnownKey, item: Leaf) -> bool:

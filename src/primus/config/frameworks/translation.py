@@ -114,11 +114,19 @@ class ForeignSettings:
     Args:
         settings: The merged settings.
         typed: Keys of the command line, which win over the files' settings of the framework's own words.
+        list_value: Gets the name, value and reason of each setting without a key here, for `config import`, which goes
+            on without it; None where such a setting is an error.
     """
 
-    def __init__(self, settings: Tree, typed: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        settings: Tree,
+        typed: Collection[str] = (),
+        list_value: Callable[[str, Any, str], None] | None = None,
+    ) -> None:
         self.tree = dict(settings)
         self._typed = typed
+        self._list_value = list_value
         self.backend_args: Tree = {}
         self.notes: list[str] = []
 
@@ -183,6 +191,29 @@ class ForeignSettings:
     def refuse(self, key: str, problem: str, hint: str) -> UsageError:
         """The error for the value of `key`."""
         return UsageError(f"{find_origin(self.tree[key])}: {key}: {problem}", hint)
+
+    def reject(self, key: str, problem: str, hint: str) -> None:
+        """Remove a setting that no engine here follows; an error unless the file is imported."""
+        value = self.read(key)
+        shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+        if self._list_value is None:
+            raise self.refuse(key, f"{shown}: {problem}", hint)
+        self.drop(key)
+        self._list_value(key, shown, f"{problem}; {hint}")
+
+    def warn(self, key: str, value: Any, reason: str) -> None:
+        """Note that a setting has another effect here."""
+        if self._list_value is None:
+            self.notes.append(f"{key} {value}: {reason}")
+        else:
+            self._list_value(key, value, reason)
+
+    def drop_unused(self, *keys: str) -> None:
+        """Remove settings without an effect on training."""
+        for key in keys:
+            if self._list_value is not None and key in self.tree:
+                self._list_value(key, self.read(key), "")
+            self.drop(key)
 
 
 def is_set(settings: Tree, key: str) -> bool:
@@ -250,13 +281,17 @@ def settle_other_keys(
     """
     ignored: dict[str, list[str]] = {}
     for key in [key for key in work.tree if key in keys and key not in OWNERS]:
-        item, known = work.tree.pop(key), keys[key]
+        item, known = work.tree[key], keys[key]
         if not isinstance(item, Leaf) or item.value is None or item.value == known.default:
-            continue
-        if known.gone and known.effect == "numbers" and key in context.written:
-            raise UsageError(f"{find_origin(item)}: {key}: {known.gone}", "remove it")
-        if not keep(work, key, known, item) and key in context.written:
-            ignored.setdefault(known.effect, []).append(key)
+            work.drop(key)
+        elif known.gone and known.effect == "numbers" and key in context.written:
+            work.reject(key, known.gone, "remove it")
+        elif keep(work, key, known, item):
+            work.drop(key)
+        else:
+            work.drop_unused(key)
+            if key in context.written:
+                ignored.setdefault(known.effect, []).append(key)
     work.notes += format_ignored_keys(ignored, "no effect here")
 
 

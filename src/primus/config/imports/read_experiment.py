@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from primus.config.imports.foreign_config import ForeignValue
+from primus.config.imports.framework_rules import make_tree
 from primus.config.imports.read_file import is_titan_toml, read_foreign_file
 from primus.config.imports.write_file import build_experiment
 from primus.config.source import Leaf, Tree, format_path
@@ -33,7 +34,7 @@ def read_titan_experiment(file: Path) -> ForeignExperiment | None:
     module: Tree = {
         "framework": _make_leaf(config.framework, shown),
         "model": _make_leaf(f"{parts.preset}.yaml" if parts.preset else None, shown),
-        "overrides": _make_tree(parts.model | parts.settings, shown),
+        "overrides": make_tree(parts.model | parts.settings, shown),
     }
     tree: Tree = {
         "exp_name": _make_leaf(parts.name, shown),
@@ -45,13 +46,6 @@ def read_titan_experiment(file: Path) -> ForeignExperiment | None:
 
 def _format_note(other: ForeignValue) -> str:
     return f"{other.key}{'' if other.value is None else f' {other.value}'}: {other.reason}"
-
-
-def _make_tree(values: dict[str, Any], origin: str) -> Tree:
-    return {
-        key: _make_tree(value, origin) if isinstance(value, dict) else _make_leaf(value, origin)
-        for key, value in values.items()
-    }
 
 
 def _make_leaf(value: Any, origin: str) -> Leaf:

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from primus import registry
-from primus.backend import BACKENDS
 from primus.config.imports.foreign_config import ForeignConfig
 from primus.config.imports.hugging_face import read_model_config
 from primus.config.imports.maxtext import is_maxtext, read_maxtext
 from primus.config.imports.megatron_script import is_megatron_script, read_megatron_script
 from primus.config.imports.torchtitan_python import is_titan_python, read_titan_python
-from primus.config.imports.torchtitan_settings import MODE, TitanSettings
+from primus.config.imports.torchtitan_settings import read_titan_settings
 from primus.config.source import MOST_BYTES, format_path, read_yaml, strip_origins
-from primus.errors import PrimusError, UsageError
+from primus.errors import UsageError
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-_FIELDS = "fields.yaml"
-"""Fields of an engine's own configuration tree, in the folder of its backend."""
 KINDS = "a Megatron-LM script, a torchtitan TOML or Python file, a MaxText YAML or a Hugging Face config.json"
 
 _OTHER_JSON = {
@@ -77,19 +73,6 @@ def _read_by_kind(path: Path, shown: str, environ: Mapping[str, str], function: 
     if is_megatron_script(text) or suffix in (".sh", ".bash", ".sbatch", ".slurm"):
         return read_megatron_script(text, shown, name, environ)
     raise UsageError(f"{shown}: not a file that primus can import", f"give {KINDS}")
-
-
-def list_engine_keys(framework: str) -> Collection[str]:
-    """Keys, or fields of `backend_args`, of a backend in addition to the schema; none where it is not installed."""
-    try:
-        keys = set(registry.load_plug_in(BACKENDS, framework).KEYS)
-    except PrimusError:
-        return ()
-    folder = registry.find_plug_in_file("backends", framework)
-    fields = folder.parent / _FIELDS if folder else None
-    if fields and fields.is_file():
-        keys |= {*read_yaml(fields, None), MODE}
-    return keys
 
 
 def _read_text(path: Path, shown: str) -> str:
@@ -162,7 +145,7 @@ def _read_titan_toml(text: str, shown: str, name: str) -> ForeignConfig:
         found = ", ".join(list(values)[:5])
         raise UsageError(f"{shown}: not a configuration of torchtitan (it has {found or 'no keys'})", f"give {KINDS}")
     target = ForeignConfig(origin=f"torchtitan TOML {shown}", name=name, framework="torchtitan")
-    TitanSettings(values, target, list_engine_keys("torchtitan")).translate()
+    read_titan_settings(values, target)
     return target
 
 
@@ -174,7 +157,7 @@ def _read_titan_python(text: str, shown: str, name: str, function: str | None) -
         raise UsageError(f"{shown}: not a configuration of torchtitan (no Trainer.Config)", f"give {KINDS}")
     target = ForeignConfig(origin=f"torchtitan configuration {shown}", name=function or name, framework="torchtitan")
     tree = read_titan_python(text, shown, function, target)
-    TitanSettings(tree, target, list_engine_keys("torchtitan")).translate()
+    read_titan_settings(tree, target)
     return target
 
 
