@@ -280,7 +280,7 @@ def _sample_text(sample: TrainingSample, full: bool) -> str:
         )
     if sample.masked:
         more = f" and {len(sample.masked) - SHOWN_MASKED:,} more" if len(sample.masked) > SHOWN_MASKED else ""
-        lines.append(f"  not learnt from: positions {', '.join(map(str, sample.masked[:SHOWN_MASKED]))}{more}")
+        lines.append(f"  excluded from the loss: positions {', '.join(map(str, sample.masked[:SHOWN_MASKED]))}{more}")
     text = _format_token_ids(sample.ids) if sample.text is None else sample.text
     return "\n".join([*lines, _indent_text(_shorten_text(text, full))])
 
