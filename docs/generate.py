@@ -54,7 +54,7 @@ MODELS_PAGE = """\
 
 A model preset is a YAML file of shapes. Start from one with a command that writes an experiment file:
 
-    primus-cli direct -- config init llama3.1_8B > my.yaml
+    ./primus-cli direct -- config init llama3.1_8B > my.yaml
 
 Name a preset in an experiment (`model: llama3.1_8B.yaml`); upper and lower case, `-` and `_` make no difference.
 Change a shape under `overrides:` or on the command line (`--num_layers 2`), or write your own file that `extends:`
@@ -257,10 +257,10 @@ A model holds [model keys](reference/configuration.md#model), a trainer preset h
 EXAMPLES = DOCS.parent / "examples" / "plug-ins"
 
 PLUG_IN_USES = {
-    "tasks/hello.py": "`primus-cli direct -- hello`",
-    "tasks/tools/list_ranks.py": "`primus-cli direct -- tools list-ranks`",
-    "runtimes/nice.py": "`primus-cli nice -- direct -- <task>`",
-    "runtimes/background.py": "`primus-cli background -- direct -- <task>`",
+    "tasks/hello.py": "`./primus-cli direct -- hello`",
+    "tasks/tools/list_ranks.py": "`./primus-cli direct -- tools list-ranks`",
+    "runtimes/nice.py": "`./primus-cli nice -- direct -- <task>`",
+    "runtimes/background.py": "`./primus-cli background -- direct -- <task>`",
     "backends/counting.py": "`framework: counting` in an experiment",
     "benchmarks/softmax.py": "`benchmark softmax`",
     "callbacks/plateau.py": "`callbacks: [{plateau: {interval: 50}}]` in an experiment",

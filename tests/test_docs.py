@@ -37,6 +37,16 @@ def test_every_link_and_path_of_a_page_leads_somewhere(page: Path) -> None:
     assert not wrong
 
 
+def test_lines_of_prose_have_at_most_120_characters() -> None:
+    long = [
+        f"{page.relative_to(ROOT)}:{number}"
+        for page in PAGES
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > 120 and not re.match(r" *\||    ", line)  # tables and code
+    ]
+    assert not long
+
+
 def test_a_missing_anchor_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("# One, two\n\n```\n# Not a heading\n```\n")
     assert list_anchors(tmp_path / "a.md") == {"one-two"}

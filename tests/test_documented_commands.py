@@ -1,6 +1,6 @@
-"""The commands of README.md and docs/quickstart.md work as they are typed there.
+"""The commands of README.md and docs/quickstart.md work as they are typed there; those of the other pages are valid.
 
-They run one after the other in an empty folder with the checkout's `primus-cli` and `examples`. Training is cut
+The former run one after the other in an empty folder with the checkout's `primus-cli` and `examples`. Training is cut
 to two steps. What needs a scheduler, a container engine, a cluster or a quiet machine to measure runs dry.
 """
 
@@ -13,13 +13,18 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from primus import registry
+from primus.cli import stray_arguments
+from primus.config import flags
 from primus.config.overrides import is_known
-from primus.launch.command import is_runtime
+from primus.errors import UsageError
+from primus.launch.command import is_runtime, parse_command, parse_segment_options
+from primus.task import TASKS
 
 ROOT = Path(__file__).parents[1]
 QUICK_START = "./primus-cli direct -- train pretrain --config examples/quickstart.yaml"
@@ -146,3 +151,33 @@ def test_every_command_of_the_pages_is_found() -> None:
         assert any(command.endswith(part) and command.startswith(QUICK_START) for command in found)
     runtimes = {word for command in found for word in command.split() if is_runtime(word)}
     assert {"direct", "container", "slurm", "ssh", "kubernetes"} <= runtimes
+
+
+def typed_commands(page: Path) -> Iterator[list[str]]:
+    """The words after `./primus-cli` of each complete command of a page, in code blocks and in code spans."""
+    for line in re.sub(r"\\\n\s*", "", page.read_text(encoding="utf-8")).splitlines():
+        block = re.match(r" {4,}[^`']*?\./primus-cli (.*)$", line)
+        for command in [block[1]] if block else re.findall(r"`[^`]*?\./primus-cli ([^`]+)`", line):
+            words = shlex.split(command, comments=True)
+            end = next((place for place, word in enumerate(words) if word in ("|", ">", "&")), len(words))
+            if "..." not in words:
+                yield words[2:end] if words[0] == "--config" else words[:end]
+
+
+def test_every_command_of_every_page_has_valid_options() -> None:
+    """Runtimes, tasks, options and keys exist; plug-ins.md shows plug-ins of a user, which other tests run."""
+    pages = [page for page in (ROOT / "docs").glob("*.md") if page.name != "plug-ins.md"]
+    commands = [(page, words) for page in sorted(pages) for words in typed_commands(page)]
+    assert len(commands) > 200
+    for page, words in commands:
+        try:
+            request = parse_command(words).request
+            for segment in request.runtimes:
+                parse_segment_options(segment)
+            if request.task:
+                task = registry.load_plug_in(TASKS, request.task)
+                check = partial(stray_arguments.check, task=task, request=request)
+                chosen = task.choose_options(request.words)
+                flags.parse_options(chosen, request.words, request.task, extra=task.OVERRIDES, check_extra=check)
+        except UsageError as error:
+            pytest.fail(f"{page.name}: ./primus-cli {shlex.join(words)}\n{error}")
