@@ -1,7 +1,8 @@
-"""The machine during a run: energy of its GPUs by their power, and processes that are not of the run."""
+"""The machine during a run: energy of its devices and processors, processes that are not of the run."""
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -10,10 +11,18 @@ from msgspec import structs
 from tests.comparison.fair_results import START, TOKENS, make_result
 from tests.machine.test_health import LISTED, METRIC, amd_smi, machine
 
+from primus.comparison import machine_load
 from primus.comparison.efficiency import compute_joules_per_million_tokens
 from primus.comparison.evidence import collect_evidence
-from primus.comparison.machine_load import LoadRecorder
+from primus.comparison.machine_load import (
+    EnergyCounter,
+    LoadRecorder,
+    compute_other_share,
+    count_throttling,
+    read_busy_seconds,
+)
 from primus.comparison.result import LoadSample, ResultLoad
+from primus.machine.facts import MachineFacts
 
 
 def test_power_of_gpus_and_processes_of_others_are_recorded(tmp_path: Path) -> None:
@@ -34,6 +43,7 @@ def test_power_of_gpus_and_processes_of_others_are_recorded(tmp_path: Path) -> N
         time.sleep(0.1)  # a run, of which the recorder takes a sample
     load = recorder.summarize_load()
     assert load.samples[0].device_power_w == [239, 239]
+    assert load.samples[0].device_energy_j == [1245.662, 1245.662]
     assert (load.energy_source, load.other_gpu_processes) == ("amd-smi", ["other 42"])
     assert collect_evidence(structs.replace(make_result(), load=load), "a").other_load == 1.0
 
@@ -53,3 +63,74 @@ def test_energy_is_that_of_the_devices_that_trained() -> None:
     assert compute_joules_per_million_tokens([run], 10) == pytest.approx(300 * seconds / tokens * 1e6)
     one = structs.replace(run, gpu_info=structs.replace(run.gpu_info, device_count=1))
     assert compute_joules_per_million_tokens([one], 10) is None, "the power of another GPU is not that of the run"
+
+
+def test_energy_counters_of_gpus_count_before_their_power() -> None:
+    samples = [
+        LoadSample(
+            time=START + second,
+            device_power_w=[100.0, 200.0],
+            device_energy_j=[1e6 + 350.0 * second, 2e6 + 250.0 * second] if second % 5 == 0 else [],
+        )
+        for second in range(16)
+    ]
+    run = structs.replace(make_result(), load=ResultLoad(samples=samples), platform="amd")
+    seconds = (run.steps.ended[-1] or 0) - (run.steps.ended[10] or 0)
+    assert compute_joules_per_million_tokens([run], 10) == pytest.approx(600 * seconds / (TOKENS * 49) * 1e6)
+
+
+def write_domain(folder: Path, name: str, energy_uj: int) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "name").write_text(name + "\n")
+    (folder / "energy_uj").write_text(f"{energy_uj}\n")
+    (folder / "max_energy_range_uj").write_text("262143328850\n")
+    return folder / "energy_uj"
+
+
+def test_energy_is_that_of_the_packages_since_the_first_reading_and_counters_wrap_around(tmp_path: Path) -> None:
+    first = write_domain(tmp_path / "intel-rapl:0", "package-0", 0)
+    second = write_domain(tmp_path / "intel-rapl:1", "package-1", 262_143_000_000)
+    inner = [
+        write_domain(tmp_path / f"intel-rapl:{place}", name, 5)
+        for place, name in (("0:0", "core"), ("0:1", "dram"), ("2", "psys"))
+    ]
+    counter = EnergyCounter(tmp_path)
+    assert counter.read_joules() == 0
+    first.write_text("30000000\n")
+    for path in inner:
+        path.write_text("900000000\n")
+    assert counter.read_joules() == pytest.approx(30)
+    second.write_text("1000000\n")
+    assert counter.read_joules() == pytest.approx(30 + 1.32885)
+    second.unlink()
+    first.write_text("40000000\n")
+    assert counter.read_joules() == pytest.approx(40 + 1.32885), "a counter that is lost keeps what it had"
+    assert EnergyCounter(tmp_path / "none").read_joules() is None
+
+
+def test_clocks_and_throttling_are_those_of_all_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_load, "CPUS", tmp_path)
+    for number, khz, count in ((0, 2_000_000, 4), (1, 3_000_000, 5)):
+        for name, value in (("cpufreq/scaling_cur_freq", khz), ("thermal_throttle/core_throttle_count", count)):
+            (tmp_path / f"cpu{number}" / name).parent.mkdir(parents=True)
+            (tmp_path / f"cpu{number}" / name).write_text(f"{value}\n")
+    assert count_throttling() == 9
+    with LoadRecorder(MachineFacts(), {}) as recorder:
+        time.sleep(0.05)
+    (sample,) = recorder.summarize_load().samples
+    assert sample.cpu_mhz == 2500 and sample.throttled == []
+
+
+def test_the_share_of_others_is_what_the_run_has_not_used_of_the_busy_time(tmp_path: Path) -> None:
+    def read_busy(*seconds: int) -> float:
+        ticks = " ".join(str(each * os.sysconf("SC_CLK_TCK")) for each in seconds)
+        (tmp_path / "stat").write_text(f"cpu  {ticks} 0 0\ncpu0 1 1\n")
+        return read_busy_seconds(tmp_path / "stat")
+
+    # user, nice, system, idle, iowait, irq, softirq, steal: idle, waiting and stolen time is nobody's.
+    before, after = read_busy(100, 0, 0, 1000, 50, 0, 0, 7), read_busy(108, 1, 2, 9000, 900, 1, 1, 70)
+    assert (before, after) == (100, 113)
+    assert compute_other_share((5.0, before, 1.0), (15.0, after, 4.0), 4) == (13 - 3) / 40
+    assert compute_other_share((5.0, before, 1.0), (15.0, after, 40.0), 4) == 0
+    assert compute_other_share((5.0, 0.0, 1.0), (15.0, 0.0, 4.0), 4) is None, "the busy time cannot be read"
+    assert read_busy_seconds() > 0

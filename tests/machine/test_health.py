@@ -19,6 +19,7 @@ from primus.machine.vitals import Process, RowRemapping
 
 METRIC = {
     "usage": {"gfx_activity": {"value": 7, "unit": "%"}},
+    "energy": {"total_energy_consumption": {"value": 1245.662, "unit": "J"}},
     "power": {"socket_power": {"value": 239, "unit": "W"}, "throttle_status": "UNTHROTTLED"},
     "temperature": {"hotspot": {"value": 36, "unit": "C"}, "mem": {"value": "N/A", "unit": "C"}},
     "mem_usage": {"total_vram": {"value": 294896, "unit": "MB"}, "used_vram": {"value": 283, "unit": "MB"}},
@@ -78,7 +79,7 @@ def test_amd_smi_gives_the_values_of_each_address(tmp_path: Path) -> None:
     assert (busy.clock_mhz, busy.max_clock_mhz, busy.memory_clock_mhz) == (132, 2400, 900)
     assert busy.processes == (Process(pid=42, name="python3", memory_bytes=0),)
     assert (busy.unreservable_pages, busy.bad_page_threshold, busy.has_exceeded_bad_pages) == (None, 256, False)
-    assert busy.power_cap_w == 1200 and busy.sources["power_w"] == "amd-smi"
+    assert busy.energy_j == 1245.662 and busy.power_cap_w == 1200 and busy.sources["power_w"] == "amd-smi"
     assert (idle.activity_percent, idle.processes, idle.bad_pages) == (None, (), None)
 
 

@@ -39,6 +39,7 @@ int nvmlDeviceGetCudaComputeCapability(void *h, int *a, int *b) { *a = 9; *b = 0
 int nvmlDeviceGetName(void *h, char *t, unsigned n) { strncpy(t, "NVIDIA H100 80GB HBM3", n); return 0; }
 int nvmlDeviceGetUUID(void *h, char *t, unsigned n) { snprintf(t, n, "GPU-%08x-0000", *(int *)h); return 0; }
 int nvmlDeviceGetTemperature(void *h, unsigned s, unsigned *c) { *c = 32; return 0; }
+int nvmlDeviceGetTotalEnergyConsumption(void *h, unsigned long long *mj) { *mj = 1500500; return UNSUPPORTED ? 3 : 0; }
 int nvmlDeviceGetTotalEccErrors(void *h, unsigned type, unsigned counter, unsigned long long *n) {
   *n = type == 0 ? 7 : 1; return UNSUPPORTED ? 3 : 0;
 }
@@ -128,6 +129,7 @@ def test_the_library_tells_of_rows_errors_and_processes_where_there_is_no_tool(t
     )  # fmt: skip
     banks = {"max": 636, "high": 2, "partial": 1, "low": 1, "none": 0}
     rows = RowRemapping(corrected=1, uncorrected=2, is_pending=True, has_failed=False, banks=banks)
+    assert first.energy_j == 1500.5
     assert first.remapping == rows and second.remapping == structs.replace(rows, has_failed=True)
     assert [(one.pid, one.memory_bytes) for one in first.processes or ()] == [(77, 512 << 20), (78, None)]
     assert tree.problems == []

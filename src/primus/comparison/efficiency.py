@@ -148,17 +148,26 @@ def _compute_joules(run: ComparisonResult, warm_up_steps: int) -> float | None:
 
 
 def _list_energy(run: ComparisonResult) -> Iterator[tuple[float, float]]:
-    """Time and energy since the first sample: of the GPUs by their power, of the CPUs if they trained."""
+    """Time and energy: of the CPUs if they trained, else of the GPUs by their counters, or by their power."""
     if run.platform == "cpu":
         yield from ((each.time, each.host_energy_j) for each in run.load.samples if each.host_energy_j is not None)
         return
-    energy, before = 0.0, None
+    # The energy of GPUs that the run did not use is not its own.
+    count, energy, before = run.gpu_info.device_count, 0.0, None
+    counted = [(each.time, _list_known(each.device_energy_j)) for each in run.load.samples]
+    counted = [(time, energies) for time, energies in counted if len(energies) == count]
+    if counted:
+        yield from ((time, sum(energies)) for time, energies in counted)
+        return
     for sample in run.load.samples:
-        powers = [power for power in sample.device_power_w if power is not None]
-        # The power of GPUs that the run did not use is not its energy.
-        if len(powers) != run.gpu_info.device_count:
+        powers = _list_known(sample.device_power_w)
+        if len(powers) != count:
             continue
         if before is not None:
             energy += (sample.time - before[0]) * (before[1] + sum(powers)) / 2
         before = sample.time, sum(powers)
         yield sample.time, energy
+
+
+def _list_known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from msgspec import structs
+
 from primus.comparison.result import LoadSample, ResultLoad
 from primus.machine import health
 from primus.machine.facts import MachineFacts
@@ -45,7 +47,7 @@ class LoadRecorder:
         # Only the thread appends. The harness reads after it has ended, or copies what is there if it hangs.
         self._samples: list[LoadSample] = []
         self._foreign: dict[str, None] = {}
-        self._power_source = ""
+        self._energy_source = ""
         self._thread = threading.Thread(target=self._run_sampling, name="machine-load", daemon=True)
         self._began = self._ended = (0.0, 0.0, 0.0)
 
@@ -65,25 +67,27 @@ class LoadRecorder:
 
     def summarize_load(self) -> ResultLoad:
         """What was seen; called after the run and all its processes have ended."""
-        wall, busy, own = (end - begin for end, begin in zip(self._ended, self._began, strict=True))
-        available = wall * (os.cpu_count() or 1)
-        others = max(0.0, busy - own) / available if busy and available else None
         return ResultLoad(
             samples=list(self._samples),
-            other_cpu_share=None if others is None else round(others, 4),
+            other_cpu_share=compute_other_share(self._began, self._ended, os.cpu_count() or 1),
             other_gpu_processes=list(self._foreign),
-            energy_source=self._power_source or ("rapl" if self._energy.domains else ""),
+            energy_source=self._energy_source or ("rapl" if self._energy.domains else ""),
         )
 
     def _run_sampling(self) -> None:
         throttled_before, next_reading_s = count_throttling(), time.monotonic() + DEVICE_INTERVAL_S
-        devices = self._devices
+        devices = fresh = self._devices
         while not self._is_over.is_set():
+            taken = time.time()
             if self._facts.devices and time.monotonic() >= next_reading_s:
-                devices = self._read_devices(is_running=True)
+                devices = fresh = self._read_devices(is_running=True)
                 next_reading_s = time.monotonic() + DEVICE_INTERVAL_S
+                # Counters of energy are read somewhere in the second or two that the tools take.
+                taken = (taken + time.time()) / 2
             is_throttled = count_throttling() > throttled_before
-            self._samples.append(_build_sample(self._energy.read_joules(), devices, is_throttled))
+            sample = _build_sample(taken, self._energy.read_joules(), devices, is_throttled)
+            self._samples.append(structs.replace(sample, device_energy_j=[device.energy_j for device in fresh]))
+            fresh = ()
             if len(self._samples) > MOST_SAMPLES:
                 del self._samples[1::2]
             self._is_over.wait(HOST_INTERVAL_S)
@@ -93,10 +97,10 @@ class LoadRecorder:
         """Live values of the GPUs; without the run, processes that hold their memory are those of others."""
         if not self._facts.devices:
             return ()
-        devices = health.read_health(self._facts, self._environ).devices
+        devices = health.read_health(self._facts, self._environ, with_energy=True).devices
         for device in devices:
-            if device.power_w is not None:
-                self._power_source = device.sources.get("power_w", "")
+            sources = device.sources
+            self._energy_source = sources.get("energy_j") or sources.get("power_w") or self._energy_source
             for process in () if is_running else device.processes or ():
                 # A daemon that watches the devices holds none of their memory.
                 if process.memory_bytes != 0:
@@ -108,7 +112,9 @@ class EnergyCounter:
     """The energy of all CPU packages since the first reading; counters that wrap around are followed."""
 
     def __init__(self, folder: Path) -> None:
-        self.domains = [path.parent for path in sorted(folder.glob("intel-rapl:*/energy_uj")) if _read_number(path)]
+        # The domain of a package contains those of its cores; `psys` contains the packages.
+        packages = [path.parent for path in sorted(folder.glob("intel-rapl:*/name")) if _is_package(path)]
+        self.domains = [package for package in packages if _read_number(package / "energy_uj") is not None]
         self._last: dict[Path, float] = {}
         self._total_uj = 0.0
 
@@ -125,19 +131,36 @@ class EnergyCounter:
         return self._total_uj / 1e6 if self.domains else None
 
 
+def _is_package(path: Path) -> bool:
+    try:
+        return path.read_text().startswith("package")
+    except OSError:
+        return False
+
+
+def compute_other_share(
+    began: tuple[float, float, float], ended: tuple[float, float, float], num_cpus: int
+) -> float | None:
+    """Share of all CPUs that was used by others, from the clock, the busy and the own time at two moments."""
+    wall, busy, own = (end - begin for end, begin in zip(ended, began, strict=True))
+    return round(max(0.0, busy - own) / (wall * num_cpus), 4) if busy and wall else None
+
+
 def count_throttling() -> int:
     """How often the kernel has throttled the CPUs since it was started."""
     return sum(int(_read_number(path) or 0) for path in CPUS.glob(THROTTLING))
 
 
-def _build_sample(joules: float | None, devices: Sequence[DeviceHealth], is_throttled: bool) -> LoadSample:
+def _build_sample(
+    taken: float, joules: float | None, devices: Sequence[DeviceHealth], is_throttled: bool
+) -> LoadSample:
     clocks = [value / 1000 for path in CPUS.glob(CLOCKS) if (value := _read_number(path))]
     reasons = {reason for device in devices for reason in device.throttle or ()}
     return LoadSample(
-        time=round(time.time(), 3),
+        time=round(taken, 3),
+        host_energy_j=joules,
         cpu_mhz=round(sum(clocks) / len(clocks), 1) if clocks else None,
         load=os.getloadavg()[0],
-        host_energy_j=joules,
         device_clock_mhz=[device.clock_mhz for device in devices],
         device_power_w=[device.power_w for device in devices],
         device_temperature_c=[device.temperature_c for device in devices],
@@ -145,19 +168,23 @@ def _build_sample(joules: float | None, devices: Sequence[DeviceHealth], is_thro
     )
 
 
+def read_busy_seconds(stat: Path = Path("/proc/stat")) -> float:
+    """Time that all CPUs have worked since the system was started (proc(5)); 0 where it cannot be read."""
+    try:
+        fields = [int(value) for value in stat.read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):  # not Linux
+        return 0.0
+    user, nice, system, _, _, irq, soft_irq, _ = fields
+    return (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK")
+
+
 def _read_times() -> tuple[float, float, float]:
-    """The clock, the busy time of all CPUs (proc(5), /proc/stat), and the CPU time of this process and its ended
-    children, all in seconds."""
+    """The clock, the busy time of all CPUs, and the CPU time of this process and its ended children, in seconds."""
     own = sum(
         usage.ru_utime + usage.ru_stime
         for usage in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
     )
-    try:
-        fields = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    except (OSError, ValueError):  # not Linux
-        return time.monotonic(), 0.0, own
-    user, nice, system, _, _, irq, soft_irq, _ = fields
-    return time.monotonic(), (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK"), own
+    return time.monotonic(), read_busy_seconds(), own
 
 
 def _read_number(path: Path) -> float | None:

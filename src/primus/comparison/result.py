@@ -226,6 +226,8 @@ class LoadSample(Struct, frozen=True, kw_only=True):
     device_clock_mhz: list[float | None] = []
     """Of each device."""
     device_power_w: list[float | None] = []
+    device_energy_j: list[float | None] = []
+    """Of the counter of each device, in the samples that read it."""
     device_temperature_c: list[float | None] = []
     throttled: list[str] = []
     """Reasons why a device or CPU is throttled."""
@@ -240,7 +242,7 @@ class ResultLoad(Struct, frozen=True, kw_only=True):
     other_gpu_processes: list[str] = []
     """Processes that held memory of a device before the run, or after it."""
     energy_source: str = ""
-    """``rapl`` for CPUs, else where the power of GPUs is from; empty if no energy can be read."""
+    """``rapl`` for CPUs, else where the energy of GPUs is from, or their power; empty if neither can be read."""
 
 
 class ResultMachine(Struct, frozen=True, kw_only=True):

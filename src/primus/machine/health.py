@@ -33,12 +33,21 @@ class Health(Struct, frozen=True, kw_only=True):
 
 
 def read_health(
-    facts: MachineFacts, environ: Mapping[str, str], timeout_s: float = LIMIT_S, *, root: Path = Path("/")
+    facts: MachineFacts,
+    environ: Mapping[str, str],
+    timeout_s: float = LIMIT_S,
+    *,
+    root: Path = Path("/"),
+    with_energy: bool = False,
 ) -> Health:
     """Live values of the GPUs of `facts`; tools run concurrently, so the call takes little more than `timeout_s`.
 
     Args:
+        facts: The machine.
+        environ: Variables for the tools.
+        timeout_s: Of each tool.
         root: Root of the file system; with a root other than `/`, only files are read.
+        with_energy: Ask NVML in any case, as nvidia-smi does not show energy.
     """
     tree = FileTree(root)
     devices = tuple(DeviceHealth(index=device.index) for device in facts.devices)
@@ -53,7 +62,8 @@ def read_health(
             for source, vitals, made in kind.read_tool_vitals(gpus, environ, timeout_s):
                 devices, calls = _fill_devices(devices, vitals, source), [*calls, *made]
             # NVML is called in this process, where a hung driver cannot be killed: not if a tool has hung.
-            if vendor == "nvidia" and _is_incomplete(devices, gpus) and not _has_hung(calls, timeout_s):
+            is_needed = vendor == "nvidia" and (with_energy or _is_incomplete(devices, gpus))
+            if is_needed and not _has_hung(calls, timeout_s):
                 devices = _fill_devices(devices, health_nvidia.read_library_vitals(tree, gpus), "nvml")
     return Health(devices=devices, calls=tuple(calls), problems=tuple(tree.problems))
 

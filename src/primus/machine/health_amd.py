@@ -161,6 +161,7 @@ def _parse_vitals(metric: Entry, processes: Sequence[Entry], pages: Entry, stati
         memory_temperature_c=parse_number(find_value(metric, "temperature", "mem")),
         power_w=parse_number(find_value(metric, "power", "socket_power")),
         power_cap_w=smi.find_power_limit(find_value(static, "limit")),
+        energy_j=parse_number(find_value(metric, "energy", "total_energy_consumption")),
         memory_used_bytes=parse_size(find_value(metric, "mem_usage", "used_vram")),
         activity_percent=parse_percent(find_value(metric, "usage", "gfx_activity")),
         ecc_correctable=parse_integer(find_value(metric, "ecc", "total_correctable_count")),

@@ -207,6 +207,7 @@ class _NvmlLibrary:
         corrected, uncorrected = (self.read_ecc_errors(device, kind) for kind in (0, 1))
         return pci.normalize_address(info.bus_id.decode(errors="replace")), Vitals(
             temperature_c=self.read_count("nvmlDeviceGetTemperature", device, ctypes.c_uint(0)),
+            energy_j=self.read_energy(device),
             memory_used_bytes=memory.used if code == 0 else None,
             shares_host_memory=True if code == NOT_SUPPORTED else None,
             ecc_correctable=corrected,
@@ -218,6 +219,12 @@ class _NvmlLibrary:
     def read_count(self, name: str, *arguments: object) -> int | None:
         value = ctypes.c_uint()
         return None if self.call_function(name, *arguments, ctypes.byref(value)) else value.value
+
+    def read_energy(self, device: ctypes.c_void_p) -> float | None:
+        """Joules since the driver was loaded; the library counts in thousandths."""
+        value = ctypes.c_ulonglong()
+        code = self.call_function("nvmlDeviceGetTotalEnergyConsumption", device, ctypes.byref(value))
+        return None if code else value.value / 1e3
 
     def read_ecc_errors(self, device: ctypes.c_void_p, kind: int) -> int | None:
         """Corrected (0) or uncorrected (1) errors since the driver was loaded."""

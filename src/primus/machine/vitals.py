@@ -52,6 +52,8 @@ class Vitals(Struct, frozen=True, kw_only=True):
     memory_temperature_c: float | None = None
     power_w: float | None = None
     power_cap_w: float | None = None
+    energy_j: float | None = None
+    """Used since the driver was loaded."""
     memory_used_bytes: int | None = None
     activity_percent: float | None = None
     ecc_correctable: int | None = None
