@@ -115,7 +115,7 @@ class RatioEstimate(Struct, frozen=True, kw_only=True):
 
     value: float
     low: float
-    """Of the interval at `DECIDING_LEVEL`."""
+    """Of the interval at `RATIO_LEVEL`."""
     high: float
     times: tuple[float, float]
     """Typical time of each cell in the compared steps, of which the ratio is made."""

@@ -16,7 +16,8 @@ from primus.runs.store import Run
 
 WORKER = "primus.worker"
 STALE_S = 10 * HEARTBEAT_INTERVAL_S
-"""Age of a heartbeat from which its process is taken for dead."""
+"""Age of a heartbeat from which its process is taken for dead. A live one may miss a few: its thread shares the
+interpreter with the training, and the file may lie on a slow shared file system."""
 
 
 class WorkerProcess(Struct, frozen=True, kw_only=True):

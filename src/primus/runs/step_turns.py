@@ -61,6 +61,7 @@ class TurnWaiter:
         if not self._steps_left:
             turn = self._wait_for_turn(*self._pipes)
             if turn is None:
+                # Ended or stopping: no later step waits either, so that a checkpoint is saved at once.
                 self._pipes = None
                 return None
             self._steps_left = turn.steps
@@ -72,6 +73,8 @@ class TurnWaiter:
             os.write(ready, b"\n")
         except OSError:
             return None
+        # A handler only notes its signal, and Python then continues the call that it interrupted (PEP 475): without a
+        # limit, a run that is told to stop would wait for a turn that nobody gives.
         while not self._is_stopping():
             if select.select([turns], [], [], POLL_S)[0]:
                 # Empty if the comparison has ended.
@@ -137,5 +140,6 @@ def give_turns(runs: Sequence[tuple[TurnGiver, Callable[[], bool]]], steps: int,
         first = (number - 1) % len(waiting)
         for giver, has_ended in waiting[first:] + waiting[:first]:
             giver.give(Turn(number, steps))
+            # Ready again: the steps of the turn are over, and nothing of this run computes beside the next one.
             if not giver.wait_until_ready(has_ended, deadline):
                 waiting.remove((giver, has_ended))

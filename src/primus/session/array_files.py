@@ -68,6 +68,7 @@ class ArraySource(NamedTuple):
 def save_arrays(path: Path, arrays: Mapping[str, ArraySource], is_writer: bool) -> None:
     """Write `arrays`, gathered from all processes one at a time, to `path`; only the writer touches the disk."""
     if not is_writer:
+        # Gathering is a collective: each process takes part in the same order, also where it drops the values.
         for array in arrays.values():
             array.gather_values()
         return
@@ -76,6 +77,7 @@ def save_arrays(path: Path, arrays: Mapping[str, ArraySource], is_writer: bool) 
         for array in arrays.values():
             # As bytes: the buffer protocol has no format for bfloat16.
             file.write(np.ascontiguousarray(array.gather_values()).reshape(-1).view(np.uint8).data)
+        # The manifest that is written next says that the checkpoint is complete: its data must be on disk by then.
         file.flush()
         os.fsync(file.fileno())
 
@@ -118,5 +120,6 @@ def _format_header(arrays: Mapping[str, ArraySource]) -> bytes:
         }
         offset = end
     text = json.dumps(entries).encode()
+    # Spaces are valid in JSON; the data then begin at a multiple of 8, at which they can be mapped as any type.
     text += b" " * (-len(text) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text

@@ -103,6 +103,7 @@ class TensorBoardLogger:
 
     def _write_session_start(self) -> None:
         """Write the event that makes TensorBoard discard later steps of older files."""
+        # It discards from the step of this event on, which is the first one that is taken again.
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         restarted = SessionLog(status=SessionLog.SessionStatus.START)

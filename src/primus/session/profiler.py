@@ -77,6 +77,7 @@ class StepProfiler(Callback):
     def before_step(self) -> None:
         self._finish_window()
         if self._step + 1 == self._window.first:
+            # In processes that do not record as well: all wait for the files at the end of the window.
             self._is_open = True
             if self._recorder is not None:
                 self._recorder.start()
@@ -117,6 +118,7 @@ class StepProfiler(Callback):
         """
         if not self._is_open or not (is_cut or self._step >= self._window.last):
             return
+        # Closed before anything can fail: `close` after an error must not write a second time.
         self._is_open = False
         self._span.close()
         started = time.perf_counter()

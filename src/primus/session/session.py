@@ -188,7 +188,7 @@ class Session:
         return evaluation_interval(self.trainer.training) is not None and self.evaluated_step != self.step
 
     def is_save_due(self) -> bool:
-        """Whether to save now; `should_save_at_end` decides for the last step."""
+        """Whether to save now; after the last step, `disable_last_saving` and `is_saved` decide."""
         return self._is_due(self.trainer.checkpoint.save_interval)
 
     def is_saved(self) -> bool:

@@ -59,10 +59,12 @@ def build_step(settings: ModelSettings, optimizer: optax.GradientTransformation,
         loss_sum, gradients = _accumulate_gradients(state.weights, tokens_MBS, targets_MBS, 1.0 / num_targets, settings)
         loss = loss_sum / num_targets
         grad_norm = compute_norm(gradients)
+        # A gradient within the limit is divided by exactly 1, so that clipping changes none of its bits.
         divisor = jnp.maximum(grad_norm / clip_grad, 1.0) if clip_grad else jnp.ones(())
         clipped = jax.tree.map(lambda gradient: gradient / divisor, gradients)
         updates, moments = optimizer.update(clipped, state.optimizer, state.weights)
         weights = jax.tree.map(lambda weight, update: weight - learning_rate * update, state.weights, updates)
+        # Decided on the device: the host would have to wait for the step before it starts the next one.
         skipped = ~(jnp.isfinite(loss) & jnp.isfinite(grad_norm))
         kept = jax.tree.map(lambda old, new: jnp.where(skipped, old, new), state, TrainState(weights, moments))
         return kept, StepNumbers(loss, grad_norm, skipped)
@@ -100,6 +102,8 @@ def _accumulate_gradients(
     """Summed loss, and gradients of scale x the summed loss, added up over the micro batches."""
 
     def compute_scaled_loss(weights: dict[str, Array], tokens_BS: Array, targets_BS: Array) -> tuple[Array, Array]:
+        # One scale for all micro batches, of the targets of the whole batch: a mean of means would weigh the tokens
+        # of a micro batch with few targets more.
         loss_sum = compute_loss_sum(weights, tokens_BS, targets_BS, settings)
         return scale * loss_sum, loss_sum
 
@@ -112,6 +116,7 @@ def _accumulate_gradients(
     ) -> tuple[tuple[Array, dict[str, Array]], None]:
         return jax.tree.map(jnp.add, total, compute_gradients(*batch)), None
 
+    # Without the scan, whose total is one more copy of all gradients in memory.
     if tokens_MBS.shape[0] == 1:
         return compute_gradients(tokens_MBS[0], targets_MBS[0])
     zeros = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, weights))

@@ -69,6 +69,7 @@ def _row_norms(part: Tensor) -> list[Tensor]:
         return [torch.linalg.vector_norm(piece, dim=1) for piece in rows.split(MAX_ROW_ELEMENTS, dim=1)]
     if part.numel() < SHORT_VECTOR_ELEMENTS:
         return [part.double()]
+    # What is left is shorter than a row, and thus a vector of single elements.
     rest = part.numel() % VECTOR_ROW_ELEMENTS
     rows = part[: part.numel() - rest].view(-1, VECTOR_ROW_ELEMENTS)
     return [torch.linalg.vector_norm(rows, dim=1), *_row_norms(part[part.numel() - rest :])]

@@ -29,7 +29,7 @@ from primus.checkpoint.formats.torch_output import make_frame
 from primus.checkpoint.weights import TensorInfo
 
 FILE_BYTES = 4 << 30
-"""Tensor data in one file."""
+"""Tensor data in one file: what a conversion that was interrupted writes again at most."""
 
 
 class FileContent(TypedDict):
@@ -170,5 +170,7 @@ def write_metadata(folder: Path, files: Sequence[OutputFile], records: Mapping[s
             index = MetadataIndex(chunk.name, torch.Size(chunk.offsets), len(entry.chunks))
             storage[index] = _StorageInfo(name, start, length)
             entry.chunks.append(ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)))
+    # The path of each name in the tree of the model: all are at its top, and DCP keeps dots in names.
     planner = {name: (name,) for name in state}
+    # Last of all files: a folder without it is not a checkpoint for DCP.
     (folder / METADATA_NAME).write_bytes(pickle.dumps(Metadata(state, planner, storage)))

@@ -87,6 +87,8 @@ def sort_shard(output: ShardOutput, shard: int, seed: int, dtype: np.dtype[Any])
     firsts, starts = np.cumsum(counts) - counts, np.cumsum(lengths, dtype=np.int64) - lengths
     sizes = np.add.reduceat(lengths, firsts, dtype=np.int64) if len(firsts) else np.empty(0, np.int64)
     with output.path("bin").open("wb") as sorted_tokens, output.path("lengths").open("wb") as sorted_lengths:
+        # Tokens are read in random order, from memory that the kernel may drop: a part at a time is copied, so that a
+        # shard may be larger than memory.
         for some in np.split(order, _find_cuts(sizes[order])):
             sequences = _expand_ranges(firsts[some], counts[some])
             sorted_tokens.write(tokens[_expand_ranges(starts[firsts[some]], sizes[some])].data)

@@ -18,7 +18,7 @@ SKIPPED = frozenset(
         "encodings",  # tables of code points
         "idle_test",
         "idlelib",
-        "pydoc_data",  # read as prose, see `_topics`
+        "pydoc_data",  # topics of help(), which are texts and no code
         "site-packages",
         "test",
         "tests",
