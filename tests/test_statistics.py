@@ -63,8 +63,10 @@ def test_interval_of_a_ratio_of_medians_covers_it() -> None:
     rng = random.Random(3)
     hits = 0
     for _ in range(TRIALS):
-        a, b = ([center * rng.lognormvariate(0, 0.1) for _ in range(20)] for center in (1.03, 1.0))
-        hits += bootstrap_ratio(a, b, resamples=RESAMPLES).contains(1.03)
+        a, b = ([center * rng.lognormvariate(0, 0.1) for _ in range(20)] for center in (6.18, 6.0))
+        found = bootstrap_ratio(a, b, resamples=RESAMPLES)
+        assert found.estimate == pytest.approx(median(a) / median(b))
+        hits += found.contains(1.03)
     assert 0.9 * TRIALS <= hits <= 0.995 * TRIALS
 
 
@@ -86,6 +88,15 @@ def test_block_length_grows_with_the_autocorrelation() -> None:
     lengths = [choose_block_length(generate_series(rng, 400, correlation)) for correlation in (0.0, 0.5, 0.9)]
     assert lengths[0] <= 6 < lengths[1] < lengths[2] <= 100
     assert choose_block_length([1.0] * 50) == 1
+
+
+@pytest.mark.parametrize(
+    ("n", "correlation", "length"),
+    [(400, 0.0, 1.672), (400, 0.5, 7.635), (400, 0.7, 10.672), (400, 0.9, 25.554), (150, 0.0, 1.14), (150, 0.7, 6.547)],
+)
+def test_block_length_is_twice_that_of_politis_and_white(n: int, correlation: float, length: float) -> None:
+    # arch 8.0.0 (bashtage/arch), optimal_block_length(...)["circular"], of the same series
+    assert choose_block_length(generate_series(random.Random(5), n, correlation)) == round(2 * length)
 
 
 def test_stalls_do_not_hide_the_autocorrelation() -> None:
@@ -110,6 +121,10 @@ def test_values_that_alternate_have_a_smaller_error_and_equal_ones_have_none() -
     alternating = generate_series(random.Random(32), 150, -0.7)
     assert estimate_series_mean(alternating).error < 0.6 * 0.02 / math.sqrt(150)
     assert estimate_series_mean([2.0] * 20).error == 0.0
+    independent = estimate_series_mean(generate_series(random.Random(2), 400, 0.0))
+    # Without weights the error is that of a mean, and its degrees of freedom those of a variance.
+    assert independent.error == pytest.approx(0.02 / math.sqrt(400), rel=0.1)
+    assert independent.freedom == pytest.approx(400, rel=0.01)
     assert compare_series_means([2.0] * 20, [[1.0] * 20])[:3] == pytest.approx((2.0, 2.0, 2.0))
 
 
@@ -142,10 +157,12 @@ def test_prediction_from_several_runs_allows_for_their_spread() -> None:
     rng = random.Random(9)
     hits = 0
     for _ in range(1000):
-        *earlier, new = (rng.lognormvariate(0, 0.02) for _ in range(5))
+        *earlier, new = (rng.lognormvariate(0.5, 0.02) for _ in range(5))
         hits += predict_ratio(new, earlier).contains(1.0)
     assert 0.93 <= hits / 1000 <= 0.97
-    assert predict_ratio(1.1, [1.0, 1.001, 0.999]).low > 1
+    found = predict_ratio(2.2, [2.0, 2.002, 1.998])
+    # Student's t of 2 degrees of freedom, 4.303, by the spread of 0.1 % and sqrt(1 + 1/3)
+    assert found[:3] == pytest.approx((1.1, 1.1 * math.exp(-0.00497), 1.1 * math.exp(0.00497)), rel=1e-5)
 
 
 def test_permutations_allow_for_rare_stalls() -> None:
