@@ -119,6 +119,8 @@ def test_a_ratio_without_a_difference_says_what_it_cannot_show_and_how_many_runs
     assert 5 <= few.more_runs <= 25, "a spread of 2 % takes about 14 runs of each cell"
     found = [compare_times(simulate(16), simulate(16, 1.03)) for _ in range(20)]
     assert sum(each is not None and each.is_difference for each in found) >= 16
+    noisy = structs.replace(few, smallest_difference=649664.7)
+    assert "cannot show less than a factor of two" in noisy.describe()
     one = compare_times(simulate(1), simulate(1))
     assert one is not None and one.more_runs == 2 and one.smallest_difference >= 0.015
 

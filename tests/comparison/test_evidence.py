@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec import structs
-from tests.comparison.fair_results import make_result
+from tests.comparison.fair_results import change_settings, make_result
 
 from primus.comparison.archive import LoadedResults
 from primus.comparison.cell_results import group_cells
@@ -122,3 +122,20 @@ def test_speeds_are_compared_by_token_also_where_only_the_batch_size_is_stated()
             assert 0.9 < pair.ratio.value < 1.1
         else:
             assert "unknown batch size" in pair.refusal
+
+
+def test_runs_of_one_name_and_other_settings_are_cells_of_their_own() -> None:
+    """Another version of a matrix, or logs of several runs: their steps must not be pooled."""
+    runs = [make_result(seed=seed) for seed in range(2)]
+    runs += [change_settings(make_result(seed=seed), global_batch_size=16, seed=seed) for seed in range(2)]
+    failed = structs.replace(runs[0], state="failed", steps=ResultSteps())
+    loaded = LoadedResults(results=[*runs, failed, make_result("jax")], files=["a.json"] * 6, skipped=[])
+    cells = group_cells(loaded)
+    assert {label: len(cell.runs) for label, cell in cells.items()} == {
+        "native, global_batch_size 8": 2, "native, global_batch_size 16": 2, "jax": 1,
+    }  # fmt: skip
+    report = build_comparison_report(cells, [], ReportOptions())
+    status = {(pair.a, pair.b): pair.verdict.status for pair in report.pairs}
+    assert [status["native, global_batch_size 8", "jax"], status["native, global_batch_size 16", "jax"]] == [
+        "fair", "unfair",
+    ]  # fmt: skip

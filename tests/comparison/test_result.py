@@ -91,6 +91,8 @@ def test_a_result_of_another_version_names_both_versions(tmp_path: Path) -> None
         ({"time_s": [0.5]}, "steps.time_s has 1 values for 2 steps"),
         ({"number": [2, 1]}, "steps.number does not increase"),
         ({"time_s": [0.5, -1.0]}, "a step of -1 s"),
+        ({"time_s": [0.5, 1e300]}, "a step of 1e+300 s"),
+        ({"tokens": [512.0, -5.0]}, "the tokens of a step, the number of devices or the load is negative"),
         ({"loss": ["low", 1.0]}, "Expected `float | null`, got `str`"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import zipfile
 from pathlib import Path
@@ -179,6 +180,21 @@ def test_places_without_results_and_damaged_archives_are_one_message(
     (tmp_path / "cut.zip").write_bytes(b"PK\x03\x04 cut off")
     code, _, errors = report(capsys, tmp_path / "cut.zip")
     assert (code, "cut.zip: cannot be read" in errors) == (1, True)
+    (tmp_path / "results.tar.gz").write_bytes(gzip.compress(b"a tar file"))
+    code, _, errors = report(capsys, tmp_path / "results.tar.gz")
+    assert (code, "neither a result nor an archive of compare wrap\n  unpack it" in errors) == (2, True)
+
+
+def test_a_result_that_fills_the_memory_is_skipped_and_an_archive_may_have_any_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("primus.comparison.archive.MOST_BYTES", 1 << 20)
+    save_result(make_result(), tmp_path / "one.json")
+    with zipfile.ZipFile(tmp_path / "archive", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(tmp_path / "one.json", "other/results/one.json")
+        archive.writestr("other/results/two.json", b" " * (2 << 20))
+    code, out, _ = report(capsys, tmp_path / "archive")
+    assert (code, "two.json: larger than 1 MiB" in out, "cpu native tiny" in out) == (0, True, True)
 
 
 def test_pictures_without_a_browser_are_refused_with_what_else_there_is(

@@ -21,8 +21,8 @@ RUN_FILES = ("metadata.json", "request.json", "plan.json", "events.jsonl", "conf
 """Files of a run folder that an archive has; secrets were removed when they were written."""
 LARGEST_LOG = 16 << 20
 """Logs above this size are not archived."""
-MOST_BYTES = 1 << 30
-"""Largest result that is read from an archive, whose sizes are not to be trusted."""
+MOST_BYTES = 256 << 20
+"""Largest result that is read from an archive: a million steps. A few bytes of an archive may become gigabytes."""
 
 
 class SkippedFile(Struct, frozen=True):
@@ -54,11 +54,13 @@ def load_results(paths: Sequence[Path]) -> LoadedResults:
     for path in paths:
         for name, data in _list_files(path):
             try:
+                if data is None:
+                    raise PrimusError(f"larger than {MOST_BYTES >> 20} MiB")
                 results.append(parse_result(data, name))
                 files.append(name)
             except UsageError as error:
                 # Another version is an error: without its results the comparison would be another one.
-                if (path.is_file() and path.suffix != ".zip") or "version" in error.problem:
+                if (path.is_file() and not zipfile.is_zipfile(path)) or "version" in error.problem:
                     raise
                 skipped.append(SkippedFile(name, error.problem.removeprefix(f"{name}: ")))
             except PrimusError as error:
@@ -109,30 +111,35 @@ def _list_members(folder: Path, *, has_runs: bool) -> Iterator[Path]:
                 yield path
 
 
-def _list_files(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Files that may be results, with their content."""
+def _list_files(path: Path) -> Iterator[tuple[str, bytes | None]]:
+    """Files that may be results, with their content; None for one that is too large."""
     if path.is_dir():
         # A comparison has its results in a folder; tprimat writes them next to each other.
         own = sorted((path / RESULTS).glob("*.json"))
         for file in own or sorted(path.glob("*.json")):
             yield str(file), _read_file(file)
-    elif path.suffix == ".zip":
+    elif path.suffix == ".zip" or zipfile.is_zipfile(path):
         yield from _list_archive(path)
     elif path.is_file():
-        yield str(path), _read_file(path)
+        data = _read_file(path)
+        if not data.lstrip().startswith((b"{", b"[")):
+            raise UsageError(
+                f"{path}: neither a result nor an archive of compare wrap", "unpack it, and name the folder"
+            )
+        yield str(path), data
     else:
         raise UsageError(f"{path}: no such file or folder", "name the folder of a comparison, or an archive")
 
 
-def _list_archive(path: Path) -> Iterator[tuple[str, bytes]]:
+def _list_archive(path: Path) -> Iterator[tuple[str, bytes | None]]:
     try:
         with zipfile.ZipFile(path) as archive:
             for member in archive.infolist():
                 parts = Path(member.filename).parts
-                if parts and parts[-1].endswith(".json") and (RESULTS in parts or len(parts) <= 2):
-                    if parts[-1] == RECORD or member.file_size > MOST_BYTES:
-                        continue
-                    yield f"{path}:{member.filename}", archive.read(member)
+                is_json = parts and parts[-1].endswith(".json") and parts[-1] != RECORD
+                if is_json and (RESULTS in parts or len(parts) <= 2):
+                    is_small = member.file_size <= MOST_BYTES
+                    yield f"{path}:{member.filename}", archive.read(member) if is_small else None
     except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
         raise PrimusError(f"{path}: cannot be read: {error}", "copy the archive again") from None
 

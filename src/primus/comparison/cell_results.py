@@ -9,7 +9,9 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from primus.comparison.archive import LoadedResults
+from primus.comparison.evidence import FairnessEvidence, collect_evidence
 from primus.comparison.result import ComparisonResult
+from primus.comparison.setting_checks import SETTING, compare_settings
 
 CellKey = tuple[str, str, str, str, str, int | None]
 """Platform, framework, model, class, device and number of devices."""
@@ -28,6 +30,8 @@ class ComparisonCell(Struct, frozen=True, kw_only=True):
     settings_class: str
     device: str
     devices: int | None
+    variant: str
+    """Settings by which it differs from other cells of these names, such as `micro_batch_size 4`; mostly empty."""
     runs: list[ComparisonResult]
     """With steps, in order of their repetitions."""
     failed: list[ComparisonResult]
@@ -53,7 +57,7 @@ def group_cells(loaded: LoadedResults) -> dict[str, ComparisonCell]:
         members = groups.setdefault(key, [])
         if named not in members:  # a folder and its archive
             members.append(named)
-    return _label_cells([_build_cell(key, members) for key, members in _merge_failed(groups).items()])
+    return _label_cells([cell for key, members in _merge_failed(groups).items() for cell in _build_cells(key, members)])
 
 
 def _merge_failed(groups: ResultGroups) -> ResultGroups:
@@ -65,18 +69,52 @@ def _merge_failed(groups: ResultGroups) -> ResultGroups:
     return merged
 
 
-def _build_cell(key: CellKey, members: Sequence[ComparisonResult]) -> ComparisonCell:
+def _build_cells(key: CellKey, members: Sequence[ComparisonResult]) -> list[ComparisonCell]:
+    """A cell, or several if the runs have different settings: other matrices, and logs of others, share names."""
     platform, framework, model, settings_class, device, devices = key
-    return ComparisonCell(
-        platform=platform,
-        framework=framework,
-        model=model,
-        settings_class=settings_class,
-        device=device,
-        devices=devices,
-        runs=sorted((each for each in members if _has_speed(each)), key=lambda each: each.cell.repetition),
-        failed=[each for each in members if not _has_speed(each)],
-    )
+    groups, keys = _split_by_settings([each for each in members if _has_speed(each)])
+    failed = [each for each in members if not _has_speed(each)]
+    return [
+        ComparisonCell(
+            platform=platform,
+            framework=framework,
+            model=model,
+            settings_class=settings_class,
+            device=device,
+            devices=devices,
+            variant=", ".join(f"{name} {group[0][0].settings.get(name)}" for name in keys),
+            runs=sorted((run for _, run in group), key=lambda each: each.cell.repetition),
+            failed=[] if number else failed,
+        )
+        for number, group in enumerate(groups or [[]])
+    ]
+
+
+def _split_by_settings(
+    runs: Sequence[ComparisonResult],
+) -> tuple[list[list[tuple[FairnessEvidence, ComparisonResult]]], list[str]]:
+    """The runs with equal settings, and the first setting by which each group differs from an earlier one."""
+    groups: list[list[tuple[FairnessEvidence, ComparisonResult]]] = []
+    keys: dict[str, None] = {}
+    for run in runs:
+        evidence, found = collect_evidence(run, ""), None
+        for group in groups:
+            other = _find_other_setting(group[0][0], evidence)
+            if other is None:
+                found = group
+                break
+            keys[other] = None
+        if found is None:
+            groups.append(found := [])
+        found.append((evidence, run))
+    return groups, list(keys)
+
+
+def _find_other_setting(a: FairnessEvidence, b: FairnessEvidence) -> str | None:
+    """The first setting besides the seed that makes two runs of one cell unequal."""
+    checks = compare_settings(a, b, "identical", has_equal_rates=False)
+    unfair = (check.rule.removeprefix(SETTING) for check in checks if check.judgement == "unfair")
+    return next((name for name in unfair if name != "seed"), None)
 
 
 def _label_cells(cells: Sequence[ComparisonCell]) -> dict[str, ComparisonCell]:
@@ -90,14 +128,19 @@ def _label_cells(cells: Sequence[ComparisonCell]) -> dict[str, ComparisonCell]:
     classes: dict[str, set[str]] = {}
     for name, cell in zip(names, cells, strict=True):
         classes.setdefault(name, set()).add(cell.settings_class)
-    labels = [
+    names = [
         f"{name} ({cell.settings_class})" if len(classes[name]) > 1 else name
         for name, cell in zip(names, cells, strict=True)
     ]
-    return {
-        f"{label} on {cell.devices or '?'} x {cell.device}" if labels.count(label) > 1 else label: cell
-        for label, cell in zip(labels, cells, strict=True)
-    }
+    names = _add_where_equal(names, [f" on {cell.devices or '?'} x {cell.device}" for cell in cells])
+    names = _add_where_equal(names, [f", {cell.variant}" for cell in cells])
+    return dict(zip(names, cells, strict=True))
+
+
+def _add_where_equal(names: Sequence[str], parts: Sequence[str]) -> list[str]:
+    """The names, of which equal ones have their part added, unless that is equal too."""
+    same = {name: {part for other, part in zip(names, parts, strict=True) if other == name} for name in names}
+    return [f"{name}{part}" if len(same[name]) > 1 else name for name, part in zip(names, parts, strict=True)]
 
 
 def _has_speed(result: ComparisonResult) -> bool:

@@ -132,7 +132,8 @@ class RatioEstimate(Struct, frozen=True, kw_only=True):
         numbers = f"{self.value:.3f} ({RATIO_LEVEL:.0%}: {self.low:.3f} to {self.high:.3f})"
         if self.is_difference:
             return numbers
-        found = f"{numbers}: no difference shown; these runs cannot show less than {self.smallest_difference:.1%}"
+        least = f"{self.smallest_difference:.1%}" if self.smallest_difference < 1 else "a factor of two"
+        found = f"{numbers}: no difference shown; these runs cannot show less than {least}"
         if self.smallest_difference <= TARGET_DIFFERENCE:
             return found
         runs = f"{self.more_runs} more runs" if self.more_runs else f"more than {MOST_MORE_RUNS} further runs"

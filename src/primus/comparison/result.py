@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
+from primus.comparison.tprimat_result import convert_tprimat
 from primus.config.docs import field_docs
 from primus.errors import PrimusError, UsageError
 from primus.runs.files import write_json
@@ -24,8 +24,8 @@ from primus.runs.files import write_json
 SCHEMA = "primus-comparison-result"
 SCHEMA_VERSION = 1
 """Raised with every change that an older reader would misunderstand."""
-UNKNOWN_WORDS = ("N/A", "n/a", "unknown", "Unknown")
-"""What tprimat writes where a value is not known."""
+SHORTEST_STEP_S, LONGEST_STEP_S = 1e-6, 1e7
+"""Times outside are damage, and would make speeds that no device has."""
 
 Platform = Literal["amd", "nvd", "cpu"]
 """tprimat's names."""
@@ -357,7 +357,7 @@ def parse_result(data: bytes, name: str) -> ComparisonResult:
             f"{name}: not a result of a comparison", "results are written by compare run and compare extract"
         )
     if kind == "tprimat":
-        tree = _convert_tprimat(tree)
+        tree = convert_tprimat(tree)
     elif tree.get("schema_version") != SCHEMA_VERSION:
         version = f"version {tree['schema_version']}" if "schema_version" in tree else "an unknown version"
         raise UsageError(
@@ -394,9 +394,12 @@ def find_problem(result: ComparisonResult) -> str:
             return f"steps.{name} has {len(getattr(steps, name))} values for {count} steps"
     if any(later <= earlier for earlier, later in zip(steps.number, steps.number[1:], strict=False)):
         return "steps.number does not increase"
-    negative = next((value for value in steps.time_s if value is not None and value < 0), None)
-    if negative is not None:
-        return f"steps.time_s has a step of {negative:g} s"
+    wrong = next((value for value in steps.time_s if value and not SHORTEST_STEP_S < value < LONGEST_STEP_S), None)
+    if wrong is not None:
+        return f"steps.time_s has a step of {wrong:g} s"
+    share, devices = result.load.other_cpu_share or 0.0, result.gpu_info.device_count
+    if min(filter(None, steps.tokens), default=0) < 0 or not 0 <= share < math.inf or (devices or 1) < 1:
+        return "the tokens of a step, the number of devices or the load is negative"
     if result.inputs.tokens is not None and len(result.inputs.tokens) != count:
         return f"inputs.tokens has {len(result.inputs.tokens)} values for {count} steps"
     return ""
@@ -411,42 +414,3 @@ def build_json_schema() -> dict[str, Any]:
             part["properties"][field]["description"] = text
     title = f"Result of a comparison, version {SCHEMA_VERSION}"
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}
-
-
-def _convert_tprimat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A file of tprimat with its lists as columns, and None where it has a word for an unknown value."""
-    known: dict[str, Any] = {key: _drop_unknown(value) for key, value in tree.items()}
-    known = {key: value for key, value in known.items() if value is not None}
-    times = known.get("raw_step_times") or known.get("step_times") or []
-    count = len(times)
-    columns: dict[str, Any] = {"number": list(range(1, count + 1)), "time_s": times}
-    training = known.get("training_config") or {}
-    batch, length = training.get("global_batch_size"), training.get("sequence_length")
-    if batch and length:
-        columns["tokens"] = [float(batch) * float(length)] * count
-    notes = []
-    for column, key in (("loss", "loss_values"), ("learning_rate", "learning_rates")):
-        values = known.get(key) or []
-        if len(values) == count:
-            columns[column] = values
-        elif values:
-            notes.append(f"{key} has {len(values)} values for {count} steps, and is not assigned to steps")
-    name = {"amd": "amd", "nvd": "nvidia"}.get(str(known.get("platform")), str(known.get("platform")))
-    own = {"schema", "schema_version", "source", "cell", "steps", "state", "notes"}
-    return {key: value for key, value in known.items() if key not in own} | {
-        "source": "tprimat",
-        "step_times": times,
-        "steps": columns,
-        "cell": {"platform": name},
-        "notes": notes,
-    }
-
-
-def _drop_unknown(value: Any) -> Any:
-    """`value` with None for words that mean that it is not known, and for numbers that are not finite."""
-    if isinstance(value, dict):
-        return {key: kept for key, item in value.items() if (kept := _drop_unknown(item)) is not None}
-    if isinstance(value, list):
-        return [_drop_unknown(item) for item in value]
-    is_unknown = value in UNKNOWN_WORDS or (isinstance(value, float) and not math.isfinite(value))
-    return None if is_unknown else value

@@ -15,6 +15,8 @@ SCHEDULE_KEYS = (
     *("schedule", "schedule_shift"),
 )
 """Settings that only choose the learning rates: equal rates at every step make them equivalent."""
+SETTING = "setting "
+"""Before the name of a setting in the rule of its check."""
 ABSENT = "not stated"
 OFF: tuple[Any, ...] = (None, False, 0, "", "none")
 """Values of a setting that does nothing."""
@@ -35,7 +37,7 @@ def compare_settings(
     rules = read_fairness_rules()
     one_sided = []
     for key in dict.fromkeys([*rules.list_required_keys(), *a.settings, *b.settings]):
-        rule, name = rules.find_rule(key), f"setting {key}"
+        rule, name = rules.find_rule(key), f"{SETTING}{key}"
         values = a.settings.get(key, ABSENT), b.settings.get(key, ABSENT)
         if ABSENT in values:
             if rule is not None and rule.kind == "same":
@@ -58,15 +60,15 @@ def _check_equal_setting(key: str, a: FairnessEvidence, b: FairnessEvidence) -> 
     """The same value: `equivalent` if a side states it under another name or in other words."""
     value = a.settings[key]
     if _is_equal_value(*(side.stated.get(key, ABSENT) for side in (a, b))):
-        return make_check(f"setting {key}", "same", "equal", (value, value))
+        return make_check(f"{SETTING}{key}", "same", "equal", (value, value))
     words = [f"{key} = {side.stated[key]}" if key in side.stated else "by another name" for side in (a, b)]
-    return make_check(f"setting {key}", "equivalent", f"both come to {key} = {value}", words)
+    return make_check(f"{SETTING}{key}", "equivalent", f"both come to {key} = {value}", words)
 
 
 def _judge_difference(
     key: str, a: FairnessEvidence, b: FairnessEvidence, comparison_class: ComparisonClass
 ) -> FairnessCheck:
-    rule, name, values = read_fairness_rules().find_rule(key), f"setting {key}", (a.settings[key], b.settings[key])
+    rule, name, values = read_fairness_rules().find_rule(key), f"{SETTING}{key}", (a.settings[key], b.settings[key])
     if rule is None:
         return make_check(name, "not shown", "no rule says what this setting changes", values)
     inherent = [side.framework for side in (a, b) if side.framework in rule.inherent_to]

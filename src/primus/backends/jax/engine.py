@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from primus.backends.jax.model import DocumentRules, ModelSettings
 from primus.backends.jax.sharding import DATA, JaxLayout, choose_residual_sharding, shard_batch, shard_weight
 from primus.backends.jax.stacking import Shapes, group_names, is_stacked, stack_shapes
-from primus.backends.jax.step import TrainState, build_evaluation, build_optimizer, build_step
+from primus.backends.jax.step import TrainState, build_evaluation, build_optimizer, build_step, find_decayed_weights
 from primus.checkpoint.family import list_hub_shapes
 from primus.checkpoint.weights import WeightReader
 from primus.config.exports.hugging_face import format_model_config
@@ -108,12 +108,16 @@ class JaxEngine:
         """Settings of the compiled step; those of the optimizer are arguments of optax, which keeps no record."""
         weights, config = self.weights, self._trainer.optimizer
         sizes = {name: math.prod(weight.shape) for name, weight in weights.items()}
+        decays = find_decayed_weights(weights)
         return {
             "parameters": sum(sizes.values()),
             "parameter_dtype": ", ".join(sorted({str(weight.dtype) for weight in weights.values()})),
             "compute_dtype": str(self._settings.compute_dtype),
             "recompute_activations": self._settings.recompute,
+            "vocab_rows": weights["model.embed_tokens.weight"].shape[0],
             "weight_decay": config.weight_decay,
+            "decayed_parameters": sum(size for name, size in sizes.items() if decays[name]),
+            "undecayed_parameters": sum(size for name, size in sizes.items() if not decays[name]),
             "adam_beta1": config.adam_beta1,
             "adam_beta2": config.adam_beta2,
             "adam_eps": config.adam_eps,

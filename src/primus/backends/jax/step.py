@@ -43,7 +43,7 @@ def build_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """AdamW (arXiv 1711.05101) at learning rate 1; matrices decay, norms and biases do not."""
     return optax.chain(
         optax.scale_by_adam(config.adam_beta1, config.adam_beta2, config.adam_eps),
-        optax.add_decayed_weights(config.weight_decay, mask=_list_matrices),
+        optax.add_decayed_weights(config.weight_decay, mask=find_decayed_weights),
     )
 
 
@@ -91,8 +91,8 @@ def compute_norm(gradients: Weights) -> Array:
     return jnp.sqrt(jnp.stack(totals).sum())
 
 
-def _list_matrices(weights: Weights) -> dict[str, bool]:
-    """Whether each array holds matrices, not vectors of layers."""
+def find_decayed_weights(weights: Weights) -> dict[str, bool]:
+    """Whether weight decay applies to each array: to matrices, not to vectors of layers."""
     return {name: value.ndim - is_stacked(name) >= 2 for name, value in weights.items()}
 
 
