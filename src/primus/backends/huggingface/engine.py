@@ -66,8 +66,9 @@ class TransformersEngine:
     def step(self, batches: Sequence[NDArray[np.int64]], learning_rate: float) -> StepValues:
         pairs = [self._place_batch(batch) for batch in batches]
         counts = torch.stack([(targets != -100).sum() for _, targets in pairs]).sum()
-        scale = 1.0 / self._sum_over_processes(counts).clamp_min(1).float()
-        loss = torch.zeros((), device=self._device)
+        scale = 1.0 / self._sum_over_processes(counts).clamp_min(1).double()
+        # float64: a float32 sum of losses differs from the exact one by up to two units in its last place.
+        loss = torch.zeros((), dtype=torch.float64, device=self._device)
         for index, (inputs, targets) in enumerate(pairs):
             if isinstance(self.model, FSDPModule):
                 self.model.set_requires_gradient_sync(index == len(pairs) - 1)
@@ -86,7 +87,7 @@ class TransformersEngine:
         totals = torch.zeros(2, dtype=torch.float64, device=self._device)
         for batch in batches:
             inputs, targets = self._place_batch(batch)
-            totals += torch.stack([self._compute_loss(inputs, targets).double(), (targets != -100).sum().double()])
+            totals += torch.stack([self._compute_loss(inputs, targets), (targets != -100).sum().double()])
         loss, tokens = self._sum_over_processes(totals).tolist()
         return loss, int(tokens)
 
@@ -151,10 +152,11 @@ class TransformersEngine:
         return inputs, targets
 
     def _compute_loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Sum of the losses of all tokens that have a target."""
+        """Sum of the losses of all tokens that have a target, float64."""
         with self._choose_precision():
             logits = self.model(input_ids=inputs, use_cache=False).logits
-        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
+        losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="none")
+        return losses.sum(dtype=torch.float64)
 
     def _choose_precision(self) -> AbstractContextManager[Any]:
         """Autocast to bf16 in one process; FSDP2's policy casts in several."""

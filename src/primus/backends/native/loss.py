@@ -30,7 +30,7 @@ MOST_COMPILED_TILES = 8
 def cross_entropy(
     hidden: Tensor, weight_VD: Tensor, targets: Tensor, scale: Tensor | None = None, chunk: int | None = None
 ) -> Tensor:
-    """`scale` x the sum of -log p(target) over the tokens whose target is not IGNORED; a float32 scalar.
+    """`scale` x the sum of -log p(target) over the tokens whose target is not IGNORED, summed in the dtype of `scale`.
 
     With scale = 1 / (tokens with a target in all micro batches of all processes) the sum over micro batches and
     processes is the mean, and so are the gradients.
@@ -39,7 +39,7 @@ def cross_entropy(
         hidden: Hidden states [..., D].
         weight_VD: The output head; used in the dtype of `hidden`.
         targets: Token ids, the shape of `hidden` without D.
-        scale: A scalar on the same device; 1 when None.
+        scale: A float32 or float64 scalar on the same device; 1 in float32 when None.
         chunk: Tokens whose logits are in memory at once; chosen from the vocabulary when None.
     """
     if scale is None:

@@ -134,8 +134,9 @@ def train_step(
     counts = torch.stack([count_targets(targets) for _, targets, *_ in micro_batches])
     num_tokens = _global_sum(counts.sum(), trainable)
     # The divisor is known before the first pass, so gradients add up to those of the mean without a pass over them.
-    scale = 1.0 / num_tokens.clamp_min(1).float()
-    loss = torch.zeros((), device=trainable.device)
+    # float64: a float32 sum of losses differs from the exact one by up to two units in its last place.
+    scale = 1.0 / num_tokens.clamp_min(1).double()
+    loss = torch.zeros((), dtype=torch.float64, device=trainable.device)
     for index, (tokens, targets, *examples) in enumerate(micro_batches):
         _synchronise_gradients(trainable.model, index == len(micro_batches) - 1)
         with timer.measure_step() if timer else nullcontext():
@@ -150,7 +151,7 @@ def train_step(
     # A tensor rather than a branch: a branch on its value would wait for the device.
     skipped = NONFINITE * ~(loss.isfinite() & grad_norm.isfinite())
     if window is not None:
-        skipped = torch.where(skipped == 0, SPIKE * window.add_loss(loss), skipped)
+        skipped = torch.where(skipped == 0, SPIKE * window.add_loss(loss.float()), skipped)
     _apply_update(optimizer, learning_rate, _compute_divisor(grad_norm, clip_grad), skipped != 0)
     return StepResult(torch.stack([value.double() for value in (loss, grad_norm, skipped, num_tokens)]))
 
@@ -158,11 +159,11 @@ def train_step(
 @torch.no_grad()
 def evaluate_batches(trainable: Trainable, batches: Sequence[Batch]) -> float:
     """Mean loss over the tokens of all batches of all processes; every process must call it."""
-    one = torch.ones((), device=trainable.device)
+    one = torch.ones((), dtype=torch.float64, device=trainable.device)
     totals = torch.zeros(2, dtype=torch.float64, device=trainable.device)
     for tokens, targets, *examples in batches:
         loss = trainable.loss(tokens, targets, one, *examples)
-        totals += torch.stack([loss.double(), count_targets(targets).double()])
+        totals += torch.stack([loss, count_targets(targets).double()])
     total, num_tokens = _global_sum(totals, trainable).tolist()
     return total / max(num_tokens, 1.0)
 
@@ -175,7 +176,7 @@ def _shard_model(model: Transformer, device: torch.device, bf16: bool, compile: 
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if bf16 else None,
         reduce_dtype=torch.float32,
-        cast_forward_inputs=False,  # rotary angles and the loss scale stay float32
+        cast_forward_inputs=False,  # rotary angles stay float32, the loss scale float64
     )
     # Each layer is compiled for itself: a graph of the whole model would contain the gathering of weights.
     for layer in model.layers:
