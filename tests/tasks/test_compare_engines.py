@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
+import psutil
 import pytest
 import yaml
 
 from fakes import cli
+from primus.config.schema import Stage
 from primus.report import page
-from primus.tasks.compare import _parity, _picture
+from primus.tasks.compare import _engine_runs, _parity, _picture, engines
 from primus.tasks.compare._parity import FLOAT32, EngineSteps, compare_steps
 
 TESTS = Path(__file__).parents[1]
 PLUG_IN = """
 import sys
+import time
 sys.path.insert(0, {tests!r})
+STAGES = ("pre_trainer", "post_trainer")
 
 def check(experiment):
     pass
@@ -28,7 +33,8 @@ def train(experiment, attempt):
     from fakes import bigram_engine
     class Changed(bigram_engine.BigramEngine):
         def step(self, batches, learning_rate):
-            values = super().step(batches, learning_rate)
+            time.sleep({pause})
+            values = super().step([each[:, 0] if each.ndim == 3 else each for each in batches], learning_rate)
             return values._replace(loss=values.loss + {error} * self.steps)
     bigram_engine.BigramEngine = Changed
     bigram_engine.train_bigrams(experiment, attempt)
@@ -65,15 +71,18 @@ SETTINGS = {
 def file(tmp_path: Path) -> Path:
     folder = tmp_path / "plug-ins" / "backends"
     folder.mkdir(parents=True)
-    for name, error in {"exact": 0.0, "near": 1e-7, "wrong": 1e-3}.items():
-        (folder / f"{name}.py").write_text(PLUG_IN.format(tests=str(TESTS), error=error))
+    for name, error in {"exact": 0.0, "near": 1e-7, "wrong": 1e-3, "slow": 0.0}.items():
+        pause = 0.1 if name == "slow" else 0
+        (folder / f"{name}.py").write_text(PLUG_IN.format(tests=str(TESTS), error=error, pause=pause))
     (folder / "broken.py").write_text(FAILING)
     (folder / "missing.py").write_text(MISSING)
-    module = {"framework": "native", "model": "tiny", "overrides": SETTINGS}
-    path = tmp_path / "experiment.yaml"
-    path.write_text(
-        yaml.safe_dump({"exp_name": "test", "workspace": str(tmp_path), "modules": {"pre_trainer": module}})
-    )
+    return write_experiment(tmp_path, "pre_trainer", SETTINGS)
+
+
+def write_experiment(folder: Path, stage: Stage, settings: dict[str, object]) -> Path:
+    module = {"framework": "native", "model": "tiny", "overrides": settings}
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump({"exp_name": "test", "workspace": str(folder), "modules": {stage: module}}))
     return path
 
 
@@ -90,6 +99,12 @@ def test_engines_that_agree_give_exit_code_0_and_a_picture(file: Path) -> None:
     assert found["reference"] == "exact" and near["engine"] == "near" and near["steps"] == 3
     assert near["same_tokens"] is True and near["first_step_above"] is None
     assert near["max_loss_difference"] == pytest.approx(3e-7) and near["max_loss_step"] == 3
+    assert near["loss_differences"] == pytest.approx([1e-7, 2e-7, 3e-7]) and near["grad_norm_differences"] == [0, 0, 0]
+    first = found["reference_steps"]
+    assert all(len(each[name]) == 3 for each in (first, near) for name in ("losses", "grad_norms", "learning_rates"))
+    assert near["losses"][2] - first["losses"][2] == pytest.approx(3e-7)
+    assert near["learning_rates"] == first["learning_rates"] and near["first_step_of_other_learning_rate"] is None
+    assert json.loads((file.parent / "out" / "comparison.json").read_text()) == found
     picture = ElementTree.parse(file.parent / "out" / "comparison.svg").getroot()
     assert picture.tag.endswith("svg")
     assert sorted(path.name for path in (file.parent / "out").iterdir()) == [
@@ -117,13 +132,41 @@ def test_an_engine_that_is_not_installed_gives_exit_code_3_and_what_to_do(file: 
     assert "missing: MaxText is not installed" in done.stdout
 
 
+def test_fine_tuning_is_compared_and_an_engine_that_only_pre_trains_is_named(file: Path) -> None:
+    example = TESTS.parent / "examples" / "posttrain"
+    data = {"sft_data_path": str(example / "conversations.jsonl"), "tokenizer_model": str(example / "tokenizer")}
+    lengths = {**SETTINGS, "mock_data": False, "seq_length": 128}
+    write_experiment(file.parent, "post_trainer", {**lengths, **data})
+    done = compare(file, "exact,near,missing")
+    near = next(line.split() for line in done.stdout.splitlines() if line.startswith("near  "))
+    assert near[1:3] == ["3", "1.0e-07"], done.stdout + done.stderr
+    assert "missing: module post_trainer: framework missing does not train it" in done.stdout
+
+
+def test_sigterm_ends_the_run_and_keeps_what_was_measured(file: Path) -> None:
+    words = ["compare", "engines", "--config", str(file), "--engines", "exact,slow,near", "--steps", "200"]
+    plug_ins = str(file.parent / "plug-ins")
+    command = ["direct", "--", *words, "--output", "out"]
+    with cli.started(*command, cwd=file.parent, PRIMUS_PLUGINS=plug_ins) as process:
+        slow = file.parent / "compare-test-slow" / "latest" / "events.jsonl"
+        cli.wait_for(lambda: slow.exists() and '"step":3' in slow.read_text(), "three steps of slow")
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "slow: SIGTERM" in out and "near: training" not in out
+    found = json.loads((file.parent / "out" / "comparison.json").read_text())
+    assert found["reference"] == "exact" and 3 <= found["engines"][0]["steps"] < 200
+    assert found["engines"][0]["interrupted_by"] == signal.SIGTERM
+    assert not [each for each in psutil.process_iter(["cmdline"]) if str(file.parent) in str(each.info["cmdline"])]
+
+
 def test_a_misspelt_engine_names_the_nearest(file: Path) -> None:
     done = compare(file, "exact,megatorn")
     assert done.returncode == 2 and "did you mean 'megatron'" in done.stderr
 
 
 def make_steps(engine: str, *losses: float | None, **changes: object) -> EngineSteps:
-    tokens = [{"0": 1, "1": step} for step in range(len(losses))]
+    tokens = list(range(len(losses)))
     values = {"losses": list(losses), "grad_norms": [1.0] * len(losses), "tokens": tokens, **changes}
     return EngineSteps(engine=engine, **values)
 
@@ -147,9 +190,35 @@ def test_a_step_that_is_finite_on_one_engine_only_is_above_the_tolerance() -> No
 
 def test_other_tokens_are_found_and_tokens_of_an_own_loader_are_not_known() -> None:
     reference = make_steps("a", 2.0, 2.0)
-    other = compare_steps(reference, make_steps("b", 2.0, 2.0, tokens=[{"0": 1, "1": 0}, {"0": 1, "1": 7}]), FLOAT32)
+    other = compare_steps(reference, make_steps("b", 2.0, 2.0, tokens=[0, 7]), FLOAT32)
     assert other.same_tokens is False and other.first_step_of_other_tokens == 2 and not other.agrees
     assert compare_steps(reference, make_steps("b", 2.0, 2.0, tokens=None), FLOAT32).same_tokens is None
+
+
+def test_other_learning_rates_are_found_and_rounding_to_float32_is_not() -> None:
+    reference = make_steps("a", 2.0, 2.0, learning_rates=[1e-4, 2e-4])
+    near = make_steps("b", 2.0, 2.0, learning_rates=[1e-4 * (1 + 1e-7), 2e-4])
+    assert compare_steps(reference, near, FLOAT32).first_step_of_other_learning_rate is None
+    late = make_steps("b", 2.0, 2.0, learning_rates=[1e-4, 1e-4])
+    assert compare_steps(reference, late, FLOAT32).first_step_of_other_learning_rate == 2
+
+
+def test_the_text_names_steps_without_finite_numbers_and_notes_once_for_all_engines() -> None:
+    taken = [make_steps(name, 2.0, None, notes=["not applied: dropout"]) for name in ("a", "b")]
+    text = engines.format_comparison(engines.compare_engines(taken, FLOAT32, Path("out")))
+    assert "a, b: not applied: dropout" in text and "a, b: loss or gradient norm is not finite at step 2" in text
+
+
+def test_an_engine_that_took_some_steps_is_the_reference_if_no_other_took_all() -> None:
+    taken = [make_steps("a", problem="not installed"), make_steps("b", 2.0, problem="killed")]
+    comparison = engines.compare_engines(taken, FLOAT32, Path("out"))
+    assert comparison.reference == "b" and "b: killed" in engines.format_comparison(comparison)
+
+
+def test_a_message_of_the_launcher_is_split_into_problem_and_hint() -> None:
+    text = "a warning\nprimus-cli: no module 'post_trainer'\n  run another task\n"
+    assert _engine_runs.split_errors(text) == ("no module 'post_trainer'", "run another task")
+    assert _engine_runs.split_errors("Traceback\nValueError: x\n") == ("ValueError: x", "")
 
 
 def test_a_gradient_norm_is_compared_relative_to_its_size() -> None:

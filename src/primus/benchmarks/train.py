@@ -12,6 +12,7 @@ from msgspec import Meta
 from primus.benchmark import BenchmarkOptions, BenchmarkRow, CaseValue
 from primus.errors import UsageError
 from primus.launch.child_run import ChildRun, train_in_child
+from primus.launch.signals import Terminated
 from primus.machine.measurements import Timing
 from primus.runs import events
 from primus.runs.store import Run
@@ -60,7 +61,10 @@ def measure_launches(options: Options, context: TaskContext) -> Iterator[Benchma
             "processes": context.layout.world_size if context.layout else 1,
             "steps": options.steps,
         }
-        yield summarize_run(train_in_child(Path(options.config), words, context.environ, nproc), case)
+        child = train_in_child(Path(options.config), words, context.environ, nproc)
+        if child.interrupted_by is not None:
+            raise Terminated(child.interrupted_by)
+        yield summarize_run(child, case)
 
 
 def summarize_run(child: ChildRun, case: dict[str, CaseValue]) -> BenchmarkRow:

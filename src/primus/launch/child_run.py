@@ -11,6 +11,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from primus.config.schema import Stage
+from primus.launch.signals import find_exit_code, raise_on_signals
+from primus.process import end_program
+
 FIRST_LINES = '{\n  "run"'
 """Beginning of the JSON of `train pretrain --json`."""
 
@@ -22,23 +26,46 @@ class ChildRun(NamedTuple):
     """Its result: the run folder and the outcome; empty if the run did not start."""
     errors: str
     exit_code: int
+    interrupted_by: int | None = None
+    """Signal to this process, which ended the run."""
 
 
-def train_in_child(file: Path, words: Sequence[str], environ: Mapping[str, str], nproc: int | None) -> ChildRun:
-    """Train the experiment `file` with `words` as overrides, and wait for its end."""
+def train_in_child(
+    file: Path, words: Sequence[str], environ: Mapping[str, str], nproc: int | None, stage: Stage = "pre_trainer"
+) -> ChildRun:
+    """Train the experiment `file` with `words` as overrides, and wait for its end.
+
+    A signal that asks this process to stop is passed on: the run saves what it has and ends; a second one kills it.
+    """
     processes = ["--nproc", str(nproc)] if nproc else []
-    command = [sys.executable, "-m", "primus", "direct", *processes, "--", "train", "pretrain", "--config", str(file)]
-    done = subprocess.run(
+    task = ["train", "posttrain" if stage == "post_trainer" else "pretrain"]
+    command = [sys.executable, "-m", "primus", "direct", *processes, "--", *task, "--config", str(file)]
+    child = subprocess.Popen(
         [*command, *words, "--json"],
         env={**os.environ, **environ},
-        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        check=False,
+        # A terminal sends Ctrl-C to its whole process group; the run would take the second copy for a demand to be
+        # killed.
+        start_new_session=True,
     )
+    number = None
+    with raise_on_signals():
+        try:
+            try:
+                text, errors = child.communicate()
+            except KeyboardInterrupt as interrupt:
+                number = find_exit_code(interrupt) - 128
+                child.send_signal(number)
+                text, errors = child.communicate()
+        finally:
+            end_program(child)
     try:
         # After the lines of the training, which may contain braces.
-        printed = msgspec.json.decode(done.stdout[max(0, done.stdout.rfind(FIRST_LINES)) :], type=dict[str, Any])
+        printed = msgspec.json.decode(text[max(0, text.rfind(FIRST_LINES)) :], type=dict[str, Any])
     except msgspec.MsgspecError:
         printed = {}
-    return ChildRun(printed, done.stderr, done.returncode)
+    return ChildRun(printed, errors, child.returncode, number)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from primus import registry
 from primus.backend import BACKENDS
-from primus.config.schema import Trainer
+from primus.config.schema import Stage, Trainer
 from primus.engine_keys import FILE_NAME, KeyDifference, list_key_differences, read_key_rules
 from primus.engines.choice import INSTALL_VARIABLE, choose_engine
 from primus.errors import EXIT_FAILED, PrimusError
@@ -26,24 +28,23 @@ RECORD_VARIABLE = "PRIMUS_RECORD_BATCHES"
 """As in primus.session.batch_record, which imports numpy."""
 
 
-def take_steps(engine: str, file: Path, overrides: Sequence[str], context: TaskContext) -> EngineSteps:
-    """Train on one engine; a failure is part of the result."""
+def take_steps(engine: str, file: Path, stage: Stage, overrides: Sequence[str], context: TaskContext) -> EngineSteps:
+    """Train on one engine; a failure is part of the result, and so is a signal that stops it."""
     words = ["--framework", engine, *overrides]
-    settings: list[KeyDifference] = []
+    known = EngineSteps(engine=engine)
     try:
         backend = registry.load_plug_in(BACKENDS, engine)
         # On the default framework, which knows each key, also of what it cannot train.
-        asked = resolve_settings(file, ["--framework", "native", *overrides], context.environ)
-        settings = find_settings(engine, asked.experiment.trainer)
-        resolve_experiment(file, words, context.environ)
+        asked = resolve_settings(file, ["--framework", "native", *overrides], context.environ, stage)
+        known = structs.replace(known, settings=find_settings(engine, asked.experiment.trainer))
+        known = structs.replace(known, notes=list(resolve_experiment(file, words, context.environ, stage).notes))
         environ = {**context.environ, INSTALL_VARIABLE: context.environ.get(INSTALL_VARIABLE, "never")}
         choose_engine(tuple(backend.ENGINES), environ)
     except PrimusError as error:
-        return EngineSteps(
-            engine=engine, problem=error.problem, hint=error.hint, exit_code=error.exit_code, settings=settings
-        )
+        return structs.replace(known, problem=error.problem, hint=error.hint, exit_code=error.exit_code)
     nproc = context.layout.nproc if context.layout else None
-    return _read_result(engine, settings, train_in_child(file, words, {**environ, RECORD_VARIABLE: "1"}, nproc))
+    child = train_in_child(file, words, {**environ, RECORD_VARIABLE: "1"}, nproc, stage)
+    return _add_result(known, child)
 
 
 def find_settings(engine: str, trainer: Trainer) -> list[KeyDifference]:
@@ -54,36 +55,50 @@ def find_settings(engine: str, trainer: Trainer) -> list[KeyDifference]:
     return list_key_differences(read_key_rules(file.parent), trainer)
 
 
-def _read_result(engine: str, settings: list[KeyDifference], child: ChildRun) -> EngineSteps:
-    printed, errors, code = child
-    if "run" not in printed:
-        lines = [line.removeprefix("primus-cli: ") for line in errors.strip().splitlines()] or [f"exit code {code}"]
-        return EngineSteps(engine=engine, problem=lines[-1], exit_code=code or EXIT_FAILED, settings=settings)
-    run = Run(Path(printed["run"]))
+def _add_result(known: EngineSteps, child: ChildRun) -> EngineSteps:
+    if "run" not in child.printed:
+        problem, hint = split_errors(child.errors)
+        return structs.replace(
+            known,
+            problem=problem or f"exit code {child.exit_code}",
+            hint=hint,
+            exit_code=child.exit_code or EXIT_FAILED,
+            interrupted_by=child.interrupted_by,
+        )
+    run = Run(Path(child.printed["run"]))
     steps = events.read_steps(run.events)
-    outcome = printed["outcome"]
+    outcome = child.printed["outcome"]
     failure = outcome.get("first_failure") or {}
-    return EngineSteps(
-        engine=engine,
+    return structs.replace(
+        known,
         run=str(run.directory),
         problem="" if outcome["state"] == "done" else outcome["reason"],
         hint=failure.get("hint") or "",
-        exit_code=code,
+        exit_code=child.exit_code,
+        interrupted_by=child.interrupted_by,
         losses=[_parse_number(event.get("loss")) for event in steps],
         grad_norms=[_parse_number(event.get("grad_norm")) for event in steps],
+        learning_rates=[_parse_number(event.get("learning_rate")) for event in steps],
         tokens=_read_tokens(run, steps),
-        settings=settings,
     )
 
 
-def _read_tokens(run: Run, steps: Sequence[events.Event]) -> list[Mapping[str, int]] | None:
-    """Checksums of the samples of each step; None if the engine was not given its batches by primus."""
+def split_errors(text: str) -> tuple[str, str]:
+    """The last message of the launcher on standard error, and its hint."""
+    _, mark, message = f"\n{text.strip()}".rpartition("\nprimus-cli: ")
+    lines = (message if mark else text.strip().rpartition("\n")[2]).splitlines() or [""]
+    return lines[0], "\n".join(line.strip() for line in lines[1:])
+
+
+def _read_tokens(run: Run, steps: Sequence[events.Event]) -> list[int] | None:
+    """Checksum of the samples of each step; None if the engine was not given its batches by primus."""
     record: dict[int, dict[str, int]] = {}
     for path in sorted(run.directory.glob("logs/attempt_*/batches_rank_*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             taken = msgspec.json.decode(line)
             record.setdefault(taken["consumed_samples"], {}).update(taken["samples"])
-    return [record.get(event["consumed_samples"], {}) for event in steps] if record else None
+    taken_samples = [record.get(event["consumed_samples"], {}) for event in steps]
+    return [zlib.crc32(msgspec.json.encode(samples, order="sorted")) for samples in taken_samples] if record else None
 
 
 def _parse_number(value: Any) -> float | None:

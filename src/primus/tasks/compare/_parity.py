@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from primus.engine_keys import KeyDifference
 
 LARGEST_ULPS = 2
 """Units in the last place by which losses may differ at step 1, since they are float32: 1.9e-6 for losses from 8 on."""
+
+
+LARGEST_RATE_DIFFERENCE = 1e-6
+"""Relative difference of learning rates that rounding explains: some engines compute them in float32."""
 
 
 class ParityTolerance(Struct, frozen=True, kw_only=True):
@@ -41,24 +45,29 @@ class EngineSteps(Struct, frozen=True, kw_only=True):
     """Why the engine did not take all steps; empty if it did."""
     hint: str = ""
     exit_code: int = 0
+    interrupted_by: int | None = None
+    """Signal that stopped the comparison during this run."""
     losses: list[float | None] = []
+    """Of each step; None where it is not a finite number. So are the two lists below."""
     grad_norms: list[float | None] = []
-    tokens: list[Mapping[str, int]] | None = None
-    """Checksum of each sample of each step; None if the engine reads its own data."""
+    learning_rates: list[float | None] = []
+    tokens: list[int] | None = None
+    """Checksum of the samples of each step; None if the engine reads its own data."""
     settings: list[KeyDifference] = []
     """Settings in which it cannot agree with native."""
+    notes: list[str] = []
+    """What resolving the experiment for it gave notice of, such as settings of another engine alone."""
 
 
-class EngineParity(Struct, frozen=True, kw_only=True):
+class EngineParity(EngineSteps, frozen=True, kw_only=True):
     """An engine against the reference."""
 
-    engine: str
-    run: str | None
-    problem: str
-    hint: str
-    exit_code: int
     steps: int
     """Steps that both took."""
+    loss_differences: list[float]
+    """Absolute, of each of these steps; infinite (null in JSON) where only one of the two is a number."""
+    grad_norm_differences: list[float]
+    """Relative."""
     first_loss_difference: float | None
     max_loss_difference: float | None
     max_loss_step: int | None
@@ -70,7 +79,7 @@ class EngineParity(Struct, frozen=True, kw_only=True):
     same_tokens: bool | None
     """Whether every step had the same tokens; None if that is not known."""
     first_step_of_other_tokens: int | None
-    settings: list[KeyDifference]
+    first_step_of_other_learning_rate: int | None
 
     @property
     def agrees(self) -> bool:
@@ -91,12 +100,10 @@ def compare_steps(reference: EngineSteps, other: EngineSteps, tolerance: ParityT
     other_tokens = _find_first_other(reference.tokens, other.tokens)
     known = reference.tokens is not None and other.tokens is not None
     return EngineParity(
-        engine=other.engine,
-        run=other.run,
-        problem=other.problem,
-        hint=other.hint,
-        exit_code=other.exit_code,
+        **structs.asdict(other),
         steps=len(losses),
+        loss_differences=losses,
+        grad_norm_differences=norms,
         first_loss_difference=losses[0] if losses else None,
         max_loss_difference=max(losses, default=None),
         max_loss_step=losses.index(max(losses)) + 1 if losses else None,
@@ -105,7 +112,7 @@ def compare_steps(reference: EngineSteps, other: EngineSteps, tolerance: ParityT
         first_step_above=above[0] if above else None,
         same_tokens=other_tokens is None if known else None,
         first_step_of_other_tokens=other_tokens,
-        settings=other.settings,
+        first_step_of_other_learning_rate=_find_first_other_rate(reference.learning_rates, other.learning_rates),
     )
 
 
@@ -128,9 +135,13 @@ def _find_ulp(losses: Sequence[float | None]) -> float:
     return 2.0 ** (math.floor(math.log2(first)) - 23) if first and first > 0 else 0.0
 
 
-def _find_first_other(
-    reference: Sequence[Mapping[str, int]] | None, other: Sequence[Mapping[str, int]] | None
-) -> int | None:
+def _find_first_other_rate(reference: Sequence[float | None], other: Sequence[float | None]) -> int | None:
+    """First step whose learning rates differ by more than float32 rounds; None if there is none."""
+    gaps = _list_differences(reference, other, relative=True)
+    return next((step for step, gap in enumerate(gaps, 1) if not gap <= LARGEST_RATE_DIFFERENCE), None)
+
+
+def _find_first_other(reference: Sequence[int] | None, other: Sequence[int] | None) -> int | None:
     """First step whose tokens differ; None if there is none, or the tokens are not known."""
     pairs = enumerate(zip(reference or (), other or (), strict=False), 1)
     return next((step for step, (ours, theirs) in pairs if ours != theirs), None)

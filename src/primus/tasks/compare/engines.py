@@ -59,7 +59,7 @@ def run(options: Options, context: TaskContext) -> int:
     """Train on each engine, one after the other, and print the comparison.
 
     Exit codes: 0 if all engines agree, 1 if one differs by more than the tolerance or fails, 3 if all that are
-    installed agree and another one is not installed.
+    installed agree and another one is not installed, 128 + the signal after an interruption.
 
     Raises:
         UsageError: The experiment is wrong whatever the engine, or a name is not an engine.
@@ -70,21 +70,25 @@ def run(options: Options, context: TaskContext) -> int:
     overrides = [*context.overrides, *_list_run_settings(experiment.trainer, options.steps)]
     tolerance = _choose_tolerance(options, is_bf16=experiment.trainer.training.bf16)
     folder = Path(options.output) if options.output else _choose_folder(experiment.workspace)
-    taken = []
+    taken: list[EngineSteps] = []
     for name in names:
-        context.say(f"{name}: training {options.steps} steps")
+        context.say(f"{name}: training {options.steps} step{'s' if options.steps > 1 else ''}")
         words = [*overrides, "--exp_name", f"compare-{experiment.exp_name}-{name}"]
-        taken.append(_engine_runs.take_steps(name, file, words, context))
+        taken.append(_engine_runs.take_steps(name, file, experiment.stage, words, context))
         context.say(f"{name}: {_format_end(taken[-1])}")
-    comparison = compare_engines(taken, tolerance, folder)
-    _write_files(comparison, taken, folder)
+        # After each engine: what was measured is kept, however the others end.
+        comparison = compare_engines(taken, tolerance, folder)
+        _write_files(comparison, taken, folder)
+        if taken[-1].interrupted_by is not None:
+            break
     context.result(comparison, f"\n{format_comparison(comparison)}\n\nfiles: {folder}")
-    return _choose_exit_code(comparison)
+    return _choose_exit_code(comparison, taken[-1].interrupted_by)
 
 
 def compare_engines(taken: Sequence[EngineSteps], tolerance: ParityTolerance, folder: Path) -> EngineComparison:
-    """The comparison of all engines with the first one that took its steps."""
-    reference = next((each for each in taken if each.losses and not each.problem), None)
+    """The comparison of all engines with the first one that took its steps; if none did, with one that took some."""
+    able = [each for each in taken if each.losses]
+    reference = next((each for each in able if not each.problem), able[0] if able else None)
     nothing = EngineSteps(engine="")
     others = [each for each in taken if each is not reference]
     return EngineComparison(
@@ -98,28 +102,23 @@ def compare_engines(taken: Sequence[EngineSteps], tolerance: ParityTolerance, fo
 
 def format_comparison(comparison: EngineComparison) -> str:
     """A table of the engines, then problems and the settings in which they cannot agree."""
-    problems = [
-        f"{each.engine}: {each.problem}" + (f"\n  {each.hint}" if each.hint else "")
-        for each in comparison.engines
-        if each.problem
-    ]
-    settings = [
-        f"{engine}: {setting.key}: {format_yaml_value(setting.value)}"
-        f" {'is refused' if setting.is_refused else 'differs'}: {setting.reason}"
-        for engine, setting in _list_settings(comparison)
-    ]
-    return "\n\n".join(
-        [_format_table(comparison), *(["\n".join([*problems, *settings])] if problems or settings else [])]
-    )
+    everyone = [*([comparison.reference_steps] if comparison.reference_steps else []), *comparison.engines]
+    problems = [f"{each.engine}: {_format_problem(each)}" for each in everyone if each.problem]
+    remarks: dict[str, list[str]] = {}
+    for each in everyone:
+        for text in [*map(_format_setting, each.settings), *each.notes, *_list_nonfinite_steps(each)]:
+            remarks.setdefault(text, []).append(each.engine)
+    lines = [*problems, *(f"{', '.join(engines)}: {text}" for text, engines in remarks.items())]
+    return "\n\n".join([_format_table(comparison), *(["\n".join(lines)] if lines else [])])
 
 
 def _format_table(comparison: EngineComparison) -> str:
-    header = ["engine", "steps", "step 1", "largest", "at step", "grad norm", "above tolerance", "tokens"]
+    header = ["engine", "steps", "step 1", "largest", "at step", "grad norm", "above tolerance", "tokens", "lr"]
     reference = comparison.reference_steps
     rows = []
     if reference is not None:
         steps = str(len(reference.losses))
-        rows.append([reference.engine, steps, "reference", "", "", "", "", ""])
+        rows.append([reference.engine, steps, "reference", "", "", "", "", "", ""])
     rows += [_format_row(each) for each in comparison.engines]
     limits = comparison.tolerance
     title = (
@@ -131,8 +130,9 @@ def _format_table(comparison: EngineComparison) -> str:
 
 def _format_row(each: EngineParity) -> list[str]:
     if not each.steps:
-        return [each.engine, "0", "-", "-", "-", "-", "-", "-"]
+        return [each.engine, "0", "-", "-", "-", "-", "-", "-", "-"]
     above = "no" if each.first_step_above is None else f"from step {each.first_step_above}"
+    other_rate = each.first_step_of_other_learning_rate
     tokens = {None: "not known", True: "equal", False: f"differ at step {each.first_step_of_other_tokens}"}
     return [
         each.engine,
@@ -143,6 +143,7 @@ def _format_row(each: EngineParity) -> list[str]:
         _format_difference(each.max_grad_norm_difference),
         above,
         tokens[each.same_tokens],
+        "equal" if other_rate is None else f"differs at step {other_rate}",
     ]
 
 
@@ -150,18 +151,28 @@ def _format_difference(value: float | None) -> str:
     return "-" if value is None else f"{value:.1e}" if value else "0"
 
 
-def _list_settings(comparison: EngineComparison) -> list[tuple[str, KeyDifference]]:
-    """Each setting in which an engine cannot agree with native, with the engine."""
-    first = comparison.reference_steps
-    found = [(first.engine, setting) for setting in first.settings] if first else []
-    return found + [(each.engine, setting) for each in comparison.engines for setting in each.settings]
+def _format_setting(setting: KeyDifference) -> str:
+    how = "is refused" if setting.is_refused else "differs"
+    return f"{setting.key}: {format_yaml_value(setting.value)} {how}: {setting.reason}"
+
+
+def _list_nonfinite_steps(taken: EngineSteps) -> list[str]:
+    """A line for the steps of which nothing was compared, if there are any."""
+    values = enumerate(zip(taken.losses, taken.grad_norms, strict=True), 1)
+    found = [str(step) for step, pair in values if None in pair]
+    return [f"loss or gradient norm is not finite at step {', '.join(found)}"] if found else []
+
+
+def _format_problem(taken: EngineSteps) -> str:
+    place = f" (steps: {len(taken.losses)}; {taken.run})" if taken.run else ""
+    return "\n  ".join([taken.problem + place, *taken.hint.splitlines()])
 
 
 def _format_end(taken: EngineSteps) -> str:
     if taken.problem:
-        return taken.problem + (f"\n  {taken.hint}" if taken.hint else "")
+        return _format_problem(taken)
     last = taken.losses[-1] if taken.losses else None
-    return f"loss {last:.6f} after {len(taken.losses)} steps ({taken.run})" if last is not None else "no finite loss"
+    return f"loss {last:.6f} at step {len(taken.losses)} ({taken.run})" if last is not None else "no finite loss"
 
 
 def _split_names(options: Options) -> list[str]:
@@ -198,7 +209,7 @@ def _choose_folder(workspace: str) -> Path:
 
 def _write_files(comparison: EngineComparison, taken: Sequence[EngineSteps], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "comparison.json", to_json({"comparison": comparison, "steps": taken}) + "\n")
+    write_text(folder / "comparison.json", to_json(comparison) + "\n")
     reference = comparison.reference_steps
     if reference is None:
         return
@@ -211,11 +222,14 @@ def _write_files(comparison: EngineComparison, taken: Sequence[EngineSteps], fol
     write_text(folder / "comparison.html", page.format_page("Engines compared", sections))
 
 
-def _choose_exit_code(comparison: EngineComparison) -> int:
+def _choose_exit_code(comparison: EngineComparison, interrupted_by: int | None) -> int:
+    if interrupted_by is not None:
+        return 128 + interrupted_by
     others = [each for each in comparison.engines if not each.agrees]
-    if not others and comparison.reference is not None:
+    reference = comparison.reference_steps
+    if reference is None or reference.problem:
+        return EXIT_FAILED
+    if not others:
         return EXIT_OK
-    is_only_missing = comparison.reference is not None and all(
-        each.exit_code == EXIT_UNFIT and each.run is None for each in others
-    )
+    is_only_missing = all(each.exit_code == EXIT_UNFIT and each.run is None for each in others)
     return EXIT_UNFIT if is_only_missing else EXIT_FAILED
