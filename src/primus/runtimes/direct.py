@@ -55,7 +55,7 @@ class Options(Struct, frozen=True, kw_only=True):
     no_hooks: bool = False
     """Run no hooks."""
     no_tuned: bool = False
-    """Use nothing that `tune` has kept for this machine."""
+    """Ignore the results of `tune` for this machine."""
     max_restarts: Annotated[int, Meta(ge=0)] = 0
     """Maximum restarts after failures; the counter resets when a newer checkpoint is written."""
     restart_delay: Annotated[float, Meta(ge=0)] = 30.0

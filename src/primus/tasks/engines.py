@@ -1,4 +1,4 @@
-"""List the engines: what is installed, where, in which version, and what to type for the others."""
+"""List the engines: what is installed, where, in which version, and the command that installs the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make the environments of engines, or update them."""
+"""Install or update training engines, each in its own environment."""
 
 from __future__ import annotations
 

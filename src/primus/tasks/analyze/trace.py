@@ -17,7 +17,7 @@ class Options(Struct, frozen=True, kw_only=True):
     what: Annotated[tuple[str, ...], Meta(extra={"positional": True})]
     """A run (folder, run id or experiment), or files and folders of Chrome traces, one file for each rank."""
     against: str | None = None
-    """A run, file or folder to compare with: times become changes from it."""
+    """A run, file or folder to compare with: show the changes relative to it."""
     operators: Annotated[int, Meta(ge=0)] = 20
     """Number of operators to list."""
     workspace: str = "./output"

@@ -19,10 +19,10 @@ class SourceOptions(Struct, frozen=True, kw_only=True):
     """How a checkpoint is read."""
 
     model: str | None = None
-    """Model preset or its YAML file, for a checkpoint that does not say its model."""
+    """Model preset or its YAML file, if the checkpoint does not name its model."""
     trust_pickle: bool = False
-    """Load pickles: pytorch_model.bin as tensors only; Megatron's older format, which may run code. Only for files of
-    a writer that you trust."""
+    """Load pickles: pytorch_model.bin as tensors only; Megatron's older format, which may run code. Use it
+    only for files that you trust."""
 
 
 def load_spec(options: SourceOptions) -> ModelSpec | None:

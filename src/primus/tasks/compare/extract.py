@@ -36,7 +36,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Logs, event files of TensorBoard, runs, or folders with them; ranks and attempts in a folder are merged.
     `-` reads standard input."""
     format: str = "auto"
-    """Who wrote the logs: primus, megatron, megatron-bridge, nemo, torchtitan, maxtext, nanotron, llm-foundry,
+    """Format of the logs: primus, megatron, megatron-bridge, nemo, torchtitan, maxtext, nanotron, llm-foundry,
     huggingface, deepspeed, mlperf, tensorboard; auto recognizes it."""
     output: str | None = None
     """Folder of the results, one JSON file for each run; none are written when omitted."""

@@ -34,7 +34,7 @@ class Options(Struct, frozen=True, kw_only=True):
     output: str | None = None
     """File of the log; `report/mlperf.log` in the run folder when omitted."""
     benchmark: str = "llama31_8b"
-    """Benchmark that the run is of."""
+    """Benchmark of the run."""
     organization: str = "unknown"
     """Submitter."""
     platform: str = ""

@@ -1,4 +1,4 @@
-"""Remove the results and runs of comparisons, and nothing that primus did not make; without --yes, only list them."""
+"""Remove the results and runs of comparisons, but no file that primus did not create; without --yes, only list them."""
 
 from __future__ import annotations
 

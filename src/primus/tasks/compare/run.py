@@ -29,7 +29,7 @@ class Options(Struct, frozen=True, kw_only=True):
     output: str | None = None
     """Folder of the results; that of the matrix when omitted."""
     runtime: str = ""
-    """Words of a runtime that launches each cell, such as "slurm sbatch -N 1": one job for each cell."""
+    """Runtime that starts each cell as a job of its own, such as "slurm sbatch -N 1"."""
     platforms: str = ""
     """Only these platforms, separated by commas."""
     frameworks: str = ""
@@ -39,7 +39,7 @@ class Options(Struct, frozen=True, kw_only=True):
     repetitions: Annotated[int, Meta(ge=1)] | None = None
     """Runs of each cell; those of the matrix when omitted."""
     repeat_disturbed: bool = False
-    """Also run the cells again during which other processes took more than 5 % of the machine."""
+    """Repeat the cells during which other processes took more than 5 % of the machine."""
 
 
 class CellSummary(Struct, frozen=True, kw_only=True):

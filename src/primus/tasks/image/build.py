@@ -40,7 +40,7 @@ class Options(Struct, frozen=True, kw_only=True):
     tag: str | None = None
     """Name of the image (default: localhost/primus:PLATFORM)."""
     framework: tuple[str, ...] = ()
-    """Training engine to install: torchtitan, megatron, jax, huggingface; may be repeated."""
+    """Training engine to install, such as torchtitan or megatron; may be repeated."""
     prepared: bool = False
     """The base has all packages that primus needs: install nothing."""
     secret: tuple[str, ...] = ()

@@ -38,7 +38,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `jobs run-step`."""
 
     command: Annotated[tuple[str, ...], Meta(extra={"positional": True})]
-    """srun, its options and the launcher, after a second ``--``."""
+    """srun, its options and the launcher, after a second `--`."""
     run: str | None = None
     """Run folder; a job of an array has none and does not restart."""
     num_nodes: Annotated[int, Meta(ge=1)] | None = None

@@ -1,4 +1,4 @@
-"""Profile a rank of a run that trains, with rocprofv3, nsys or py-spy; the result goes to the run folder."""
+"""Profile a rank while it trains, with rocprofv3, nsys or py-spy; the result goes to the run folder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `profile attach`."""
 
     run: Positional
-    """Run that trains: folder, id or its beginning, or name of an experiment (its newest run)."""
+    """Running training: folder, id or its beginning, or name of an experiment (its newest run)."""
     tool: Annotated[Literal["rocprofv3", "nsys", "py-spy"], Meta(extra={"aliases": ("--with",)})] = "py-spy"
     """Profiler: rocprofv3 for kernels of AMD GPUs, nsys for NVIDIA GPUs, py-spy for Python."""
     rank: Annotated[int, Meta(ge=0)] = 0

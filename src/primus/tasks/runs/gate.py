@@ -23,18 +23,18 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `runs gate`."""
 
     run: Positional
-    """Run to judge: folder, id or its beginning, or name of an experiment (its newest run)."""
+    """Run to test: folder, id or its beginning, or name of an experiment (its newest run)."""
     baseline: tuple[str, ...] = ()
     """Runs to compare with, or a baseline file. The name of the experiment means its newest earlier run. Three or more
     runs also give the spread between runs."""
     metric: str = "tokens_per_s"
-    """Number of the steps that is compared: tokens_per_s, step_time_s, memory_gib ..."""
+    """Value of the step events to compare: tokens_per_s, step_time_s, memory_gib ..."""
     tolerance: str = "3%"
     """Slowdown that must fail. A change of up to half of it passes."""
     loss_tolerance: str = "1e-3"
-    """Largest relative difference of the losses of a step; 0 wants equal bits, `off` compares speed only."""
+    """Largest relative difference of the losses of a step; 0 requires identical bits, `off` compares speed only."""
     strict: bool = False
-    """Also fail if the steps are too few or too noisy for an answer."""
+    """Also fail if the steps are too few or too noisy to decide."""
     junit: str | None = None
     """File for the result as JUnit XML."""
     save_baseline: str | None = None

@@ -19,7 +19,7 @@ class GemmOptions(Struct, frozen=True, kw_only=True):
     stage: Stage = "all"
     """Only one stage: collect the products of a step, tune them, check real steps, or use them in later runs."""
     record: bool = False
-    """Collect from a step of a real run, as other engines than native need; the default is a step on fake tensors."""
+    """Record a step of a real run, as engines other than native require; by default, a step runs on fake tensors."""
     shapes: tuple[str, ...] = ()
     """Logs with products instead: of hipBLASLt (HIPBLASLT_LOG_MASK=32), TunableOp, oneDNN or MKL."""
     measure: Annotated[float, Meta(gt=0)] = 1.5

@@ -1,4 +1,4 @@
-"""Compile an experiment's kernels once, and let later runs on nodes and in containers of this kind start with them."""
+"""Compile the kernels of an experiment once, for later runs on this kind of device, on any node or in a container."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ class Options(Struct, frozen=True, kw_only=True):
     keys: tuple[str, ...]
     """Keys with their values: lr=1e-4,3e-4,1e-3."""
     metric: str = "loss"
-    """Number of the steps: loss (mean of the last tenth of the steps), tokens_per_s, memory_gib ..."""
+    """Value of the step events: loss (mean of the last tenth of the steps), tokens_per_s, memory_gib ..."""
     steps: Annotated[int, Meta(ge=6)] = 100
-    """Steps of each run (train_iters), which schedules adapt to."""
+    """Steps of each run (train_iters); the learning-rate schedule ends there."""
     workspace: str = "./output"
     """Folder of the study, below tune/."""
     trial_timeout: Annotated[float, Meta(gt=0)] = 86400.0
