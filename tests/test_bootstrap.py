@@ -293,7 +293,7 @@ def test_a_python_that_cannot_make_environments_is_named_with_the_package_that_i
     checkout.env["PRIMUS_PYTHON"] = str(bare)
     failed = checkout.run("x")
     assert failed.returncode == 1
-    assert "cannot make environments" in failed.stderr and "python3-venv" in failed.stderr
+    assert "cannot create environments" in failed.stderr and "python3-venv" in failed.stderr
 
 
 def test_a_folder_that_cannot_be_written_is_named_and_another_one_asked_for(checkout: Checkout) -> None:

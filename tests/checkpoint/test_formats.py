@@ -229,6 +229,6 @@ def test_a_folder_without_its_model_is_refused_with_the_option_that_names_it(tmp
     spec = SPECS["llama"]
     target = write(TensorDict(draw_hub_tensors(spec)), spec, tmp_path / "out", TargetSettings("torchtitan"))
     (target / formats.MODEL_FILE).unlink()
-    with pytest.raises(UsageError, match="does not say its model") as refused:
+    with pytest.raises(UsageError, match="does not name its model") as refused:
         open_checkpoint(str(target))
     assert "--model" in refused.value.hint

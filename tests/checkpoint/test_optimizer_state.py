@@ -145,8 +145,8 @@ def test_a_converted_state_is_a_checkpoint_that_load_continues_from(tmp_path: Pa
 @pytest.mark.parametrize(
     ("added", "message"),
     [
-        ("optimizer.max_exp_avg_sq.norm.weight", "its optimizer has max_exp_avg_sq, which AdamW has not"),
-        ("optimizer.momentum_buffer.norm.weight", "its optimizer has momentum_buffer, which AdamW has not"),
+        ("optimizer.max_exp_avg_sq.norm.weight", "its optimizer has max_exp_avg_sq, which AdamW does not have"),
+        ("optimizer.momentum_buffer.norm.weight", "its optimizer has momentum_buffer, which AdamW does not have"),
     ],
 )
 def test_the_state_of_another_optimizer_is_refused_and_its_weights_are_not(

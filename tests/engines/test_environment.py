@@ -201,7 +201,7 @@ def test_of_two_starts_one_makes_the_environment_and_the_other_waits(shop: Engin
 def test_an_environment_of_the_users_own_is_used_and_never_replaced(shop: EngineShop) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(shop.prefix)], check=True)
     refused = shop.run("setup", "--engine", "small")
-    assert refused.returncode == 3 and "was not made by primus, and has no Small" in refused.stderr
+    assert refused.returncode == 3 and "was not created by primus, and has no Small" in refused.stderr
     site = next(shop.prefix.glob("lib/python3*/site-packages"))
     (site / "small/core").mkdir(parents=True)
     (site / "small/core/__init__.py").write_text("__version__ = '1.5'\n")

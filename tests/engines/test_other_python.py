@@ -30,7 +30,7 @@ ENGINE = EngineRequirement(
 
 
 def make_python(path: Path, version: str) -> Path:
-    """An interpreter that says that it is `version`, and cannot make environments."""
+    """An interpreter that says that it is `version`, and cannot create environments."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rest = f'*-m\\ venv*) exit 9 ;; *) exec {sys.executable} "$@" ;;'
     path.write_text(f"#!/bin/sh\ncase $* in *version_info*) echo {version} ;; {rest} esac\n")
@@ -72,7 +72,7 @@ def write_engine(folder: Path) -> None:
 
 
 def test_a_dry_run_names_both_environments_and_a_failure_is_that_of_the_interpreter(tmp_path: Path) -> None:
-    """The bootstrap is the real one, and the interpreter cannot make environments."""
+    """The bootstrap is the real one, and the interpreter cannot create environments."""
     write_engine(tmp_path / "plug-ins")
     env = offline_variables(tmp_path / "wheels", tmp_path / "plug-ins", tmp_path / "engines")
     env |= {"PRIMUS_PYTHON": str(make_python(tmp_path / f"python{OTHER}", OTHER)), "PRIMUS_INSTALLER": "pip"}
@@ -83,7 +83,7 @@ def test_a_dry_run_names_both_environments_and_a_failure_is_that_of_the_interpre
     assert "small-core==1.2 and 0 other packages" in planned.stdout and not (tmp_path / "engines").exists()
     done = cli.run("setup", "--engine", "small", cwd=tmp_path, timeout_s=60, **env)
     assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
-    assert "cannot make environments" in done.stderr and f"using Python {OTHER}" in done.stderr
+    assert "cannot create environments" in done.stderr and f"using Python {OTHER}" in done.stderr
     assert not (tmp_path / "engines/small").exists() and not (tmp_path / f"engines/.python{OTHER}").exists()
 
 

@@ -101,7 +101,7 @@ def test_a_scheduler_that_does_not_answer_is_said_and_nothing_is_changed(desk: D
 def test_an_answer_without_jobs_does_not_end_a_job(desk: Desk) -> None:
     desk.submitted("11")
     desk.slurm.answers(squeue="echo 'Welcome to the cluster'")
-    assert "unexpected answer: 'Welcome to the cluster'" in desk.jobs("show", "11", code=1).stderr
+    assert "unexpected output of squeue: 'Welcome to the cluster'" in desk.jobs("show", "11", code=1).stderr
     desk.slurm.answers(squeue="echo 'Welcome to the cluster'; echo '11|RUNNING|None|n1'")
     assert "running" in desk.jobs("show", "11").stdout
 

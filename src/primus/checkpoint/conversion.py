@@ -91,7 +91,8 @@ def write_checkpoint(target: Path, plan: OutputPlan, fingerprint: str, report: R
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise PrimusError(
-            f"{target}: cannot be written: {error.strerror or error}", "nothing of it is left; make room and repeat it"
+            f"{target}: cannot be written: {error.strerror or error}",
+            "the partial result was removed; free some space, and run the command again",
         ) from None
     except PrimusError as error:
         if not isinstance(error, UsageError):
@@ -165,7 +166,7 @@ def _check_space(partial: Path, plan: OutputPlan, records: dict[str, FileRecord]
     if needed > free:
         raise PrimusError(
             f"{partial.parent}: {needed / 1e9:,.1f} GB are needed, and {free / 1e9:,.1f} GB are free",
-            "make room, or choose another disk",
+            "free some space, or choose another disk",
         )
 
 
@@ -212,5 +213,5 @@ def _hold_lock(partial: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(f"{partial}: another process is writing it", "wait for its end") from None
+            raise UsageError(f"{partial}: another process is writing it", "wait until it ends") from None
         yield

@@ -98,8 +98,8 @@ def _open_training_state(opened: OpenedCheckpoint, settings: TargetSettings) -> 
         return None, "weights only: the source has no optimizer state"
     if settings.format == "torch":
         raise UsageError(
-            "--format torch: the state of the optimizer is written in torch_dist only",
-            "leave --format out; or --no-optimizer converts the weights only",
+            "--format torch: optimizer state can be written in torch_dist only",
+            "remove --format; or add --no-optimizer to convert the weights only",
         )
     samples = training.position.consumed_samples
     where = "at the first sample, as the source does not say its samples" if samples is None else f"{samples:,} samples"
@@ -110,7 +110,7 @@ def _plan_files(
     weights: WeightReader, opened: OpenedCheckpoint, settings: TargetSettings, training: TrainingState | None
 ) -> OutputPlan:
     if settings.format != "torch_dist" and settings.to != "megatron":
-        raise UsageError(f"--format {settings.format} is one of Megatron", "--to megatron, or leave --format out")
+        raise UsageError(f"--format {settings.format} is a format of Megatron", "use --to megatron, or remove --format")
     spec, step = opened.spec, opened.step
     if settings.to == "huggingface":
         source = opened.found.folder

@@ -299,7 +299,7 @@ def _check_surplus(names: Collection[str], others: str, owner: str) -> None:
     surplus = sorted(name for name in names if not re.fullmatch(others, name))
     if surplus:
         more = f" and {len(surplus) - 1} more tensors" if len(surplus) > 1 else ""
-        raise PrimusError(f"{surplus[0]}{more} are not part of {owner}", "is it a checkpoint of this model?")
+        raise PrimusError(f"{surplus[0]}{more} are not part of {owner}", "check that it is a checkpoint of this model")
 
 
 def _group_parts(places) -> dict[str, PartPlaces]:

@@ -146,7 +146,7 @@ def _prefixes_of(files: Sequence[Path], word: str) -> list[Path]:
     found = [file.with_suffix("") for file in files if file.suffix in (".bin", ".idx")]
     if not found:
         raise UsageError(
-            f"{word}: no .bin or .idx there", "give the prefix that a .bin and an .idx have, or a pattern of it"
+            f"{word}: no .bin or .idx there", "give the common prefix of a .bin and an .idx file, or a pattern"
         )
     for prefix in found:
         if not str(prefix).isprintable():

@@ -144,7 +144,7 @@ def _refuse_foreign(prefix: Path, engine: EngineRequirement) -> None:
         )
     if prefix.exists() and read_record(prefix) is None:
         raise UnfitError(
-            f"{prefix} was not made by primus, and has no {engine.title}",
+            f"{prefix} was not created by primus, and has no {engine.title}",
             f"install {engine.package} in it, remove it, or name another folder: {FOLDER_VARIABLE}=FOLDER",
         )
 
@@ -238,7 +238,7 @@ def _build_environment(
     site = next(building.glob("lib/python3*/site-packages"), None)
     if site is None:
         raise UnfitError(
-            f"{sys.executable} cannot make environments: {_read_complaint(log)}",
+            f"{sys.executable} cannot create environments: {_read_complaint(log)}",
             "Debian, Ubuntu: apt install python3-venv",
         )
     lines = "".join(f"import site; site.addsitedir({folder!r})\n" for folder in record.shared)

@@ -244,7 +244,7 @@ def _make_misplaced_option_error(words: Sequence[str], runtimes: Sequence[str]) 
     runtime, spelling = owner
     return UsageError(
         f"{option} is an option of the runtime '{runtime}'",
-        f"put it behind the runtime, and before the --: primus-cli {runtime} {spelling} ... -- <task>",
+        f"put it after the runtime, and before the --: primus-cli {runtime} {spelling} ... -- <task>",
     )
 
 

@@ -32,7 +32,7 @@ def write_pictures(pictures: Mapping[str, Html], folder: Path) -> list[Path]:
     """
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
-        raise UnfitError("no browser is installed, which draws the PNG files", "install Chromium, or use --html")
+        raise UnfitError("PNG files need a browser, and none is installed", "install Chromium, or use --html")
     return [_write_picture(browser, picture, folder / f"{name}.png") for name, picture in pictures.items()]
 
 

@@ -46,7 +46,7 @@ def find_worker_process(run: Run, rank: int, host: str, proc: Path = Path("/proc
     if beat.get("phase") == "exit" or age > STALE_S:
         raise UsageError(
             f"rank {rank} of {run.id} does not run: its last heartbeat is {age:,.0f} s old",
-            "give a run that trains now",
+            "give a run that is training",
         )
     # The name of a container may differ from that of its host, which sees its processes.
     found = [
@@ -87,7 +87,7 @@ def _read_heartbeat(run: Run, rank: int) -> tuple[int, dict[str, Any]]:
         )
         if ranks:
             raise UsageError(f"{run.id} has no rank {rank}", f"its ranks are {ranks[0]} to {ranks[-1]}")
-    raise UsageError(f"{run.id} has no worker: no rank has written a heartbeat", "give a run that trains now")
+    raise UsageError(f"{run.id} has no worker: no rank has written a heartbeat", "give a run that is training")
 
 
 def _list_pids(proc: Path) -> Iterator[int]:

@@ -38,7 +38,7 @@ def find_profile_window(trainer: Trainer) -> ProfileWindow | None:
         return None
     first, last = _parse_steps(config)
     if not 1 <= first <= last:
-        raise UsageError(f"profile: steps {first} to {last} are none", _HINT)
+        raise UsageError(f"profile: steps {first} to {last}: the range is empty", _HINT)
     if first > train_iters:
         raise UsageError(
             f"profile: step {first} is past the last step of the run, {train_iters}",

@@ -1,4 +1,4 @@
-"""List the engines: what is installed, where, in which version, and the command that installs the others."""
+"""List the training engines: version, place, and the command that installs those that are missing."""
 
 from __future__ import annotations
 

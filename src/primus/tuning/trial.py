@@ -72,7 +72,7 @@ def measure_run(run: Run, settings: dict[str, str], steps: int, metric: str) -> 
     costs = [cost for attempt in taken.read_costs(metric) for cost in attempt][1:]
     steady = costs[find_steady_window(costs).start :]
     if len(steady) < FEWEST_STEPS:
-        raise UsageError(f"a trial of {steps} steps has {len(steady)} steady steps", "take more: --steps")
+        raise UsageError(f"a trial of {steps} steps has {len(steady)} steady steps", "increase --steps")
     interval = bootstrap_interval(steady, median, block=None)
     value = 1 / interval.estimate if is_rate(metric) else interval.estimate
     low, high = interval.low, interval.high

@@ -88,7 +88,10 @@ def test_pre_training_needs_no_published_weights(tmp_path: Path) -> None:
         ({"packed_train_data_path": "/x.npy"}, "packed arrays of the MLPerf reference"),
         ({"recipe": "llama.llama3"}, "recipe and flavor belong together"),
         ({"device": "cpu", "fp8": "hybrid"}, "fp8: hybrid: megatron_bridge supports it only with Transformer Engine"),
-        ({"packed_sequence": True, "pipeline_model_parallel_size": 2}, "packed_sequence: true: not with pipeline"),
+        (
+            {"packed_sequence": True, "pipeline_model_parallel_size": 2},
+            "packed_sequence: true is not supported with pipeline",
+        ),
         ({"sft_data_path": "none.jsonl"}, "sft_data_path: no such data: none.jsonl"),
         ({"mock_data": True, "sft_data_path": "hf:a/b"}, "sft_data_path and mock_data exclude each other"),
     ],

@@ -71,7 +71,7 @@ def test_each_chosen_rank_records_its_own_trace(make_run: MakeRun, start_workers
     ("settings", "problem"),
     [
         ({"profile": "steps=5"}, "step 5 is past the last step of the run, 4"),
-        ({"profile": "steps=3:2"}, "steps 3 to 2 are none"),
+        ({"profile": "steps=3:2"}, "steps 3 to 2: the range is empty"),
         ({"profile": "five"}, "not a range of steps: 'five'"),
         ({"profile": True, "profile_ranks": "x", "profile_step_start": 1}, "not a list of ranks: 'x'"),
     ],

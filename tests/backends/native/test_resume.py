@@ -271,7 +271,7 @@ def test_a_run_does_not_resume_in_the_order_of_another_version(make_run: MakeRun
         described = json.loads(manifest.read_text())
         described["data_fingerprint"] += "-1"
         manifest.write_text(json.dumps(described))
-    with pytest.raises(UnfitError, match="the order of the samples is another: dataloader, or the version of primus"):
+    with pytest.raises(UnfitError, match="the order of the samples differs: dataloader, or the version of primus"):
         train(run, number=1)
 
 

@@ -282,7 +282,7 @@ def test_a_run_without_a_good_checkpoint_left_ends_with_an_error(
     settings = {"save_interval": 1, "keep_last_n": 1, "nonfinite_policy": "rewind", "max_nonfinite_steps": 3}
     run = make_run(**spiky.settings(tmp_path, **settings))
     poison(monkeypatch)
-    with pytest.raises(FinalError, match=r"no good checkpoint of a step before \d+ is left") as error:
+    with pytest.raises(FinalError, match=r"no good checkpoint from before step \d+ is left") as error:
         train(run)
     assert "keep_last_n" in error.value.hint
     assert not kinds(run, "rewind") and not list(run.checkpoints.glob("step_????????"))

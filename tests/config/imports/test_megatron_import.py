@@ -153,7 +153,7 @@ def test_words_are_expanded_as_bash_does(text: str, words: list[str]) -> None:
         ("python pretrain_gpt.py --lr '1\n", "line 1: ' is not closed"),
         ("echo hello\nls -l\n", "its commands: echo, ls"),
         ("source conf/llama.sh\npython $SCRIPT\n", "it reads conf/llama.sh"),
-        ("python pretrain_bert.py --num-layers 2 --hidden-size 8\n", "pretrain_bert.py trains no decoder"),
+        ("python pretrain_bert.py --num-layers 2 --hidden-size 8\n", "pretrain_bert.py does not train a decoder"),
         ("A=x$A$A; " + "A=$A$A$A$A; " * 40 + "python pretrain_gpt.py --num-layers 2 --lr $A", "1 MiB"),
     ],
 )

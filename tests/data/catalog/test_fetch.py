@@ -260,7 +260,7 @@ def test_what_the_hub_refuses_is_told_with_what_to_do(
         fetch_dataset(FetchJob(dataset="finewep", output=tmp_path / "out"))
     assert caught.value.hint == "did you mean 'fineweb'?"
     hub.status["me/gated"] = (403, "GatedRepo")
-    with pytest.raises(PrimusError, match="only to those who accepted its terms") as refused:
+    with pytest.raises(PrimusError, match="only after accepting its terms") as refused:
         fetch_dataset(FetchJob(dataset="me/gated", output=tmp_path / "out"))
     assert "HF_TOKEN" in refused.value.hint
     hub.status["me/broken"] = (500, "")

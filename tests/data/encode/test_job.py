@@ -117,8 +117,8 @@ def test_overwriting_makes_anew_what_is_damaged_and_nothing_else(
     assert not prepare_token_files(job, said.append)[0].made
     assert said == [f"{made.prefix}: nothing to do, already made from the same input, and its checksums match"]
     for end, problem in {
-        "bin": "is damaged, its checksum is another",
-        "idx": "is damaged, its checksum is another",
+        "bin": "is damaged, its checksum differs",
+        "idx": "is damaged, its checksum differs",
         "tokenizer.json": "is missing or damaged",
         "manifest.json": "damaged manifest",
     }.items():
@@ -462,7 +462,7 @@ def test_a_damaged_shard_is_named_and_made_again_by_the_same_command(
     content = bytearray(encoded[2].read_bytes())
     content[7] ^= 1
     encoded[2].write_bytes(content)
-    with pytest.raises(PrimusError, match=rf"{encoded[2]}: not as it was written, its checksum is another"):
+    with pytest.raises(PrimusError, match=rf"{encoded[2]}: damaged since it was written: its checksum differs"):
         make(lines, tokenizer_file, tmp_path / "out")
     assert not bin_path(tmp_path / "out_text_document").exists()
     made = make(lines, tokenizer_file, tmp_path / "out")

@@ -19,7 +19,7 @@ def test_the_column_of_the_text_is_the_one_that_was_named_or_the_only_one(tmp_pa
     assert keys(file) == ("content",)
     assert keys(file, "id") == ("id",)
     file.write_text("question,answer\nq,a\n")
-    with pytest.raises(UsageError, match="which column is the text"):
+    with pytest.raises(UsageError, match="several columns may hold the text"):
         keys(file)
     (tmp_path / "b.txt").write_text("a")
     assert keys(tmp_path / "b.txt") == ("text",)

@@ -160,7 +160,7 @@ def test_a_damaged_file_of_a_sorted_shard_is_noticed(tmp_path: Path, corpus: Pat
     content = bytearray(keys.read_bytes())
     content[5] ^= 1
     keys.write_bytes(content)
-    with pytest.raises(PrimusError, match=r"keys: not as it was written"):
+    with pytest.raises(PrimusError, match=r"keys: damaged since it was written"):
         encoded(corpus, tokenizer_file, tmp_path / "out")
     assert merge is shuffle.merge_sorted
     again = encoded(corpus, tokenizer_file, tmp_path / "out")

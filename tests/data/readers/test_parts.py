@@ -180,7 +180,7 @@ def test_a_column_that_can_only_be_guessed_is_asked_for(tmp_path: Path) -> None:
     from primus.data.readers import choose_text_column
 
     (tmp_path / "a.csv").write_text("question,answer\nq,a\n")
-    with pytest.raises(UsageError, match="which column is the text") as caught:
+    with pytest.raises(UsageError, match="several columns may hold the text") as caught:
         choose_text_column([str(tmp_path / "a.csv")])
     assert "question, answer" in caught.value.hint
 
@@ -191,7 +191,7 @@ def test_a_first_line_that_names_no_column_is_not_taken_for_one(tmp_path: Path, 
 
     with (tmp_path / "a.csv").open("w", newline="") as file:
         csv.writer(file).writerows([[line], ["a text"]])
-    with pytest.raises(UsageError, match="which column is the text") as caught:
+    with pytest.raises(UsageError, match="several columns may hold the text") as caught:
         choose_text_column([str(tmp_path / "a.csv")])
     assert "columns, which its first line must name" in caught.value.hint
     assert len(caught.value.hint) < 300

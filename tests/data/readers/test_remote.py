@@ -81,7 +81,7 @@ def test_what_changes_at_a_url_changes_its_version(server: LocalHub) -> None:
 def test_what_is_not_there_is_told(server: LocalHub) -> None:
     with pytest.raises(UsageError, match=r"none.jsonl: no such file"):
         find_files(f"{server.url}/plain/none.jsonl")
-    with pytest.raises(UsageError, match="not a kind of file that has text"):
+    with pytest.raises(UsageError, match="unsupported kind of text file"):
         find_files(f"{server.url}/plain/x.png")
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]

@@ -31,7 +31,7 @@ def test_gpt2s_pair_of_files_has_the_ids_of_its_tokenizer_json(tmp_path: Path) -
 def test_a_folder_with_two_models_is_a_question(tmp_path: Path) -> None:
     for name in ("a.model", "b.model"):
         (tmp_path / name).write_bytes(small.sentencepiece_model())
-    with pytest.raises(UsageError, match=r"which of a\.model, b\.model"):
+    with pytest.raises(UsageError, match=r"several tokenizers: a\.model, b\.model"):
         load_tokenizer(tmp_path)
 
 
@@ -59,10 +59,10 @@ def test_a_tokenizer_of_another_type_than_the_settings_say_is_an_error() -> None
     pieces = parse_tokenizer(small.sentencepiece_model(), "small.model")
     for tokenizer, kind in ((byte_level, "TikTokenizer"), (pieces, "Llama2Tokenizer"), (byte_level, "Llama2Tokenizer")):
         assert check_tokenizer_type(tokenizer, kind) is tokenizer
-    with pytest.raises(UsageError, match=r"small\.model is no HuggingFaceTokenizer") as caught:
+    with pytest.raises(UsageError, match=r"small\.model is not a HuggingFaceTokenizer") as caught:
         check_tokenizer_type(pieces, "HuggingFaceTokenizer")
     assert "SentencePieceTokenizer" in caught.value.hint
-    with pytest.raises(UsageError, match="is no GPTSentencePieceTokenizer"):
+    with pytest.raises(UsageError, match="is not a GPTSentencePieceTokenizer"):
         check_tokenizer_type(byte_level, "GPTSentencePieceTokenizer")
 
 

@@ -69,7 +69,7 @@ def test_the_ids_are_those_of_tiktoken(scheme: str, text: str) -> None:
 def test_a_file_of_another_vocabulary_needs_a_scheme(tmp_path: Path, ranks: dict[bytes, int]) -> None:
     path = tmp_path / "mine.tiktoken"
     path.write_bytes(lines(ranks))
-    with pytest.raises(UsageError, match="does not say how a text is split") as caught:
+    with pytest.raises(UsageError, match="does not define how text is split") as caught:
         load_tokenizer(path)
     assert f"tiktoken:SCHEME:{path}" in caught.value.hint
     found = load_tokenizer(f"tiktoken:cl100k:{path}")

@@ -57,7 +57,7 @@ def _explain_refusal() -> Iterator[None]:
         cause = error.__context__ if isinstance(error, SystemExit) and error.__context__ else error
         raise UsageError(
             f"MaxText refuses the configuration: {_format_cause(cause)}",
-            "docs/engine-maxtext.md says which settings it has; the log of the rank has its whole message",
+            "docs/engine-maxtext.md lists its settings; the whole message is in the log of the rank",
         ) from error
 
 

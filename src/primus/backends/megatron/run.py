@@ -135,7 +135,7 @@ def explain_errors() -> Iterator[None]:
             raise
         raise UsageError(
             f"megatron-core refuses the configuration: {find_reason(error)}",
-            "docs/engine-megatron.md says which layouts it has; the traceback is in the log of the rank",
+            "docs/engine-megatron.md lists the layouts; the traceback is in the log of the rank",
         ) from error
 
 

@@ -121,7 +121,7 @@ def check_core(trainer: Trainer, *, has_engine_layers: bool) -> None:
         check_local_layers(trainer)
     elif trainer.data.reset_attention_mask:
         raise UsageError(
-            "reset_attention_mask: true: the attention of Transformer Engine takes no mask of documents",
+            "reset_attention_mask: true: Transformer Engine's attention does not support document masks",
             "set reset_attention_mask: false, or choose another framework",
         )
 

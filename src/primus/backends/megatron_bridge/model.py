@@ -76,7 +76,8 @@ class BridgedModel:
         """
         if self.bridge is None:
             raise UsageError(
-                "load: a model of a recipe has no weights in hub names", "set init: engine, and load a run's checkpoint"
+                "load: weights cannot be loaded into a model of a recipe",
+                "set init: engine, and load a run's checkpoint",
             )
         source = SimpleNamespace(
             state=StateDict(ReaderSource(weights)),

@@ -73,7 +73,7 @@ def _check_adapters(trainer: Trainer, settings: BridgeSettings) -> None:
     check_targets(settings, allows_other_names=trainer.model.num_experts is not None)
     if settings.peft != "none" and trainer.training.init == "engine" and trainer.checkpoint.load is None:
         raise UsageError(
-            f"peft: {settings.peft}: adapters of weights that nobody can draw again are of no use",
+            f"peft: {settings.peft}: adapters need a model whose weights can be restored",
             "set load: hf:NAME, or init: primus",
         )
 
@@ -87,6 +87,10 @@ def _check_layout(trainer: Trainer) -> None:
             f"set vocab_size: {-(-model.vocab_size // tensor) * tensor}, or choose another size",
         )
     if trainer.data.packed_sequence and parallel.pipeline_model_parallel_size > 1:
-        raise UsageError("packed_sequence: true: not with pipeline parallelism", "set pipeline_model_parallel_size: 1")
+        raise UsageError(
+            "packed_sequence: true is not supported with pipeline parallelism", "set pipeline_model_parallel_size: 1"
+        )
     if trainer.data.packed_sequence and parallel.context_parallel_size > 1:
-        raise UsageError("packed_sequence: true: not with context parallelism", "set context_parallel_size: 1")
+        raise UsageError(
+            "packed_sequence: true is not supported with context parallelism", "set context_parallel_size: 1"
+        )

@@ -54,7 +54,7 @@ def _find_good_start(training: Training, bad: BadSteps) -> ResumePoint | None:
     if had_any and not is_own:
         _report_set_aside(training, lambda: rewind.set_aside_from(training.search.folder, bad.first))
         raise FinalError(
-            f"{bad.problem}; no good checkpoint of a step before {bad.first} is left to go back to",
+            f"{bad.problem}; no good checkpoint from before step {bad.first} is left",
             "raise keep_last_n, lower save_interval, and start again or from another run's checkpoint with load:",
         )
     return start

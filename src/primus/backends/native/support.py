@@ -31,7 +31,7 @@ def check(experiment: Experiment) -> None:
     if trainer.training.fp8:
         raise UsageError(
             f"fp8: {trainer.training.fp8}: native trains in bf16 or fp32",
-            "set fp8: null, or choose a framework that has fp8 (torchtitan, megatron)",
+            "set fp8: null, or choose a framework that supports fp8 (torchtitan, megatron)",
         )
     _check_rewinds(trainer)
     check_session(trainer, "native")

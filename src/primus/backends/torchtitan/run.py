@@ -81,5 +81,5 @@ def _explain_refusal() -> Iterator[None]:
         traceback.print_exc()
         raise UsageError(
             f"torchtitan refuses the configuration: {find_reason(error)}",
-            "docs/engine-torchtitan.md says which layouts it has; the traceback is in the log of the rank",
+            "docs/engine-torchtitan.md lists the layouts; the traceback is in the log of the rank",
         ) from error

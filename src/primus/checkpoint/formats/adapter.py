@@ -101,7 +101,7 @@ def find_base(folder: Path) -> str:
     base = read_config(folder).get("base_model_name_or_path")
     if not base:
         raise UsageError(
-            f"{folder / ADAPTER_CONFIG}: the adapter does not say its model", "set base_model_name_or_path in it"
+            f"{folder / ADAPTER_CONFIG}: the adapter does not name its model", "set base_model_name_or_path in it"
         )
     return str(base) if Path(base).expanduser().exists() else f"hf:{base}"
 
@@ -126,7 +126,9 @@ class AdaptedWeights:
         }
         surplus = set(found) - {part for name in self._adapted for part in name_parts(name)}
         if surplus:
-            raise PrimusError(f"{folder}: {min(surplus)} belongs to no weight of the model", "choose the adapter's own")
+            raise PrimusError(
+                f"{folder}: {min(surplus)} belongs to no weight of the model", "choose the model of the adapter"
+            )
 
     def list_tensors(self) -> Mapping[str, TensorInfo]:
         return self._base.list_tensors()

@@ -111,7 +111,7 @@ def check_shard(file: Path, names: Collection[str], found: Collection[str]) -> N
     """
     missing = sorted(set(names) - set(found))
     if missing:
-        raise PrimusError(f"{file}: lacks {missing[0]}, which the index says it has", "copy the folder again")
+        raise PrimusError(f"{file}: lacks {missing[0]}, which the index lists", "copy the folder again")
 
 
 def has_pickles_only(path: Path) -> bool:
@@ -200,21 +200,21 @@ def check_tensors(
     if missing:
         raise PrimusError(
             f"{where}: {len(missing)} of {len(shapes)} tensors are missing, among them {missing[0]}",
-            "was it saved without its head (AutoModel)? Save it by AutoModelForCausalLM"
+            "if it was saved without its head (AutoModel), save it by AutoModelForCausalLM"
             if missing == [HEAD]
-            else "is it complete, and of this model?",
+            else "check that it is complete, and of this model",
         )
     surplus = [name for name in found if name not in shapes and name not in others]
     if surplus:
         raise PrimusError(
             f"{where}: {len(surplus)} tensors are not part of the model, among them {surplus[0]}",
-            "is it of this model?",
+            "check that it is of this model",
         )
     for name, shape in shapes.items():
         if tuple(found[name].shape) != shape:
             raise PrimusError(
                 f"{where}: {name} has shape {list(found[name].shape)}, and the model {list(shape)}",
-                "is it of this model?",
+                "check that it is of this model",
             )
 
 

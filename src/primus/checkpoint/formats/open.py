@@ -149,7 +149,7 @@ def read_spec(found: FoundCheckpoint) -> ModelSpec:
     spec = _read_spec_of_manifest(folder)
     if spec is None:
         raise UsageError(
-            f"{folder}: this checkpoint does not say its model", "name it by --model PRESET or a YAML file"
+            f"{folder}: the checkpoint does not name its model", "name it by --model PRESET or a YAML file"
         )
     return spec
 
@@ -205,7 +205,7 @@ def find_hub_folder(name: str) -> Path:
     except Exception as error:  # noqa: BLE001 - each client of the hub has its own exceptions
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise PrimusError(
-            f"hf:{name}: no such folder, not in the cache, and the hub does not give it: {lines[0]}",
+            f"hf:{name}: no such folder, not in the cache, and it cannot be downloaded from the hub: {lines[0]}",
             "download it where there is a network (`hf download`) and set HF_HOME to that cache, or give a folder",
         ) from None
 

@@ -169,7 +169,7 @@ def _check_names(folder: DcpFolder, pattern: re.Pattern[str], kinds: tuple[str, 
         kind = match["kind"] if match else name
         if kind is not None and kind not in kinds:
             raise UsageError(
-                f"{found.folder}: its optimizer has {kind}, which AdamW has not: only AdamW's state is converted",
+                f"{found.folder}: its optimizer has {kind}, which AdamW does not have: only AdamW's state is converted",
                 WEIGHTS_ONLY,
             )
 

@@ -112,7 +112,9 @@ def _check_model(model: ModelSpec) -> None:
             "export to torchtitan or huggingface, or set rope_type",
         )
     if model.window_size and model.window_layer_period not in (1, 2):
-        raise UsageError(f"window_layer_period: {model.window_layer_period}: Megatron-LM places windows otherwise")
+        raise UsageError(
+            f"window_layer_period: {model.window_layer_period}: Megatron-LM places windowed layers differently"
+        )
 
 
 def _flag(name: str, *values: Any) -> tuple[str, ...]:

@@ -47,7 +47,9 @@ def read_megatron_script(text: str, origin: str, name: str, environ: Mapping[str
         raise UsageError(f"{origin}: cannot be read as a bash script: {error}") from None
     other = next((word for command in script.commands for word in command.words if _OTHER_PROGRAM.fullmatch(word)), "")
     if other:
-        raise UsageError(f"{origin}: {other.rpartition('/')[2]} trains no decoder", "primus trains language models")
+        raise UsageError(
+            f"{origin}: {other.rpartition('/')[2]} does not train a decoder", "primus trains language models"
+        )
     words = _find_arguments(script)
     if not words:
         raise UsageError(

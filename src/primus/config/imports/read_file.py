@@ -168,5 +168,5 @@ def _read_yaml_file(path: Path, shown: str, name: str) -> ForeignConfig:
     if is_maxtext(values):
         return read_maxtext(values, shown, name)
     if {"recipe", "trainer"} & values.keys() or "_target_" in str(values):
-        raise UsageError(f"{shown}: this looks like a recipe of NeMo", "primus imports no NeMo recipes")
+        raise UsageError(f"{shown}: this looks like a recipe of NeMo", "NeMo recipes cannot be imported")
     raise UsageError(f"{shown}: not a file that primus can import", f"give {KINDS}")

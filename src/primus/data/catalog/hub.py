@@ -118,7 +118,7 @@ def hub_errors(repo: str) -> Iterator[None]:
     try:
         yield
     except errors.GatedRepoError:
-        problem = f"{repo}: the hub gives this dataset only to those who accepted its terms"
+        problem = f"{repo}: this dataset is available only after accepting its terms"
         raise PrimusError(problem, f"accept them at {read_hub_endpoint()}/datasets/{repo} and set HF_TOKEN") from None
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
         hint = "check OWNER/NAME; a private one needs HF_TOKEN; see data fetch --list for named ones"

@@ -85,6 +85,6 @@ def _read_checked(queue: ShardQueue, result: ShardResult, suffix: str, size: int
     if not whole or digest.hexdigest() != facts.xxh3:
         queue.discard_result(result)
         raise PrimusError(
-            f"{path}: not as it was written, {'its checksum' if whole else 'its size'} is another",
-            "run the same command again, which makes this shard again; where it repeats, the disk or memory is faulty",
+            f"{path}: damaged since it was written: {'its checksum' if whole else 'its size'} differs",
+            "run the same command again, which encodes this shard again; if it repeats, the disk or memory is faulty",
         )

@@ -80,7 +80,7 @@ def find_damage(prefix: Path, manifest: TokenFileManifest) -> str:
     # Reading the manifest has compared the sizes; this reads every byte.
     for path, facts in ((bin_path(prefix), manifest.bin), (idx_path(prefix), manifest.idx)):
         if compute_checksum(path) != facts.xxh3:
-            return f"{path} is damaged, its checksum is another"
+            return f"{path} is damaged, its checksum differs"
     path = prefix.with_name(manifest.tokenizer.file)
     try:
         same = fingerprint_content(path.read_bytes()) == manifest.tokenizer.fingerprint

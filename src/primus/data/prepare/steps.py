@@ -65,7 +65,7 @@ def verify_prepared(made: Sequence[PreparedTokens], say: Say) -> None:
         if report.findings:
             raise PrimusError(
                 f"{report.prefix}: {len(report.findings)} findings, first: {report.findings[0]}",
-                "make it again with --overwrite; where it repeats, the disk or memory is faulty",
+                "make it again with --overwrite; if the error repeats, the disk or memory is faulty",
             )
         say(f"{report.prefix}: verified")
 

@@ -43,9 +43,9 @@ def find_files(given: str) -> list[str]:
     if not path.exists():
         raise UsageError(f"{given}: no such file or folder", _suggest_path(given, path))
     if not detect_kind(str(path)):
-        raise UsageError(f"{given}: not a kind of file that has text", KNOWN)
+        raise UsageError(f"{given}: unsupported kind of text file", KNOWN)
     if not path.is_file():
-        raise UsageError(f"{given}: not a file that can be read twice", "write its content to a file and give that")
+        raise UsageError(f"{given}: cannot be read twice", "write its content to a file and give that")
     if not path.stat().st_size:
         raise UsageError(f"{given}: empty", "give a file that has text")
     return [str(path)]
@@ -212,7 +212,7 @@ def _is_file(path: Path) -> bool:
         UsageError: The path is a broken symbolic link to a data file.
     """
     if path.is_symlink() and not path.exists() and detect_kind(str(path)) in RECORDS | COLUMNS | TABLES:
-        raise UsageError(f"{path}: a link to nothing", "correct it or delete it")
+        raise UsageError(f"{path}: broken link", "correct it or delete it")
     return path.is_file()
 
 

@@ -81,7 +81,7 @@ def find_remote_files(url: str) -> list[str]:
         return sorted(system.unstrip_protocol(file) for file in found if detect_kind(file))
     if url.startswith(WEB) or detect_kind(url):
         if not detect_kind(url):
-            raise UsageError(f"{url}: not a kind of file that has text", KNOWN)
+            raise UsageError(f"{url}: unsupported kind of text file", KNOWN)
         read_remote_facts(url)
         return [url]
     below = _retry_request(url, lambda: system.find(path))

@@ -53,7 +53,7 @@ def choose_text_column(files: Iterable[str], option: str = "--json-keys") -> str
         valid = f"columns, which its first line must name: {_format_names(texts)}"
     else:
         valid = f"columns of text: {_format_names(texts)}; all: {_format_names(found)}"
-    raise UsageError(f"{file}: which column is the text?", f"name one with {option}; {valid}")
+    raise UsageError(f"{file}: several columns may hold the text", f"name one with {option}; {valid}")
 
 
 def _format_names(names: Iterable[str]) -> str:

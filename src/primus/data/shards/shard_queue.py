@@ -268,7 +268,7 @@ def check_bad(items: Sequence[BadItem], max_bad: int) -> None:
         item = items[max_bad]
         more = f" (bad document {max_bad + 1} of at most {max_bad})" if max_bad else ""
         raise PrimusError(
-            f"{item.where}: {item.reason}{more}", "correct it, or leave out up to N bad documents with --max-bad N"
+            f"{item.where}: {item.reason}{more}", "correct it, or skip up to N bad documents with --max-bad N"
         )
 
 

@@ -195,7 +195,7 @@ def _needs_replacement(worker: _Worker) -> bool:
         return bool(code)
     how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"exited with code {code}"
     raise PrimusError(
-        f"a worker process {how}, perhaps for lack of memory",
+        f"a worker process {how}, possibly out of memory",
         "run the same command again, with fewer --workers if memory is short; finished shards are kept",
     )
 

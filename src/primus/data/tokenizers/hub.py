@@ -26,7 +26,7 @@ def tokenizer_file(name: str) -> Path:
         raise UsageError(f"{name}: no such file, and no name on the hub", "give a path or OWNER/NAME") from None
     except errors.GatedRepoError:
         raise PrimusError(
-            f"{name}: the hub gives this model only to those who accepted its terms",
+            f"{name}: this model is available only after accepting its terms",
             f"accept them at https://huggingface.co/{name} and set HF_TOKEN",
         ) from None
     except errors.RepositoryNotFoundError:

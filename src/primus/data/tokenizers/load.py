@@ -68,5 +68,5 @@ def check_tokenizer_type(tokenizer: Tokenizer, tokenizer_type: str) -> Tokenizer
     is_model = tokenizer.file_suffix == ".model"
     if tokenizer_type != EITHER_TYPE and is_model != (tokenizer_type in SENTENCEPIECE_TYPES):
         right = SENTENCEPIECE_TYPES[0] if is_model else "HuggingFaceTokenizer"
-        raise UsageError(f"{tokenizer.name} is no {tokenizer_type}", f"set tokenizer_type to {right}")
+        raise UsageError(f"{tokenizer.name} is not a {tokenizer_type}", f"set tokenizer_type to {right}")
     return tokenizer

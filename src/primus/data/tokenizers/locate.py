@@ -90,7 +90,9 @@ def _find_in_folder(folder: Path) -> Path:
     if len(found) == 1:
         return found[0]
     if found:
-        raise UsageError(f"{folder}: which of {', '.join(path.name for path in found)}?", "give the file itself")
+        raise UsageError(
+            f"{folder}: several tokenizers: {', '.join(path.name for path in found)}", "give the path of one"
+        )
     raise UsageError(
         f"{folder}: no tokenizer.json in this folder, nor a SentencePiece model, nor a .tiktoken file",
         "with transformers: AutoTokenizer.from_pretrained(FOLDER, use_fast=True).save_pretrained(FOLDER)",

@@ -73,7 +73,7 @@ def build_tokenizer(content: bytes, name: str, end: EndChoice, parse_special_tok
     processor = exact.processor
     if parse_special_tokens:
         raise UsageError(
-            f"{name}: SentencePiece takes special tokens in a text for plain text", "leave that option out"
+            f"{name}: SentencePiece treats special tokens in a text as plain text", "leave that option out"
         )
     vocabulary = {processor.id_to_piece(number): number for number in range(processor.get_piece_size())}
     declared = end.declared.find_token(vocabulary) if end.declared else None

@@ -163,7 +163,7 @@ def _recognize_scheme(content: bytes, name: str) -> TiktokenScheme:
         if stem.startswith(scheme_name):
             return _find_scheme(scheme_name)
     raise UsageError(
-        f"{name}: a file of ranks does not say how a text is split, and this is none of the published ones",
+        f"{name}: a rank file does not define how text is split, and this is not a published one",
         f"name its scheme: {PREFIX}SCHEME:{name} with one of {', '.join(SCHEMES)}",
     )
 

@@ -118,8 +118,8 @@ def open_datasets(data: DataConfig, vocab_size: int, seq_length: int, seed: int)
 def describe_change(before: str, now: str) -> str:
     """Describe the difference between two fingerprints."""
     if before.partition("-")[0] == now.partition("-")[0]:
-        return "the order of the samples is another: dataloader, or the version of primus, has changed"
-    return "the training data is another"
+        return "the order of the samples differs: dataloader, or the version of primus, has changed"
+    return "the training data differs"
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def _check_tokenizer(data: DataConfig, files: list[TokenFile], vocab_size: int) 
         if asked and facts.fingerprint != asked.fingerprint:
             raise UsageError(
                 f"{prefix} was prepared with the tokenizer {facts.name}, which is not {data.tokenizer_model}",
-                "leave tokenizer_model out to use the data's own, or prepare the data with this one",
+                "remove tokenizer_model to use the data's own, or prepare the data with this one",
             )
         _check_size(facts.name, facts.vocab_size, vocab_size)
     if asked:

@@ -166,7 +166,7 @@ def open_data(trainer: Trainer, recorded: str = "") -> Datasets:
         raise UnfitError(
             f"the data is not what the run was trained on: its fingerprint is {data.fingerprint}, not {recorded}"
             f" ({describe_change(recorded, data.fingerprint)})",
-            "bring back the files as they were; `data verify` tells whether they are damaged",
+            "restore the files; `data verify` shows whether they are damaged",
         )
     return data
 

@@ -127,7 +127,7 @@ def _query_squeue(ids: Sequence[str], where: list[str]) -> dict[str, JobState]:
         raise PrimusError(f"squeue does not respond: {answer.err or answer.code}", "jobs are not affected; try later")
     lines = [line for line in answer.out.splitlines() if line.strip() and not line.startswith("CLUSTER: ")]
     if lines and not any("|" in line for line in lines):  # of a wrapper: no answer is not an ended job
-        raise PrimusError(f"squeue gives an unexpected answer: {lines[0][:80]!r}", "jobs are not affected; try later")
+        raise PrimusError(f"unexpected output of squeue: {lines[0][:80]!r}", "jobs are not affected; try later")
     found: list[tuple[str, JobState]] = []
     for line in lines:
         fields = [*line.split("|"), ""]

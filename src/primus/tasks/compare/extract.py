@@ -125,7 +125,7 @@ def _extract(log: TrainingLog, group: LogGroup, options: Options) -> ExtractedLo
 
 def _write_result(log: TrainingLog, group: LogGroup, facts: LogFacts, folder: Path) -> str:
     if not facts.platform:
-        raise UsageError(f"{log.path}: the log does not say what trained", "add --platform amd, nvidia or cpu")
+        raise UsageError(f"{log.path}: the log does not name the platform", "add --platform amd, nvidia or cpu")
     result = build_log_result(log, facts)
     stem = re.sub(r"[^\w.-]+", "-", Path(group.name).with_suffix("").as_posix()).strip("-.")
     file = folder / f"{result.cell.name}_{stem}.json"

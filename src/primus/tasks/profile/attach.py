@@ -140,7 +140,7 @@ def _run_nsys(tool: str, seconds: float, folder: Path) -> str:
     sessions = [words for words in map(str.split, listed.text.splitlines()) if words and words[0].isdigit()]
     if not sessions:
         raise UsageError(
-            "nsys does not attach to a process that it has not launched, and it has launched none here",
+            "nsys attaches only to processes that it has launched, and none is running here",
             "start the workers under `nsys launch`, or record with: train --profile steps=5:8",
         )
     name = sessions[-1][-1]

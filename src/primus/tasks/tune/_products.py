@@ -175,7 +175,7 @@ def uses_accelerators(options: GemmOptions, context: TaskContext) -> bool:
     if all(device.vendor == "amd" for device in devices):
         return True
     raise UnfitError(
-        "no tuner of matrix products knows NVIDIA GPUs: cuBLAS chooses by itself, and TunableOp knows ROCm only",
+        "no tuner supports the matrix products of NVIDIA GPUs: cuBLAS has none, and TunableOp needs ROCm",
         "compiled kernels: tune inductor; products on the CPU: --device cpu",
     )
 

@@ -259,7 +259,7 @@ def _summarize(
     done = [trial for trial in best_first if trial.state == "done"]
     if not done:
         states = sorted({f"{trial.state}: {trial.reason}" for trial in trials})
-        raise PrimusError(f"no trial of {study.folder} gave a result", "; ".join(states[:3]))
+        raise PrimusError(f"no trial of {study.folder} succeeded", "; ".join(states[:3]))
     base = next((trial for trial in best_first if not trial.settings), None)
     best = done[0]
     is_better = bool(best.settings) and (base is None or best.is_better(base))

@@ -62,8 +62,8 @@ def _check_library(options: Options, context: TaskContext) -> None:
     resolved = experiment.resolve_experiment(Path(options.config), context.overrides, context.environ)
     if not context.facts().devices or resolved.experiment.trainer.training.device == "cpu":
         raise UnfitError(
-            "processes on CPUs communicate by gloo, which has one algorithm for each collective and nothing to choose",
-            "choose its interface by GLOO_SOCKET_IFNAME; the number of processes and threads: tune threads",
+            "gloo, which processes on CPUs use, has no settings to tune",
+            "its interface: GLOO_SOCKET_IFNAME; the number of processes and threads: tune threads",
         )
     if context.layout is None or context.layout.nproc == 1:
         raise UsageError("one process has no collectives", "start it with --nproc 2 or more")
