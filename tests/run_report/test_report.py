@@ -37,6 +37,22 @@ def test_waiting_for_data_limits_a_run_and_the_estimate_is_the_wait(make_run: Ma
     assert report.facts.tokens_per_s == pytest.approx(1000)
 
 
+def test_facts_are_those_of_the_events(make_run: MakeRun) -> None:
+    straggler = {"kind": "straggler", "rank": 3, "host": "node-1"}
+    profile = {"kind": "profile", "first_step": 21, "last_step": 24}
+    run = make_run(
+        [(0.5, 0.1)] * 20 + [(2.0, 0.1)] * 4 + [(0.25, 0.0)] * 16,
+        started={"versions": {"torch": "2.13.0"}, "device": "EPYC"},
+        after=[straggler, profile],
+    )
+    facts = build_report(run).facts
+    assert facts.overall_tokens_per_s == pytest.approx(40 * 1000 / (10 + 8 + 4))
+    assert (facts.tokens_per_s, facts.tokens_per_s_low, facts.tokens_per_s_high) == (2000, 2000, 4000)
+    assert facts.stragglers == ["rank 3 on node-1"]
+    assert facts.machine == {"device": "EPYC", "torch": "2.13.0"}
+    assert facts.wall_s == pytest.approx(32) and sum(part.share for part in facts.time) == pytest.approx(1)
+
+
 def test_a_run_on_a_busy_host_lacks_cores_and_reaches_little_of_the_measured_product(
     make_run: MakeRun, tmp_path: Path
 ) -> None:
