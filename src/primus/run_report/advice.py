@@ -34,7 +34,7 @@ class SuggestedChange(Struct, frozen=True, kw_only=True):
     reason: str
     gain: float | None
     """Share of the run's time, or of a step's, that it saves at most; None if only a measurement can say it."""
-    gain_of: str
+    gain_of: str = "step"
     """``run`` or ``step``."""
     basis: str
     """Where the estimate comes from."""
@@ -94,7 +94,6 @@ def _suggest_loader(facts: RunFacts, trace: TraceReport | None) -> Iterator[Sugg
         change=f"raise num_workers above {workers}, or put the data on a faster disk",
         reason=f"steps wait for batches {facts.data_share:.0%} of the time",
         gain=facts.data_share,
-        gain_of="step",
         basis="data_time_s of the steps: all of the wait",
     )
 
@@ -171,7 +170,6 @@ def _suggest_pauses(facts: RunFacts, trace: TraceReport | None) -> Iterator[Sugg
         " (callbacks: [garbage_collector])",
         reason=f"steps that take 1.5 times the median cost {facts.slow_later_s:.1f} s",
         gain=facts.slow_later_s / total if total else 0.0,
-        gain_of="step",
         basis="their time above the median",
     )
 
@@ -188,7 +186,6 @@ def _suggest_compilation(facts: RunFacts, trace: TraceReport | None) -> Iterator
         change=f"{compile_or}raise micro_batch_size, so that there are fewer and larger operators",
         reason=f"{what} {lost / found.total_us:.0%} of the profiled time",
         gain=lost / found.total_us if found.total_us else 0.0,
-        gain_of="step",
         basis="idle time of the trace: all of it",
     )
 
@@ -202,7 +199,6 @@ def _suggest_overlap(facts: RunFacts, trace: TraceReport | None) -> Iterator[Sug
         " parallelism, lower tensor_model_parallel_size",
         reason=f"communication that no computation hides is {share:.0%} of the profiled time",
         gain=share,
-        gain_of="step",
         basis="exposed communication of the trace: all of it",
     )
 
@@ -216,7 +212,6 @@ def _suggest_straggler(facts: RunFacts, trace: TraceReport | None) -> Iterator[S
         change=f"check the node of rank {ranks.straggler} (preflight --perf), or remove it",
         reason=f"the other ranks wait for rank {ranks.straggler}",
         gain=waits / trace.breakdown.total_us if trace.breakdown.total_us else 0.0,
-        gain_of="step",
         basis="the longest wait of a rank in the trace",
     )
 
@@ -227,7 +222,6 @@ def _suggest_recomputation(facts: RunFacts, trace: TraceReport | None) -> Iterat
             change="set recompute_activations: false",
             reason=f"{_format_memory(facts)} is in use, and activations are computed twice",
             gain=RECOMPUTED_SHARE * (facts.compute_share or 1.0),
-            gain_of="step",
             basis="a forward pass of four (arXiv 2205.05198)",
         )
 
@@ -239,7 +233,6 @@ def _suggest_batch(facts: RunFacts, trace: TraceReport | None) -> Iterator[Sugge
             change=f"raise micro_batch_size above {size}",
             reason=f"MFU is {facts.mfu:.0%}, and only {_format_memory(facts)} is in use",
             gain=None,
-            gain_of="step",
             basis="to be measured: tune train --keys micro_batch_size=1,2,4,8",
         )
 
@@ -250,7 +243,6 @@ def _suggest_precision(facts: RunFacts, trace: TraceReport | None) -> Iterator[S
             change="set bf16: true",
             reason="the run trains in float32 on a device whose matrix units have bfloat16",
             gain=None,
-            gain_of="step",
             basis="to be measured: the losses change, too",
         )
 

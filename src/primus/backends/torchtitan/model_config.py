@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
@@ -54,12 +54,12 @@ def build_model_spec(spec: ModelSpec, *, on_cpu: bool, masks_documents: bool) ->
         masks_documents: Attention stays within documents, whose positions start at 0.
     """
     family = find_family(spec)
-    build, shard = _FAMILIES[family]
+    parts = _FAMILIES[family]
     return TitanModelSpec(
         name="primus",
         flavor=family,
-        model=build(spec, FlexAttention.Config if masks_documents else ScaledDotProductAttention.Config),
-        parallelize_fn=_reduce_by_sums(shard) if on_cpu else shard,
+        model=_build_model(spec, parts, FlexAttention.Config if masks_documents else ScaledDotProductAttention.Config),
+        parallelize_fn=_reduce_by_sums(parts.shard) if on_cpu else parts.shard,
         pipelining_fn=pipeline_llm,
         post_optimizer_build_fn=register_moe_load_balancing_hook if spec.num_experts else None,
         # Weights come by hub names from primus; torchtitan neither reads nor writes such files.
@@ -80,82 +80,58 @@ def _reduce_by_sums(shard: Callable[..., nn.Module]) -> Callable[..., nn.Module]
     return parallelize
 
 
-def _build_llama(spec: ModelSpec, attention: Callable[[], Any]) -> Llama3Model.Config:
-    layers = [
-        Llama3TransformerBlock.Config(
-            attention_norm=_norm(spec, spec.hidden_size),
-            ffn_norm=_norm(spec, spec.hidden_size),
-            attention=_grouped_attention(spec, index, attention(), ComplexRoPE),
-            feed_forward=_feed_forward(spec, index, spec.ffn_hidden_size),
-        )
-        for index in range(spec.num_layers)
-    ]
-    return Llama3Model.Config(layers=layers, **_decoder(spec))
+class _FamilyParts(NamedTuple):
+    """What a family of torchtitan's models has of its own."""
+
+    model: type[Any]
+    block: type[Any]
+    attend: Callable[[ModelSpec, int, LayerKind, Callable[[], Any]], Any]
+    """(model, layer, kind of layer, inner attention) -> attention of the layer."""
+    shard: Callable[..., nn.Module]
 
 
-def _build_qwen(spec: ModelSpec, attention: Callable[[], Any]) -> Qwen3Model.Config:
-    """Qwen2.5, Qwen3, Qwen3-MoE and Mixtral: rotation by halves, optional biases and norms of queries and keys."""
+def _build_model(spec: ModelSpec, parts: _FamilyParts, inner: Callable[[], Any]) -> Any:
     layers = [
-        Qwen3TransformerBlock.Config(
+        parts.block.Config(
             attention_norm=_norm(spec, spec.hidden_size),
             ffn_norm=_norm(spec, spec.hidden_size),
-            attention=_grouped_attention(spec, index, attention(), CosSinRoPE),
+            attention=parts.attend(spec, index, kind, inner),
             **_feed_forward_or_experts(spec, index, kind),
         )
         for index, kind in enumerate(list_layers(spec))
     ]
-    return Qwen3Model.Config(layers=layers, **_decoder(spec))
+    further: dict[str, Any] = {"mtp_layers": []} if parts.model is DeepSeekV3Model else {}
+    return parts.model.Config(layers=layers, **further, **_decoder(spec))
 
 
-def _build_llama4(spec: ModelSpec, attention: Callable[[], Any]) -> Qwen3Model.Config:
-    """Llama 4, which torchtitan had until 0.2: some layers without rotary embedding, which rotates neighbors."""
-    layers = [
-        Qwen3TransformerBlock.Config(
-            attention_norm=_norm(spec, spec.hidden_size),
-            ffn_norm=_norm(spec, spec.hidden_size),
-            attention=_grouped_attention(
-                spec, index, attention(), ComplexRoPE if (index + 1) % (spec.no_rope_freq or 1) else NoRoPE
-            ),
-            **_feed_forward_or_experts(spec, index, kind),
-        )
-        for index, kind in enumerate(list_layers(spec))
-    ]
-    return Qwen3Model.Config(layers=layers, **_decoder(spec))
+def _attend_by_neighbors(spec: ModelSpec, index: int, kind: LayerKind, inner: Callable[[], Any]) -> Any:
+    """Llama, and Llama 4, which torchtitan had until 0.2: some layers are without rotary embedding."""
+    has_rope = not spec.no_rope_freq or (index + 1) % spec.no_rope_freq
+    return _grouped_attention(spec, index, inner(), ComplexRoPE if has_rope else NoRoPE)
 
 
-def _build_deepseek(spec: ModelSpec, attention: Callable[[], Any]) -> DeepSeekV3Model.Config:
-    layers = [
-        DeepSeekV3TransformerBlock.Config(
-            attention_norm=_norm(spec, spec.hidden_size),
-            ffn_norm=_norm(spec, spec.hidden_size),
-            attention=_latent_attention(spec, index, attention()),
-            **_feed_forward_or_experts(spec, index, kind),
-        )
-        for index, kind in enumerate(list_layers(spec))
-    ]
-    return DeepSeekV3Model.Config(layers=layers, mtp_layers=[], **_decoder(spec))
+def _attend_by_halves(spec: ModelSpec, index: int, kind: LayerKind, inner: Callable[[], Any]) -> Any:
+    """Qwen2.5, Qwen3, Qwen3-MoE and Mixtral: optional biases, and norms of queries and keys."""
+    return _grouped_attention(spec, index, inner(), CosSinRoPE)
 
 
-def _build_gpt_oss(spec: ModelSpec, attention: Callable[[], Any]) -> GptOssModel.Config:
-    """Sinks need the normalizer of the attention, which only FlexAttention and varlen attention return."""
-    layers = [
-        GptOssTransformerBlock.Config(
-            attention_norm=_norm(spec, spec.hidden_size),
-            ffn_norm=_norm(spec, spec.hidden_size),
-            attention=_sink_attention(spec, index, kind.window),
-            moe=_sink_experts(spec, index),
-        )
-        for index, kind in enumerate(list_layers(spec))
-    ]
-    return GptOssModel.Config(layers=layers, **_decoder(spec))
-
-
-_FAMILIES: dict[Family, tuple[Callable[[ModelSpec, Callable[[], Any]], Any], Callable[..., nn.Module]]] = {
-    "llama": (_build_llama, llama3.parallelize_llama),
-    "qwen": (_build_qwen, qwen3.parallelize_qwen3),
-    "deepseek": (_build_deepseek, deepseek_v3.parallelize_deepseekv3),
-    "gpt_oss": (_build_gpt_oss, gpt_oss.parallelize_gptoss),
-    "llama4": (_build_llama4, qwen3.parallelize_qwen3),
+_FAMILIES: dict[Family, _FamilyParts] = {
+    "llama": _FamilyParts(Llama3Model, Llama3TransformerBlock, _attend_by_neighbors, llama3.parallelize_llama),
+    "qwen": _FamilyParts(Qwen3Model, Qwen3TransformerBlock, _attend_by_halves, qwen3.parallelize_qwen3),
+    "deepseek": _FamilyParts(
+        DeepSeekV3Model,
+        DeepSeekV3TransformerBlock,
+        lambda spec, index, _, inner: _latent_attention(spec, index, inner()),
+        deepseek_v3.parallelize_deepseekv3,
+    ),
+    # Sinks need the normalizer of the attention, which only FlexAttention and varlen attention return.
+    "gpt_oss": _FamilyParts(
+        GptOssModel,
+        GptOssTransformerBlock,
+        lambda spec, index, kind, _: _sink_attention(spec, index, kind.window),
+        gpt_oss.parallelize_gptoss,
+    ),
+    "llama4": _FamilyParts(Qwen3Model, Qwen3TransformerBlock, _attend_by_neighbors, qwen3.parallelize_qwen3),
 }
 
 
@@ -288,6 +264,8 @@ def _sink_experts(spec: ModelSpec, index: int) -> Any:
 
 
 def _feed_forward_or_experts(spec: ModelSpec, index: int, kind: LayerKind) -> dict[str, Any]:
+    if spec.attention_sinks:
+        return {"moe": _sink_experts(spec, index)}
     if not kind.moe:
         return {"feed_forward": _feed_forward(spec, index, spec.ffn_hidden_size)}
     shared = spec.moe_shared_expert_intermediate_size

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import structs
 
 from primus.config.exports.foreign_text import ForeignText, LostSetting, attention_head_width
+from primus.config.imports import hugging_face as imports
+from primus.config.imports.hugging_face_families import DEEPSEEK_EXPERTS, MIXTRAL_EXPERTS, QWEN_EXPERTS
+from primus.config.imports.hugging_face_families import LATENT as LATENT_ATTENTION
 from primus.config.schema import ModelSpec
 from primus.errors import UsageError
 
@@ -70,46 +73,30 @@ def _list_lost(model: ModelSpec, family: str) -> list[LostSetting]:
 
 
 def _write_shape(model: ModelSpec) -> dict[str, Any]:
-    return {
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.ffn_hidden_size,
-        "num_hidden_layers": model.num_layers,
-        "num_attention_heads": model.num_attention_heads,
+    scaling = _write_scaling(model)
+    return _write_keys(model, {theirs: ours for theirs, ours in imports.SHAPE.items() if theirs != "head_dim"}) | {
         "num_key_value_heads": model.num_query_groups or model.num_attention_heads,
         "hidden_act": "silu",
-        "max_position_embeddings": model.max_position_embeddings,
-        "initializer_range": model.init_method_std,
-        "rms_norm_eps": model.norm_epsilon,
         "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
         # Both forms of rope: transformers 4 reads rope_theta and rope_scaling, 5 reads rope_parameters.
         "rope_theta": model.rotary_base,
-        "rope_scaling": _write_scaling(model),
-        "rope_parameters": {"rope_theta": model.rotary_base, **(_write_scaling(model) or {"rope_type": "default"})},
+        "rope_scaling": scaling,
+        "rope_parameters": {"rope_theta": model.rotary_base, **(scaling or {"rope_type": "default"})},
     }
 
 
 def _write_scaling(model: ModelSpec) -> dict[str, Any] | None:
-    if model.rope_type == "llama3":
-        return {
-            "rope_type": "llama3",
-            "factor": model.rotary_scaling_factor,
-            "low_freq_factor": model.rope_low_freq_factor,
-            "high_freq_factor": model.rope_high_freq_factor,
-            "original_max_position_embeddings": model.original_max_position_embeddings,
-        }
-    if model.rope_type == "yarn":
-        latent = {"mscale": model.mscale, "mscale_all_dim": model.mscale_all_dim}
-        return {
-            "rope_type": "yarn",
-            "factor": model.rotary_scaling_factor,
-            "original_max_position_embeddings": model.original_max_position_embeddings,
-            "beta_fast": model.beta_fast,
-            "beta_slow": model.beta_slow,
-            "truncate": model.yarn_correction_range_round_to_int,
-            **(latent if model.multi_latent_attention else {}),
-        }
-    return None
+    if model.rope_type == "default":
+        return None
+    names = imports.LLAMA3 if model.rope_type == "llama3" else imports.YARN
+    skipped = () if model.multi_latent_attention else ("mscale", "mscale_all_dim")
+    kept = {theirs: ours for theirs, ours in names.items() if theirs not in skipped}
+    return {"rope_type": model.rope_type, **_write_keys(model, kept)}
+
+
+def _write_keys(model: ModelSpec, names: Mapping[str, str]) -> dict[str, Any]:
+    """Values of the model by the names of Hugging Face that `names` has for ours."""
+    return {theirs: getattr(model, ours) for theirs, ours in names.items()}
 
 
 def _write_llama(model: ModelSpec) -> dict[str, Any]:
@@ -131,27 +118,20 @@ def _write_qwen3(model: ModelSpec) -> dict[str, Any]:
 
 
 def _write_qwen3_moe(model: ModelSpec) -> dict[str, Any]:
-    return _write_qwen3(model) | {
-        "num_experts": model.num_experts,
-        "num_experts_per_tok": model.moe_router_topk,
-        "moe_intermediate_size": model.moe_ffn_hidden_size or model.ffn_hidden_size,
-        "norm_topk_prob": model.moe_router_norm_topk_prob,
-        "router_aux_loss_coef": model.moe_aux_loss_coeff,
-        "decoder_sparse_step": model.moe_layer_freq,
-        "mlp_only_layers": list(range(model.first_k_dense_replace)),
-    }
+    return (
+        _write_qwen3(model)
+        | _write_keys(model, QWEN_EXPERTS)
+        | {
+            "moe_intermediate_size": model.moe_ffn_hidden_size or model.ffn_hidden_size,
+            "mlp_only_layers": list(range(model.first_k_dense_replace)),
+        }
+    )
 
 
 def _write_mixtral(model: ModelSpec) -> dict[str, Any]:
     if model.moe_ffn_hidden_size not in (None, model.ffn_hidden_size):
         raise UsageError("moe_ffn_hidden_size: mixtral has experts of ffn_hidden_size", "set both to the same width")
-    return {
-        "head_dim": attention_head_width(model),
-        "num_local_experts": model.num_experts,
-        "num_experts_per_tok": model.moe_router_topk,
-        "router_aux_loss_coef": model.moe_aux_loss_coeff,
-        "sliding_window": model.window_size,
-    }
+    return _write_mistral(model) | _write_keys(model, MIXTRAL_EXPERTS)
 
 
 def _write_latent(model: ModelSpec) -> dict[str, Any]:
@@ -161,22 +141,12 @@ def _write_latent(model: ModelSpec) -> dict[str, Any]:
         raise UsageError(
             f"moe_shared_expert_intermediate_size: {shared} is not a multiple of the experts' width {width}"
         )
-    values: dict[str, Any] = {
-        "q_lora_rank": model.q_lora_rank,
-        "kv_lora_rank": model.kv_lora_rank,
-        "qk_nope_head_dim": model.qk_head_dim,
-        "qk_rope_head_dim": model.qk_pos_emb_head_dim,
-        "v_head_dim": model.v_head_dim,
+    values = _write_keys(model, LATENT_ATTENTION | DEEPSEEK_EXPERTS) | {
         "head_dim": model.qk_pos_emb_head_dim,
-        "first_k_dense_replace": model.first_k_dense_replace,
         "moe_layer_freq": 1,
-        "n_routed_experts": model.num_experts,
         "n_shared_experts": shared // width,
-        "num_experts_per_tok": model.moe_router_topk,
         "moe_intermediate_size": width,
-        "routed_scaling_factor": model.moe_router_topk_scaling_factor,
         "norm_topk_prob": model.moe_router_norm_topk_prob,
-        "aux_loss_alpha": model.moe_aux_loss_coeff,
         "attention_bias": False,
     }
     if model.num_experts is None:
@@ -204,15 +174,11 @@ def _write_gpt_oss(model: ModelSpec) -> dict[str, Any]:
     kinds = ["sliding_attention" if i % model.window_layer_period == 0 else "full_attention" for i in _layers(model)]
     if model.moe_ffn_hidden_size not in (None, model.ffn_hidden_size):
         raise UsageError("moe_ffn_hidden_size: gpt_oss has experts of ffn_hidden_size", "set both to the same width")
-    return {
-        "head_dim": attention_head_width(model),
-        "num_local_experts": model.num_experts,
-        "num_experts_per_tok": model.moe_router_topk,
-        "sliding_window": model.window_size,
+    return _write_mistral(model) | {
+        **_write_keys(model, MIXTRAL_EXPERTS),
         "layer_types": kinds if model.window_size else ["full_attention"] * model.num_layers,
         "swiglu_limit": model.activation_clamp,
         "attention_bias": True,
-        "router_aux_loss_coef": model.moe_aux_loss_coeff,
     }
 
 

@@ -15,6 +15,28 @@ LATENT = {
     "v_head_dim": "v_head_dim",
 }
 """Keys of latent attention (DeepSeek)."""
+MIXTRAL_EXPERTS = {
+    "num_local_experts": "num_experts",
+    "num_experts_per_tok": "moe_router_topk",
+    "router_aux_loss_coef": "moe_aux_loss_coeff",
+}
+QWEN_EXPERTS = {
+    "num_experts": "num_experts",
+    "num_experts_per_tok": "moe_router_topk",
+    "moe_intermediate_size": "moe_ffn_hidden_size",
+    "norm_topk_prob": "moe_router_norm_topk_prob",
+    "router_aux_loss_coef": "moe_aux_loss_coeff",
+    "decoder_sparse_step": "moe_layer_freq",
+}
+DEEPSEEK_EXPERTS = {
+    "n_routed_experts": "num_experts",
+    "num_experts_per_tok": "moe_router_topk",
+    "moe_intermediate_size": "moe_ffn_hidden_size",
+    "routed_scaling_factor": "moe_router_topk_scaling_factor",
+    "first_k_dense_replace": "first_k_dense_replace",
+    "aux_loss_alpha": "moe_aux_loss_coeff",
+}
+"""Keys of experts, by families that share their names."""
 
 
 def _read_llama(file: HuggingFaceFile) -> None:
@@ -54,13 +76,7 @@ def _read_optional_window(file: HuggingFaceFile) -> None:
 
 
 def _read_mixtral(file: HuggingFaceFile) -> None:
-    file.copy_keys(
-        {
-            "num_local_experts": "num_experts",
-            "num_experts_per_tok": "moe_router_topk",
-            "router_aux_loss_coef": "moe_aux_loss_coeff",
-        }
-    )
+    file.copy_keys(MIXTRAL_EXPERTS)
     file.set_keys(moe_router_pre_softmax=False)
     _read_mistral(file)
     if file.take("router_jitter_noise", 0.0):
@@ -82,17 +98,7 @@ def _read_qwen2_moe(file: HuggingFaceFile) -> None:
 def _read_experts(file: HuggingFaceFile) -> None:
     """Experts of the Qwen families, which every layer has unless the file names layers without."""
     # transformers 5 writes num_local_experts for what published files call num_experts
-    file.copy_keys(
-        {
-            "num_local_experts": "num_experts",
-            "num_experts": "num_experts",
-            "num_experts_per_tok": "moe_router_topk",
-            "moe_intermediate_size": "moe_ffn_hidden_size",
-            "norm_topk_prob": "moe_router_norm_topk_prob",
-            "router_aux_loss_coef": "moe_aux_loss_coeff",
-            "decoder_sparse_step": "moe_layer_freq",
-        }
-    )
+    file.copy_keys({"num_local_experts": "num_experts"} | QWEN_EXPERTS)
     dense = sorted(file.take("mlp_only_layers", []))
     if dense == list(range(len(dense))):
         file.set_keys(first_k_dense_replace=len(dense))
@@ -131,16 +137,7 @@ def _read_latent_attention(file: HuggingFaceFile) -> None:
         file.target.model.pop(key, None)
     if file.take("n_routed_experts"):
         width = file.take("moe_intermediate_size", 0)
-        file.copy_keys(
-            {
-                "n_routed_experts": "num_experts",
-                "num_experts_per_tok": "moe_router_topk",
-                "moe_intermediate_size": "moe_ffn_hidden_size",
-                "routed_scaling_factor": "moe_router_topk_scaling_factor",
-                "first_k_dense_replace": "first_k_dense_replace",
-                "aux_loss_alpha": "moe_aux_loss_coeff",
-            }
-        )
+        file.copy_keys(DEEPSEEK_EXPERTS)
         if file.take("moe_layer_freq", 1) != 1:
             file.report("moe_layer_freq", "primus has experts in every layer after the dense ones (DeepSeek)")
         shared = file.take("n_shared_experts", 0)

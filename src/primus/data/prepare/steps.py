@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from primus.data import readers
 from primus.data.catalog import hub
@@ -14,6 +14,9 @@ from primus.data.encode.job import EncodeJob, PreparedTokens, load_job_tokenizer
 from primus.data.shards.workers import Show
 from primus.errors import PrimusError, UsageError
 from primus.messages import Say
+
+if TYPE_CHECKING:
+    from primus.data.filter.job import FilterJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,46 +104,39 @@ def _fetch_dataset(steps: EncodeSteps, job: EncodeJob, say: Say) -> EncodeJob:
 def _clean_documents(recipe: str, job: EncodeJob, say: Say, show: Show) -> EncodeJob:
     from primus.data.filter.cleaning.job import CleanJob
     from primus.data.filter.cleaning.recipe import load_recipe
-    from primus.data.filter.result_folder import filter_documents
 
-    request = CleanJob(
-        inputs=job.inputs,
-        dataset=job.dataset,
-        output=job.output.with_name(f"{job.output.name}.clean"),
-        recipe=load_recipe(recipe),
-        json_key=_only_key(job, "--clean"),
-        text_documents=job.recipe.text_documents,
-        max_bad=job.recipe.max_bad,
-        workers=job.workers,
-        executor=job.executor,
-        existing=_choose_existing(job),
-    )
-    return replace(job, dataset=None, inputs=tuple(map(str, filter_documents(request, say, show).files)))
+    request = CleanJob(recipe=load_recipe(recipe), **_filter_settings(job, "--clean", "clean"))
+    return _filter_input(job, request, say, show)
 
 
 def _remove_duplicates(steps: EncodeSteps, job: EncodeJob, say: Say, show: Show) -> EncodeJob:
     from primus.data.filter.dedup.job import DedupJob
     from primus.data.filter.dedup.recipe import DedupRecipe
-    from primus.data.filter.result_folder import filter_documents
 
     assert steps.dedup != "none"
-    done = filter_documents(
-        DedupJob(
-            inputs=job.inputs,
-            dataset=job.dataset,
-            output=job.output.with_name(f"{job.output.name}.unique"),
-            recipe=DedupRecipe(method=steps.dedup),
-            json_key=_only_key(job, "--dedup"),
-            text_documents=job.recipe.text_documents,
-            max_bad=job.recipe.max_bad,
-            workers=job.workers,
-            executor=job.executor,
-            existing=_choose_existing(job),
-        ),
-        say,
-        show,
-    )
-    return replace(job, dataset=None, inputs=tuple(map(str, done.files)))
+    request = DedupJob(recipe=DedupRecipe(method=steps.dedup), **_filter_settings(job, "--dedup", "unique"))
+    return _filter_input(job, request, say, show)
+
+
+def _filter_settings(job: EncodeJob, option: str, suffix: str) -> dict[str, Any]:
+    """Settings of a filter that reads the input of `job` and writes beside its output."""
+    return {
+        "inputs": job.inputs,
+        "dataset": job.dataset,
+        "output": job.output.with_name(f"{job.output.name}.{suffix}"),
+        "json_key": _only_key(job, option),
+        "text_documents": job.recipe.text_documents,
+        "max_bad": job.recipe.max_bad,
+        "workers": job.workers,
+        "executor": job.executor,
+        "existing": _choose_existing(job),
+    }
+
+
+def _filter_input(job: EncodeJob, request: FilterJob[Any], say: Say, show: Show) -> EncodeJob:
+    from primus.data.filter.result_folder import filter_documents
+
+    return replace(job, dataset=None, inputs=tuple(map(str, filter_documents(request, say, show).files)))
 
 
 def _only_key(job: EncodeJob, option: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from msgspec import field
@@ -99,19 +99,9 @@ def count_repeated_line_characters(block: DocumentBlock) -> np.ndarray:
     """Characters of each document in repeated lines, without blank lines; int64[D]."""
     from primus.data.filter.cleaning import repetition_kernels as kernels
 
-    room = _find_table(int(block.characters.max(initial=0)))
-    counts = block.make_count_table(kernels.NUM_COUNTS)
-    batch = block.batch
-    room.generation = kernels.count_lines(
-        batch.codes,
-        batch.offsets,
-        block.alive,
-        characters.build_character_bits(),
-        room.table,
-        np.uint64(room.generation),
-        counts,
-    )
-    repeated: np.ndarray = counts[:, kernels.LINES + kernels.DUPLICATE_CHARACTERS]
+    repeated: np.ndarray = _run_kernel(kernels.count_lines, block, kernels.NUM_COUNTS)[
+        :, kernels.LINES + kernels.DUPLICATE_CHARACTERS
+    ]
     return repeated
 
 
@@ -119,18 +109,15 @@ def _count_pieces(block: DocumentBlock) -> np.ndarray:
     """Counts of `repetition_kernels.count_pieces`."""
     from primus.data.filter.cleaning import repetition_kernels as kernels
 
+    return _run_kernel(kernels.count_pieces, block, 2 * kernels.NUM_COUNTS)
+
+
+def _run_kernel(kernel: Callable[..., int], block: DocumentBlock, width: int) -> np.ndarray:
+    """The counts of a kernel of `repetition_kernels`; int64[D, width]."""
     room = _find_table(int(block.characters.max(initial=0)))
-    counts = block.make_count_table(2 * kernels.NUM_COUNTS)
-    batch = block.batch
-    room.generation = kernels.count_pieces(
-        batch.codes,
-        batch.offsets,
-        block.alive,
-        characters.build_character_bits(),
-        room.table,
-        np.uint64(room.generation),
-        counts,
-    )
+    counts = block.make_count_table(width)
+    texts = block.batch.codes, block.batch.offsets, block.alive, characters.build_character_bits()
+    room.generation = kernel(*texts, room.table, np.uint64(room.generation), counts)
     return counts
 
 
