@@ -59,3 +59,11 @@ def test_the_architecture_page_names_every_package() -> None:
         entry.removesuffix(".py") for entry in os.listdir(ROOT / "src/primus") if not entry.startswith(("_", "py."))
     }
     assert {name for name in listed if f"`{name}`" not in table} == set()
+
+
+def test_the_files_of_the_architecture_page_exist() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    table = page[page.index("## What to change where") : page.index("## Packages")]
+    named = re.findall(r"`(\w+/[\w/]*)(?:\*\.yaml|(\.py|\.yaml))?`", table)
+    assert len(named) > 40
+    assert [path + suffix for path, suffix in named if not (ROOT / "src/primus" / (path + suffix)).exists()] == []
