@@ -69,6 +69,11 @@ def test_numbers_with_a_decimal_comma_are_refused_instead_of_read_as_thousands(t
     log = read_log(tmp_path / "job.log")
     assert list_steps(log) == [11, 13] and log.num_unread == 1
     assert "a decimal comma" in log.unread[0].problem
+    # No line can be read, and a record of Python has no separator of thousands.
+    for text in ("".join(f"{line.replace('.', ',')}\n" for line in lines), "{'loss': 2,345, 'epoch': 0,1}\n"):
+        (tmp_path / "job.log").write_text(text)
+        with pytest.raises(UsageError, match=r"no line of .* can be read: .*: a decimal comma"):
+            read_log(tmp_path / "job.log")
 
 
 def test_a_device_is_not_called_missing() -> None:

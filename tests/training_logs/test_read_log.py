@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import math
 import os
 import random
 import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from primus.comparison.log_result import list_notes
 from primus.errors import UsageError
 from primus.training_logs.log_stream import BLOCK
 from primus.training_logs.read_log import READERS, TrainingLog, read_log
@@ -156,6 +160,25 @@ def test_lines_longer_than_a_block_and_compressed_logs_are_read(tmp_path: Path) 
     file.write_bytes(gzip.compress(join_lines(*lines).encode()))
     log = read_log(file)
     assert (list_steps(log), log.num_lines) == (list(range(1, 2000)), 2000)
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress, bz2.compress])
+def test_a_compressed_log_is_read_as_far_as_it_goes(compress: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    whole = compress(join_lines(*(format_line(step, loss=f"{2 + 1 / step:.6E}") for step in range(1, 9000))).encode())
+    file = tmp_path / "job.log"
+    file.write_bytes(whole)
+    assert len(read_log(file).steps) == 8999 and not read_log(file).damage
+    file.write_bytes(whole[: len(whole) * 3 // 4])
+    log = read_log(file)
+    assert list_steps(log) == list(range(1, len(log.steps) + 1)) and 100 < len(log.steps) < 8999
+    assert any("damaged or cut off" in note for note in list_notes(log, {}))
+    for place in (3, 40):
+        file.write_bytes(whole[:place] + bytes(200) + whole[200 + place :])
+        with pytest.raises(UsageError, match=r"job\.log"):
+            read_log(file)
+    file.write_bytes(b"\x28\xb5\x2f\xfd" + whole)
+    with pytest.raises(UsageError, match="compressed by zstd"):
+        read_log(file)
 
 
 def test_steps_of_hugging_face_are_those_of_the_progress_bar(tmp_path: Path) -> None:

@@ -171,6 +171,8 @@ def list_notes(log: TrainingLog, known: Mapping[str, int]) -> list[str]:
         notes.append(f"lines of steps that could not be read: {log.num_unread}")
     if log.is_cut_off:
         notes.append("the file ends within a line of a step, which is not read")
+    if log.damage:
+        notes.append(f"the compressed file is damaged or cut off ({log.damage}): what follows is not read")
     if log.num_nonfinite_losses:
         notes.append(f"steps without a finite loss: {log.num_nonfinite_losses}")
     if log.has_derived_times:

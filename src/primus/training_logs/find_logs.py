@@ -13,7 +13,8 @@ from primus.errors import UsageError
 from primus.training_logs.formats import run_events
 from primus.training_logs.formats.tensorboard import MARK
 
-SUFFIXES = (".log", ".txt", ".out", ".err", ".log.gz", ".txt.gz", ".out.gz")
+PLAIN_SUFFIXES = (".log", ".txt", ".out", ".err")
+SUFFIXES = tuple(f"{plain}{packed}" for packed in ("", ".gz", ".xz", ".bz2") for plain in PLAIN_SUFFIXES)
 RANK = re.compile(r"(?:rank|node|worker|proc|gpu|host)[-_.]?(\d+)|(?<=/)(\d+)(?=/std(?:out|err)\.log$)")
 """Number of a rank in a path; torchrun writes `ATTEMPT/RANK/stdout.log`."""
 ATTEMPT = re.compile(r"(?:attempt|restart|try)[-_.]?(\d+)|(?<=\.tfevents\.)(\d+)[^/]*")
@@ -51,7 +52,8 @@ def find_logs(words: Sequence[str]) -> list[LogGroup]:
             found = _group_files(path)
             if not found:
                 raise UsageError(
-                    f"{word}: the folder has no logs", f"names of logs end with {', '.join(SUFFIXES)}; or name a file"
+                    f"{word}: the folder has no logs",
+                    f"names of logs end with {', '.join(PLAIN_SUFFIXES)}, then .gz, .xz or .bz2; or name a file",
                 )
             groups += found
         elif path.exists():

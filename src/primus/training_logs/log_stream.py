@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import gzip
 import io
+import lzma
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +22,10 @@ MAX_LINE = 16 * BLOCK
 """Bytes of a line; of a longer one only the end is read."""
 MAX_HEAD = 1 << 26
 """Bytes of a pipe that are kept until its format is known."""
-GZIP_MAGIC = b"\x1f\x8b"
+GZIP_MAGIC, XZ_MAGIC, BZIP2_MAGIC = b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh"
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error)
+"""What the readers raise at the end of a file that is cut off, and where it is damaged."""
 UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """First bytes of a file of PowerShell."""
 ESCAPES = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
@@ -31,6 +37,8 @@ class LogStream:
     def __init__(self, path: str, file: io.BufferedIOBase | codecs.StreamRecoder, raw: io.BufferedIOBase) -> None:
         self.num_bytes = 0
         """Bytes that have been read since the start."""
+        self.damage = ""
+        """Why a compressed file could not be read to its end."""
         self._path = path
         self._file = file
         self._raw = raw
@@ -48,7 +56,7 @@ class LogStream:
 
     def read(self, size: int) -> bytes:
         """The next bytes, about `size` of them; none at the end."""
-        data = self._again.pop() if self._again else self._file.read(size)
+        data = self._again.pop() if self._again else self._read_file(size)
         self.num_bytes += len(data)
         if self._kept is not None:
             self._kept.append(data)
@@ -58,23 +66,52 @@ class LogStream:
                 )
         return data
 
+    def _read_file(self, size: int) -> bytes:
+        """The next bytes; of a compressed file that is cut off or damaged, as many as can be read."""
+        if not isinstance(self._file, gzip.GzipFile | lzma.LZMAFile | bz2.BZ2File):
+            return self._file.read(size)
+        parts: list[bytes] = []
+        while size > 0 and not self.damage:
+            try:
+                data = self._file.read1(size)
+            except DAMAGE as error:
+                self.damage = str(error) or type(error).__name__
+                break
+            if not data:
+                break
+            parts.append(data)
+            size -= len(data)
+        return b"".join(parts)
+
     def rewind(self) -> None:
         """Read from the start again; for a pipe, only once."""
         if self._kept is None:
             self._file.seek(0)
         else:
             self._again, self._kept = self._kept[::-1], None
-        self.num_bytes = 0
+        self.num_bytes, self.damage = 0, ""
 
 
 def open_log(path: Path) -> LogStream:
-    """Open a log, which may be compressed by gzip."""
+    """Open a log, which may be compressed by gzip, xz or bzip2.
+
+    Raises:
+        UsageError: It is compressed by zstd.
+        OSError: It cannot be read.
+    """
     raw = path.open("rb", buffering=0)
     buffered = io.BufferedReader(raw, BLOCK)
-    head = buffered.peek(len(GZIP_MAGIC))
+    head = buffered.peek(len(ZSTD_MAGIC))
     file: io.BufferedIOBase | codecs.StreamRecoder = buffered
+    if head.startswith(ZSTD_MAGIC):
+        buffered.close()
+        raise UsageError(f"{path}: compressed by zstd", f"zstd -dc {path} | primus-cli direct -- compare extract -")
     if head.startswith(GZIP_MAGIC):
         file = gzip.GzipFile(fileobj=buffered)
+    elif head.startswith(XZ_MAGIC):
+        file = lzma.LZMAFile(buffered)  # noqa: SIM115 - `LogStream` closes it
+    elif head.startswith(BZIP2_MAGIC):
+        file = bz2.BZ2File(buffered)
     elif head.startswith(UTF_16_MARKS):
         file = codecs.EncodedFile(buffered, "utf-8", "utf-16", errors="replace")
     return LogStream(str(path), file, buffered)

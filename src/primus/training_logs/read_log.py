@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -84,6 +83,8 @@ class TrainingLog(Struct, kw_only=True):
     """Whether times of steps are differences of time stamps."""
     is_cut_off: bool = False
     """Whether the file ends within a line of a step; that line is not read."""
+    damage: str = ""
+    """Why a compressed file could not be read to its end."""
     num_unread: int = 0
     unread: list[UnreadLine] = []
     """Examples of lines that were not read."""
@@ -95,7 +96,7 @@ def read_log(path: Path, name: str = AUTO) -> TrainingLog:
     """Read one file.
 
     Args:
-        path: A log, which may be compressed by gzip and may be a pipe, or an event file of TensorBoard.
+        path: A log, which may be compressed by gzip, xz or bzip2 and may be a pipe, or an event file of TensorBoard.
         name: Its format; `auto` to recognize it.
 
     Raises:
@@ -116,7 +117,7 @@ def read_log(path: Path, name: str = AUTO) -> TrainingLog:
                 reader = find_format(file, str(path)) if name == AUTO else _find_reader(name)
                 file.rewind()
                 log = StepScan(str(path), reader).run(file)
-    except (OSError, EOFError, gzip.BadGzipFile) as error:
+    except OSError as error:
         raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     if not len(log.steps) and not log.evaluations:
         raise UsageError(
@@ -137,18 +138,23 @@ def find_format(file: LogStream, path: str) -> type[StepReader]:
         UsageError: No format reads a step.
     """
     found: dict[type[StepReader], bool] = {}
-    num_lines, first_line = 0, ""
+    num_lines, first_line, problems = 0, "", dict[type[StepReader], str]()
     for block, _ in split_blocks(file):
         lines = block.split(b"\n")
         first_line = first_line or _shorten(lines[0])
         is_last = bool(found)
         for kind in READERS:
-            losses = _count_losses(kind, lines) if any(anchor in block for anchor in kind.ANCHORS) else None
+            losses = _count_losses(kind, lines, problems) if any(anchor in block for anchor in kind.ANCHORS) else None
             if losses is not None:
                 found[kind] = found.get(kind, False) or losses > 0
         num_lines += len(lines)
         if is_last:
             break
+    if not found and file.damage:
+        raise UsageError(f"{path}: {file.damage}", "copy the file again")
+    if not found and problems:
+        kind, problem = next(iter(problems.items()))
+        raise UsageError(f"{path}: no line of {kind.TITLE} can be read: {problem}", f"the first line is: {first_line}")
     if not found:
         raise UsageError(
             f"{path}: no steps of any known format in {num_lines:,} lines",
@@ -157,8 +163,11 @@ def find_format(file: LogStream, path: str) -> type[StepReader]:
     return next((kind for kind in READERS if found.get(kind)), next(iter(found)))
 
 
-def _count_losses(kind: type[StepReader], lines: Sequence[bytes]) -> int | None:
-    """Losses that a format finds in lines; None if it finds nothing, or only lines that another one reads, too."""
+def _count_losses(kind: type[StepReader], lines: Sequence[bytes], problems: dict[type[StepReader], str]) -> int | None:
+    """Losses that a format finds in lines; None if it finds nothing, or only lines that another one reads, too.
+
+    The first reason why it cannot read a line is added to `problems`.
+    """
     chosen = list(islice((line for line in lines if any(anchor in line for anchor in kind.ANCHORS)), MAX_SAMPLES))
     if not chosen or not any(map(kind.recognizes, chosen)):
         return None
@@ -168,6 +177,8 @@ def _count_losses(kind: type[StepReader], lines: Sequence[bytes]) -> int | None:
             for step in reader.read_line(line):
                 is_found = True
                 losses += step.values.get("loss", float("nan")) == step.values.get("loss")
+        except LogLineError as error:
+            problems.setdefault(kind, str(error))
         except ValueError:
             continue
     for step in reader.finish():
@@ -199,7 +210,7 @@ class StepScan:
             if not is_whole:
                 self._read_last_line(last)
                 log.num_lines += 1
-        log.num_bytes = file.num_bytes
+        log.num_bytes, log.damage = file.num_bytes, file.damage
         with contextlib.suppress(LogLineError):
             self._add(reader.finish())
         self._merge_rows()

@@ -20,7 +20,7 @@ from primus.training_logs.log_step import LogStep
 from primus.training_logs.step_reader import NUMBER, LogEvaluation, LogLineError, StepReader, parse_number
 
 RECORD = re.compile(rb"\{[^{}]*['\"](?:eval_)?(?:loss|train_runtime)['\"]:[^{}]*\}")
-PAIR = re.compile(rb"['\"]([\w/()]+)['\"]: *['\"]?([-+.\w]+)")
+PAIR = re.compile(rb"['\"]([\w/()]+)['\"]: *['\"]?([-+.\w]+(?:,\d+)?)")
 ELAPSED = re.compile(
     rb"['\"]elapsed_time['\"]: *['\"](?:(\d+) ?d(?:ays?)?,? *)?(?:(\d+)h *)?(?:(\d+)m *)?(?:(\d+)s|(\d[\d:]+))"
 )
@@ -87,6 +87,9 @@ class HuggingFaceReader(StepReader):
 
     def _read_record(self, text: bytes) -> Iterable[LogStep]:
         texts = {name.decode(): value for name, value in PAIR.findall(text)}
+        wrong = next((value for value in texts.values() if b"," in value), None)
+        if wrong is not None:  # Python and JSON have no separator of thousands
+            raise LogLineError(f"{wrong.decode()}: a decimal comma")
         numbers = {name: parse_number(value) for name, value in texts.items() if NUMBER.search(value)}
         if "train_runtime" in numbers:
             self.settings |= {name: texts[name].decode() for name in numbers}
