@@ -97,8 +97,12 @@ def test_kernels_count_for_the_operator_that_launched_them(tmp_path: Path) -> No
     shapes = {"Input Dims": [[4096, 4096], [4096, 4096]], "Input type": ["c10::BFloat16", "c10::BFloat16"]}
     writer.add("cpu_op", "aten::mm", 0, 10, **{"External id": 5}, **shapes)
     writer.add_kernel("Cijk_unknown_name", 20, 220, **{"External id": 5})
+    writer.add("cpu_op", "aten::relu", 11, 12, **{"External id": 6})
+    writer.add_kernel("elementwise", 220, 270, **{"External id": 6})
     trace = read_trace(writer.write(tmp_path / "trace.json"))
-    (row,) = list_operators(trace)
+    row, other = list_operators(trace)
+    assert (row.share, other.share) == (0.8, 0.2) and other.tflops is None
+    assert row.gb_per_s == pytest.approx(3 * 2 * 4096**2 / 200e-6 / 1e9)
     assert (row.name, row.count, row.time_us, row.category) == ("aten::mm", 1, 200, "gemm")
     rate = 2 * 4096**3 / 200e-6 / 1e12
     assert row.tflops == pytest.approx(rate)
