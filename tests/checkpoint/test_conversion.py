@@ -327,8 +327,9 @@ def test_damaged_or_dangerous_pickles_of_weights_are_named_and_run_nothing(hub: 
     broken: dict[str, Any] = {
         "damaged": content[: len(content) // 2],
         "damaged: ": b"",
+        "damaged, or not a file of torch.save": b"123",
         f"lacks {first}": {name: tensor for name, tensor in state.items() if name != first},
-        "more than tensors": {**state, "hook": RunsCode(tmp_path / "ran")},
+        "its pickle names posix.mkdir, and may run code": {**state, "hook": RunsCode(tmp_path / "ran")},
         "has no tensors by name": [1],
     }
     for message, value in broken.items():
@@ -388,3 +389,36 @@ def test_tensors_are_written_whole_in_parts_for_which_the_kernel_allocates_small
     file.flush()
     assert bytes(written.content) == data and hashed.tell() == len(data)
     assert max(written.offered) == WRITE_BYTES
+
+
+def test_a_second_process_does_not_touch_files_that_the_first_one_completes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts when the journal is gone and the folder is not renamed yet."""
+    outcomes: list[str] = []
+
+    def write_one(file: Any, report: Any) -> None:
+        file.write(b"content")
+
+    plan = OutputPlan([OutputFile("file", 7, write_one)], lambda folder, records: None)
+
+    def replace_late(source: Path, target: Path) -> None:
+        if source == conversion.partial_folder(tmp_path / "out"):
+            with pytest.raises(UsageError) as refused:
+                conversion.write_checkpoint(tmp_path / "out", plan, "same")
+            outcomes.append(refused.value.problem)
+        rename(source, target)
+
+    rename = os.replace
+    monkeypatch.setattr(os, "replace", replace_late)
+    conversion.write_checkpoint(tmp_path / "out", plan, "same")
+    assert len(outcomes) == 1 and outcomes[0].endswith("another process is writing it")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["file"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_link_to_an_empty_folder_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    conversion.write_checkpoint(tmp_path / "link", OutputPlan([], lambda folder, _: (folder / "a").touch()), "")
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["a"] and (tmp_path / "link").is_symlink()

@@ -8,6 +8,7 @@ skips them. When all are there the folder is renamed to the target. An error oth
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -66,12 +67,14 @@ def write_checkpoint(target: Path, plan: OutputPlan, fingerprint: str, report: R
         UsageError: The target exists, or another process is writing it.
         PrimusError: It cannot be written; nothing is left of it.
     """
-    target = Path(os.path.abspath(target))
+    # Resolved: a link to an empty folder names the disk that is meant.
+    target = Path(os.path.realpath(target))
     check_target(target)
     partial = partial_folder(target)
     try:
         partial.mkdir(parents=True, exist_ok=True)
         with _hold_lock(partial):
+            _check_again(target, partial)
             records = _read_journal(partial, fingerprint)
             _check_space(partial, plan, records)
             kept = len(records)
@@ -92,7 +95,7 @@ def write_checkpoint(target: Path, plan: OutputPlan, fingerprint: str, report: R
         shutil.rmtree(partial, ignore_errors=True)
         raise PrimusError(
             f"{target}: cannot be written: {error.strerror or error}",
-            "the partial result was removed; free some space, and run the command again",
+            f"the partial result was removed; {_advise(error)}",
         ) from None
     except PrimusError as error:
         if not isinstance(error, UsageError):
@@ -193,13 +196,30 @@ def _append_line(journal: Any, value: Any) -> None:
 
 def _complete_folder(partial: Path, target: Path) -> None:
     """Rename the folder to the target when all its files are durable."""
-    (partial / JOURNAL).unlink()
-    (partial / LOCK).unlink()
     for path in partial.rglob("*"):
-        sync_to_disk(path)
+        if path.name != JOURNAL:
+            sync_to_disk(path)
+    (partial / JOURNAL).unlink()
     sync_to_disk(partial)
     os.replace(partial, target)
+    # After the rename: until then the lock keeps another process from removing files that have no journal.
+    (target / LOCK).unlink()
     sync_to_disk(target.parent)
+
+
+def _check_again(target: Path, partial: Path) -> None:
+    """Refuse a target that another process completed while this one waited for nothing but its lock."""
+    try:
+        check_target(target)
+    except UsageError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _advise(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "free some space, and run the command again"
+    return "choose another folder, or repair this one"
 
 
 @contextmanager

@@ -13,14 +13,23 @@ import msgspec
 import torch
 
 from primus.checkpoint import conversion
-from primus.checkpoint.formats.open import MODEL_FILE, OpenedCheckpoint, open_checkpoint
+from primus.checkpoint.formats import huggingface
+from primus.checkpoint.formats.huggingface import CONFIG, HuggingFaceWeights
+from primus.checkpoint.formats.model_config import list_lost_settings, read_config_file, read_model_config
+from primus.checkpoint.formats.open import (
+    MODEL_FILE,
+    NAME_MODEL,
+    OpenedCheckpoint,
+    find_checkpoint,
+    open_checkpoint,
+)
 from primus.checkpoint.formats.output import OutputPlan, split_rows
 from primus.checkpoint.megatron_shards import RankGrid
 from primus.checkpoint.training_state import TrainingState
-from primus.checkpoint.views import CastWeights
+from primus.checkpoint.views import CastWeights, FiniteWeights
 from primus.checkpoint.weights import TensorInfo, WeightReader
 from primus.config.schema import ModelSpec
-from primus.errors import UsageError
+from primus.errors import PrimusError, UsageError
 
 TargetFormat = Literal["huggingface", "native", "megatron", "torchtitan"]
 MegatronFormat = Literal["torch_dist", "torch"]
@@ -58,6 +67,8 @@ class PlannedConversion(NamedTuple):
     """The state of the optimizer that is written."""
     optimizer_note: str = ""
     """What is done with the state of the optimizer, in words."""
+    lost: Sequence[str] = ()
+    """What the source says of its model and the target does not."""
 
 
 def plan_conversion(opened: OpenedCheckpoint, settings: TargetSettings) -> PlannedConversion:
@@ -66,13 +77,19 @@ def plan_conversion(opened: OpenedCheckpoint, settings: TargetSettings) -> Plann
     Raises:
         UsageError: The target format cannot hold this model.
     """
+    if opened.has_sizes_only:
+        raise UsageError(
+            f"{opened.found.folder}: the checkpoint has the sizes of its tensors, not its whole model", NAME_MODEL
+        )
     weights: WeightReader = opened.weights
     training, note = _open_training_state(opened, settings)
     if training and training.masters and settings.to != "megatron":
         weights = training.masters  # native and torchtitan update the weights that they save
     if settings.dtype is not None:
         weights = CastWeights(weights, DTYPES[settings.dtype])
-    plan = _plan_files(weights, opened, settings, training)
+    folder = _find_config_folder(opened)
+    config = _read_own_config(folder, opened.spec) if folder and settings.to == "huggingface" else None
+    plan = _plan_files(weights, opened, settings, training, config)
 
     def finish(folder: Path, records: Mapping[str, Any]) -> None:
         if settings.to != "huggingface":
@@ -80,7 +97,45 @@ def plan_conversion(opened: OpenedCheckpoint, settings: TargetSettings) -> Plann
         plan.finish(folder, records)
 
     fingerprint = _compute_fingerprint(opened, settings)
-    return PlannedConversion(weights, plan._replace(finish=finish), fingerprint, training, note)
+    lost = list_lost_settings(folder) if folder and config is None else ()
+    return PlannedConversion(weights, plan._replace(finish=finish), fingerprint, training, note, lost)
+
+
+def check_copies(opened: OpenedCheckpoint) -> None:
+    """Refuse published copies of a tensor that differ from it: one of both would be lost.
+
+    Raises:
+        PrimusError: Names the copy.
+    """
+    difference = opened.weights.find_different_copy() if isinstance(opened.weights, HuggingFaceWeights) else ""
+    if difference:
+        raise PrimusError(
+            f"{opened.found.folder}: {difference}",
+            "if the model has an output head of its own, set tie_word_embeddings: false in its config.json",
+        )
+
+
+def _find_source_folder(opened: OpenedCheckpoint) -> Path | None:
+    """The folder of Hugging Face that a checkpoint is, or whose model its adapter changes."""
+    found = opened.found
+    if found.format == "peft":
+        from primus.checkpoint.formats.adapter import find_base
+
+        found = find_checkpoint(find_base(found.folder))
+    if found.format != "huggingface":
+        return None
+    return found.folder if found.folder.is_dir() else found.folder.parent
+
+
+def _find_config_folder(opened: OpenedCheckpoint) -> Path | None:
+    folder = _find_source_folder(opened)
+    return folder if folder and (folder / CONFIG).is_file() else None
+
+
+def _read_own_config(folder: Path, spec: ModelSpec) -> dict[str, Any] | None:
+    """The config.json of a source, if it describes the model that is written, and no other parts of it."""
+    _, values = read_config_file(folder)
+    return values if "text_config" not in values and read_model_config(folder) == spec else None
 
 
 def _open_training_state(opened: OpenedCheckpoint, settings: TargetSettings) -> tuple[TrainingState | None, str]:
@@ -107,17 +162,17 @@ def _open_training_state(opened: OpenedCheckpoint, settings: TargetSettings) -> 
 
 
 def _plan_files(
-    weights: WeightReader, opened: OpenedCheckpoint, settings: TargetSettings, training: TrainingState | None
+    weights: WeightReader,
+    opened: OpenedCheckpoint,
+    settings: TargetSettings,
+    training: TrainingState | None,
+    config: Mapping[str, Any] | None,
 ) -> OutputPlan:
     if settings.format != "torch_dist" and settings.to != "megatron":
         raise UsageError(f"--format {settings.format} is a format of Megatron", "use --to megatron, or remove --format")
     spec, step = opened.spec, opened.step
     if settings.to == "huggingface":
-        source = opened.found.folder
-        own = (source if source.is_dir() else source.parent) if opened.found.format == "huggingface" else None
-        from primus.checkpoint.formats import huggingface
-
-        return huggingface.plan_output(weights, spec, settings.tokenizer or own)
+        return huggingface.plan_output(weights, spec, settings.tokenizer or _find_source_folder(opened), config)
     # These import torch.distributed.checkpoint, which takes a second.
     from primus.checkpoint.formats import engine_folders, megatron, megatron_torch
 
@@ -157,14 +212,16 @@ def write_model(folder: Path, spec: ModelSpec) -> None:
 
 def _compute_fingerprint(opened: OpenedCheckpoint, settings: TargetSettings) -> str:
     """Identity of source files and settings, so that files of another conversion are not kept."""
-    folder = opened.found.folder
+    sources = [_describe_files(folder) for folder in (opened.found.folder, *opened.others)]
+    text = json.dumps([RECORD_VERSION, sources, repr(settings), msgspec.to_builtins(opened.spec)])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _describe_files(folder: Path) -> list[Any]:
     paths = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
     # Resolved: the hub's cache has links to files with the content's hash as name.
     files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.is_file()]
-    text = json.dumps(
-        [RECORD_VERSION, os.path.realpath(folder), files, repr(settings), msgspec.to_builtins(opened.spec)]
-    )
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return [os.path.realpath(folder), files]
 
 
 # Comparison
@@ -283,4 +340,7 @@ def open_average(
     opened = [open_checkpoint(each, spec, trust_pickle) for each in given]
     for each in opened:
         say(f"averaging {each.found.folder}{f', step {each.step}' if each.step else ''}")
-    return opened[-1]._replace(weights=AveragedWeights([each.weights for each in opened]))
+        check_copies(each)
+    sources = [FiniteWeights(each.weights, str(each.found.folder)) for each in opened]
+    others = tuple(each.found.folder for each in opened[:-1])
+    return opened[-1]._replace(weights=AveragedWeights(sources), others=others)

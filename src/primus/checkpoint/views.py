@@ -82,7 +82,7 @@ class FiniteWeights:
 
 
 class CastWeights:
-    """A source whose floating-point tensors are cast when they are read.
+    """A source whose floating-point tensors are cast when they are read; a finite value stays finite.
 
     Those of `family.BUFFERS` keep their type: they are float32 in published files.
     """
@@ -98,4 +98,12 @@ class CastWeights:
         return self._tensors
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
-        return self._weights.read(name, rows).to(self._tensors[name].dtype)
+        source, dtype = self._weights.read(name, rows), self._tensors[name].dtype
+        tensor = source.to(dtype)
+        if dtype == torch.float16 and source.dtype != dtype and tensor.isinf().sum() > source.isinf().sum():
+            largest = float(source[source.isfinite()].abs().max())
+            raise PrimusError(
+                f"{name} has values up to {largest:.3g}, and float16 has none above {torch.finfo(dtype).max:.0f}",
+                "--dtype bf16 holds them",
+            )
+        return tensor

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection, Mapping
+from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,12 +21,14 @@ from primus.session.optimizer_settings import keep_settings
 
 VERSION = 3.0
 """`checkpoint_version` of Megatron-LM (megatron/training/checkpointing.py): order of the rows of `linear_qkv`."""
+SHARDING = "distrib_optim_sharding_type"
 METADATA = {
-    "distrib_optim_sharding_type": "fully_reshardable",
+    SHARDING: "fully_reshardable",
     "singleton_local_shards": False,
     "chained_optim_avoid_prefix": True,
 }
 """The form of the optimizer's state: by weight, so that other layouts can read it."""
+OWN_OPTIMIZER, EXPERT_GROUP = "own_optimizer", "is_expert_parallel"
 RNG_STATE = "rng_state"
 SCHEDULER = "opt_param_scheduler"
 """Key of the scheduler's state, as in Megatron-LM (megatron/training/checkpointing.py)."""
@@ -66,11 +71,18 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: Any) -> tuple[int
             "use the same setting, or load only the weights: finetune: true",
         )
     _create_adam_state(optimizer)
-    state = _collect_state(model, optimizer, is_loading=True)
+    names = FileSystemReader(str(folder)).read_metadata().state_dict_metadata.keys()
+    layers = {"non_homogeneous_layers": any(name.startswith("decoder.layers.0.") for name in names)}
+    state = _collect_state(model, optimizer, is_loading=True, others=layers)
     if saved != own:
         del state[RNG_STATE]
-    absent = _drop_absent_extra_states(state["model"], folder)
+    absent = _drop_absent_extra_states(state["model"], names)
+    if own["use_distributed_optimizer"]:
+        # Under another key than in the file, whose part of it may be of another number of optimizers.
+        state[OWN_OPTIMIZER] = state.pop("optimizer")
     loaded = dist_checkpointing.load(state, str(folder), validate_access_integrity=False)
+    if own["use_distributed_optimizer"]:
+        loaded["optimizer"] = _join_optimizer(loaded[OWN_OPTIMIZER], loaded["optimizer"])
     loaded["model"] |= dict.fromkeys(absent)
     model.load_state_dict(loaded["model"])
     with keep_settings(lambda: optimizer.param_groups):
@@ -81,9 +93,8 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: Any) -> tuple[int
     return int(common["iteration"]), common.get(SCHEDULER, {}).get("num_steps")
 
 
-def _drop_absent_extra_states(state: dict[str, Any], folder: Path) -> list[str]:
+def _drop_absent_extra_states(state: dict[str, Any], saved: Collection[str]) -> list[str]:
     """Remove the states of fp8 scaling that a converted checkpoint lacks; gives their names."""
-    saved = FileSystemReader(str(folder)).read_metadata().state_dict_metadata
     extra = [name for name, value in state.items() if name.endswith("_extra_state") and value is not None]
     absent = [name for name in extra if not any(key.startswith(f"{state[name].key}/") for key in saved)]
     for name in absent:
@@ -91,15 +102,39 @@ def _drop_absent_extra_states(state: dict[str, Any], folder: Path) -> list[str]:
     return absent
 
 
-def _collect_state(model: nn.Module, optimizer: Any, is_loading: bool) -> dict[str, Any]:
+def _collect_state(
+    model: nn.Module, optimizer: Any, is_loading: bool, others: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
     """The tree of sharded tensors of this process, with the names that Megatron-LM uses."""
-    metadata = METADATA | {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
+    groups = {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
+    metadata = METADATA | dict(others) | groups
     weights = model.sharded_state_dict(metadata=metadata)  # type: ignore[operator]
     return {
         "model": weights,
         "optimizer": optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=metadata),
         RNG_STATE: _shard_random_state(),
     }
+
+
+def _join_optimizer(own: dict[Any, Any], saved: Any) -> dict[Any, Any]:
+    """The state of this layout's optimizers: sharded tensors, and settings of parameter groups from the file.
+
+    With expert parallelism experts have an optimizer of their own, and a group that says so; without it they have none
+    (megatron/core/optimizer/__init__.py, get_megatron_optimizer).
+    """
+    groups = _find_param_groups(saved)
+    groups += [group | {EXPERT_GROUP: not group[EXPERT_GROUP]} for group in groups if EXPERT_GROUP in group]
+    groups.reverse()  # megatron-core takes the last of equal groups: those of the file
+    settings = {"optimizer": {"param_groups": groups}, "param_state_sharding_type": METADATA[SHARDING]}
+    return {number: each | settings for number, each in own.items()} if 0 in own else own | settings
+
+
+def _find_param_groups(state: Any) -> list[dict[str, Any]]:
+    """The parameter groups in a state dict: nested by optimizer, or not."""
+    if not isinstance(state, dict):
+        return []
+    nested = [_find_param_groups(value) for value in state.values()]
+    return [*state.get("param_groups", []), *chain.from_iterable(nested)]
 
 
 def _describe_layout(optimizer: Any) -> dict[str, Any]:

@@ -24,7 +24,9 @@ Values = dict[str, Any]
 
 def _list_expert_layers(trainer: Trainer) -> list[int] | int:
     """1 for each layer with experts, 0 for each dense one."""
-    return [int(layer.moe) for layer in list_layers(trainer.model)] if trainer.model.num_experts else 1
+    kinds = [int(layer.moe) for layer in list_layers(trainer.model)] if trainer.model.num_experts else [1]
+    # With a list, checkpoints have a name for each layer; with 1, Megatron-LM's default, layers are stacked.
+    return 1 if all(kinds) else kinds
 
 
 def _list_windowed_layers(trainer: Trainer) -> list[int] | None:

@@ -37,6 +37,8 @@ HEAD = "lm_head.weight"
 BASE_PREFIX = "model."
 """Of all weights except the head; transformers' models without a head (`AutoModel`) save names without it."""
 OTHER_FILES = ("generation_config.json",)
+SAME_WEIGHTS = {"MistralForCausalLM": "LlamaForCausalLM"}
+"""Classes in transformers whose weights have the names and shapes of another class."""
 
 
 class SafetensorsFolder:
@@ -216,6 +218,11 @@ def check_tensors(
                 f"{where}: {name} has shape {list(found[name].shape)}, and the model {list(shape)}",
                 "check that it is of this model",
             )
+        if not found[name].dtype.is_floating_point:
+            raise PrimusError(
+                f"{where}: {name} is {str(found[name].dtype).removeprefix('torch.')}, not a floating-point type",
+                "convert the weights that it was quantized from",
+            )
 
 
 def list_shards(
@@ -228,6 +235,10 @@ def list_shards(
     """
     if path.is_file():
         return {path: []}
+    # Where a folder has several, transformers reads the first of these, too (utils/hub.py).
+    single = path / index_name.removesuffix(".index.json")
+    if single.is_file():
+        return {single: []}
     index = path / index_name
     if not index.is_file():
         files = sorted(file for pattern in patterns for file in path.glob(pattern))
@@ -239,7 +250,7 @@ def list_shards(
         shards: dict[Path, list[str]] = {}
         for name, file in names.items():
             shards.setdefault(path / Path(file).name, []).append(name)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PrimusError(f"{index}: damaged: {error}") from None
     missing = sorted(file.name for file in shards if not file.is_file())
     if missing:
@@ -253,18 +264,21 @@ def list_shards(
 # Writing
 
 
-def plan_output(weights: WeightReader, spec: ModelSpec, files_from: Path | None = None) -> OutputPlan:
+def plan_output(
+    weights: WeightReader, spec: ModelSpec, files_from: Path | None = None, config: Mapping[str, Any] | None = None
+) -> OutputPlan:
     """The files of a folder in this format.
 
     Args:
         weights: In hub names.
         spec: The model.
-        files_from: A folder whose tokenizer files are copied, and its config.json if it is of the same model.
+        files_from: A folder whose tokenizer files are copied.
+        config: The config.json of this model, where the source has one: it may say more than `spec`.
 
     Raises:
         UsageError: transformers has no model like this.
     """
-    config = format_config(spec, weights)
+    text = format_config(spec, weights, config)
     tensors = dict(weights.list_tensors())
     shards = _split_shards(tensors)
     names = [SINGLE]
@@ -276,7 +290,7 @@ def plan_output(weights: WeightReader, spec: ModelSpec, files_from: Path | None 
     ]
 
     def finish(folder: Path, _: Mapping[str, Any]) -> None:
-        (folder / CONFIG).write_text(config, encoding="utf-8")
+        (folder / CONFIG).write_text(text, encoding="utf-8")
         if len(shards) > 1:
             total = sum(info.num_bytes for info in tensors.values())
             placed = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
@@ -290,18 +304,19 @@ def plan_output(weights: WeightReader, spec: ModelSpec, files_from: Path | None 
     return OutputPlan(files, finish)
 
 
-def format_config(spec: ModelSpec, weights: WeightReader) -> str:
+def format_config(spec: ModelSpec, weights: WeightReader, config: Mapping[str, Any] | None = None) -> str:
     """The config.json of a model, with the type of most of its weights.
+
+    Args:
+        spec: The model.
+        weights: In hub names.
+        config: What it says besides; by default it is made from `spec`.
 
     Raises:
         UsageError: transformers has no model like this.
     """
-    from primus.config.exports.hugging_face import format_model_config  # only for folders of Hugging Face
-
-    values = json.loads(format_model_config(spec).text)
-    family = choose_family(spec)[1]
-    if family.architecture not in values["architectures"]:
-        raise UsageError(f"{family.architecture} expected, and {values['architectures']} written")
+    values = dict(config) if config is not None else _build_config(spec)
+    values.pop("quantization_config", None)  # weights are written as the values that they stand for
     sizes: dict[str, int] = {}
     for info in weights.list_tensors().values():
         name = str(info.dtype).removeprefix("torch.")
@@ -309,6 +324,17 @@ def format_config(spec: ModelSpec, weights: WeightReader) -> str:
     # transformers 4 reads torch_dtype, 5 reads dtype.
     values["torch_dtype"] = values["dtype"] = max(sizes, key=lambda name: sizes[name])
     return json.dumps(values, indent=2) + "\n"
+
+
+def _build_config(spec: ModelSpec) -> dict[str, Any]:
+    from primus.config.exports.hugging_face import format_model_config  # only for folders of Hugging Face
+
+    values: dict[str, Any] = json.loads(format_model_config(spec).text)
+    family = choose_family(spec)[1]
+    architectures = {SAME_WEIGHTS.get(name, name) for name in values["architectures"]}
+    if family.architecture not in architectures:
+        raise UsageError(f"{family.architecture} expected, and {values['architectures']} written")
+    return values
 
 
 def _split_shards(tensors: Mapping[str, TensorInfo]) -> list[dict[str, TensorInfo]]:

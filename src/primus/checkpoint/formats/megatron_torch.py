@@ -43,6 +43,10 @@ LAYER_SPECS: tuple[LayerSpecKind, ...] = ("local", "transformer_engine")
 RANK_FOLDER = re.compile(r"mp_rank_(\d\d)(?:_(\d\d\d))?(?:_(\d\d\d))?")
 EXPERT = re.compile(r"\.local_experts\.(\d+)\.|\.mlp\.experts\.linear_fc[12]\.(?:weight|bias)(\d+)$")
 """The number of an expert, as a separate module or as a weight of a grouped one."""
+WITHOUT_WEIGHTS = ("rotary_pos_emb.inv_freq",)
+"""Ends of names of tensors that are computed from settings."""
+TIED_HEAD = "output_layer.weight"
+"""A copy of the embedding on the last pipeline stage, where they are tied."""
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 
 
@@ -67,6 +71,7 @@ class MegatronRanks:
             if parts is not None:
                 self._parts[name] = parts
                 self._tensors[name] = TensorInfo(self._compute_shape(name, parts), parts[0][0].info.dtype)
+        self._check_surplus(folder, spec)
 
     def list_tensors(self) -> dict[str, TensorInfo]:
         return self._tensors
@@ -78,6 +83,19 @@ class MegatronRanks:
             experts = [_join_ranks(name, self._parts[name][expert]) for expert in range(start, stop)]
             return torch.stack(experts) if experts else torch.empty((0, *shape[1:]))
         return _join_rows(name, self._parts[name][0], start, stop)
+
+    def _check_surplus(self, folder: Path, spec: ModelSpec) -> None:
+        """Every tensor of the ranks is one of the model."""
+        used = {id(part) for parts in self._parts.values() for part in parts}
+        known = WITHOUT_WEIGHTS if spec.untie_embeddings_and_output_weights else (*WITHOUT_WEIGHTS, TIED_HEAD)
+        surplus = sorted(
+            name for name, part in self._ranks.items() if id(part) not in used and not name.endswith(known)
+        )
+        if surplus:
+            raise PrimusError(
+                f"{folder}: {len(surplus)} tensors are not part of the model, among them {surplus[0]}",
+                "check that it is of this model",
+            )
 
     def _find_parts(self, name: str, shape: tuple[int, ...]) -> list[list[FileTensor]] | None:
         """The tensors of all tensor ranks, for each expert of a stack; None if the ranks do not have this name."""
@@ -211,8 +229,10 @@ def plan_ranks(weights: WeightReader, spec: ModelSpec, step: int | None, grid: R
     """
     if spec.num_layers % grid.pipeline:
         raise UsageError(f"--pp {grid.pipeline} does not divide {spec.num_layers} layers", "choose a divisor")
-    if grid.expert > 1 and (spec.num_experts or 0) % grid.expert:
-        raise UsageError(f"--ep {grid.expert} does not divide {spec.num_experts or 0} experts", "choose a divisor")
+    if grid.expert > 1 and not spec.num_experts:
+        raise UsageError(f"--ep {grid.expert}: this model has no experts", "leave --ep out")
+    if spec.num_experts and spec.num_experts % grid.expert:
+        raise UsageError(f"--ep {grid.expert} does not divide {spec.num_experts} experts", "choose a divisor")
     files = []
     for stage in range(grid.pipeline):
         for expert in range(grid.expert):

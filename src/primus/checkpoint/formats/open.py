@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from primus.checkpoint import folders, manifest
+from primus.checkpoint.formats.model_config import read_model_config, read_quantization
 from primus.checkpoint.shape import FIELDS, Shape, build_shape, check_same_shape
 from primus.checkpoint.weights import WeightReader
 from primus.config.schema import ModelSpec
@@ -39,6 +39,7 @@ ORBAX_FILES = ("_CHECKPOINT_METADATA", "manifest.ocdbt")
 """Of a step, and of the arrays in it (https://orbax.readthedocs.io/en/latest/guides/checkpoint/checkpoint_format.html)."""
 ADAPTER_FOLDER, ADAPTER_CONFIG = "adapter", "adapter_config.json"
 """Of an adapter, and the folder for it in a checkpoint (`adapter.py`)."""
+NAME_MODEL = "name it by --model PRESET or a YAML file"
 PARENTS = 3
 """Folders above a checkpoint in which its run may be: checkpoints/, the run."""
 
@@ -61,6 +62,10 @@ class OpenedCheckpoint(NamedTuple):
     spec: ModelSpec
     step: int | None
     found: FoundCheckpoint
+    has_sizes_only: bool = False
+    """Whether `spec` has no more than the sizes of tensors: the base of its rotary embedding is not known."""
+    others: tuple[Path, ...] = ()
+    """Folders of further checkpoints that the weights come from."""
 
 
 def open_checkpoint(given: str, spec: ModelSpec | None = None, trust_pickle: bool = False) -> OpenedCheckpoint:
@@ -77,8 +82,9 @@ def open_checkpoint(given: str, spec: ModelSpec | None = None, trust_pickle: boo
         PrimusError: It is damaged, incomplete, or of another model.
     """
     found = find_checkpoint(given)
-    chosen = spec or read_spec(found)
-    return OpenedCheckpoint(open_weights(found, chosen, trust_pickle), chosen, found.step, found)
+    whole = spec or find_spec(found)
+    chosen = whole or _read_sizes(found.folder)
+    return OpenedCheckpoint(open_weights(found, chosen, trust_pickle), chosen, found.step, found, whole is None)
 
 
 def open_weights(found: FoundCheckpoint, spec: ModelSpec, trust_pickle: bool = False) -> WeightReader:
@@ -94,7 +100,10 @@ def find_checkpoint(given: str) -> FoundCheckpoint:
         PrimusError: The model is not in the cache, and cannot be downloaded.
     """
     if given.startswith(HUB_PREFIX):
-        return FoundCheckpoint("huggingface", find_hub_folder(given.removeprefix(HUB_PREFIX)), None)
+        name = given.removeprefix(HUB_PREFIX)
+        if not name:
+            raise UsageError(f"{given} names no model", "give hf:ORGANIZATION/NAME, or hf:FOLDER")
+        return FoundCheckpoint("huggingface", find_hub_folder(name), None)
     path = Path(given).expanduser()
     if path.is_file():
         if path.suffix in (".safetensors", ".bin"):
@@ -126,16 +135,21 @@ def _is_orbax(folder: Path) -> bool:
 
 
 def read_spec(found: FoundCheckpoint) -> ModelSpec:
-    """The model of a checkpoint: of its config.json, of the run that it belongs to, or of its conversion.
+    """The model of a checkpoint, or only the sizes of its tensors where no more is known.
 
     Raises:
-        UsageError: It does not say it.
+        UsageError: It does not say them.
     """
+    return find_spec(found) or _read_sizes(found.folder)
+
+
+def find_spec(found: FoundCheckpoint) -> ModelSpec | None:
+    """The model of a checkpoint: of its config.json, of the run that it belongs to, or of its conversion, if any."""
     from primus.config.load import load_model
 
     folder = found.folder
     if found.format == "huggingface":
-        return _read_model_config(folder)
+        return read_model_config(folder)
     places = [folder / MODEL_FILE]
     for parent in list(folder.resolve().parents)[:PARENTS]:
         places += [parent / MODEL_FILE, parent / "config" / MODEL_FILE]
@@ -145,13 +159,8 @@ def read_spec(found: FoundCheckpoint) -> ModelSpec:
     if found.format == "peft":
         from primus.checkpoint.formats.adapter import find_base
 
-        return read_spec(find_checkpoint(find_base(folder)))
-    spec = _read_spec_of_manifest(folder)
-    if spec is None:
-        raise UsageError(
-            f"{folder}: the checkpoint does not name its model", "name it by --model PRESET or a YAML file"
-        )
-    return spec
+        return find_spec(find_checkpoint(find_base(folder)))
+    return None
 
 
 def check_foreign(given: str, wanted: Shape) -> None:
@@ -172,7 +181,7 @@ def check_foreign(given: str, wanted: Shape) -> None:
         if not folder.exists():
             raise UsageError(f"load: no file {folder}", "check the path")
     if (folder / "config.json").is_file():
-        check_same_shape(build_shape(_read_model_config(folder)), wanted, given)
+        check_same_shape(build_shape(read_model_config(folder)), wanted, given)
 
 
 def must_download(given: str) -> bool:
@@ -293,32 +302,15 @@ def _parse_step(folder: Path) -> int | None:
     return None
 
 
-def _read_model_config(folder: Path) -> ModelSpec:
-    """The model of a folder of Hugging Face, by its config.json.
+def _read_sizes(folder: Path) -> ModelSpec:
+    """A model with the sizes of a manifest; enough for the names of its weights, not for its config.json.
 
     Raises:
-        PrimusError: The file is missing or damaged.
-        UsageError: It describes a model that this package does not know.
+        UsageError: There is no manifest.
     """
-    from primus.config.imports.hugging_face import read_model_config  # only for folders of Hugging Face
-
-    file = (folder.parent if folder.is_file() else folder) / "config.json"
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise PrimusError(f"{file}: damaged: not a JSON object")
-        return msgspec.convert(read_model_config(values, str(file), folder.name).model, ModelSpec)
-    except FileNotFoundError:
-        raise PrimusError(f"{file}: missing", "name the model by --model PRESET or its YAML file") from None
-    except (OSError, ValueError) as error:
-        raise PrimusError(f"{file}: damaged: {error}") from None
-
-
-def _read_spec_of_manifest(folder: Path) -> ModelSpec | None:
-    """A model with the sizes of a manifest; enough for the names of its weights, not for its config.json."""
     saved = manifest.read_manifest(folder)
     if saved is None:
-        return None
+        raise UsageError(f"{folder}: the checkpoint does not name its model", NAME_MODEL)
     return msgspec.convert({field: saved.model[field] for field in FIELDS if field in saved.model}, ModelSpec)
 
 
@@ -326,7 +318,15 @@ def _open_huggingface(folder: Path, spec: ModelSpec, trust_pickle: bool) -> Weig
     from primus.checkpoint.formats.huggingface import HuggingFaceWeights, PickleFolder, has_pickles_only
 
     pickles = PickleFolder(folder, trust_pickle) if has_pickles_only(folder) else None
-    return HuggingFaceWeights(folder, spec, pickles)
+    try:
+        return HuggingFaceWeights(folder, spec, pickles)
+    except PrimusError as error:
+        method = read_quantization(folder)
+        if method:
+            raise PrimusError(
+                error.problem, f"its weights are quantized by {method}: fp8 blocks and MXFP4 are read, others are not"
+            ) from None
+        raise
 
 
 def _open_peft(folder: Path, spec: ModelSpec, trust_pickle: bool) -> WeightReader:

@@ -88,19 +88,39 @@ def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
                 raise PrimusError(f"{path}: not a safetensors file, or truncated in its header", DAMAGED)
             header = json.loads(file.read(length))
         metadata = header.pop("__metadata__", {})
-        stored = {name: _parse_entry(entry, 8 + length) for name, entry in header.items()}
+        stored = {name: _parse_entry(path, name, entry, 8 + length) for name, entry in header.items()}
     except OSError as error:
         raise PrimusError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PrimusError(f"{path}: its header is damaged: {error}", DAMAGED) from None
-    for name, tensor in stored.items():
-        end = tensor.offset + tensor.info.num_bytes
-        if end > size:
-            raise PrimusError(f"{path}: truncated: {name} ends at byte {end} of {size}", DAMAGED)
+    _check_places(path, stored, 8 + length, size)
     return stored, metadata
 
 
-def _parse_entry(entry: Mapping[str, Any], start: int) -> StoredTensor:
+def _check_places(path: Path, stored: Mapping[str, StoredTensor], start: int, size: int) -> None:
+    """Tensors fill the file without overlaps or holes, as the reference demands (safetensors/src/tensor.rs, validate).
+
+    Raises:
+        PrimusError: They do not, or the file is shorter.
+    """
+    end = start
+    for name, tensor in sorted(stored.items(), key=lambda item: (item[1].offset, item[1].info.num_bytes)):
+        if tensor.offset != end:
+            raise PrimusError(
+                f"{path}: its header is damaged: {name} starts at byte {tensor.offset} instead of {end}", DAMAGED
+            )
+        end += tensor.info.num_bytes
+        if end > size:
+            raise PrimusError(f"{path}: truncated: {name} ends at byte {end} of {size}", DAMAGED)
+    if end != size:
+        raise PrimusError(f"{path}: damaged: {size - end} bytes follow its last tensor", DAMAGED)
+
+
+def _parse_entry(path: Path, name: str, entry: Mapping[str, Any], start: int) -> StoredTensor:
+    if entry["dtype"] not in DTYPES:
+        raise PrimusError(
+            f"{path}: {name} is of type {entry['dtype']}, which is not read", f"types: {', '.join(DTYPES)}"
+        )
     info = TensorInfo(tuple(int(width) for width in entry["shape"]), DTYPES[entry["dtype"]])
     first, last = entry["data_offsets"]
     if last - first != info.num_bytes or first < 0:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,14 +83,20 @@ def load_state_without_data(file: Path, trust_pickle: bool, hint: str = TRUST_HI
             return _load_without_data(file, weights_only=True)
         except pickle.UnpicklingError as error:
             if not trust_pickle:
-                reason = str(error).splitlines()[0]
-                raise PrimusError(
-                    f"{file}: its pickle has more than tensors, and may run code when it is loaded ({reason})", hint
-                ) from None
+                raise _refuse_pickle(file, str(error), hint) from None
             return _load_without_data(file, weights_only=False, pickle_module=_LENIENT_PICKLE)
     except (RuntimeError, EOFError, OSError, AttributeError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise PrimusError(f"{file}: damaged: {reason}", "copy it again from its source") from None
+
+
+def _refuse_pickle(file: Path, reason: str, hint: str) -> PrimusError:
+    """What is said of a file that `weights_only` does not load, by torch's message (torch/serialization.py)."""
+    named = re.search(r"GLOBAL (\S+)", reason)
+    if named is None and not zipfile.is_zipfile(file):
+        return PrimusError(f"{file}: damaged, or not a file of torch.save", "copy it again from its source")
+    what = f"names {named[1]}" if named else "has more than tensors"
+    return PrimusError(f"{file}: its pickle {what}, and may run code when it is loaded", hint)
 
 
 def _load_without_data(file: Path, **options: Any) -> Any:

@@ -133,6 +133,7 @@ def _read_latent_attention(file: HuggingFaceFile) -> None:
     """Attention and experts that DeepSeek V2 and V3 share."""
     file.copy_keys(LATENT)
     file.set_keys(multi_latent_attention=True)
+    file.take("qk_head_dim")  # the sum of two keys
     for key in ("num_query_groups", "kv_channels"):  # both follow from the latent sizes
         file.target.model.pop(key, None)
     if file.take("n_routed_experts"):
@@ -147,6 +148,10 @@ def _read_latent_attention(file: HuggingFaceFile) -> None:
         file.report("attention_bias", "primus has no bias in latent attention")
 
 
+GPT_OSS_ALPHA = 1.702
+"""Of its activation (openai/gpt-oss, gpt_oss/torch/model.py, swiglu)."""
+
+
 def _read_gpt_oss(file: HuggingFaceFile) -> None:
     file.copy_keys(
         {"num_local_experts": "num_experts", "num_experts_per_tok": "moe_router_topk", "sliding_window": "window_size"}
@@ -157,6 +162,8 @@ def _read_gpt_oss(file: HuggingFaceFile) -> None:
         file.report("layer_types", "primus has a window on every n-th layer, starting with the first")
     if not file.take("attention_bias", True):
         file.report("attention_bias", "gpt-oss has a bias on every projection")
+    if file.take("swiglu_alpha", GPT_OSS_ALPHA) != GPT_OSS_ALPHA:
+        file.report("swiglu_alpha", f"gpt-oss has {GPT_OSS_ALPHA}")
     file.set_keys(
         window_layer_period=period or 1,
         add_qkv_bias=True,

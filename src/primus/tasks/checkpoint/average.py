@@ -43,8 +43,6 @@ def run(options: Options, context: TaskContext) -> None:
 
     opened = open_average(options.checkpoints, load_spec(options), options.trust_pickle, lambda _: None)
     planned = plan_conversion(opened, TargetSettings(options.to, options.dtype))
-    # Which checkpoints went into it decides whether an interrupted average continues.
-    planned = planned._replace(fingerprint=f"{planned.fingerprint} {options.checkpoints}")
     with show_progress("averaging", planned.plan.num_bytes) as report:
         write_conversion(planned, target, report)
     value = {"target": str(target), "format": options.to, "checkpoints": list(options.checkpoints)}

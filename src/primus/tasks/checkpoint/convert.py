@@ -62,6 +62,7 @@ def plan_notes(options: Options, context: TaskContext) -> Sequence[str]:
         f"target: {Path(options.target).expanduser()} ({written})",
         f"tensors: {len(planned.weights.list_tensors()):,} weights",
         f"optimizer: {planned.optimizer_note}",
+        *(f"not in the target: {setting}" for setting in planned.lost),
         f"files: {len(plan.files):,} with {plan.num_bytes / 1e9:,.2f} GB of tensors",
         *(f"  {file.name}: {file.num_bytes / 1e9:,.2f} GB" for file in plan.files),
     ]
@@ -76,8 +77,9 @@ def run(options: Options, context: TaskContext) -> None:
     """
     target = Path(options.target).expanduser()
     opened, planned = _plan(options)
-    from primus.checkpoint.convert import write_conversion
+    from primus.checkpoint.convert import check_copies, write_conversion
 
+    check_copies(opened)
     with show_progress("converting", planned.plan.num_bytes) as report:
         kept = write_conversion(planned, target, report)
     result: dict[str, Any] = {
@@ -88,6 +90,7 @@ def run(options: Options, context: TaskContext) -> None:
         "step": opened.step,
         "tensors": len(planned.weights.list_tensors()),
         "optimizer": planned.optimizer_note,
+        "lost": list(planned.lost),
         "bytes": planned.plan.num_bytes,
         "resumed_files": kept,
     }
@@ -95,6 +98,7 @@ def run(options: Options, context: TaskContext) -> None:
     lines = [
         f"{target}: {options.to}, {result['tensors']:,} tensors of {source}, {result['bytes'] / 1e9:,.2f} GB",
         f"optimizer: {planned.optimizer_note}",
+        *(f"not in the target: {setting}" for setting in planned.lost),
     ]
     if kept:
         lines.append(f"resumed: {kept} files of an interrupted conversion were complete")
@@ -132,13 +136,28 @@ def _check_layout(options: Options) -> None:
             )
 
 
+def _check_tokenizer(folder: Path, options: Options) -> None:
+    from primus.checkpoint.formats.huggingface import TOKENIZER_FILES
+
+    if options.to != "huggingface":
+        raise UsageError(
+            f"--tokenizer {folder}: a checkpoint in {options.to} has no tokenizer", "leave --tokenizer out"
+        )
+    if not folder.is_dir():
+        raise PrimusError(f"--tokenizer {folder}: no such folder", "give a folder with tokenizer.json")
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise UsageError(
+            f"--tokenizer {folder}: no file of a tokenizer is in it", f"such files: {', '.join(TOKENIZER_FILES)}"
+        )
+
+
 def _build_settings(options: Options) -> TargetSettings:
     from primus.checkpoint.convert import TargetSettings
     from primus.checkpoint.megatron_shards import RankGrid
 
     tokenizer = Path(options.tokenizer).expanduser() if options.tokenizer else None
-    if tokenizer is not None and not tokenizer.is_dir():
-        raise PrimusError(f"--tokenizer {tokenizer}: no such folder", "give a folder with tokenizer.json")
+    if tokenizer is not None:
+        _check_tokenizer(tokenizer, options)
     return TargetSettings(
         options.to,
         options.dtype,
