@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -272,19 +274,31 @@ def train_native(
     return losses
 
 
+Trained = list[dict[str, Any]]
+
+
+def check_both_ways(
+    folder: Path, trainer: Trainer, engine: str, train: Callable[[list[tuple[Trainer, dict[str, Any]]]], Trained]
+) -> None:
+    """Native's losses stay the same where an engine takes steps 4 to 6 from its checkpoint, and native those after."""
+    undisturbed = train_native(trainer, 1, 8)
+    train_native(trainer, 1, 3, save=folder / "native")
+    convert(folder / "native", folder / engine, engine, trainer.model)
+    load = next((folder / engine).glob("[ir]*"), folder / engine)  # Megatron-LM's are below their iteration
+    start = runs.write_start(folder / "start", trainer)
+    request = {"tokens": start["tokens"], "load": str(load), "first": 4, "last": 6, "save": str(folder / "saved")}
+    (resumed,) = train([(trainer, request)])
+    assert [loss for loss, *_ in resumed["steps"]] == pytest.approx(undisturbed[3:6], abs=PARITY)
+    convert(folder / "saved", folder / "back", "native", trainer.model)
+    assert train_native(trainer, 7, 8, load=folder / "back") == pytest.approx(undisturbed[6:], abs=PARITY)
+
+
 @pytest.mark.engine("torchtitan")
 @pytest.mark.slow
 def test_torchtitan_continues_from_native_and_native_from_torchtitan(tmp_path: Path) -> None:
-    trainer = runs.build_trainer("qwen3")
-    undisturbed = train_native(trainer, 1, 8)
-    train_native(trainer, 1, 3, save=tmp_path / "native")
-    convert(tmp_path / "native", tmp_path / "titan", "torchtitan", trainer.model)
-    start = runs.write_start(tmp_path / "start", trainer)
-    request = {"tokens": start["tokens"], "load": str(tmp_path / "titan"), "first": 4, "last": 6}
-    (resumed,) = runs.train_by_engine(tmp_path / "engine", [(trainer, {**request, "save": str(tmp_path / "saved")})])
-    assert [loss for loss, *_ in resumed["steps"]] == pytest.approx(undisturbed[3:6], abs=PARITY)
-    convert(tmp_path / "saved", tmp_path / "back", "native", trainer.model)
-    assert train_native(trainer, 7, 8, load=tmp_path / "back") == pytest.approx(undisturbed[6:], abs=PARITY)
+    check_both_ways(
+        tmp_path, runs.build_trainer("qwen3"), "torchtitan", partial(runs.train_by_engine, tmp_path / "run")
+    )
 
 
 @pytest.mark.engine("megatron")
@@ -292,14 +306,4 @@ def test_torchtitan_continues_from_native_and_native_from_torchtitan(tmp_path: P
 def test_megatron_continues_from_native_and_native_from_megatron(tmp_path: Path) -> None:
     from backends.megatron.test_parity import build, train_all
 
-    trainer = build("llama")
-    undisturbed = train_native(trainer, 1, 8)
-    train_native(trainer, 1, 3, save=tmp_path / "native")
-    convert(tmp_path / "native", tmp_path / "core", "megatron", trainer.model)
-    (iteration,) = (tmp_path / "core").glob("[ir]*")
-    start = runs.write_start(tmp_path / "start", trainer)
-    request = {"tokens": start["tokens"], "load": str(iteration), "first": 4, "last": 6}
-    (resumed,) = train_all(tmp_path, [(trainer, {**request, "save": str(tmp_path / "saved")})])
-    assert [loss for loss, *_ in resumed["steps"]] == pytest.approx(undisturbed[3:6], abs=PARITY)
-    convert(tmp_path / "saved", tmp_path / "back", "native", trainer.model)
-    assert train_native(trainer, 7, 8, load=tmp_path / "back") == pytest.approx(undisturbed[6:], abs=PARITY)
+    check_both_ways(tmp_path, build("llama"), "megatron", partial(train_all, tmp_path))

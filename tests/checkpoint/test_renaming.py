@@ -71,18 +71,17 @@ def test_initial_weights_are_those_of_the_native_model(extra: dict[str, Any]) ->
     assert all(torch.equal(renamed.read(name), tensor) for name, tensor in native.items())
 
 
-def test_a_source_without_a_tensor_is_refused_by_its_name() -> None:
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"model.layers.1.mlp.up_proj.weight": None}, r"lack model\.layers\.1\.mlp\.up_proj\.weight"),
+        ({"model.norm.weight": torch.ones(25)}, r"model\.norm\.weight has shape \[25\], and \[24\]"),
+    ],
+)
+def test_a_tensor_that_lacks_or_has_another_shape_is_named(change: dict[str, torch.Tensor | None], told: str) -> None:
     spec = make_spec()
-    hub = draw_hub_tensors(spec)
-    del hub["model.layers.1.mlp.up_proj.weight"]
-    with pytest.raises(PrimusError, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight"):
-        EngineNames(TensorDict(hub), spec, "native")
-
-
-def test_a_tensor_of_another_shape_is_refused_with_both_shapes() -> None:
-    spec = make_spec()
-    hub = {**draw_hub_tensors(spec), "model.norm.weight": torch.ones(25)}
-    with pytest.raises(PrimusError, match=r"model\.norm\.weight has shape \[25\], and \[24\]"):
+    hub = {name: tensor for name, tensor in (draw_hub_tensors(spec) | change).items() if tensor is not None}
+    with pytest.raises(PrimusError, match=told):
         EngineNames(TensorDict(hub), spec, "native")
 
 

@@ -117,20 +117,15 @@ def test_members_and_masters_of_a_bond_are_left_out() -> None:
 
 def test_of_ports_as_fast_those_that_share_a_root_with_a_card_are_for_data() -> None:
     devices = tuple(port(f"mlx5_{i}", pci_path=(f"pci0000:{i:02}", "x")) for i in (10, 2, 1))
-    card = Device(index=0, vendor="nvidia", pci_path=("pci0000:10", "y"))
-    network = choose_network(MachineFacts(devices=(card,), rdma=(*devices, port("mlx5_3"))), 2, {})
+
+    def choose(root: str, *others: RdmaDevice) -> Network:
+        card = Device(index=0, vendor="nvidia", pci_path=(root, "y"))
+        return choose_network(MachineFacts(devices=(card,), rdma=(*devices, *others)), 2, {})
+
+    network = choose("pci0000:10", port("mlx5_3"))
     assert network.hcas == ("mlx5_3:1", "mlx5_10:1")  # where mlx5_3 is nobody knows
     assert network.excluded[0] == ("mlx5_1:1", "shares no PCI root with a GPU, not for data")
-
-
-def test_where_no_port_shares_a_root_with_a_card_all_are_for_data() -> None:
-    devices = tuple(port(f"mlx5_{i}", pci_path=(f"pci0000:{i:02}", "x")) for i in (10, 2, 1))
-    card = Device(index=0, vendor="nvidia", pci_path=("pci0000:20", "y"))
-    assert choose_network(MachineFacts(devices=(card,), rdma=devices), 2, {}).hcas == (
-        "mlx5_1:1",
-        "mlx5_2:1",
-        "mlx5_10:1",
-    )
+    assert choose("pci0000:20").hcas == ("mlx5_1:1", "mlx5_2:1", "mlx5_10:1"), "no port shares a root with a card"
 
 
 def test_the_gid_index_is_the_lowest_for_roce_v2_over_ipv4_on_all_ports() -> None:

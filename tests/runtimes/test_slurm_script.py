@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,9 @@ class BatchHost:
         for end in ends:
             attempt_history.record_attempt_result(self.run, end)
 
-    def start(self, command: tuple[str, ...], options: str, **environ: str) -> subprocess.Popen[bytes]:
+    @contextlib.contextmanager
+    def start(self, command: tuple[str, ...], options: str, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A running job, whose script and programs are killed at the end."""
         batch = BatchScript(
             options=parse(["sbatch", *options.split()]),
             run=str(self.run.directory),
@@ -69,7 +72,7 @@ class BatchHost:
             "SLURM_JOB_NODELIST": "n[1-2]",
         }
         with (self.folder / "out").open("wb") as out:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 ["bash", str(self.folder / "job.sh")],
                 env=env | environ,
                 stdin=subprocess.DEVNULL,
@@ -78,13 +81,16 @@ class BatchHost:
                 start_new_session=True,
                 cwd=self.folder,
             )
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
     def run_job(self, command: tuple[str, ...], options: str, **environ: str) -> int:
-        process = self.start(command, options, **environ)
-        try:
+        with self.start(command, options, **environ) as process:
             return process.wait(LIMIT_S)
-        finally:
-            kill_session(process)
 
     @property
     def steps(self) -> list[str]:
@@ -100,13 +106,6 @@ class BatchHost:
     @property
     def log(self) -> str:
         return (self.folder / "out").read_text()
-
-
-def kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill the script and the programs that it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 @pytest.fixture
@@ -150,14 +149,11 @@ def test_a_restart_excludes_lost_nodes(host: BatchHost) -> None:
 
 def test_a_preempted_job_with_requeue_is_requeued(host: BatchHost) -> None:
     host.record(AttemptResult(attempt=0, kind="preempted"))
-    process = host.start(("launcher",), "-N 2 --requeue", CODE="1")
-    try:
+    with host.start(("launcher",), "-N 2 --requeue", CODE="1") as process:
         wait_for(lambda: "scontrol requeue 7" in host.calls, "the requeue")
         assert process.poll() is None, "Slurm ends the script; one that exits would complete the job"
         process.terminate()
         assert process.wait(LIMIT_S) == -signal.SIGTERM
-    finally:
-        kill_session(process)
 
 
 def test_a_rejected_requeue_ends_the_job_with_the_code_of_the_step(host: BatchHost) -> None:
@@ -177,13 +173,10 @@ def test_an_array_task_exits_with_the_code_of_its_step(host: BatchHost) -> None:
 
 def test_an_array_task_is_requeued_after_the_warning_signal(host: BatchHost) -> None:
     host.write_program("srun", f'trap "exit 143" TERM; {SLEEPS}')
-    process = host.start(("launcher",), "-a 0-3 --requeue", SLURM_ARRAY_JOB_ID="6", SLURM_ARRAY_TASK_ID="3")
-    try:
+    with host.start(("launcher",), "-a 0-3 --requeue", SLURM_ARRAY_JOB_ID="6", SLURM_ARRAY_TASK_ID="3") as process:
         wait_for((host.folder / "dump").exists, "the step")
         process.send_signal(signal.SIGUSR1)
         wait_for(lambda: "scontrol requeue 7" in host.calls, "the requeue")
-    finally:
-        kill_session(process)
     assert "job 6_3 starts a step" in host.log
 
 
@@ -197,13 +190,10 @@ def test_a_job_whose_run_cannot_be_read_exits_with_the_code_of_the_step(host: Ba
 def test_the_warning_signal_is_passed_to_srun_and_ends_the_job(host: BatchHost) -> None:
     host.record(AttemptResult(attempt=0, kind="failed"))
     host.write_program("srun", f'trap "echo USR1 >>$CALLS; exit 4" USR1; {SLEEPS}')
-    process = host.start(("launcher",), "-N 2 --max-restarts 3")
-    try:
+    with host.start(("launcher",), "-N 2 --max-restarts 3") as process:
         wait_for((host.folder / "dump").exists, "the step")
         process.send_signal(signal.SIGUSR1)
         assert process.wait(LIMIT_S) == 4
-    finally:
-        kill_session(process)
     assert host.calls == ["USR1"]
     assert "time limit or preemption signal received for job 7: stopping the step" in host.log
     (end,) = attempt_history.read_attempt_results(host.run)[-1:]
@@ -212,13 +202,10 @@ def test_the_warning_signal_is_passed_to_srun_and_ends_the_job(host: BatchHost) 
 
 def test_a_warning_signal_during_the_restart_delay_starts_no_other_step(host: BatchHost) -> None:
     host.record(AttemptResult(attempt=0, kind="failed"))
-    process = host.start(("launcher",), "-N 2 --max-restarts 2 --restart-delay 600", CODE="6")
-    try:
+    with host.start(("launcher",), "-N 2 --max-restarts 2 --restart-delay 600", CODE="6") as process:
         wait_for(lambda: "primus: restart: " in host.log, "the decision")
         process.send_signal(signal.SIGUSR1)
         assert process.wait(LIMIT_S) == 6
-    finally:
-        kill_session(process)
     assert host.steps.count("launcher") == 1
 
 
@@ -233,13 +220,10 @@ def test_a_warning_signal_before_the_first_step_starts_none(host: BatchHost) -> 
 
 def test_sigterm_ends_the_script_as_any_other(host: BatchHost) -> None:
     host.write_program("srun", SLEEPS)
-    process = host.start(("launcher",), "-N 2 --requeue")
-    try:
+    with host.start(("launcher",), "-N 2 --requeue") as process:
         wait_for((host.folder / "dump").exists, "the step")
         process.terminate()
         assert process.wait(LIMIT_S) == -signal.SIGTERM
-    finally:
-        kill_session(process)
     assert not host.calls
 
 
@@ -251,8 +235,7 @@ def test_a_step_whose_node_is_lost_ends_after_the_other_launchers(host: BatchHos
     host.run.events.write_text(older)
     asked = "case $* in *SLURMD_NODENAME*) exit ;; esac"  # which nodes respond
     host.write_program("srun", f'{asked}; touch "$DUMP"; trap "" TERM; while :; do sleep 0.1; done')
-    process = host.start(("launcher",), "-N 2")
-    try:
+    with host.start(("launcher",), "-N 2") as process:
         wait_for((host.folder / "dump").exists, "the step")
         with host.run.events.open("a") as file:
             file.write(json.dumps({"time": 1, "kind": "straggler"}) + "\n")
@@ -263,8 +246,6 @@ def test_a_step_whose_node_is_lost_ends_after_the_other_launchers(host: BatchHos
             file.write(json.dumps({"time": 2, "kind": "nodes_left"}) + "\n")
         assert process.wait(LIMIT_S) == 8
         assert time.monotonic() - started >= SRUN_EXIT_LIMIT_S
-    finally:
-        kill_session(process)
 
 
 def test_steps_inherit_all_variables_and_the_cores_of_the_job(host: BatchHost) -> None:

@@ -7,24 +7,24 @@ import gc
 import math
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from msgspec import structs
 
 from fakes.bigram_engine import BigramEngine, train_bigrams
+from fakes.training_runs import write_training_run
 from primus import experiment
 from primus.callback import StepReport
 from primus.checkpoint import manifest
 from primus.checkpoint.family import list_hub_shapes
 from primus.errors import FinalError, PrimusError, UsageError
-from primus.launch.request import LaunchRequest
 from primus.process import measure_core_wait
 from primus.runs import events
 from primus.runs.attempt import Attempt
-from primus.runs.files import write_json, write_text
+from primus.runs.files import write_text
 from primus.runs.store import Run
 from primus.session.batch_record import RECORD_VARIABLE
 from primus.session.collection_record import CollectionRecorder
@@ -46,15 +46,7 @@ Train = Callable[..., BigramEngine]
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Run]:
-    def make(name: str = "run", **settings: Any) -> Run:
-        run = Run(tmp_path / name)
-        module = {"framework": "native", "model": "tiny", "overrides": {**SETTINGS, **settings}}
-        written = {"exp_name": "test", "workspace": str(tmp_path), "modules": {"pre_trainer": module}}
-        write_text(run.config, yaml.safe_dump(written))
-        write_json(run.directory / "request.json", LaunchRequest(runtimes=(), task="train pretrain"))
-        return run
-
-    return make
+    return partial(write_training_run, tmp_path, SETTINGS)
 
 
 @pytest.fixture

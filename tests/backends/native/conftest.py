@@ -9,19 +9,18 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from fakes.forked_worker import ForkedWorker
+from fakes.training_runs import write_training_run
 from primus import experiment
 from primus.backends import native
-from primus.launch.request import LaunchRequest
 from primus.runs import events
 from primus.runs.attempt import Attempt
-from primus.runs.files import write_json, write_text
 from primus.runs.store import Run
 
 DEADLINE_S = 90.0
@@ -40,16 +39,7 @@ SETTINGS: dict[str, Any] = {
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Run]:
     """``make_run("name", lr=1e-3, ...)`` is a run folder of the model `tiny` as the launcher leaves it to workers."""
-
-    def make(name: str = "run", **settings: Any) -> Run:
-        run = Run(tmp_path / name)
-        module = {"framework": "native", "model": "tiny", "overrides": {**SETTINGS, **settings}}
-        written = {"exp_name": "test", "workspace": str(tmp_path), "modules": {"pre_trainer": module}}
-        write_text(run.config, yaml.safe_dump(written))
-        write_json(run.directory / "request.json", LaunchRequest(runtimes=(), task="train pretrain"))
-        return run
-
-    return make
+    return partial(write_training_run, tmp_path, SETTINGS)
 
 
 @pytest.fixture

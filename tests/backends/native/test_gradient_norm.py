@@ -33,19 +33,18 @@ def test_the_norm_of_a_float32_tensor_is_exact_at_any_size(count: int) -> None:
     assert compute_gradient_norm([gradient]).item() == pytest.approx(exact_norm(gradient), rel=TOLERANCE)
 
 
-def test_the_norm_does_not_depend_on_where_a_gradient_is_cut() -> None:
-    gradient = torch.randn(3_000_001, generator=torch.Generator().manual_seed(1))
+@pytest.mark.parametrize(
+    ("shape", "rows", "tolerance"), [((3_000_001,), slice(None), TOLERANCE), ((4000, 1500), slice(7, 10), 1e-14)]
+)
+def test_the_norm_does_not_depend_on_where_a_gradient_is_cut(
+    shape: tuple[int, ...], rows: slice, tolerance: float
+) -> None:
+    """By whole rows, as processes share it, exactly, also where few rows are not zero."""
+    gradient = torch.zeros(shape)
+    gradient[rows] = torch.randn(gradient[rows].shape, generator=torch.Generator().manual_seed(1))
     whole = compute_gradient_norm([gradient]).item()
     for count in (2, 3, 8):
-        assert compute_gradient_norm(gradient.chunk(count)).item() == pytest.approx(whole, rel=TOLERANCE)
-
-
-def test_rows_that_processes_share_add_up_to_the_same_norm_even_if_few_are_not_zero() -> None:
-    gradient = torch.zeros(4000, 1500)
-    gradient[7:10] = torch.randn((3, 1500), generator=torch.Generator().manual_seed(3))
-    whole = compute_gradient_norm([gradient]).item()
-    for count in (2, 3, 8):
-        assert compute_gradient_norm(gradient.chunk(count)).item() == pytest.approx(whole, rel=1e-14)
+        assert compute_gradient_norm(gradient.chunk(count)).item() == pytest.approx(whole, rel=tolerance)
 
 
 def test_the_norm_of_nothing_is_zero_and_an_infinite_gradient_has_no_finite_norm() -> None:
