@@ -32,7 +32,7 @@ class TrainingConfig(ConfigGroup, frozen=True, kw_only=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` uses the AMD or NVIDIA GPUs of the machine, or the CPU if there are none; `cpu` ignores GPUs."""
     allow_version: bool = False
-    """Try the engine of the framework also in a version that the backend does not support."""
+    """Allow a version of the engine that the backend does not support."""
     bf16: bool = True
     """Compute in bfloat16 with fp32 master weights; false computes in fp32."""
     fp8: Literal["e4m3", "hybrid"] | None = None
@@ -54,7 +54,8 @@ class TrainingConfig(ConfigGroup, frozen=True, kw_only=True):
     max_nonfinite_steps: Positive = 5
     """Consecutive steps with a non-finite loss or gradient before nonfinite_policy applies; each is skipped."""
     nonfinite_policy: Literal["skip", "rewind", "stop"] = "skip"
-    """After max_nonfinite_steps: `skip` stops, `rewind` returns to a good checkpoint; `stop` stops at the first one."""
+    """Non-finite steps are skipped; after max_nonfinite_steps in a row, `skip` stops the run, and `rewind` returns to a
+    good checkpoint. `stop` stops at the first one."""
     loss_spike_policy: Literal["none", "skip", "rewind", "stop"] = "none"
     """On a loss spike: skip the batch, rewind to a checkpoint and skip its data, or stop."""
     loss_spike_factor: PositiveFloat = 6.0
@@ -64,7 +65,7 @@ class TrainingConfig(ConfigGroup, frozen=True, kw_only=True):
     max_rewinds: Positive = 10
     """Maximum rewinds of a run; the next one stops it."""
     init: Literal["primus", "engine"] = "primus"
-    """Initial weights: `primus` draws the same ones for every engine, from the seed; `engine` leaves them to it."""
+    """Initial weights: `primus` draws the same ones for every engine, from the seed; `engine` uses the engine's own."""
     callbacks: str | list[str | dict[str, dict[str, Any] | None]] | None = None
     """Actions inside the training loop: names, or {name: {option: value}}; none when null."""
 
