@@ -83,6 +83,16 @@ def test_broken_files_are_reported_with_line_and_contract(tmp_path: Path) -> Non
     assert "shadow" not in done.stderr
 
 
+def test_what_is_wrong_in_an_imported_module_is_not_reported(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    (tmp_path / "helper.py").write_text("count: int = 'many'\n")
+    file = write(
+        tmp_path, "backends/good.py", "import helper\ndef check(e): ...\ndef train(e, attempt): ...\nKEYS = {'a'}\n"
+    )
+    done = run_check(file, cwd=tmp_path, PYTHONPATH=str(tmp_path), MYPYPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "1 plug-ins implement their contracts\n"), done.stderr
+
+
 def test_without_files_every_plug_in_of_the_folders_is_checked(tmp_path: Path) -> None:
     write(tmp_path, "sources/one.py", '"""One."""\nx = 1\n')
     write(tmp_path, "sources/two.py", '"""Two."""\ndef documents():\n    yield "a"\n')
