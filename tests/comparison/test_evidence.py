@@ -134,6 +134,9 @@ def test_runs_of_one_name_and_other_settings_are_cells_of_their_own() -> None:
     assert {label: len(cell.runs) for label, cell in cells.items()} == {
         "native, global_batch_size 8": 2, "native, global_batch_size 16": 2, "jax": 1,
     }  # fmt: skip
+    other = structs.replace(runs[0], inputs=structs.replace(runs[0].inputs, tokens=["0" * 16] * 60))
+    found = group_cells(LoadedResults(results=[runs[0], other], files=["a.json"] * 2, skipped=[]))
+    assert list(found) == ["cpu native tiny, tokens 00000001", "cpu native tiny, tokens 000000000000"], "other data"
     report = build_comparison_report(cells, [], ReportOptions())
     status = {(pair.a, pair.b): pair.verdict.status for pair in report.pairs}
     assert [status["native, global_batch_size 8", "jax"], status["native, global_batch_size 16", "jax"]] == [

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from primus import registry
 from primus.comparison.cells import list_cells
-from primus.comparison.matrix import load_matrix
+from primus.comparison.matrix import FOREIGN_FRAMEWORKS, load_matrix
 from primus.errors import UsageError
 from primus.machine.facts import MachineFacts
 
@@ -68,6 +69,12 @@ def test_a_variable_of_the_shell_chooses_the_framework(file: Path) -> None:
     )
 
 
+def test_variables_of_the_environment_are_substituted_and_a_mark_of_windows_is_no_text(file: Path) -> None:
+    file.write_text(f"\ufeff{CONFIG}DATA_DIR=$HOME/data\n")
+    loaded = load_matrix(file, {"HOME": "/home/me"})
+    assert loaded.matrix.models["llama"].settings["train_data_path"] == "/home/me/data/c4-train"
+
+
 def test_profiling_becomes_a_window_of_steps(file: Path) -> None:
     assert load_matrix(file, {"PROFILING": "true"}).matrix.settings["profile"] == "steps=1:5"
     assert "profile" not in load_matrix(file, {}).matrix.settings
@@ -79,6 +86,9 @@ def test_profiling_becomes_a_window_of_steps(file: Path) -> None:
         ("MSB=2", "unknown key 'MSB'"),
         ("MBS=two", "MBS=two: not a whole number"),
         ("LR=fast", "LR=fast: not a number"),
+        ("LR=nan", "LR=nan: not a number"),
+        ("GBS=128", "GBS=128, and MBS * DP * GA = 64"),
+        ("PROFILING=yes", "PROFILING=yes"),
         ("PRECISION=int8", "PRECISION=int8"),
         ("HF_TOKEN=hf_abc", "HF_TOKEN is a secret"),
         ("if [ 1 ]", "not an assignment"),
@@ -91,6 +101,10 @@ def test_a_wrong_line_is_named(file: Path, line: str, problem: str) -> None:
         load_matrix(file, {})
     assert problem in caught.value.problem
     assert "hf_abc" not in str(caught.value)
+
+
+def test_no_framework_that_has_a_driver_is_refused_as_one_without() -> None:
+    assert not FOREIGN_FRAMEWORKS.keys() & set(registry.list_plug_ins("backends"))
 
 
 @pytest.mark.parametrize("name", ["rival-cpu", "rival-llama3.1-8b", "rival-qwen2.5-7b"])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct, structs
 
 from primus.comparison.archive import LoadedResults
 from primus.comparison.evidence import FairnessEvidence, collect_evidence
+from primus.comparison.fact_checks import SHOWN_DIGITS, check_tokens, check_weights
 from primus.comparison.result import ComparisonResult
 from primus.comparison.setting_checks import SETTING, compare_settings
 
@@ -82,12 +84,17 @@ def _build_cells(key: CellKey, members: Sequence[ComparisonResult]) -> list[Comp
             settings_class=settings_class,
             device=device,
             devices=devices,
-            variant=", ".join(f"{name} {group[0][0].settings.get(name)}" for name in keys),
+            variant=", ".join(f"{name} {_find_value(group[0][0], name)}" for name in keys),
             runs=sorted((run for _, run in group), key=lambda each: each.cell.repetition),
             failed=[] if number else failed,
         )
         for number, group in enumerate(groups or [[]])
     ]
+
+
+def _find_value(evidence: FairnessEvidence, name: str) -> Any:
+    inputs = {"tokens": next(iter(evidence.tokens.values()), ""), "initial weights": evidence.weights or ""}
+    return inputs[name][:SHOWN_DIGITS] if name in inputs else evidence.settings.get(name)
 
 
 def _split_by_settings(
@@ -99,7 +106,9 @@ def _split_by_settings(
     for run in runs:
         evidence, found = collect_evidence(run, ""), None
         for group in groups:
-            other = _find_other_setting(group[0][0], evidence)
+            seed = evidence.settings.get("seed")
+            partner = next((each for each, _ in group if each.settings.get("seed") == seed), group[0][0])
+            other = _find_difference(partner, evidence)
             if other is None:
                 found = group
                 break
@@ -110,9 +119,11 @@ def _split_by_settings(
     return groups, list(keys)
 
 
-def _find_other_setting(a: FairnessEvidence, b: FairnessEvidence) -> str | None:
-    """The first setting besides the seed that makes two runs of one cell unequal."""
-    checks = compare_settings(a, b, "identical", has_equal_rates=False)
+def _find_difference(a: FairnessEvidence, b: FairnessEvidence) -> str | None:
+    """The first setting besides the seed, or input of the same seed, that makes two runs of one cell unequal."""
+    checks = [*compare_settings(a, b, "identical", has_equal_rates=False)]
+    if a.settings.get("seed") == b.settings.get("seed"):
+        checks += [check_tokens(a, b), check_weights(a, b)]
     unfair = (check.rule.removeprefix(SETTING) for check in checks if check.judgement == "unfair")
     return next((name for name in unfair if name != "seed"), None)
 

@@ -43,7 +43,6 @@ FOREIGN_FRAMEWORKS = {
     " 'compare extract'",
     "deep": "primus has no driver for DeepSpeed; read its logs by 'compare extract'",
     "fsdp": "primus has no driver of this name; huggingface trains models of Transformers by FSDP2, native its own",
-    "maxtext": "primus has no driver for MaxText; read its logs by 'compare extract'",
 }
 """Frameworks of tprimat that no cell can run, with the reason."""
 TUNABLE_KEYS = frozenset(
@@ -250,7 +249,8 @@ def _rename_frameworks(matrix: RivalMatrix, file: Path) -> tuple[list[str], dict
             try:
                 registry.find_plug_in_file(BACKENDS.name, known)
             except UsageError as error:
-                raise UsageError(f"{file}: frameworks: {error.problem}", error.hint) from None
+                names = "" if "did you mean" in error.hint else f", {', '.join(FRAMEWORK_ALIASES)}"
+                raise UsageError(f"{file}: frameworks: {error.problem}", error.hint + names) from None
         if known in found:
             hint = f"'{name}' is another name of {known}" if name != known else "repetitions: runs each cell again"
             raise UsageError(f"{file}: frameworks: {known} is named twice", hint)

@@ -5,6 +5,8 @@ Keys and defaults are those of config.env, train/*.sh and train_*.py of github.c
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -51,7 +53,7 @@ def read_tprimat_matrix(file: Path, environ: Mapping[str, str]) -> LoadedMatrix:
     Raises:
         UsageError: The file does not exist, or a value is wrong.
     """
-    written = _read_assignments(file)
+    written = _read_assignments(file, environ)
     unknown = [key for key in written if key not in {*DEFAULTS, *NO_EFFECT, *OTHER_KEYS}]
     if unknown:
         known = [*DEFAULTS, *NO_EFFECT, *OTHER_KEYS]
@@ -66,7 +68,10 @@ def read_tprimat_matrix(file: Path, environ: Mapping[str, str]) -> LoadedMatrix:
     sizes = {
         key: _parse_integer(values[key], key, file) for key in ("MBS", "SL", "TP", "PP", "DP", "GA", "TRAIN_ITERS")
     }
-    batch = _parse_integer(values["GBS"], "GBS", file) if "GBS" in values else sizes["MBS"] * sizes["DP"] * sizes["GA"]
+    accumulated = sizes["MBS"] * sizes["DP"] * sizes["GA"]
+    batch = _parse_integer(values["GBS"], "GBS", file) if "GBS" in values else accumulated
+    if "GA" in written and batch != accumulated:
+        raise UsageError(f"{file}: GBS={batch}, and MBS * DP * GA = {accumulated}", "remove GA or GBS")
     platform = MatrixPlatform(processes=sizes["TP"] * sizes["PP"] * sizes["DP"])
     settings = _list_settings(values, sizes, batch, file)
     if values["FP8_HYBRID"].lower() == "true" and values["PRECISION"] != "fp8":
@@ -93,6 +98,8 @@ def _list_settings(values: Mapping[str, str], sizes: Mapping[str, int], batch: i
     if values["PRECISION"] not in ("bf16", "fp32", "fp8"):
         raise UsageError(f"{file}: PRECISION={values['PRECISION']}", "use bf16, fp32 or fp8")
     profiles = values["PROFILING"].lower() in ("true", "1")
+    if not profiles and values["PROFILING"].lower() not in ("false", "0", ""):
+        raise UsageError(f"{file}: PROFILING={values['PROFILING']}", "use true or false")
     window = f"steps={values['PROFILE_STEP_START']}:{values['PROFILE_STEP_END']}"
     return {
         "seed": _parse_integer(values["SEED"], "SEED", file),
@@ -120,10 +127,11 @@ def _describe_model(name: str, values: Mapping[str, str]) -> MatrixModel:
     return MatrixModel(preset=preset, settings={"train_data_path": prefix, "tokenizer_model": tokenizer})
 
 
-def _read_assignments(file: Path) -> dict[str, str]:
-    """NAME=VALUE lines as a shell reads them: comments, quotes, export, and ${NAME} of the lines before."""
+def _read_assignments(file: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """NAME=VALUE lines as a shell reads them: comments, quotes, export, and ${NAME} of the lines before or of the
+    environment."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError:
         raise UsageError(f"{file}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -139,7 +147,7 @@ def _read_assignments(file: Path) -> dict[str, str]:
             raise UsageError(f"{file}:{number}: {str(error).lower()}", "close the quotes") from None
         if match is None or len(words) > 1:
             raise UsageError(f"{file}:{number}: not an assignment: {line.strip()}", "write NAME=VALUE")
-        found[match[1]] = _substitute(words[0] if words else "", found)
+        found[match[1]] = _substitute(words[0] if words else "", {**environ, **found})
     return found
 
 
@@ -156,7 +164,7 @@ def _parse_integer(text: str, key: str, file: Path) -> int:
 
 
 def _parse_number(text: str, key: str, file: Path) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"{file}: {key}={text}: not a number") from None
+    with contextlib.suppress(ValueError):
+        if math.isfinite(value := float(text)):
+            return value
+    raise UsageError(f"{file}: {key}={text}: not a number")
