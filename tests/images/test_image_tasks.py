@@ -101,7 +101,7 @@ def test_a_secret_is_given_by_name_and_must_be_set(engines: Path) -> None:
     assert done.returncode == 2
     assert "takes the name of a variable" in done.stderr and "hf_abcdefgh" not in done.stderr
     done = run_image(engines, "build", "--platform", "cpu", "--secret", "TOKEN", TOKEN=None)
-    assert (done.returncode, "the variable is not set" in done.stderr) == (2, True)
+    assert (done.returncode, "variable 1 of 1 is not set\n  export it" in done.stderr) == (2, True)
 
 
 def test_what_stops_a_build_is_one_message(engines: Path) -> None:

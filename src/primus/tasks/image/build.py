@@ -74,7 +74,11 @@ def run(options: Options, context: TaskContext) -> None:
     recipe = choose_recipe(options, context)
     missing = [name for name in recipe.secrets if name not in context.environ]
     if missing:
-        raise UsageError(f"--secret {missing[0]}: the variable is not set", f"export {missing[0]}")
+        # Messages hide the words of --secret, so that a value by mistake is not shown: the place names the variable.
+        place = recipe.secrets.index(missing[0]) + 1
+        raise UsageError(
+            f"--secret: variable {place} of {len(recipe.secrets)} is not set", "export it before the command"
+        )
     engine = choose_image_engine(options.engine, context.environ)
     tag = choose_tag(options, recipe)
     with tempfile.TemporaryDirectory(prefix="primus-image-") as folder:
