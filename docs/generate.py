@@ -391,9 +391,9 @@ ENGINE_PAGE = """\
 
 {keys}
 
-## Refused
+## Not supported
 
-Only the default is accepted:
+These keys accept only their default, and the values in the last column:
 
 {refused}
 
@@ -419,8 +419,8 @@ def engine_page(name: str, title: str) -> str:
     ]
     guide = f"../engine-{name.replace('_', '-')}.md"
     intro = (
-        f"What [`framework: {name}`]({guide}) does with each key of an experiment. A key that is not"
-        " listed is applied by primus, alike for every backend."
+        f"How [`framework: {name}`]({guide}) applies each key of an experiment. Keys that are not listed are applied"
+        " by primus itself, in the same way for every backend."
     )
     return ENGINE_PAGE.format(
         intro=_wrap(intro),

@@ -209,7 +209,7 @@ def test_waiting_for_another_start_ends(checkout: Checkout) -> None:
     checkout.pip_hangs.unlink()
     first.communicate(timeout=30)
     assert late.returncode == 1
-    assert "another start has been making" in late.stderr
+    assert "another process has been creating" in late.stderr
 
 
 def test_a_changed_pin_updates_the_environment_in_place(checkout: Checkout) -> None:
@@ -300,7 +300,7 @@ def test_a_folder_that_cannot_be_written_is_named_and_another_one_asked_for(chec
     checkout.env["PRIMUS_VENV"] = "/dev/null/venv"
     failed = checkout.run("x")
     assert failed.returncode == 1
-    assert "/dev/null/venv cannot be made" in failed.stderr and "PRIMUS_VENV=" in failed.stderr
+    assert "/dev/null/venv cannot be created" in failed.stderr and "PRIMUS_VENV=" in failed.stderr
 
 
 def test_another_folder_can_be_named(checkout: Checkout, tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_where_the_index_for_its_rocm_lacks_the_pinned_version_the_newest_one_is
 ) -> None:
     machine.add_amd("7.0.1-42")
     assert machine.installed(PRIMUS_TORCH_INDEX=index, FAKE_DEVICES="8") == "2.10.0+rocm7.0"
-    assert "PyTorch 2.13.0, with which primus is tested, is not there; taking 2.10.0" in machine.said
+    assert "PyTorch 2.13.0, with which primus is tested, is not available; using 2.10.0" in machine.said
     assert "sympy" not in (machine.prefix / "primus-constraints.txt").read_text()
 
 

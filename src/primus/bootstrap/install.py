@@ -294,7 +294,7 @@ class Installation:
         if choice.size and choice.size <= 5e7:
             size = f"{choice.size / 1e6:.2g} MB"
         if build.torch != self.pin:
-            self._say(f"PyTorch {self.pin}, with which primus is tested, is not there; taking {build.torch}")
+            self._say(f"PyTorch {self.pin}, with which primus is tested, is not available; using {build.torch}")
         self._say(f"PyTorch {choice.version} for {about}, from {choice.source}")
         if packages.installed_version("torch") == choice.version:
             return

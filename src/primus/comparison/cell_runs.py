@@ -94,7 +94,7 @@ def _run_group(
     # An earlier start of the harness has submitted the job, and was killed: it is not submitted twice.
     if newest and _is_queued(newest[0]):
         waiting.append((group[0], newest[0]))
-        harness.say(f"  is a job already: {newest[0].directory}")
+        harness.say(f"  is already a job: {newest[0].directory}")
         return []
     found = []
     for cell, end in zip(group, launch_cells(group, harness), strict=True):

@@ -171,15 +171,15 @@ def _hold_lock(folder: Path, name: str, environ: Mapping[str, str], say: Say) ->
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise UnfitError(
-                        f"another start has been making {folder / name} for {limit_s:g} s",
+                        f"another process has been creating {folder / name} for {limit_s:g} s",
                         f"see {folder / name}.log; if it hangs, stop it",
                     ) from None
                 if not is_waiting:
-                    say(f"another start is making {folder / name}: waiting for it")
+                    say(f"another process is creating {folder / name}: waiting for it")
                 is_waiting = True
                 time.sleep(0.2)
             except OSError as error:
-                say(f"{folder} has no locks ({error.strerror}): let one start finish before others")
+                say(f"{folder} has no locks ({error.strerror}): let one command finish before you start others")
                 break
         yield
 
@@ -191,7 +191,7 @@ def _replace_environment(prefix: Path, record: EnvironmentRecord, engine: Engine
             shutil.rmtree(leftover, ignore_errors=True)
     building, old = folder / f".{name}.new-{maker}", folder / f".{name}.old-{maker}"
     log_path = folder / f"{name}.log"
-    say(f"{'updating' if prefix.exists() else 'making'} the environment of {engine.title}, {prefix} (log: {log_path})")
+    say(f"{'updating' if prefix.exists() else 'creating'} the environment of {engine.title}, {prefix} (log: {log_path})")
     try:
         with log_path.open("w", encoding="utf-8") as log:
             _build_environment(building, record, engine, log, say)
@@ -206,7 +206,7 @@ def _replace_environment(prefix: Path, record: EnvironmentRecord, engine: Engine
             if not is_current(prefix, engine):
                 raise
     except OSError as error:
-        raise UnfitError(f"{prefix} cannot be made: {error.strerror or error}", f"the whole log: {log_path}") from None
+        raise UnfitError(f"{prefix} cannot be created: {error.strerror or error}", f"the whole log: {log_path}") from None
     finally:
         for leftover in (building, old):
             shutil.rmtree(leftover, ignore_errors=True)

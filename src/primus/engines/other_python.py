@@ -117,7 +117,7 @@ def make_environment(name: str, engine: EngineRequirement, environ: Mapping[str,
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UnfitError(
-            f"{folder} cannot be made: {error.strerror}", f"name another folder: {FOLDER_VARIABLE}=~/primus-engines"
+            f"{folder} cannot be created: {error.strerror}", f"name another folder: {FOLDER_VARIABLE}=~/primus-engines"
         ) from None
     _run_setup([str(SCRIPT), "setup", "--engine", name], child, engine, say)
 

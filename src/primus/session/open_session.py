@@ -133,7 +133,7 @@ def _find_start(search: CheckpointSearch, attempt: Attempt, data: Datasets) -> R
     """The checkpoint to start from, printed and recorded."""
     start = search.find_start()
     if start is None and search.config.load is not None:
-        attempt.say(f"beginning with the weights of {search.config.load}")
+        attempt.say(f"starting from the weights of {search.config.load}")
         return None
     if start is None:
         if attempt.number > 0:
