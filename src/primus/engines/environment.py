@@ -191,7 +191,9 @@ def _replace_environment(prefix: Path, record: EnvironmentRecord, engine: Engine
             shutil.rmtree(leftover, ignore_errors=True)
     building, old = folder / f".{name}.new-{maker}", folder / f".{name}.old-{maker}"
     log_path = folder / f"{name}.log"
-    say(f"{'updating' if prefix.exists() else 'creating'} the environment of {engine.title}, {prefix} (log: {log_path})")
+    say(
+        f"{'updating' if prefix.exists() else 'creating'} environment of {engine.title}, {prefix} (log: {log_path})"
+    )
     try:
         with log_path.open("w", encoding="utf-8") as log:
             _build_environment(building, record, engine, log, say)
@@ -206,7 +208,8 @@ def _replace_environment(prefix: Path, record: EnvironmentRecord, engine: Engine
             if not is_current(prefix, engine):
                 raise
     except OSError as error:
-        raise UnfitError(f"{prefix} cannot be created: {error.strerror or error}", f"the whole log: {log_path}") from None
+        reason = error.strerror or error
+        raise UnfitError(f"{prefix} cannot be created: {reason}", f"the whole log: {log_path}") from None
     finally:
         for leftover in (building, old):
             shutil.rmtree(leftover, ignore_errors=True)

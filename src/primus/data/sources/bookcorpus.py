@@ -1,4 +1,4 @@
-"""BookCorpus, sentences of novels (hub), from the hub's parquet files because the dataset is a program."""
+"""BookCorpus, sentences of novels (hub): the parquet files of the Hub, because the dataset itself is a script."""
 
 from primus.data.source import HubDataset
 

@@ -1,4 +1,4 @@
-"""C4, English web text (hub, ODC-BY); c4:en unless another, such as c4:realnewslike, is named."""
+"""C4, English web text (hub, ODC-BY): c4:en by default; others: c4:realnewslike, c4:en.noclean."""
 
 from primus.data.source import HubDataset
 

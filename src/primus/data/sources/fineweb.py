@@ -1,4 +1,4 @@
-"""FineWeb, English web text (hub, ODC-BY): the sample of 10 billion tokens; fineweb:default is all of it."""
+"""FineWeb, English web text (hub, ODC-BY): the sample of 10 billion tokens; fineweb:default is everything."""
 
 from primus.data.source import HubDataset
 

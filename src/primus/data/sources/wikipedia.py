@@ -1,4 +1,4 @@
-"""Wikipedia of November 2023 (hub, CC BY-SA): English; wikipedia:20231101.de is another language."""
+"""Wikipedia of November 2023 (hub, CC BY-SA): English; for another language: wikipedia:20231101.de."""
 
 from primus.data.source import HubDataset
 
