@@ -191,9 +191,7 @@ def _replace_environment(prefix: Path, record: EnvironmentRecord, engine: Engine
             shutil.rmtree(leftover, ignore_errors=True)
     building, old = folder / f".{name}.new-{maker}", folder / f".{name}.old-{maker}"
     log_path = folder / f"{name}.log"
-    say(
-        f"{'updating' if prefix.exists() else 'creating'} environment of {engine.title}, {prefix} (log: {log_path})"
-    )
+    say(f"{'updating' if prefix.exists() else 'creating'} environment of {engine.title}, {prefix} (log: {log_path})")
     try:
         with log_path.open("w", encoding="utf-8") as log:
             _build_environment(building, record, engine, log, say)
