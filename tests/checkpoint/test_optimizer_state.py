@@ -172,6 +172,10 @@ def test_buckets_of_megatrons_processes_are_refused(tmp_path: Path) -> None:
     dcp.save(weights | buckets, checkpoint_id=str(tmp_path / "buckets"), no_dist=True)
     with pytest.raises(UsageError, match=r"saved in buckets of its processes \(dp_reshardable\)"):
         open_training_state(open_checkpoint(str(tmp_path / "buckets"), spec))
+    objects = {"optimizer.distributed.dp_group_idx_0.param_state/shard_0_1": {"exp_avg": 1}}
+    dcp.save(weights | objects, checkpoint_id=str(tmp_path / "objects"), no_dist=True)
+    with pytest.raises(UsageError, match=r"saved in buckets of its processes \(dp_zero_gather_scatter\)"):
+        open_training_state(open_checkpoint(str(tmp_path / "objects"), spec))
 
 
 def test_objects_in_megatrons_common_file_give_their_values_and_run_nothing(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from checkpoint_models import SPARSE, draw_hub_tensors, make_spec
@@ -112,6 +113,21 @@ def test_a_checkpoint_that_says_sizes_only_is_not_converted_without_its_model(tm
         plan_conversion(open_checkpoint(str(native)), TargetSettings("huggingface"))
     assert "--model" in refused.value.hint
     plan_conversion(open_checkpoint(str(native), spec), TargetSettings("huggingface"))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+@pytest.mark.parametrize("prefix", ["", "model.", "app.model."])
+def test_a_distributed_checkpoint_of_transformers_is_read_by_the_config_beside_it(
+    hub: Path, tmp_path: Path, prefix: str
+) -> None:
+    tensors = read_all(hub)
+    others = {"optim.lr": torch.ones(1)} if prefix else {}
+    dcp.save({prefix + name: tensor for name, tensor in tensors.items()} | others, checkpoint_id=hub, no_dist=True)
+    (hub / SINGLE).unlink()
+    change_config(hub, eos_token_id=9)
+    weights = convert(hub, tmp_path / "out").weights
+    assert all(torch.equal(weights.read(name), tensor) for name, tensor in tensors.items())
+    assert json.loads((tmp_path / "out" / CONFIG).read_text())["eos_token_id"] == 9
 
 
 # Weights

@@ -122,7 +122,7 @@ def _find_source_folder(opened: OpenedCheckpoint) -> Path | None:
         from primus.checkpoint.formats.adapter import find_base
 
         found = find_checkpoint(find_base(found.folder))
-    if found.format != "huggingface":
+    if found.format not in ("huggingface", "transformers"):
         return None
     return found.folder if found.folder.is_dir() else found.folder.parent
 

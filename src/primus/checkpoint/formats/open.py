@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -33,8 +33,8 @@ IGNORED = {
     "megatron": r".*_extra_state.*|(optimizer|chained_\d+|rng_state|rerun_state_machine_state)\b.*",
 }
 """Tensors of a training state that are not weights, by name."""
-TRANSFORMERS_WEIGHT = "model."
-"""Prefix of weights in checkpoints of the engine huggingface; hub names follow."""
+HUB_EMBEDDING = "model.embed_tokens.weight"
+"""By which weights in hub names are found in DCP folders: behind `model.` where the engine huggingface saved them."""
 ORBAX_FILES = ("_CHECKPOINT_METADATA", "manifest.ocdbt")
 """Of a step, and of the arrays in it (https://orbax.readthedocs.io/en/latest/guides/checkpoint/checkpoint_format.html)."""
 ADAPTER_FOLDER, ADAPTER_CONFIG = "adapter", "adapter_config.json"
@@ -148,7 +148,7 @@ def find_spec(found: FoundCheckpoint) -> ModelSpec | None:
     from primus.config.load import load_model
 
     folder = found.folder
-    if found.format == "huggingface":
+    if found.format == "huggingface" or (found.format == "transformers" and (folder / "config.json").is_file()):
         return read_model_config(folder)
     places = [folder / MODEL_FILE]
     for parent in list(folder.resolve().parents)[:PARENTS]:
@@ -260,7 +260,7 @@ def _detect_dcp(folder: Path) -> CheckpointFormat:
     names = read_metadata(folder).state_dict_metadata.keys()
     if "model.embedding.weight" in names:
         return "native"
-    if "model.model.embed_tokens.weight" in names:
+    if _find_hub_prefix(names) is not None:
         return "transformers"
     if "tok_embeddings.weight" in names:
         return "torchtitan"
@@ -270,6 +270,11 @@ def _detect_dcp(folder: Path) -> CheckpointFormat:
         f"{folder}: torch.distributed.checkpoint with names of no known engine, like {min(names, default='none')}",
         "engines: native, torchtitan, megatron, huggingface",
     )
+
+
+def _find_hub_prefix(names: Collection[str]) -> str | None:
+    """What the names of weights in hub names begin with; None if there are none."""
+    return next((name.removesuffix(HUB_EMBEDDING) for name in names if name.endswith(HUB_EMBEDDING)), None)
 
 
 def _find_newest(folder: Path) -> FoundCheckpoint | None:
@@ -340,7 +345,8 @@ def _open_transformers(folder: Path, spec: ModelSpec, _: bool) -> WeightReader:
     from primus.checkpoint.formats.huggingface import HuggingFaceWeights
     from primus.checkpoint.views import PrefixedWeights
 
-    return HuggingFaceWeights(folder, spec, PrefixedWeights(DcpFolder(folder), TRANSFORMERS_WEIGHT))
+    stored = DcpFolder(folder)
+    return HuggingFaceWeights(folder, spec, PrefixedWeights(stored, _find_hub_prefix(stored.list_tensors()) or ""))
 
 
 def _open_native(folder: Path, spec: ModelSpec, _: bool) -> WeightReader:

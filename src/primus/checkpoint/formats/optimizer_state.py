@@ -27,6 +27,8 @@ from primus.checkpoint.weights import WeightReader
 from primus.config.schema import ModelSpec
 from primus.errors import UsageError
 
+BUCKET = "optimizer.distributed."
+"""In names of the distributed optimizer's state where it is not saved by weight (distrib_optimizer.py)."""
 STATE = re.compile(r"(?:chained_\d+\.)?optimizer\.(?!param_groups\.).*")
 NATIVE_NAME = re.compile(r"optimizer\.(?:(?P<kind>\w+)\..*|step)")
 PARAMETER_NAME = re.compile(r"optimizer\.state\..*\.(?P<kind>\w+)")
@@ -52,10 +54,25 @@ def open_training_state(opened: OpenedCheckpoint) -> TrainingState | None:
             f"{found.folder}: the optimizer of Megatron's format `torch` is saved by number, not by name",
             f"{WEIGHTS_ONLY}; or save it with --ckpt-format torch_dist",
         )
-    names = DcpFolder(found.folder).list_tensors().keys()
-    if not any(STATE.fullmatch(name) for name in names):
+    folder = DcpFolder(found.folder)
+    _check_form(folder)
+    if not any(STATE.fullmatch(name) for name in folder.list_tensors()):
         return None
     return _READERS[found.format](found, opened.spec, opened.weights)
+
+
+def _check_form(folder: DcpFolder) -> None:
+    """Refuse what Megatron's distributed optimizer saves otherwise than by weight: tensors, or objects of a process.
+
+    Raises:
+        UsageError: It did.
+    """
+    for names, form in ((folder.list_tensors(), "dp_reshardable"), (folder.values, "dp_zero_gather_scatter")):
+        if any(BUCKET in name for name in names):
+            raise UsageError(
+                f"{folder.folder}: its optimizer is saved in buckets of its processes ({form}), not by weight",
+                f"save it with --dist-ckpt-optim-fully-reshardable; or {WEIGHTS_ONLY}",
+            )
 
 
 def read_position(found: FoundCheckpoint) -> SavedPosition:
@@ -127,11 +144,6 @@ def _read_param_groups(folder: DcpFolder) -> AdamSettings:
 
 def _read_megatron(found: FoundCheckpoint, spec: ModelSpec, weights: WeightReader) -> TrainingState:
     folder = DcpFolder(found.folder)
-    if any("optimizer.distributed." in name for name in folder.list_tensors()):
-        raise UsageError(
-            f"{found.folder}: its optimizer is saved in buckets of its processes (dp_reshardable), not by weight",
-            f"save it with --dist-ckpt-optim-fully-reshardable; or {WEIGHTS_ONLY}",
-        )
     _check_names(folder, MEGATRON_NAME, (*MOMENTS, *MASTERS), found)
     by_kind: dict[str, WeightReader] = {}
     for kind in (*MOMENTS, *MASTERS):
