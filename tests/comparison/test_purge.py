@@ -40,9 +40,14 @@ def test_the_data_stays_unless_it_is_asked_for_and_data_of_others_always(
 
 
 def test_only_the_comparison_goes_without_data(folder: ComparisonFolder, tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text("{}")
+    link = folder.path / "results/link.json"
+    link.symlink_to(tmp_path / "mine.json")
     purged = find_purged_paths(folder, has_data=False)
     assert [Path(path).name for path in purged.paths] == ["comparison.json", f"{CELL.name}.json"]
+    assert purged.kept == [str(link)]
     remove_paths(purged)
+    assert link.is_symlink() and (tmp_path / "mine.json").exists()
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["mine", "python-stdlib"]
 
 

@@ -20,7 +20,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from primus.comparison.log_result import list_notes
+from primus.comparison.log_result import LogFacts, list_notes, summarize_log
 from primus.errors import UsageError
 from primus.training_logs.log_stream import BLOCK
 from primus.training_logs.read_log import READERS, TrainingLog, read_log
@@ -215,7 +215,7 @@ def test_memory_is_bounded_and_the_thinned_steps_are_marked(tmp_path: Path, monk
     log = read_text(tmp_path, join_lines(*(format_line(step) for step in range(1, 5001))))
     assert log.steps.stride == 8
     assert list_steps(log) == list(range(1, 5001, 8))
-    assert log.attempts[0].num_steps == 5000
+    assert log.attempts[0].num_steps == 5000 and summarize_log(log, LogFacts()).last_step == 5000
 
 
 def test_torchtitan_losses_of_other_pipeline_stages_do_not_count(tmp_path: Path) -> None:

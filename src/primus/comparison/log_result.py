@@ -97,7 +97,8 @@ def summarize_log(log: TrainingLog, facts: LogFacts) -> LogSummary:
     return LogSummary(
         num_steps=sum(attempt.num_steps for attempt in log.attempts),
         first_step=int(numbers[0]) if numbers else 0,
-        last_step=int(numbers[-1]) if numbers else 0,
+        # Not of the table, which does not keep every step of a long log.
+        last_step=log.attempts[-1].last_step if log.attempts else 0,
         num_steady_steps=len(numbers[steady]) if numbers else 0,
         is_steady=window.is_steady,
         step_time_s=step_time_s,

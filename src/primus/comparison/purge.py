@@ -21,6 +21,8 @@ from primus.runs import lock, store
 TOKEN_FILES = (".bin", ".idx", ".manifest.json", ".tokenizer.json", ".bad.jsonl")
 """Ends of the names of token files; see `primus.data.megatron.manifest`."""
 MANIFEST = ".manifest.json"
+LATEST = "latest"
+"""Link to the newest run of a cell."""
 REPORT = "report"
 REPORT_FILES = ("report.html", "report.md", "report.json", "cells.csv", "*.png")
 """What `compare report` writes there."""
@@ -45,7 +47,7 @@ def find_purged_paths(folder: ComparisonFolder, *, has_data: bool) -> PurgedPath
         str(path)
         for pattern in ("*", f"{RESULTS}/*", f"{LOGS}/*", f"{REPORT}/*", "runs/*/*")
         for path in sorted(folder.path.glob(pattern))
-        if not path.is_symlink() and path not in own and not _holds_only(path, own)
+        if path.name != LATEST and path not in own and not _holds_only(path, own)
     ]
     paths = [*own, *data]
     return PurgedPaths(
@@ -85,7 +87,7 @@ def _remove_empty_folders(purged: PurgedPaths) -> None:
         if parent == own or own in parent.parents or own not in path.parents
     }
     for folder in sorted(folders, key=lambda path: -len(path.parts)):
-        latest = folder / "latest"
+        latest = folder / LATEST
         if latest.is_symlink() and not latest.exists():
             latest.unlink()
         with contextlib.suppress(OSError):  # it has other files, or is the working folder
