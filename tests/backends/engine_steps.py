@@ -88,8 +88,8 @@ def compute_rates(trainer: Trainer) -> list[float]:
 
 
 def train_native(trainer: Trainer, eod_id: int | None = None) -> Steps:
-    from primus.backends.native.documents import DocumentHandling
     from primus.checkpoint.renaming import EngineNames
+    from primus.data.training.masks import DocumentHandling
 
     model = native_model.build_model(trainer.model, "cpu", seed=1)
     weights = EngineNames(draw_weights(trainer), trainer.model, "native")

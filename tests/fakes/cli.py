@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -73,6 +74,12 @@ def _default_signals() -> None:
     """Signals as a terminal gives them, however the tests themselves were started."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+
+
+def find_free_port() -> int:
+    """A port of the loopback interface that nobody uses now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import threading
-from contextlib import closing
 
+from fakes import cli
 from primus.machine.cluster import ClusterLayout
 from primus.preflight import steps
 
@@ -14,17 +13,12 @@ def layout(rank: int, port: int, nodes: int = 3) -> ClusterLayout:
     return ClusterLayout(nproc=1, nnodes=nodes, node_rank=rank, master_addr="127.0.0.1", master_port=port)
 
 
-def free_port() -> int:
-    with closing(socket.create_server(("", 0))) as free:
-        return int(free.getsockname()[1])
-
-
 def square(number: int) -> int:
     return number * number
 
 
 def test_every_node_performs_its_own_order_and_node_0_hears_all() -> None:
-    port = free_port()
+    port = cli.find_free_port()
     followers = [
         threading.Thread(target=steps.follow_steps, args=(layout(rank, port), f"n{rank}", square, int, 20.0))
         for rank in (1, 2)
@@ -41,7 +35,7 @@ def test_every_node_performs_its_own_order_and_node_0_hears_all() -> None:
 
 
 def test_a_node_that_never_comes_is_lost_and_the_others_are_let_go() -> None:
-    port = free_port()
+    port = cli.find_free_port()
     follower = threading.Thread(target=steps.follow_steps, args=(layout(1, port), "n1", square, int, 20.0))
     follower.start()
     with steps.StepLeader(layout(0, port), "n0", square, int, 2.0) as leader:
@@ -52,4 +46,4 @@ def test_a_node_that_never_comes_is_lost_and_the_others_are_let_go() -> None:
 
 
 def test_a_follower_whose_leader_is_gone_ends() -> None:
-    steps.follow_steps(layout(1, free_port()), "n1", square, int, 0.5)
+    steps.follow_steps(layout(1, cli.find_free_port()), "n1", square, int, 0.5)

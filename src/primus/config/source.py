@@ -390,6 +390,17 @@ def strip_origins(tree: Tree) -> dict[str, Any]:
     return {key: item.value if isinstance(item, Leaf) else strip_origins(item) for key, item in tree.items()}
 
 
+def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by dotted path; groups may be nested, or written with dots."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flatten_settings(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
 _SHELL_DEFAULT = "-"
 """After the colon, as shells write defaults: `${NAME:-default}`, which is taken also where the variable is empty."""
 _VARIABLE = re.compile(r"\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(:|\}))?")

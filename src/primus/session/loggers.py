@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from primus.config.schema import Experiment, LoggingConfig
+from primus.config.source import flatten_settings
 from primus.errors import PrimusError, UnfitError
 from primus.redaction import redact_tree
 from primus.runs.store import Run
@@ -173,7 +174,7 @@ class MLflowLogger:
             mlflow.start_run(run_id=existing_runs[0].info.run_id)
         else:
             mlflow.start_run(run_name=run.id, tags={self.TAG: run.id})
-            mlflow.log_params(_flatten_settings(_collect_settings(experiment)))
+            mlflow.log_params(flatten_settings(_collect_settings(experiment)))
 
 
 def _collect_settings(experiment: Experiment) -> dict[str, Any]:
@@ -181,14 +182,3 @@ def _collect_settings(experiment: Experiment) -> dict[str, Any]:
     settings: dict[str, Any] = msgspec.to_builtins(experiment)
     del settings["env"], settings["trainer"]["logging"]["mlflow_tracking_uri"]
     return redact_tree(settings)  # type: ignore[no-any-return]
-
-
-def _flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten_settings(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat

@@ -132,7 +132,7 @@ def test_evaluation_sums_the_losses_of_all_processes_and_changes_nothing(tmp_pat
 
 
 def test_masked_tokens_and_separated_documents_count_as_in_native(tmp_path: Path) -> None:
-    from primus.backends.native.documents import DocumentHandling
+    from primus.data.training.masks import DocumentHandling
 
     trainer = build("llama", data={"eod_mask_loss": True, "reset_attention_mask": True})
     start = write_start(tmp_path / "start", trainer)

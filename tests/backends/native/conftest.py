@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fakes import cli
 from fakes.forked_worker import ForkedWorker
 from fakes.training_runs import write_training_run
 from primus import experiment
@@ -64,7 +63,7 @@ class Workers:
     def __init__(self, run: Run, world: int = 1, number: int = 0, limit_bytes: int | None = None, **env: str) -> None:
         self.run, self.world, self.number = run, world, number
         shared = {**os.environ, "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1", **env}
-        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(cli.find_free_port())}
         argv = [str(run.directory), str(number)]
         self.processes = [
             ForkedWorker(argv, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, rank == 0)
@@ -135,9 +134,3 @@ def attempt_events(run: Run, number: int, kind: str) -> list[events.Event]:
         if current == number and event["kind"] == kind:
             found.append(event)
     return found
-
-
-def _free_port() -> int:
-    with closing(socket.socket()) as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])

@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primus.backends.native.documents import DocumentHandling, build_attention_mask, compute_positions, number_documents
+from primus.backends.native.documents import build_attention_mask, compute_positions, number_documents
 from primus.backends.native.model import build_model
 from primus.config.schema import ModelSpec
+from primus.data.training.masks import DocumentHandling
 
 EOD = 0
 SPEC = ModelSpec(

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from fakes import cli
 from fakes.gloo import start_in_processes
 from primus import experiment
 from primus.backends import native
@@ -33,7 +32,7 @@ def test_a_save_that_a_kill_of_one_process_has_interrupted_is_not_taken(
     make_run: Callable[..., Run], train: Callable[..., Any], victim: int, moment: str
 ) -> None:
     run = make_run(train_iters=12, save_interval=4, global_batch_size=4)
-    context = start_in_processes(2, _train, str(run.directory), victim, moment, _free_port())
+    context = start_in_processes(2, _train, str(run.directory), victim, moment, cli.find_free_port())
     for process in context.processes:
         process.join(DEADLINE_S)
     codes = [process.exitcode for process in context.processes]
@@ -70,9 +69,3 @@ def _arrange_kill(moment: str) -> None:
         return real(writing, *args)
 
     setattr(checkpoint._CheckpointWrite, moment, killed)
-
-
-def _free_port() -> int:
-    with closing(socket.socket()) as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -53,43 +54,32 @@ def test_a_step_is_adamw_written_plainly() -> None:
     torch.testing.assert_close(weight.detach().double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_warmup_rises_linearly_to_the_peak() -> None:
-    config = OptimizerConfig(lr=1e-3, lr_warmup_iters=10)
-    assert [compute_learning_rate(step, config, 100) for step in (1, 5, 10)] == pytest.approx([1e-4, 5e-4, 1e-3])
-
-
-def test_warmup_may_be_a_share_of_the_decay() -> None:
-    config = OptimizerConfig(lr=1e-3, lr_warmup_fraction=0.1, lr_decay_iters=200)
-    assert compute_learning_rate(20, config, 1000) == pytest.approx(1e-3)
-    assert compute_learning_rate(10, config, 1000) == pytest.approx(5e-4)
-
-
-def test_cosine_is_half_way_between_peak_and_minimum_in_the_middle() -> None:
-    config = OptimizerConfig(lr=1e-3, min_lr=1e-4, lr_warmup_iters=20)
-    assert compute_learning_rate(60, config, 100) == pytest.approx((1e-3 + 1e-4) / 2)
-    assert compute_learning_rate(40, config, 100) == pytest.approx(1e-4 + 9e-4 * 0.5 * (1 + math.cos(math.pi / 4)))
-
-
-def test_linear_decay_loses_the_same_every_step() -> None:
-    config = OptimizerConfig(lr=1e-3, min_lr=0.0, lr_decay_style="linear")
-    rates = [compute_learning_rate(step, config, 10) for step in range(1, 11)]
-    assert rates == pytest.approx([1e-3 * (1 - step / 10) for step in range(1, 11)])
-
-
-def test_wsd_is_stable_until_its_decay() -> None:
-    config = OptimizerConfig(lr=1e-3, min_lr=1e-5, lr_decay_style="WSD", lr_warmup_iters=10, lr_wsd_decay_iters=20)
-    assert compute_learning_rate(11, config, 100) == compute_learning_rate(80, config, 100) == 1e-3
-    assert compute_learning_rate(90, config, 100) == pytest.approx(1e-5 + (1e-3 - 1e-5) / 2)
-    assert compute_learning_rate(100, config, 100) == pytest.approx(1e-5)
-
-
-def test_constant_stays_at_the_peak() -> None:
-    assert compute_learning_rate(500, OptimizerConfig(lr=1e-3, lr_decay_style="constant"), 100) == 1e-3
-
-
-def test_the_decay_may_end_before_the_run() -> None:
-    config = OptimizerConfig(lr=1e-3, min_lr=1e-4, lr_decay_iters=50)
-    assert compute_learning_rate(50, config, 100) == compute_learning_rate(99, config, 100) == 1e-4
+@pytest.mark.parametrize(
+    ("settings", "train_iters", "rates"),
+    [
+        ({"lr_warmup_iters": 10}, 100, {1: 1e-4, 5: 5e-4, 10: 1e-3}),
+        ({"lr_warmup_fraction": 0.1, "lr_decay_iters": 200}, 1000, {20: 1e-3, 10: 5e-4}),
+        (
+            {"min_lr": 1e-4, "lr_warmup_iters": 20},
+            100,
+            {60: (1e-3 + 1e-4) / 2, 40: 1e-4 + 9e-4 * 0.5 * (1 + math.cos(math.pi / 4))},
+        ),
+        ({"min_lr": 0.0, "lr_decay_style": "linear"}, 10, {step: 1e-3 * (1 - step / 10) for step in range(1, 11)}),
+        (
+            {"min_lr": 1e-5, "lr_decay_style": "WSD", "lr_warmup_iters": 10, "lr_wsd_decay_iters": 20},
+            100,
+            {11: 1e-3, 80: 1e-3, 90: 1e-5 + (1e-3 - 1e-5) / 2, 100: 1e-5},
+        ),
+        ({"lr_decay_style": "constant"}, 100, {500: 1e-3}),
+        ({"min_lr": 1e-4, "lr_decay_iters": 50}, 100, {50: 1e-4, 99: 1e-4}),
+    ],
+    ids=["warm-up", "warm-up as a share", "cosine", "linear", "WSD", "constant", "decay that ends before the run"],
+)
+def test_the_rate_of_each_step_is_that_of_its_schedule(
+    settings: dict[str, Any], train_iters: int, rates: dict[int, float]
+) -> None:
+    config = OptimizerConfig(lr=1e-3, **settings)
+    assert {step: compute_learning_rate(step, config, train_iters) for step in rates} == pytest.approx(rates)
 
 
 @given(

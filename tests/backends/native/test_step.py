@@ -10,12 +10,12 @@ import torch
 from msgspec import structs
 
 from fakes.gloo import in_processes
-from primus.backends.native.documents import DocumentHandling
 from primus.backends.native.loss import IGNORED
 from primus.backends.native.model import build_model, initialize_weights
 from primus.backends.native.optimizer import build_optimizer
 from primus.backends.native.step import StepResult, Trainable, evaluate_batches, prepare_model, train_step
 from primus.config.schema import ModelSpec, OptimizerConfig
+from primus.data.training.masks import DocumentHandling
 
 SPEC = ModelSpec(
     num_layers=2,

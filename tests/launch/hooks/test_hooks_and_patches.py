@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -560,12 +560,6 @@ def test_a_secret_in_a_patch_is_not_recorded_and_its_replay_asks_for_the_file(tm
 
 
 # -- several nodes --
-
-
-@pytest.fixture
-def port() -> int:
-    with closing(socket.create_server(("", 0))) as listener:
-        return int(listener.getsockname()[1])
 
 
 def both(

@@ -21,13 +21,6 @@ from primus.launch.nodes.rendezvous import JoinReply
 REPLY = JoinReply("20260101_000000-abcd", 0)
 
 
-@pytest.fixture
-def port() -> int:
-    """A port of this machine that nobody uses now."""
-    with closing(socket.create_server(("", 0))) as listener:
-        return int(listener.getsockname()[1])
-
-
 def in_thread(call: Callable[[], object]) -> Callable[[], object]:
     """Start `call`; gives what it returned or raised."""
     result: list[object] = []

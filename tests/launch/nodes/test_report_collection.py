@@ -18,13 +18,6 @@ from primus.launch.nodes.message_stream import Deadline
 from primus.launch.nodes.report_collection import CollectedReport, NodeArrival, Peer, ReportCollector
 
 
-@pytest.fixture
-def port() -> int:
-    """A port of this machine that nobody uses now."""
-    with closing(socket.create_server(("", 0))) as listener:
-        return int(listener.getsockname()[1])
-
-
 def arrival(rank: int, clock_ahead_s: float = 0.0) -> NodeArrival:
     return NodeArrival(node_rank=rank, host=f"n{rank}", time=time.time() + clock_ahead_s)
 

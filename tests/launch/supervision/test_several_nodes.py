@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -20,13 +20,6 @@ from fakes import cli
 
 pytestmark = [pytest.mark.native, pytest.mark.slow]
 PLUGINS = str(cli.PLUGINS.parent / "shifts")
-
-
-@pytest.fixture
-def port() -> int:
-    """A port of this machine that nobody uses now."""
-    with closing(socket.create_server(("", 0))) as listener:
-        return int(listener.getsockname()[1])
 
 
 class Nodes:

@@ -15,7 +15,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from primus.backends.jax.model import DocumentRules, ModelSettings
+from primus.backends.jax.model import ModelSettings
 from primus.backends.jax.sharding import DATA, JaxLayout, choose_residual_sharding, shard_batch, shard_weight
 from primus.backends.jax.stacking import Shapes, group_names, is_stacked, stack_shapes
 from primus.backends.jax.step import TrainState, build_evaluation, build_optimizer, build_step, find_decayed_weights
@@ -23,7 +23,7 @@ from primus.checkpoint.family import list_hub_shapes
 from primus.checkpoint.weights import WeightReader
 from primus.config.exports.hugging_face import format_model_config
 from primus.config.schema import Trainer
-from primus.data.training.masks import split_inputs_and_targets
+from primus.data.training.masks import build_document_handling, split_inputs_and_targets
 from primus.errors import PrimusError, UsageError
 from primus.runs.files import write_text
 from primus.session import array_files
@@ -53,7 +53,7 @@ class JaxEngine:
             compute_dtype=jnp.dtype(jnp.bfloat16 if training.bf16 else jnp.float32),
             recompute=training.recompute_activations,
             loss_chunk_size=training.loss_chunk_size,
-            documents=_build_document_rules(trainer, eod_id),
+            documents=build_document_handling(trainer.data, eod_id),
             residual_sharding=choose_residual_sharding(self._mesh, parallel),
         )
         self._optimizer = build_optimizer(trainer.optimizer)
@@ -227,13 +227,6 @@ class JaxEngine:
             return jax.make_array_from_callback(value.shape, value.sharding, lambda index: array[index])
 
         return jax.tree_util.tree_unflatten(structure, [read_moment(path, value) for path, value in leaves])
-
-
-def _build_document_rules(trainer: Trainer, eod_id: int | None) -> DocumentRules | None:
-    data = trainer.data
-    if eod_id is None or not (data.reset_position_ids or data.reset_attention_mask):
-        return None
-    return DocumentRules(eod_id, data.reset_position_ids, data.reset_attention_mask)
 
 
 def _find_weight_name(path: tuple) -> str:

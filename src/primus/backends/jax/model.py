@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from jax.sharding import PartitionSpec
 
 from primus.backends.jax.stacking import LAYER_PREFIX, is_stacked
 from primus.config.schema import ModelSpec
+from primus.data.training.masks import DocumentHandling
 from primus.model import head_dim
 
 Weights = Mapping[str, Array]
@@ -28,17 +28,6 @@ IGNORED_TARGET = -100
 """Target that the loss ignores, as in `primus.data.training.masks`."""
 LOGITS_IN_MEMORY = 2**24
 """Logits of one chunk of the loss: 64 MiB in float32."""
-
-
-class DocumentRules(NamedTuple):
-    """Handling of the documents in a packed sequence."""
-
-    eod_id: int
-    """Token that ends a document."""
-    reset_positions: bool
-    """Count positions from 0 in each document."""
-    reset_attention: bool
-    """Let no token attend to another document."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +41,7 @@ class ModelSettings:
     """Recompute the activations of each layer in the backward pass."""
     loss_chunk_size: int | None = None
     """Tokens of a sequence whose logits are in memory at once; derived from the vocabulary when None."""
-    documents: DocumentRules | None = None
+    documents: DocumentHandling | None = None
     residual_sharding: PartitionSpec | None = None
     """Sharding of the residual stream [B, S, D] over the mesh in use; None on one device."""
 

@@ -8,23 +8,8 @@ Shape suffixes: B batch, S sequence (of queries, then of keys).
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
-
-from primus.config.schema import DataConfig
-
-
-class DocumentHandling(NamedTuple):
-    """Handling of the documents in a sequence."""
-
-    eod_id: int
-    """Token that ends a document."""
-    reset_positions: bool
-    """Count positions from 0 in each document."""
-    reset_attention: bool
-    """Let no token attend to another document."""
 
 
 def number_documents(tokens_BS: Tensor, eod_id: int) -> Tensor:
@@ -46,11 +31,3 @@ def build_attention_mask(document_BS: Tensor) -> Tensor:
     """Whether a query may see a key: not later, and of the same document; [B, 1, S, S]."""
     same_BSS = document_BS[:, :, None] == document_BS[:, None, :]
     return same_BSS.tril().unsqueeze(1)
-
-
-def build_document_handling(data: DataConfig, eod_id: int | None) -> DocumentHandling | None:
-    """How the model keeps documents apart; None if it does not. Samples of instruction data say their examples."""
-    if data.sft_data_path or not (data.reset_position_ids or data.reset_attention_mask):
-        return None
-    assert eod_id is not None, "open_datasets has checked it"
-    return DocumentHandling(eod_id, data.reset_position_ids, data.reset_attention_mask)

@@ -16,11 +16,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from primus.backends.native import documents, ops, rope
-from primus.backends.native.documents import DocumentHandling
 from primus.backends.native.loss import cross_entropy
 from primus.backends.native.support import check_model
 from primus.checkpoint.initial_values import draw_initial_value
 from primus.config.schema import ModelSpec
+from primus.data.training.masks import DocumentHandling
 from primus.model import head_dim, num_query_groups
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ import torch
 from primus.backends.native import adapters, compilation, model
 from primus.backends.native.checkpoint import restore_state
 from primus.backends.native.compilation import CompileDecision
-from primus.backends.native.documents import DocumentHandling, build_document_handling
 from primus.backends.native.optimizer import build_optimizer
 from primus.backends.native.rewind import Rewind, read_rewinds, set_aside, set_aside_undone
 from primus.backends.native.samples import TextSampler
@@ -23,6 +22,7 @@ from primus.backends.native.training import Training
 from primus.callback import CONVENTION
 from primus.checkpoint.formats.adapter import has_adapter
 from primus.config.schema import Experiment, Trainer
+from primus.data.training.masks import DocumentHandling, build_document_handling
 from primus.model import flops_per_token
 from primus.runs.attempt import Attempt
 from primus.session.adapter_settings import AdapterSettings, read_settings

@@ -9,7 +9,8 @@ from typing import Any
 from torchtitan.distributed.activation_checkpoint import FullAC, MemoryBudgetAC, SelectiveAC
 from torchtitan.trainer import Trainer as TitanTrainer
 
-from primus.backends.torchtitan.backend_settings import MODE, check_settings, flatten_settings
+from primus.backends.torchtitan.backend_settings import MODE, check_settings
+from primus.config.source import flatten_settings
 from primus.errors import UsageError
 
 ACTIVATION = "activation_checkpoint."

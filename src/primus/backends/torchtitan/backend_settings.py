@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from primus.config.source import flatten_settings
 from primus.engine_keys import format_yaml_value, read_key_rules
 from primus.errors import UsageError, did_you_mean
 
@@ -75,17 +76,6 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             raise UsageError(
                 f"{found}: must be {field.format_accepted()}", "docs/engine-torchtitan.md lists the fields"
             )
-
-
-def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values by path; groups may be nested, or written with dots."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= flatten_settings(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
 
 
 @cache

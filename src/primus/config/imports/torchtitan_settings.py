@@ -5,7 +5,6 @@ Names of v0.3.0 are moved to the places of 0.2 (`profiler` to `profiling`, `vali
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from primus.config.frameworks.known_keys import read_torchtitan_fields
@@ -13,6 +12,7 @@ from primus.config.frameworks.torchtitan import MOVED_SECTIONS, TorchtitanTransl
 from primus.config.frameworks.torchtitan_names import DATASETS, DEBUG_MODELS, DEFAULTS, MODELS
 from primus.config.imports.foreign_config import ForeignConfig
 from primus.config.imports.framework_rules import import_settings
+from primus.config.source import flatten_settings
 from primus.errors import UsageError, find_nearest
 
 TOKENIZERS = ("model.hf_assets_path", "hf_assets_path", "model.tokenizer_path")
@@ -24,7 +24,7 @@ def read_titan_settings(tree: dict[str, Any], target: ForeignConfig) -> None:
     Raises:
         UsageError: The model has no preset, or a value has another type.
     """
-    values = dict(_flatten_tree(tree))
+    values = {_move_to_section(name): value for name, value in flatten_settings(tree).items()}
     _choose_model(str(values.pop("model.name", "llama3")), str(values.pop("model.flavor", "debugmodel")), target)
     for name in ("job.dump_folder", "dump_folder"):
         if name in values:
@@ -74,16 +74,11 @@ def _drop_other_data(values: dict[str, Any], target: ForeignConfig) -> None:
             target.add_other("training.dataset", name, reason)
 
 
-def _flatten_tree(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict) and value:
-            yield from _flatten_tree(value, f"{name}.")
-            continue
-        for moved, place in MOVED_SECTIONS.items():
-            if name.startswith(moved):
-                name = place + name.removeprefix(moved)
-        yield name, value
+def _move_to_section(name: str) -> str:
+    for moved, place in MOVED_SECTIONS.items():
+        if name.startswith(moved):
+            return place + name.removeprefix(moved)
+    return name
 
 
 def _strip_variant(flavor: str) -> str:

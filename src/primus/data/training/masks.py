@@ -5,11 +5,26 @@ Shape suffixes: B batch, S sequence.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
+from primus.config.schema import DataConfig
+
 INSTRUCTION_DIMENSIONS = 3
 """Of a micro batch of instruction data [B, 3, S + 1]."""
+
+
+class DocumentHandling(NamedTuple):
+    """Handling of the documents in a sequence."""
+
+    eod_id: int
+    """Token that ends a document."""
+    reset_positions: bool
+    """Count positions from 0 in each document."""
+    reset_attention: bool
+    """Let no token attend to another document."""
 
 
 def split_inputs_and_targets(
@@ -38,3 +53,11 @@ def compute_document_positions(tokens_BS: NDArray[np.int64], eod_id: int | None)
     begins_BS = np.zeros(tokens_BS.shape, dtype=bool)
     begins_BS[..., 1:] = tokens_BS[..., :-1] == eod_id
     return index_S - np.maximum.accumulate(np.where(begins_BS, index_S, 0), axis=-1)
+
+
+def build_document_handling(data: DataConfig, eod_id: int | None) -> DocumentHandling | None:
+    """How the model keeps documents apart; None if it does not. Samples of instruction data say their examples."""
+    if data.sft_data_path or not (data.reset_position_ids or data.reset_attention_mask):
+        return None
+    assert eod_id is not None, "open_datasets has checked it"
+    return DocumentHandling(eod_id, data.reset_position_ids, data.reset_attention_mask)
