@@ -138,7 +138,7 @@ def test_nsys_needs_a_session_that_launched_the_worker(
     start(0)
     tool("nsys", 'echo "ID TIME STATE LAUNCH NAME"')
     assert attach(run, "--with", "nsys", "--seconds", "0.1") == EXIT_USAGE
-    assert "does not attach to a process that it has not launched" in capsys.readouterr().err
+    assert "nsys attaches only to processes that it has launched" in capsys.readouterr().err
     started = 'case "$1" in sessions) echo "7 00:10 Launched 1 mine";; start) echo x > "${3#--output=}.nsys-rep";; esac'
     called = tool("nsys", started)
     assert attach(run, "--with", "nsys", "--seconds", "0.1") == 0
