@@ -136,7 +136,9 @@ def format_summary(summary: MatrixSummary) -> str:
     problems = {(row.cell.rpartition("_")[0], row.reason, row.hint) for row in summary.cells if row.reason}
     lines += [f"{cell}: {reason}" + (f"\n  {hint}" if hint else "") for cell, reason, hint in sorted(problems)]
     states = ", ".join(f"{count} {state}" for state, count in summary.states.items())
-    return "\n".join([*lines, f"{states}; compare them: primus-cli direct -- compare report {summary.output} --html"])
+    is_done = "done" in summary.states
+    next_command = f"; compare them: primus-cli direct -- compare report {summary.output} --html" if is_done else ""
+    return "\n".join([*lines, f"{states}{next_command}"])
 
 
 def _load_matrix(options: Options, context: TaskContext) -> LoadedMatrix:
