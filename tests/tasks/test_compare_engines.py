@@ -227,6 +227,14 @@ def test_a_gradient_norm_is_compared_relative_to_its_size() -> None:
     assert compare_steps(reference, make_steps("b", 2.0, grad_norms=[100.05]), FLOAT32).first_step_above == 1
 
 
+def test_the_picture_shows_a_gap_where_a_loss_is_not_finite_and_a_mark_for_a_single_step() -> None:
+    picture = _picture.draw_parity_svg(make_steps("a", 2.0, 1.9, None, 1.8), [make_steps("b", 2.0)], FLOAT32)
+    paths = [each.get("d", "") for each in ElementTree.fromstring(picture).iter() if "engine-" in each.get("class", "")]
+    legend, losses = paths[:2], paths[2:4]
+    assert len(legend) == 2 and losses[0].count("M") == 2 and losses[0].count("L") == 1
+    assert losses[1].count("h") == 1
+
+
 def test_the_picture_shows_every_engine_and_the_tolerance() -> None:
     steps = [make_steps(name, 2.0, 1.9, None, 1.8) for name in ("native", "jax", "<torch>")]
     picture = _picture.draw_parity_svg(steps[0], steps[1:], _parity.FLOAT32)

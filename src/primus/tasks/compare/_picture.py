@@ -15,6 +15,7 @@ GAP_TOP, NORM_TOP, GAP_HEIGHT = 336.0, 588.0, 190.0
 HEIGHT = 832.0
 SMALLEST = 1e-8
 """Differences below this are drawn at it: losses are float32."""
+SHORT_LINE = 10.0
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "12 5")
 """Patterns of the lines, which lie on each other where engines agree."""
 
@@ -58,13 +59,13 @@ def _draw_losses(everyone: Sequence[EngineSteps]) -> Iterator[Html]:
     for share in (0.0, 0.5, 1.0):
         y = bottom - share * LOSS_HEIGHT
         yield _draw_line(y, "grid")
-        yield draw_text(LEFT - 8, y + 4, f"{low + share * span:.4g}", "soft end")
+        digits = 4 if span > 1e-3 * abs(high) else 8
+        yield draw_text(LEFT - 8, y + 4, f"{low + share * span:.{digits}g}", "soft end")
     yield draw_text(LEFT, LOSS_TOP - 10, "loss", "soft")
     for index, steps in enumerate(everyone):
         points = [
-            (_place_step(step, num_steps), bottom - (loss - low) / span * LOSS_HEIGHT)
+            None if loss is None else (_place_step(step, num_steps), bottom - (loss - low) / span * LOSS_HEIGHT)
             for step, loss in enumerate(steps.losses)
-            if loss is not None
         ]
         yield _draw_path(points, index, steps.engine)
 
@@ -106,26 +107,36 @@ def _draw_panel(
     for exponent in range(int(low), int(high) + 1, 2):
         y = place_value(10.0**exponent)
         yield _draw_line(y, "grid")
-        yield draw_text(LEFT - 8, y + 4, "0" if exponent == int(low) else f"1e{exponent}", "soft end")
+        yield draw_text(LEFT - 8, y + 4, f"{'< ' * (exponent == int(low))}1e{exponent}", "soft end")
     yield _draw_line(place_value(tolerance), "limit")
     yield draw_text(WIDTH - RIGHT, place_value(tolerance) - 5, f"tolerance {tolerance:g}", "limit-text end")
     for index, (each, row) in enumerate(zip(others, rows, strict=True), 1):
         points = [
-            (_place_step(step, num_steps), place_value(value)) for step, value in enumerate(row) if value is not None
+            None if value is None else (_place_step(step, num_steps), place_value(value))
+            for step, value in enumerate(row)
         ]
         yield _draw_path(points, index, each.engine)
     for step in {0, num_steps // 2, num_steps - 1}:
-        yield draw_text(_place_step(step, num_steps), bottom + 20, f"step {step + 1}", "soft middle")
+        # The last one ends at the border, which would cut it.
+        anchor = "end" if step and step == num_steps - 1 else "middle"
+        yield draw_text(_place_step(step, num_steps), bottom + 20, f"step {step + 1}", f"soft {anchor}")
 
 
 def _place_step(step: int, num_steps: int) -> float:
     return LEFT + (WIDTH - LEFT - RIGHT) * step / max(1, num_steps - 1)
 
 
-def _draw_path(points: Sequence[tuple[float, float]], index: int, name: str = "") -> Html:
-    if not points:
+def _draw_path(points: Sequence[tuple[float, float] | None], index: int, name: str = "") -> Html:
+    """The line of an engine, with a gap where a value is None; a value between two gaps is a short line."""
+    parts = []
+    for before, point, after in zip([None, *points], points, [*points[1:], None], strict=False):
+        if point is not None:
+            parts.append(f"{'M' if before is None else 'L'}{point[0]:.1f} {point[1]:.1f}")
+        if point is not None and before is None and after is None:
+            parts.append(f"h{SHORT_LINE:g}")
+    steps = " ".join(parts)
+    if not parts:
         return Html("")
-    steps = " ".join(f"{'M' if place == 0 else 'L'}{x:.1f} {y:.1f}" for place, (x, y) in enumerate(points))
     title = make_element("title", name) if name else Html("")
     dash = {"stroke-dasharray": DASHES[index % len(DASHES)]}
     return make_element("path", title, d=steps, class_=f"engine engine-{index % len(DASHES)}", **dash)
