@@ -64,6 +64,7 @@ def format_batch_script(batch: BatchScript) -> str:
     options, typed = batch.options, batch.options.slurm_options
     head, _ = split_directives(batch)
     srun = ["srun", *step_options(with_workers=batch.has_workers)]
+    # A task has one core unless --cpus-per-task says more, and srun would bind the launcher with all its ranks to it.
     srun += [] if find_option_value(typed, "cpus-per-task") else ["--cpu-bind=none"]
     run_step: list[str] = []
     if not options.is_array:  # the jobs of an array share their work: none has a run, and none restarts
@@ -133,6 +134,7 @@ def format_job_comment(run: str) -> str:
 
 
 def _is_replaced(each: SlurmOption, options: Options) -> bool:
+    # Of the submission, not of the job; with spare nodes, primus asks for their number and keeps the job on a lost one.
     return each.name in ("parsable", "test-only") or (each.name in ("nodes", "no-kill") and options.spare_nodes > 0)
 
 
@@ -144,6 +146,7 @@ def _list_warning_signal_options(options: Options, typed: Sequence[SlurmOption])
     if options.is_array and not options.requeue:  # array tasks save each shard when it is done
         return []
     limit = limit_s(time) if time else None
+    # A sixth of the time, so that a short job trains for most of it; never more than half, however short it is.
     lead = MAX_LEAD_S if limit is None else min(MAX_LEAD_S, max(MIN_LEAD_S, limit // 6), limit // 2)
     return [(f"--signal=B:USR1@{lead}",)]
 
