@@ -15,10 +15,11 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from checkpoint_models import SPARSE, draw_hub_tensors, make_spec
-from primus.checkpoint.convert import TargetSettings, check_copies, open_average, plan_conversion, write_conversion
-from primus.checkpoint.formats.huggingface import CONFIG, INDEX, SINGLE
+from primus.checkpoint.convert import TargetSettings, open_average, plan_conversion, write_conversion
+from primus.checkpoint.formats.huggingface import CONFIG, INDEX, SINGLE, check_copies
 from primus.checkpoint.formats.open import MODEL_FILE, FoundCheckpoint, OpenedCheckpoint, open_checkpoint
 from primus.checkpoint.formats.safetensors_file import build_header, read_header
+from primus.checkpoint.formats.saved_shape import list_other_settings
 from primus.checkpoint.formats.tensor_bytes import view_bytes
 from primus.checkpoint.weights import TensorDict
 from primus.cli.main import main
@@ -130,13 +131,22 @@ def test_a_distributed_checkpoint_of_transformers_is_read_by_the_config_beside_i
     assert json.loads((tmp_path / "out" / CONFIG).read_text())["eos_token_id"] == 9
 
 
+def test_settings_without_a_weight_in_which_the_experiment_differs_are_named(hub: Path) -> None:
+    assert list_other_settings(str(hub), LLAMA) == []
+    longer = make_spec(hidden_size=48, kv_channels=8, rotary_base=500_000.0, rope_type="llama3")
+    assert list_other_settings(f"hf:{hub}", longer) == [
+        "rotary_base is 10000.0 there and 500000.0 here",
+        "rope_type is default there and llama3 here",
+    ]
+
+
 # Weights
 
 
 def test_a_copy_that_differs_is_not_lost_in_silence(hub: Path, tmp_path: Path, capsys: Any) -> None:
     change_config(hub, tie_word_embeddings=True)
     with pytest.raises(PrimusError, match=r"lm_head.weight differs from model.embed_tokens.weight") as refused:
-        check_copies(open_checkpoint(str(hub)))
+        check_copies(open_checkpoint(str(hub)).weights, str(hub))
     assert "tie_word_embeddings: false" in refused.value.hint
     assert main(["direct", "--", "checkpoint", "convert", str(hub), str(tmp_path / "out"), "--to", "native"]) == 1
     with pytest.raises(PrimusError, match=r"lm_head\.weight differs"):

@@ -14,7 +14,7 @@ import torch
 
 from primus.checkpoint import conversion
 from primus.checkpoint.formats import huggingface
-from primus.checkpoint.formats.huggingface import CONFIG, HuggingFaceWeights
+from primus.checkpoint.formats.huggingface import CONFIG, check_copies
 from primus.checkpoint.formats.model_config import list_lost_settings, read_config_file, read_model_config
 from primus.checkpoint.formats.open import (
     MODEL_FILE,
@@ -29,7 +29,7 @@ from primus.checkpoint.training_state import TrainingState
 from primus.checkpoint.views import CastWeights, FiniteWeights
 from primus.checkpoint.weights import TensorInfo, WeightReader
 from primus.config.schema import ModelSpec
-from primus.errors import PrimusError, UsageError
+from primus.errors import UsageError
 
 TargetFormat = Literal["huggingface", "native", "megatron", "torchtitan"]
 MegatronFormat = Literal["torch_dist", "torch"]
@@ -99,20 +99,6 @@ def plan_conversion(opened: OpenedCheckpoint, settings: TargetSettings) -> Plann
     fingerprint = _compute_fingerprint(opened, settings)
     lost = list_lost_settings(folder) if folder and config is None else ()
     return PlannedConversion(weights, plan._replace(finish=finish), fingerprint, training, note, lost)
-
-
-def check_copies(opened: OpenedCheckpoint) -> None:
-    """Refuse published copies of a tensor that differ from it: one of both would be lost.
-
-    Raises:
-        PrimusError: Names the copy.
-    """
-    difference = opened.weights.find_different_copy() if isinstance(opened.weights, HuggingFaceWeights) else ""
-    if difference:
-        raise PrimusError(
-            f"{opened.found.folder}: {difference}",
-            "if the model has an output head of its own, set tie_word_embeddings: false in its config.json",
-        )
 
 
 def _find_source_folder(opened: OpenedCheckpoint) -> Path | None:
@@ -340,7 +326,7 @@ def open_average(
     opened = [open_checkpoint(each, spec, trust_pickle) for each in given]
     for each in opened:
         say(f"averaging {each.found.folder}{f', step {each.step}' if each.step else ''}")
-        check_copies(each)
+        check_copies(each.weights, str(each.found.folder))
     sources = [FiniteWeights(each.weights, str(each.found.folder)) for each in opened]
     others = tuple(each.found.folder for each in opened[:-1])
     return opened[-1]._replace(weights=AveragedWeights(sources), others=others)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from primus.callback import CONVENTION, CallbackList, choose_callbacks
 from primus.checkpoint.shape import build_shape
-from primus.config.schema import Experiment, Trainer, TrainingConfig
+from primus.config.schema import Experiment, ModelSpec, Trainer, TrainingConfig
 from primus.data.training.dataset import Datasets
 from primus.data.training.loader import num_micro_batches
 from primus.machine.profile import find_peak_tflops
@@ -65,7 +65,7 @@ def open_session(
     attempt.beat("data")
     data = open_data(trainer, attempt, global_batch_size, order_samples)
     search = _build_search(trainer, attempt, processes, engine.backend, prepare_search)
-    start = _find_start(search, attempt, data)
+    start = _find_start(search, attempt, data, trainer.model)
     callbacks = CallbackList()
     session = Session(
         experiment=experiment,
@@ -129,11 +129,15 @@ def _build_search(
     return search
 
 
-def _find_start(search: CheckpointSearch, attempt: Attempt, data: Datasets) -> ResumePoint | None:
+def _find_start(search: CheckpointSearch, attempt: Attempt, data: Datasets, model: ModelSpec) -> ResumePoint | None:
     """The checkpoint to start from, printed and recorded."""
     start = search.find_start()
     if start is None and search.config.load is not None:
+        from primus.checkpoint.formats.saved_shape import list_other_settings
+
         attempt.say(f"starting from the weights of {search.config.load}")
+        for difference in list_other_settings(search.config.load, model):
+            attempt.say(f"note: {difference}; the weights were trained with the setting of the checkpoint")
         return None
     if start is None:
         if attempt.number > 0:

@@ -49,13 +49,16 @@ def open_base_weights(trainer: Trainer) -> WeightReader:
 
 
 def _open_given(given: str, spec: ModelSpec) -> WeightReader:
+    from primus.checkpoint.formats.huggingface import check_copies
     from primus.checkpoint.formats.open import find_checkpoint, open_weights
     from primus.checkpoint.formats.saved_shape import check_saved_shape
     from primus.checkpoint.views import FiniteWeights
 
     found = find_checkpoint(given)
     check_saved_shape(found, spec)
-    return FiniteWeights(open_weights(found, spec), given)
+    weights = open_weights(found, spec)
+    check_copies(weights, given)
+    return FiniteWeights(weights, given)
 
 
 def open_start_weights(session: Session) -> WeightReader | None:

@@ -165,6 +165,20 @@ class HuggingFaceWeights:
         return ""
 
 
+def check_copies(weights: WeightReader, where: str) -> None:
+    """Refuse published copies of a tensor that differ from it: one of both would be lost.
+
+    Raises:
+        PrimusError: Names the copy.
+    """
+    difference = weights.find_different_copy() if isinstance(weights, HuggingFaceWeights) else ""
+    if difference:
+        raise PrimusError(
+            f"{where}: {difference}",
+            "if the model has an output head of its own, set tie_word_embeddings: false in its config.json",
+        )
+
+
 def map_hub_names(found: Collection[str], shapes: Collection[str]) -> dict[str, str]:
     """The names in a file by hub name, behind the prefix of a wrapper, or without that of a model with a head."""
     first = next(iter(shapes))

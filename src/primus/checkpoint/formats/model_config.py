@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,12 +74,26 @@ def _find_file(folder: Path) -> Path:
 
 
 def _has_prediction_layers(folder: Path, num_layers: int) -> bool:
-    """Whether files have layers of multi-token prediction, which follow the others."""
-    from primus.checkpoint.formats.huggingface import SafetensorsFolder, has_pickles_only
+    """Whether files have layers of multi-token prediction, which follow the others; true if this is not known.
 
-    if has_pickles_only(folder):
-        return True
-    return any(f"layers.{num_layers}." in name for name in SafetensorsFolder(folder).list_tensors())
+    Without a tensor library, as experiments are checked where none is installed.
+    """
+    index = folder / "model.safetensors.index.json"
+    files = [folder] if folder.is_file() else [index] if index.is_file() else sorted(folder.glob("*.safetensors"))
+    try:
+        names = [name for file in files for name in _list_names(file)]
+    except (OSError, ValueError, KeyError, TypeError, struct.error):
+        return True  # reported when the file is opened
+    return not names or any(f"layers.{num_layers}." in name for name in names)
+
+
+def _list_names(file: Path) -> list[str]:
+    """Names of the tensors in an index, or in a file of safetensors."""
+    if file.suffix == ".json":
+        return list(json.loads(file.read_text(encoding="utf-8"))["weight_map"])
+    with file.open("rb") as opened:
+        (length,) = struct.unpack("<Q", opened.read(8))
+        return list(json.loads(opened.read(min(length, file.stat().st_size))))
 
 
 def read_quantization(folder: Path) -> str:

@@ -77,9 +77,10 @@ def run(options: Options, context: TaskContext) -> None:
     """
     target = Path(options.target).expanduser()
     opened, planned = _plan(options)
-    from primus.checkpoint.convert import check_copies, write_conversion
+    from primus.checkpoint.convert import write_conversion
+    from primus.checkpoint.formats.huggingface import check_copies
 
-    check_copies(opened)
+    check_copies(opened.weights, str(opened.found.folder))
     with show_progress("converting", planned.plan.num_bytes) as report:
         kept = write_conversion(planned, target, report)
     result: dict[str, Any] = {
