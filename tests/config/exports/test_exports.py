@@ -258,6 +258,10 @@ def test_an_experiment_survives_the_way_to_maxtext_and_back(preset: str, tmp_pat
     assert config.settings["lr_warmup_fraction"] == pytest.approx(0.2)
     written = yaml.safe_load(file.read_text())
     assert (written["dataset_type"], written["hardware"]) == ("synthetic", "gpu")
+    layout = ("--tensor_model_parallel_size", "4", "--micro_batch_size", "2", "--global_batch_size", "8")
+    file.write_text(format_foreign_file("maxtext", resolve(tmp_path, f"{preset}.yaml", *layout), None).text)
+    assert yaml.safe_load(file.read_text())["per_device_batch_size"] == 0.5
+    assert read_foreign_file(file, {}).settings["micro_batch_size"] == 2
     text = format_foreign_file("maxtext", resolve(tmp_path, f"{preset}.yaml", "--device", "cpu"), None).text
     assert "hardware: cpu" in text and "skip_jax_distributed_system: true" in text
 

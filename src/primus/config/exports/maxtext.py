@@ -140,10 +140,12 @@ def _write_training(trainer: Trainer) -> dict[str, Any]:
     training, optimizer = trainer.training, trainer.optimizer
     end = decay_end(optimizer, training.train_iters)
     ratio = optimizer.min_lr / optimizer.lr if optimizer.min_lr_ratio is None else optimizer.min_lr_ratio
+    # MaxText counts the sequences of a pass for each device, primus for each group of tensor-parallel devices.
+    batch = training.micro_batch_size / trainer.parallel.tensor_model_parallel_size
     return {
         "steps": training.train_iters,
         "max_target_length": training.seq_length,
-        "per_device_batch_size": training.micro_batch_size,
+        "per_device_batch_size": int(batch) if batch.is_integer() else batch,
         "dtype": "bfloat16" if training.bf16 else "float32",
         "weight_dtype": "float32",
         "remat_policy": "full" if training.recompute_activations else "minimal",
