@@ -103,7 +103,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if absent:
                 item.add_marker(pytest.mark.skip(reason=absent[0]))
     if hasattr(config, "workerinput"):
-        items.sort(key=_start_order)  # the longest first, so that no process ends alone
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        # The longest first, so that no process ends alone; a file's tests stay together.
+        items.sort(key=lambda item: (_start_order(item), item.path not in slow))
 
 
 def pytest_collection_finish() -> None:
