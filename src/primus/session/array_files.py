@@ -32,9 +32,8 @@ class ArraySource(NamedTuple):
     """An array of a file, or a part of it in another shape."""
 
     array: Array
-    layer: int | None = None
-    """Index along `axis` of the part; None for the whole array."""
-    axis: int = 0
+    part: tuple[int | slice, ...] = ()
+    """Index of the part along the first axes; a slice is a whole axis."""
     convert: Callable[[NDArray[Any]], NDArray[Any]] | None = None
     """Changes the values on the host."""
     new_shape: tuple[int, ...] | None = None
@@ -45,7 +44,8 @@ class ArraySource(NamedTuple):
         if self.new_shape is not None:
             return self.new_shape
         shape: tuple[int, ...] = self.array.shape
-        return shape if self.layer is None else shape[: self.axis] + shape[self.axis + 1 :]
+        fixed = {axis for axis, at in enumerate(self.part) if isinstance(at, int)}
+        return tuple(size for axis, size in enumerate(shape) if axis not in fixed)
 
     @property
     def num_bytes(self) -> int:
@@ -57,7 +57,7 @@ class ArraySource(NamedTuple):
         return values if self.convert is None else self.convert(values)
 
     def _gather_part(self) -> NDArray[Any]:
-        array = self.array if self.layer is None else self.array[(slice(None),) * self.axis + (self.layer,)]
+        array = self.array[self.part] if any(isinstance(at, int) for at in self.part) else self.array
         if array.is_fully_addressable:
             return np.asarray(array)
         from jax.experimental import multihost_utils

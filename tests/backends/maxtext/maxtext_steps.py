@@ -14,9 +14,13 @@ os.environ["DECOUPLE_GCLOUD"] = "TRUE"
 import engine_steps
 import jax
 import msgspec
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from primus.backends.maxtext.engine import MaxTextEngine
 from primus.backends.maxtext.layout import build_config, plan_layout
+from primus.checkpoint.initial_weights import InitialWeights
 from primus.config.schema import Trainer
 from primus.errors import UsageError
 from primus.patches import maxtext_tied_logits
@@ -26,6 +30,9 @@ jax.config.update("jax_platforms", "cpu")
 FOLDER = Path(tempfile.gettempdir())
 LLAMA = {"original_max_position_embeddings": 8192, "untie_embeddings_and_output_weights": False}
 """The rope of Llama 3.1, of which MaxText has no other length, and tied embeddings."""
+EXPERTS = {"num_experts": 4, "moe_router_topk": 2, "moe_router_norm_topk_prob": True, "moe_aux_loss_coeff": 0.0}
+QWEN3_MOE = EXPERTS | {"moe_ffn_hidden_size": 96}
+MIXTRAL = EXPERTS | {"qk_layernorm": False, "kv_channels": 16, "moe_ffn_hidden_size": 176}
 
 
 def build_engine(trainer: Trainer, eod_id: int | None = None) -> MaxTextEngine:
@@ -59,6 +66,30 @@ def resume() -> dict[str, object]:
         files = sorted(path.name for path in folder.iterdir())
     native = engine_steps.measure_differences(engine_steps.train_native(trainer)[:6], expected)
     return {"expected": expected[3:], "found": found, "files": files, "native": native}
+
+
+def compare_experts() -> dict[str, dict[str, float]]:
+    """Differences from transformers at the first step, which has the weights that MaxText's engine saved."""
+    return {name: compare_with_transformers(model) for name, model in (("mixtral", MIXTRAL), ("qwen3-moe", QWEN3_MOE))}
+
+
+def compare_with_transformers(model: dict[str, object]) -> dict[str, float]:
+    trainer = engine_steps.build_trainer("qwen3", model=model)
+    weights = InitialWeights(trainer.model, 1)
+    engine = build_engine(trainer)
+    engine.load_weights(weights)
+    with tempfile.TemporaryDirectory() as name:
+        engine.save(Path(name))
+        saved = load_file(Path(name) / "model.safetensors")
+        theirs = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="eager")
+    changed = [name for name in weights.list_tensors() if not torch.equal(saved[name], weights.read(name))]
+    tokens = torch.from_numpy(engine_steps.draw_tokens(1)[0]).flatten(0, 1)
+    logits = theirs(tokens[:, :-1]).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([each.grad for each in theirs.parameters() if each.grad is not None])
+    found = engine_steps.train_engine(engine, trainer, 0, 1)
+    return engine_steps.measure_differences([[loss.item(), norm.item()]], found) | {"changed": len(changed)}
 
 
 def refuse_sizes() -> str:

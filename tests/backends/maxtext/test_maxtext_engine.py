@@ -21,7 +21,7 @@ XLA_FLAGS = "--xla_backend_optimization_level=0"
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    command = [engine_python("maxtext"), SCRIPT, "compare_llama", "resume", "refuse_sizes"]
+    command = [engine_python("maxtext"), SCRIPT, "compare_llama", "compare_experts", "resume", "refuse_sizes"]
     env = engine_variables("maxtext") | {
         "XLA_FLAGS": XLA_FLAGS,
         # The second engine of `resume` finds its program there.
@@ -38,6 +38,13 @@ def test_losses_are_those_of_native(steps: dict[str, Any]) -> None:
     for kind, differences in found.items():
         assert differences["first"] <= 1e-6, kind
         assert differences["loss"] <= 5e-5, kind
+        assert differences["grad_norm"] <= 1e-4, kind
+
+
+def test_first_losses_of_experts_are_those_of_transformers(steps: dict[str, Any]) -> None:
+    for kind, differences in steps["compare_experts"].items():
+        assert differences["changed"] == 0, kind
+        assert differences["first"] <= 2e-6, kind
         assert differences["grad_norm"] <= 1e-4, kind
 
 

@@ -35,6 +35,13 @@ def test_a_setting_of_maxtext_alone_reaches_it() -> None:
     assert build_settings(trainer, Path("out"), True, 8, 1)["num_vocab_tiling"] == 4
 
 
+def test_experts_start_from_weights_of_primus_and_have_one_width() -> None:
+    words = ("--num_experts", "4", "--moe_router_topk", "2", "--moe_ffn_hidden_size", "96")
+    settings = build_settings(resolve(*words, "--qk_layernorm", "true"), Path("out"), True, 8, 1)
+    assert settings["decoder_block"] == "qwen3_moe"
+    assert settings["base_mlp_dim"] == settings["base_moe_mlp_dim"] == 96
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -44,7 +51,7 @@ def test_a_setting_of_maxtext_alone_reaches_it() -> None:
         (("--rope_type", "llama3", "--rotary_scaling_factor", "32"), "constants of Llama 3.1"),
         (("--nonfinite_policy", "rewind"), "rewind"),
         (("--compile", "false"), "compiles each step"),
-        (("--num_experts", "4", "--moe_router_topk", "2"), "set init: engine"),
+        (("--num_experts", "4", "--moe_router_topk", "2", "--first_k_dense_replace", "1"), "set init: engine"),
         (("--backend_args.steps", "4"), "train_iters"),
         (("--backend_args.scan_layer", "true"), "scan_layers"),
         (("--backend_args.scan_layers", "yes please"), "type"),
@@ -64,6 +71,9 @@ def test_what_maxtext_cannot_train_is_refused_with_the_reason(words: tuple[str, 
         ("decoder.layers.self_attention.key.bias", (3, 2, 8), (24,)),
         ("decoder.layers.mlp.wo.kernel", (10, 2, 6), (6, 10)),
         ("decoder.layers_1.pre_self_attention_layer_norm.scale", (6,), (6,)),
+        ("decoder.layers.moe_block.gate.kernel", (6, 2, 4), (4, 6)),
+        ("decoder.layers.moe_block.wi_0", (4, 2, 6, 10), (10, 6)),
+        ("decoder.layers_1.MoeBlock_0.wo", (4, 10, 6), (6, 10)),
         ("decoder.logits_dense.kernel", (6, 20), (20, 6)),
         ("token_embedder.embedding", (20, 6), (20, 6)),
     ],

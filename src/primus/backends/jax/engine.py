@@ -188,7 +188,7 @@ class JaxEngine:
     def _split_weights(self, weights: dict[str, Array]) -> dict[str, array_files.ArraySource]:
         """Every weight by its Hugging Face name."""
         return {
-            name: array_files.ArraySource(weights[key], layer if is_stacked(key) else None)
+            name: array_files.ArraySource(weights[key], (layer,) if is_stacked(key) else ())
             for key, names in self._groups.items()
             for layer, name in enumerate(names)
         }

@@ -265,32 +265,23 @@ class MaxTextEngine:
 
     def _find_query_factor(self) -> float:
         """What MaxText's projection of queries is, divided by that of the hub."""
-        spec_has_norms = self._trainer.model.qk_layernorm or self._config.decoder_block.value != "llama2"
-        return 1.0 if self._scales_queries or spec_has_norms else float(self._config.head_dim) ** -0.5
+        is_plain = self._config.decoder_block.value in ("llama2", "mixtral") and not self._trainer.model.qk_layernorm
+        return 1.0 if self._scales_queries or not is_plain else float(self._config.head_dim) ** -0.5
 
     def _set_weights(self, read: Callable[[str], NDArray], given: Any) -> None:
         """Replace the parameters; `given` has the names of the source."""
         arrays, groups = self._list_arrays(), self._list_weights()
         _check_names(given, [place.hub_name for places in groups.values() for place in places])
-        axis = self._config.param_scan_axis
 
-        def read_array(places: list[WeightPlace], index: tuple[slice, ...]) -> NDArray:
-            if places[0].layer is None:
-                return places[0].to_maxtext(read(places[0].hub_name))[index]
-            inner = index[:axis] + index[axis + 1 :]
-            parts = [place.to_maxtext(read(place.hub_name))[inner] for place in places[index[axis]]]
-            return np.stack(parts, axis)
+        def read_array(name: str, index: tuple[slice, ...]) -> NDArray:
+            return _read_places(groups[name], read, arrays[name].shape, index)
 
-        self._replace(
-            {name: _place_array(arrays[name], functools.partial(read_array, each)) for name, each in groups.items()}
-        )
+        self._replace({name: _place_array(arrays[name], functools.partial(read_array, name)) for name in groups})
 
     def _split_weights(self, arrays: dict[str, Array]) -> dict[str, array_files.ArraySource]:
         """Every weight by its name on the hub."""
         return {
-            place.hub_name: array_files.ArraySource(
-                arrays[name], place.layer, self._config.param_scan_axis, place.to_hub, place.hub_shape
-            )
+            place.hub_name: array_files.ArraySource(arrays[name], place.part, place.to_hub, place.hub_shape)
             for name, places in self._list_weights().items()
             for place in places
         }
@@ -313,6 +304,21 @@ def _scale_queries(model: nnx.Module) -> None:
     for _, module in nnx.iter_graph(model):
         if isinstance(module, Attention) and not module.use_qk_norm and module.query_pre_attn_scalar is None:
             module.query_pre_attn_scalar = float(module.head_dim) ** -0.5
+
+
+def _read_places(
+    places: list[WeightPlace], read: Callable[[str], NDArray], shape: tuple[int, ...], index: tuple[slice, ...]
+) -> NDArray:
+    """The part `index` of an array of `shape`, whose weights are read by their names."""
+    bounds = [each.indices(size)[:2] for each, size in zip(index, shape, strict=True)]
+    values = np.empty([end - start for start, end in bounds], np.float32)
+    for place in places:
+        axes = list(zip(place.part, bounds, strict=True))
+        if all(isinstance(at, slice) or start <= at < end for at, (start, end) in axes):
+            inner = tuple(each for at, each in zip(place.part, index, strict=True) if isinstance(at, slice))
+            target = tuple(at if isinstance(at, slice) else at - start for at, (start, _) in axes)
+            values[target] = place.to_maxtext(read(place.hub_name))[inner]
+    return values
 
 
 def _choose_old(skipped: Array, old: Array, new: Array) -> Array:

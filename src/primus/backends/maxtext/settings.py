@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from primus.config.exports.hugging_face import format_model_config
 from primus.config.exports.maxtext import write_model_settings
 from primus.config.frameworks.known_keys import KnownKey, read_maxtext_keys
 from primus.config.frameworks.maxtext_names import MODELS, RENAMED
@@ -40,12 +41,26 @@ def is_built_in(trainer: Trainer) -> bool:
 
 
 def has_hub_weights(trainer: Trainer) -> bool:
-    """Whether the weights of the model have names on the Hugging Face Hub here: dense Llama and Qwen models."""
+    """Whether the weights of the model have names on the Hugging Face Hub here: Llama, Qwen, Mixtral, Qwen3-MoE."""
     spec = trainer.model
-    if spec.num_experts or spec.multi_latent_attention or spec.ffn_activation != "silu":
+    if spec.multi_latent_attention or spec.ffn_activation != "silu":
+        return False
+    if spec.num_experts and not _has_hub_experts(spec):
         return False
     try:
         write_model_settings(spec)
+    except UsageError:
+        return False
+    return True
+
+
+def _has_hub_experts(spec: ModelSpec) -> bool:
+    """Whether every layer has the experts of Mixtral or Qwen3-MoE, as transformers has them."""
+    others = (spec.moe_shared_expert_intermediate_size, spec.moe_router_enable_expert_bias, spec.first_k_dense_replace)
+    if any((*others, spec.add_qkv_bias)):
+        return False
+    try:
+        format_model_config(spec)
     except UsageError:
         return False
     return True

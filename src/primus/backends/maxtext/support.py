@@ -36,12 +36,12 @@ def check(experiment: Experiment) -> None:
         _check_rope(trainer.model)
     if trainer.training.init == "primus" and not has_hub_weights(trainer):
         raise UsageError(
-            "init: primus: the initial weights of primus are given to MaxText for dense Llama and Qwen models only",
+            "init: primus: MaxText gets initial weights of primus for Llama, Qwen, Mixtral and Qwen3-MoE only",
             "set init: engine, for the weights that MaxText draws",
         )
     if trainer.checkpoint.load is not None and not has_hub_weights(trainer):
         raise UsageError(
-            f"load: {trainer.checkpoint.load}: weights are given to MaxText for dense Llama and Qwen models only",
+            f"load: {trainer.checkpoint.load}: MaxText gets weights for Llama, Qwen, Mixtral and Qwen3-MoE only",
             "remove it, or choose another framework",
         )
     check_loop(trainer, "MaxText")

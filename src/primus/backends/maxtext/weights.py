@@ -1,14 +1,16 @@
-"""Weights of MaxText's dense decoders by their names on the Hugging Face Hub.
+"""Weights of MaxText's decoders by their names on the Hugging Face Hub.
 
 MaxText keeps a kernel as [inputs, outputs], with the heads as dimensions of their own, and those of all layers as one
-array, whose axis of layers is `param_scan_axis`. Its rope of Llama 3.1 rotates neighboring channels of a head instead
-of its halves (maxtext/layers/embeddings.py).
+array, whose axis of layers is `param_scan_axis`; the experts of a layer are one array, too. Its rope of Llama 3.1
+rotates neighboring channels of a head instead of its halves (maxtext/layers/embeddings.py).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -34,8 +36,18 @@ INNER = {
     "mlp.wi_0.kernel": "mlp.gate_proj.weight",
     "mlp.wi_1.kernel": "mlp.up_proj.weight",
     "mlp.wo.kernel": "mlp.down_proj.weight",
+    "MoeBlock_0.gate.kernel": "block_sparse_moe.gate.weight",
+    "moe_block.gate.kernel": "mlp.gate.weight",
 }
-"""Hub name by the name in a layer; both as published with MaxText (checkpoint_conversion/utils/param_mapping.py)."""
+EXPERTS = {
+    "MoeBlock_0.wi_0": "block_sparse_moe.experts.{}.w1.weight",
+    "MoeBlock_0.wi_1": "block_sparse_moe.experts.{}.w3.weight",
+    "MoeBlock_0.wo": "block_sparse_moe.experts.{}.w2.weight",
+    "moe_block.wi_0": "mlp.experts.{}.gate_proj.weight",
+    "moe_block.wi_1": "mlp.experts.{}.up_proj.weight",
+    "moe_block.wo": "mlp.experts.{}.down_proj.weight",
+}
+"""The same for experts of Mixtral and Qwen3-MoE; from the same file."""
 _LAYER = re.compile(r"decoder\.layers(?:_(\d+))?\.(.+)")
 _ROTATED = re.compile(r"self_attention\.(query|key)(_norm)?\.")
 
@@ -44,8 +56,8 @@ class WeightPlace(NamedTuple):
     """A weight in an array of MaxText."""
 
     hub_name: str
-    layer: int | None
-    """Its index along the axis of layers; None if the array is of one layer, or of none."""
+    part: tuple[int | slice, ...]
+    """Where it is along each axis of the array: its index along those of layers and experts."""
     shape: tuple[int, ...]
     """Its shape in MaxText."""
     is_interleaved: bool
@@ -100,18 +112,32 @@ def list_places(
         query_factor: What the projection of queries is multiplied by.
 
     Raises:
-        KeyError: The array is not one of a dense decoder.
+        KeyError: The array is not one of these decoders.
     """
     if name in OUTER:
-        return [WeightPlace(OUTER[name], None, shape, False, 1.0)]
+        return [WeightPlace(OUTER[name], (slice(None),) * len(shape), shape, False, 1.0)]
     match = _LAYER.fullmatch(name)
     if match is None:
         raise KeyError(name)
     number, inner = match.groups()
-    hub = INNER[inner]
     rotates = is_interleaved and _ROTATED.match(inner) is not None
     factor = query_factor if inner.startswith("self_attention.query.") else 1.0
-    if number is not None:
-        return [WeightPlace(f"model.layers.{number}.{hub}", None, shape, rotates, factor)]
-    one = shape[:axis] + shape[axis + 1 :]
-    return [WeightPlace(f"model.layers.{layer}.{hub}", layer, one, rotates, factor) for layer in range(shape[axis])]
+    layer_axis = axis if number is None else None
+    # The experts are the first axis of a layer's array.
+    expert_axis = int(layer_axis == 0) if inner in EXPERTS else None
+    split = (layer_axis, expert_axis)
+    one = tuple(size for place, size in enumerate(shape) if place not in split)
+    axes: list[Iterable[int | slice]] = [
+        range(size) if place in split else (slice(None),) for place, size in enumerate(shape)
+    ]
+    return [
+        WeightPlace(
+            f"model.layers.{number if layer_axis is None else part[layer_axis]}."
+            f"{INNER[inner] if expert_axis is None else EXPERTS[inner].format(part[expert_axis])}",
+            part,
+            one,
+            rotates,
+            factor,
+        )
+        for part in itertools.product(*axes)
+    ]

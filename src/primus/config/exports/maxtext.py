@@ -131,6 +131,9 @@ def _write_experts(model: ModelSpec) -> dict[str, Any]:
     }
     if model.moe_router_score_function == "sigmoid":
         values["routed_score_func"] = "sigmoid"
+    if not model.first_k_dense_replace:
+        # MaxText refuses another width of dense layers where there are none (maxtext/configs/types.py).
+        values["base_mlp_dim"] = width
     if model.moe_router_num_groups:
         values |= {"n_routing_groups": model.moe_router_num_groups, "topk_routing_group": model.moe_router_group_topk}
     return values
