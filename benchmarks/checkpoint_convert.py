@@ -3,10 +3,10 @@
     python benchmarks/checkpoint_convert.py --preset llama3.2_1B --dtype bf16 --formats megatron torchtitan native
 
 A model of random weights is written in the format of Hugging Face, and converted to each format and from there back.
-For each direction `cp` of the source followed by `sync` of the copy, and a conversion, take turns: both read the same
-files and write as many bytes to the disk. What counts are the medians of the ratios within a round, of the wall times
-and of the processor times. The memory is the peak resident size of the converting process, and what it has more than
-after the imports. Three times the model's size must be free on the disk.
+For each direction `cp` of the source followed by `sync` of the copy, and a conversion, take turns. What counts are the
+medians of the ratios within a round, of the bytes that each side writes in a second of wall time and of processor time:
+a format may hold a tied tensor twice. The memory is the peak resident size of the converting process, and what it has
+more than after the imports. Three times the model's size must be free on the disk.
 
 Where the time goes, by profiles: see benchmarks/README.md.
 """
@@ -122,9 +122,11 @@ def compare(source: Path, target: Path, to: str, rounds: int, num_bytes: int) ->
         command = [sys.executable, __file__, "--convert", str(source), str(target), to]
         converted.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
     pairs = list(zip(copied, converted, strict=True))
+    written = count_bytes(target) / count_bytes(source)
     return {
-        "throughput_ratio": statistics.median(cp["seconds"] / own["seconds"] for cp, own in pairs),
-        "cpu_ratio": statistics.median(cp["cpu_seconds"] / own["cpu_seconds"] for cp, own in pairs),
+        "throughput_ratio": statistics.median(written * cp["seconds"] / own["seconds"] for cp, own in pairs),
+        "cpu_ratio": statistics.median(written * cp["cpu_seconds"] / own["cpu_seconds"] for cp, own in pairs),
+        "written_by_read": written,
         "cp_gb_per_s": num_bytes / 1e9 / statistics.median(cp["seconds"] for cp in copied),
         "convert_gb_per_s": num_bytes / 1e9 / statistics.median(own["seconds"] for own in converted),
         "peak_bytes": max(own["peak_bytes"] for own in converted),
@@ -155,6 +157,10 @@ def convert(source: str, target: str, to: str) -> dict[str, float]:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     memory = {"peak_bytes": peak << 10, "grown_bytes": (peak - before) << 10}
     return {"seconds": seconds, "cpu_seconds": used, **memory}
+
+
+def count_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def count_cpu_seconds(who: int) -> float:
