@@ -136,6 +136,9 @@ def test_a_secret_of_the_shell_stays_out(tmp_path: Path) -> None:
         ("if false; then x; elif [[ ! -z q ]]; then cmd 1; fi; cmd 2", ["cmd", "2"]),
         ("cat <<EOF\n--lr 1 'quote\nEOF\ncmd x", ["cmd", "x"]),
         ("F=a/b.tar; cmd ${F%.tar} ${F/a/c} ${F^^}", ["cmd", "a/b", "c/b.tar", "A/B.TAR"]),
+        ("F=abc; cmd ${F^} ${F^^} ${F,}", ["cmd", "Abc", "ABC", "abc"]),
+        ("F=aBC; cmd ${F^^[a-z]}", ["cmd", "\x00${...^^[a-z]}\x00"]),
+        ('cmd ${X:-"}"} "${X:-"}"}x" ${X:-a\\}b}', ["cmd", "}", "}x", "a}b"]),
         ("for i in 1 2; do cmd $i; done", ["cmd", "\x00$i\x00"]),
         ("bash -c 'cmd --x 1'", ["cmd", "--x", "1"]),
         ("cmd > out.txt 2>&1 a 3 &>> log", ["cmd", "a", "3"]),
@@ -161,6 +164,17 @@ def test_a_script_that_cannot_be_read_says_why(text: str, told: str, tmp_path: P
     with pytest.raises(UsageError) as caught:
         read_script(tmp_path, text)
     assert told in str(caught.value)
+
+
+def test_several_values_are_a_path_with_blanks_or_reported(tmp_path: Path) -> None:
+    line = (
+        "FOLDER='my runs'\npretrain_gpt.py --num-layers 2 --hidden-size 8 --lr 1 --global-batch-size 10 --train-iters 2"
+    )
+    config = read_script(
+        tmp_path, f"{line} --pretrained-checkpoint $FOLDER/a --rampup-batch-size 1 2 3 --timing-log-level 1 2\n"
+    )
+    assert config.settings["pretrained_checkpoint"] == "my runs/a"
+    assert list_reasons(config)["--timing-log-level"] == "takes one value, and has 2"
 
 
 def test_lengths_in_samples_become_steps(tmp_path: Path) -> None:

@@ -252,6 +252,11 @@ class MegatronFlags:
             return
         elif argument.nargs is not None and not isinstance(value, list):
             value = [value]
+        elif argument.nargs is None and isinstance(value, list):
+            if argument.kind not in ("str", "text"):
+                self.target.add_other(shown, value, f"takes one value, and has {len(value)}")
+                return
+            value = " ".join(map(str, value))  # a path with a blank, which is not quoted in the script
         self.target.settings[dest] = value
 
     def describe_unknown(self, name: str) -> str:

@@ -171,7 +171,7 @@ class _WordExpansion:
     def read_quoted(self, word: str, position: int) -> int:
         """The text in double quotes; an array in it stays several words."""
         self.append_text("")
-        while word[position] != '"':
+        while position < len(word) and word[position] != '"':
             letter = word[position]
             if letter == "\\" and word[position + 1] in '"\\$`\n':
                 self.append_text(word[position + 1])
@@ -222,12 +222,19 @@ class _WordExpansion:
 
 
 def _find_close(word: str, position: int, opening: str, closing: str) -> int:
-    """Index behind the bracket that closes the one at `position`."""
-    depth = 0
-    for index in range(position, len(word)):
-        depth += (word[index] == opening) - (word[index] == closing)
+    """Index behind the bracket that closes the one at `position`; brackets in double quotes do not count."""
+    depth, is_quoted = 0, False
+    while position < len(word):
+        letter = word[position]
+        if letter == "\\":
+            position += 1
+        elif letter == '"':
+            is_quoted = not is_quoted
+        elif not is_quoted:
+            depth += (letter == opening) - (letter == closing)
+        position += 1
         if depth == 0:
-            return index + 1
+            return position
     return len(word)
 
 
@@ -260,9 +267,11 @@ def strip_unknown(word: str) -> str:
 
 
 def _edit_text(text: str, rest: str) -> str:
-    """`${name%suffix}`, `${name#prefix}`, `${name/from/to}`, `${name^^}`, `${name,,}` for plain patterns."""
-    if rest in ("^^", ",,"):
-        return text.upper() if rest == "^^" else text.lower()
+    """`${name%suffix}`, `${name#prefix}`, `${name/from/to}`, `${name^^}`, `${name,}` for plain patterns."""
+    if rest[0] in "^,":
+        change = str.upper if rest[0] == "^" else str.lower
+        edited = {1: change(text[:1]) + text[1:], 2: change(text)} if rest == rest[0] * len(rest) else {}
+        return edited.get(len(rest)) or _describe_unknown(f"${{...{rest}}}")
     if rest.startswith("/"):
         every = rest.startswith("//")
         old, _, new = rest.lstrip("/").partition("/")
