@@ -169,6 +169,11 @@ def test_the_result_is_a_valid_experiment(function: str, tmp_path: Path) -> None
         ("a.toml", TOML.replace("8B", "9B"), "model.flavor '9B' of llama3 has no preset"),
         ("a.toml", TOML.replace("llama3", "lama3"), "did you mean 'llama3'?"),
         ("a.py", PYTHON, "it has 2 configurations: base, longer"),
+        (
+            "a.py",
+            PYTHON + "\n\ndef _part() -> Trainer.Config:\n    return base()\n",
+            "it has 2 configurations: base, longer",
+        ),
         ("a.py", "import torchtitan\ndef f(:\n", "a.py:2: not Python"),
         ("a.py", "import torchtitan\nX = 1\n", "no function returns a torchtitan configuration"),
         ("a.py", "X = 1\n", "not a configuration of torchtitan"),

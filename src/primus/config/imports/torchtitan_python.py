@@ -65,12 +65,14 @@ def read_titan_python(text: str, origin: str, function: str | None, target: Fore
         UsageError: The file is not Python, or the function is not found or not named among several.
     """
     functions = read_titan_functions(text, origin)
-    if function is None and len(functions) > 1:
+    # Others build a part that several configurations share.
+    public = [name for name in functions if not name.startswith("_")] or list(functions)
+    if function is None and len(public) > 1:
         raise UsageError(
-            f"{origin}: it has {len(functions)} configurations: {', '.join(functions)}",
-            f"choose one: --function {next(iter(functions))}",
+            f"{origin}: it has {len(public)} configurations: {', '.join(public)}",
+            f"choose one: --function {public[0]}",
         )
-    name = function or next(iter(functions))
+    name = function or public[0]
     if name not in functions:
         close = find_nearest(name, functions)
         hint = f"did you mean '{close}'?" if close else f"it has {', '.join(functions)}"
