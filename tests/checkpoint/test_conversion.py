@@ -377,9 +377,16 @@ class ShortWrites(io.RawIOBase):
         self.content += data[:100_000]
         return min(len(data), 100_000)
 
+    def fileno(self) -> int:
+        return -1
 
-def test_tensors_are_written_whole_in_parts_for_which_the_kernel_allocates_small_folios(tmp_path: Path) -> None:
-    data = os.urandom(3_000_001)
+
+def test_tensors_are_written_whole_in_parts_for_which_the_kernel_allocates_small_folios(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, begun = os.urandom(3_000_001), list[tuple[int, int]]()
+    monkeypatch.setattr(conversion, "WRITEBACK_BYTES", 1_000_000)
+    monkeypatch.setattr(conversion, "_begin_writeback", lambda _, start, end: begun.append((start, end)))
     file = conversion._JoinedWrites(written := ShortWrites())  # type: ignore[arg-type]
     hashed = HashedOutput(file)  # type: ignore[arg-type]
     for part in (data[:10], data[10:200_000], data[200_000:200_020], data[200_020:]):
@@ -389,6 +396,16 @@ def test_tensors_are_written_whole_in_parts_for_which_the_kernel_allocates_small
     file.flush()
     assert bytes(written.content) == data and hashed.tell() == len(data)
     assert max(written.offered) == WRITE_BYTES
+    starts, ends = zip(*begun, strict=True)
+    assert starts == (0, *ends[:-1]) and 2_000_000 < ends[-1] <= len(data), "each part begins where the last one ended"
+
+
+def test_the_disk_begins_to_write_a_file_without_changing_it(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w+b", buffering=0) as file:
+        file.write(data := os.urandom(1 << 20))
+        conversion._begin_writeback(file.fileno(), 0, len(data))
+        file.seek(0)
+        assert file.read() == data
 
 
 def test_a_second_process_does_not_touch_files_that_the_first_one_completes(

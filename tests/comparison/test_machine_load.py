@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -40,7 +39,7 @@ def test_power_of_gpus_and_processes_of_others_are_recorded(tmp_path: Path) -> N
         static={"gpu_data": []},
     )
     with LoadRecorder(machine(), environ) as recorder:
-        time.sleep(0.1)  # a run, of which the recorder takes a sample
+        pass  # a run too short for a second sample
     load = recorder.summarize_load()
     assert load.samples[0].device_power_w == [239, 239]
     assert load.samples[0].device_energy_j == [1245.662, 1245.662]
@@ -116,7 +115,7 @@ def test_clocks_and_throttling_are_those_of_all_processors(tmp_path: Path, monke
             (tmp_path / f"cpu{number}" / name).write_text(f"{value}\n")
     assert count_throttling() == 9
     with LoadRecorder(MachineFacts(), {}) as recorder:
-        time.sleep(0.05)
+        pass
     (sample,) = recorder.summarize_load().samples
     assert sample.cpu_mhz == 2500 and sample.throttled == []
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
+from tests.machine.test_health import nvidia_smi
 
 from machines.tree import grow
 from primus.machine import health_nvidia, nvidia, nvml, pci
-from primus.machine.facts import Device
+from primus.machine.facts import Device, MachineFacts
+from primus.machine.health import read_health
 from primus.machine.probe import probe
 from primus.machine.tree import FileTree
 from primus.machine.vitals import RowRemapping
@@ -133,6 +135,19 @@ def test_the_library_tells_of_rows_errors_and_processes_where_there_is_no_tool(t
     assert first.remapping == rows and second.remapping == structs.replace(rows, has_failed=True)
     assert [(one.pid, one.memory_bytes) for one in first.processes or ()] == [(77, 512 << 20), (78, None)]
     assert tree.problems == []
+
+
+def test_energy_is_asked_of_the_library_only_where_it_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health_nvidia.read_library_vitals, "__defaults__", (library(tmp_path),))
+    answer = {"pci.bus_id": "00000000:1B:00.0", "memory.total": "81559 MiB", "memory.used": "4 MiB"}
+    other = answer | {"pci.bus_id": "00000000:43:00.0"}
+    environ = nvidia_smi(tmp_path, answer, other)
+    facts = MachineFacts(devices=tuple(CARDS))
+    assert [card.energy_j for card in read_health(facts, environ).devices] == [None, None]
+    cards = read_health(facts, environ, with_energy=True).devices
+    assert [(card.energy_j, card.sources["energy_j"]) for card in cards] == [(1500.5, "nvml")] * 2
 
 
 def test_a_lost_card_and_unsupported_values_have_no_vitals(tmp_path: Path) -> None:

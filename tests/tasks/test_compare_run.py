@@ -182,12 +182,12 @@ def test_repetitions_train_with_the_seeds_of_the_matrix_in_turn(
     results = [load_result(path) for path in sorted((tmp_path / "output/night/results").glob("*.json"))]
     assert [result.settings["seed"] for result in results] == [7, 8, 7]
     assert call_compare(*words) == 0, "nothing runs again"
-    disturbed = tmp_path / "output/night/results/cpu_fast_small_identical_2.json"
-    content = json.loads(disturbed.read_bytes())
-    disturbed.write_text(json.dumps(content | {"load": {"other_cpu_share": 0.4}}))
+    files = [tmp_path / f"output/night/results/cpu_fast_small_identical_{number}.json" for number in (1, 2, 3)]
+    for file, share in zip(files, (0.05, 0.4, 0.0), strict=True):
+        file.write_text(json.dumps(json.loads(file.read_bytes()) | {"load": {"other_cpu_share": share}}))
     assert call_compare(*words, "--repeat-disturbed") == 0
     runs = [list_runs(tmp_path / f"output/night/runs/cpu_fast_small_identical_{number}") for number in (1, 2, 3)]
-    assert list(map(len, runs))[1] == 2 and load_result(disturbed).load.other_cpu_share != 0.4
+    assert list(map(len, runs)) == [1, 2, 1] and load_result(files[1]).load.other_cpu_share != 0.4
     (tmp_path / "night.yaml").write_text(MATRIX + "seeds: [7, 9]\n")
     assert call_compare(*words) == 2
     assert "fast_small_identical_2 with other settings" in capsys.readouterr().err

@@ -157,7 +157,7 @@ def test_kernels_of_the_step_before_the_recording_are_left_out(tmp_path: Path) -
     trace = read_trace(writer.write(tmp_path / "rank_0.json"))
     assert compute_breakdown(trace).total_us == 30
     assert trace.notes == [
-        "rank_0.json: what was launched before the recording began is left out: 1 of 3 activities of the device"
+        "rank_0.json: what was launched before the recording began is excluded: 1 of 3 activities of the device"
     ]
 
 

@@ -208,7 +208,7 @@ def _complete_folder(partial: Path, target: Path) -> None:
 
 
 def _check_again(target: Path, partial: Path) -> None:
-    """Refuse a target that another process completed while this one waited for nothing but its lock."""
+    """Refuse a target that another process completed between the first check and the lock."""
     try:
         check_target(target)
     except UsageError:

@@ -77,7 +77,8 @@ class LoadRecorder:
     def _run_sampling(self) -> None:
         throttled_before, next_reading_s = count_throttling(), time.monotonic() + DEVICE_INTERVAL_S
         devices = fresh = self._devices
-        while not self._is_over.is_set():
+        # At least one sample, however short the run is.
+        while not self._samples or not self._is_over.is_set():
             taken = time.time()
             if self._facts.devices and time.monotonic() >= next_reading_s:
                 devices = fresh = self._read_devices(is_running=True)

@@ -164,7 +164,7 @@ def check_libraries(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def _load_library(node: PreflightNode, name: str) -> CommandResult:
-    """Load a shared library in a process of its own, since loading a broken one may end the process."""
+    """Load a shared library in a separate process, since loading a broken one may end the process."""
     code = f"import ctypes; ctypes.CDLL({name!r})"
     return node.run_program(interpreter.code_command(sys.executable, code), LOAD_LIMIT_S)
 

@@ -25,7 +25,7 @@ WIDTH, ROW_HEIGHT, LABEL_WIDTH, VALUE_WIDTH, TOP = 880.0, 24.0, 330.0, 170.0, 40
 MOST_BARS = 60
 """Rows of a picture; the table has all."""
 LABEL_LETTERS = 38
-"""Letters of a label that fit beside the bars."""
+"""Letters of a label that fit next to the bars."""
 
 
 def format_page(result: BenchmarkResult) -> str:

@@ -17,7 +17,7 @@ NUM_COLORS = 8
 NUM_TICKS = 5
 """Wanted on an axis; round numbers give three to six."""
 MOST_DIGITS = 8
-"""Behind the point of a label; more do not fit beside the axis."""
+"""Behind the point of a label; more do not fit next to the axis."""
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "12 5", "4 2", "1 4", "9 3 2 3 2 3")
 """Of the lines, by color: they must be told apart without colors."""
 Points = Sequence[tuple[float, float | None]]

@@ -140,6 +140,6 @@ def give_turns(runs: Sequence[tuple[TurnGiver, Callable[[], bool]]], steps: int,
         first = (number - 1) % len(waiting)
         for giver, has_ended in waiting[first:] + waiting[:first]:
             giver.give(Turn(number, steps))
-            # Ready again: the steps of the turn are over, and nothing of this run computes beside the next one.
+            # Ready again: the steps of the turn are over, and nothing of this run computes during the next one.
             if not giver.wait_until_ready(has_ended, deadline):
                 waiting.remove((giver, has_ended))

@@ -114,7 +114,7 @@ class Run:
 
     def update_metadata(self, **changes: object) -> RunMetadata:
         """Change fields of metadata.json."""
-        # Without a lock of its own: while nodes run, the launcher of node 0 writes; what watches their job (`run-step`,
+        # Without a separate lock: while nodes run, the launcher of node 0 writes; what watches their job (`run-step`,
         # a command that waits) writes only an end that no node has recorded.
         metadata = structs.replace(self.read_metadata(), **changes)
         write_json(self.directory / "metadata.json", metadata)

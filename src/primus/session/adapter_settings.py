@@ -1,4 +1,4 @@
-"""Settings of the adapters (LoRA, DoRA) that an engine trains beside a model, by the same keys on every engine."""
+"""Settings of the adapters (LoRA, DoRA) that an engine trains with a model, by the same keys on every engine."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def open_session(
     check_packages(trainer.logging)
     choices = choose_callbacks(trainer.training.callbacks)
     global_batch_size = _find_global_batch_size(trainer.training, engine.data_size)
-    # A phase of its own, with a longer hang time-out: the order of a large corpus may be built, or awaited.
+    # A separate phase, with a longer hang time-out: the order of a large corpus may be built, or awaited.
     attempt.beat("data")
     data = open_data(trainer, attempt, global_batch_size, order_samples)
     search = _build_search(trainer, attempt, processes, engine.backend, prepare_search)

@@ -209,7 +209,7 @@ def _drop_earlier_launches(trace: Trace) -> None:
     if is_earlier.any():
         trace.device = device.select(~is_earlier)
         trace.notes.append(
-            f"{trace.path.name}: what was launched before the recording began is left out: {int(is_earlier.sum()):,} of"
+            f"{trace.path.name}: what was launched before the recording began is excluded: {int(is_earlier.sum()):,} of"
             f" {len(device):,} activities of the device"
         )
 

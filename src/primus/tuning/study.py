@@ -67,7 +67,7 @@ class Study:
     def add_result(self, result: TrialResult) -> None:
         """Record a trial at once: a kill loses only the trial that is running."""
         write_json(self.folder / "trials" / f"{_hash_trial(result.settings, result.steps)}.json", result)
-        # A file for each trial is the record; this one, rewritten from all of them, is for people and may lag.
+        # A file for each trial is the record; this one is a summary of all of them, which may lag.
         write_json(self.folder / "study.json", self.record)
 
 

@@ -1,4 +1,4 @@
-"""Adapters (LoRA, arXiv 2106.09685) beside the matrices of native's layers, and their tensors by the names of peft.
+"""Adapters (LoRA, arXiv 2106.09685) next to the matrices of native's layers, and their tensors by the names of peft.
 
 Shape suffixes: D input width, R rank, F output width.
 """

@@ -81,7 +81,7 @@ def _reduce_by_sums(shard: Callable[..., nn.Module]) -> Callable[..., nn.Module]
 
 
 class _FamilyParts(NamedTuple):
-    """What a family of torchtitan's models has of its own."""
+    """What distinguishes a family of torchtitan's models."""
 
     model: type[Any]
     block: type[Any]

@@ -1,4 +1,4 @@
-"""Adapters in the format of peft: written beside a checkpoint, and merged into the weights that they belong to.
+"""Adapters in the format of peft: written into a checkpoint, and merged into the weights that they belong to.
 
 peft: `src/peft/utils/save_and_load.py` (names), `tuners/lora/config.py` (adapter_config.json).
 """

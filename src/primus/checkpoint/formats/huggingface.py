@@ -175,7 +175,7 @@ def check_copies(weights: WeightReader, where: str) -> None:
     if difference:
         raise PrimusError(
             f"{where}: {difference}",
-            "if the model has an output head of its own, set tie_word_embeddings: false in its config.json",
+            "if the model has a separate output head, set tie_word_embeddings: false in its config.json",
         )
 
 

@@ -44,6 +44,6 @@ def read_maxtext(values: dict[str, Any], origin: str, name: str) -> ForeignConfi
         close = find_nearest(str(model), MODELS)
         target.add_other("model_name", model, f"no preset has this name{f'; did you mean {close}?' if close else ''}")
         rest.pop("model_name")
-    # Beside the keys of the schema: the settings mean the same there.
+    # With the keys of the schema: the settings mean the same there.
     target.settings |= import_settings(rest, defaults, MaxtextTranslator(), target, known)
     return target

@@ -119,7 +119,7 @@ def _remove_duplicates(steps: EncodeSteps, job: EncodeJob, say: Say, show: Show)
 
 
 def _filter_settings(job: EncodeJob, option: str, suffix: str) -> dict[str, Any]:
-    """Settings of a filter that reads the input of `job` and writes beside its output."""
+    """Settings of a filter that reads the input of `job` and writes next to its output."""
     return {
         "inputs": job.inputs,
         "dataset": job.dataset,

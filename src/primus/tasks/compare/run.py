@@ -29,7 +29,7 @@ class Options(Struct, frozen=True, kw_only=True):
     output: str | None = None
     """Folder of the results; that of the matrix when omitted."""
     runtime: str = ""
-    """Runtime that starts each cell as a job of its own, such as "slurm sbatch -N 1"."""
+    """Runtime that starts each cell as a separate job, such as "slurm sbatch -N 1"."""
     platforms: str = ""
     """Only these platforms, separated by commas."""
     frameworks: str = ""
