@@ -1,4 +1,4 @@
-"""The load of this machine while a cell runs: clocks, power, energy, throttling, and the CPU time of other processes.
+"""The load of this machine while a cell runs: clocks, power, energy, throttling, and other processes.
 
 A thread of the harness samples once a second. A sample of a machine without GPUs costs less than a millisecond of one
 CPU; GPUs are asked less often, since a management tool takes up to two seconds.

@@ -64,9 +64,7 @@ def list_lost_settings(folder: Path) -> list[str]:
 def _import_config(folder: Path, values: dict[str, Any]) -> ForeignConfig:
     from primus.config.imports import hugging_face  # only for folders of Hugging Face
 
-    return hugging_face.read_model_config(
-        values, str((folder.parent if folder.is_file() else folder) / "config.json"), folder.name
-    )
+    return hugging_face.read_model_config(values, str(_find_file(folder)), folder.name)
 
 
 def _find_file(folder: Path) -> Path:
