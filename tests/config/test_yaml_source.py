@@ -110,6 +110,10 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"quickstrt\.yaml: no such file") as error:
         read_yaml(tmp_path / "quickstrt.yaml", {})
     assert error.value.hint == "did you mean 'quickstart.yaml'?"
+    (tmp_path / ".pre-commit-config.yaml").touch()
+    with pytest.raises(UsageError, match=r"other\.yaml: no such file") as error:
+        read_yaml(tmp_path / "other.yaml", {})
+    assert error.value.hint == "valid: quickstart.yaml"
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
         read_yaml(tmp_path, {})
 

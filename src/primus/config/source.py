@@ -301,7 +301,7 @@ def _suggest_file(path: Path) -> str:
     slashed = Path(str(path).replace("\\", "/"))
     if slashed != path and slashed.is_file():
         return f"did you mean '{slashed}'?"
-    return did_you_mean(path.name, [each.name for each in path.parent.glob("*.y*ml")])
+    return did_you_mean(path.name, [each.name for each in path.parent.glob("[!.]*.y*ml")])
 
 
 def _syntax_problem(shown: str, text: str, error: yaml.MarkedYAMLError) -> str:
