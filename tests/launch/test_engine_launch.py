@@ -14,6 +14,14 @@ from fakes import cli
 from fakes.engine_wheels import EXPERIMENT, make_engine_wheels, offline_variables, write_engine_plug_ins
 
 TRAIN = ("--", "train", "pretrain", "--config", "small.yaml")
+MATRIX = """\
+name: night
+experiment: small.yaml
+platforms: {cpu: {processes: 1}}
+frameworks: [small]
+models: {llama: {preset: llama3.2_1B}}
+repetitions: 1
+"""
 
 
 class EngineUser:
@@ -75,6 +83,30 @@ def test_a_launch_that_may_not_install_says_what_to_type(user: EngineUser) -> No
     assert "Small is not installed" in refused.stderr and "./primus-cli setup --engine small" in refused.stderr
     assert not user.engines.exists() and not (user.cwd / "output").exists()
     assert user.run("direct", *TRAIN, PRIMUS_INSTALL_ENGINES="no").returncode == 2
+
+
+@pytest.mark.slow
+@pytest.mark.native
+def test_a_comparison_installs_the_engine_first_and_refuses_its_cells_if_it_cannot(user: EngineUser) -> None:
+    (user.cwd / "matrix.yaml").write_text(MATRIX)
+    compare = ("direct", "--", "compare", "run", "--matrix", "matrix.yaml")
+    planned = user.run("--dry-run", *compare)
+    assert f"note: Small is not installed: setup makes its environment {user.prefix} first" in planned.stdout
+    wheels = user.wheels.rename(user.cwd / "aside")
+    refused = user.run(*compare, "--json")
+    assert refused.returncode == 1, refused.stderr
+    cell = json.loads(refused.stdout)["cells"][0]
+    assert cell["state"] == "refused" and cell["reason"].startswith("Small cannot be installed"), cell
+    wheels.rename(user.wheels)
+    done = user.run(*compare, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["states"] == {"done": 1} and "creating environment of Small" in done.stderr
+
+    shutil.rmtree(user.prefix)
+    engines = ("--config", "small.yaml", "--engines", "small", "--steps", "2")
+    compared = user.run("direct", "--", "compare", "engines", *engines)
+    assert compared.returncode == 0, compared.stdout + compared.stderr
+    assert "creating environment of Small" in compared.stdout + compared.stderr and user.prefix.is_dir()
 
 
 @pytest.mark.slow

@@ -208,8 +208,9 @@ def test_a_killed_harness_leaves_no_process_and_resumes_with_the_cell_that_was_r
              "fast,other")  # fmt: skip
     plugins = str(tmp_path / "plugins")
     with cli.started(*words, cwd=tmp_path, PRIMUS_PLUGINS=plugins) as harness:
-        cli.wait_for((tmp_path / "other.pid").exists, "the second cell runs", timeout_s=120)
-        worker = psutil.Process(int((tmp_path / "other.pid").read_text()))
+        pid_file = tmp_path / "other.pid"
+        cli.wait_for(lambda: pid_file.exists() and pid_file.read_text(), "the second cell runs", timeout_s=120)
+        worker = psutil.Process(int(pid_file.read_text()))
         os.kill(harness.pid, number)
         cli.wait_for(lambda: not _is_alive(worker), "the worker has ended", timeout_s=120)
         assert harness.wait(60) == (-number if number == signal.SIGKILL else 128 + number)

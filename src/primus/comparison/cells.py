@@ -18,7 +18,7 @@ from primus import registry
 from primus.backend import BACKENDS
 from primus.comparison.matrix import LoadedMatrix, MatrixModel, list_choices
 from primus.comparison.result import ResultCell
-from primus.engines.choice import INSTALL_VARIABLE, choose_engine
+from primus.engines.choice import choose_engine
 from primus.errors import PrimusError
 from primus.experiment import resolve_experiment
 from primus.launch.command import parse_command
@@ -154,7 +154,7 @@ def _prepare_cell(loaded: LoadedMatrix, kind: CellKind, launch: CellLaunch) -> M
         resolved = resolve_experiment(file, [*words, *WITHOUT_FILES], launch.environ)
         if is_here:
             resolve_experiment(file, words, launch.environ)
-            _check_engine(kind.framework, launch.environ)
+            choose_engine(list_engines(kind.framework), launch.environ)  # raises if none is installed nor can be
     except PrimusError as error:
         return MatrixCell(place=place, status="refused", reason=error.problem, hint=error.hint)
     asked = structs.replace(resolved.experiment, exp_name="", workspace="", work_group="", user_name="")
@@ -222,11 +222,6 @@ def _format_command(
     return (*chain, *variables, "--", "train", "pretrain", "--config", str(file), *words)
 
 
-def _check_engine(framework: str, environ: Mapping[str, str]) -> None:
-    """Check that the engine is installed here; nothing is installed unless it is asked for.
-
-    Raises:
-        UnfitError: It is not.
-    """
-    backend = registry.load_plug_in(BACKENDS, framework)
-    choose_engine(tuple(backend.ENGINES), {INSTALL_VARIABLE: "never", **environ})
+def list_engines(framework: str) -> tuple[str, ...]:
+    """Engines that the backend of a framework drives, preferred first."""
+    return tuple(registry.load_plug_in(BACKENDS, framework).ENGINES)

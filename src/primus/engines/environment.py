@@ -30,6 +30,7 @@ import msgspec
 from primus import interpreter
 from primus.bootstrap import packages
 from primus.engines import other_python
+from primus.engines.choice import choose_engine
 from primus.engines.installation import (
     FOLDER_VARIABLE,
     RECORD_FILE,
@@ -59,6 +60,17 @@ import importlib, sys
 for name in sys.argv[1:]:
     importlib.import_module(name)
 """
+
+
+def prepare_engine(names: Sequence[str], environ: Mapping[str, str], say: Say) -> None:
+    """Make the environment of a backend's engine if none of `names` is installed, as the first launch does.
+
+    Raises:
+        UnfitError: None is installed and none can be made, or the version is not supported.
+    """
+    choice = choose_engine(names, environ)
+    if choice is not None and choice.installation is None:
+        make_environment(choice.name, choice.requirement, environ, say)
 
 
 def list_changes(name: str, engine: EngineRequirement, environ: Mapping[str, str]) -> list[str]:

@@ -15,7 +15,7 @@ from primus import registry
 from primus.backend import BACKENDS
 from primus.config.schema import Stage, Trainer
 from primus.engine_keys import FILE_NAME, KeyDifference, list_key_differences, read_key_rules
-from primus.engines.choice import INSTALL_VARIABLE, choose_engine
+from primus.engines.environment import prepare_engine
 from primus.errors import EXIT_FAILED, PrimusError
 from primus.experiment import resolve_experiment, resolve_settings
 from primus.launch.child_run import ChildRun, train_in_child
@@ -38,12 +38,12 @@ def take_steps(engine: str, file: Path, stage: Stage, overrides: Sequence[str], 
         asked = resolve_settings(file, ["--framework", "native", *overrides], context.environ, stage)
         known = structs.replace(known, settings=find_settings(engine, asked.experiment.trainer))
         known = structs.replace(known, notes=list(resolve_experiment(file, words, context.environ, stage).notes))
-        environ = {**context.environ, INSTALL_VARIABLE: context.environ.get(INSTALL_VARIABLE, "never")}
-        choose_engine(tuple(backend.ENGINES), environ)
+        # Here, because the output of a child is not shown.
+        prepare_engine(tuple(backend.ENGINES), context.environ, context.say)
     except PrimusError as error:
         return structs.replace(known, problem=error.problem, hint=error.hint, exit_code=error.exit_code)
     nproc = context.layout.nproc if context.layout else None
-    child = train_in_child(file, words, {**environ, RECORD_VARIABLE: "1"}, nproc, stage)
+    child = train_in_child(file, words, {**context.environ, RECORD_VARIABLE: "1"}, nproc, stage)
     return _add_result(known, child)
 
 
@@ -97,8 +97,10 @@ def _read_tokens(run: Run, steps: Sequence[events.Event]) -> list[int] | None:
         for line in path.read_text(encoding="utf-8").splitlines():
             taken = msgspec.json.decode(line)
             record.setdefault(taken["consumed_samples"], {}).update(taken["samples"])
+    if not record:
+        return None
     taken_samples = [record.get(event["consumed_samples"], {}) for event in steps]
-    return [zlib.crc32(msgspec.json.encode(samples, order="sorted")) for samples in taken_samples] if record else None
+    return [zlib.crc32(msgspec.json.encode(samples, order="sorted")) for samples in taken_samples]
 
 
 def _parse_number(value: Any) -> float | None:

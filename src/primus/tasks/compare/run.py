@@ -66,11 +66,13 @@ class MatrixSummary(Struct, frozen=True, kw_only=True):
 
 def plan_notes(options: Options, context: TaskContext) -> Sequence[str]:
     """The command of each cell, for a dry run."""
+    from primus.comparison import cell_engines
     from primus.comparison.cells import list_cells
 
     loaded = _load_matrix(options, context)
     cells = list_cells(loaded, context.environ, context.facts(), _count_processes(context), options.runtime)
-    lines = [*loaded.notes, f"results: {loaded.output}; {len(cells)} cells, {loaded.matrix.order}"]
+    installs = cell_engines.describe_installs(cells, context.environ)
+    lines = [*loaded.notes, *installs, f"results: {loaded.output}; {len(cells)} cells, {loaded.matrix.order}"]
     first = [cell for cell in cells if cell.place.repetition == 1]
     lines += [_describe_cell(cell) for cell in first]
     if len(first) < len(cells):
@@ -88,7 +90,7 @@ def run(options: Options, context: TaskContext) -> int:
         UsageError: The matrix is invalid, its folder has results of another version of it, or another process runs it.
         PrimusError: A result cannot be written.
     """
-    from primus.comparison import cell_runs
+    from primus.comparison import cell_engines, cell_runs
     from primus.comparison.cell_launch import CellHarness
     from primus.comparison.cells import list_cells
     from primus.comparison.comparison_folder import ComparisonFolder
@@ -113,6 +115,7 @@ def run(options: Options, context: TaskContext) -> int:
     with folder.hold_lock():
         text = loaded.file.read_text(encoding="utf-8")
         folder.update_record(loaded.matrix.name, str(loaded.file), text, [cell.name for cell in cells])
+        cells = cell_engines.install_engines(cells, context.environ, context.say)
         found = cell_runs.run_cells(cells, harness, repeat_disturbed=options.repeat_disturbed)
         results = {result.cell.name: result for result in found}
     rows = [_summarize_cell(cell, results.get(cell.name)) for cell in cells]
