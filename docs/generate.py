@@ -218,6 +218,7 @@ the name that users type. Every file below is in [examples/plug-ins](../examples
 {files}
 
 - Names ignore case, and `-` equals `_`. Files whose names start with `_` or `.` are not plug-ins.
+- A task must not have the name of a runtime, such as `slurm`: the word then means the runtime.
 - A package (a folder with `__init__.py`) may take the place of a file.
 - A file of yours replaces the package's plug-in of the same name. Earlier folders of `PRIMUS_PLUGINS` come first.
 - The first line of the docstring, or the first comment of a YAML file, is the help text. `--help` reads it without
@@ -233,7 +234,8 @@ The command loads the file, compares its members with the contract of its kind, 
 is installed. Without files it checks every plug-in of `PRIMUS_PLUGINS`. The exit code is 1 if a file fails.
 
 The launcher makes the same comparison when it loads a plug-in. A plug-in that lacks a required member is refused with
-the file, the member and its signature. Optional members that a file leaves out get the defaults below. Functions take
+the file, the member and its signature. A function that returns a value of another type is reported in the same way
+when it is called. Optional members that a file leaves out get the defaults below. Functions take
 their arguments by position, so you may name the parameters freely.
 
 Errors: raise `primus.errors.UsageError(problem, hint)` for a mistake of the user (exit code 2), `PrimusError` for any
@@ -322,8 +324,9 @@ PLUG_IN_NOTES = {
 `compute_time_s` to seconds of that step, by which stragglers are found |
 | `stop_signal` | name of the signal that asks to save and exit; None before |
 
-`phase` is `init`, `data`, `compile`, `train`, `eval`, `test`, `checkpoint` or `exit`. A rank that calls `beat` less
-often than the [hang timeout](supervision.md) is reported as hung: call it at each step and where a phase starts.""",
+`phase` is `init`, `data`, `compile`, `train`, `eval`, `test`, `checkpoint`, `profile` or `exit`. A rank that calls
+`beat` less often than the [hang timeout](supervision.md) is reported as hung: call it at each step and where a phase
+starts.""",
     "Benchmark": """\
 | `context` | |
 |---|---|

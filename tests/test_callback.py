@@ -146,8 +146,29 @@ def test_a_state_that_json_cannot_hold_is_refused(write: Write) -> None:
 
 def test_build_must_return_a_callback(write: Write) -> None:
     write("odd", "def build(options, training): return 1\n")
-    with pytest.raises(PrimusError, match=r"callback odd: build failed.*returned int, not a subclass"):
+    with pytest.raises(PrimusError, match=r"callback 'odd': build returned int, not Callback"):
         built("odd")
+
+
+@pytest.mark.parametrize(
+    ("method", "problem", "hint"),
+    [
+        ("after_reports(self, report)", "Odd.after_reports is never called", "did you mean 'after_report'?"),
+        ("on_step(self)", "Odd.on_step is never called", "after_step"),
+        (
+            "after_report(self)",
+            "Odd.after_report(self): too many positional arguments",
+            "report: StepReport)",
+        ),
+    ],
+)
+def test_a_method_that_no_moment_can_call_is_refused(write: Write, method: str, problem: str, hint: str) -> None:
+    body = f"class Odd(Callback):\n    def {method}: ...\ndef build(options, training): return Odd()\n"
+    write("odd", f"from primus.callback import Callback\n{body}")
+    with pytest.raises(PrimusError) as caught:
+        built("odd")
+    assert caught.value.problem == f"callback odd: {problem}"
+    assert hint in (caught.value.hint or "")
 
 
 def test_callbacks_of_the_backend_raise_their_own_errors() -> None:

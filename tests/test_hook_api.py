@@ -70,7 +70,7 @@ def test_stop_skips_the_remaining_functions(tmp_path: Path) -> None:
 
 
 def test_a_result_other_than_settings_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"f returned dict, not primus\.hook\.Settings or None"):
+    with pytest.raises(SystemExit, match=r"1_a\.py: f returned dict, not primus\.hook\.Settings or None; define f\("):
         ran(tmp_path, "def f(context): return {'A': 1}\n")
 
 

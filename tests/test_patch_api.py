@@ -98,8 +98,8 @@ def test_the_state_of_each_patch_is_reported(folder: Path) -> None:
     write(folder, "both", backend=("megatron", "torchtitan"))
     write(folder, "first", priority=1)
     with (folder / "plain.py").open("a") as file:
-        file.write("def needed():\n    return True\n")
-    write(folder, "idle", body="pass\ndef needed():\n    return False")
+        file.write("def is_needed():\n    return True\n")
+    write(folder, "idle", body="pass\ndef is_needed():\n    return False")
     found = states(backend="native")
     assert found == {
         "plain": "applies",

@@ -110,10 +110,11 @@ def test_functions_may_name_their_arguments_freely_and_take_more_with_defaults(w
     assert registry.load_plug_in(BACKENDS, "mine").USES_TORCH is False
 
 
-def test_a_task_of_a_folder_may_be_a_package(write: Write) -> None:
+def test_a_task_of_a_folder_may_be_a_package(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     write("tasks/my_group/my_pack/__init__.py", '"""Mine."""\nfrom msgspec import Struct as Options\nrun = print\n')
     assert "my-group my-pack" in registry.list_plug_ins("tasks")
-    assert registry.load_plug_in(TASKS, "my-group my-pack").run is print
+    registry.load_plug_in(TASKS, "my-group my-pack").run("called", "here")  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "called here\n"
 
 
 def test_a_plug_in_is_imported_once(write: Write) -> None:
@@ -188,31 +189,31 @@ def test_a_broken_plug_in_is_named_with_file_and_line(write: Write, text: str, p
         ),
         (
             JOB_RUNTIMES,
-            "def states(submissions): ...\n",
+            "def find_states(submissions): ...\n",
             "runtime 'bad' has no cancel",
             "cancel(submission: Submission) -> None",
         ),
         (
             TASKS,
             "Options = int\nrun = print\n",
-            "task 'bad': Options has the wrong type, type",
+            "task 'bad': Options is the class int, not type[Struct]",
             "define Options: type[Struct]",
         ),
         (
             BACKENDS,
             "check = train = print\nKEYS = 'stride'\n",
-            "backend 'bad': KEYS has the wrong type, str",
+            "backend 'bad': KEYS is str, not Collection[str]",
             "define KEYS: Collection[str]",
         ),
         (
             SOURCES,
             "DATASET = 'owner/name'\n",
-            "source 'bad': DATASET has the wrong type, str",
+            "source 'bad': DATASET is str, not HubDataset | None",
             "define DATASET: HubDataset",
         ),
-        (PATCHES, "PATCH = 1\napply = print\n", "patch 'bad': PATCH has the wrong type, int", "PATCH: Patch"),
+        (PATCHES, "PATCH = 1\napply = print\n", "patch 'bad': PATCH is int, not Patch", "PATCH: Patch"),
         (PATCHES, "def apply(): ...\n", "patch 'bad' has no PATCH", "PATCH: Patch"),
-        (FRAMEWORKS, "LIBRARIES = ()\n", "framework 'bad' has no settings", "settings(workload: JobWorkload"),
+        (FRAMEWORKS, "LIBRARIES = ()\n", "framework 'bad' has no list_settings", "list_settings(workload: JobWorkload"),
     ],
 )
 def test_a_member_that_breaks_the_contract_is_named_with_its_signature(
@@ -226,12 +227,70 @@ def test_a_member_that_breaks_the_contract_is_named_with_its_signature(
     assert signature in caught.value.hint
 
 
+OPTIONS = "from msgspec import Struct as Options\n"
+PLAN = "from primus.launch.plan import LaunchPlan\nLEVEL = 'container'\n" + OPTIONS
+PATCH_FILE = """from datetime import date
+from primus.patch import Patch
+PATCH = Patch(target="a", versions="*", reason="b", link="c", expires="2030-01-01")
+apply = print
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "call", "problem"),
+    [
+        (TASKS, OPTIONS + "def run(o, c): return 'ok'\n", "run", "run returned str, not int | None"),
+        (TASKS, OPTIONS + "def run(o, c): return True\n", "run", "run returned bool, not int | None"),
+        (TASKS, OPTIONS + "async def run(o, c): ...\n", "run", "run returned coroutine, not int | None"),
+        (RUNTIMES, PLAN + "def wrap(p, o, c): ...\n", "wrap", "wrap returned None, not LaunchPlan"),
+        (
+            RUNTIMES,
+            PLAN + "def wrap(p, o, c): return LaunchPlan(argv=('nice', '-n', 5))\n",
+            "wrap",
+            "wrap returned a wrong LaunchPlan: Expected str, got int - at argv[2]",
+        ),
+        (
+            RUNTIMES,
+            PLAN + "wrap = print\ndef split_words(words): return words\n",
+            "split_words",
+            "split_words returned tuple of str, not tuple[tuple[str, ...], tuple[str, ...]]",
+        ),
+        (
+            FRAMEWORKS,
+            "LIBRARIES = ()\ndef list_settings(w, d): return {'A': '1'}\n",
+            "list_settings",
+            "list_settings returned dict of str, not Mapping[str, Setting]",
+        ),
+        (SOURCES, "def documents(): return 'text'\n", "documents", "documents returned str, not Iterator[str]"),
+        (SOURCES, "def documents():\n    yield 'a'\n    yield 5\n", "documents", "documents yielded int, not str"),
+        (PATCHES, PATCH_FILE, "", "PATCH: Expected date, got str - at expires"),
+    ],
+)
+def test_a_wrong_result_is_named_with_file_function_and_type(
+    write: Write, kind: PlugInKind[Any], text: str, call: str, problem: str
+) -> None:
+    file = write(f"{kind.name}/bad.py", text)
+    num_arguments = {"wrap": 3, "run": 2, "list_settings": 2, "split_words": 1}.get(call, 0)
+    with pytest.raises(PrimusError) as caught:
+        list(getattr(registry.load_plug_in(kind, "bad"), call)(*num_arguments * [("a", "b")]))
+    assert caught.value.problem.startswith(str(file))
+    assert problem in caught.value.problem
+    assert "docs/plug-ins.md" in caught.value.hint
+
+
+def test_names_ignore_case_and_underscores(write: Write) -> None:
+    write("frameworks/My_Engine.py", "LIBRARIES = ()\ndef list_settings(w, d): return {}\n")
+    assert "my-engine" in registry.list_plug_ins("frameworks")
+    assert all(registry.has_plug_in("frameworks", name) for name in ("my_engine", "My-Engine"))
+    assert not registry.has_plug_in("frameworks", "engine")
+
+
 def test_members_that_a_file_leaves_out_get_the_defaults_of_the_contract(write: Write) -> None:
     write("runtimes/box.py", "from msgspec import Struct as Options\nLEVEL = 'container'\nwrap = print\n")
     runtime = registry.load_plug_in(RUNTIMES, "box")
     assert (runtime.parse, runtime.start, runtime.COMMANDS, runtime.SPELLINGS) == (None, None, (), None)
-    assert runtime.implied(("a", "b")) == (("a", "b"), ())
-    assert runtime.takes((), "--name")
+    assert runtime.split_words(("a", "b")) == (("a", "b"), ())
+    assert runtime.accepts_option((), "--name")
     write("backends/mine.py", "check = train = print\nKEYS = {'a'}\n")
     backend = registry.load_plug_in(BACKENDS, "mine")
     assert ({"a"}, False) == (backend.KEYS, backend.USES_TORCH)

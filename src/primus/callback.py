@@ -8,6 +8,7 @@ An experiment names them, with options where they have some::
 
 from __future__ import annotations
 
+import inspect
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -322,8 +323,7 @@ class CallbackList:
         """
         with _explain_failure(choice.name, "build"):
             built = choice.plug_in.build(choice.options, training)
-            if not isinstance(built, Callback):
-                raise TypeError(f"build returned {type(built).__name__}, not a subclass of primus.callback.Callback")
+        _check_moments(choice.name, built)
         self.add(built, choice.name)
 
     def call(self, moment: str, *args: Any) -> None:
@@ -370,10 +370,35 @@ MOMENTS = tuple(
     if callable(value) and not name.startswith("_") and not name.endswith("state_dict")
 )
 """Names of the moments, in the order in which they happen."""
+MOMENT_PREFIXES = ("before_", "after_", "on_")
+"""How methods begin that look like moments; `on_` is the habit of other trainers."""
 
 
 def _overrides(callback: Callback, moment: str) -> bool:
     return getattr(type(callback), moment) is not getattr(Callback, moment)
+
+
+def _check_moments(name: str, callback: Callback) -> None:
+    """Refuse methods that would never be called, or cannot be called.
+
+    Raises:
+        PrimusError: A method is named like a moment that does not exist, or takes other arguments than the moment.
+    """
+    kind = type(callback)
+    for method in dir(kind):
+        if method.startswith(MOMENT_PREFIXES) and method not in MOMENTS:
+            raise PrimusError(
+                f"callback {name}: {kind.__name__}.{method} is never called", did_you_mean(method, MOMENTS)
+            )
+    for moment in MOMENTS:
+        if _overrides(callback, moment):
+            expected = inspect.signature(getattr(Callback, moment))
+            given = inspect.signature(getattr(kind, moment))
+            try:
+                given.bind(*expected.parameters)
+            except TypeError as error:
+                hint = f"define {moment}{expected}".replace("'", "")
+                raise PrimusError(f"callback {name}: {kind.__name__}.{moment}{given}: {error}", hint) from None
 
 
 class _explain_failure:

@@ -6,13 +6,32 @@ the body in the Protocol is its default. Functions take their arguments by posit
 
 from __future__ import annotations
 
+import collections.abc
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from datetime import date
+from functools import cache, wraps
 from types import MethodType, ModuleType, UnionType
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import msgspec
+from msgspec import Struct, structs
 
 from primus.errors import PrimusError
+
+if TYPE_CHECKING:
+    import ast
 
 ContractT = TypeVar("ContractT")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -148,7 +167,9 @@ def complete_module(kind: PlugInKind[Any], module: ModuleType, label: str, file:
     _check_presence(kind, members, module, label, file)
     for member in members:
         if hasattr(module, member.name) and not is_built_in:
-            _check_member(member, getattr(module, member.name), label, file)
+            value = getattr(module, member.name)
+            _check_member(member, value, label, file)
+            _check_results(member, module, value, label, file)
     for member in members:
         if not hasattr(module, member.name):
             default = member.function(module) if member.is_property else MethodType(member.function, module)
@@ -178,14 +199,18 @@ def _check_presence(
 def _check_member(member: ContractMember, value: object, label: str, file: str) -> None:
     """Refuse a constant of another type, and a function that cannot be called as its contract says.
 
-    The types of parameters and results are left to a type checker.
+    The types of parameters are left to a type checker.
     """
     expected = member.read_signature()
     hint = f"define {member.format_signature()} (see {DOCUMENTATION})"
     if expected is None:
         kind = get_type_hints(member.function)["return"]
         if not _is_instance(value, kind):
-            raise PrimusError(f"{file}: {label}: {member.name} has the wrong type, {type(value).__name__}", hint)
+            text = member.function.__annotations__["return"]
+            raise PrimusError(f"{file}: {label}: {member.name} is {_describe_value(value)}, not {text}", hint)
+        problem = _find_wrong_field(value)
+        if problem:
+            raise PrimusError(f"{file}: {label}: {member.name}: {problem}", hint)
         return
     if value is None and member.is_property:
         return
@@ -200,9 +225,126 @@ def _check_member(member: ContractMember, value: object, label: str, file: str) 
     try:
         signature.bind(*expected.parameters)
     except TypeError as error:
-        code = getattr(value, "__code__", None)
-        where = f"{code.co_filename}:{code.co_firstlineno}" if code else file
+        where = _locate_function(value, file)
         raise PrimusError(f"{where}: {label}: {member.name}{signature}: {error}", hint) from None
+
+
+def _check_results(member: ContractMember, module: ModuleType, function: Any, label: str, file: str) -> None:
+    """Replace a function of the plug-in by one that refuses a result of another type.
+
+    Without the check, a result such as None fails far from the plug-in and looks like an error of this package. A
+    function without a result may return anything.
+    """
+    signature = member.read_signature()
+    if signature is None or signature.result == "None" or not callable(function):
+        return
+
+    @wraps(function)
+    def call_and_check(*args: Any) -> Any:
+        import ast  # `--help` calls no function
+
+        result = function(*args)
+        expected = ast.parse(signature.result, mode="eval").body
+        place = f"{_locate_function(function, file)}: {label}: {member.name}"
+        hint = f"define {member.format_signature()} (see {DOCUMENTATION})"
+        if not _has_type(result, expected):
+            if isinstance(result, Coroutine):  # else Python warns that it was never awaited
+                result.close()
+            raise PrimusError(f"{place} returned {_describe_value(result)}, not {signature.result}", hint)
+        problem = _find_wrong_field(result)
+        if problem:
+            raise PrimusError(f"{place} returned a wrong {type(result).__name__}: {problem}", hint)
+        if isinstance(expected, ast.Subscript) and isinstance(result, Iterator):
+            return _check_elements(result, expected.slice, place, hint)
+        return result
+
+    setattr(module, member.name, call_and_check)
+
+
+def _check_elements(values: Iterator[Any], annotation: ast.expr, place: str, hint: str) -> Iterator[Any]:
+    """`values`, until one has another type; each type is compared once, so that a million texts cost little."""
+    import ast
+
+    accepted: set[type] = set()
+    for value in values:
+        if type(value) not in accepted:
+            if not _has_type(value, annotation):
+                raise PrimusError(f"{place} yielded {_describe_value(value)}, not {ast.unparse(annotation)}", hint)
+            accepted.add(type(value))
+        yield value
+
+
+def _find_wrong_field(value: object) -> str:
+    """What is wrong in the fields of a Struct, whose constructor accepts any type; empty if nothing is."""
+    if not isinstance(value, Struct):
+        return ""
+    try:
+        msgspec.convert(structs.asdict(value), type(value), from_attributes=True, builtin_types=(date,))
+    except msgspec.ValidationError as error:
+        return str(error).replace("`", "").replace("$.", "")
+    except TypeError:  # it has a field of a type that msgspec does not read, such as a function
+        pass
+    return ""
+
+
+def _locate_function(function: Any, file: str) -> str:
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else file
+
+
+def _describe_value(value: object) -> str:
+    """The type of a value, and those of the elements of a collection."""
+    if value is None:
+        return "None"
+    name = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+    if isinstance(value, (Mapping, list, tuple)):
+        elements = value.values() if isinstance(value, Mapping) else value
+        return f"{name} of {', '.join(sorted({type(each).__name__ for each in elements})) or 'nothing'}"
+    return name
+
+
+def _has_type(value: object, annotation: ast.expr) -> bool:
+    """Whether a result has the type of its annotation.
+
+    Classes are compared by name, because a contract imports most of them for type checkers only. Elements of an
+    iterator are not read: that would consume them.
+    """
+    import ast
+
+    if isinstance(annotation, ast.BinOp):
+        return _has_type(value, annotation.left) or _has_type(value, annotation.right)
+    if isinstance(annotation, ast.Constant):
+        return value is annotation.value
+    elements: list[ast.expr] = []
+    if isinstance(annotation, ast.Subscript):
+        elements = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
+        annotation = annotation.value
+    name = ast.unparse(annotation)
+    if name == "type":
+        return isinstance(value, type) and ast.unparse(elements[0]) in _list_class_names(value)
+    if name == "tuple":  # a list works as well
+        return isinstance(value, (tuple, list)) and _have_types(value, elements)
+    if hasattr(collections.abc, name):
+        abstract = getattr(collections.abc, name)
+        if isinstance(value, str) or not isinstance(value, abstract):
+            return False
+        if isinstance(value, Mapping):
+            return all(_has_type(each, elements[1]) for each in value.values())
+        return not isinstance(value, Sequence) or all(_has_type(each, elements[0]) for each in value)
+    # True is an int, but where an exit code is expected it would mean failure.
+    return name in _list_class_names(type(value)) and (name == "bool" or not isinstance(value, bool))
+
+
+def _have_types(values: Sequence[object], elements: list[ast.expr]) -> bool:
+    import ast
+
+    if len(elements) == 2 and isinstance(elements[1], ast.Constant) and elements[1].value is ...:
+        return all(_has_type(each, elements[0]) for each in values)
+    return len(values) == len(elements) and all(map(_has_type, values, elements))
+
+
+def _list_class_names(kind: type) -> set[str]:
+    return {base.__name__ for base in kind.__mro__}
 
 
 def _is_instance(value: object, kind: Any) -> bool:

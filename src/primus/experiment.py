@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from primus.config import checks
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import GROUPS, OWNERS, Experiment, Trainer
 from primus.config.source import dump_yaml
-from primus.errors import UsageError
+from primus.errors import PrimusError, UsageError
 from primus.redaction import MASK, holds_secret, is_secret_name, learn, redact_value
 from primus.runs.files import to_json
 from primus.runs.store import Run
@@ -55,7 +56,10 @@ def _check_stage(experiment: Experiment) -> None:
 
     if trains(framework):
         return
-    others = [name for name in registry.list_plug_ins("backends") if trains(name)]
+    others = []
+    for name in registry.list_plug_ins("backends"):
+        with contextlib.suppress(PrimusError):  # a file of the user that cannot be loaded is not what is wrong here
+            others += [name] * trains(name)
     raise UsageError(
         f"module {stage}: framework {framework} does not train it", f"frameworks that do: {', '.join(others) or 'none'}"
     )

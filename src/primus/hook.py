@@ -142,7 +142,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     stopped: Stop | None = None
     try:
         for name in names.split(","):
-            settings = _check_settings(name, functions[name](context))
+            settings = _run_function(file, name, functions[name], context)
             env |= {key: _format_value(value) for key, value in settings.env.items()}
             extra |= {key: _format_value(value) for key, value in settings.extra.items()}
     except Stop as stop:
@@ -173,12 +173,19 @@ def context_of(environ: Mapping[str, str], words: Sequence[str]) -> HookContext:
     )
 
 
-def _check_settings(name: str, result: object) -> Settings:
-    if result is None:
-        return Settings()
-    if not isinstance(result, Settings):
-        raise TypeError(f"{name} returned {type(result).__name__}, not primus.hook.Settings or None")
-    return result
+def _run_function(file: str, name: str, function: Callable[..., object], context: HookContext) -> Settings:
+    """Call a hook; a function that does not follow the contract ends the process with a message."""
+    import inspect
+
+    contract = f"define {name}(context: HookContext) -> Settings | None (see docs/plug-ins.md)"
+    try:
+        inspect.signature(function).bind(context)
+    except TypeError as error:
+        sys.exit(f"{file}: {name}{inspect.signature(function)}: {error}; {contract}")
+    result = function(context)
+    if result is not None and not isinstance(result, Settings):
+        sys.exit(f"{file}: {name} returned {type(result).__name__}, not primus.hook.Settings or None; {contract}")
+    return result or Settings()
 
 
 def _format_value(value: Value) -> str:

@@ -67,7 +67,7 @@ class PatchPlugIn(Protocol):
         ...
 
     @optional
-    def needed(self, /) -> bool:
+    def is_needed(self, /) -> bool:
         """Whether this machine needs the patch; must not import the package. Default: True."""
         return True
 
@@ -139,10 +139,25 @@ def _choose_patch(
     plug_in = registry.load_plug_in(PATCHES, name)
     patch = plug_in.PATCH
     installed = _find_installed_version(patch, folders)
-    state = _decide_state(patch, installed, backend, today)
-    if state not in REFUSED and not plug_in.needed():
+    try:
+        state = _decide_state(patch, installed, backend, today)
+    except PrimusError as error:
+        raise PrimusError(f"patch '{name}': {error.problem}", error.hint) from None
+    if state not in REFUSED and not _is_needed(name, plug_in):
         state = "not needed"
     return PatchChoice(name=name, patch=patch, installed=installed, state=state)
+
+
+def _is_needed(name: str, plug_in: PatchPlugIn) -> bool:
+    try:
+        return plug_in.is_needed()
+    except PrimusError:
+        raise
+    except Exception as error:  # a patch may raise anything
+        raise PrimusError(
+            f"patch '{name}': is_needed() failed at {format_error_place(error)}: {type(error).__name__}: {error}",
+            f"correct it, or start without patches: {VARIABLE}=none",
+        ) from error
 
 
 def _decide_state(patch: Patch, installed: str | None, backend: Callable[[], str | None], today: date) -> State:

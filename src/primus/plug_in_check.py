@@ -107,7 +107,7 @@ def _locate_file(path: Path) -> PlugInFile:
     if folder.name not in KINDS:
         raise UsageError(f"{path}: not in the folder of a kind", f"one of {', '.join(KINDS)}")
     kinds = [KINDS[folder.name]]
-    if kinds == [RUNTIMES] and {"states", "cancel"} & set(_list_definitions(path)):
+    if kinds == [RUNTIMES] and {"find_states", "cancel"} & set(_list_definitions(path)):
         kinds.append(JOB_RUNTIMES)
     name = " ".join(plug_in.relative_to(folder).with_suffix("").parts)
     root = registry.PACKAGE if folder.is_relative_to(registry.PACKAGE) else folder.parent
@@ -116,6 +116,8 @@ def _locate_file(path: Path) -> PlugInFile:
 
 def _check_members(file: PlugInFile) -> Iterator[str]:
     """Load the file as the launcher does."""
+    if TASKS in file.kinds and registry.has_plug_in(RUNTIMES.name, file.name.partition(" ")[0]):
+        yield f"{file.path}: a runtime has the name of the task, so that the task cannot be typed: rename the file"
     for kind in file.kinds:
         try:
             registry.load_plug_in(kind, file.name)

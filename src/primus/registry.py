@@ -74,6 +74,11 @@ def find_plug_in_file(kind: str, name: str) -> Path | None:
     raise UsageError(f"no {SINGULAR[kind]} '{name}'", did_you_mean(name, list_plug_ins(kind)))
 
 
+def has_plug_in(kind: str, name: str) -> bool:
+    """Whether there is a plug-in `name` of a `kind`."""
+    return _normalize_name(name) in map(_normalize_name, list_plug_ins(kind))
+
+
 def load_plug_in(kind: PlugInKind[ContractT], name: str) -> ContractT:
     """Import the plug-in `name` of a `kind`; the module implements the contract of the kind, defaults included.
 
@@ -180,7 +185,7 @@ def _typed_name(kind: str, file: Path) -> str:
         return file.stem
     plug_in = file.parent if file.name == "__init__.py" else file
     in_group = kind == "tasks" and plug_in.parent.name != "tasks"
-    return (f"{plug_in.parent.name} {plug_in.stem}" if in_group else plug_in.stem).replace("_", "-")
+    return (f"{plug_in.parent.name} {plug_in.stem}" if in_group else plug_in.stem).lower().replace("_", "-")
 
 
 def _list_folders(kind: str) -> Iterator[Path]:
@@ -225,7 +230,9 @@ def _entry_points(kind: str) -> dict[str, EntryPoint]:
         return {}
     from importlib.metadata import entry_points
 
-    return {point.name.replace(".", " ").replace("_", "-"): point for point in entry_points(group=f"primus.{kind}")}
+    return {
+        point.name.lower().replace(".", " ").replace("_", "-"): point for point in entry_points(group=f"primus.{kind}")
+    }
 
 
 @cache

@@ -67,8 +67,8 @@ class Runtime(Protocol):
 
     @property
     @optional
-    def shown(self) -> Callable[[RemoteLaunch], str] | None:
-        """Function `shown(remote)` that returns what a dry run prints. Default: None; the plan is printed."""
+    def format_plan(self) -> Callable[[RemoteLaunch], str] | None:
+        """Function `format_plan(remote)` that returns what a dry run prints. Default: None; the plan is printed."""
         return None
 
     @property
@@ -84,7 +84,7 @@ class Runtime(Protocol):
         raise NotImplementedError
 
     @optional
-    def implied(self, words: tuple[str, ...], /) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def split_words(self, words: tuple[str, ...], /) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Split `words` into those of the runtime and those of a task that they name. Default: they name none."""
         return words, ()
 
@@ -102,7 +102,7 @@ class Runtime(Protocol):
         return None
 
     @optional
-    def takes(self, words: tuple[str, ...], name: str, /) -> bool:
+    def accepts_option(self, words: tuple[str, ...], name: str, /) -> bool:
         """Whether the command in `words` accepts the option `name` of a launcher file. Default: True."""
         return True
 
@@ -120,7 +120,7 @@ class JobRuntime(Protocol):
     `jobs cancel` and `jobs logs`, on any machine that shares the user's home folder.
     """
 
-    def states(self, submissions: Sequence[Submission], /) -> Mapping[str, JobState]:
+    def find_states(self, submissions: Sequence[Submission], /) -> Mapping[str, JobState]:
         """State of each job by id; leave out the jobs that the scheduler does not know.
 
         Ask the scheduler once for all jobs. Raise `primus.errors.PrimusError` if it does not answer.
@@ -133,9 +133,9 @@ class JobRuntime(Protocol):
 
     @property
     @optional
-    def logs(self) -> Callable[[Submission, bool, int | None], None] | None:
-        """Function `logs(submission, follow, tail)` that prints the log of node 0; `tail` is a number of lines or None.
-        Default: None; the files of `submission.logs` are printed."""
+    def print_logs(self) -> Callable[[Submission, bool, int | None], None] | None:
+        """Function `print_logs(submission, follow, tail)` that prints the log of node 0; `tail` is a number of lines
+        or None. Default: None; the files of `submission.logs` are printed."""
         return None
 
 

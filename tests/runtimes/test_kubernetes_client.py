@@ -148,14 +148,14 @@ def test_jobs_are_found_again_where_they_were_submitted(
         "namespace": "ml",
     }
     assert "canary" not in "".join(path.read_text() for path in (workplace / "state").rglob("*.json"))
-    assert kubernetes.states([submission])["job"].state == "queued"
+    assert kubernetes.find_states([submission])["job"].state == "queued"
     api.objects[f"{JOBSETS}/job"]["status"] = {"terminalState": "Completed", "conditions": []}
-    assert kubernetes.states([submission])["job"].state == "done"
+    assert kubernetes.find_states([submission])["job"].state == "done"
     again = k8s(api, workplace, "get", "job", "--json", KUBECONFIG=None)
     assert json.loads(again.stdout)["state"]["state"] == "done", "its place is remembered"
     kubernetes.cancel(submission)
     assert api.objects == {}
-    assert kubernetes.states([submission])["job"].state == "gone"
+    assert kubernetes.find_states([submission])["job"].state == "gone"
 
 
 def test_waiting_for_a_job_that_is_removed_fails(api: Api, workplace: Path) -> None:

@@ -279,7 +279,7 @@ def test_jobs_tell_phase_queue_pods_and_nodes(server: Safe) -> None:
     view = safe_client.get_job(place_of(server), failed, ENVIRON)
     assert (view.state.state, view.state.exit_code, view.state.restarts) == ("failed", 9, 2)
     assert (view.pods[0].node, view.pods[0].rank, view.pods[0].message) == ("10.0.0.7", 1, "Error")
-    assert safe_client.states(place_of(server), [waiting, "gone"], ENVIRON)["gone"].state == "gone"
+    assert safe_client.find_states(place_of(server), [waiting, "gone"], ENVIRON)["gone"].state == "gone"
     with pytest.raises(UsageError, match="no job 'none'"):
         safe_client.get_job(place_of(server), "none", ENVIRON)
     with pytest.raises(UsageError, match="no job"):

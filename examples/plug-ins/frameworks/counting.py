@@ -6,6 +6,6 @@ from primus.machine.workload import JobWorkload
 LIBRARIES: tuple[Library, ...] = ()
 
 
-def settings(workload: JobWorkload, device: Profile | None) -> dict[str, Setting]:
+def list_settings(workload: JobWorkload, device: Profile | None) -> dict[str, Setting]:
     """One setting, whatever the layout of the job."""
     return {"COUNTING_BASE": Setting(value="10", reason="counts in decimal", source="examples/plug-ins")}

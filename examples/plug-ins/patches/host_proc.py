@@ -14,7 +14,7 @@ PATCH = Patch(
 )
 
 
-def needed() -> bool:
+def is_needed() -> bool:
     """Whether $HOST_PROC is set."""
     return "HOST_PROC" in os.environ
 

@@ -68,7 +68,7 @@ def start(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
     return EXIT_OK
 
 
-def states(submissions: Sequence[Submission]) -> dict[str, JobState]:
+def find_states(submissions: Sequence[Submission]) -> dict[str, JobState]:
     """Running while the process exists; then done or failed by the exit code that the script left."""
     return {each.id: _find_state(each) for each in submissions}
 

@@ -164,8 +164,8 @@ def _run_remotely(invocation: Invocation) -> int:
     runtime = registry.load_plug_in(RUNTIMES, command.request.runtimes[0].name)
     if not command.options.dry_run:
         return run_remote.run_remote(remote, invocation.task_context.say)
-    if runtime.shown:
-        print(runtime.shown(remote))
+    if runtime.format_plan:
+        print(runtime.format_plan(remote))
         return EXIT_OK
     return _show_plan(remote.plan, command, *([f"run folder: {remote.directory}"] if remote.needs_folder else []))
 

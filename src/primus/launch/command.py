@@ -126,7 +126,7 @@ def _parse_words(runtime: Any, name: str, words: tuple[str, ...]) -> Struct:
 def _complete_segment(segment: RequestSegment) -> tuple[RequestSegment, list[list[str]]]:
     """The segment without the words that name a task (`kubernetes create --exp FILE`), and that task."""
     module = registry.load_plug_in(RUNTIMES, segment.name)
-    words, task = module.implied(segment.words)
+    words, task = module.split_words(segment.words)
     return RequestSegment(segment.name, words), [list(task)] if task else []
 
 
@@ -175,7 +175,7 @@ def _without_help(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _normalize_word(word: str) -> str:
-    return SHORT.get(word, word.replace("_", "-"))
+    return SHORT.get(word, word.lower().replace("_", "-"))
 
 
 def _make_runtime_error(words: Sequence[str]) -> UsageError:
@@ -216,7 +216,7 @@ def _find_task(rest: list[list[str]], runtimes: list[RequestSegment], is_help: b
 def _task_name(words: Sequence[str], tasks: Sequence[str]) -> str | None:
     """The longest task name that `words` begin with."""
     for length in (2, 1):
-        name = " ".join(words[:length]).replace("_", "-")
+        name = " ".join(words[:length]).lower().replace("_", "-")
         if len(words) >= length and name in tasks:
             return name
     return None

@@ -229,7 +229,7 @@ def _find_new_defaults(segment: RequestSegment, section: Mapping[str, Any]) -> l
         if item.value is None:
             continue
         _check_known(segment.name, key, item, spellings, module)
-        if not module.takes(segment.words, name):
+        if not module.accepts_option(segment.words, name):
             continue
         flag = own.get(name)
         is_repeated = isinstance(item.value, list) and (flag.is_list if flag else module.SPELLINGS is None)

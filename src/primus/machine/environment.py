@@ -283,7 +283,7 @@ def _build_backend_settings(
         return
     device = profile.find_profile_by_name(facts.model) if facts.model else None
     is_amd = any(gpu.vendor == "amd" for gpu in facts.devices)
-    settings = framework.settings(workload, device)
+    settings = framework.list_settings(workload, device)
     kept = {name: item for name, item in settings.items() if is_amd or not name.startswith(AMD_ONLY)}
     yield f"backend:{workload.framework}", kept
 

@@ -26,7 +26,7 @@ class Framework(Protocol):
         """Libraries that the backend computes with."""
         ...
 
-    def settings(self, workload: JobWorkload, device: Profile | None, /) -> Mapping[str, Setting]:
+    def list_settings(self, workload: JobWorkload, device: Profile | None, /) -> Mapping[str, Setting]:
         """Variables by the layout of a job, on devices of a model; None where the model is not known."""
         ...
 
@@ -36,6 +36,6 @@ FRAMEWORKS = PlugInKind[Framework]("frameworks", Framework)
 
 def find_framework(name: str) -> Framework | None:
     """The plug-in of the backend `name`; None without one."""
-    if name not in registry.list_plug_ins("frameworks"):
+    if not registry.has_plug_in("frameworks", name):
         return None
     return registry.load_plug_in(FRAMEWORKS, name)

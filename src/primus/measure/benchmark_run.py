@@ -206,6 +206,8 @@ class BenchmarkWorker:
     ) -> BenchmarkRow:
         try:
             measured = make_call(mode)
+            if not isinstance(measured, MeasuredCall):
+                raise TypeError(f"make_call returned {type(measured).__name__}, not primus.benchmark.MeasuredCall")
             flush = self._flush_cache if mode == "cold" else None
             timing = measure_call(measured.call, self._clock, self._effort, flush)
             row = build_row(case, measured, timing, self._part.peaks)

@@ -22,7 +22,7 @@ PATCH = Patch(
 )
 
 
-def needed() -> bool:
+def is_needed() -> bool:
     """Whether the path of torch has a space."""
     torch = find_spec("torch")
     return bool(torch and torch.origin and " " in torch.origin)

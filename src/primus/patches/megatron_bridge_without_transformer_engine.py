@@ -54,7 +54,7 @@ class AdapterFinder(MetaPathFinder):
         return spec
 
 
-def needed() -> bool:
+def is_needed() -> bool:
     """Whether Transformer Engine is not installed."""
     return find_spec("transformer_engine") is None
 

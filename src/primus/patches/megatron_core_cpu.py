@@ -53,7 +53,7 @@ class HostStream:
     def synchronize(self) -> None: ...
 
 
-def needed() -> bool:
+def is_needed() -> bool:
     """Whether the machine has no GPU."""
     return count_devices(os.environ) == 0
 

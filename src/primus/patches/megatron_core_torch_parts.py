@@ -24,7 +24,7 @@ PATCH = Patch(
 )
 
 
-def needed() -> bool:
+def is_needed() -> bool:
     """Whether Transformer Engine and Apex are missing, so that PyTorch's optimizer is used."""
     return find_spec("transformer_engine") is None and find_spec("apex") is None
 

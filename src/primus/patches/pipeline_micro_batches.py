@@ -23,7 +23,7 @@ PATCH = Patch(
 )
 
 
-def needed() -> bool:
+def is_needed() -> bool:
     """Whether torch is older than 2.14."""
     try:
         return includes_version("<2.14", version("torch"))

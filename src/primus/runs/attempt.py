@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from primus.errors import FinalError, PrimusError
+from primus.errors import FinalError, PrimusError, did_you_mean
 from primus.runs.events import EventLog
 from primus.runs.files import write_json
 from primus.runs.store import RankFailure, Run
@@ -27,6 +27,8 @@ INSISTS_AFTER_S = 3.0
 launcher."""
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """Signals that ask a worker to save and exit; SIGUSR1 is the warning before a time limit or a preemption."""
+PHASES = ("init", "data", "compile", "train", "eval", "test", "checkpoint", "profile", "exit")
+"""Activities that a worker reports; the hang timeout depends on them."""
 
 
 class Attempt:
@@ -81,14 +83,19 @@ class Attempt:
             self._events.append(kind, **fields)
 
     def beat(self, phase: str, step: int = 0, timings: Mapping[str, float] | None = None) -> None:
-        """Record progress; phases are init, data, compile, train, eval, test, checkpoint, profile and exit.
+        """Record progress.
 
         Args:
-            phase: Current activity of the rank.
+            phase: Current activity of the rank, one of `PHASES`.
             step: Last step that it has finished.
             timings: Of that step: `step_time_s`, and `compute_time_s`, the rank's own computing without waiting for
                 others, by which ranks can be compared.
+
+        Raises:
+            FinalError: There is no such phase.
         """
+        if phase not in PHASES:
+            raise FinalError(f"beat: unknown phase '{phase}'", did_you_mean(phase, PHASES))
         self._heartbeat.set(phase, step, timings)
 
     def listen_for_signals(self) -> None:

@@ -420,7 +420,7 @@ def test_decorated_functions_set_and_stop(tmp_path: Path) -> None:
     ("body", "problem", "line"),
     [
         ("raise Stop('no licence', 'buy one')", "it stopped the launch: no licence", "  | buy one\n"),
-        ("return 3", "exit code 1", "  | TypeError: f returned int, not primus.hook.Settings or None\n"),
+        ("return 3", "exit code 1", ": f returned int, not primus.hook.Settings or None; define f("),
         ("1 / 0", "exit code 1", "  | ZeroDivisionError: division by zero\n"),
         ("raise SystemExit(0)", "it exited before its functions returned", "log: "),
         ("return Settings(env={'A B': 1})", "", "'A B' is not a valid environment variable"),

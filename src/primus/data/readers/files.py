@@ -217,7 +217,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _suggest_path(given: str, path: Path) -> str:
-    if given.partition(":")[0] in registry.list_plug_ins("sources"):
+    if registry.has_plug_in("sources", given.partition(":")[0]):
         return f"to take the dataset of this name, give --dataset {given}"
     names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
     return did_you_mean(path.name, names) if len(names) <= 50 else ""

@@ -2,9 +2,9 @@
 
 A runtime whose plans return before the work is done may define
 
-    def states(submissions: Sequence[Submission]) -> dict[str, JobState]     by id; one query for all of them
+    def find_states(submissions: Sequence[Submission]) -> dict[str, JobState]     by id; one query for all of them
     def cancel(submission: Submission) -> None
-    def logs(submission: Submission, follow: bool, tail: int | None) -> None     where logs are not files
+    def print_logs(submission: Submission, follow: bool, tail: int | None) -> None     where logs are not files
 
 Transitions: queued -> running -> done, failed or cancelled. "gone" means that the scheduler does not know the job:
 either it has forgotten a job that ended, or it has not registered a new one yet. A failing query raises; it never
@@ -70,7 +70,7 @@ def query_states(submissions: Sequence[Submission], environ: Mapping[str, str]) 
                 found[runtime, each.id] = known_end
             else:
                 asked.append(each)
-        answers = registry.load_plug_in(JOB_RUNTIMES, runtime).states(asked) if asked else {}
+        answers = registry.load_plug_in(JOB_RUNTIMES, runtime).find_states(asked) if asked else {}
         for each in asked:
             state = answers.get(each.id, JobState(state="gone", reason=f"{runtime} does not know it"))
             found[runtime, each.id] = state

@@ -26,6 +26,6 @@ AMD = {
 }
 
 
-def settings(workload: JobWorkload, device: Profile | None) -> dict[str, Setting]:
+def list_settings(workload: JobWorkload, device: Profile | None) -> dict[str, Setting]:
     """Variables of JAX, and on AMD of Transformer Engine."""
     return {**EVERYWHERE, **(AMD if device is not None and device.vendor == "amd" else {})}

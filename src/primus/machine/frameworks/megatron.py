@@ -16,7 +16,7 @@ NVLINK_DOMAINS = {"GB200": "72", "GB300": "72", "B200": "8", "B300": "8"}
 """GPUs of an NVLink domain by model (Megatron-Bridge performance guide)."""
 
 
-def settings(workload: JobWorkload, device: Profile | None) -> dict[str, Setting]:
+def list_settings(workload: JobWorkload, device: Profile | None) -> dict[str, Setting]:
     """Variables by the layout."""
     found = {"CUDA_DEVICE_MAX_CONNECTIONS": _choose_max_connections(workload, device)}
     if device is None or device.vendor != "nvidia":

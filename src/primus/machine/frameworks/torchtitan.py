@@ -8,6 +8,6 @@ from primus.machine.workload import JobWorkload
 LIBRARIES: tuple[Library, ...] = ("primus turbo",)
 
 
-def settings(workload: JobWorkload, device: Profile | None) -> dict[str, Setting]:
+def list_settings(workload: JobWorkload, device: Profile | None) -> dict[str, Setting]:
     """No variables: FSDP2 overlaps best with the defaults of CUDA, HIP and NCCL."""
     return {}

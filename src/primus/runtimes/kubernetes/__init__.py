@@ -23,11 +23,11 @@ from primus.runs.files import write_text
 from primus.runs.store import Run, RunOutcome
 from primus.runtimes.kubernetes import job_spec, node_script, volumes
 from primus.runtimes.kubernetes.commands import load_target, run, write_log
-from primus.runtimes.kubernetes.options import COMMANDS, REFERENCES, Options, implied, parse, takes
+from primus.runtimes.kubernetes.options import COMMANDS, REFERENCES, Options, accepts_option, parse, split_words
 from primus.runtimes.kubernetes.target import SubmissionUncertain
 
-__all__ = ["COMMANDS", "LEVEL", "REFERENCES", "Options", "cancel", "implied", "logs", "parse", "run", "shown", "start"]
-__all__ += ["states", "takes", "wrap"]
+__all__ = ["COMMANDS", "LEVEL", "REFERENCES", "Options", "cancel", "format_plan", "parse", "print_logs", "run"]
+__all__ += ["accepts_option", "find_states", "split_words", "start", "wrap"]
 
 LEVEL = "cluster"
 DELETED = JobState(state="cancelled", raw="deleted")
@@ -60,7 +60,7 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
     )
 
 
-def shown(remote: RemoteLaunch) -> str:
+def format_plan(remote: RemoteLaunch) -> str:
     """Output of a dry run: the objects that would be sent to the server, as text for kubectl."""
     options = parse(remote.request.runtimes[0].words)
     wanted = job_spec.build_job_spec(remote, options, job_spec.planned_files(remote))
@@ -119,12 +119,12 @@ def start(remote: RemoteLaunch, run_folder: Run | None, say: Say) -> int:
     return EXIT_OK
 
 
-def states(submissions: Sequence[Submission]) -> dict[str, JobState]:
+def find_states(submissions: Sequence[Submission]) -> dict[str, JobState]:
     """States of jobs, by id, with one query per place."""
     found: dict[str, JobState] = {}
     for place in {tuple(sorted(each.place.items())): each.place for each in submissions}.values():
         ids = [each.id for each in submissions if each.place == place]
-        found |= load_target(place["target"]).states(place, ids, os.environ)
+        found |= load_target(place["target"]).find_states(place, ids, os.environ)
     return found
 
 
@@ -135,7 +135,7 @@ def cancel(submission: Submission) -> None:
     job_states.record_end(submission, DELETED)
 
 
-def logs(submission: Submission, follow: bool, tail: int | None) -> None:
+def print_logs(submission: Submission, follow: bool, tail: int | None) -> None:
     """Print the log of node 0."""
     place = submission.place
     write_log(load_target(place["target"]), place, submission.id, os.environ, 0, follow, tail)

@@ -175,7 +175,7 @@ def _set_owner_references(
         say(f"the job is created, but its ConfigMap and Secret are kept until `kubernetes delete`: {error.problem}")
 
 
-def states(place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
+def find_states(place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
     """States of jobs; `gone` for a job that does not exist."""
     found = {each.id: each.state for each in list_jobs(place, environ)}
     reason = "it was deleted, or its --ttl has expired"

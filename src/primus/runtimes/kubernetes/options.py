@@ -191,7 +191,7 @@ def parse(words: Sequence[str]) -> Options:
     return options
 
 
-def implied(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def split_words(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """`words` with the command in front and without --exp and its options, and the task that --exp means.
 
     Raises:
@@ -246,7 +246,7 @@ def _split_names(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for word in words for name in word.split(",") if name.strip()))
 
 
-def takes(words: Sequence[str], name: str) -> bool:
+def accepts_option(words: Sequence[str], name: str) -> bool:
     """Whether the command in `words` supports the option `name`; defaults of launcher files apply only then."""
     command = next((word for word in words if word in COMMANDS), "create")
     return _is_taken(command, name.removeprefix("--").replace("-", "_"))

@@ -200,7 +200,7 @@ def _read_workload_page(server: SafeServer, answer: Mapping[str, Any]) -> list[d
     return items
 
 
-def states(place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
+def find_states(place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
     """States of jobs; `gone` for a job that does not exist."""
     missing = set(ids)
     found = {}

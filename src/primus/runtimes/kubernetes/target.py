@@ -132,7 +132,7 @@ class KubernetesTarget(Protocol):
     ) -> str:
         """Create the job; gives its id. After a failure, deletes the objects that it has created."""
 
-    def states(self, place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
+    def find_states(self, place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
         """States of jobs; `gone` for a job that does not exist."""
 
     def list_jobs(self, place: Place, environ: Mapping[str, str]) -> list[JobView]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LEVEL = "cluster"
 
-__all__ = ["LEVEL", "SPELLINGS", "Options", "cancel", "parse", "start", "states", "supervise_batch_job", "wrap"]
+__all__ = ["LEVEL", "SPELLINGS", "Options", "cancel", "find_states", "parse", "start", "supervise_batch_job", "wrap"]
 
 DROPPED_WITH_PTY = ("input", "unbuffered", "wait")
 """Default options that a step with a terminal (--pty) does not get: srun rejects them, or they would close it."""
@@ -114,7 +114,7 @@ def supervise_batch_job(
     return run_batch_job(BatchJob(command=tuple(command), environ=environ, run=run, num_nodes=num_nodes, **restarts))
 
 
-def states(submissions: Sequence[Submission]) -> dict[str, JobState]:
+def find_states(submissions: Sequence[Submission]) -> dict[str, JobState]:
     """States of jobs, by id."""
     from primus.runtimes.slurm import queries
 

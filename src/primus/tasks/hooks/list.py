@@ -40,7 +40,7 @@ def run(options: Options, context: TaskContext) -> None:
     Raises:
         UsageError: The task or backend does not exist, or a hook cannot be read.
     """
-    if options.framework and options.framework not in registry.list_plug_ins("backends"):
+    if options.framework and not registry.has_plug_in("backends", options.framework):
         raise UsageError(
             f"no backend '{options.framework}'", did_you_mean(options.framework, registry.list_plug_ins("backends"))
         )

@@ -39,8 +39,8 @@ def run(options: Options, context: TaskContext) -> int:
     if options.tail is not None and options.tail < 0:
         raise UsageError(f"--tail {options.tail} is not a number of lines", "use a number from 0")
     runtime = registry.load_plug_in(JOB_RUNTIMES, submission.runtime)
-    if runtime.logs and options.rank is None:
-        runtime.logs(submission, options.follow, options.tail)
+    if runtime.print_logs and options.rank is None:
+        runtime.print_logs(submission, options.follow, options.tail)
         return EXIT_OK
     if options.follow:
         return _follow_job_log(submission, options, context)
