@@ -82,7 +82,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_first_tensor(hub: Path,
     config = json.loads((hub / "config.json").read_text())
     (hub / "config.json").write_text(json.dumps(config | {"intermediate_size": 48}))
     assert run_cli("convert", hub, tmp_path / "out", "--to", "native") == 1
-    assert "down_proj.weight has shape [24, 40], and the model [24, 48]" in capsys.readouterr().err
+    assert "down_proj.weight has shape [24, 40]; the model expects [24, 48]" in capsys.readouterr().err
     (hub / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
     assert run_cli("show", hub) == 1
     assert "11 tensors are not part of the model, among them model.layers.1." in capsys.readouterr().err

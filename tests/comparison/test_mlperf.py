@@ -172,4 +172,4 @@ def test_logs_are_checked_against_a_file_of_references(tmp_path: Path, capsys: p
     assert "passes: not faster than the reference" in capsys.readouterr().out
     reference.write_bytes(msgspec.json.encode({"other": {**record, "Benchmark": "other"}}))
     assert main(words) == 2
-    assert "it has those of: other" in capsys.readouterr().err
+    assert "it contains those of: other" in capsys.readouterr().err

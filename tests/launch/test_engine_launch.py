@@ -123,7 +123,7 @@ def test_an_engine_out_of_the_range_is_refused_with_the_range_or_tried(user: Eng
     refused = user.run("direct", *TRAIN)
     assert refused.returncode == 3
     assert f"Small 2.4 in the environment {user.prefix} is not supported: the backend needs >=1,<2" in refused.stderr
-    assert "--allow-version tries this one" in refused.stderr
+    assert "to try this one, add --allow-version" in refused.stderr
     tried = user.run("direct", "--single", *TRAIN, "--allow-version")
     assert tried.returncode == 0, tried.stderr
     assert "not one of the supported versions" in tried.stdout

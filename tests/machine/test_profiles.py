@@ -313,7 +313,7 @@ def test_a_variable_has_the_text_that_was_written(plug_ins: Path) -> None:
 
 def test_a_file_is_named_after_its_model(plug_ins: Path) -> None:
     (plug_ins / "profiles/other.yaml").write_text("extends: h100\nmodel: X1\nsource: a test\n")
-    with pytest.raises(UsageError, match=r"other\.yaml: the file is of the model 'X1'"):
+    with pytest.raises(UsageError, match=r"other\.yaml: the file describes the model 'X1'"):
         profile.find_profile("other")
 
 

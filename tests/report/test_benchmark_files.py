@@ -108,7 +108,7 @@ def test_a_case_that_fails_now_is_slower_than_its_baseline() -> None:
 
 def test_results_without_a_common_case_are_not_compared() -> None:
     other = structs.replace(make_result(0.5), ranks=(structs.replace(make_result(0.5).ranks[0], device_name="H100"),))
-    with pytest.raises(UsageError, match="no row of the baseline has the same case: it is of H100, not of "):
+    with pytest.raises(UsageError, match="no row of the baseline has the same case: it was measured on H100, not on "):
         compare_records(list_records(other), list_records(make_result(0.5)), 0.05)
 
 

@@ -152,7 +152,7 @@ def test_a_profile_says_what_steps_wait_for(make_run: MakeRun) -> None:
     writer.add_kernel("ncclDevKernel_AllReduce", 40, 100, 13)
     writer.write(run.directory / "t.json")
     report = build_report(run)
-    assert report.limit == "communication that no computation hides: 60% of the profiled time"
+    assert report.limit == "exposed communication (not overlapped with computation): 60% of the profiled time"
     assert next(iter(list_changes(report).values())) == pytest.approx(0.6)
     (run.directory / "t.json").write_text("{}")
     assert "the profile is not analyzed" in build_report(run).facts.notes[0], "a damaged trace does not stop the report"

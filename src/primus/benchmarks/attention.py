@@ -115,7 +115,7 @@ def check_options(options: Options) -> None:
     if options.heads % (options.groups or options.heads):
         raise UsageError(f"--groups {options.groups}: does not divide --heads {options.heads}")
     if not _list_heads(options):
-        raise UsageError("--models, --skip-models: no shape is left")
+        raise UsageError("--models, --skip-models: no shape remains")
 
 
 def _list_backends(options: Options) -> list[str]:

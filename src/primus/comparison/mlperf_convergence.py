@@ -138,7 +138,7 @@ def read_references(path: Path, benchmark: str) -> list[ReferencePoint]:
     records = [record for record in tree.values() if record.get("Benchmark") == benchmark]
     if not records:
         found = sorted({str(record.get("Benchmark")) for record in tree.values()})
-        raise UsageError(f"{path}: no reference points of {benchmark}", f"it has those of: {', '.join(found)}")
+        raise UsageError(f"{path}: no reference points of {benchmark}", f"it contains those of: {', '.join(found)}")
     return sorted(
         (compute_reference_point(float(record["BS"]), _find_counts(record, path)) for record in records),
         key=lambda point: point.batch_size,

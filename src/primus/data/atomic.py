@@ -169,10 +169,10 @@ def build_write_error(output: Path, error: OSError) -> PrimusError:
     """Error for an output that cannot be written; a full disk is reported with its free space."""
     reason = error.strerror or str(error)
     if error.errno not in FULL_DISK:
-        return PrimusError(f"{error.filename or output}: cannot be written, {reason}", "give another --output")
+        return PrimusError(f"{error.filename or output}: cannot be written: {reason}", "give another --output")
     folder = next(each for each in (output, *output.parents) if each.is_dir())
     return PrimusError(
-        f"{output}: cannot be written, {reason} ({shutil.disk_usage(folder).free / 1e6:,.0f} MB are free)",
+        f"{output}: cannot be written: {reason} ({shutil.disk_usage(folder).free / 1e6:,.0f} MB are free)",
         "free some space or give an --output on another disk; existing files are unchanged",
     )
 
@@ -184,7 +184,7 @@ def _acquire_lock(path: Path, deadline: float, waiting: Callable[[str], None]) -
             return descriptor
         holder = _describe_holder(path)
         if time.monotonic() > deadline:
-            raise PrimusError(f"{path}: still held by {holder}", "wait for it, or stop it, then run this again")
+            raise PrimusError(f"{path}: still locked by {holder}", "wait for it, or stop it, then run this again")
         if not is_reported:
             waiting(holder)
             is_reported = True

@@ -128,8 +128,8 @@ def _explain_python(choice: EngineChoice) -> UnfitError | None:
     return UnfitError(
         f"{choice.requirement.title} {place.version or ''} {place.format_place()} needs Python {wanted}, and"
         f" {place.python} is {version}",
-        f"make both environments by such a Python: PRIMUS_PYTHON=PATH ./primus-cli setup --engine {choice.name};"
-        " --allow-version tries this one",
+        f"create both environments with such a Python: PRIMUS_PYTHON=PATH ./primus-cli setup --engine {choice.name};"
+        " to try this one, add --allow-version",
     )
 
 
@@ -140,7 +140,7 @@ def _explain_version(choice: EngineChoice) -> UnfitError:
     remedy = update if choice.requirement.python else choice.requirement.remedy
     return UnfitError(
         f"{installed} is not supported: the backend needs {choice.requirement.versions}",
-        f"{remedy}; --allow-version tries this one",
+        f"{remedy}; to try this one, add --allow-version",
     )
 
 

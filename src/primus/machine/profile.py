@@ -83,7 +83,7 @@ def _load_profile(name: str) -> Profile:
     shown = format_path(files[0].path)
     if format_typed_name(profile) != _format_typed_name(files[0].path.stem):
         hint = f"name it {format_typed_name(profile)}.yaml"
-        raise UsageError(f"{shown}: the file is of the model '{profile.model}'", hint)
+        raise UsageError(f"{shown}: the file describes the model '{profile.model}'", hint)
     check_profile(profile, str(files[0].path))
     return profile
 

@@ -41,7 +41,7 @@ def compare_records(before: Sequence[Record], now: Sequence[Record], tolerance: 
         devices = [", ".join(dict.fromkeys(str(record.get("device")) for record in part)) for part in (before, now)]
         problem = "no row of the baseline has the same case"
         if before and devices[0] != devices[1]:
-            problem += f": it is of {devices[0]}, not of {devices[1]}"
+            problem += f": it was measured on {devices[0]}, not on {devices[1]}"
         raise UsageError(problem, "measure the baseline on this device with the same options")
     return found
 

@@ -65,7 +65,7 @@ def describe_limit(facts: RunFacts, trace: TraceReport | None) -> str:
         if rest > 0.5:
             return f"waiting: only {facts.compute_share:.0%} of a step is forward and backward passes; record a profile"
         return f"computation: forward and backward passes are {facts.compute_share:.0%} of a step"
-    return "the steps themselves; record a profile to see what in them: train --profile steps=5:8"
+    return "the training steps; record a profile for details: train --profile steps=5:8"
 
 
 def _describe_trace_limit(trace: TraceReport) -> str:
@@ -73,12 +73,12 @@ def _describe_trace_limit(trace: TraceReport) -> str:
     total = found.total_us or 1.0
     parts = {
         "computation": found.computation_us,
-        "communication that no computation hides": found.exposed_communication_us,
-        "copies that nothing hides": found.exposed_copy_us,
+        "exposed communication (not overlapped with computation)": found.exposed_communication_us,
+        "exposed copies (not overlapped with computation)": found.exposed_copy_us,
         "waiting for data": found.idle.data_us,
         "the host, between operators" if found.timeline == "host" else "launching kernels": found.idle.host_us,
         "kernels that wait for others": found.idle.kernel_us,
-        "idle time whose cause the trace does not say": found.idle.unknown_us,
+        "idle time of unknown cause": found.idle.unknown_us,
     }
     name = max(parts, key=lambda each: parts[each])
     text = f"{name}: {parts[name] / total:.0%} of the profiled time"
@@ -137,7 +137,7 @@ def _suggest_checkpoints(facts: RunFacts, trace: TraceReport | None) -> Iterator
             gain_of="run",
             basis="wait_s of the checkpoints: all of it"
             if waited is not None
-            else "time that no event accounts for, at most",
+            else "time without events, as an upper bound",
         )
     elif waited is not None and facts.wall_s:
         cost = waited + facts.slow_saving_s
@@ -197,7 +197,7 @@ def _suggest_overlap(facts: RunFacts, trace: TraceReport | None) -> Iterator[Sug
     yield SuggestedChange(
         change="raise global_batch_size or micro_batch_size, so that fewer bytes are sent for each token; with tensor"
         " parallelism, lower tensor_model_parallel_size",
-        reason=f"communication that no computation hides is {share:.0%} of the profiled time",
+        reason=f"exposed communication (not overlapped with computation) is {share:.0%} of the profiled time",
         gain=share,
         basis="exposed communication of the trace: all of it",
     )

@@ -223,7 +223,7 @@ def _explain_losses(losses: LossDifference, candidates: Sequence[ExplainedDiffer
 def _name_candidates(candidates: Sequence[ExplainedDifference], effect: Effect, otherwise: str) -> str:
     found = [each for each in candidates if effect in each.effects]
     if not found:
-        return f"nothing that is recorded differs in what changes the {effect}: {otherwise}"
+        return f"no recorded difference can change the {effect}: {otherwise}"
     names = ", ".join(f"{each.what} ({each.a} -> {each.b})" for each in found)
     if len(found) == 1:
         return f"the only difference that can change the {effect} is {names}"

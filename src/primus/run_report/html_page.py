@@ -55,7 +55,7 @@ def _draw_pictures(report: RunReport) -> dict[str, tuple[Html, ...]]:
     found: dict[str, tuple[Html, ...]] = {}
     if report.facts.time:
         parts = [(part.what, part.seconds) for part in report.facts.time]
-        found["Time of the run"] = (draw_share_bar("Time on the clock", parts),)
+        found["Time of the run"] = (draw_share_bar("Wall time", parts),)
     if report.trace is not None:
         found["Time of the profiled steps"] = (draw_share_bar("Timeline", _list_timeline_parts(report.trace)),)
         kinds = [(row.category, row.time_us) for row in report.trace.breakdown.categories]

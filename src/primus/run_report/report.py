@@ -214,7 +214,7 @@ def _list_trace_tables(trace: TraceReport) -> Iterator[RunTable]:
                 for row in trace.ranks.ranks
             ],
             right=[0, 1, 2, 3],
-            text="no rank stands out" if straggler is None else f"the others wait for rank {straggler}",
+            text="no straggler" if straggler is None else f"the others wait for rank {straggler}",
         )
 
 

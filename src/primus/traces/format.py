@@ -117,7 +117,7 @@ def format_ranks(found: RankComparison) -> str:
         for row in found.ranks
     ]
     header = ["rank", "step", "computation", "waits", "transfers", "others wait for it", "last"]
-    straggler = "no rank stands out" if found.straggler is None else f"the others wait for rank {found.straggler}"
+    straggler = "no straggler" if found.straggler is None else f"the others wait for rank {found.straggler}"
     skew = f"starts are {format_us(found.median_skew_us)} apart (median), at most {format_us(found.largest_skew_us)}"
     return "\n".join(
         [

@@ -334,7 +334,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, tokenizer_file: Path,
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     try:
-        with pytest.raises(PrimusError, match="out: cannot be written, File too large") as caught:
+        with pytest.raises(PrimusError, match="out: cannot be written: File too large") as caught:
             make(more, tokenizer_file, tmp_path / "out", existing="replace")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -113,7 +113,7 @@ def test_a_pattern_gives_the_files_that_match(tmp_path: Path, monkeypatch: pytes
     ]
     with pytest.raises(UsageError, match="no file matches"):
         find_files(f"{tmp_path}/*.txt")
-    with pytest.raises(UsageError, match="no file that matches is of a kind"):
+    with pytest.raises(UsageError, match="no matching file has a supported text format"):
         find_files(f"{tmp_path}/a/*.png")
 
 

@@ -244,7 +244,7 @@ def test_ends_of_documents_that_are_not_in_the_data_are_an_error(
     without = str(write_tokens("without", [[7] * 31] * 100))
     end = {"fim_prefix_token": "a", "fim_middle_token": "b", "fim_suffix_token": "c"}
     assert opened(train_data_path=ended, **known, **end).eod_id == 0
-    with pytest.raises(UsageError, match=f"{key}: token 0, the end of a document, was found nowhere in {without}"):
+    with pytest.raises(UsageError, match=f"{key}: token 0, the end of a document, does not occur in {without}"):
         opened(train_data_path=[ended, without], **known)
     monkeypatch.setattr(dataset, "LOOKED_AT", 4)
     monkeypatch.setattr(dataset, "LOOKED_AT_TOKENS", 10)

@@ -80,7 +80,7 @@ def test_good_files_without_a_manifest_are_good_as_far_as_one_can_tell(copied: P
     report = check(without_manifest(copied), vocab_size=300)
     assert report.findings == []
     assert any("a token replaced by another" in note for note in report.notes)
-    assert any("token 0 counts as the end-of-document token" in note for note in report.notes)
+    assert any("token 0 is assumed to be the end-of-document token" in note for note in report.notes)
 
 
 FOUND_AT = {
@@ -93,15 +93,15 @@ FOUND_AT = {
     "byte-swapped": r"tokens: .*\.bin: tokens outside the vocabulary of 300 \(byte \d.*more\)",
     "token beyond the vocabulary": r"tokens: .*\.bin: tokens outside .* of 300 \(byte 2,468, document \d+\)",
     "end of document missing": r"ends: .*\.bin: documents that do not end with token 0 \(byte [\d,]+, document 20\)",
-    "one length changed": r"lengths: .*\.idx: lengths that do not lead to the next pointer \(byte 102, sequence 17\)",
-    "one length 0": r"lengths: .*\.idx: lengths that do not lead to the next pointer \(byte 102, sequence 17\)",
+    "one length changed": r"lengths: .*\.idx: lengths that contradict the next pointer \(byte 102, sequence 17\)",
+    "one length 0": r"lengths: .*\.idx: lengths that contradict the next pointer \(byte 102, sequence 17\)",
     "one length negative": r"lengths: .*\.idx: negative lengths \(byte 102, sequence 17\)",
-    "lengths of another run": r"pointers: .*\.idx: pointers .* the sequence before \(byte 5.*more\)",
+    "lengths of another run": r"pointers: .*\.idx: pointers .* the previous sequence \(byte 5.*more\)",
     "type code 8 becomes 3": r"header: .*\.idx: tokens of type int16, but uint16 in the manifest \(byte 17\)",
     "type code 8 becomes 4": r"header: .*\.idx: tokens of type int32, but uint16 in the manifest \(byte 17\)",
-    "documents not in order": r"documents: .*\.idx: .*not begin after the one before \(byte 1,546, document 9\)",
-    "pointer out of range": r"pointers: .*\.idx: .*end of the sequence before \(byte 586, sequence 9\)",
-    "pointer negative": r"pointers: .*\.idx: .*end of the sequence before \(byte 586, sequence 9\)",
+    "documents not in order": r"documents: .*\.idx: .*not begin after the previous one \(byte 1,546, document 9\)",
+    "pointer out of range": r"pointers: .*\.idx: .*end of the previous sequence \(byte 586, sequence 9\)",
+    "pointer negative": r"pointers: .*\.idx: .*end of the previous sequence \(byte 586, sequence 9\)",
     "idx truncated": r"size: .*\.idx: 2,422 bytes; 120 sequences .* need 2,442 \(byte 2,422\)",
     "wrong number of sequences": r"size: .*\.idx: 2,442 bytes; 121 sequences .* need 2,454",
     "wrong number of documents": r"size: .*\.idx: 2,442 bytes; 120 sequences and 120 document boundaries need 2,434",
@@ -421,7 +421,7 @@ def test_a_document_without_a_sequence_is_found(tmp_path: Path) -> None:
     struct.pack_into("<q", content, 34 + 12 * len(documents) + 8 * 7, 6)
     idx_path(prefix).write_bytes(content)
     assert re.search(
-        r"documents that do not begin after the one before \(byte [\d,]+, document 7\)", said(check(prefix))
+        r"documents that do not begin after the previous one \(byte [\d,]+, document 7\)", said(check(prefix))
     )
 
 

@@ -250,6 +250,6 @@ def _check_shapes(found: Shapes, expected: Shapes) -> None:
             raise PrimusError(f"the checkpoint has {name}, which the model does not have", "load one of this model")
         if tuple(found[name]) != tuple(expected[name]):
             raise PrimusError(
-                f"{name} is {list(found[name])} in the checkpoint, and {list(expected[name])} in the model",
+                f"{name} has shape {list(found[name])} in the checkpoint and {list(expected[name])} in the model",
                 "load a checkpoint of this model",
             )

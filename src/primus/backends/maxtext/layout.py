@@ -79,7 +79,8 @@ def plan_layout(trainer: Trainer, folder: Path, on_cpu: bool) -> MaxTextLayout:
     groups = sorted(set(bounds.values()))
     if any(end > after for (_, end), (after, _) in pairwise(groups)):
         raise UsageError(
-            "the parallel sizes give processes overlapping parts of a batch", "use sizes that divide the processes"
+            "with these parallel sizes, processes would read overlapping parts of a batch",
+            "use sizes that divide the number of processes",
         )
     return MaxTextLayout(mesh, batch_sharding, groups.index(bounds[jax.process_index()]), len(groups))
 

@@ -36,8 +36,8 @@ def check(experiment: Experiment) -> None:
         _check_rope(trainer.model)
     if trainer.training.init == "primus" and not has_hub_weights(trainer):
         raise UsageError(
-            "init: primus: MaxText gets initial weights of primus for Llama, Qwen, Mixtral and Qwen3-MoE only",
-            "set init: engine, for the weights that MaxText draws",
+            "init: primus: initial weights of primus are supported for Llama, Qwen, Mixtral and Qwen3-MoE only",
+            "set init: engine to initialize the weights by MaxText",
         )
     if trainer.checkpoint.load is not None and not has_hub_weights(trainer):
         raise UsageError(

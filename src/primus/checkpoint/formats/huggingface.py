@@ -229,7 +229,7 @@ def check_tensors(
     for name, shape in shapes.items():
         if tuple(found[name].shape) != shape:
             raise PrimusError(
-                f"{where}: {name} has shape {list(found[name].shape)}, and the model {list(shape)}",
+                f"{where}: {name} has shape {list(found[name].shape)}; the model expects {list(shape)}",
                 "check that it is of this model",
             )
         if not found[name].dtype.is_floating_point:

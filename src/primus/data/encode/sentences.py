@@ -62,7 +62,7 @@ def _build_keeping_variables(punkt: Any) -> Any:
     look_ahead, space = "(?=(?P<after_tok>", r"\s+(?P<next_tok>"
     if pattern.count(look_ahead) != 1 or pattern.count(space) != 1:
         raise UsageError(
-            "--keep-newlines: this version of nltk has another pattern of a period", "pip install nltk==3.9.1"
+            "--keep-newlines: this version of nltk uses another pattern for periods", "pip install nltk==3.9.1"
         )
     changed = pattern.replace(look_ahead, rf"\s*{look_ahead}").replace(space, "(?P<next_tok>")
     return type("KeepingVariables", (punkt.PunktLanguageVars,), {"_period_context_fmt": changed})

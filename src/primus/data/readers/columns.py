@@ -205,6 +205,6 @@ def _convert_values(file: str, name: str, column: Any) -> list[Any]:
         try:
             raw = column.cast(pa.string() if not _is_text(pa, column.type) else pa.large_binary()).to_pylist()
         except pa.ArrowException as error:
-            raise PrimusError(f"{file}: column '{name}' cannot be read, {error}", "remove it from the file") from None
+            raise PrimusError(f"{file}: column '{name}' cannot be read: {error}", "remove it from the file") from None
         values = [value.decode(errors="replace") if isinstance(value, bytes) else value for value in raw]
     return values

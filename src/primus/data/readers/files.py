@@ -124,7 +124,7 @@ def whole_file_errors(file: str) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:  # Arrow, if decompression fails
             raise PrimusError(f"{file}: damaged, {error}", "copy or download it again") from None
-        raise PrimusError(f"{file}: cannot be read, {error.strerror or error}") from None
+        raise PrimusError(f"{file}: cannot be read: {error.strerror or error}") from None
 
 
 def _require_content(given: str, files: list[str]) -> list[str]:
@@ -148,7 +148,7 @@ def _list_matching_files(pattern: str) -> list[str]:
         raise UsageError(f"{pattern}: no file matches", "put the pattern in quotes so that no shell changes it")
     known = [file for file in files if detect_kind(file)]
     if not known:
-        raise UsageError(f"{pattern}: no file that matches is of a kind that has text", KNOWN)
+        raise UsageError(f"{pattern}: no matching file has a supported text format", KNOWN)
     return _require_content(pattern, known)
 
 

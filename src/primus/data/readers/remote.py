@@ -179,7 +179,7 @@ def _seek_file(file: Any, position: int) -> None:
     while position:
         chunk = file.read(min(BLOCK, position))
         if not chunk:
-            raise EOFError("it has become shorter")
+            raise EOFError("it was truncated while it was read")
         position -= len(chunk)
 
 
@@ -201,9 +201,9 @@ def _retry_request(url: str, act: Callable[[], Result]) -> Result:
             if isinstance(error.__cause__, Exception) and _is_network_error(error.__cause__):
                 _pause_or_abort(url, attempt, start, error.__cause__)
                 continue
-            raise UsageError(f"{url}: no such file", "check the spelling, and that you may read it") from None
+            raise UsageError(f"{url}: no such file", "check the spelling and your access rights") from None
         except PermissionError as error:
-            raise PrimusError(f"{url}: may not be read, {error}", "log in to its store, or ask its owner") from None
+            raise PrimusError(f"{url}: access denied: {error}", "log in to its store, or ask its owner") from None
         except Exception as error:
             if not _is_network_error(error):
                 raise

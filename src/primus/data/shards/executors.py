@@ -213,7 +213,7 @@ class _RayExecutor:
             if left := self._queue.list_remaining():
                 if time.monotonic() > deadline:
                     raise PrimusError(
-                        f"{self._queue.folder}: another process still holds {len(left)} shards", "stop it first"
+                        f"{self._queue.folder}: another process is still working on {len(left)} shards", "stop it first"
                     )
                 time.sleep(workers.POLL_S)
         shard_results = self._queue.list_results()
@@ -259,7 +259,7 @@ class _RayExecutor:
         except self._ray.exceptions.RayError as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise PrimusError(
-                f"shard {shard.index}: its Ray worker died {RETRIES + 1} times: {reason}",
+                f"shard {shard.index}: its Ray worker failed {RETRIES + 1} times: {reason}",
                 "run the same command again, with fewer --workers if memory is short; finished shards are kept",
             ) from None
         if result.problem:

@@ -262,7 +262,7 @@ def fingerprint_file(file: str) -> str:
     try:
         status = os.stat(file)
     except OSError as error:
-        raise PrimusError(f"{file}: cannot be read, {error.strerror}") from None
+        raise PrimusError(f"{file}: cannot be read: {error.strerror}") from None
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
@@ -323,4 +323,4 @@ def _read_dataset(name: str) -> Iterator[TextDocument]:
     try:
         yield from map(TextDocument, documents())
     except OSError as error:
-        raise PrimusError(f"dataset {name}: cannot be read, {error}") from None
+        raise PrimusError(f"dataset {name}: cannot be read: {error}") from None

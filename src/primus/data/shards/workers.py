@@ -115,7 +115,9 @@ def _wait_for_others(queue: ShardQueue, deadline: float) -> None:
     """Pause if all remaining shards are claimed by other processes."""
     if left := queue.list_remaining():
         if time.monotonic() > deadline:
-            raise PrimusError(f"{queue.folder}: another process still holds {len(left)} shards", "stop it first")
+            raise PrimusError(
+                f"{queue.folder}: another process is still working on {len(left)} shards", "stop it first"
+            )
         time.sleep(POLL_S)
 
 

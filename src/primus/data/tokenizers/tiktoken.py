@@ -163,7 +163,7 @@ def _recognize_scheme(content: bytes, name: str) -> TiktokenScheme:
         if stem.startswith(scheme_name):
             return _find_scheme(scheme_name)
     raise UsageError(
-        f"{name}: a rank file does not define how text is split, and this is not a published one",
+        f"{name}: a rank file does not define how text is split, and this file is not a published one",
         f"name its scheme: {PREFIX}SCHEME:{name} with one of {', '.join(SCHEMES)}",
     )
 
@@ -181,7 +181,7 @@ def _parse_ranks(content: bytes, name: str) -> dict[bytes, int]:
 
 def _check_ranks(ranks: dict[bytes, int], name: str) -> None:
     if any(bytes([byte]) not in ranks for byte in range(256)) or len(set(ranks.values())) != len(ranks):
-        raise UsageError(f"{name}: a byte is missing or a rank is there twice", "download it again")
+        raise UsageError(f"{name}: a byte is missing or a rank occurs twice", "download it again")
 
 
 def _convert_megatron(content: bytes, name: str, pattern: str) -> bytes:

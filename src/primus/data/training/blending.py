@@ -104,7 +104,9 @@ def _compute_borders(weights: Sequence[float]) -> list[int]:
     ends = list(accumulate(Fraction(weight) for weight in weights))
     borders = [0, *(int(end / ends[-1] * 2**BITS) for end in ends)]
     if any(end == start for start, end in pairwise(borders)):
-        raise UsageError("the weights of a blend differ by more than 2 to the 64", "leave the smallest dataset out")
+        raise UsageError(
+            "the weights of a blend differ by a factor of more than 2^64", "leave the smallest dataset out"
+        )
     return borders
 
 

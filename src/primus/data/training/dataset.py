@@ -297,7 +297,7 @@ def _check_ends(data: DataConfig, files: list[TokenFile], eod_id: int | None) ->
         is_written = file.manifest and file.manifest.recipe.append_eod
         if not is_written and not _contains_token(file.tokens.tokens, eod_id):
             raise UsageError(
-                f"{key}: token {eod_id}, the end of a document, was found nowhere in {file.tokens.prefix}.bin",
+                f"{key}: token {eod_id}, the end of a document, does not occur in {file.tokens.prefix}.bin",
                 "set tokenizer_model to the tokenizer that the data was made with, or make it with --append-eod",
             )
 

@@ -46,7 +46,7 @@ def check(prefix: Path, dtype: np.dtype[np.generic], num_tokens: int) -> list[To
     ]
     if not places:
         return []
-    problem = "tokens that seem to begin at another byte, as of a stream that has lost or gained one"
+    problem = "misaligned tokens: the stream has probably lost or gained a byte"
     return [build_finding("alignment", bin_path(prefix), problem, *places, count=len(places))]
 
 

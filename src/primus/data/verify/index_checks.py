@@ -209,11 +209,11 @@ def _find_contradictions(index: TokenFileIndex, wrong: _DamagePlaces, num_bytes:
     findings = []
     if pointers:
         places = [DamagePlace(byte=index.pointers_byte + 8 * each, sequence=each) for each in pointers]
-        problem = "pointers that are not the end of the sequence before"
+        problem = "pointers that differ from the end of the previous sequence"
         findings.append(build_finding("pointers", path, problem, *places, count=len(pointers) + more))
     if lengths and not (lengths == [0] and index.pointers[0]):
         places = [DamagePlace(byte=HEADER.size + 4 * each, sequence=each) for each in lengths]
-        problem = "lengths that do not lead to the next pointer"
+        problem = "lengths that contradict the next pointer"
         findings.append(
             build_finding("lengths", path, problem, *places, count=len(lengths) + (0 if pointers else more))
         )
@@ -245,7 +245,7 @@ def check_borders(index: TokenFileIndex) -> list[TokenFileFinding]:
         wrong.add_numbers(first + np.flatnonzero(np.diff(index.borders[first : first + BLOCK + 1]) <= 0))
     if wrong.count:
         places = [at(each + 1) for each in wrong.first]
-        problem = "documents that do not begin after the one before"
+        problem = "documents that do not begin after the previous one"
         findings.append(build_finding("documents", path, problem, *places, count=wrong.count))
     return findings
 

@@ -173,7 +173,7 @@ def _fill_chunk(file: FileIO, chunk: NDArray[Any], path: Path) -> None:
     while view:
         count = file.readinto(view)
         if not count:
-            raise PrimusError(f"{path}: became shorter while it was read", "verify it when nothing writes it")
+            raise PrimusError(f"{path}: truncated while it was read", "verify it again when no process writes to it")
         view = view[count:]
 
 

@@ -278,7 +278,9 @@ def _find_eod(made: VerifyPlan) -> int | None:
     if token is None:
         made.report.notes.append("document ends were not checked: documents end with different tokens; see --eod-id")
     else:
-        made.report.notes.append(f"token {token} counts as the end-of-document token: almost all documents end with it")
+        made.report.notes.append(
+            f"token {token} is assumed to be the end-of-document token: almost all documents end with it"
+        )
     return token
 
 

@@ -117,7 +117,7 @@ def _read_entries(file: str) -> frozenset[str]:
         lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise UsageError(f"{file}: cannot be read, {reason}", "give the path of a text file") from None
+        raise UsageError(f"{file}: cannot be read: {reason}", "give the path of a text file") from None
     found = frozenset(line.strip().lower() for line in lines if line.strip() and not line.startswith("#"))
     if not found:
         raise UsageError(f"{file}: an empty list", "give a file with one entry a line")
