@@ -97,7 +97,8 @@ def test_backend_model_trainer_and_hook_serve_one_experiment(tmp_path: Path) -> 
 def test_the_callback_prints_the_mean_loss_of_the_steps(tmp_path: Path) -> None:
     experiment = ROOT / "examples/quickstart.yaml"
     callbacks = "[{plateau: {interval: 2}}]"
-    words = ["train", "pretrain", "--config", str(experiment), "--train_iters", "2", "--callbacks", callbacks]
+    small = ["--seq_length", "16", "--micro_batch_size", "1", "--sample_tokens", "0", "--num_layers", "1"]
+    words = ["train", "pretrain", "--config", str(experiment), "--train_iters", "2", "--callbacks", callbacks, *small]
     done = run("direct", "--single", "--", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "mean loss of steps up to 2: " in done.stdout

@@ -108,7 +108,7 @@ def test_every_command_is_listed_once() -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("script", ["run_pretrain.sh", "run_local_pretrain.sh"])
 def test_a_script_trains_for_real(script: str, workplace: Path) -> None:
-    words = "--train_iters 2 --eval_iters 1 --sample_tokens 0"
+    words = "--train_iters 2 --eval_iters 1 --sample_tokens 0 --seq_length 16 --micro_batch_size 1 --num_layers 1"
     variables = {"EXP": "examples/quickstart.yaml", "BACKEND": "native", "GPUS_PER_NODE": "1"}
     done = run_command(f"bash examples/{script} {words}", workplace, **variables)
     assert done.returncode == 0, done.stderr

@@ -218,7 +218,8 @@ def test_a_machine_without_accelerators_trains_on_its_cpu_unless_a_device_is_dem
             refuse()
 
 
-TRAIN = ("train", "pretrain", "--config", str(EXAMPLE), "--train_iters", "1", "--sample_tokens", "0")
+TRAIN = ("train", "pretrain", "--config", str(EXAMPLE), "--train_iters", "1", "--sample_tokens", "0",
+         "--seq_length", "16", "--micro_batch_size", "1", "--num_layers", "1")  # fmt: skip
 
 
 @pytest.mark.native

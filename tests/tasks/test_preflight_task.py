@@ -258,7 +258,7 @@ def test_measuring_leaves_json_alone_on_standard_output(tmp_path: Path) -> None:
 
 @pytest.mark.native
 def test_a_burn_in_that_is_interrupted_reports_what_it_found(tmp_path: Path) -> None:
-    words = ("--software", "--tests", "quickstart,burn_in", "--minutes", "2", "--quick", "--json")
+    words = ("--software", "--tests", "quickstart,burn_in", "--minutes", "0.5", "--quick", "--json")
     parts = [tmp_path / f"output/preflight/latest/report/performance/rank_{rank}.json" for rank in range(2)]
 
     def is_loaded() -> bool:
