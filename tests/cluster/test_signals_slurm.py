@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.test_slurm import EXPERIMENT, STEPS, Cluster
+from cluster.test_slurm import LIGHT, STEPS, Cluster
 from fakes import terminal
 from fakes.terminal import CTRL_C
 from primus.launch.signals import INSISTS_AFTER_S
@@ -27,7 +27,7 @@ FOREVER = 1_000_000
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     place = Cluster(tmp_path_factory.mktemp("signals"))
-    (place.folder / "long.yaml").write_text(EXPERIMENT.replace(f"train_iters: {STEPS}", f"train_iters: {FOREVER}"))
+    (place.folder / "long.yaml").write_text(LIGHT.replace(f"train_iters: {STEPS}", f"train_iters: {FOREVER}"))
     try:
         place.script("up", "3")
         yield place
@@ -127,9 +127,8 @@ def test_hooks_of_all_nodes_are_done_before_any_node_leaves(cluster: Cluster) ->
     """--wait=1 would end the others one second after the first; srun's default here is a minute."""
     write_hooks(cluster.folder / "hooks")
     environ = {"PRIMUS_HOOKS": str(cluster.folder / "hooks")}
-    words = line("slurm", "srun", "-N", "3", "--wait=1", name="after", config="tiny.yaml")
-    tiny = (cluster.folder / "tiny.yaml").read_text().replace("global_batch_size: 2", "global_batch_size: 3")
-    (cluster.folder / "tiny.yaml").write_text(tiny)
+    words = line("slurm", "srun", "-N", "3", "--wait=1", name="after", config="light.yaml")
+    (cluster.folder / "light.yaml").write_text(LIGHT.replace("global_batch_size: 2", "global_batch_size: 3"))
     done = cluster.ask(*words, limit_s=150, **environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted((cluster.folder / "said").read_text().split()) == ["after-0", "each-0", "each-1", "each-2"]

@@ -36,6 +36,8 @@ modules:
       lr: 1.0e-3, min_lr: 1.0e-4, save_interval: 10, auto_continue_train: false,
     }
 """.replace("STEPS", str(STEPS))
+LIGHT = EXPERIMENT.replace("framework: native", "framework: bigram")
+"""For what does not depend on the engine: it trains without a tensor library, which takes seconds to import."""
 
 
 class Cluster:
@@ -47,8 +49,10 @@ class Cluster:
         self.state.mkdir()
         tools = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         own = {"SLURM_CONF": str(self.state / "slurm.conf"), "XDG_STATE_HOME": str(folder / "state"), "PATH": tools}
+        own |= {"PRIMUS_PLUGINS": str(cli.PLUGINS)}
         self.environ = os.environ | own | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
         (folder / "tiny.yaml").write_text(EXPERIMENT)
+        (folder / "light.yaml").write_text(LIGHT)
 
     def script(self, *words: str) -> None:
         subprocess.run(["bash", str(SCRIPT), words[0], str(self.state), *words[1:]], check=True, timeout=120)
@@ -63,9 +67,9 @@ class Cluster:
         assert done.returncode == code, done.stdout + done.stderr + self.logs()
         return done
 
-    def submit(self, name: str, *options: str) -> tuple[str, Run]:
+    def submit(self, name: str, *options: str, config: str = "tiny.yaml") -> tuple[str, Run]:
         """Id and run of a job that trains."""
-        task = ("--", "train", "pretrain", "--config", "tiny.yaml", "--exp_name", name)
+        task = ("--", "train", "pretrain", "--config", config, "--exp_name", name)
         values = json.loads(self.primus("--json", "slurm", "sbatch", "-N", "2", "-c", "2", *options, *task).stdout)
         return values["id"], Run(Path(values["run"]))
 
@@ -82,9 +86,9 @@ class Cluster:
 
 MATRIX = """\
 name: rival
-experiment: tiny.yaml
+experiment: light.yaml
 platforms: {cpu: {processes: 1, runtime: slurm sbatch -N 1 -c 1}}
-frameworks: [native]
+frameworks: [bigram]
 models: {tiny: {}}
 settings: {train_iters: 12}
 repetitions: 2
@@ -162,7 +166,7 @@ def test_a_training_whose_node_dies_goes_on_with_a_spare_one(cluster: Cluster, u
 
 
 def test_a_cancelled_job_saves_and_stays_cancelled(cluster: Cluster) -> None:
-    job, run = cluster.submit("stopped", "--requeue")
+    job, run = cluster.submit("stopped", "--requeue", config="light.yaml")
     cluster.wait_for_step(run, 5)
     cluster.primus("direct", "--", "jobs", "cancel", job)
     waited = cluster.primus("direct", "--", "jobs", "wait", job, "--timeout", "60", code=143)
@@ -179,7 +183,7 @@ def test_benchmarks_run_on_all_nodes_and_node_0_reports(cluster: Cluster) -> Non
     assert {rank["host"] for rank in result["ranks"]} == {"n1", "n2"}
     [row] = [row for rank in result["ranks"] for row in rank["rows"]]
     assert row["case"]["ranks"] == 2 and {"rank_0_us", "rank_1_us"} <= set(row["figures"])
-    words = ("--config", "tiny.yaml", "--steps", "8", "--set", "exp_name=measured")
+    words = ("--config", "light.yaml", "--steps", "8", "--set", "exp_name=measured")
     done = cluster.primus(*step, "benchmark", "train", *words, limit_s=200)
     assert done.stdout.count('"result"') == 1, "one node reports"
     [row] = json.loads(done.stdout[done.stdout.index('{\n  "result"') :])["result"]["ranks"][0]["rows"]
@@ -223,8 +227,8 @@ def test_sbatch_reads_each_value_as_it_was_typed(cluster: Cluster) -> None:
 
 def test_a_comparison_runs_each_cell_as_a_job(cluster: Cluster) -> None:
     (cluster.folder / "jobs.yaml").write_text(
-        "experiment: tiny.yaml\nplatforms: {cpu: {processes: 1, runtime: slurm sbatch -N 1 -c 2}}\n"
-        "frameworks: [native]\nmodels: {tiny: {settings: {train_iters: 6}}}\nrepetitions: 2\n"
+        "experiment: light.yaml\nplatforms: {cpu: {processes: 1, runtime: slurm sbatch -N 1 -c 2}}\n"
+        "frameworks: [bigram]\nmodels: {tiny: {settings: {train_iters: 6}}}\nrepetitions: 2\n"
     )
     task = ("direct", "--", "compare", "run", "--matrix", "jobs.yaml", "--json")
     cells = json.loads(cluster.primus(*task, limit_s=240).stdout)["cells"]

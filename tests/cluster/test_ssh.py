@@ -29,7 +29,7 @@ EXPERIMENT = """\
 exp_name: two
 modules:
   pre_trainer:
-    framework: native
+    framework: {framework}
     model: tiny
     overrides:
       mock_data: true
@@ -39,7 +39,16 @@ modules:
       global_batch_size: 2
       bf16: false
       compile: false
+      vocab_size: 64
 """
+
+
+LONG = EXPERIMENT.format(iters=1000000, framework="bigram")
+"""Most tests are about hosts and signals: they train without a tensor library, which takes seconds to import."""
+
+
+def write_experiment(folder: Path, iters: int, framework: str = "bigram") -> None:
+    (folder / "two.yaml").write_text(EXPERIMENT.format(iters=iters, framework=framework))
 
 
 class Server:
@@ -88,7 +97,7 @@ class Server:
         ]
         return [
             *("ssh", "--hosts", hosts, "--port", str(self.port), "--user", getpass.getuser()),
-            *("--python", sys.executable, "--env", "PYTHONPATH", "--option", *options),
+            *("--python", sys.executable, "--env", "PYTHONPATH", "PRIMUS_PLUGINS", "--option", *options),
         ]
 
     def stop(self) -> None:
@@ -113,7 +122,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_both_hosts_train_together(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "two.yaml").write_text(EXPERIMENT.format(iters=3))
+    write_experiment(tmp_path, 3, "native")
     done = cli.run(*server.words(), "--", "train", "pretrain", "--config", "two.yaml", cwd=tmp_path, timeout_s=90)
     assert done.returncode == 0, done.stderr
     folder = next((tmp_path / "output" / "two").glob("2*"))
@@ -142,7 +151,7 @@ def test_both_hosts_measure_collectives_and_products(server: Server, tmp_path: P
 
 
 def started_training(server: Server, workplace: Path, **env: str) -> AbstractContextManager[subprocess.Popen[str]]:
-    (workplace / "two.yaml").write_text(EXPERIMENT.format(iters=100000))
+    write_experiment(workplace, 100000)
     words = [*server.words(), "--", "train", "pretrain", "--config", "two.yaml"]
     return cli.started(*words, cwd=workplace, **env)
 
@@ -218,7 +227,7 @@ def test_hosts_save_when_whoever_started_them_is_gone(server: Server, tmp_path: 
 
 
 def test_a_silent_host_counts_as_lost_and_ends_its_task_once_it_notices(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "two.yaml").write_text(EXPERIMENT.format(iters=100000))
+    write_experiment(tmp_path, 100000)
     words = [*server.words("127.0.0.2"), "--option", "ServerAliveInterval=1", "ServerAliveCountMax=2"]
     with cli.started(*words, "--", "train", "pretrain", "--config", "two.yaml", cwd=tmp_path) as process:
         folder = folder_of(tmp_path, process)
@@ -238,7 +247,7 @@ def test_a_silent_host_counts_as_lost_and_ends_its_task_once_it_notices(server: 
 def test_secrets_reach_the_hosts_and_no_command_line(server: Server, tmp_path: Path) -> None:
     words = server.words()
     words += ["--env", "HF_TOKEN", "GH_TOKEN=canary-typed", 'HARMLESS=it\'s "$(id)" `id`\n, = é']
-    (tmp_path / "two.yaml").write_text(EXPERIMENT.format(iters=100000))
+    write_experiment(tmp_path, 100000)
     task = ["train", "pretrain", "--config", "two.yaml"]
     with cli.started(*words, "--", *task, cwd=tmp_path, HF_TOKEN="canary-shell") as process:
         folder = folder_of(tmp_path, process)
@@ -272,7 +281,7 @@ def test_a_host_with_another_key_is_named(server: Server, tmp_path: Path) -> Non
 
 
 def test_a_host_that_is_down_ends_the_others_at_once(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "two.yaml").write_text(EXPERIMENT.format(iters=3))
+    write_experiment(tmp_path, 3)
     words = server.words(hosts=f"127.0.0.2,127.0.0.3:{_free_port()}")
     done = cli.run(*words, "--", "train", "pretrain", "--config", "two.yaml", cwd=tmp_path)
     assert done.returncode == 3
@@ -285,7 +294,7 @@ def test_a_host_that_is_down_ends_the_others_at_once(server: Server, tmp_path: P
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_training_in_a_terminal_saves_and_ends(number: signal.Signals, server: Server, tmp_path: Path) -> None:
-    with terminal.training(*server.words(), cwd=tmp_path, experiment=EXPERIMENT.format(iters=1000000)) as shown:
+    with terminal.training(*server.words(), cwd=tmp_path, experiment=LONG) as shown:
         shown.tell(number)
         terminal.check_saved(shown, tmp_path, number)
 
@@ -295,8 +304,7 @@ def test_a_failure_hook_of_host_0_is_done_though_the_other_host_has_failed(serve
     hooks.mkdir(parents=True)
     (hooks / "01.once.sh").write_text(f"sleep 3; echo done >{tmp_path}/said\n")
     environ = {"PRIMUS_HOOKS": str(hooks.parent)}
-    experiment = EXPERIMENT.format(iters=1000000)
-    with terminal.training(*server.words(), cwd=tmp_path, experiment=experiment, **environ) as shown:
+    with terminal.training(*server.words(), cwd=tmp_path, experiment=LONG, **environ) as shown:
         folder = next(tmp_path.glob("output/two/2*/metadata.json")).parent
         beat = json.loads((folder / "logs/attempt_0/rank_1.heartbeat.json").read_text())
         os.kill(beat["pid"], signal.SIGKILL)

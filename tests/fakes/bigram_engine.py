@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fakes.folder_processes import join_processes
 from primus.config.schema import Experiment
 from primus.runs.attempt import Attempt
 from primus.session.engine import MicroBatches, StepValues
 from primus.session.loop import train_with_engine
 from primus.session.open_session import open_session
-from primus.session.processes import OneProcess
+from primus.session.processes import OneProcess, Processes
 from primus.session.session import EngineInfo, Session
 
 INFO = EngineInfo(
@@ -32,9 +34,9 @@ INFO = EngineInfo(
 class BigramEngine:
     """An `Engine`; `poison` makes the loss of that step infinite."""
 
-    data_rank = 0
-
-    def __init__(self, vocab_size: int, poison: int | None = None) -> None:
+    def __init__(self, vocab_size: int, poison: int | None = None, processes: Processes | None = None) -> None:
+        self.processes = processes or OneProcess()
+        self.data_rank = self.processes.rank
         self.logits = np.zeros((vocab_size, vocab_size))
         self.steps, self.poison, self.is_closed = 0, poison, False
         self.loaded_names: list[str] = []
@@ -45,7 +47,10 @@ class BigramEngine:
         self.loaded_names = [name for name in weights.list_tensors() if weights.read(name) is not None]
 
     def step(self, batches: MicroBatches, learning_rate: float) -> StepValues:
-        losses, gradients = zip(*(self._differentiate(batch) for batch in batches), strict=True)
+        own = [self._differentiate(batch) for batch in batches]
+        losses, gradients = zip(
+            *(pair for pairs in self.processes.all_gather_values(own) for pair in pairs), strict=True
+        )
         gradient = np.mean(gradients, axis=0)
         self.logits -= learning_rate * gradient
         self.steps += 1
@@ -60,7 +65,8 @@ class BigramEngine:
         return {"parameters": self.logits.size, "weight_decay": 0.0}
 
     def save(self, folder: Path) -> None:
-        np.save(folder / "logits.npy", self.logits)
+        if self.processes.is_first:
+            np.save(folder / "logits.npy", self.logits)
 
     def load(self, folder: Path) -> None:
         self.logits = np.load(folder / "logits.npy")
@@ -91,3 +97,19 @@ def train_bigrams(
     engine = BigramEngine(experiment.trainer.model.vocab_size, poison)
     train_with_engine(session, engine)
     return session, engine
+
+
+def train_bigrams_on_hosts(experiment: Experiment, attempt: Attempt) -> None:
+    """Train in all processes of a run together; a step takes 20 ms at least."""
+    processes = join_processes(attempt)
+    info = replace(INFO, num_devices=processes.world, data_size=processes.world)
+    session = open_session(experiment, attempt, processes, info, os.environ)
+    train_with_engine(session, PausingEngine(experiment.trainer.model.vocab_size, processes=processes))
+
+
+class PausingEngine(BigramEngine):
+    """Leaves the machine to what is tested."""
+
+    def step(self, batches: MicroBatches, learning_rate: float) -> StepValues:
+        time.sleep(0.02)
+        return super().step(batches, learning_rate)

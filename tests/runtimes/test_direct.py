@@ -53,6 +53,16 @@ def test_several_nodes_keep_their_ranks() -> None:
     assert argv[4:9] == words
 
 
+def test_one_process_on_each_of_several_nodes_is_plain_python_that_knows_its_rank() -> None:
+    plan = planned(nproc=1, nnodes=2, node_rank=1, master_addr="head", env=("RANK=7",))
+    assert plan.argv == WORKER.argv
+    ranks = {"RANK": "1", "LOCAL_RANK": "0", "GROUP_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    expected = {**ranks, "MASTER_ADDR": "head", "MASTER_PORT": "1234"}
+    assert {name: plan.env[name].value for name in expected} == expected
+    assert "RANK" not in planned(nproc=1, env=("RANK=7",)).env
+    assert "primus.elastic_agent" in planned(nproc=1, nnodes=2, master_addr="head", rdzv_backend="c10d").argv
+
+
 def test_cores_are_shared_among_the_processes_unless_the_user_says_how() -> None:
     assert "OMP_NUM_THREADS" not in planned().env
     assert planned(nproc=2).env["OMP_NUM_THREADS"].value == "8"

@@ -14,6 +14,9 @@ DEFAULT_PORT = 1234
 FIRST_JOB_PORT, NUM_JOB_PORTS = 20000, 10000
 """Ports of jobs that share nodes: below Linux's ephemeral ports (from 32768)."""
 
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+"""Variables of a rank, which the launch sets; those of an outer launcher would mislead it."""
+
 
 class ClusterLayout(Struct, frozen=True, kw_only=True):
     """Rank and size of a launch as seen by this node."""
@@ -31,6 +34,12 @@ class ClusterLayout(Struct, frozen=True, kw_only=True):
     @property
     def world_size(self) -> int:
         return self.nproc * self.nnodes
+
+    def make_rank_variables(self) -> dict[str, str]:
+        """Variables of the only rank of this node among several nodes, as torchrun's agent sets them for each rank."""
+        values = (self.node_rank, 0, self.node_rank, self.world_size, 1)
+        master = {"MASTER_ADDR": self.master_addr, "MASTER_PORT": str(self.master_port)}
+        return dict(zip(RANK_VARIABLES, map(str, values), strict=True)) | master
 
     @property
     def master_of_several(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Run on this machine: plain Python for one process, torchrun's elastic agent for more."""
+"""Run on this machine: plain Python for one process of a node, torchrun's elastic agent for more."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from primus.launch.hooks import patch_files
 from primus.launch.plan import LaunchPlan, PlanContext, RestartPolicy, Variable, extends_list
 from primus.launch.supervision import flight_recorder
 from primus.launch.supervision.agent_report import AGENT, agent_report_file
-from primus.machine.cluster import ClusterLayout, find_layout
+from primus.machine.cluster import RANK_VARIABLES, ClusterLayout, find_layout
 from primus.machine.devices import count_devices, list_usable_devices
 from primus.machine.facts import MachineFacts
 from primus.runs.store import Run
@@ -89,8 +89,14 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
         and list_usable_devices(context.facts(shape.master_of_several), context.environ)
     ):
         env |= flight_recorder.make_recorder_variables(context.directory, context.attempt, {**context.environ, **env})
-    needs_agent = context.starts_workers and shape.world_size > 1
-    argv = _build_agent_command(plan.argv, shape, context, options.rdzv_backend) if needs_agent else plan.argv
+    argv = plan.argv
+    if context.starts_workers:
+        env = {name: variable for name, variable in env.items() if name not in RANK_VARIABLES}
+        # Several processes of a node need an agent that starts them, and c10d one that numbers the nodes.
+        if shape.nproc > 1 or (shape.nnodes > 1 and options.rdzv_backend == "c10d"):
+            argv = _build_agent_command(argv, shape, context, options.rdzv_backend)
+        elif shape.nnodes > 1:
+            env |= {name: Variable(value, "layout") for name, value in shape.make_rank_variables().items()}
     hooks = () if options.no_hooks else context.hooks()
     actions = hooks + patch_files.plan_patch_files(options.patch or context.patches, context.environ)
     ordered = sorted(actions, key=lambda action: STAGES.index(action.stage))

@@ -29,8 +29,7 @@ from primus.launch.hooks.patch_record import PatchRecorder
 from primus.launch.hooks.scripts import ScriptResult
 from primus.launch.plan import Action, Variable
 from primus.launch.signals import StopSignals
-from primus.launch.supervision.worker_processes import RANK_VARIABLES
-from primus.machine.cluster import ClusterLayout
+from primus.machine.cluster import RANK_VARIABLES, ClusterLayout
 from primus.redaction import holds_secret, is_secret_name, learn, learn_args, learn_value, redact_log_text
 from primus.runs.store import Run, RunOutcome, State
 

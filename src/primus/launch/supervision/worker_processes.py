@@ -31,7 +31,7 @@ from primus.launch.supervision.agent_report import AGENT, AgentReport, RankExit,
 from primus.launch.supervision.attempt_monitor import AttemptMonitor
 from primus.launch.supervision.attempt_result import NodeResult
 from primus.machine import oom
-from primus.machine.cluster import ClusterLayout
+from primus.machine.cluster import RANK_VARIABLES, ClusterLayout
 from primus.machine.oom import OomKills
 from primus.redaction import redact_file
 from primus.runs import events
@@ -41,8 +41,6 @@ from primus.runs.store import RankFailure, Run
 
 POLL_S = 0.05
 """Time between two looks of the monitor: it bounds how late a message of another node is handled."""
-RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-"""Variables that the agent sets for each of several ranks; those of an outer launcher would mislead a single rank."""
 MARK = "PRIMUS_ATTEMPT"
 """Variable by which all processes of an attempt on a node are found, even if processes in between have ended."""
 
@@ -96,9 +94,8 @@ def _start_processes(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> 
             "the agent that starts several processes comes with PyTorch, which is not installed",
             "run ./primus-cli setup, or pip install '.[native]' in a checkout",
         )
-    env = without_empty_python_path({**environ, **{name: variable.value for name, variable in plan.env.items()}})
-    for name in RANK_VARIABLES:
-        env.pop(name, None)
+    inherited = {name: value for name, value in environ.items() if name not in RANK_VARIABLES}
+    env = without_empty_python_path(inherited | {name: variable.value for name, variable in plan.env.items()})
     env[LAUNCHER_VARIABLE] = str(os.getpid())  # by which a rank detects that its launcher has exited
     with launch_log(run, plan).open("ab") as log:
         try:

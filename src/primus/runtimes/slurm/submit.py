@@ -20,6 +20,7 @@ from primus.launch.jobs import job_states, submissions
 from primus.launch.jobs import logs as job_logs
 from primus.launch.jobs.submissions import Submission
 from primus.launch.run_remote import QueryOnly, RemoteLaunch, SubmissionRejected
+from primus.machine.cluster import RANK_VARIABLES
 from primus.messages import Say
 from primus.redaction import redact_args
 from primus.runs.events import EventLog
@@ -32,7 +33,7 @@ SUBMIT_LIMIT_S = 120.0
 """Time for sbatch to respond; it retries a busy controller itself (slurm.conf(5), MessageTimeout, 10 s by default)."""
 JOB_PREFIXES = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI", "OMPI", "PRTE_", "PALS_")
 """Prefixes of variables of the enclosing job: Slurm rejects a job that inherits them, or reads its options there."""
-LAUNCHER_VARIABLES = ("NNODES", "NODE_RANK", "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+LAUNCHER_VARIABLES = ("NNODES", "NODE_RANK", *RANK_VARIABLES)
 """Variables with a node's rank; on the cluster Slurm sets it."""
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 
