@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from checkpoint_models import SPARSE, draw_hub_tensors, make_spec
-from primus.checkpoint.convert import TargetSettings, open_average, plan_conversion, write_conversion
+from primus.checkpoint.convert import TargetSettings, compare_weights, open_average, plan_conversion, write_conversion
 from primus.checkpoint.formats.huggingface import CONFIG, INDEX, SINGLE, check_copies
 from primus.checkpoint.formats.open import MODEL_FILE, FoundCheckpoint, OpenedCheckpoint, open_checkpoint
 from primus.checkpoint.formats.safetensors_file import build_header, read_header
@@ -273,3 +273,13 @@ def test_an_option_without_effect_is_refused(hub: Path, tmp_path: Path, words: A
     words = [word.replace("{tmp}", str(tmp_path / "empty")) for word in words]
     assert main(["direct", "--", "checkpoint", "convert", str(hub), str(tmp_path / "out"), *words]) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_a_nan_in_both_checkpoints_is_no_difference() -> None:
+    nan = float("nan")
+    ours, theirs = TensorDict({"a": torch.tensor([nan, 1.0, 2.0])}), TensorDict({"a": torch.tensor([nan, 1.0, 2.5])})
+    assert compare_weights(ours, ours) == []
+    (found,) = compare_weights(ours, theirs)
+    assert (found.different, found.max_difference) == (1, 0.5)
+    (found,) = compare_weights(ours, TensorDict({"a": torch.tensor([nan, nan, 2.0])}))
+    assert (found.different, found.max_difference) == (1, float("inf"))

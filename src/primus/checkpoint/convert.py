@@ -205,7 +205,8 @@ def _compute_fingerprint(opened: OpenedCheckpoint, settings: TargetSettings) -> 
 
 def _describe_files(folder: Path) -> list[Any]:
     paths = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
-    # Resolved: the hub's cache has links to files with the content's hash as name.
+    # By size and time: to hash the content would read every weight twice. Resolved: the hub's cache has links to files
+    # with the content's hash as name.
     files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.is_file()]
     return [os.path.realpath(folder), files]
 
@@ -264,7 +265,8 @@ def _compare_tensor(
         count = int(unequal.sum())
         if count:
             different += count
-            difference = max(difference, float((ours - theirs).abs().nan_to_num(float("inf")).max()))
+            # A NaN on one side only is an infinite difference; on both sides the elements are equal.
+            difference = max(difference, float((ours - theirs)[unequal].abs().nan_to_num(float("inf")).max()))
             largest = max(largest, float(ours.abs().max()))
     if not different:
         return []
@@ -309,6 +311,7 @@ class AveragedWeights:
         return self._tensors
 
     def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
+        # Summed in the order of the sources: float32 sums depend on it, and a resumed average must have equal bytes.
         total = self._sources[0].read(name, rows).float()
         for source in self._sources[1:]:
             total = total + source.read(name, rows).float()

@@ -148,6 +148,7 @@ def _use_gpu_file(environ: Mapping[str, str], facts: MachineFacts, torch: str | 
     """The newest file that hipBLASLt or TunableOp reads, copied to the local disk: hipBLASLt opens it for each new
     product, which halves the speed on a network file system (github.com/ROCm/rocm-libraries/issues/2905)."""
     now = {HIPBLASLT: describe_rocm(facts), TUNABLEOP: describe_rocm(facts, torch)}
+    # At most one of the two, because each was kept after a comparison without the other one.
     found = [(kind, best) for kind in now if (best := find_tuned_file(environ, kind, now[kind])) is not None]
     if not found:
         return TunedSettings()
@@ -214,6 +215,7 @@ def describe_device(facts: MachineFacts, *, is_cpu: bool = False) -> str:
 
 def list_tuned_files(environ: Mapping[str, str], kind: str) -> Iterator[tuple[Path, TunedFile | None]]:
     """All files of `kind` with their headers; None for a damaged one."""
+    # A tuner may replace a file meanwhile, by rename: each read sees a whole file.
     folder = find_store(environ)
     for path in sorted(folder.glob(f"{kind}-*.json")) if os.path.isdir(folder) else ():
         try:

@@ -84,7 +84,12 @@ def run_benchmark(attempt: Attempt, plan: BenchmarkPlan) -> None:
 
 
 class BenchmarkWorker:
-    """One rank, with its results so far: a `primus.benchmark.BenchmarkContext`."""
+    """One rank, with its results so far: a `primus.benchmark.BenchmarkContext`.
+
+    All ranks call `start`, `measure` for the same cases in the same order, and `finish`, which are collectives. `close`
+    follows in any case. After an error `finish` is skipped: the other ranks then run into their time limits, and the
+    partial results are in the file of each rank.
+    """
 
     def __init__(self, attempt: Attempt, plan: BenchmarkPlan, options: BenchmarkOptions) -> None:
         self._started = time.time()
@@ -125,6 +130,7 @@ class BenchmarkWorker:
             peaks = find_device_peaks(
                 self.device, self._clock, num_threads=torch.get_num_threads(), max_bytes=max_bytes
             )
+        # Before the cases: a rank that is killed later leaves rows that can be compared with the limits of its device.
         self._write_part(peaks=peaks)
         sampler = self._create_sampler()
         with sampler or nullcontext():
@@ -133,10 +139,11 @@ class BenchmarkWorker:
 
     def count_sets(self, set_bytes: int, mode: Mode) -> int:
         """Number of operand sets of this size to rotate; see `primus.benchmark.BenchmarkContext`."""
+        # One more than fills the cache: the least recently used set is evicted before its turn comes again.
         wanted = max(2, math.ceil(self.cache_bytes / set_bytes) + 1) if mode == "steady" else 1
         free_bytes = int(find_free_bytes(self.device) * USABLE_SHARE)
         if self.device.type == "cpu":
-            free_bytes //= self.num_local
+            free_bytes //= self.num_local  # the ranks of a node share its memory, and allocate at the same time
         fewest = 2 if mode == "steady" else 1
         if fewest * set_bytes > free_bytes:
             raise PrimusError(

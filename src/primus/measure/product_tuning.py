@@ -19,7 +19,9 @@ from primus.tuning.products import MatrixProduct
 NUM_SETS = 3
 """Sets of operands in turn: a step does not find them in the innermost cache either."""
 WARM_UP_ROUNDS = 2
+"""Rounds that are dropped: the first calls allocate workspaces and create oneDNN's primitives."""
 FEWEST_ROUNDS, MOST_ROUNDS = 12, 200
+"""A product that takes seconds still gets ten ratios for its interval; more than 200 hardly narrow it."""
 LEVEL = 0.99
 """Of the interval that a winner must keep below 1: several forms are compared with the default at once."""
 MEMORY_SHARE = 0.5
@@ -49,6 +51,7 @@ def tune_product(product: MatrixProduct, measure_s: float) -> TunedProduct:
         forms, problems = _check_forms(product, sets)
     except (RuntimeError, TypeError) as error:
         return TunedProduct(product=product, problem=_first_line(error))
+    # Without the default there is nothing to compare with.
     if DEFAULT not in forms:
         return TunedProduct(product=product, problem=problems[DEFAULT])
     samples = _measure_in_turn(forms, sets, measure_s)
@@ -102,6 +105,7 @@ def _check_forms(
     """The forms whose result agrees with the product in fp64, and what is wrong with the others."""
     usable: dict[str, Form] = {}
     problems: dict[str, str] = {}
+    # Before any timing: a form that computes something else may well be the fastest.
     a, b = sets[0]
     for name, form in list_forms(product, torch.get_num_threads()).items():
         try:
@@ -145,6 +149,7 @@ def _measure_in_turn(
 
 
 def _judge_form(name: str, times: list[float], base: list[float]) -> FormTiming:
+    # Ratios within a round: a change of the clock or of the load hits both times, and cancels.
     ratios = [own / other for own, other in zip(times, base, strict=True)]
     interval = bootstrap_interval(ratios, median, level=LEVEL)
     return FormTiming(

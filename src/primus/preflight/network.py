@@ -44,6 +44,7 @@ def check_route(node: PreflightNode) -> Iterator[CheckFinding]:
     """The route to the master uses the chosen interface."""
     used = node.facts.master_interface
     is_here = (_resolve_address(node.layout.master_addr) or "").startswith(("127.", "::1"))
+    # Node 0 reaches the master, which is itself, over loopback: that says nothing about the interface.
     if node.layout.nnodes == 1 or node.layout.node_rank == 0 or is_here:
         return
     reason = f"the route to {node.layout.master_addr}"
@@ -83,11 +84,12 @@ def check_rendezvous(node: PreflightNode) -> Iterator[CheckFinding]:
     # Only node 0 listens on the port. The check closes its socket at once: the report exchange and the workers use
     # the port later.
     if port is not None and node.layout.node_rank == 0:
+        is_free = _is_free(port)
         yield judge_value(
-            _is_free(port),
+            is_free,
             "fail",
             "network.port",
-            f"port {port} is {'free' if _is_free(port) else 'in use'}",
+            f"port {port} is {'free' if is_free else 'in use'}",
             "free",
             "the rendezvous uses it",
             "choose another --master-port, the same on every node",
@@ -101,6 +103,8 @@ def _resolve_address(name: str) -> str | None:
 
 
 def _is_free(port: int) -> bool:
+    # create_server sets SO_REUSEADDR, so that connections of an earlier run in TIME_WAIT do not count. With
+    # SO_REUSEPORT the bind would also succeed beside a process that listens.
     try:
         with closing(socket.create_server(("", port), reuse_port=False)):
             return True

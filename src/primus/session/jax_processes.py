@@ -34,6 +34,8 @@ def join_jax_run(attempt: Attempt, trainer: Trainer) -> Iterator[Processes]:
         UnfitError: JAX cannot be imported, or does not have the devices that the experiment asks for.
         PrimusError: The processes do not find each other; also, instead of JAX's own error, when memory runs out.
     """
+    # In this order: XLA_FLAGS are set before jax starts, and jax.distributed.initialize precedes the first look at
+    # devices, which fixes the platform.
     device = trainer.training.device
     _import_jax(trainer.training.deterministic)
     has_accelerators = _prepare_devices(device)
@@ -108,7 +110,7 @@ def _join_jax_processes(
     from primus.session.torch_processes import join_processes
 
     place = (attempt.rank, attempt.local_rank, attempt.world_size)
-    # On the host: JAX has the devices.
+    # torch's group is for values on the host, since JAX has the devices. It also tells all processes JAX's address.
     with join_processes(*place, timeout, os.environ, "cpu") as processes:
         address: str = processes.broadcast_from_first(_choose_coordinator() if processes.is_first else "")
         jax.distributed.initialize(
@@ -122,11 +124,14 @@ def _join_jax_processes(
             _check_devices(device, has_accelerators)
             yield processes
         finally:
+            # A barrier of all processes: the first one holds JAX's coordinator, and must not exit before the others.
             jax.distributed.shutdown()
 
 
 def _choose_coordinator() -> str:
     """Address and free port of this node for JAX's coordinator; MASTER_PORT is torch's."""
+    # Free when the kernel chose it: another program may take it before JAX binds it. The launch then fails, and a
+    # restart chooses another one.
     host = os.environ.get("MASTER_ADDR", "localhost")
     with socket.socket() as probe:
         probe.bind(("", 0))

@@ -154,6 +154,7 @@ class Session:
                 step_turns.EVENT, number=turn.number, first_step=self.step + 1, cpu_s=round(time.process_time(), 6)
             )
             self.callbacks.call("after_pause")
+        # A signal precedes a callback's wish: a preempted run must not spend its grace time on an evaluation.
         own = CONTINUE if self.stop_reason is None else FINISH
         if self.attempt.stop_signal is not None:
             own = INTERRUPT
@@ -226,6 +227,7 @@ class Session:
             PrimusError: It cannot be written; its folder is deleted.
         """
         # The phase has a longer hang time-out, which ends with the heartbeat of the phase `train`.
+        # Callbacks may change their state in `before_save`, so it is collected afterwards.
         self.callbacks.call("before_save")
         self.attempt.beat("checkpoint", self.step)
         position = TrainingPosition(

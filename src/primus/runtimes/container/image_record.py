@@ -17,7 +17,9 @@ from primus.runtimes.container.engines import ContainerSpec
 from primus.runtimes.container.launched_containers import ENGINE_LIMIT_S
 
 FIRST_WAIT_S = 1.0
+"""A local image is known at the first query; only a pull takes longer."""
 LONGEST_WAIT_S = 60.0
+"""A pull takes minutes, and each query starts a process of the engine."""
 
 
 class ContainerImage(Struct, frozen=True, kw_only=True):
@@ -55,6 +57,7 @@ def record_image(run: Run | None, container: ContainerSpec, environ: Mapping[str
     try:
         yield
     finally:
+        # The last query of the thread is limited, too, so that an unresponsive daemon cannot delay the exit.
         is_over.set()
         writer.join(timeout=ENGINE_LIMIT_S)
 

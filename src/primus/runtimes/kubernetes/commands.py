@@ -20,6 +20,7 @@ from primus.runtimes.kubernetes.target import JobView, KubernetesTarget, NodeVie
 from primus.task import TaskContext
 
 POLL_S = 2.0
+"""Pause between two queries of `wait` and `logs --follow`: lines appear soon, with 30 requests a minute at most."""
 SERVER_ERROR = HTTPStatus.INTERNAL_SERVER_ERROR
 """Status from which an answer is a fault of the server, which may be transient; those below are rejections."""
 MODULES = {"jobset": "objects", "trainjob": "objects", "safe": "safe_client"}
@@ -66,6 +67,7 @@ def resolve_job_place(options: Options, environ: Mapping[str, str]) -> Place:
     if recorded:
         return dict(recorded[-1].place)
     place = load_target(options.target_name).resolve_place(options, environ)
+    # A job whose kind is not given is looked up under each kind that the cluster has.
     is_open = options.job_id and options.target is None and MODULES[place["target"]] == "objects"
     return _find_place_of_job(place, options.job_id, environ) if is_open else place
 
@@ -215,6 +217,7 @@ def _delete_job(server: KubernetesTarget, place: Place, options: Options, contex
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             context.say("nothing was deleted")
             return EXIT_FAILED
+    # Recorded only after the server has accepted it: `jobs list` must not report a job as cancelled that runs.
     server.delete_job(place, options.job_id, context.environ)
     for submission in _find_submissions(options.job_id, place, context.environ):
         job_states.record_end(submission, JobState(state="cancelled", raw="deleted"))

@@ -149,6 +149,7 @@ def create_job(job_spec: JobSpec, place: Place, environ: Mapping[str, str], say:
         try:
             return str(server.post_json("/workloads", body)["workloadId"])
         except UncertainRequestError as error:
+            # A request that is sent again at once could create the workload twice.
             problem = error
             time.sleep(delay)
             found = _find_workload(server, place, job_spec)
