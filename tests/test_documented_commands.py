@@ -29,8 +29,9 @@ from primus.task import TASKS
 ROOT = Path(__file__).parents[1]
 QUICK_START = "./primus-cli direct -- train pretrain --config examples/quickstart.yaml"
 PAGES = ("docs/quickstart.md", "README.md")
-SHORT = ("--train_iters", "2", "--eval_iters", "1")
+SHORT = ("--train_iters", "2", "--eval_iters", "1", "--micro_batch_size", "1", "--sample_tokens", "4")
 """Behind each training command, unless it repeats a run as it was."""
+SHORT_BENCHMARK = ("--duration", "0.1")
 DRY = (
     *("container", "slurm", "ssh", "kubernetes", "logs", "cancel", "--perf", "--nproc 8", "compare", "setup"),
     *("gate", "--profile", "trace"),  # two steps are too few for them
@@ -101,7 +102,7 @@ def runnable(command: str, folder: Path) -> list[str]:
         return [*words[:1], "--dry-run", *(word for word in words[1:] if word != "--dry-run")]
     if "train" in words and "--replay" not in words:
         return [*words, *SHORT]
-    return words
+    return [*words, *SHORT_BENCHMARK] if "benchmark" in words else words
 
 
 @pytest.fixture
