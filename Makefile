@@ -1,10 +1,10 @@
 # One door for each thing that a developer does; CI goes through the same ones.
 # VENV=FOLDER uses that environment; else ./primus-cli makes the project's own, with the developers' tools.
-# JOBS=NUMBER is how many processes run the tests: one more than there are cores, since many tests wait for a process.
+# JOBS=NUMBER is how many processes run the tests: two more than there are cores, since many tests wait for a process.
 # RIVALS=PYTHON is an interpreter with the engines that `make bench` compares with (see benchmarks/train_speed.py).
 
 VENV ?=
-JOBS ?= $(shell echo $$(($$(nproc) + 1)))
+JOBS ?= $(shell echo $$(($$(nproc) + 2)))
 in_parallel = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 in_venv = venv="$(or $(VENV),$$(./primus-cli setup --dev))" && PATH="$$venv/bin:$$PATH" &&
 

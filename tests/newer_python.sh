@@ -9,7 +9,8 @@ for version in 3.13 3.12; do
     for python in "python$version" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python; do
         [ "$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || :)" = "$version" ] || continue
         echo "== Python $version: $python"
-        export PRIMUS_VENV="$PWD/.venv-python$version" PRIMUS_PYTHON="$python"
+        # uv, which comes with the development environment, installs in a third of pip's time.
+        export PRIMUS_VENV="$PWD/.venv-python$version" PRIMUS_PYTHON="$python" PATH="$PWD/.venv/bin:$PATH"
         # Where no index has a small PyTorch for CPUs, it is 3 GB: CI has no time for more than five minutes.
         ${TIMEOUT-timeout 300} ./primus-cli setup --dev --engine megatron || {
             echo "megatron-core cannot be installed for Python $version: it is not tested" >&2
