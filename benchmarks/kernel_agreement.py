@@ -255,7 +255,7 @@ def pair_calls(call: Callable[[], object], device: torch.device) -> tuple[Callab
 def list_memory_sides(device: torch.device, turns: int) -> list[ComparedSides]:
     """The kernels of STREAM by torch and by C."""
     library = compile_stream()
-    elements = memory.array_elements(memory.host_cache_bytes(), find_array_bytes(device, 1))
+    elements = memory.count_array_elements(memory.read_host_cache_bytes(), find_array_bytes(device, 1))
     arrays = memory.allocate_arrays(device, elements)
     clock, found = create_clock(device), []
     library.omp_set_num_threads(torch.get_num_threads())
@@ -320,8 +320,8 @@ def list_storage_sides(size: int, turns: int) -> list[ComparedSides]:
 def check_collectives() -> dict[str, float]:
     """The bandwidths of the line of nccl-tests: 8589934592 B, 40903 us, 8 ranks: 210.01 and 367.51 GB/s."""
     found = {
-        "algbw": round(collectives.algorithm_bandwidth(8589934592, 40903e-6), 2),
-        "busbw": round(collectives.bus_bandwidth("all_reduce", 8589934592, 40903e-6, 8) or 0.0, 2),
+        "algbw": round(collectives.compute_algorithm_bandwidth(8589934592, 40903e-6), 2),
+        "busbw": round(collectives.compute_bus_bandwidth("all_reduce", 8589934592, 40903e-6, 8) or 0.0, 2),
     }
     assert found == {"algbw": 210.01, "busbw": 367.51}, found
     return found

@@ -21,7 +21,7 @@ from primus.backends.torchtitan.backend_settings import find_replacing_keys, lis
 from primus.benchmark import Benchmark, BenchmarkRow, MeasuredCall
 from primus.callback import CallbackPlugIn
 from primus.comparison.result import build_json_schema
-from primus.config.docs import field_docs
+from primus.config.docs import read_field_docs
 from primus.config.frameworks.known_keys import read_maxtext_keys
 from primus.config.load import load_model
 from primus.config.schema import ModelSpec
@@ -365,7 +365,7 @@ def _describe_member(member: ContractMember) -> str:
 
 
 def _class_table(struct: type[Struct]) -> str:
-    rows = [f"| `{name}` | {text} |" for name, text in field_docs(struct).items()]
+    rows = [f"| `{name}` | {text} |" for name, text in read_field_docs(struct).items()]
     return "\n".join([f"| `{struct.__name__}` | |", "|---|---|", *rows])
 
 

@@ -37,7 +37,7 @@ def small(tmp_path: Path) -> Path:
 def through_a_run_folder(asked: Experiment, folder: Path) -> Experiment:
     for name, text in experiment.format_files(Resolved(asked, {})).items():
         write_text(folder / name, text)
-    return experiment.experiment_of(Run(folder))
+    return experiment.read_run_experiment(Run(folder))
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
@@ -99,7 +99,9 @@ def test_secrets_of_an_experiment_stay_out_of_its_files(small: Path, tmp_path: P
     assert "HF_TOKEN: <secret>" in files[experiment.CONFIG_FILE]
     for name, text in files.items():
         write_text(tmp_path / name, text)
-    assert experiment.experiment_of(Run(tmp_path)).env == {"PLAIN": "shown"}, "the value comes from today's environment"
+    assert experiment.read_run_experiment(Run(tmp_path)).env == {"PLAIN": "shown"}, (
+        "the value comes from today's environment"
+    )
 
 
 # -- what is refused --

@@ -29,7 +29,7 @@ def ran(tmp_path: Path, body: str, functions: str = "f", *words: str) -> tuple[i
 
 def test_the_context_has_the_values_of_the_launcher_variables() -> None:
     more = {"PRIMUS_RUN_DIR": "/run", "PRIMUS_CONFIG": "", "PRIMUS_OUTCOME": "failed", "PRIMUS_EXIT_CODE": "137"}
-    context = api.context_of(TOLD | more, ["--lr", "1"])
+    context = api.build_hook_context(TOLD | more, ["--lr", "1"])
     assert context == HookContext(
         stage="after",
         task="train pretrain",

@@ -103,7 +103,7 @@ def _check_settings(resolved: Resolved) -> None:
     )
     checks.check_lengths(resolved)
     checks.check_data(resolved)
-    checks.accumulation_steps(resolved, _fewest_processes(resolved))
+    checks.count_accumulation_steps(resolved, _fewest_processes(resolved))
 
 
 def _fewest_processes(resolved: Resolved) -> int:
@@ -148,7 +148,7 @@ def format_files(resolved: Resolved) -> dict[str, str]:
     }
 
 
-def secret_settings(experiment: Experiment) -> dict[str, Any]:
+def collect_secret_settings(experiment: Experiment) -> dict[str, Any]:
     """Settings that contain secrets, by key."""
     return {key: value for key, value in _settings_of(experiment).items() if redact_setting(key, value) != value}
 
@@ -212,6 +212,6 @@ def _restore_settings(trainer: Trainer, hidden: Sequence[str], run: Run, environ
     return trainer
 
 
-def experiment_of(run: Run, environ: Mapping[str, str] = MappingProxyType({})) -> Experiment:
+def read_run_experiment(run: Run, environ: Mapping[str, str] = MappingProxyType({})) -> Experiment:
     """The experiment that a run trains."""
     return load_run_experiment(run, environ).experiment

@@ -135,7 +135,7 @@ def hook(
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the functions ``argv[1]`` (separated by commas) of the file ``argv[0]``; the rest are the task's words."""
     file, names, *words = argv
-    context = context_of(environ, words)
+    context = build_hook_context(environ, words)
     functions = runpy.run_path(file, run_name="primus_hook")
     env: dict[str, str] = {}
     extra: dict[str, str] = {}
@@ -154,7 +154,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     return 1 if stopped else 0
 
 
-def context_of(environ: Mapping[str, str], words: Sequence[str]) -> HookContext:
+def build_hook_context(environ: Mapping[str, str], words: Sequence[str]) -> HookContext:
     """The context that the launcher's variables describe."""
     directory, config, code = (environ.get(f"PRIMUS_{name}") for name in ("RUN_DIR", "CONFIG", "EXIT_CODE"))
     return HookContext(

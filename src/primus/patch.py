@@ -89,7 +89,7 @@ class PatchChoice(Struct, frozen=True, kw_only=True):
         return self.state in ("applies", "expired")
 
 
-def chosen_names(environ: Mapping[str, str]) -> tuple[list[str], bool]:
+def list_chosen_names(environ: Mapping[str, str]) -> tuple[list[str], bool]:
     """Names of the selected patches, and whether the user named them one by one.
 
     Raises:
@@ -125,7 +125,7 @@ def choose_patches(
     Raises:
         UsageError: The patch does not exist, or a patch that the user named does not apply on this machine.
     """
-    names, are_named = chosen_names(environ)
+    names, are_named = list_chosen_names(environ)
     found = [_choose_patch(name, backend, today or datetime.now(tz=timezone.utc).date(), folders) for name in names]
     for choice in found:
         if are_named and choice.state in REFUSED:

@@ -18,7 +18,7 @@ from typing import TextIO
 
 from primus import patch, registry
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError
-from primus.experiment import experiment_of
+from primus.experiment import read_run_experiment
 from primus.interpreter import exclude_working_folder_of_children
 from primus.launch.request import LaunchRequest
 from primus.process import run_until_end
@@ -89,7 +89,7 @@ def _apply_patches(attempt: Attempt, environ: Mapping[str, str]) -> None:
 
 def _find_backend(run: Run, environ: Mapping[str, str]) -> str:
     """Backend of the run's experiment; empty if the task trains nothing, so that it imports no engine to patch it."""
-    return experiment_of(run, environ).trainer.framework if run.config.is_file() else ""
+    return read_run_experiment(run, environ).trainer.framework if run.config.is_file() else ""
 
 
 def _redirect_output(log: Path) -> TextIO:

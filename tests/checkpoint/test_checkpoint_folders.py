@@ -21,7 +21,7 @@ from primus.errors import PrimusError, UsageError
 
 def checkpoint(folder: Path, step: int, content: bytes = b"tensors") -> Path:
     """A complete checkpoint of one file."""
-    path = folders.step_folder(folder, step)
+    path = folders.name_step_folder(folder, step)
     path.mkdir(parents=True)
     (path / "data").write_bytes(content)
     manifest.write_manifest(path, describing(path, step))
@@ -98,7 +98,7 @@ def test_every_available_checksum_finds_a_change(tmp_path: Path) -> None:
 def test_only_complete_checkpoints_count_and_order_is_by_step(tmp_path: Path) -> None:
     for step in (100_000_000, 5, 20):
         checkpoint(tmp_path, step)
-    folders.step_folder(tmp_path, 30).mkdir()
+    folders.name_step_folder(tmp_path, 30).mkdir()
     (tmp_path / "step_x").mkdir()
     (tmp_path / "notes.txt").write_text("")
     assert [folders.parse_step(path) for path in folders.list_checkpoints(tmp_path)] == [5, 20, 30, 100_000_000]
@@ -108,8 +108,8 @@ def test_only_complete_checkpoints_count_and_order_is_by_step(tmp_path: Path) ->
 def test_pruning_keeps_the_newest_complete_ones(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         checkpoint(tmp_path, step)
-    (folders.step_folder(tmp_path, 2) / manifest.MANIFEST_NAME).unlink()
-    folders.step_folder(tmp_path, 5).mkdir()
+    (folders.name_step_folder(tmp_path, 2) / manifest.MANIFEST_NAME).unlink()
+    folders.name_step_folder(tmp_path, 5).mkdir()
     deleted = folders.prune_checkpoints(tmp_path, keep=2)
     assert [folders.parse_step(path) for path in deleted] == [1, 2]
     assert [folders.parse_step(path) for path in folders.list_checkpoints(tmp_path)] == [3, 4, 5], (
@@ -118,7 +118,7 @@ def test_pruning_keeps_the_newest_complete_ones(tmp_path: Path) -> None:
 
 
 def test_nothing_is_pruned_before_one_is_complete(tmp_path: Path) -> None:
-    folders.step_folder(tmp_path, 1).mkdir()
+    folders.name_step_folder(tmp_path, 1).mkdir()
     assert folders.prune_checkpoints(tmp_path, keep=1) == []
 
 

@@ -156,7 +156,7 @@ def test_a_killed_conversion_is_absent_and_continued_by_the_same_command(
     killed = subprocess.run([sys.executable, "-c", KILLED, str(hub), str(target), str(int(number))], timeout=300)
     assert killed.returncode == -number
     assert not target.exists()
-    partial = conversion.partial_folder(target)
+    partial = conversion.name_partial_folder(target)
     with (partial / conversion.JOURNAL).open("a") as journal:
         journal.write('["model-0000')  # the line that a kill has torn
     opened = open_checkpoint(str(hub))
@@ -420,7 +420,7 @@ def test_a_second_process_does_not_touch_files_that_the_first_one_completes(
     plan = OutputPlan([OutputFile("file", 7, write_one)], lambda folder, records: None)
 
     def replace_late(source: Path, target: Path) -> None:
-        if source == conversion.partial_folder(tmp_path / "out"):
+        if source == conversion.name_partial_folder(tmp_path / "out"):
             with pytest.raises(UsageError) as refused:
                 conversion.write_checkpoint(tmp_path / "out", plan, "same")
             outcomes.append(refused.value.problem)

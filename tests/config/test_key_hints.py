@@ -8,13 +8,13 @@ import pytest
 
 from primus.config.experiment_file import MODULE_KEYS, TOP_KEYS
 from primus.config.foreign_keys import list_synonyms, read_foreign_keys
-from primus.config.key_hints import find_engine, synonym_hint, unknown_keys
+from primus.config.key_hints import build_unknown_keys_error, find_engine, find_synonym_hint
 from primus.config.schema import OWNERS
 from primus.config.source import Leaf, Tree
 
 
 def problem(key: str, item: Leaf | Tree | None = None) -> str:
-    return unknown_keys({key: item or Leaf(1, f"--{key}")}, OWNERS).problem
+    return build_unknown_keys_error({key: item or Leaf(1, f"--{key}")}, OWNERS).problem
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_each_synonym_names_keys_that_there_are() -> None:
     for name, use in list_synonyms().items():
         first = re.split(r"[ ,(:]", use)[0]
         assert first in known or first in ("nothing", "--nproc"), f"{name}: {use}"
-        assert synonym_hint(name) == f"use {use}"
+        assert find_synonym_hint(name) == f"use {use}"
 
 
 def test_no_setting_of_an_engine_hides_a_synonym() -> None:

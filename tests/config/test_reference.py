@@ -12,7 +12,7 @@ import pytest
 
 from experiment_examples import EXPERIMENTS
 from primus.config import reference
-from primus.config.docs import field_docs, read_summary
+from primus.config.docs import read_field_docs, read_summary
 from primus.config.experiment_file import ExperimentFile, ModuleFile
 from primus.config.load import TOP_KEYS
 from primus.config.schema import GROUPS, OWNERS, Experiment, Trainer
@@ -26,7 +26,7 @@ STRUCTS = [*GROUPS.values(), Experiment, ExperimentFile, ModuleFile, Trainer]
 
 @pytest.fixture(scope="module")
 def validator() -> Any:
-    schema = reference.json_schema()
+    schema = reference.format_json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
 
@@ -37,7 +37,7 @@ def experiment(**overrides: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: struct.__name__)
 def test_every_key_says_in_a_sentence_what_it_means(struct: type) -> None:
-    docs = field_docs(struct)
+    docs = read_field_docs(struct)
     assert read_summary(struct).endswith(".")
     for name in struct.__struct_fields__:
         assert docs.get(name, "").rstrip("`)").endswith((".", "...")), f"{struct.__name__}.{name}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from primus.config.token_files import find_prefixes, resolve_prefix, weighted_prefixes
+from primus.config.token_files import find_prefixes, parse_weighted_prefixes, resolve_prefix
 from primus.errors import UsageError
 
 
@@ -27,16 +27,16 @@ def test_a_prefix_is_found_with_and_without_its_extension(folder: Path, given: s
 
 
 def test_what_is_given_for_one_prefix_may_leave_out_the_usual_end_or_have_spaces(folder: Path) -> None:
-    assert weighted_prefixes("b", "key") == [(Path("b_text_document"), None)]
-    assert weighted_prefixes("two words", "key") == [(Path("two words"), None)]
-    assert weighted_prefixes("a b", "key") == [(Path("a"), None), (Path("b_text_document"), None)]
+    assert parse_weighted_prefixes("b", "key") == [(Path("b_text_document"), None)]
+    assert parse_weighted_prefixes("two words", "key") == [(Path("two words"), None)]
+    assert parse_weighted_prefixes("a b", "key") == [(Path("a"), None), (Path("b_text_document"), None)]
 
 
 def test_a_blend_in_one_string_may_be_longer_than_the_name_of_a_file(folder: Path) -> None:
     names = [f"corpus{number}" for number in range(200)]
     for name in names:
         (folder / f"{name}.idx").touch()
-    assert [str(path) for path, _ in weighted_prefixes(" ".join(names), "key")] == names
+    assert [str(path) for path, _ in parse_weighted_prefixes(" ".join(names), "key")] == names
 
 
 @pytest.mark.parametrize("given", [".", "..", "/", "c", "none/a", "a/b"])

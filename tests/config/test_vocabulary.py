@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from primus.config.vocabulary import data_tokenizer, tokenizer_size
+from primus.config.vocabulary import find_data_tokenizer, find_tokenizer_size
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,8 @@ from primus.config.vocabulary import data_tokenizer, tokenizer_size
 )
 def test_the_size_is_the_largest_id_and_one(tmp_path: Path, content: object, size: int | None) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    assert tokenizer_size(str(tmp_path / "tokenizer.json")) == size
-    assert tokenizer_size(str(tmp_path)) == size
+    assert find_tokenizer_size(str(tmp_path / "tokenizer.json")) == size
+    assert find_tokenizer_size(str(tmp_path)) == size
 
 
 def piece(text: bytes) -> bytes:
@@ -37,13 +37,13 @@ def piece(text: bytes) -> bytes:
 def test_the_pieces_of_a_sentencepiece_model_are_counted(tmp_path: Path) -> None:
     trainer_spec, version = b"\x12\x03abc", b"\x18\x96\x01"
     (tmp_path / "t.model").write_bytes(piece(b"a") + trainer_spec + version + piece(b"bc") + piece(b"d"))
-    assert tokenizer_size(str(tmp_path / "t.model")) == 3
-    assert tokenizer_size(str(tmp_path)) == 3
+    assert find_tokenizer_size(str(tmp_path / "t.model")) == 3
+    assert find_tokenizer_size(str(tmp_path)) == 3
 
 
 @pytest.mark.parametrize("name", ["gpt2", "none/tokenizer.json", "tiktoken:x", "a\0b", "owner/name"])
 def test_a_tokenizer_that_is_not_here_has_no_known_size(name: str) -> None:
-    assert tokenizer_size(name) is None
+    assert find_tokenizer_size(name) is None
 
 
 @given(st.binary(max_size=40), st.sampled_from(["x.json", "x.model", "d.manifest.json"]))
@@ -52,5 +52,5 @@ def test_damaged_files_have_no_size_and_end_no_command(
 ) -> None:
     file = tmp_path_factory.getbasetemp() / name
     file.write_bytes(content)
-    assert (tokenizer_size(str(file)) or 1) >= 1
-    assert data_tokenizer(file.with_name("d")) is None
+    assert (find_tokenizer_size(str(file)) or 1) >= 1
+    assert find_data_tokenizer(file.with_name("d")) is None

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from primus.data.megatron.indexed_dataset import IndexedWriter, smallest_dtype
+from primus.data.megatron.indexed_dataset import IndexedWriter, choose_smallest_dtype
 from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.data.tokenizers.trained import train_byte_level_bpe
 
@@ -49,7 +49,7 @@ def write_tokens(tmp_path: Path) -> WriteTokens:
     """Write documents of token ids below 1000 and return their prefix."""
 
     def write(name: str, documents: Sequence[Sequence[int]]) -> Path:
-        with IndexedWriter(tmp_path / name, smallest_dtype(1000)) as writer:
+        with IndexedWriter(tmp_path / name, choose_smallest_dtype(1000)) as writer:
             for document in documents:
                 writer.add_document(np.array(document, dtype=np.int64))
             writer.commit()

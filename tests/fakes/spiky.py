@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from primus.data.megatron.indexed_dataset import IndexedWriter, smallest_dtype
+from primus.data.megatron.indexed_dataset import IndexedWriter, choose_smallest_dtype
 
 LENGTH, BATCH = 32, 4
 NOISE = 100
@@ -44,7 +44,7 @@ def write(prefix: Path, documents: int = 200) -> Path:
     if prefix.with_suffix(".idx").exists():
         return prefix
     random = np.random.default_rng(0)
-    with IndexedWriter(prefix, smallest_dtype(512)) as writer:
+    with IndexedWriter(prefix, choose_smallest_dtype(512)) as writer:
         for _ in range(documents - 1):
             writer.add_document((np.arange(LENGTH) + random.integers(16)) % 16)
         writer.add_document(random.integers(NOISE, 500, LENGTH))

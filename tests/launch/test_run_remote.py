@@ -16,7 +16,7 @@ from fakes import cli
 from primus.errors import UsageError
 from primus.launch import compose
 from primus.launch.command import parse_segment_options
-from primus.launch.request import RequestSegment, reference_variables
+from primus.launch.request import RequestSegment, pass_secrets_by_name
 from primus.redaction import is_secret_name
 from primus.runs.store import Run, list_workspace_runs
 
@@ -193,7 +193,7 @@ def test_no_secret_value_is_left_in_the_words_of_a_runtime(typed: list[tuple[str
     for form, name, value in typed:
         assignment = f"{name}={value}"
         words += ["--env", assignment] if form.startswith("--env ") else [f"--env={assignment}"]
-    kept, found = reference_variables(tuple(words))
+    kept, found = pass_secrets_by_name(tuple(words))
     for before, after in zip(words, kept, strict=True):
         name, _, value = before.removeprefix("--env=").partition("=")
         assert after == before or (name in found and after == before[: len(before) - len(value) - 1])
@@ -203,7 +203,7 @@ def test_no_secret_value_is_left_in_the_words_of_a_runtime(typed: list[tuple[str
 
 def test_a_segment_keeps_words_that_are_no_variables() -> None:
     words = ("--nproc", "2", "--env", "A_KEY=x", "B=y", "--single", "C_KEY=z")
-    assert reference_variables(words) == (
+    assert pass_secrets_by_name(words) == (
         ("--nproc", "2", "--env", "A_KEY", "B=y", "--single", "C_KEY=z"),
         {"A_KEY": "x"},
     )

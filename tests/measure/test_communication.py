@@ -123,7 +123,7 @@ def test_a_rank_that_spoils_what_it_received_is_the_only_one_with_errors(answers
 def test_a_sum_that_is_reduced_twice_is_wrong_everywhere(answers: Answers) -> None:
     wrong = msgspec.convert(answers[0]["twice"], Collective).wrong
     assert [entry.rank for entry in wrong] == list(range(len(answers)))
-    assert {entry.count for entry in wrong} == {collectives.rounded_bytes(1000, len(answers)) // 4}
+    assert {entry.count for entry in wrong} == {collectives.round_bytes(1000, len(answers)) // 4}
 
 
 def test_what_the_backend_lacks_is_said_and_never_faked(answers: Answers) -> None:

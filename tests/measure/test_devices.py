@@ -143,8 +143,8 @@ def test_memory_kernels_move_what_babelstream_counts() -> None:
 
 
 def test_arrays_are_four_times_the_cache_where_that_fits() -> None:
-    assert memory.array_elements(cache_bytes=256 * 2**20, max_bytes=2**40) * 4 == 2**30
-    assert memory.array_elements(cache_bytes=256 * 2**20, max_bytes=3 * 2**20) * 4 == 2**20
+    assert memory.count_array_elements(cache_bytes=256 * 2**20, max_bytes=2**40) * 4 == 2**30
+    assert memory.count_array_elements(cache_bytes=256 * 2**20, max_bytes=3 * 2**20) * 4 == 2**20
 
 
 def test_a_figure_of_the_cache_says_so() -> None:
@@ -188,14 +188,14 @@ def test_the_last_level_cache_is_read_from_the_kernel(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "level").write_text(f"{level}\n")
         (folder / "size").write_text(f"{size}\n")
-    assert memory.host_cache_bytes(tmp_path) == 32 * 2**20
-    assert memory.host_cache_bytes(tmp_path / "nothing") == 32 * 2**20
+    assert memory.read_host_cache_bytes(tmp_path) == 32 * 2**20
+    assert memory.read_host_cache_bytes(tmp_path / "nothing") == 32 * 2**20
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
     # nccl-tests prints 8589934592 B in 40903 us on 8 ranks as algbw 210.01, busbw 367.51.
-    assert collectives.algorithm_bandwidth(8589934592, 40903e-6) == pytest.approx(210.01, abs=0.005)
-    assert collectives.bus_bandwidth("all_reduce", 8589934592, 40903e-6, 8) == pytest.approx(367.51, abs=0.005)
+    assert collectives.compute_algorithm_bandwidth(8589934592, 40903e-6) == pytest.approx(210.01, abs=0.005)
+    assert collectives.compute_bus_bandwidth("all_reduce", 8589934592, 40903e-6, 8) == pytest.approx(367.51, abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -210,14 +210,14 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
     ],
 )
 def test_bus_factors_are_those_of_nccl_tests(operation: str, factor: float) -> None:
-    assert collectives.bus_bandwidth(operation, 10**9, 1.0, 8) == pytest.approx(factor)
-    assert collectives.bus_bandwidth(operation, 10**9, 1.0, 1) is None
+    assert collectives.compute_bus_bandwidth(operation, 10**9, 1.0, 8) == pytest.approx(factor)
+    assert collectives.compute_bus_bandwidth(operation, 10**9, 1.0, 1) is None
 
 
 @pytest.mark.parametrize(("asked", "ranks", "measured"), [(8, 5, 20), (1000, 3, 996), (2**20, 8, 2**20), (0, 4, 16)])
 def test_sizes_are_whole_elements_for_each_rank(asked: int, ranks: int, measured: int) -> None:
     # AMD-AGI/Primus takes the bytes of one rank for all_gather and reduce_scatter: 8 times too low on 8 devices.
-    assert collectives.rounded_bytes(asked, ranks) == measured
+    assert collectives.round_bytes(asked, ranks) == measured
 
 
 def test_a_single_rank_measures_nothing_and_says_so() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiment_examples import EXPERIMENTS
-from primus.config.checks import accumulation_steps, check_data, check_lengths
+from primus.config.checks import check_data, check_lengths, count_accumulation_steps
 from primus.config.load import Resolved, load_experiment
 from primus.model import count_parameters
 from primus.model_checks import check, check_parallel
@@ -36,14 +36,14 @@ def test_an_example_is_valid(path: Path) -> None:
 @pytest.mark.parametrize("processes", [1, 2, 3, 8])
 def test_the_quick_start_fits_any_number_of_devices(processes: int) -> None:
     resolved = load(Path(__file__).parents[2] / "examples" / "quickstart.yaml")
-    assert accumulation_steps(resolved, processes) == 1
+    assert count_accumulation_steps(resolved, processes) == 1
 
 
 @pytest.mark.parametrize("path", FULL, ids=lambda path: path.stem)
 def test_a_full_size_example_is_the_published_model_on_8_devices(path: Path) -> None:
     resolved = load(path)
     assert count_parameters(resolved.experiment.trainer.model).total_parameters > 6e9
-    assert accumulation_steps(resolved, 8) == 8
+    assert count_accumulation_steps(resolved, 8) == 8
 
 
 def test_there_is_a_small_example_of_each_dense_family() -> None:

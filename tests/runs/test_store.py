@@ -23,7 +23,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.chdir(tmp_path)
 
     def make(name: str = "a", run_id: str | None = None) -> Run:
-        run_id = run_id or store.new_id()
+        run_id = run_id or store.create_run_id()
         return store.create_run(
             Path("out") / name / run_id, RunMetadata(id=run_id, name=name, task="t", created=time.time())
         )
@@ -32,9 +32,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
 
 def test_an_id_is_its_time_and_sorts_by_it() -> None:
-    assert store.new_id(0.0)[:4] in ("1969", "1970")
-    assert len({store.new_id(0.0) for _ in range(50)}) > 40
-    assert store.new_id(1e9) < store.new_id(1e9 + 1) < store.new_id(2e9)
+    assert store.create_run_id(0.0)[:4] in ("1969", "1970")
+    assert len({store.create_run_id(0.0) for _ in range(50)}) > 40
+    assert store.create_run_id(1e9) < store.create_run_id(1e9 + 1) < store.create_run_id(2e9)
 
 
 def test_a_new_run_is_planned_and_the_latest(make: Make) -> None:

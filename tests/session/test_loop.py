@@ -55,7 +55,7 @@ def train() -> Train:
         attempt = Attempt(run, number, rank=0, local_rank=0, world_size=1, console=None)
         attempt.stop_signal = stop
         try:
-            return train_bigrams(experiment.experiment_of(run), attempt, poison)[1]
+            return train_bigrams(experiment.read_run_experiment(run), attempt, poison)[1]
         finally:
             attempt.close()
 
@@ -87,7 +87,7 @@ def test_a_run_that_its_engine_compiles_is_recorded_as_compiled(make_run: Callab
     run = make_run(compile=True, train_iters=1, lr_warmup_iters=0)
     attempt = Attempt(run, 0, rank=0, local_rank=0, world_size=1, console=None)
     with contextlib.closing(attempt):
-        train_bigrams(experiment.experiment_of(run), attempt, compiles=True)
+        train_bigrams(experiment.read_run_experiment(run), attempt, compiles=True)
     assert read_kind(run, "run_started")[0]["compiled"] is True
 
 
@@ -128,7 +128,7 @@ def test_weights_that_are_not_finite_are_refused_before_the_first_step(
     from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint
     from primus.checkpoint.weights import TensorDict
 
-    spec = experiment.experiment_of(make_run()).trainer.model
+    spec = experiment.read_run_experiment(make_run()).trainer.model
     weights = {name: torch.zeros(shape) for name, shape in list_hub_shapes(spec).items()}
     weights["model.norm.weight"][3] = math.nan
     opened = OpenedCheckpoint(TensorDict(weights), spec, None, FoundCheckpoint("native", tmp_path, None))
@@ -188,7 +188,7 @@ def test_the_first_step_of_each_attempt_has_the_phase_compile_if_the_engine_comp
     run = make_run(save_interval=2, train_iters=4)
     for number, first in enumerate((0, 2)):
         attempt = RecordedAttempt(run, number, rank=0, local_rank=0, world_size=1, console=None)
-        train_bigrams(experiment.experiment_of(run), attempt, compiles=compiles)
+        train_bigrams(experiment.read_run_experiment(run), attempt, compiles=compiles)
         attempt.close()
         assert [beat for beat in attempt.beats if beat[0] == "compile"] == ([("compile", first)] if compiles else [])
         shutil.rmtree(run.checkpoints / "step_00000004", ignore_errors=True)

@@ -171,7 +171,7 @@ def test_a_search_on_a_machine_with_other_work_is_not_settled() -> None:
         study="s", metric="tokens_per_s", best=best, as_written=written, is_better=True, gain=1.0, steps=18,
         share_of_grid=0.5, trials=[written, best],
     )  # fmt: skip
-    assert "not settled: threads waited up to 40% of the time for a core" in format_search_result(result)
+    assert "not steady: threads waited up to 40% of the time for a core" in format_search_result(result)
     quiet = structs.replace(result, best=structs.replace(best, core_wait=0.01))
     assert "not settled" not in format_search_result(quiet)
     worse = structs.replace(result, is_better=False, trials=[structs.replace(written, settings={"env.A": "x" * 90})])

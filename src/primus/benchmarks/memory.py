@@ -48,7 +48,7 @@ def _measure_kernels(options: Options, context: BenchmarkContext) -> Iterator[Be
 
     cache_bytes = context.cache_bytes
     if options.array_mib is None:
-        elements = memory.array_elements(cache_bytes, find_array_bytes(context.device, context.num_local))
+        elements = memory.count_array_elements(cache_bytes, find_array_bytes(context.device, context.num_local))
     else:
         elements = max(1, int(options.array_mib * 2**20) // 4)
 

@@ -37,7 +37,7 @@ Report = Callable[[int], None]
 """Called with the number of bytes of tensors that are done."""
 
 
-def partial_folder(target: Path) -> Path:
+def name_partial_folder(target: Path) -> Path:
     """The folder of an unfinished conversion."""
     return target.parent / f".{target.name}.partial"
 
@@ -70,7 +70,7 @@ def write_checkpoint(target: Path, plan: OutputPlan, fingerprint: str, report: R
     # Resolved: a link to an empty folder names the disk that is meant.
     target = Path(os.path.realpath(target))
     check_target(target)
-    partial = partial_folder(target)
+    partial = name_partial_folder(target)
     try:
         partial.mkdir(parents=True, exist_ok=True)
         with _hold_lock(partial):

@@ -19,7 +19,7 @@ MEGATRON_TRACKER = "latest_checkpointed_iteration.txt"
 """Names the newest iteration in a folder of Megatron-LM (megatron/training/checkpointing.py)."""
 
 
-def step_folder(folder: Path, step: int) -> Path:
+def name_step_folder(folder: Path, step: int) -> Path:
     """Folder of the checkpoint of a step."""
     return folder / f"step_{step:08d}"
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from primus import registry
-from primus.config.docs import field_docs
+from primus.config.docs import read_field_docs
 from primus.launch.command import GlobalOptions
 from primus.launch.request import LaunchRequest
 from primus.runtime import RUNTIMES
@@ -64,7 +64,7 @@ EXAMPLES = (
 
 def format_overview() -> str:
     """Help of the whole command."""
-    docs = field_docs(GlobalOptions)
+    docs = read_field_docs(GlobalOptions)
     options = [(f"--{name.replace('_', '-')}", text) for name, text in docs.items()]
     options += [
         ("--config FILE", "File of default options of the runtimes; overrides ~/.primus.yaml."),

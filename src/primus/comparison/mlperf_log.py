@@ -15,7 +15,7 @@ from msgspec import Struct
 from primus.errors import PrimusError
 from primus.runs.events import Event, read_events
 from primus.runs.store import Run
-from primus.runs.summary import flat_settings
+from primus.runs.summary import flatten_run_settings
 from primus.training_logs.formats.mlperf import TOKEN
 
 PRECISIONS = {"bf16": "bfloat16", "fp8": "fp8", "fp32": "fp32"}
@@ -90,7 +90,7 @@ def _list_lines(
 
 
 def _list_settings(run: Run, submission: MlperfSubmission, started: Event, events: list[Event]) -> Mapping[str, Any]:
-    config: dict[str, Any] = flat_settings(run)
+    config: dict[str, Any] = flatten_run_settings(run)
     batch, length = started["global_batch_size"], started["seq_length"]
     micro, world = config.get("micro_batch_size") or 1, started.get("world_size", 1)
     iterations, warmup = started["train_iters"], _count_warmup(config, started["train_iters"])

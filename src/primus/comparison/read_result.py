@@ -72,7 +72,7 @@ def read_result(run: Run, cell: ResultCell, *, folder: Path, load: ResultLoad | 
     started = next((event for event in reversed(recorded) if event["kind"] == "run_started"), {})
     trainer = load_run_experiment(run).experiment.trainer
     system = _read_system(run)
-    settings = summary.flat_settings(run)
+    settings = summary.flatten_run_settings(run)
     batches = _read_batch_records(run)
     columns = _build_columns(steps, recorded)
     state = summary.find_run_state(run, metadata)

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from primus.comparison.tprimat_result import convert_tprimat
-from primus.config.docs import field_docs
+from primus.config.docs import read_field_docs
 from primus.errors import PrimusError, UsageError
 from primus.runs.files import write_json
 
@@ -410,7 +410,7 @@ def build_json_schema() -> dict[str, Any]:
     schema = msgspec.json.schema(ComparisonResult)
     kinds = {kind.__name__: kind for kind in vars(sys.modules[__name__]).values() if isinstance(kind, type)}
     for name, part in schema["$defs"].items():
-        for field, text in field_docs(kinds[name]).items():
+        for field, text in read_field_docs(kinds[name]).items():
             part["properties"][field]["description"] = text
     title = f"Result of a comparison, version {SCHEMA_VERSION}"
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from primus import registry
 from primus.config.load import Resolved
-from primus.config.schedule import decay_end, evaluation_interval, final_learning_rate, warmup_steps
+from primus.config.schedule import find_decay_end, find_evaluation_interval, find_final_learning_rate, warmup_steps
 from primus.config.schema import DataConfig, ParallelConfig
-from primus.config.token_files import WITHOUT_VALIDATION_DATA, count_documents, parse_split, weighted_prefixes
-from primus.config.vocabulary import data_tokenizer, tokenizer_size
+from primus.config.token_files import WITHOUT_VALIDATION_DATA, count_documents, parse_split, parse_weighted_prefixes
+from primus.config.vocabulary import find_data_tokenizer, find_tokenizer_size
 from primus.errors import UsageError
 
 
@@ -37,7 +37,7 @@ def data_parallel_size(parallel: ParallelConfig, world_size: int) -> int:
     return world_size // model_parallel
 
 
-def accumulation_steps(resolved: Resolved, world_size: int) -> int:
+def count_accumulation_steps(resolved: Resolved, world_size: int) -> int:
     """Micro batches that each device sums up for one optimizer step.
 
     Raises:
@@ -89,10 +89,10 @@ def _schedule_problems(resolved: Resolved) -> Iterator[tuple[str, str, str]]:
         yield "min_lr", "and min_lr_ratio exclude each other", "set one of them to null"
     if optimizer.lr_warmup_iters and optimizer.lr_warmup_fraction is not None:
         yield "lr_warmup_iters", "and lr_warmup_fraction exclude each other", "set one of them to null"
-    if final_learning_rate(optimizer) > optimizer.lr:
+    if find_final_learning_rate(optimizer) > optimizer.lr:
         hint = "lower min_lr, or give min_lr_ratio, which follows lr"
         yield "min_lr", f"{optimizer.min_lr} is above lr {optimizer.lr}", hint
-    warmup, end = warmup_steps(optimizer, length), decay_end(optimizer, length)
+    warmup, end = warmup_steps(optimizer, length), find_decay_end(optimizer, length)
     is_constant = optimizer.lr_decay_style == "constant"
     if warmup > end or (warmup == end and not is_constant):
         key = "lr_warmup_iters" if optimizer.lr_warmup_fraction is None else "lr_warmup_fraction"
@@ -126,7 +126,7 @@ def check_data(resolved: Resolved) -> None:
     prefixes = [
         prefix
         for key in ("train_data_path", "valid_data_path", "test_data_path")
-        for prefix, _ in weighted_prefixes(getattr(data, key), f"{resolved.origins[key]}: {key}")
+        for prefix, _ in parse_weighted_prefixes(getattr(data, key), f"{resolved.origins[key]}: {key}")
     ]
     parse_split(data.split, f"{resolved.origins['split']}: split" if "split" in resolved.origins else "split")
     if data.dataset:
@@ -166,7 +166,7 @@ def _check_instructions(resolved: Resolved) -> None:
             f"{origins['sft_data_path']}: sft_data_path needs a tokenizer",
             "set tokenizer_model to the model's folder or hub name",
         )
-    if evaluation_interval(resolved.experiment.trainer.training) is None or data.sft_valid_data_path:
+    if find_evaluation_interval(resolved.experiment.trainer.training) is None or data.sft_valid_data_path:
         return
     if parse_split(data.split)[1] == 0:
         raise UsageError(
@@ -178,7 +178,7 @@ def _check_instructions(resolved: Resolved) -> None:
 def _check_validation(resolved: Resolved) -> None:
     """Check that an evaluation has data: the split needs two documents in each file of the training data."""
     trainer = resolved.experiment.trainer
-    data, interval = trainer.data, evaluation_interval(trainer.training)
+    data, interval = trainer.data, find_evaluation_interval(trainer.training)
     if interval is None or data.valid_data_path or not data.train_data_path:
         return
     shares = parse_split(data.split)
@@ -187,7 +187,7 @@ def _check_validation(resolved: Resolved) -> None:
         problem = "test_data_path is set, and then training data is not split"
     elif shares[1] == 0:
         problem = f"split '{data.split}' leaves no documents for it"
-    for prefix, _ in () if problem else weighted_prefixes(data.train_data_path, "train_data_path"):
+    for prefix, _ in () if problem else parse_weighted_prefixes(data.train_data_path, "train_data_path"):
         if count_documents(prefix) == 1:
             problem = f"{prefix} has one document"
             break
@@ -202,10 +202,10 @@ def _check_validation(resolved: Resolved) -> None:
 def _check_vocabulary(resolved: Resolved, prefixes: list[Path]) -> None:
     """Check that the embedding has a row for each token of tokenizers that can be sized without loading them."""
     trainer = resolved.experiment.trainer
-    known = [found for found in map(data_tokenizer, prefixes) if found]
+    known = [found for found in map(find_data_tokenizer, prefixes) if found]
     name = trainer.data.tokenizer_model
     if name:
-        size = tokenizer_size(name)
+        size = find_tokenizer_size(name)
         known += [(name, size)] if size else []
     for name, size in known:
         if size > trainer.model.vocab_size:

@@ -53,7 +53,7 @@ def make_group(group: str, settings: Tree) -> tuple[Any, dict[str, str]]:
         try:
             values[field.name] = convert_value(_without_zero(item, field.name), field.type)
         except msgspec.ValidationError as error:
-            problems.append(f"{find_origin(item)}: {field.name}: {conversion_problem(item, field.type, error)}")
+            problems.append(f"{find_origin(item)}: {field.name}: {find_conversion_problem(item, field.type, error)}")
     if problems:
         raise UsageError("\n".join(problems))
     return GROUPS[group](**values), origins
@@ -62,7 +62,7 @@ def make_group(group: str, settings: Tree) -> tuple[Any, dict[str, str]]:
 def _leaves_default(item: Leaf | Tree, field: msgspec.structs.FieldInfo) -> bool:
     """Whether null is set for a key that cannot be null but has an equivalent default: 0, false, no scaling."""
     is_null = isinstance(item, Leaf) and item.value is None
-    takes_null = type(None) in union_members(field.type)
+    takes_null = type(None) in list_union_members(field.type)
     return is_null and not takes_null and not field.required and not needs_value(field)
 
 
@@ -116,7 +116,7 @@ def _check_scalars(value: Any) -> None:
         raise msgspec.ValidationError("text cannot hold a NUL character")
 
 
-def conversion_problem(item: Leaf | Tree, kind: Any, error: msgspec.ValidationError) -> str:
+def find_conversion_problem(item: Leaf | Tree, kind: Any, error: msgspec.ValidationError) -> str:
     """Why `item` is not a `kind`, in terms of YAML."""
     reason = str(error).replace("`", "").replace("Expected", "expected").split(" - at")[0]
     if not isinstance(item, Leaf):
@@ -124,13 +124,13 @@ def conversion_problem(item: Leaf | Tree, kind: Any, error: msgspec.ValidationEr
     if isinstance(item.value, bool) and item.origin.startswith("--") and not item.typed:
         return f"it needs a value: {item.origin} VALUE" if item.value else "it is not an on-off option"
     if reason.startswith("Invalid enum value"):
-        choices = [str(choice) for option in union_members(kind) for choice in get_args(option)]
+        choices = [str(choice) for option in list_union_members(kind) for choice in get_args(option)]
         close = find_nearest(str(item.value), choices)
         hint = f"did you mean '{close}'?" if close else f"valid: {', '.join(choices)}"
         return f"{_format_item(item)} is not possible; {hint}"
-    if item.value is None and type(None) not in union_members(kind):
+    if item.value is None and type(None) not in list_union_members(kind):
         return f"{reason}; remove it to use the default"
-    if _is_large_integer(item.value) and int in union_members(kind):
+    if _is_large_integer(item.value) and int in list_union_members(kind):
         return f"expected int <= {2**63 - 1} ({_format_item(item, quoted=False)})"
     return f"{reason} ({_format_item(item)})"
 
@@ -150,10 +150,10 @@ def _format_item(item: Leaf, *, quoted: bool = True) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}... ({len(text):,} characters)"
 
 
-def union_members(kind: Any) -> tuple[Any, ...]:
+def list_union_members(kind: Any) -> tuple[Any, ...]:
     """Members of a union, each without its bounds; the type itself where it is not one."""
     if hasattr(kind, "__metadata__"):
-        return union_members(kind.__origin__)
+        return list_union_members(kind.__origin__)
     if get_origin(kind) in (Union, UnionType):
-        return tuple(inner for member in get_args(kind) for inner in union_members(member))
+        return tuple(inner for member in get_args(kind) for inner in list_union_members(member))
     return (kind,)

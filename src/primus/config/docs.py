@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 @cache
-def field_docs(struct: type[Struct]) -> dict[str, str]:
+def read_field_docs(struct: type[Struct]) -> dict[str, str]:
     """The docstring below each field of `struct` and of those it extends, as one line, by field name."""
     docs: dict[str, str] = {}
     for base in reversed(struct.__mro__):

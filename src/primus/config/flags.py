@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, 
 import msgspec
 from msgspec import Meta, Struct, structs
 
-from primus.config.docs import field_docs
+from primus.config.docs import read_field_docs
 from primus.errors import UsageError, did_you_mean
 
 Options = TypeVar("Options", bound=Struct)
@@ -75,14 +75,14 @@ def parse_options(
     }
     missing = [flag for flag in flags if flag.required and flag.field not in values]
     if missing:
-        doc = field_docs(options).get(missing[0].field, "")
+        doc = read_field_docs(options).get(missing[0].field, "")
         raise UsageError(f"{what} needs {_format_name(missing[0])}", doc)
     return options(**values), unknown
 
 
 def describe_flags(options: type[Struct]) -> list[tuple[str, str]]:
     """Each flag as it is typed, with its meaning and default, for help; positional arguments first."""
-    docs = field_docs(options)
+    docs = read_field_docs(options)
     flags = sorted(list_flags(options), key=lambda flag: not flag.is_positional)
     return [(_format_flag(flag), docs.get(flag.field, "") + _format_default(flag)) for flag in flags]
 

@@ -17,7 +17,7 @@ LONGEST_KEY = 80
 """Characters of a key that a message shows."""
 
 
-def unknown_keys(unknown: Mapping[str, Leaf | Tree], valid: Iterable[str]) -> UsageError:
+def build_unknown_keys_error(unknown: Mapping[str, Leaf | Tree], valid: Iterable[str]) -> UsageError:
     """Build the error for keys that neither the schema nor the backend has.
 
     Args:
@@ -36,7 +36,9 @@ def unknown_keys(unknown: Mapping[str, Leaf | Tree], valid: Iterable[str]) -> Us
     return UsageError("\n".join(lines), _format_advice(engines))
 
 
-def unknown_section_key(key: str, item: Leaf | Tree, valid: Collection[str], what: str, within: str) -> UsageError:
+def build_unknown_section_error(
+    key: str, item: Leaf | Tree, valid: Collection[str], what: str, within: str
+) -> UsageError:
     """Build the error for a key of the experiment file or of a module, outside its settings.
 
     Args:
@@ -50,7 +52,7 @@ def unknown_section_key(key: str, item: Leaf | Tree, valid: Collection[str], wha
     return UsageError(f"{find_origin(item)}: unknown key '{key}' in the {what}", hint)
 
 
-def synonym_hint(key: str) -> str:
+def find_synonym_hint(key: str) -> str:
     """Hint with the equivalent of another framework's `key`: ``use lr``; empty without an equivalent."""
     parts = [part.replace("-", "_").lower() for part in key.split(".")]
     synonyms = list_synonyms()
@@ -78,7 +80,7 @@ def _make_hint(key: str, item: Leaf | Tree, valid: tuple[str, ...]) -> str:
         return features[word]
     if not isinstance(item, Leaf):
         return _group_hint(key, item)
-    hint = synonym_hint(key)
+    hint = find_synonym_hint(key)
     if hint:
         return hint
     engine = find_engine(key, valid)
@@ -94,7 +96,7 @@ def _group_hint(key: str, group: Tree) -> str:
     if inner:
         if inner[-1] in OWNERS:
             return f"keys stand directly under 'overrides:', not in groups: {inner[-1]}"
-        hint = synonym_hint(".".join((key, *inner)))
+        hint = find_synonym_hint(".".join((key, *inner)))
         if hint:
             return f"{'.'.join((key, *inner))}: {hint}"
     if key.isupper():

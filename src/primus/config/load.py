@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 
 from primus import registry
 from primus.backend import BACKENDS
-from primus.config.convert import DEFAULT, conversion_problem, convert_value, find_origin, make_group
+from primus.config.convert import DEFAULT, convert_value, find_conversion_problem, find_origin, make_group
 from primus.config.experiment_file import MODULE_KEYS, TOP_KEYS, ExperimentFile, ModuleFile
 from primus.config.extended_files import (
     extend_tree,
@@ -262,9 +262,9 @@ def _read_subtree(tree: Tree, key: str) -> Tree:
 def _reject_unknown(tree: Tree, valid: Sequence[str], what: str, within: str = "overrides") -> None:
     for key, item in tree.items():
         if key not in valid:
-            from primus.config.key_hints import unknown_section_key  # imported only for errors
+            from primus.config.key_hints import build_unknown_section_error  # imported only for errors
 
-            raise unknown_section_key(key, item, valid, what, within)
+            raise build_unknown_section_error(key, item, valid, what, within)
 
 
 def _is_section(item: Leaf | Tree, translator: Translator | None) -> bool:
@@ -367,10 +367,10 @@ def _reject_unknown_settings(
         if key not in OWNERS and key != "backend_args" and key not in engine_keys
     }
     if unknown:
-        from primus.config.key_hints import unknown_keys  # imported only for errors
+        from primus.config.key_hints import build_unknown_keys_error  # imported only for errors
 
         foreign = translator.list_known_keys() if translator else ()
-        raise unknown_keys(unknown, [*OWNERS, *engine_keys, *foreign])
+        raise build_unknown_keys_error(unknown, [*OWNERS, *engine_keys, *foreign])
 
 
 def _make_experiment(
@@ -386,7 +386,7 @@ def _make_experiment(
                 values[key] = convert_value(item, fields[key].type)
             except msgspec.ValidationError as error:
                 raise UsageError(
-                    f"{find_origin(item)}: {key}: {conversion_problem(item, fields[key].type, error)}"
+                    f"{find_origin(item)}: {key}: {find_conversion_problem(item, fields[key].type, error)}"
                 ) from None
     env = merge_trees(_read_subtree(tree, "env"), _read_subtree(top, "env"))
     for name, item in env.items():

@@ -7,13 +7,13 @@ from typing import Any, get_args
 
 import msgspec
 
-from primus.config.docs import field_docs, read_summary
+from primus.config.docs import read_field_docs, read_summary
 from primus.config.experiment_file import ExperimentFile, ModuleFile
 from primus.config.schema import GROUPS, OWNERS, ConfigGroup, Stage
 from primus.config.schema_keys import ZERO_IS_NONE, list_switch_keys, needs_value
 
 
-def json_schema() -> dict[str, Any]:
+def format_json_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of an experiment file as users write it."""
     settings: dict[str, Any] = {"backend_args": {"type": "object", "description": "Settings of one backend alone."}}
     definitions: dict[str, Any] = {}
@@ -43,7 +43,7 @@ def json_schema() -> dict[str, Any]:
 
 def _describe_properties(group: type[ConfigGroup]) -> tuple[dict[str, Any], dict[str, Any]]:
     """JSON Schema of each field, with `${VAR:default}` allowed for every value."""
-    docs = field_docs(group)
+    docs = read_field_docs(group)
     (_,), components = msgspec.json.schema_components([group], ref_template="#/$defs/{name}")
     fields = components.pop(group.__name__)["properties"]
     variable = {"type": "string", "pattern": r"\$\{.*\}"}
@@ -83,7 +83,7 @@ def format_markdown() -> str:
 
 
 def _format_table(group: type[ConfigGroup]) -> str:
-    docs = field_docs(group)
+    docs = read_field_docs(group)
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for field in msgspec.structs.fields(group):
         default = "required" if field.required else f"`{_format_yaml(field.default)}`"

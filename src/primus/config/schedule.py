@@ -7,7 +7,7 @@ import math
 from primus.config.schema import OptimizerConfig, TrainingConfig
 
 
-def decay_end(config: OptimizerConfig, train_iters: int) -> int:
+def find_decay_end(config: OptimizerConfig, train_iters: int) -> int:
     """Step at which the decay of the learning rate ends."""
     return config.lr_decay_iters or train_iters
 
@@ -16,15 +16,15 @@ def warmup_steps(config: OptimizerConfig, train_iters: int) -> int:
     """Steps of warm-up: `lr_warmup_fraction` of the decay steps where it is given, else `lr_warmup_iters`."""
     if config.lr_warmup_fraction is None:
         return config.lr_warmup_iters
-    return int(config.lr_warmup_fraction * decay_end(config, train_iters))
+    return int(config.lr_warmup_fraction * find_decay_end(config, train_iters))
 
 
-def final_learning_rate(config: OptimizerConfig) -> float:
+def find_final_learning_rate(config: OptimizerConfig) -> float:
     """The learning rate at the end of the decay: `min_lr_ratio` of `lr` where it is given, else `min_lr`."""
     return config.min_lr if config.min_lr_ratio is None else config.min_lr_ratio * config.lr
 
 
-def evaluation_interval(training: TrainingConfig) -> int | None:
+def find_evaluation_interval(training: TrainingConfig) -> int | None:
     """Steps between evaluations; None without evaluation."""
     return training.eval_interval if training.eval_iters else None
 
@@ -32,9 +32,9 @@ def evaluation_interval(training: TrainingConfig) -> int | None:
 def compute_learning_rate(step: int, config: OptimizerConfig, train_iters: int) -> float:
     """The rate of optimizer step `step`, counted from 1; the definitions of Megatron-LM optimizer_param_scheduler.py.
 
-    Linear warm-up from 0, then the decay to `final_learning_rate`, which is reached at `decay_end` and stays.
+    Linear warm-up from 0, then the decay to `find_final_learning_rate`, which is reached at `find_decay_end` and stays.
     """
-    end, final = decay_end(config, train_iters), final_learning_rate(config)
+    end, final = find_decay_end(config, train_iters), find_final_learning_rate(config)
     warmup = warmup_steps(config, train_iters)
     if step <= warmup and warmup > 0:
         return config.lr * step / warmup

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from msgspec import structs
 
-from primus.config.docs import field_docs
+from primus.config.docs import read_field_docs
 from primus.config.experiment_file import ExperimentFile, ModuleFile
 from primus.config.schema import GROUPS, OWNERS, Experiment, ModelSpec
 
@@ -57,7 +57,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 _SHORT_SEQUENCE = 4096
 
 
-def starting_file(model_name: str, spec: ModelSpec, docs: Mapping[str, str] | None = None) -> str:
+def format_starting_file(model_name: str, spec: ModelSpec, docs: Mapping[str, str] | None = None) -> str:
     """An experiment file that pre-trains `model_name` on random tokens; a comment above each key explains it.
 
     Args:
@@ -65,7 +65,7 @@ def starting_file(model_name: str, spec: ModelSpec, docs: Mapping[str, str] | No
         spec: The model of the preset.
         docs: Meaning of each key; the schema's own docstrings when None.
     """
-    docs = key_docs() if docs is None else docs
+    docs = collect_key_docs() if docs is None else docs
     size = f"{spec.num_layers} layers, hidden size {spec.hidden_size}, vocabulary {spec.vocab_size}"
     lines = [
         f"# Pre-training of {model_name}: {size}.",
@@ -87,11 +87,11 @@ def starting_file(model_name: str, spec: ModelSpec, docs: Mapping[str, str] | No
     return "\n".join(lines) + "\n"
 
 
-def key_docs() -> dict[str, str]:
+def collect_key_docs() -> dict[str, str]:
     """Meaning of every key of an experiment file and of its overrides."""
     docs: dict[str, str] = {}
     for struct in (ExperimentFile, ModuleFile, *GROUPS.values()):
-        docs |= field_docs(struct)
+        docs |= read_field_docs(struct)
     return docs
 
 

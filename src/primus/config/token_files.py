@@ -20,7 +20,7 @@ _INDEX_HEADER = struct.Struct("<9sQBQQ")
 _INDEX_MAGIC = b"MMIDIDX\x00\x00"
 
 
-def weighted_prefixes(given: str | list[str | float] | None, key: str) -> list[tuple[Path, float | None]]:
+def parse_weighted_prefixes(given: str | list[str | float] | None, key: str) -> list[tuple[Path, float | None]]:
     """Prefixes with their weights: one prefix, several without weights, or weight, prefix, weight, prefix, ...
 
     A string with spaces is read as such a list.

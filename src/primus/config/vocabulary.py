@@ -40,7 +40,7 @@ class _DataManifest(Struct):
     tokenizer: _DataTokenizer
 
 
-def tokenizer_size(name: str) -> int | None:
+def find_tokenizer_size(name: str) -> int | None:
     """Largest token id + 1 of a local tokenizer.json or SentencePiece model, given by its file or folder.
 
     None for a name on a hub, and for an unreadable file, which loading it reports.
@@ -57,7 +57,7 @@ def tokenizer_size(name: str) -> int | None:
         return None
 
 
-def data_tokenizer(prefix: Path) -> tuple[str, int] | None:
+def find_data_tokenizer(prefix: Path) -> tuple[str, int] | None:
     """Name and size of the tokenizer that token files were made with; None if no manifest states it."""
     try:
         content = prefix.with_name(f"{prefix.name}.manifest.json").read_bytes()

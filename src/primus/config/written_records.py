@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Struct
 
-from primus.config.convert import conversion_problem, find_origin
+from primus.config.convert import find_conversion_problem, find_origin
 from primus.config.source import Leaf, Tree
 from primus.errors import UsageError, did_you_mean
 
@@ -44,7 +44,7 @@ def _convert_item(item: Leaf | Tree, kind: Any, key: str, hint: str) -> Any:
     try:
         return msgspec.convert(item.text or str(item.value) if is_text else item.value, kind)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{item.origin}: {key}: {conversion_problem(item, kind, error)}") from None
+        raise UsageError(f"{item.origin}: {key}: {find_conversion_problem(item, kind, error)}") from None
 
 
 def _find_mapping_reader(kind: Any, key: str, hint: str) -> Callable[[Tree], Any] | None:

@@ -39,10 +39,10 @@ def mix_numbers(*words: int) -> int:
 def create_permutation(size: int, key: int) -> NDArray[np.int64]:
     """A uniformly random order [size] of 0..size-1, determined by `key`."""
     # All words differ, because the finaliser is a bijection: the order does not depend on the sort algorithm.
-    return np.argsort(random_words(size, key), kind="stable")
+    return np.argsort(draw_random_words(size, key), kind="stable")
 
 
-def random_words(size: int, key: int) -> NDArray[np.uint64]:
+def draw_random_words(size: int, key: int) -> NDArray[np.uint64]:
     """Distinct random numbers [size] of 64 bits, determined by `key`."""
     states = np.arange(1, size + 1, dtype=np.uint64)
     states *= np.uint64(GAMMA)

@@ -74,7 +74,7 @@ def diagnose_run(
         kernel: Whether to read the kernel log of this node; None reads it if a process was killed and nothing says why.
         extra_logs: Logs of the run outside its folder.
     """
-    number = log_sources.newest_attempt(run) if attempt is None else attempt
+    number = log_sources.find_newest_attempt(run) if attempt is None else attempt
     evidence = run_evidence.collect_run_evidence(run, number)
     began = log_sources.read_attempt_begin(run, number)
     since = log_sources.find_attempt_start(number, began)

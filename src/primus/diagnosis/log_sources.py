@@ -20,7 +20,7 @@ LOG_SUFFIXES = (".log", ".out", ".err", ".txt", ".stdout", ".stderr", *logs.COMP
 _ATTEMPT_BEGAN = re.compile(rb"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\] attempt (\d+) on ", re.MULTILINE)
 
 
-def newest_attempt(run: Run) -> int:
+def find_newest_attempt(run: Run) -> int:
     """Number of the newest attempt with a log folder."""
     names = [path.name.partition("_")[2] for path in (run.directory / "logs").glob("attempt_*") if path.is_dir()]
     return max((int(name) for name in names if name.isdecimal()), default=0)
@@ -93,7 +93,7 @@ def read_recorded_reason(run: Run, number: int) -> list[LogFile]:
         outcome = run.read_metadata().outcome
     except PrimusError:  # it is missing or damaged: the logs remain
         return []
-    if outcome.state != "failed" or not outcome.reason or number != newest_attempt(run):
+    if outcome.state != "failed" or not outcome.reason or number != find_newest_attempt(run):
         return []
     first = outcome.first_failure
     return [

@@ -14,7 +14,7 @@ from primus.launch import compose
 from primus.launch.invocation import Invocation
 from primus.launch.plan import LaunchJob, LaunchPlan, PlanContext, Variable
 from primus.launch.request import LaunchRequest
-from primus.runs.store import Run, new_id
+from primus.runs.store import Run, create_run_id
 
 if TYPE_CHECKING:
     from primus.engines.choice import EngineChoice
@@ -51,7 +51,7 @@ def prepare_launch(invocation: Invocation) -> Launch:
         run = Run(Path(job.resume).resolve())
         directory, attempt = run.directory, run.read_metadata().attempts
     else:
-        directory, attempt = Path(job.workspace).absolute() / job.name / new_id(), 0
+        directory, attempt = Path(job.workspace).absolute() / job.name / create_run_id(), 0
     launch = plan_attempt(job, invocation.request, invocation.words, invocation.plan_context, directory, attempt)
     if launch.plan.layout is not None and launch.plan.layout.node_rank == 0:  # other nodes join the run of node 0
         job.check_start()
@@ -86,7 +86,7 @@ def plan_attempt(
         from primus.machine import accelerators  # a task without workers runs in the launcher
 
         accelerators.check_launch(job.device, context.facts(folded.layout.master_of_several), workers, folders)
-    patch.chosen_names(workers)  # rejects unknown names before anything starts
+    patch.list_chosen_names(workers)  # rejects unknown names before anything starts
     return Launch(
         job=job,
         request=request,
@@ -133,7 +133,7 @@ def _seen_by_workers(context: PlanContext, job: LaunchJob) -> PlanContext:
         return context
     from primus.machine import accelerators
 
-    return structs.replace(context, facts=lambda master: accelerators.without_accelerators(context.facts(master)))
+    return structs.replace(context, facts=lambda master: accelerators.hide_accelerators(context.facts(master)))
 
 
 def amend_launch(launch: Launch, env: Mapping[str, Variable], extra: tuple[str, ...]) -> Launch:

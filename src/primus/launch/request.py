@@ -30,7 +30,7 @@ class LaunchRequest(Struct, frozen=True, kw_only=True):
     """Words after the task's name."""
 
 
-def without_secrets(request: LaunchRequest) -> LaunchRequest:
+def redact_request(request: LaunchRequest) -> LaunchRequest:
     """`request` without secrets, as a run folder stores it."""
     runtimes = tuple(RequestSegment(segment.name, tuple(redact_args(segment.words))) for segment in request.runtimes)
     return LaunchRequest(runtimes=runtimes, task=request.task, words=tuple(redact_args(request.words)))
@@ -40,7 +40,7 @@ VARIABLES = {"--hf_token": "HF_TOKEN", "--hf-token": "HF_TOKEN"}
 """Options that give the value of a secret variable."""
 
 
-def reference_variables(words: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+def pass_secrets_by_name(words: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
     """Replace each secret `--env NAME=VALUE` in `words` by `--env NAME`; also gives the values by name.
 
     An option of VARIABLES becomes `--env NAME`.
@@ -68,7 +68,7 @@ def reference_variables(words: Sequence[str]) -> tuple[tuple[str, ...], dict[str
     return tuple(kept), found
 
 
-def named_variables(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+def list_named_variables(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Names in `environ` that `words` of a runtime pass on by `--env NAME`."""
     found: list[str] = []
     after_env = False

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from primus import __version__, process
 from primus.launch.plan import LaunchJob
-from primus.launch.request import LaunchRequest, without_secrets
+from primus.launch.request import LaunchRequest, redact_request
 from primus.redaction import redact_args
 from primus.runs.files import to_json, write_json, write_text
 from primus.runs.store import Run, RunMetadata, create_run
@@ -23,14 +23,14 @@ def make_run_folder(directory: Path, job: LaunchJob, request: LaunchRequest, com
     """
     run = create_run(directory, _make_metadata(directory, job, request, command))
     write_files(directory, job)
-    write_json(directory / "request.json", without_secrets(request))
+    write_json(directory / "request.json", redact_request(request))
     return run
 
 
 def format_files(directory: Path, job: LaunchJob, request: LaunchRequest, command: tuple[str, ...]) -> dict[str, str]:
     """The files of a new run folder, by relative path."""
     metadata = to_json(_make_metadata(directory, job, request, command)) + "\n"
-    return {"metadata.json": metadata, **job.files, "request.json": to_json(without_secrets(request)) + "\n"}
+    return {"metadata.json": metadata, **job.files, "request.json": to_json(redact_request(request)) + "\n"}
 
 
 def write_files(directory: Path, job: LaunchJob) -> None:

@@ -90,7 +90,7 @@ def _run_with_hooks(invocation: Invocation, actions: tuple[Action, ...], context
                 code = int(invocation.task.run(options, structs.replace(context, overrides=overrides)) or EXIT_OK)
             outcome = RunOutcome(state="failed" if code else "done", exit_code=code)
         except PrimusError as error:
-            outcome = runner.outcome_of(error)
+            outcome = runner.build_failure_outcome(error)
             raise
         except KeyboardInterrupt as error:
             code = find_exit_code(error)

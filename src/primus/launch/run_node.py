@@ -108,7 +108,7 @@ def _run_head_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: NodeCo
         except PrimusError as error:
             # Hooks after a failure may take long; without the channel, the other nodes would time this one out.
             nodes.open_channel()
-            _finish_run(pending.launch, context, runner.outcome_of(error), run)
+            _finish_run(pending.launch, context, runner.build_failure_outcome(error), run)
             raise
         _finish_run(pending.launch, context, outcome, run)
         return run, outcome
@@ -126,7 +126,7 @@ def _run_other_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: NodeC
         launch = _join_run(pending, shape, nodes)
     except PrimusError as error:
         nodes.open_channel()
-        _run_after_hooks(pending.launch, context, runner.outcome_of(error), None)
+        _run_after_hooks(pending.launch, context, runner.build_failure_outcome(error), None)
         if not any(context.logs.glob("*.log")):  # logs of hooks are kept here, without a run folder
             shutil.rmtree(private)
         raise
@@ -142,7 +142,7 @@ def _run_other_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: NodeC
                 _make_session(launch, run, nodes.control_channel, say, keeps_record=is_ours), launch, say
             )
         except PrimusError as error:
-            _finish_run(launch, context, runner.outcome_of(error), run, keeps_record=is_ours)
+            _finish_run(launch, context, runner.build_failure_outcome(error), run, keeps_record=is_ours)
             raise
         _finish_run(launch, context, outcome, run, keeps_record=is_ours)
         return run, outcome

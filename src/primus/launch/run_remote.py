@@ -21,12 +21,12 @@ from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError
 from primus.launch import compose, run_folder
 from primus.launch.invocation import Invocation
 from primus.launch.plan import LaunchJob, LaunchPlan, PlanContext, Variable, redact_plan
-from primus.launch.request import LaunchRequest, RequestSegment, named_variables, reference_variables
+from primus.launch.request import LaunchRequest, RequestSegment, list_named_variables, pass_secrets_by_name
 from primus.launch.signals import raise_on_signals
 from primus.messages import Say
 from primus.redaction import HIDDEN_VARIABLE, holds_secret, is_secret_name, learn, redact, redact_args
 from primus.runs.files import write_json, write_text
-from primus.runs.store import Run, RunMetadata, RunOutcome, State, new_id
+from primus.runs.store import Run, RunMetadata, RunOutcome, State, create_run_id
 from primus.runtime import RUNTIMES
 
 RANKS = ("NODE_RANK", "PET_NODE_RANK", "SLURM_NODEID")
@@ -98,7 +98,7 @@ def _choose_run_folder(job: LaunchJob) -> tuple[Path, int]:
     if job.resume:
         run = Run(Path(job.resume).resolve())
         return run.directory, run.read_metadata().attempts
-    return Path(job.workspace).absolute() / job.name / new_id(), 0
+    return Path(job.workspace).absolute() / job.name / create_run_id(), 0
 
 
 def _by_name(
@@ -108,12 +108,12 @@ def _by_name(
     kept: list[RequestSegment] = []
     found: dict[str, Variable] = {}
     for segment in runtimes:
-        words, secrets = reference_variables(segment.words)
+        words, secrets = pass_secrets_by_name(segment.words)
         references = registry.load_plug_in(RUNTIMES, segment.name).REFERENCES
         kept.append(RequestSegment(segment.name, _without_secrets(words, references)))
         found |= {name: Variable(value, "--env", is_secret=True) for name, value in secrets.items()}
         if registry.load_plug_in(RUNTIMES, segment.name).LEVEL == "node":  # the others pass their own variables on
-            named = {name: Variable(environ[name], "--env") for name in named_variables(words, environ)}
+            named = {name: Variable(environ[name], "--env") for name in list_named_variables(words, environ)}
             found = named | found
     return tuple(kept), found
 

@@ -37,7 +37,7 @@ def find_accelerators(facts: MachineFacts) -> tuple[Device, ...]:
     )
 
 
-def without_accelerators(facts: MachineFacts) -> MachineFacts:
+def hide_accelerators(facts: MachineFacts) -> MachineFacts:
     """The facts for a job that runs on the CPU."""
     return structs.replace(facts, devices=(), links=())
 

@@ -62,7 +62,9 @@ def run(
     # A batch of at most half a window, so that a short burn-in still ends on time.
     load = _BurnInLoad(device, size, dtype, clock, memory_bytes, multiply, min(BATCH_S, window_s / 2))
     started = time.monotonic()
-    result = BurnIn(key=comparable_key(device, size, dtype), digest=load.digest, wrong_at_first=load.wrong_at_first)
+    result = BurnIn(
+        key=build_comparable_key(device, size, dtype), digest=load.digest, wrong_at_first=load.wrong_at_first
+    )
     # Stop requests, the deadline and the heartbeat are handled only between windows.
     while True:
         before = time.monotonic()
@@ -185,7 +187,7 @@ def compute_checksum(words: torch.Tensor) -> str:
     return f"{total % 2**64:016x}"
 
 
-def comparable_key(device: torch.device, size: int, dtype: str) -> str:
+def build_comparable_key(device: torch.device, size: int, dtype: str) -> str:
     """Key that is equal for devices that compute the same bits: model, library, shape and type."""
     what = f"{size} {dtype}, torch {torch.__version__}"
     if device.type == "cuda":

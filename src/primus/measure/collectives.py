@@ -227,17 +227,17 @@ OPERATIONS: dict[str, Operation] = {
 """Operations of nccl-tests that training uses; send_recv sends to the next rank and counts one direction."""
 
 
-def algorithm_bandwidth(size_bytes: int, time_s: float) -> float:
+def compute_algorithm_bandwidth(size_bytes: int, time_s: float) -> float:
     """GB/s, 1e9 bytes."""
     return size_bytes / time_s / 1e9
 
 
-def bus_bandwidth(operation: str, size_bytes: int, time_s: float, n: int) -> float | None:
+def compute_bus_bandwidth(operation: str, size_bytes: int, time_s: float, n: int) -> float | None:
     """GB/s; None for a single rank, which has no bus."""
-    return algorithm_bandwidth(size_bytes, time_s) * OPERATIONS[operation].bus_factor(n) if n > 1 else None
+    return compute_algorithm_bandwidth(size_bytes, time_s) * OPERATIONS[operation].bus_factor(n) if n > 1 else None
 
 
-def rounded_bytes(size_bytes: int, n: int, dtype: torch.dtype = DTYPE) -> int:
+def round_bytes(size_bytes: int, n: int, dtype: torch.dtype = DTYPE) -> int:
     """`size_bytes` in whole elements for each of `n` ranks, at least one."""
     return max(size_bytes // (dtype.itemsize * n), 1) * dtype.itemsize * n
 
@@ -255,12 +255,12 @@ def run(name: str, size_bytes: int, group: RankGroup, longest_s: float, launch: 
         launch: Replaces the operation, for tests.
     """
     operation, n = OPERATIONS[name], group.size
-    size_bytes = rounded_bytes(size_bytes, n)
+    size_bytes = round_bytes(size_bytes, n)
     described = Collective(operation=name, scope=group.scope, ranks=group.ranks, size_bytes=size_bytes)
     if n == 1:
         return structs.replace(described, problem="single rank: no peer to communicate with")
     launch = launch or operation.launch
-    buffers = fresh_buffers(operation, size_bytes, group)
+    buffers = create_fresh_buffers(operation, size_bytes, group)
     try:
         launch(buffers, group)
     except RuntimeError as error:
@@ -278,13 +278,15 @@ def run(name: str, size_bytes: int, group: RankGroup, longest_s: float, launch: 
         iterations=calls,
         time_s=time_s,
         rank_times_s=tuple(times_s),
-        algbw_gb_per_s=algorithm_bandwidth(size_bytes, time_s),
-        busbw_gb_per_s=bus_bandwidth(name, size_bytes, time_s, n),
+        algbw_gb_per_s=compute_algorithm_bandwidth(size_bytes, time_s),
+        busbw_gb_per_s=compute_bus_bandwidth(name, size_bytes, time_s, n),
         wrong=tuple(wrong),
     )
 
 
-def fresh_buffers(operation: Operation, size_bytes: int, group: RankGroup, dtype: torch.dtype = DTYPE) -> Buffers:
+def create_fresh_buffers(
+    operation: Operation, size_bytes: int, group: RankGroup, dtype: torch.dtype = DTYPE
+) -> Buffers:
     """Buffers before the first call; elements that no rank sends hold -1."""
     n, all_elements = group.size, size_bytes // dtype.itemsize
     share = all_elements // n

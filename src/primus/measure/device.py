@@ -12,7 +12,7 @@ from primus.errors import UnfitError
 from primus.machine.accelerators import choose_device_type
 from primus.machine.facts import DeviceKind
 from primus.machine.oom import read_free_memory
-from primus.measure.memory import host_cache_bytes
+from primus.measure.memory import read_host_cache_bytes
 from primus.process import count_usable_cpus
 
 LARGEST_CACHE_BYTES = 256 * 2**20
@@ -69,7 +69,7 @@ def find_cache_bytes(device: torch.device, known_bytes: int | None) -> int:
         known_bytes: From the device's profile; None if it is not known.
     """
     if device.type == "cpu":
-        return host_cache_bytes()
+        return read_host_cache_bytes()
     return known_bytes or LARGEST_CACHE_BYTES
 
 

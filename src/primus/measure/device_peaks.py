@@ -39,7 +39,7 @@ def find_device_peaks(device: torch.device, clock: Clock, *, num_threads: int, m
     if device.type == "cuda":
         return _read_profile(device, launch_s)
     tflops, source = _measure_host(num_threads)
-    arrays = memory.allocate_arrays(device, memory.array_elements(memory.host_cache_bytes(), max_bytes))
+    arrays = memory.allocate_arrays(device, memory.count_array_elements(memory.read_host_cache_bytes(), max_bytes))
     timing = measure_call(lambda: memory.KERNELS["triad"].run(arrays), clock, BRIEF)
     gb_per_s = 3 * arrays.a.nbytes / timing.p5_s / 1e9
     source = f"{source}; memory: triad of STREAM on arrays of {format_size(arrays.a.nbytes)}"

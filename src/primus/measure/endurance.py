@@ -81,7 +81,7 @@ def _host_memory(place: EnduranceContext) -> MeasuredFigure:
         cpu, clock = torch.device("cpu"), HostClock()
         effort = limit_effort(QUICK if is_quick else HOST_EFFORT, place.asked.timeout_s)
         max_bytes = min(free_bytes, 96 * 2**20) if is_quick else free_bytes
-        cache_bytes = memory.host_cache_bytes()
+        cache_bytes = memory.read_host_cache_bytes()
         (figure,) = memory.run(cpu, clock, effort, cache_bytes=cache_bytes, max_bytes=max_bytes, kernels=kernels)
     return structs.replace(figure, test="host_triad", convention=f"{figure.convention}, {threads} threads")
 
@@ -104,7 +104,7 @@ def _run_training(place: EnduranceContext) -> Iterator[ReferenceTraining]:
     for _ in range(TRAININGS):
         with _limit_threads(1):  # the result of a sum on a CPU depends on the number of threads
             digest, loss = train(place.device)
-            key = burn_in.comparable_key(place.device, 0, "reference training")
+            key = burn_in.build_comparable_key(place.device, 0, "reference training")
         yield ReferenceTraining(key=key, digest=digest, last_loss=loss if math.isfinite(loss) else None)
 
 

@@ -141,12 +141,12 @@ def measure_group(
     """The row of one operation and size; every member of `group` gets the same."""
     operation, n = OPERATIONS[name], group.size
     is_traced = (name, size_bytes) in effort.traced
-    size_bytes = collectives.rounded_bytes(size_bytes, n, dtype)
+    size_bytes = collectives.round_bytes(size_bytes, n, dtype)
     whole = {**case, "first_rank": group.ranks[0], "ranks": n, "size_bytes": size_bytes}
     if n == 1:
         # By the formula the bandwidth would be 0, which looks like a measured one.
         return GroupTimes(BenchmarkRow(case=whole, problem="single rank: no peer to communicate with"), [])
-    buffers = collectives.fresh_buffers(operation, size_bytes, group, dtype)
+    buffers = collectives.create_fresh_buffers(operation, size_bytes, group, dtype)
     try:
         operation.launch(buffers, group)
     except RuntimeError as error:
@@ -197,7 +197,7 @@ def _build_row(
     spread = [max(times) / min(times) for times in loops if min(times) > 0]
 
     def compute_busbw(seconds: float) -> float:
-        return collectives.bus_bandwidth(name, size_bytes, seconds, group.size) or 0.0
+        return collectives.compute_bus_bandwidth(name, size_bytes, seconds, group.size) or 0.0
 
     low_s, high_s = timing.interval_s or (timing.median_s, timing.median_s)
     return BenchmarkRow(
@@ -208,7 +208,7 @@ def _build_row(
         interval=(compute_busbw(high_s), compute_busbw(low_s)),
         timing=timing,
         figures={
-            "algbw_gb_per_s": collectives.algorithm_bandwidth(size_bytes, timing.median_s),
+            "algbw_gb_per_s": collectives.compute_algorithm_bandwidth(size_bytes, timing.median_s),
             "busbw_gb_per_s": compute_busbw(timing.median_s),
             "slowest_to_fastest_rank": sorted(spread)[len(spread) // 2] if spread else 1.0,
         },

@@ -71,7 +71,7 @@ def run(
         max_bytes: Limit of the memory for the three arrays.
         kernels: The operations to measure.
     """
-    arrays = allocate_arrays(device, array_elements(cache_bytes, max_bytes))
+    arrays = allocate_arrays(device, count_array_elements(cache_bytes, max_bytes))
     array_bytes = arrays.a.nbytes
     for name, kernel in kernels.items():
         arrays.c.fill_(float("nan"))
@@ -90,7 +90,7 @@ def run(
         )
 
 
-def array_elements(cache_bytes: int, max_bytes: int) -> int:
+def count_array_elements(cache_bytes: int, max_bytes: int) -> int:
     """Elements of an array: enough to exceed the cache if three arrays fit into `max_bytes`."""
     wanted = max(CACHES_IN_ARRAY * cache_bytes, 256 * 2**20)  # BabelStream's default size for small caches
     return max(1, min(wanted, max_bytes // 3) // 4)
@@ -122,7 +122,7 @@ def wrong_elements(name: str, kernel: Kernel, arrays: Arrays) -> int:
     return wrong
 
 
-def host_copies(device: torch.device, clock: Clock, effort: Effort, num_bytes: int) -> Iterator[MeasuredFigure]:
+def measure_host_copies(device: torch.device, clock: Clock, effort: Effort, num_bytes: int) -> Iterator[MeasuredFigure]:
     """GB/s between the device and page-locked host memory, one direction at a time."""
     host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).random_()
     there = torch.empty_like(host, device=device)
@@ -170,7 +170,7 @@ def _measure_copy(
     )
 
 
-def host_cache_bytes(root: Path = Path("/")) -> int:
+def read_host_cache_bytes(root: Path = Path("/")) -> int:
     """Size of the first processor's last-level cache; 32 MiB if the kernel does not report it."""
     sizes = {}
     for index in root.glob("sys/devices/system/cpu/cpu0/cache/index*"):

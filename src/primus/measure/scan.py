@@ -55,7 +55,7 @@ def run_round(
             round=number,
             between_nodes=between_nodes,
             size_bytes=size_bytes,
-            gb_per_s=collectives.algorithm_bandwidth(size_bytes, max(times_s[first], times_s[second])),
+            gb_per_s=collectives.compute_algorithm_bandwidth(size_bytes, max(times_s[first], times_s[second])),
             wrong=int(wrongs[first] + wrongs[second]),
         )
         for first, second in meeting

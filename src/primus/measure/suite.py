@@ -208,7 +208,7 @@ class Suite:
         elif name == "memory":
             yield from memory.run(device, clock, effort, cache_bytes=cache_bytes, max_bytes=max_bytes)
         elif device.type == "cuda":
-            yield from memory.host_copies(device, clock, effort, COPY_BYTES)
+            yield from memory.measure_host_copies(device, clock, effort, COPY_BYTES)
             peer = memory.find_peer(self._attempt.local_rank, self._num_local)
             if peer is not None and self._num_local <= torch.cuda.device_count():
                 yield memory.peer_copy(device, torch.device("cuda", peer), clock, effort, COPY_BYTES)

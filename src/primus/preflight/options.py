@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, structs
 
-from primus.config.docs import field_docs
+from primus.config.docs import read_field_docs
 from primus.errors import UsageError, did_you_mean
 from primus.machine import measurements
 from primus.machine.facts import DeviceKind, MachineFacts
@@ -305,7 +305,7 @@ def validate_check_names(options: Options) -> None:
 
 def find_unused_options(options: Options) -> Iterator[tuple[str, str]]:
     """Options that have no effect, and the reason."""
-    docs = field_docs(Options)
+    docs = read_field_docs(Options)
     yield from ((name, docs[name].partition(": ")[2]) for name in WITHOUT_EFFECT if getattr(options, name))
     if not options.measures:
         in_vain = (name for name in OF_MEASURING if getattr(options, name) is not None)

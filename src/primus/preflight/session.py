@@ -45,7 +45,7 @@ from primus.preflight.run_measurements import (
 )
 from primus.runs.attempt import Attempt
 from primus.runs.files import read_json, to_json
-from primus.runs.store import new_id
+from primus.runs.store import create_run_id
 from primus.task import TaskContext
 
 SILENT_FILE = "config/silent"
@@ -225,7 +225,7 @@ def _build_report(
     wanted = [host.partition(".")[0] for host in collect_reports.expand_hosts(options.expected_nodes or "")]
     absent = [host for host in wanted if host not in there and host not in named]
     return ClusterReport(
-        id=options.report_file_name or new_id(node.now),
+        id=options.report_file_name or create_run_id(node.now),
         version=__version__,
         checks=(*options.groups, *(("performance",) if options.measures else ())),
         world_size=node.layout.world_size,

@@ -125,7 +125,7 @@ def list_candidates(a: Run, b: Run) -> list[ExplainedDifference]:
     """Differences that can change speed or loss: settings, then the machine, variables and packages."""
     found = [
         _build_candidate("setting", each, find_effects(each.what))
-        for each in compare_mappings(summary.flat_settings(a), summary.flat_settings(b))
+        for each in compare_mappings(summary.flatten_run_settings(a), summary.flatten_run_settings(b))
     ]
     for each in compare_mappings(read_run_environment(a), read_run_environment(b)):
         if each.what in MACHINE:

@@ -124,7 +124,7 @@ def collect_facts(run: Run) -> RunFacts:
     step_s = statistics.median(times) if times else None
     tflops = _find_median(steady, "tflops_per_device")
     gflop = _compute_gflop_per_token(steady, tflops)
-    settings = summary.flat_settings(run)
+    settings = summary.flatten_run_settings(run)
     slow_first, slow_later = _measure_slow_steps(steps, recorded, step_s)
     compute = _find_median(steady, "compute_time_s")
     wall = _measure_wall_time(run, recorded)

@@ -12,7 +12,7 @@ from primus.errors import PrimusError
 from primus.redaction import MASK
 from primus.runs import events, patch_records
 from primus.runs.files import read_json
-from primus.runs.snapshot import SystemInfo, list_packages, system_info
+from primus.runs.snapshot import SystemInfo, collect_system_info, list_packages
 from primus.runs.store import Run
 
 NUMERIC_PACKAGES = ("torch", "numpy", "tokenizers", "primus")
@@ -51,7 +51,7 @@ def find_differences(
         PrimusError: The run has no snapshot.
     """
     then = read_json(run.directory / "env" / "system_info.json", SystemInfo)
-    now = system_info()
+    now = collect_system_info()
     found = [
         Difference("devices", _format_devices(then.devices), _format_devices(now.devices), True)
         if then.devices != now.devices

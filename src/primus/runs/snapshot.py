@@ -53,7 +53,7 @@ def write_environment(
         f"{name}={redact_value(name, value)}  # {sources.get(name, 'shell')}" for name, value in sorted(environ.items())
     ]
     write_text(folder / "primus_env_dump.txt", "\n".join(lines) + "\n")
-    system = system_info(facts)
+    system = collect_system_info(facts)
     write_json(folder / "system_info.json", system)
     write_text(folder / "gpu_model.txt", "\n".join(system.devices or ["none"]) + "\n")
     found = list_packages() if packages is None else packages
@@ -62,7 +62,7 @@ def write_environment(
         _write_toolkit_versions(folder, system.facts.software)
 
 
-def system_info(facts: MachineFacts | None = None) -> SystemInfo:
+def collect_system_info(facts: MachineFacts | None = None) -> SystemInfo:
     """Describe the machine; reads it if no `facts` are given."""
     facts = facts or probe(environ=os.environ)
     return SystemInfo(

@@ -132,7 +132,7 @@ class Run:
 RUN_ID = re.compile(r"\d{8}_\d{6}-[0-9a-f]{4}")
 
 
-def new_id(now: float | None = None) -> str:
+def create_run_id(now: float | None = None) -> str:
     """A new run id, `<YYYYmmdd_HHMMSS>-<4 hex>` in local time: the order by name is the order by time."""
     return f"{time.strftime('%Y%m%d_%H%M%S', time.localtime(now))}-{os.urandom(2).hex()}"
 

@@ -66,7 +66,7 @@ def summarize_run(run: Run) -> RunSummary:
         tokens_per_s=statistics.median(rates) if rates else None,
         rewinds=sum(event["kind"] == "rewind" for event in recorded),
         checkpoints=sum("." not in found.parent.name for found in run.checkpoints.glob("step_*/manifest.json")),
-        size_bytes=folder_size(run.directory),
+        size_bytes=measure_folder_size(run.directory),
     )
 
 
@@ -79,7 +79,7 @@ def find_run_state(run: Run, metadata: RunMetadata) -> str:
     return metadata.outcome.state
 
 
-def folder_size(directory: Path) -> int:
+def measure_folder_size(directory: Path) -> int:
     """Bytes of all files under `directory`."""
     total = 0
     for folder, _, names in os.walk(directory):
@@ -89,7 +89,7 @@ def folder_size(directory: Path) -> int:
     return total
 
 
-def flat_settings(run: Run) -> dict[str, object]:
+def flatten_run_settings(run: Run) -> dict[str, object]:
     """Every value of the run's configuration by flat key."""
     import yaml
 

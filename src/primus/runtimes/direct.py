@@ -16,7 +16,7 @@ from primus.launch import variables
 from primus.launch.hooks import patch_files
 from primus.launch.plan import LaunchPlan, PlanContext, RestartPolicy, Variable, extends_list
 from primus.launch.supervision import flight_recorder
-from primus.launch.supervision.agent_report import AGENT, agent_report_file
+from primus.launch.supervision.agent_report import AGENT, name_agent_report_file
 from primus.machine.cluster import RANK_VARIABLES, ClusterLayout, find_layout
 from primus.machine.devices import count_devices, list_usable_devices
 from primus.machine.facts import MachineFacts
@@ -258,7 +258,7 @@ def _build_agent_command(
     """
     script = worker[1:]  # without the interpreter: the agent starts workers with its own
     folder = Run(Path(context.directory)).attempt_folder(context.attempt)
-    report = f"--report={agent_report_file(folder, shape.node_rank)}"
+    report = f"--report={name_agent_report_file(folder, shape.node_rank)}"
     agent = interpreter.module_command(context.python, AGENT, report)
     common = (*agent, f"--nproc-per-node={shape.nproc}", f"--nnodes={shape.nnodes}")
     if shape.master_port is None:

@@ -149,7 +149,7 @@ class _CheckpointWrite:
     ) -> None:
         self._settings, self._processes = settings, processes
         self._position, self._num_bytes = position, num_bytes
-        self._folder = folders.step_folder(settings.folder, position.step)
+        self._folder = folders.name_step_folder(settings.folder, position.step)
         self._group = processes.writer_group  # made here, where every process arrives in the same order
         self._started = time.monotonic()
         self._thread: threading.Thread | None = None

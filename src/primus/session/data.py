@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from primus.config.schedule import evaluation_interval
+from primus.config.schedule import find_evaluation_interval
 from primus.config.schema import Trainer
 from primus.config.token_files import WITHOUT_VALIDATION_DATA
 from primus.data.training.dataset import Datasets, open_datasets
@@ -36,7 +36,7 @@ def open_data(
         data = open_datasets(trainer.data, trainer.model.vocab_size, training.seq_length, training.seed)
     if order_samples is not None:
         data = order_samples(data, global_batch_size)
-    if evaluation_interval(training) and data.valid is None:
+    if find_evaluation_interval(training) and data.valid is None:
         raise UsageError(
             f"eval_interval is {training.eval_interval}, but validation data is missing: {data.no_valid}",
             WITHOUT_VALIDATION_DATA,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from primus.callback import CallbackChoice, CallbackList, EvaluationReport
-from primus.config.schedule import compute_learning_rate, evaluation_interval
+from primus.config.schedule import compute_learning_rate, find_evaluation_interval
 from primus.config.schema import Experiment, Trainer
 from primus.data.training.dataset import Datasets
 from primus.data.training.loader import Batches
@@ -182,11 +182,11 @@ class Session:
 
     def is_evaluation_due(self) -> bool:
         """Whether to evaluate now; `should_evaluate_at_end` decides for the last step."""
-        return self._is_due(evaluation_interval(self.trainer.training))
+        return self._is_due(find_evaluation_interval(self.trainer.training))
 
     def should_evaluate_at_end(self) -> bool:
         """Whether the validation loss after the last step is wanted, and not known yet."""
-        return evaluation_interval(self.trainer.training) is not None and self.evaluated_step != self.step
+        return find_evaluation_interval(self.trainer.training) is not None and self.evaluated_step != self.step
 
     def is_save_due(self) -> bool:
         """Whether to save now; after the last step, `disable_last_saving` and `is_saved` decide."""

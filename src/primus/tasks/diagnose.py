@@ -122,7 +122,7 @@ def _find_run_of_job(name: str, context: TaskContext, error: UsageError) -> tupl
 
 def _diagnose_run(run: Run, extra_logs: list[Path], options: Options) -> DiagnosisAnswer:
     metadata = run.read_metadata()
-    newest = log_sources.newest_attempt(run)
+    newest = log_sources.find_newest_attempt(run)
     number = newest if options.attempt is None else options.attempt
     if not 0 <= number <= newest:
         raise UsageError(f"--attempt {number}: the run has attempts 0 to {newest}")

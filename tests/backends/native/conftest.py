@@ -49,7 +49,7 @@ def train() -> Callable[..., Attempt]:
         attempt = Attempt(run, number, rank=0, local_rank=0, world_size=1, console=None)
         attempt.stop_signal = stop
         try:
-            native.train(experiment.experiment_of(run), attempt)
+            native.train(experiment.read_run_experiment(run), attempt)
         finally:
             attempt.close()
         return attempt

@@ -223,7 +223,7 @@ def test_the_garbage_collector_is_automatic_again_after_the_run(make_run: MakeRu
 
 def test_a_wrong_callback_is_refused_before_anything_starts(make_run: MakeRun) -> None:
     with pytest.raises(UsageError, match="no callback 'momnts'"):
-        native.check(experiment.experiment_of(make_run(callbacks=["momnts"])))
+        native.check(experiment.read_run_experiment(make_run(callbacks=["momnts"])))
 
 
 def test_the_example_of_the_documentation_runs_and_resumes(

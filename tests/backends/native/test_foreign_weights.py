@@ -28,7 +28,7 @@ def converted(make_run: MakeRun, train: Train, tmp_path: Path) -> tuple[Run, Pat
     """A trained run, and its weights as a folder of Hugging Face."""
     run = make_run("first", train_iters=3)
     train(run)
-    spec = experiment.experiment_of(run).trainer.model
+    spec = experiment.read_run_experiment(run).trainer.model
     opened = open_checkpoint(str(run.checkpoints), spec)
     planned = convert.plan_conversion(opened, convert.TargetSettings(to="huggingface"))
     convert.write_conversion(planned, tmp_path / "hf", lambda _: None)

@@ -55,7 +55,7 @@ def _train(rank: int, directory: str, victim: int, moment: str, port: int) -> No
     run = Run(Path(directory))
     attempt = Attempt(run, 0, rank=rank, local_rank=rank, world_size=2, console=None)
     try:
-        native.train(experiment.experiment_of(run), attempt)
+        native.train(experiment.read_run_experiment(run), attempt)
     except (PrimusError, RuntimeError):  # torch's words for a peer that has gone
         os._exit(7)
 

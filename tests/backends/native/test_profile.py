@@ -80,4 +80,4 @@ def test_a_window_that_cannot_be_recorded_is_refused_before_anything_starts(
     make_run: MakeRun, settings: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(UsageError, match=problem):
-        native.check(experiment.experiment_of(make_run(train_iters=4, **settings)))
+        native.check(experiment.read_run_experiment(make_run(train_iters=4, **settings)))

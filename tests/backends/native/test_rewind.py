@@ -290,11 +290,11 @@ def test_a_run_without_a_good_checkpoint_left_ends_with_an_error(
 
 def test_a_rewind_needs_checkpoints(make_run: MakeRun, tmp_path: Path) -> None:
     from primus.backends import native
-    from primus.experiment import experiment_of
+    from primus.experiment import read_run_experiment
 
     for policy in ("nonfinite_policy", "loss_spike_policy"):
         with pytest.raises(UsageError, match=f"{policy}: rewind needs checkpoints"):
-            native.check(experiment_of(make_run(policy, **{policy: "rewind"})))
+            native.check(read_run_experiment(make_run(policy, **{policy: "rewind"})))
 
 
 # The data that rewinds pass over

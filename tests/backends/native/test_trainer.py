@@ -28,7 +28,7 @@ from primus.config.load import load_experiment
 from primus.config.schema import Experiment, TrainingConfig
 from primus.data.encode.job import EncodeJob, prepare_token_files
 from primus.errors import PrimusError, UnfitError, UsageError
-from primus.experiment import experiment_of
+from primus.experiment import read_run_experiment
 from primus.runs import events
 from primus.runs.attempt import Attempt
 from primus.runs.store import Run
@@ -200,7 +200,7 @@ def test_lines_stand_above_the_bar_of_the_launching_terminal(
     reader.start()
     with os.fdopen(slave, "w") as terminal:
         attempt = Attempt(run, 0, rank=0, local_rank=0, world_size=1, console=terminal)
-        native.train(experiment_of(run), attempt)
+        native.train(read_run_experiment(run), attempt)
         attempt.close()
     reader.join(30)
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", b"".join(pieces).decode())

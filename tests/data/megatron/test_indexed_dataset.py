@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from primus.data import atomic
 from primus.data.megatron import indexed_dataset
-from primus.data.megatron.indexed_dataset import IndexedTokens, IndexedWriter, bin_path, idx_path, smallest_dtype
+from primus.data.megatron.indexed_dataset import IndexedTokens, IndexedWriter, bin_path, choose_smallest_dtype, idx_path
 from primus.errors import PrimusError, UsageError
 
 WriteTokens = Callable[[str, Sequence[Sequence[int]]], Path]
@@ -56,7 +56,7 @@ def test_what_is_written_is_read_back(
     prefix = tmp_path_factory.mktemp("round_trip") / "x"
     sequences = [[token % vocab_size for token in sequence] for document in documents for sequence in document]
     ends = [index == len(document) - 1 for document in documents for index in range(len(document))]
-    with IndexedWriter(prefix, smallest_dtype(vocab_size)) as writer:
+    with IndexedWriter(prefix, choose_smallest_dtype(vocab_size)) as writer:
         for start in range(0, len(sequences), batch):
             chunk = sequences[start : start + batch]
             writer.add_batch(
@@ -83,14 +83,14 @@ def test_an_index_of_several_chunks_is_whole(write_tokens: WriteTokens, monkeypa
 
 
 def test_a_vocabulary_below_65500_takes_two_bytes_a_token() -> None:
-    assert [smallest_dtype(size).name for size in (65499, 65500)] == ["uint16", "int32"]
+    assert [choose_smallest_dtype(size).name for size in (65499, 65500)] == ["uint16", "int32"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed")
 @pytest.mark.parametrize("vocab_size", [1000, 100_000])
 def test_megatron_core_reads_the_same_tokens(tmp_path: Path, vocab_size: int) -> None:
     documents = [[token * 7 % vocab_size for token in range(length)] for length in (5, 1, 1000, 30)]
-    with IndexedWriter(tmp_path / "x", smallest_dtype(vocab_size)) as writer:
+    with IndexedWriter(tmp_path / "x", choose_smallest_dtype(vocab_size)) as writer:
         for document in documents:
             writer.add_document(np.array(document))
         writer.commit()
@@ -184,7 +184,7 @@ def test_a_sequence_outside_the_bin_is_an_error_when_it_is_read(write_tokens: Wr
 def test_a_writer_that_does_not_commit_leaves_what_was_there(write_tokens: WriteTokens) -> None:
     prefix = write_tokens("x", DOCUMENTS)
     before = bin_path(prefix).read_bytes(), idx_path(prefix).read_bytes()
-    with IndexedWriter(prefix, smallest_dtype(1000)) as writer:
+    with IndexedWriter(prefix, choose_smallest_dtype(1000)) as writer:
         writer.add_document(np.arange(100))
         writer.finish_files()
     assert (bin_path(prefix).read_bytes(), idx_path(prefix).read_bytes()) == before
@@ -203,7 +203,7 @@ def test_a_crash_between_the_two_names_leaves_no_index_of_other_tokens(
         publish(written, path)
 
     monkeypatch.setattr(atomic, "publish_file", crash)
-    with IndexedWriter(prefix, smallest_dtype(1000)) as writer:
+    with IndexedWriter(prefix, choose_smallest_dtype(1000)) as writer:
         writer.add_batch(np.arange(9), np.array([3, 0, 1, 5]), np.ones(4, dtype=np.bool_))
         with pytest.raises(KeyboardInterrupt):
             writer.commit()
@@ -212,5 +212,5 @@ def test_a_crash_between_the_two_names_leaves_no_index_of_other_tokens(
 
 
 def test_tokens_that_do_not_fit_the_type_are_refused(tmp_path: Path) -> None:
-    with IndexedWriter(tmp_path / "x", smallest_dtype(1000)) as writer, pytest.raises(ValueError, match="70000"):
+    with IndexedWriter(tmp_path / "x", choose_smallest_dtype(1000)) as writer, pytest.raises(ValueError, match="70000"):
         writer.add_document(np.array([1, 70000]))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from primus.data.training.loader import Batches, num_micro_batches, samples_of_step
+from primus.data.training.loader import Batches, list_samples_of_step, num_micro_batches
 from primus.data.training.packing import Piece, TokenFileProgress
 from primus.errors import PrimusError, UsageError
 
@@ -122,4 +122,4 @@ def test_the_samples_of_a_step_are_those_that_the_batches_give() -> None:
     with Batches(Numbers(), global_batch_size=6, micro_batch_size=2) as batches:
         for step in range(1, 5):
             given = [number for micro in step_numbers(batches) for number in micro]
-            assert given == list(samples_of_step(step, 6))
+            assert given == list(list_samples_of_step(step, 6))

@@ -12,7 +12,7 @@ from megatron.core.distributed import DistributedDataParallelConfig, finalize_mo
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-from primus.config.schedule import final_learning_rate
+from primus.config.schedule import find_final_learning_rate
 from primus.config.schema import OWNERS, Trainer
 from primus.engine_keys import read_key_rules
 from primus.errors import UsageError
@@ -155,7 +155,7 @@ def build_optimizer_config(trainer: Trainer, extra: Mapping[str, Any]) -> Optimi
         "bf16": trainer.training.bf16,
         "params_dtype": torch.bfloat16 if trainer.training.bf16 else torch.float32,
         "use_distributed_optimizer": trainer.parallel.use_distributed_optimizer,
-        "min_lr": final_learning_rate(trainer.optimizer),
+        "min_lr": find_final_learning_rate(trainer.optimizer),
     }
     return _build(OptimizerConfig, values | dict(extra))
 

@@ -25,7 +25,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from numpy.typing import NDArray
 
 from primus.config.schema import DataConfig, Trainer
-from primus.config.token_files import SHARES, parse_split, weighted_prefixes
+from primus.config.token_files import SHARES, parse_split, parse_weighted_prefixes
 from primus.data.megatron.indexed_dataset import IndexedTokens
 from primus.data.prepare import named_dataset
 from primus.data.training.dataset import Datasets
@@ -112,7 +112,7 @@ def _build_config(trainer: Trainer, eod_id: int | None, cache: Path) -> GPTDatas
     data, training = trainer.data, trainer.training
     train = _find_train_files(data, trainer.model.vocab_size)
     valid, test = (
-        _group_weights(weighted_prefixes(given, key)) if given else None
+        _group_weights(parse_weighted_prefixes(given, key)) if given else None
         for key, given in (("valid_data_path", data.valid_data_path), ("test_data_path", data.test_data_path))
     )
     files: dict[str, Any] = {"blend_per_split": [train, valid, test]}
@@ -136,7 +136,7 @@ def _build_config(trainer: Trainer, eod_id: int | None, cache: Path) -> GPTDatas
 def _find_train_files(data: DataConfig, vocab_size: int) -> Blend:
     if data.dataset:
         return [str(named_dataset.ensure_dataset(data, vocab_size))], None
-    return _group_weights(weighted_prefixes(data.train_data_path, "train_data_path"))
+    return _group_weights(parse_weighted_prefixes(data.train_data_path, "train_data_path"))
 
 
 def _group_weights(prefixes: Sequence[tuple[Path, float | None]]) -> Blend:

@@ -16,7 +16,7 @@ from primus.backends.megatron.installation import has_transformer_engine, list_a
 from primus.backends.megatron.support import MegatronDriver, check_driver
 from primus.config.schema import Experiment
 from primus.errors import UnfitError, UsageError
-from primus.patch import PATCHES, VARIABLE, chosen_names
+from primus.patch import PATCHES, VARIABLE, list_chosen_names
 from primus.runs.attempt import Attempt
 from primus.session.engine_errors import explain_import, explain_torch_errors, find_reason
 
@@ -116,7 +116,7 @@ def apply_cpu_patch(environ: Mapping[str, str]) -> None:
     Raises:
         UnfitError: The user has excluded the patch.
     """
-    if CPU_PATCH not in chosen_names(environ)[0]:
+    if CPU_PATCH not in list_chosen_names(environ)[0]:
         raise UnfitError(
             f"{PACKAGE} does not run on a CPU without the patch {CPU_PATCH}, which ${VARIABLE} excludes",
             f"unset {VARIABLE}, or train on GPUs",

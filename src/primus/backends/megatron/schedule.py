@@ -6,7 +6,7 @@ from typing import Any
 
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from primus.config.schedule import final_learning_rate
+from primus.config.schedule import find_final_learning_rate
 from primus.config.schema import Trainer
 
 
@@ -25,7 +25,7 @@ def build_scheduler(trainer: Trainer, optimizer: Any, global_batch_size: int) ->
         optimizer,
         init_lr=0.0,
         max_lr=config.lr,
-        min_lr=final_learning_rate(config),
+        min_lr=find_final_learning_rate(config),
         lr_warmup_steps=warmup * global_batch_size,
         lr_decay_steps=end * global_batch_size,
         lr_decay_style=config.lr_decay_style,

@@ -25,7 +25,7 @@ from primus.backends.torchtitan.components import (
 )
 from primus.backends.torchtitan.layout import TitanLayout
 from primus.backends.torchtitan.model_config import build_model_spec
-from primus.config.schedule import decay_end, final_learning_rate, warmup_steps
+from primus.config.schedule import find_decay_end, find_final_learning_rate, warmup_steps
 from primus.config.schema import OptimizerConfig, Trainer
 
 NEVER = 2**62
@@ -102,7 +102,7 @@ def _choose_schedule(trainer: Trainer) -> LRSchedulersContainer.Config:
     optimizer, steps = trainer.optimizer, trainer.training.train_iters
     if optimizer.schedule == "primus":
         return StepRateSchedule.Config()
-    end, warmup, style = decay_end(optimizer, steps), warmup_steps(optimizer, steps), optimizer.lr_decay_style
+    end, warmup, style = find_decay_end(optimizer, steps), warmup_steps(optimizer, steps), optimizer.lr_decay_style
     stable = {
         "constant": 0.0,
         # As in primus: a fifth of the steps after warm-up.
@@ -113,7 +113,7 @@ def _choose_schedule(trainer: Trainer) -> LRSchedulersContainer.Config:
         total_steps=end,
         decay_ratio=stable.get(style),
         decay_type="cosine" if style == "cosine" else "linear",
-        min_lr_factor=final_learning_rate(optimizer) / optimizer.lr,
+        min_lr_factor=find_final_learning_rate(optimizer) / optimizer.lr,
     )
 
 

@@ -66,7 +66,7 @@ def list_lost(resolved: Resolved, written: Collection[str], reasons: dict[str, s
     return lost
 
 
-def attention_head_width(model: ModelSpec) -> int:
+def find_head_width(model: ModelSpec) -> int:
     """Width of one attention head."""
     return model.kv_channels or model.hidden_size // model.num_attention_heads
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import structs
 
-from primus.config.exports.foreign_text import ForeignText, LostSetting, attention_head_width
+from primus.config.exports.foreign_text import ForeignText, LostSetting, find_head_width
 from primus.config.imports import hugging_face as imports
 from primus.config.imports.hugging_face_families import DEEPSEEK_EXPERTS, MIXTRAL_EXPERTS, QWEN_EXPERTS
 from primus.config.imports.hugging_face_families import LATENT as LATENT_ATTENTION
@@ -100,21 +100,21 @@ def _write_keys(model: ModelSpec, names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _write_llama(model: ModelSpec) -> dict[str, Any]:
-    return {"head_dim": attention_head_width(model), "attention_bias": False, "mlp_bias": False}
+    return {"head_dim": find_head_width(model), "attention_bias": False, "mlp_bias": False}
 
 
 def _write_mistral(model: ModelSpec) -> dict[str, Any]:
-    return {"head_dim": attention_head_width(model), "sliding_window": model.window_size}
+    return {"head_dim": find_head_width(model), "sliding_window": model.window_size}
 
 
 def _write_qwen2(model: ModelSpec) -> dict[str, Any]:
-    if attention_head_width(model) * model.num_attention_heads != model.hidden_size:
+    if find_head_width(model) * model.num_attention_heads != model.hidden_size:
         raise UsageError("kv_channels: qwen2 has heads of hidden_size / num_attention_heads", "set kv_channels: null")
     return {"use_sliding_window": False}
 
 
 def _write_qwen3(model: ModelSpec) -> dict[str, Any]:
-    return {"head_dim": attention_head_width(model), "attention_bias": False, "use_sliding_window": False}
+    return {"head_dim": find_head_width(model), "attention_bias": False, "use_sliding_window": False}
 
 
 def _write_qwen3_moe(model: ModelSpec) -> dict[str, Any]:

@@ -7,14 +7,14 @@ from typing import Any
 from primus.config.exports.foreign_text import (
     ForeignText,
     LostSetting,
-    attention_head_width,
     comment_lost,
+    find_head_width,
     is_number,
     list_lost,
 )
 from primus.config.frameworks.maxtext_names import MODELS, RENAMED, ROPE_TYPES
 from primus.config.load import Resolved
-from primus.config.schedule import decay_end, warmup_steps
+from primus.config.schedule import find_decay_end, warmup_steps
 from primus.config.schema import DataConfig, Experiment, ModelSpec, Trainer
 from primus.config.source import dump_yaml
 from primus.errors import UsageError
@@ -81,7 +81,7 @@ def write_model_settings(model: ModelSpec) -> dict[str, Any]:
         "base_num_kv_heads": model.num_query_groups or model.num_attention_heads,
         "base_mlp_dim": model.ffn_hidden_size,
         "base_num_decoder_layers": model.num_layers,
-        "head_dim": attention_head_width(model),
+        "head_dim": find_head_width(model),
         "vocab_size": model.vocab_size,
         "mlp_activations": ["silu" if model.ffn_activation == "silu" else "gelu", "linear"],
         "normalization_layer_epsilon": model.norm_epsilon,
@@ -141,7 +141,7 @@ def _write_experts(model: ModelSpec) -> dict[str, Any]:
 
 def _write_training(trainer: Trainer) -> dict[str, Any]:
     training, optimizer = trainer.training, trainer.optimizer
-    end = decay_end(optimizer, training.train_iters)
+    end = find_decay_end(optimizer, training.train_iters)
     ratio = optimizer.min_lr / optimizer.lr if optimizer.min_lr_ratio is None else optimizer.min_lr_ratio
     # MaxText counts the sequences of a pass for each device, primus for each group of tensor-parallel devices.
     batch = training.micro_batch_size / trainer.parallel.tensor_model_parallel_size

@@ -11,7 +11,7 @@ from typing import Any
 from primus.config.exports.foreign_text import ForeignText, LostSetting, comment_lost, is_number, list_lost
 from primus.config.frameworks.torchtitan_names import MODELS
 from primus.config.load import Resolved
-from primus.config.schedule import decay_end, final_learning_rate, warmup_steps
+from primus.config.schedule import find_decay_end, find_final_learning_rate, warmup_steps
 from primus.config.schema import Experiment, ModelSpec, OptimizerConfig, TrainingConfig
 from primus.errors import UsageError
 
@@ -372,7 +372,7 @@ def _first_prefix(path: str | list[str | float]) -> str:
 
 
 def _list_schedule(optimizer: OptimizerConfig, training: TrainingConfig) -> dict[str, Any]:
-    end = decay_end(optimizer, training.train_iters)
+    end = find_decay_end(optimizer, training.train_iters)
     warmup = warmup_steps(optimizer, training.train_iters)
     values: dict[str, Any] = {"warmup_steps": warmup, "total_steps": end}
     if optimizer.lr_decay_style == "constant":
@@ -381,7 +381,7 @@ def _list_schedule(optimizer: OptimizerConfig, training: TrainingConfig) -> dict
         wsd = optimizer.lr_wsd_decay_iters
         values["decay_ratio"] = (max(1, end // 5) if wsd is None else wsd) / end
     style = "cosine" if optimizer.lr_decay_style == "cosine" else "linear"
-    return values | {"decay_type": style, "min_lr_factor": final_learning_rate(optimizer) / optimizer.lr}
+    return values | {"decay_type": style, "min_lr_factor": find_final_learning_rate(optimizer) / optimizer.lr}
 
 
 def _list_checkpoint(experiment: Experiment) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from primus.config.convert import conversion_problem, convert_value, find_origin
+from primus.config.convert import convert_value, find_conversion_problem, find_origin
 from primus.config.frameworks import megatron_model
 from primus.config.frameworks.known_keys import KnownKey, read_megatron_arguments, read_primus_keys
 from primus.config.frameworks.pipeline_stages import place_layers
@@ -292,7 +292,7 @@ def _convert_argument(item: Leaf | Tree, known: KnownKey) -> Any:
     try:
         value = convert_value(item, kinds[known.kind])
     except msgspec.ValidationError as error:
-        raise msgspec.ValidationError(conversion_problem(item, kinds[known.kind], error)) from None
+        raise msgspec.ValidationError(find_conversion_problem(item, kinds[known.kind], error)) from None
     if known.choices and value not in known.choices:
         raise msgspec.ValidationError(f"{value!r} is not possible; valid: {', '.join(map(str, known.choices))}")
     return value

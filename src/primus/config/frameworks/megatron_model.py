@@ -86,9 +86,9 @@ def _set_vocabulary(work: ForeignSettings, context: LayerContext, tokenizers: di
         return
     name, size = work.read("tokenizer_model"), None
     if isinstance(name, str):
-        from primus.config.vocabulary import tokenizer_size  # not for experiments that state it
+        from primus.config.vocabulary import find_tokenizer_size  # not for experiments that state it
 
-        size = tokenizers.get(name) or tokenizer_size(name)
+        size = tokenizers.get(name) or find_tokenizer_size(name)
     if size:
         work.put("vocab_size", size, work.find_origin("tokenizer_model"))
     elif "vocab_size" in context.model:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field, structs
 
-from primus.config.convert import union_members
+from primus.config.convert import list_union_members
 from primus.config.schema import GROUPS, OWNERS, ModelSpec
 from primus.errors import UsageError
 
@@ -87,7 +87,7 @@ def _list_kinds(key: str) -> frozenset[type]:
     """Types of a key if it is a number or a switch; empty for all others."""
     group = GROUPS.get(OWNERS.get(key, ""))
     field = next((each for each in structs.fields(group) if each.name == key), None) if group else None
-    kinds = {kind for kind in union_members(field.type) if kind is not type(None)} if field else set()
+    kinds = {kind for kind in list_union_members(field.type) if kind is not type(None)} if field else set()
     return frozenset(kinds) if kinds and kinds <= {int, float, bool} else frozenset()
 
 

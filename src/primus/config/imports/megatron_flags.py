@@ -260,9 +260,9 @@ class MegatronFlags:
         self.target.settings[dest] = value
 
     def describe_unknown(self, name: str) -> str:
-        from primus.config.key_hints import synonym_hint  # not for scripts that primus knows whole
+        from primus.config.key_hints import find_synonym_hint  # not for scripts that primus knows whole
 
-        hint = synonym_hint(name)
+        hint = find_synonym_hint(name)
         if hint:
             return hint
         close = find_nearest(name, [*OWNERS, *list_arguments()])

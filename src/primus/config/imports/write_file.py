@@ -187,10 +187,10 @@ def _fill_vocabulary(config: ForeignConfig) -> None:
 
 def _find_tokenizer_size(tokenizer: str) -> int | None:
     """Size of a tokenizer on this machine, or of a preset's with the same name."""
-    from primus.config.vocabulary import tokenizer_size  # not for files that give the size
+    from primus.config.vocabulary import find_tokenizer_size  # not for files that give the size
 
     models = map(load_model, registry.list_plug_ins("models"))
-    return tokenizer_size(tokenizer) or next(
+    return find_tokenizer_size(tokenizer) or next(
         (model.vocab_size for model in models if _plain_name(model.hf_name) == _plain_name(tokenizer) != ""), None
     )
 

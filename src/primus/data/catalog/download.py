@@ -46,7 +46,7 @@ def download_from_hub(listing: SplitListing, file: HubFile, count: Callable[[int
         )
         return path
 
-    with hub.hub_errors(listing.repo):
+    with hub.explain_hub_errors(listing.repo):
         return Path(retry_request(read_hub_endpoint(), download))
 
 

@@ -92,7 +92,7 @@ def list_split_files(
     dataset = HubDataset(repo=source) if "/" in source else registry.load_plug_in(SOURCES, source).DATASET
     if dataset is None:
         raise UsageError(f"dataset {source}: it is not on the hub", f"`data prepare --dataset {source}` reads it here")
-    with hub_errors(dataset.repo):
+    with explain_hub_errors(dataset.repo):
         return retry_request(read_hub_endpoint(), lambda: _list_files(dataset, config, split, revision), say)
 
 
@@ -110,7 +110,7 @@ def import_hub_library(name: str) -> Any:
 
 
 @contextmanager
-def hub_errors(repo: str) -> Iterator[None]:
+def explain_hub_errors(repo: str) -> Iterator[None]:
     """Convert errors of the hub's library into errors with a hint."""
     import_hub_library(repo)
     from huggingface_hub import errors

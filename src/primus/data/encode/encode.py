@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primus.data.encode import sentences, shuffle
-from primus.data.megatron.indexed_dataset import Tokens, smallest_dtype
+from primus.data.megatron.indexed_dataset import Tokens, choose_smallest_dtype
 from primus.data.megatron.manifest import EncodeRecipe
 from primus.data.readers import BadDocument, TextDocument
 from primus.data.readers.shard import Shard
@@ -88,11 +88,11 @@ class EncodeStage:
                 names = ("bin", "lengths", "ends")
                 self._encode_shard(shard, output, [stack.enter_context(output.path(name).open("wb")) for name in names])
         else:
-            with shuffle.unsorted_files(output) as files:
+            with shuffle.open_unsorted_files(output) as files:
                 self._encode_shard(shard, output, files)
                 for file in files:
                     file.flush()
-                shuffle.sort_shard(output, shard.index, self.recipe.shuffle_seed, stored_dtype(self.tokenizer))
+                shuffle.sort_shard(output, shard.index, self.recipe.shuffle_seed, choose_stored_dtype(self.tokenizer))
         if self.tokenizer.fast and self.tokenizer.fast.failure:
             output.facts["fast_failure"] = self.tokenizer.fast.failure
         output.facts["contents"] = inputs.hash_contents(shard)
@@ -126,9 +126,9 @@ class EncodeStage:
                     yield item
 
 
-def stored_dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
+def choose_stored_dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
     """Type of the token ids in the files (little endian)."""
-    return smallest_dtype(tokenizer.vocab_size).newbyteorder("<")
+    return choose_smallest_dtype(tokenizer.vocab_size).newbyteorder("<")
 
 
 def encode_batch(
@@ -213,7 +213,7 @@ def _tokenize_texts(
 ) -> tuple[Tokens, NDArray[np.int64]]:
     """Token ids of texts in the stored type. A long text, which is alone in its batch, is tokenized in pieces if the
     tokenizer allows it."""
-    dtype = stored_dtype(tokenizer)
+    dtype = choose_stored_dtype(tokenizer)
     if len(strings) != 1 or len(strings[0]) <= LONG_CHARACTERS or add_special_tokens:
         tokens, lengths = tokenizer.encode_batch(strings, add_special_tokens)
         return tokens.astype(dtype), lengths

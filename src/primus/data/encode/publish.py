@@ -22,7 +22,7 @@ from primus.data.encode.encode import EncodeStage
 from primus.data.encode.merge import merge_shards
 from primus.data.megatron import manifest as manifests
 from primus.data.megatron.fingerprint import Fingerprint
-from primus.data.megatron.indexed_dataset import IndexedWriter, bin_path, idx_path, smallest_dtype
+from primus.data.megatron.indexed_dataset import IndexedWriter, bin_path, choose_smallest_dtype, idx_path
 from primus.data.megatron.manifest import FileFacts, TokenFileManifest, TokenizerFacts
 from primus.data.shards.inputs import Inputs
 from primus.data.shards.shard_queue import BadItem, ShardQueue, ShardResult, compute_checksum
@@ -59,7 +59,7 @@ def publish_token_files(
     atomic.remove_stale(prefix.parent, prefix.name)
     # The manifest describes the inputs as they are now; the shards may be from an earlier run.
     text.check_unchanged()
-    with IndexedWriter(prefix, smallest_dtype(queue.stage.tokenizer.vocab_size)) as writer:
+    with IndexedWriter(prefix, choose_smallest_dtype(queue.stage.tokenizer.vocab_size)) as writer:
         fingerprint = merge_shards(queue, results, writer)
         writer.finish_files()
         manifest = _build_manifest(queue.stage, results, writer, fingerprint, text, tokenizer_name)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from primus.data import atomic
 from primus.data.megatron.indexed_dataset import Tokens
-from primus.data.permutation import mix_numbers, random_words
+from primus.data.permutation import draw_random_words, mix_numbers
 from primus.data.shards.shard_queue import ShardOutput, ShardQueue, ShardResult
 
 SUFFIXES = ("bin", "lengths", "ends", "keys", "counts")
@@ -53,7 +53,7 @@ class ShuffledBatch(NamedTuple):
 
 
 @contextmanager
-def unsorted_files(output: ShardOutput) -> Iterator[list[BinaryIO]]:
+def open_unsorted_files(output: ShardOutput) -> Iterator[list[BinaryIO]]:
     """Temporary files for the tokens, lengths and ends of a shard in input order; deleted after the block."""
     paths = [_unsorted_path(output, suffix) for suffix in SUFFIXES[:3]]
     try:
@@ -69,7 +69,7 @@ def unsorted_files(output: ShardOutput) -> Iterator[list[BinaryIO]]:
 
 
 def sort_shard(output: ShardOutput, shard: int, seed: int, dtype: np.dtype[Any]) -> None:
-    """Write the sorted files of a shard from its `unsorted_files`, which must be complete and flushed.
+    """Write the sorted files of a shard from its `open_unsorted_files`, which must be complete and flushed.
 
     Args:
         output: Output of the shard.
@@ -82,7 +82,7 @@ def sort_shard(output: ShardOutput, shard: int, seed: int, dtype: np.dtype[Any])
         for suffix, kind in zip(SUFFIXES[:3], (dtype, "<i4", np.bool_), strict=True)
     )
     counts = np.diff(np.flatnonzero(ends), prepend=-1)
-    keys = random_words(len(counts), mix_numbers(seed, SHUFFLE_KEY, shard))
+    keys = draw_random_words(len(counts), mix_numbers(seed, SHUFFLE_KEY, shard))
     order = np.argsort(keys, kind="stable")
     firsts, starts = np.cumsum(counts) - counts, np.cumsum(lengths, dtype=np.int64) - lengths
     sizes = np.add.reduceat(lengths, firsts, dtype=np.int64) if len(firsts) else np.empty(0, np.int64)

@@ -48,8 +48,8 @@ class Fingerprint:
 
     def __init__(self) -> None:
         self.num_tokens = self.num_documents = 0
-        self._tokens = ChunkDigests(CHUNK_TOKENS, token_digest)
-        self._documents = ChunkDigests(CHUNK_DOCUMENTS, length_digest)
+        self._tokens = ChunkDigests(CHUNK_TOKENS, compute_token_digest)
+        self._documents = ChunkDigests(CHUNK_DOCUMENTS, compute_length_digest)
         self._unfinished = 0
 
     def add_sequences(self, tokens: NDArray[Any], lengths: NDArray[Any], ends_document: NDArray[np.bool_]) -> None:
@@ -130,7 +130,7 @@ class ChunkDigests:
         return bytes(self._done) + rest
 
 
-def token_digest(chunk: NDArray[Any], largest: int | None = None) -> bytes:
+def compute_token_digest(chunk: NDArray[Any], largest: int | None = None) -> bytes:
     """Digest of token ids, converted to the narrowest of u16, i32 and i64 that holds them.
 
     Args:
@@ -146,7 +146,7 @@ def token_digest(chunk: NDArray[Any], largest: int | None = None) -> bytes:
     return xxhash.xxh3_128_digest(np.ascontiguousarray(chunk, dtype=kind).data)
 
 
-def length_digest(lengths: NDArray[Any]) -> bytes:
+def compute_length_digest(lengths: NDArray[Any]) -> bytes:
     """Digest of the lengths of documents."""
     return xxhash.xxh3_128_digest(np.ascontiguousarray(lengths, dtype="<i8").data)
 
@@ -195,14 +195,14 @@ def fingerprint_prefixes(prefixes: Sequence[Path], workers: int = 1) -> str:
     else:
         with process_pool(min(workers, len(ranges))) as pool:
             digests = b"".join(pool.map(_range_digests, [prefixes] * len(ranges), ranges))
-    documents = ChunkDigests(CHUNK_DOCUMENTS, length_digest)
+    documents = ChunkDigests(CHUNK_DOCUMENTS, compute_length_digest)
     for file in files:
-        for lengths in lengths_in(file):
+        for lengths in read_document_lengths(file):
             documents.add_values(lengths)
     return combine_digests(total, sum(file.num_documents for file in files), digests, documents.compute_digests())
 
 
-def document_starts(
+def compute_document_starts(
     pointers: NDArray[Any], borders: NDArray[Any], first: int, last: int, num_bytes: int
 ) -> NDArray[np.int64]:
     """First byte in the .bin of documents `first` to ``last - 1``; a border at the end gives the size of the .bin.
@@ -221,7 +221,7 @@ def document_starts(
     return starts
 
 
-def document_lengths(
+def compute_document_lengths(
     pointers: NDArray[Any], borders: NDArray[Any], num_bytes: int, width: int
 ) -> Iterator[NDArray[np.int64]]:
     """Yield the number of tokens of each document, in arrays of up to `CHUNK_DOCUMENTS`; the index must be valid.
@@ -234,13 +234,13 @@ def document_lengths(
     """
     for first in range(0, len(borders) - 1, CHUNK_DOCUMENTS):
         last = min(first + CHUNK_DOCUMENTS, len(borders) - 1)
-        yield np.diff(document_starts(pointers, borders, first, last + 1, num_bytes)) // width
+        yield np.diff(compute_document_starts(pointers, borders, first, last + 1, num_bytes)) // width
 
 
-def lengths_in(file: IndexedTokens) -> Iterator[NDArray[np.int64]]:
-    """Yield the number of tokens of each document of a token file, in constant memory; see `document_lengths`."""
+def read_document_lengths(file: IndexedTokens) -> Iterator[NDArray[np.int64]]:
+    """Yield the number of tokens of each document of a file in constant memory; see `compute_document_lengths`."""
     width = file.dtype.itemsize
-    for lengths in document_lengths(file.pointers, file.borders, file.num_tokens * width, width):
+    for lengths in compute_document_lengths(file.pointers, file.borders, file.num_tokens * width, width):
         yield lengths
         file.release_index()
 
@@ -259,7 +259,7 @@ def _range_digests(prefixes: Sequence[Path], wanted: TokenRange) -> bytes:
     """Digests of the chunks of a range of the joined stream."""
     # Each task opens the files itself: memory maps cannot be sent to another process.
     files = [IndexedTokens(prefix) for prefix in prefixes]
-    chunks = ChunkDigests(wanted.chunk, token_digest)
+    chunks = ChunkDigests(wanted.chunk, compute_token_digest)
     borders = [0, *accumulate(file.num_tokens for file in files)]
     for file, (first, last) in zip(files, pairwise(borders), strict=True):
         chunks.add_values(file.tokens[max(0, wanted.first - first) : max(0, min(last, wanted.last) - first)])

@@ -50,7 +50,7 @@ COPY_BYTES = 1 << 20
 AGAIN = "prepare the data again, or copy both files again"
 
 
-def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
+def choose_smallest_dtype(vocab_size: int) -> np.dtype[Any]:
     """Token type that Megatron chooses for a vocabulary."""
     return np.dtype(np.uint16 if vocab_size < UINT16_VOCABULARY else np.int32)
 
@@ -197,7 +197,7 @@ class IndexedWriter:
 
     Args:
         prefix: Path without extension, in a folder that exists.
-        dtype: Type of the stored tokens; see `smallest_dtype`.
+        dtype: Type of the stored tokens; see `choose_smallest_dtype`.
     """
 
     def __init__(self, prefix: Path, dtype: np.dtype[Any]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from primus.data.readers import columns, records, tables, texts
 from primus.data.readers.document import BadDocument, TextDocument
-from primus.data.readers.files import find_files, open_content, read_size, whole_file_errors
+from primus.data.readers.files import explain_file_errors, find_files, open_content, read_size
 from primus.data.readers.kinds import COLUMNS, RECORDS, TABLES, TEXT_DOCUMENTS, detect_kind, is_remote
 from primus.data.readers.lines import read_line_groups
 from primus.data.readers.parts import plan_shards
@@ -59,7 +59,7 @@ def read_documents(
     part = part if isinstance(part, FilePart) else FilePart(os.fspath(part))
     suffix = detect_kind(part.file)
     if suffix in COLUMNS:
-        with whole_file_errors(part.file):
+        with explain_file_errors(part.file):
             yield from columns.read_rows(part, key, fields)
         return
     with open_content(part.file) as stream:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from primus.data.readers.document import BadDocument, TextDocument
-from primus.data.readers.files import open_seekable, whole_file_errors
+from primus.data.readers.files import explain_file_errors, open_seekable
 from primus.data.readers.kinds import detect_kind
 from primus.data.readers.locations import locate_document
 from primus.data.readers.records import check_text
@@ -51,7 +51,7 @@ def read_schema(file: str) -> dict[str, bool]:
     """
     pa = _import_pyarrow(file)
     try:
-        with whole_file_errors(file), open_seekable(file) as stream:
+        with explain_file_errors(file), open_seekable(file) as stream:
             if detect_kind(file) == ".parquet":
                 from pyarrow import parquet
 
@@ -74,7 +74,7 @@ def count_rows(file: str) -> int:
     from pyarrow import parquet
 
     try:
-        with whole_file_errors(file), open_seekable(file) as stream, parquet.ParquetFile(stream) as table:
+        with explain_file_errors(file), open_seekable(file) as stream, parquet.ParquetFile(stream) as table:
             return int(table.metadata.num_rows)
     except pa.ArrowException as error:
         raise PrimusError(f"{file}: damaged, {error}", "copy or download it again") from None
@@ -90,7 +90,7 @@ def read_row_group_sizes(file: str) -> list[int]:
     from pyarrow import parquet
 
     try:
-        with whole_file_errors(file), open_seekable(file) as stream, parquet.ParquetFile(stream) as table:
+        with explain_file_errors(file), open_seekable(file) as stream, parquet.ParquetFile(stream) as table:
             groups = (table.metadata.row_group(index) for index in range(table.num_row_groups))
             return [
                 sum(group.column(index).total_compressed_size for index in range(group.num_columns)) for group in groups

@@ -75,7 +75,7 @@ def read_size(file: str) -> int:
     """
     if is_remote(file):
         return remote.read_remote_facts(file).size
-    with whole_file_errors(file):
+    with explain_file_errors(file):
         return os.stat(file).st_size
 
 
@@ -110,12 +110,12 @@ def open_content(file: str) -> Iterator[BinaryIO]:
     Raises:
         PrimusError: The file cannot be read, is damaged or truncated.
     """
-    with whole_file_errors(file), open_raw(file) as raw, open_decompressed(file, raw) as content:
+    with explain_file_errors(file), open_raw(file) as raw, open_decompressed(file, raw) as content:
         yield content
 
 
 @contextmanager
-def whole_file_errors(file: str) -> Iterator[None]:
+def explain_file_errors(file: str) -> Iterator[None]:
     """Convert exceptions about a file as a whole into errors that name the file."""
     try:
         yield

@@ -17,7 +17,7 @@ from primus.data import readers
 from primus.data.megatron.manifest import InputFacts
 from primus.data.readers import BadDocument, TextDocument, is_remote
 from primus.data.readers import shard as shards
-from primus.data.readers.files import whole_file_errors, would_contain
+from primus.data.readers.files import explain_file_errors, would_contain
 from primus.data.readers.kinds import COLUMNS, detect_kind
 from primus.data.readers.shard import FilePart, Shard
 from primus.data.source import SOURCES
@@ -282,7 +282,7 @@ def hash_part(part: FilePart) -> str:
     if detect_kind(part.file) in COLUMNS:  # parts are row groups, not bytes: the first part hashes the whole file
         first, last = (0, None) if part.first == 0 else (0, 0)
     # A block belongs to the part in which it begins, and is read past the end of that part: so each is hashed once.
-    with whole_file_errors(part.file), open(part.file, "rb") as file:
+    with explain_file_errors(part.file), open(part.file, "rb") as file:
         return b"".join(_hash_blocks(file, -(-first // BLOCK), last)).hex()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primus.config.schema import DataConfig
-from primus.config.token_files import SHARES, parse_split, weighted_prefixes
+from primus.config.token_files import SHARES, parse_split, parse_weighted_prefixes
 from primus.data.megatron import manifest as manifests
 from primus.data.megatron.indexed_dataset import IndexedTokens
 from primus.data.megatron.manifest import TokenFileManifest
@@ -92,10 +92,11 @@ def open_datasets(data: DataConfig, vocab_size: int, seq_length: int, seed: int)
     train = [_open_token_file(prefix, weight) for prefix, weight in _train_prefixes(data, vocab_size)]
     valid = [
         _open_token_file(prefix, weight)
-        for prefix, weight in weighted_prefixes(data.valid_data_path, "valid_data_path")
+        for prefix, weight in parse_weighted_prefixes(data.valid_data_path, "valid_data_path")
     ]
     test = [
-        _open_token_file(prefix, weight) for prefix, weight in weighted_prefixes(data.test_data_path, "test_data_path")
+        _open_token_file(prefix, weight)
+        for prefix, weight in parse_weighted_prefixes(data.test_data_path, "test_data_path")
     ]
     files = [*train, *valid, *test]
     path, eod_id = _check_tokenizer(data, files, vocab_size)
@@ -155,7 +156,7 @@ def _train_prefixes(data: DataConfig, vocab_size: int) -> list[tuple[Path, float
         return [(named_dataset.ensure_dataset(data, vocab_size), None)]
     if not data.train_data_path:
         raise UsageError("no data to train on", "set dataset, train_data_path, or mock_data for random tokens")
-    return weighted_prefixes(data.train_data_path, "train_data_path")
+    return parse_weighted_prefixes(data.train_data_path, "train_data_path")
 
 
 def _open_token_file(prefix: Path, weight: float | None) -> TokenFile:

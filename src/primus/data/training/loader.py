@@ -34,7 +34,7 @@ def num_micro_batches(global_batch_size: int, micro_batch_size: int, world_size:
     return global_batch_size // together
 
 
-def samples_of_step(step: int, global_batch_size: int) -> range:
+def list_samples_of_step(step: int, global_batch_size: int) -> range:
     """Numbers of the samples of a step; steps are counted from 1, as in the log of a run.
 
     A run that skipped data after a loss spike is ahead of this range by the number of skipped samples.

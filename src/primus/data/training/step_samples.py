@@ -15,7 +15,7 @@ from primus.config.schema import Experiment, Trainer
 from primus.data.megatron.indexed_dataset import IndexedTokens
 from primus.data.tokenizers.load import load_tokenizer
 from primus.data.training.dataset import Datasets, describe_change, open_datasets
-from primus.data.training.loader import num_micro_batches, samples_of_step
+from primus.data.training.loader import list_samples_of_step, num_micro_batches
 from primus.data.training.masks import split_inputs_and_targets
 from primus.data.training.packing import Piece
 from primus.errors import UnfitError, UsageError
@@ -91,7 +91,7 @@ def plan_step(experiment: Experiment, step: int, world_size: int) -> InspectedSt
     num_micro_batches(size, training.micro_batch_size, ranks)
     return InspectedStep(
         step=step,
-        first_sample=samples_of_step(step, size).start,
+        first_sample=list_samples_of_step(step, size).start,
         global_batch_size=size,
         micro_batch_size=training.micro_batch_size,
         world_size=ranks,

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from primus.data.megatron.fingerprint import (
     CHUNK_DOCUMENTS,
     ChunkDigests,
-    document_lengths,
-    document_starts,
-    length_digest,
+    compute_document_lengths,
+    compute_document_starts,
+    compute_length_digest,
 )
 from primus.data.megatron.indexed_dataset import CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
 from primus.data.verify.findings import DamagePlace, TokenFileFinding, build_finding, build_missing_finding
@@ -71,7 +71,7 @@ class TokenFileIndex:
 
     def compute_document_starts(self, first: int, last: int, num_bytes: int) -> NDArray[np.int64]:
         """First byte in the .bin of documents `first` to ``last - 1``; for document D, the end of the .bin."""
-        return document_starts(self.pointers, self.borders, first, last, num_bytes)
+        return compute_document_starts(self.pointers, self.borders, first, last, num_bytes)
 
     def document_at(self, byte: int, num_bytes: int) -> int:
         """Document with this byte of the .bin; the index must be valid."""
@@ -250,9 +250,9 @@ def check_borders(index: TokenFileIndex) -> list[TokenFileFinding]:
     return findings
 
 
-def documents_digest(index: TokenFileIndex, num_bytes: int) -> bytes:
+def compute_documents_digest(index: TokenFileIndex, num_bytes: int) -> bytes:
     """Digests of the documents' lengths; see `primus.data.megatron.fingerprint`."""
-    chunks = ChunkDigests(CHUNK_DOCUMENTS, length_digest)
-    for lengths in document_lengths(index.pointers, index.borders, num_bytes, _find_width(index)):
+    chunks = ChunkDigests(CHUNK_DOCUMENTS, compute_length_digest)
+    for lengths in compute_document_lengths(index.pointers, index.borders, num_bytes, _find_width(index)):
         chunks.add_values(lengths)
     return chunks.compute_digests()

@@ -12,7 +12,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from primus.data.megatron import manifest as manifests
-from primus.data.megatron.fingerprint import CHUNK_TOKENS, lengths_in
+from primus.data.megatron.fingerprint import CHUNK_TOKENS, read_document_lengths
 from primus.data.megatron.indexed_dataset import IndexedTokens
 from primus.data.megatron.manifest import TokenFileManifest
 from primus.data.tokenizers.tokenizer import Tokenizer
@@ -158,7 +158,7 @@ def decode_document(file: IndexedTokens, number: int, tokenizer: Tokenizer | Non
 def _measure_lengths(file: IndexedTokens) -> LengthStatistics:
     counts = np.zeros(COUNTED_LENGTHS, dtype=np.int64)
     longer: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
-    for lengths in lengths_in(file):
+    for lengths in read_document_lengths(file):
         few = np.bincount(lengths[(lengths >= 0) & (lengths < COUNTED_LENGTHS)])
         counts[: len(few)] += few
         # Few documents are this long, so that their lengths need no array of counts.

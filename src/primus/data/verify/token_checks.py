@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from primus.data.megatron.fingerprint import token_digest
+from primus.data.megatron.fingerprint import compute_token_digest
 from primus.data.megatron.indexed_dataset import bin_path
 from primus.data.verify.findings import MAX_PLACES
 from primus.data.verify.index_checks import open_index
@@ -128,7 +128,7 @@ def scan_part(task: ScanTask) -> TokenScan:
         if limit is not None and top >= limit:
             outside.add_positions(start + np.flatnonzero(unsigned >= np.array(limit, unsigned.dtype)))
         largest = max(largest, int(chunk.max()) if top > np.iinfo(dtype).max else top)
-        digests += token_digest(chunk, top if top <= np.iinfo(dtype).max else None)
+        digests += compute_token_digest(chunk, top if top <= np.iinfo(dtype).max else None)
         if ends is not None:
             low, high = ends.searchsorted((start, start + len(chunk)), side="right")
             _check_ends(chunk, task.eod, start, ends[low:high], no_eod, stray_eod)

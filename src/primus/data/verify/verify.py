@@ -195,7 +195,7 @@ def _check_tokens(made: VerifyPlan, scan: TokenScan) -> None:
     report, index = made.report, made.index if made.in_order else None
     report.largest_token = scan.largest
     if index:
-        documents = index_checks.documents_digest(index, report.bytes)
+        documents = index_checks.compute_documents_digest(index, report.bytes)
         report.fingerprint = combine_digests(report.tokens, report.documents, scan.digests, documents)
     _judge_tokens(made, scan)
     # `intact`: a checksum of the manifest matches, so that heuristics about the content are not needed.

@@ -94,7 +94,7 @@ def _primus_folder(file: Path) -> Path | None:
     return next((folder for folder in file.resolve().parents if has_primus_runner(folder)), None)
 
 
-def primus_variables(file: Path, environ: Mapping[str, str]) -> dict[str, str]:
+def build_primus_variables(file: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """Additional variables that hooks of AMD-AGI/Primus read; none if `file` is not such a hook.
 
     Source: AMD-AGI/Primus runner/helpers/envs/base_env.sh, which its launcher reads before the hooks.

@@ -46,7 +46,7 @@ class Interrupted(PrimusError):
         self.exit_code = 128 + number
 
 
-def outcome_of(error: PrimusError) -> RunOutcome:
+def build_failure_outcome(error: PrimusError) -> RunOutcome:
     """Outcome of a launch that raised `error`."""
     state: State = "interrupted" if isinstance(error, Interrupted) else "failed"
     return RunOutcome(state=state, exit_code=error.exit_code, reason=error.problem)
@@ -171,7 +171,7 @@ def _run_action(
     log = context.logs / _log_name(action, context.layout)
     with _hold_node_lock(action, signals) as refused, tempfile.TemporaryDirectory(prefix="primus-hook-") as private:
         result = Path(private) / "result.json"
-        own = discovery.primus_variables(Path(action.file), environ) if action.kind == "hook" else {}
+        own = discovery.build_primus_variables(Path(action.file), environ) if action.kind == "hook" else {}
         env = {**environ, **_make_hook_variables(action, context), **own, RESULT_VARIABLE: str(result)}
         # Later hooks cannot set anything: the workers have ended. Decorated functions reply in a file instead.
         reads_settings = action.stage == "before" and not action.functions

@@ -34,7 +34,7 @@ class AgentReport(Struct, frozen=True, kw_only=True):
     """Why the agent itself failed, for example in its rendezvous."""
 
 
-def agent_report_file(folder: Path, node_rank: int) -> Path:
+def name_agent_report_file(folder: Path, node_rank: int) -> Path:
     """Report of the agent of a node, in the folder of the attempt; nodes may share the folder."""
     return folder / f"agent.node_{node_rank}.json"
 
@@ -42,6 +42,6 @@ def agent_report_file(folder: Path, node_rank: int) -> Path:
 def read_agent_report(folder: Path, node_rank: int) -> AgentReport:
     """The newest report; an empty one if the agent was killed before it wrote one."""
     try:
-        return read_json(agent_report_file(folder, node_rank), AgentReport)
+        return read_json(name_agent_report_file(folder, node_rank), AgentReport)
     except PrimusError:
         return AgentReport()

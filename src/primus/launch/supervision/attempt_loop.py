@@ -229,7 +229,7 @@ def _explain_decision(
 
 def _stop_attempts(session: NodeSession, outcome: RunOutcome, decision: RestartDecision) -> RunOutcome:
     if decision.is_final:
-        outcome = structs.replace(outcome, exit_code=no_restart_code(session.environ, outcome.exit_code))
+        outcome = structs.replace(outcome, exit_code=choose_exit_code(session.environ, outcome.exit_code))
     _send_decision(session, AttemptDecision(restart=decision, outcome=outcome))
     return outcome
 
@@ -238,7 +238,7 @@ def _send_decision(session: NodeSession, decision: AttemptDecision) -> None:
     session.channel.send_message(ControlMessage(kind="decision", body=decision))
 
 
-def no_restart_code(environ: Mapping[str, str], code: int | None) -> int | None:
+def choose_exit_code(environ: Mapping[str, str], code: int | None) -> int | None:
     """The exit code of a job that must not be restarted; `code` if no scheduler asks for another one."""
     wanted = environ.get(NO_RESTART_VARIABLE, "")
     return int(wanted) if wanted.isdecimal() and 0 < int(wanted) < 256 else code

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from primus.launch.plan import LaunchPlan, PlanContext
 from primus.machine.oom import describe_oom, read_oom_kills
-from primus.runs.store import Run, new_id
+from primus.runs.store import Run, create_run_id
 from primus.runtimes.container import container_plan, engines
 from primus.runtimes.container.options import ContainerArguments, Options, find_misspelled_option, parse
 from primus.task import TaskContext
@@ -88,7 +88,7 @@ def run(options: ContainerArguments, here: TaskContext) -> int:
         python=sys.executable,
         facts=lambda master: here.facts(),
         starts_workers=False,
-        directory=os.path.join(os.getcwd(), new_id()),
+        directory=os.path.join(os.getcwd(), create_run_id()),
     )
     plan, container = container_plan.plan_container(LaunchPlan(argv=()), options, context)
     if here.dry_run:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from primus.config.schedule import decay_end
+from primus.config.schedule import find_decay_end
 from primus.config.schema import Trainer
 from primus.engine_keys import KeyDifference, format_yaml_value
 from primus.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFIT, UsageError
@@ -191,7 +191,7 @@ def _split_names(options: Options) -> list[str]:
 
 def _list_run_settings(trainer: Trainer, steps: int) -> list[str]:
     """Settings of the runs: they take the first steps of the experiment, by its schedule, and only these."""
-    end = decay_end(trainer.optimizer, trainer.training.train_iters)
+    end = find_decay_end(trainer.optimizer, trainer.training.train_iters)
     return ["--train_iters", str(steps), "--lr_decay_iters", str(end), *EVERY_RUN]
 
 
@@ -204,7 +204,7 @@ def _choose_tolerance(options: Options, *, is_bf16: bool) -> ParityTolerance:
 
 
 def _choose_folder(workspace: str) -> Path:
-    return Path(workspace) / "comparisons" / store.new_id()
+    return Path(workspace) / "comparisons" / store.create_run_id()
 
 
 def _write_files(comparison: EngineComparison, taken: Sequence[EngineSteps], folder: Path) -> None:

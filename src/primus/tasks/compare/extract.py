@@ -41,7 +41,7 @@ class Options(Struct, frozen=True, kw_only=True):
     output: str | None = None
     """Folder of the results, one JSON file for each run; none are written when omitted."""
     platform: Literal["amd", "nvidia", "cpu"] | None = None
-    """What trained; results need it. Logs of Primus are of AMD GPUs."""
+    """Platform on which the run trained; required to write results. Logs of Primus imply amd."""
     framework: str = ""
     """Name of the framework in the results (default: the format)."""
     model: str = ""
@@ -142,7 +142,7 @@ def format_extracted(extracted: Sequence[ExtractedLog], skipped: Sequence[str]) 
     for each in extracted:
         notes = list(each.notes)
         if not each.summary.is_steady:
-            notes.append("the times of the steps do not settle: the figures are of the second half")
+            notes.append("the step times are not steady: the figures are from the second half of the run")
         notes += [f"not read, line {line.number}: {line.text} ({line.problem})" for line in each.unread]
         notes += [f"result: {each.result}"] if each.result else []
         lines += [f"{each.log}: {note}" for note in notes]

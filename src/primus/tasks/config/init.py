@@ -34,7 +34,7 @@ def run(options: Options, context: TaskContext) -> None:
     """
     file = registry.find_plug_in_file("models", options.model)
     name = file.stem if file else options.model
-    text = template.starting_file(name, load_model(options.model))
+    text = template.format_starting_file(name, load_model(options.model))
     if options.output is None:
         print(text, end="")
         return

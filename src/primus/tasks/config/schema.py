@@ -18,5 +18,5 @@ class Options(Struct, frozen=True, kw_only=True):
 
 def run(options: Options, context: TaskContext) -> None:
     """Print the schema."""
-    schema = reference.json_schema()
+    schema = reference.format_json_schema()
     context.result(schema, reference.format_markdown() if options.text else to_json(schema))

@@ -42,7 +42,7 @@ def run(options: Options, context: TaskContext) -> None:
     if options.run:
         _show_run(store.find_run(options.run, Path(options.workspace)), context)
         return
-    wanted, _ = patch.chosen_names(context.environ)
+    wanted, _ = patch.list_chosen_names(context.environ)
     found = patch.choose_patches({})
     files = [
         PatchFile(file, patch_records.hash_patch(Path(file).expanduser().read_bytes())) for file in context.patches

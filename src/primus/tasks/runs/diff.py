@@ -29,7 +29,7 @@ def run(options: RunPairOptions, context: TaskContext) -> None:
     """
     a, b = find_run_pair(options)
     sections = {
-        "configuration": compare_mappings(summary.flat_settings(a), summary.flat_settings(b)),
+        "configuration": compare_mappings(summary.flatten_run_settings(a), summary.flatten_run_settings(b)),
         "environment": compare_mappings(read_run_environment(a), read_run_environment(b)),
         "packages": compare_mappings(read_run_packages(a), read_run_packages(b)),
         "results": _compare_results(a, b),

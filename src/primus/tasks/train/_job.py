@@ -238,7 +238,7 @@ def _build_training_job(resolved: Resolved, files: Mapping[str, str], resume: Ru
     variables = {name: Variable(value, resolved.origins[f"env.{name}"]) for name, value in asked.env.items()}
 
     def check(world_size: int) -> None:
-        checks.accumulation_steps(resolved, world_size)
+        checks.count_accumulation_steps(resolved, world_size)
 
     return LaunchJob(
         name=asked.exp_name,
@@ -266,7 +266,7 @@ def _find_required_device(asked: Experiment) -> DeviceKind | None:
 
 def _secret_settings(asked: Experiment) -> dict[str, Variable]:
     """Settings with secrets as a variable of the workers, because the run folder must not hold them."""
-    settings = experiment.secret_settings(asked)
+    settings = experiment.collect_secret_settings(asked)
     if not settings:
         return {}
     text = msgspec.json.encode(settings).decode()

@@ -121,7 +121,7 @@ def train_rank(attempt: Attempt) -> None:
     """
     from primus.engines.import_errors import explain_import_errors
 
-    asked = experiment.experiment_of(attempt.run, os.environ)
+    asked = experiment.read_run_experiment(attempt.run, os.environ)
     backend = registry.load_plug_in(BACKENDS, asked.trainer.framework)
     with explain_import_errors(tuple(backend.ENGINES)):
         backend.train(asked, attempt)

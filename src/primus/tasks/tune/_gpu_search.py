@@ -109,7 +109,7 @@ def _keep_if_faster(search: GpuSearch, result: GemmTuningResult, text: str) -> G
         f"{result.num_tuned} of {result.num_shapes} shapes have a tuned solution of {result.version} {gain}".strip()
     )
     write_json(path, TunedText(created=time.time(), valid_for=valid_for, text=text, summary=summary))
-    return structs.replace(result, verdict=f"kept: later runs use it ({path}); direct --no-tuned switches it off")
+    return structs.replace(result, verdict=f"kept: later runs use it ({path}); direct --no-tuned disables it")
 
 
 def _tune_problems(search: GpuSearch, problems: Sequence[GpuProblem]) -> dict[str, str]:
@@ -135,6 +135,8 @@ def _share_problems(search: GpuSearch, problems: Sequence[GpuProblem]) -> dict[s
     """Tune problems that other nodes tune as well, each on one node; waits for those of the others."""
     failures: dict[str, str] = {}
     pending = list(problems)
+    # A problem is over when its part exists or it failed here. One that another node holds stays pending: either its
+    # part appears, or its claim becomes free, and the next round tunes it.
     while pending:
         before = len(pending)
         failures |= _run_on_gpus(search, pending)
@@ -146,6 +148,8 @@ def _share_problems(search: GpuSearch, problems: Sequence[GpuProblem]) -> dict[s
 
 
 def _run_on_gpus(search: GpuSearch, problems: Sequence[GpuProblem]) -> dict[str, str]:
+    # Two problems at once on a GPU would disturb each other's times, so each takes a GPU out of the queue. A thread for
+    # each GPU suffices: it only waits for the process that measures.
     free: SimpleQueue[str] = SimpleQueue()
     for gpu in search.gpus:
         free.put(gpu)
@@ -183,6 +187,7 @@ def _tune_problem(search: GpuSearch, problem: GpuProblem, gpu: str) -> str:
         raise
     except PrimusError as error:
         return error.problem
+    # Written last and by rename: a part that exists is complete, so an interrupted search resumes from its parts.
     write_text(_name_part(search, problem), text)
     return ""
 

@@ -145,7 +145,7 @@ def format_result(result: ProductTuningResult, stage: str) -> str:
 
 def _format_end(result: ProductTuningResult) -> str:
     if result.comparison is not None and result.comparison.is_faster:
-        return f"kept: later runs use it ({result.kept}); direct --no-tuned switches it off"
+        return f"kept: later runs use it ({result.kept}); direct --no-tuned disables it"
     reason = "the interval contains no gain" if result.comparison is not None else "no product has a faster form"
     return f"not used by later runs: {reason}"
 

@@ -155,7 +155,7 @@ def format_search_result(result: SearchResult) -> str:
     waits = [trial.core_wait or 0.0 for trial in (result.best, result.as_written) if trial is not None]
     if max(waits, default=0.0) > CONTENDED:
         lines.append(
-            f"not settled: threads waited up to {max(waits):.0%} of the time for a core, because the machine had other"
+            f"not steady: threads waited up to {max(waits):.0%} of the time for a core, because the machine had other"
             " work: search again on an idle machine"
         )
     if result.best is None or not result.is_better:

@@ -80,10 +80,8 @@ def _format_result(cache: KernelCache, kept: Path | None) -> str:
         f"first step: {cache.cold_s:.1f} s compiling, {cache.warm_s or 0:.1f} s with {cache.num_files} packed files"
     ]
     if kept is None:
-        return "\n".join([*lines, "not used by later runs: the second start was not quicker"])
-    return "\n".join(
-        [*lines, f"kept: later runs of this experiment use it ({kept}); direct --no-tuned switches it off"]
-    )
+        return "\n".join([*lines, "not used by later runs: the second start was not faster"])
+    return "\n".join([*lines, f"kept: later runs of this experiment use it ({kept}); direct --no-tuned disables it"])
 
 
 def _resolve_experiment(options: Options, context: TaskContext) -> Resolved:

@@ -27,7 +27,7 @@ SMALL_AND_CAPITAL_S = (ord("s"), ord("S"))
 
 
 @compile_kernel
-def prefix_length(codes, bits, first, last):
+def measure_prefix(codes, bits, first, last):
     """Length of the prefix of a run of characters; 0 if there is none."""
     if first >= last:
         return 0
@@ -47,7 +47,7 @@ def prefix_length(codes, bits, first, last):
 
 
 @compile_kernel
-def suffix_length(codes, bits, first, last, seen, units):
+def measure_suffix(codes, bits, first, last, seen, units):
     """Length of the suffix of a run of characters; 0 if there is none. `seen` has the bits of all its characters."""
     if first >= last:
         return 0
@@ -113,7 +113,7 @@ def _unit_length(codes, bits, first, last, units):
 
 
 @compile_kernel
-def infix_length(codes, bits, first, i, last):
+def measure_infix(codes, bits, first, i, last):
     """Length of the infix at position `i` of a run of characters; 0 if there is none."""
     code = codes[i]
     kind = bits[code]

@@ -6,7 +6,7 @@ import numpy as np
 
 from primus.data.filter.cleaning import characters
 from primus.data.filter.cleaning.address_kernels import is_address
-from primus.data.filter.cleaning.affix_kernels import infix_length, prefix_length, suffix_length
+from primus.data.filter.cleaning.affix_kernels import measure_infix, measure_prefix, measure_suffix
 from primus.data.filter.cleaning.compiler import compile_entry, compile_kernel
 from primus.data.filter.cleaning.short_form_kernels import find_in_table, find_short_form, is_in_sieve
 from primus.data.filter.cleaning.word_hashes import SEED, add_code, mix_hash
@@ -229,8 +229,8 @@ def _count_marks(codes, bits, first, last):
 @compile_kernel
 def _find_affixes(codes, bits, first, last, seen, sieve, table, units):
     """Lengths of the prefix and the suffix to remove, and the words that the table lists for the rest."""
-    before = prefix_length(codes, bits, first, last)
-    after = suffix_length(codes, bits, first + before, last, seen, units)
+    before = measure_prefix(codes, bits, first, last)
+    after = measure_suffix(codes, bits, first + before, last, seen, units)
     if not before and not after:
         return 0, 0, np.uint64(0)
     if before and after:
@@ -270,7 +270,7 @@ def _put_infixes(codes, bits, first, last, spans, count):
     """Split a run of characters without prefix and suffix at its infixes, and add the words."""
     begin, i = first, first
     while i < last:
-        length = infix_length(codes, bits, first, i, last)
+        length = measure_infix(codes, bits, first, i, last)
         if length and i > first:
             if codes[i] == DOT and length == 1 and i - begin == 1:  # ``a.`` is one word, as an abbreviation is
                 count = _put_word(begin, i + 1, spans, count)
