@@ -19,6 +19,13 @@ def warmup_steps(config: OptimizerConfig, train_iters: int) -> int:
     return int(config.lr_warmup_fraction * find_decay_end(config, train_iters))
 
 
+def count_wsd_decay_steps(config: OptimizerConfig, train_iters: int) -> int:
+    """Steps of the last phase of WSD; Megatron-LM has no default, here it is a fifth of the steps after warm-up."""
+    if config.lr_wsd_decay_iters is not None:
+        return config.lr_wsd_decay_iters
+    return (find_decay_end(config, train_iters) - warmup_steps(config, train_iters)) // 5
+
+
 def find_final_learning_rate(config: OptimizerConfig) -> float:
     """The learning rate at the end of the decay: `min_lr_ratio` of `lr` where it is given, else `min_lr`."""
     return config.min_lr if config.min_lr_ratio is None else config.min_lr_ratio * config.lr
@@ -42,16 +49,16 @@ def compute_learning_rate(step: int, config: OptimizerConfig, train_iters: int) 
         return config.lr
     if step >= end:
         return final
-    return final + _compute_remaining_share(step, warmup, end, config) * (config.lr - final)
+    return final + _compute_remaining_share(step, config, train_iters) * (config.lr - final)
 
 
-def _compute_remaining_share(step: int, warmup: int, end: int, config: OptimizerConfig) -> float:
+def _compute_remaining_share(step: int, config: OptimizerConfig, train_iters: int) -> float:
     """Share of the way from the final rate to `lr` that is left at `step`, between warm-up and the end of the decay."""
+    end, warmup = find_decay_end(config, train_iters), warmup_steps(config, train_iters)
     done = (step - warmup) / (end - warmup)
     if config.lr_decay_style == "linear":
         return 1.0 - done
     if config.lr_decay_style == "cosine":
         return 0.5 * (1.0 + math.cos(math.pi * done))
-    # Megatron-LM has no default for the last phase of WSD: a fifth of the steps after the warm-up.
-    decay = (end - warmup) // 5 if config.lr_wsd_decay_iters is None else config.lr_wsd_decay_iters
+    decay = count_wsd_decay_steps(config, train_iters)
     return min(1.0, (end - step) / decay) if decay else 1.0

@@ -54,4 +54,5 @@ def test_a_resumed_engine_gives_the_same_bits(steps: dict[str, Any]) -> None:
 
 
 def test_sizes_of_a_mesh_that_do_not_fit_the_devices_are_refused(steps: dict[str, Any]) -> None:
-    assert "MaxText refuses the configuration: Number of devices per slice 1" in steps["refuse_sizes"]
+    assert "ici_fsdp_parallelism: 3: MaxText has no mesh of these sizes" in steps["refuse_sizes"]
+    assert "the number of devices, 1" in steps["refuse_sizes"]

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from primus.backends.maxtext.settings import build_settings
+from primus.backends.maxtext.settings import build_settings, write_model
 from primus.backends.maxtext.weights import list_places
+from primus.config.frameworks.maxtext_names import MODELS
 from primus.errors import UsageError
 from primus.experiment import resolve_experiment
 
@@ -40,6 +41,24 @@ def test_experts_start_from_weights_of_primus_and_have_one_width() -> None:
     settings = build_settings(resolve(*words, "--qk_layernorm", "true"), Path("out"), True, 8, 1)
     assert settings["decoder_block"] == "qwen3_moe"
     assert settings["base_mlp_dim"] == settings["base_moe_mlp_dim"] == 96
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        (("mixtral-8x7b", "--num_attention_heads", "8"), {"base_num_query_heads": 8, "head_dim": 512}),
+        (("mixtral-8x7b", "--moe_ffn_hidden_size", "48"), {"base_mlp_dim": 48, "base_moe_mlp_dim": 48}),
+        (("deepseek2-16b", "--num_attention_heads", "4"), {"base_num_query_heads": 4, "base_num_kv_heads": 4}),
+    ],
+)
+def test_a_changed_size_of_a_model_of_maxtext_changes_those_that_follow(
+    tmp_path: Path, words: tuple[str, ...], changed: dict[str, int]
+) -> None:
+    file = tmp_path / "e.yaml"
+    override = f"{{framework: maxtext, model: {words[0]}.yaml, overrides: {{mock_data: true, model_name: {words[0]}}}}}"
+    file.write_text(f"modules: {{pre_trainer: {override}}}\n".replace(f"{words[0]}.yaml", MODELS[words[0]] + ".yaml"))
+    model = write_model(resolve_experiment(file, words[1:], {}).experiment.trainer)
+    assert model == {"model_name": words[0], "override_model_config": True} | changed
 
 
 @pytest.mark.parametrize(

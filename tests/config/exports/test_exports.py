@@ -21,6 +21,7 @@ from primus.config.exports.write_file import format_foreign_file
 from primus.config.imports.foreign_config import drop_defaults, make_model
 from primus.config.imports.read_file import read_foreign_file
 from primus.config.load import Resolved, load_experiment, load_model
+from primus.config.schedule import count_wsd_decay_steps
 from primus.errors import UsageError
 from primus.model import count_parameters
 
@@ -264,6 +265,72 @@ def test_an_experiment_survives_the_way_to_maxtext_and_back(preset: str, tmp_pat
     assert read_foreign_file(file, {}).settings["micro_batch_size"] == 2
     text = format_foreign_file("maxtext", resolve(tmp_path, f"{preset}.yaml", "--device", "cpu"), None).text
     assert "hardware: cpu" in text and "skip_jax_distributed_system: true" in text
+
+
+@pytest.mark.parametrize(
+    ("target", "words", "written"),
+    [
+        ("megatron-lm", "--lr_decay_style WSD --lr_warmup_iters 5", ["--lr-wsd-decay-iters 3", "--lr-warmup-iters 5"]),
+        ("megatron-lm", "--lr_warmup_fraction 0.13", ["--lr-warmup-iters 2"]),
+        ("megatron-lm", "--num_experts 4 --moe_layer_freq 2 --num_layers 4", ["--moe-layer-freq '[0,1,0,1]'"]),
+        ("torchtitan", "--lr_decay_style WSD --lr_warmup_iters 5", ["decay_ratio=0.15"]),
+        ("torchtitan", "--lr_decay_style constant", ["min_lr_factor=1.0"]),
+        ("maxtext", "--lr_decay_style WSD", ["lr_schedule_type: wsd", "wsd_decay_steps_fraction: 0.15"]),
+        ("maxtext", "--lr_decay_style constant", ["learning_rate_final_fraction: 1.0"]),
+        ("maxtext", "--use_distributed_optimizer false", ["ici_fsdp_parallelism: 1", "ici_data_parallelism: -1"]),
+        ("maxtext", "--weight_decay 0.2", ["adam_weight_decay: 0.2", "adamw_mask"]),
+    ],
+)
+def test_an_export_writes_what_primus_does(target: str, words: str, written: list[str], tmp_path: Path) -> None:
+    text = export(tmp_path, target, "file", "llama3.1_8B.yaml", *words.split()).read_text()
+    assert not [each for each in written if each not in text]
+
+
+@pytest.mark.parametrize("style", ["cosine", "linear", "WSD"])
+def test_maxtext_gets_the_steps_of_each_schedule(style: str, tmp_path: Path) -> None:
+    for warmup, end in ((0, 7), (29, 100), (3, 58), (1, 49)):
+        words = f"--lr_decay_style {style} --lr_warmup_iters {warmup} --train_iters {end}".split()
+        optimizer = resolve(tmp_path, "tiny.yaml", *words).experiment.trainer.optimizer
+        file = export(tmp_path, "maxtext", "train.yml", "tiny.yaml", *words)
+        exported = yaml.safe_load(file.read_text())
+        settings = read_foreign_file(file, {}).settings
+        assert int(end * exported["warmup_steps_fraction"]) == warmup
+        assert settings["lr_decay_style"] == style
+        if style != "cosine":
+            decay = count_wsd_decay_steps(optimizer, end) if style == "WSD" else end - warmup
+            assert int(end * exported["wsd_decay_steps_fraction"]) == decay
+            assert exported["wsd_decay_steps_fraction"] + exported["warmup_steps_fraction"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("target", "words", "lost"),
+    [
+        ("megatron-lm", "--load hf:some/model", "load: hf:some/model: `checkpoint convert` it"),
+        ("megatron-lm", "--vocab_size 257 --tensor_model_parallel_size 2", "vocab_size: 257: Megatron-LM rounds it up"),
+        ("torchtitan", "--use_distributed_optimizer false", "data_parallel_replicate_degree"),
+        ("torchtitan", "--lr_decay_iters 10", "lr_decay_iters: 10: after these steps"),
+        ("maxtext", "--lr_decay_iters 10", "sets the learning rate to 0"),
+        ("maxtext", "--rotary_scaling_factor 32", "rotary_scaling_factor: 32.0: MaxText scales rope with 8"),
+    ],
+)
+def test_what_another_framework_does_otherwise_is_said(target: str, words: str, lost: str, tmp_path: Path) -> None:
+    text = export(tmp_path, target, "file", "llama3.1_8B.yaml", *words.split()).read_text()
+    assert lost in text
+    assert "--load hf:" not in text
+
+
+def test_several_data_files_and_constants_of_yarn_are_said_to_be_lost(tmp_path: Path) -> None:
+    blend = ("--mock_data", "false", "--train_data_path", "0.3 a 0.7 b")
+    assert "only the first file" in export(tmp_path, "torchtitan", "file", "tiny.yaml", *blend).read_text()
+    text = export(tmp_path, "megatron-lm", "file", "deepseek_v3.yaml", "--beta_fast", "16").read_text()
+    assert "beta_fast: 16.0: Megatron-LM scales rope with 32.0" in text
+
+
+def test_megatron_builds_the_vocabulary_of_the_model_not_of_its_tokenizer(tmp_path: Path) -> None:
+    words = ("--mock_data", "false", "--train_data_path", "a", "--tokenizer_model", "Qwen/Qwen2.5-7B")
+    file = export(tmp_path, "megatron-lm", "file.sh", "qwen2.5_7B.yaml", *words, "--tensor_model_parallel_size", "2")
+    assert "--make-vocab-size-divisible-by 76032" in file.read_text(), "half of the model's 152064"
+    assert make_model(read_foreign_file(file, {})).vocab_size == 152064
 
 
 @pytest.mark.parametrize("target", ["torchtitan", "maxtext", "megatron-lm"])

@@ -68,8 +68,7 @@ def plan_layout(trainer: Trainer, folder: Path, on_cpu: bool) -> MaxTextLayout:
         UsageError: MaxText refuses the configuration, or gives a process a part of what another one gets.
     """
     config = read_config(build_settings(trainer, folder, on_cpu, batch_per_device=1, num_micro_batches=1))
-    with _explain_refusal():  # sizes along the axes of the mesh that do not multiply to the devices
-        mesh = maxtext_utils.get_mesh_from_config(config)
+    mesh = _make_mesh(config)
     batch_sharding = sharding.get_input_data_sharding(config, mesh)
     rows: dict[int, list[tuple[int, int]]] = {}
     for device, index in batch_sharding.devices_indices_map((mesh.size, 1)).items():
@@ -83,6 +82,25 @@ def plan_layout(trainer: Trainer, folder: Path, on_cpu: bool) -> MaxTextLayout:
             "use sizes that divide the number of processes",
         )
     return MaxTextLayout(mesh, batch_sharding, groups.index(bounds[jax.process_index()]), len(groups))
+
+
+def _make_mesh(config: Any) -> Mesh:
+    """The devices along the axes of MaxText.
+
+    Raises:
+        UsageError: The sizes along the axes do not multiply to the number of devices.
+    """
+    try:
+        return maxtext_utils.get_mesh_from_config(config)
+    except (ValueError, AssertionError) as error:
+        names = [name for name in config.get_keys() if name.startswith("ici_") and name != "ici_parallelism"]
+        sizes = {name: getattr(config, name) for name in sorted(names)}
+        written = ", ".join(f"{name}: {size}" for name, size in sizes.items() if size != 1)
+        raise UsageError(
+            f"{written}: MaxText has no mesh of these sizes: they must multiply to the number of devices, "
+            f"{jax.device_count()}",
+            "start as many devices, or change the sizes: one of them may be -1, the devices that the others leave",
+        ) from error
 
 
 def build_config(trainer: Trainer, folder: Path, on_cpu: bool, layout: MaxTextLayout, global_batch_size: int) -> Any:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from primus.config.exports.foreign_text import find_head_width
 from primus.config.exports.hugging_face import format_model_config
-from primus.config.exports.maxtext import write_model_settings
+from primus.config.exports.maxtext import find_expert_width, has_experts_only, write_model_settings
 from primus.config.frameworks.known_keys import KnownKey, read_maxtext_keys
-from primus.config.frameworks.maxtext_names import MODELS, RENAMED
+from primus.config.frameworks.maxtext_names import MODELS, RENAMED, UNDECAYED
 from primus.config.load import load_model
 from primus.config.schema import OWNERS, ModelSpec, Trainer
 from primus.engine_keys import format_yaml_value, read_key_rules
@@ -16,8 +17,6 @@ from primus.errors import UsageError, did_you_mean
 
 MODEL_NAME = "model_name"
 """Setting that chooses a model of MaxText's configs/models."""
-UNDECAYED = (".*norm.*", ".*bias.*")
-"""Parameters without weight decay, as in native: all but matrices."""
 GPU_ATTENTION = ("cudnn_flash_te", "cudnn_flash_jax", "flash")
 """Attention kernels that CPUs lack; `dot_product` computes the same there."""
 REPLACED = {
@@ -78,11 +77,22 @@ def write_model(trainer: Trainer) -> dict[str, Any]:
     preset = load_model(MODELS[name])
     settings = {theirs: ours for theirs, ours in RENAMED.items() if OWNERS.get(ours) == "model"}
     changed = {
-        theirs: getattr(trainer.model, ours)
+        theirs: _read_shape(trainer.model, ours)
         for theirs, ours in settings.items()
-        if getattr(trainer.model, ours) != getattr(preset, ours)
+        if _read_shape(trainer.model, ours) != _read_shape(preset, ours)
     }
+    if changed.keys() & {"base_mlp_dim", "base_moe_mlp_dim"} and has_experts_only(trainer.model):
+        changed |= dict.fromkeys(("base_mlp_dim", "base_moe_mlp_dim"), find_expert_width(trainer.model))
     return {MODEL_NAME: name, "override_model_config": True} | changed
+
+
+def _read_shape(model: ModelSpec, key: str) -> Any:
+    """A size of a model; one that follows from others as a number, because MaxText's own model states it."""
+    if key == "num_query_groups":
+        return model.num_query_groups or model.num_attention_heads
+    if key == "kv_channels" and not model.multi_latent_attention:
+        return find_head_width(model)
+    return getattr(model, key)
 
 
 FIXED_SETTINGS: dict[str, Any] = {

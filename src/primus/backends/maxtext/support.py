@@ -5,18 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from primus.backends.maxtext.settings import MODEL_NAME, check_settings, has_hub_weights, is_built_in, write_model
+from primus.config.exports.maxtext import FIXED_ROPE
 from primus.config.schema import OWNERS, Experiment, ModelSpec
 from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import UsageError
 from primus.session.checks import check_loop, check_session
-
-FIXED_ROPE = {
-    "rotary_scaling_factor": 8.0,
-    "rope_low_freq_factor": 1.0,
-    "rope_high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-"""Constants of the rope scaling of Llama 3.1 (`LLaMARotaryEmbedding` in maxtext/layers/embeddings.py)."""
 
 
 def check(experiment: Experiment) -> None:

@@ -25,7 +25,12 @@ from primus.backends.torchtitan.components import (
 )
 from primus.backends.torchtitan.layout import TitanLayout
 from primus.backends.torchtitan.model_config import build_model_spec
-from primus.config.schedule import find_decay_end, find_final_learning_rate, warmup_steps
+from primus.config.schedule import (
+    count_wsd_decay_steps,
+    find_decay_end,
+    find_final_learning_rate,
+    warmup_steps,
+)
 from primus.config.schema import OptimizerConfig, Trainer
 
 NEVER = 2**62
@@ -103,11 +108,7 @@ def _choose_schedule(trainer: Trainer) -> LRSchedulersContainer.Config:
     if optimizer.schedule == "primus":
         return StepRateSchedule.Config()
     end, warmup, style = find_decay_end(optimizer, steps), warmup_steps(optimizer, steps), optimizer.lr_decay_style
-    stable = {
-        "constant": 0.0,
-        # As in primus: a fifth of the steps after warm-up.
-        "WSD": ((end - warmup) // 5 if optimizer.lr_wsd_decay_iters is None else optimizer.lr_wsd_decay_iters) / end,
-    }
+    stable = {"constant": 0.0, "WSD": count_wsd_decay_steps(optimizer, steps) / end}
     return LRSchedulersContainer.Config(
         warmup_steps=warmup,
         total_steps=end,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from primus.config.exports.foreign_text import (
@@ -12,10 +13,15 @@ from primus.config.exports.foreign_text import (
     is_number,
     list_lost,
 )
-from primus.config.frameworks.maxtext_names import MODELS, RENAMED, ROPE_TYPES
+from primus.config.frameworks.maxtext_names import MODELS, RENAMED, ROPE_TYPES, UNDECAYED
 from primus.config.load import Resolved
-from primus.config.schedule import find_decay_end, warmup_steps
-from primus.config.schema import DataConfig, Experiment, ModelSpec, Trainer
+from primus.config.schedule import (
+    count_wsd_decay_steps,
+    find_decay_end,
+    find_final_learning_rate,
+    warmup_steps,
+)
+from primus.config.schema import DataConfig, Experiment, ModelSpec, OptimizerConfig, Trainer
 from primus.config.source import dump_yaml
 from primus.errors import UsageError
 
@@ -27,6 +33,13 @@ _UNSUPPORTED = {
     "add_bias_linear": "a bias on every projection",
     "attention_output_gate": "gated attention",
 }
+FIXED_ROPE = {
+    "rotary_scaling_factor": 8.0,
+    "rope_low_freq_factor": 1.0,
+    "rope_high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""Constants of the rope scaling of Llama 3.1 (`LLaMARotaryEmbedding` in maxtext/layers/embeddings.py)."""
 REASONS = {
     "add_qkv_bias": "MaxText has it as attention_bias of its qwen2 decoder",
     "use_distributed_optimizer": "MaxText shards over ici_fsdp_parallelism",
@@ -59,6 +72,8 @@ def format_maxtext(resolved: Resolved, preset: str | None) -> ForeignText:
         f"# {experiment.exp_name}: pre-training with MaxText 0.2.5, exported by primus.",
         "#",
         "#   python -m maxtext.trainers.pre_train.train THIS_FILE",
+        "#",
+        "# MaxText warms up one step later than primus, and ends the decay one step earlier.",
         *comment_lost(lost),
         "",
     ]
@@ -116,8 +131,18 @@ def _choose_decoder(model: ModelSpec) -> str:
     return "qwen2" if model.add_qkv_bias else "llama2"
 
 
+def has_experts_only(model: ModelSpec) -> bool:
+    """Whether no layer is dense: MaxText then refuses another width of dense layers (maxtext/configs/types.py)."""
+    return bool(model.num_experts) and not model.first_k_dense_replace and not model.moe_parallel_dense
+
+
+def find_expert_width(model: ModelSpec) -> int:
+    """Inner width of one expert."""
+    return model.moe_ffn_hidden_size or model.ffn_hidden_size
+
+
 def _write_experts(model: ModelSpec) -> dict[str, Any]:
-    width = model.moe_ffn_hidden_size or model.ffn_hidden_size
+    width = find_expert_width(model)
     values: dict[str, Any] = {
         "num_experts": model.num_experts,
         "num_experts_per_tok": model.moe_router_topk,
@@ -131,8 +156,7 @@ def _write_experts(model: ModelSpec) -> dict[str, Any]:
     }
     if model.moe_router_score_function == "sigmoid":
         values["routed_score_func"] = "sigmoid"
-    if not model.first_k_dense_replace:
-        # MaxText refuses another width of dense layers where there are none (maxtext/configs/types.py).
+    if has_experts_only(model):
         values["base_mlp_dim"] = width
     if model.moe_router_num_groups:
         values |= {"n_routing_groups": model.moe_router_num_groups, "topk_routing_group": model.moe_router_group_topk}
@@ -141,8 +165,6 @@ def _write_experts(model: ModelSpec) -> dict[str, Any]:
 
 def _write_training(trainer: Trainer) -> dict[str, Any]:
     training, optimizer = trainer.training, trainer.optimizer
-    end = find_decay_end(optimizer, training.train_iters)
-    ratio = optimizer.min_lr / optimizer.lr if optimizer.min_lr_ratio is None else optimizer.min_lr_ratio
     # MaxText counts the sequences of a pass for each device, primus for each group of tensor-parallel devices.
     batch = training.micro_batch_size / trainer.parallel.tensor_model_parallel_size
     return {
@@ -156,18 +178,41 @@ def _write_training(trainer: Trainer) -> dict[str, Any]:
         "eval_steps": training.eval_iters if training.eval_interval else -1,
         "opt_type": "adamw",
         "learning_rate": optimizer.lr,
-        "learning_rate_final_fraction": ratio,
-        "learning_rate_schedule_steps": end,
-        "warmup_steps_fraction": warmup_steps(optimizer, training.train_iters) / end,
+        **_write_schedule(optimizer, training.train_iters),
         "adam_b1": optimizer.adam_beta1,
         "adam_b2": optimizer.adam_beta2,
         "adam_eps": optimizer.adam_eps,
         "adam_weight_decay": optimizer.weight_decay,
+        "adamw_mask": list(UNDECAYED),
         "gradient_clipping_threshold": optimizer.clip_grad,
         "data_shuffle_seed": training.seed,
         "init_weights_seed": training.seed,
         "log_period": trainer.logging.log_interval,
     }
+
+
+def _write_schedule(optimizer: OptimizerConfig, train_iters: int) -> dict[str, Any]:
+    """The schedule; a linear decay is MaxText's WSD whose last phase follows the warm-up."""
+    end, warmup = find_decay_end(optimizer, train_iters), warmup_steps(optimizer, train_iters)
+    style = optimizer.lr_decay_style
+    values: dict[str, Any] = {
+        "learning_rate_schedule_steps": end,
+        "warmup_steps_fraction": _share_of_steps(warmup, end),
+        "learning_rate_final_fraction": find_final_learning_rate(optimizer) / optimizer.lr,
+    }
+    if style == "constant":
+        return values | {"learning_rate_final_fraction": 1.0}
+    if style in ("linear", "WSD"):
+        decay = end - warmup if style == "linear" else count_wsd_decay_steps(optimizer, train_iters)
+        values |= {"lr_schedule_type": "wsd", "wsd_decay_style": "linear"}
+        values["wsd_decay_steps_fraction"] = _share_of_steps(decay, end)
+    return values
+
+
+def _share_of_steps(steps: int, end: int) -> float:
+    """The share of which MaxText, which cuts off the rest of a step, makes `steps` again."""
+    share = steps / end
+    return share if int(end * share) == steps else math.nextafter(share, 1)
 
 
 def _write_data(data: DataConfig, model: ModelSpec) -> dict[str, Any]:
@@ -199,7 +244,8 @@ def _write_layout(experiment: Experiment) -> dict[str, Any]:
         "ici_pipeline_parallelism": parallel.pipeline_model_parallel_size,
         "ici_context_parallelism": parallel.context_parallel_size,
         "ici_expert_parallelism": parallel.expert_model_parallel_size,
-        "ici_fsdp_parallelism": -1,
+        "ici_fsdp_parallelism": -1 if parallel.use_distributed_optimizer else 1,
+        "ici_data_parallelism": 1 if parallel.use_distributed_optimizer else -1,
         "enable_checkpointing": bool(checkpoint.save_interval),
     }
     if checkpoint.save_interval:
@@ -209,9 +255,15 @@ def _write_layout(experiment: Experiment) -> dict[str, Any]:
 
 def _list_differences(trainer: Trainer) -> list[LostSetting]:
     found = []
-    style = trainer.optimizer.lr_decay_style
-    if style != "cosine":
-        found.append(LostSetting("lr_decay_style", style, "MaxText decays by a cosine"))
+    end = find_decay_end(trainer.optimizer, trainer.training.train_iters)
+    if end < trainer.training.train_iters:
+        found.append(LostSetting("lr_decay_iters", end, "MaxText sets the learning rate to 0 after these steps"))
+    if trainer.model.rope_type == "llama3":
+        for key, value in FIXED_ROPE.items():
+            if getattr(trainer.model, key) != value:
+                found.append(LostSetting(key, getattr(trainer.model, key), f"MaxText scales rope with {value:g}"))
+    if not float(trainer.model.rotary_base).is_integer():
+        found.append(LostSetting("rotary_base", trainer.model.rotary_base, "MaxText takes a whole number"))
     if trainer.training.global_batch_size:
         reason = "MaxText takes gradient_accumulation_steps: global_batch_size / (micro_batch_size x devices)"
         found.append(LostSetting("global_batch_size", trainer.training.global_batch_size, reason))
@@ -229,5 +281,5 @@ _WRITTEN = (
     | {"global_batch_size", "dataset", "ffn_activation", "rope_low_freq_factor", "rope_high_freq_factor", "eval_iters"}
     | {"moe_shared_expert_intermediate_size", "moe_router_score_function", "moe_router_pre_softmax"}
     | {"tokenizer_model", "use_distributed_optimizer", "num_workers", "sequence_parallel"}
-    | {"expert_model_parallel_size"}
+    | {"expert_model_parallel_size", "lr_wsd_decay_iters"}
 )

@@ -14,6 +14,7 @@ from typing import Any
 from primus.config.exports.foreign_text import ForeignText, LostSetting, comment_lost, list_lost
 from primus.config.frameworks.known_keys import read_megatron_arguments
 from primus.config.load import Resolved
+from primus.config.schedule import count_wsd_decay_steps, find_decay_end, find_final_learning_rate, warmup_steps
 from primus.config.schema import DataConfig, Experiment, ModelSpec, Trainer
 from primus.errors import UsageError
 
@@ -27,6 +28,14 @@ REASONS = {
     "lr_warmup_fraction": "",
 }
 """What Megatron-LM does about keys without an argument."""
+_HUB = "hf:"
+"""Prefix of weights in the format of Hugging Face, which Megatron-LM does not read."""
+_FIXED_ROPE: dict[str, dict[str, float]] = {
+    "llama3": {"rope_low_freq_factor": 1.0, "rope_high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+    "yarn": {"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 4096},
+}
+"""Values of rope scaling without an argument: `_apply_scaling` of core/models/common/embeddings/rotary_pos_embedding.py
+and `MLATransformerConfig` of core/transformer/transformer_config.py."""
 _FEATURES = {
     "attention_output_gate": "gated attention",
     "qk_layernorm_across_heads": "query and key norms across heads",
@@ -95,7 +104,8 @@ def list_arguments(experiment: Experiment) -> list[tuple[str, ...]]:
         *_list_experts(trainer.model),
         *_list_training(trainer),
         *_list_schedule(trainer),
-        *_list_data(trainer.data, trainer.model.vocab_size),
+        *_list_data(trainer.data),
+        *_list_vocabulary(trainer),
         *_list_layout(trainer),
         *_list_checkpoints(experiment),
         *_list_engine_arguments(trainer),
@@ -135,8 +145,6 @@ def _list_model(model: ModelSpec) -> Iterator[tuple[str, ...]]:
     if model.kv_channels:
         yield _flag("kv_channels", model.kv_channels)
     yield _flag("max_position_embeddings", model.max_position_embeddings)
-    # Logits of padding would change the softmax: no padding
-    yield _flag("make_vocab_size_divisible_by", 1)
     yield from (
         ("--normalization", "RMSNorm"),
         ("--swiglu",),
@@ -193,9 +201,8 @@ def _list_experts(model: ModelSpec) -> Iterator[tuple[str, ...]]:
     for key in ("num_experts", "moe_router_topk"):
         yield _flag(key, getattr(model, key))
     yield _flag("moe_ffn_hidden_size", model.moe_ffn_hidden_size or model.ffn_hidden_size)
-    if model.first_k_dense_replace:
-        dense, sparse = model.first_k_dense_replace, model.num_layers - model.first_k_dense_replace
-        yield _flag("moe_layer_freq", f"([0]*{dense}+[1]*{sparse})")
+    if model.first_k_dense_replace or model.moe_layer_freq > 1:
+        yield _flag("moe_layer_freq", _format_expert_layers(model))
     if model.moe_shared_expert_intermediate_size:
         yield _flag("moe_shared_expert_intermediate_size", model.moe_shared_expert_intermediate_size)
     yield _flag("moe_router_score_function", model.moe_router_score_function)
@@ -213,6 +220,15 @@ def _list_experts(model: ModelSpec) -> Iterator[tuple[str, ...]]:
         yield _flag("moe_router_topk_scaling_factor", model.moe_router_topk_scaling_factor)
     yield _flag("moe_router_load_balancing_type", "aux_loss" if model.moe_aux_loss_coeff else "none")
     yield _flag("moe_aux_loss_coeff", model.moe_aux_loss_coeff)
+
+
+def _format_expert_layers(model: ModelSpec) -> str:
+    """1 for each layer with experts, 0 for the others; Megatron-LM starts an interval with layer 1, primus ends it."""
+    dense, interval = model.first_k_dense_replace, model.moe_layer_freq
+    if interval == 1:
+        return f"([0]*{dense}+[1]*{model.num_layers - dense})"
+    layers = range(1, model.num_layers + 1)
+    return str([int(layer > dense and layer % interval == 0) for layer in layers]).replace(" ", "")
 
 
 def _is_renormalized(model: ModelSpec) -> bool:
@@ -249,22 +265,18 @@ def _list_training(trainer: Trainer) -> Iterator[tuple[str, ...]]:
 def _list_schedule(trainer: Trainer) -> Iterator[tuple[str, ...]]:
     optimizer = trainer.optimizer
     yield _flag("lr", optimizer.lr)
-    ratio = optimizer.min_lr_ratio
-    yield _flag("min_lr", optimizer.min_lr if ratio is None else optimizer.lr * ratio)
+    yield _flag("min_lr", find_final_learning_rate(optimizer))
     yield _flag("lr_decay_style", optimizer.lr_decay_style)
-    end = optimizer.lr_decay_iters or trainer.training.train_iters
-    yield _flag("lr_decay_iters", end)
-    if optimizer.lr_warmup_fraction is not None:
-        yield _flag("lr_warmup_fraction", optimizer.lr_warmup_fraction)
-    else:
-        yield _flag("lr_warmup_iters", optimizer.lr_warmup_iters)
+    train_iters = trainer.training.train_iters
+    yield _flag("lr_decay_iters", find_decay_end(optimizer, train_iters))
+    # Not --lr-warmup-fraction, of which Megatron-LM makes a part of a step.
+    yield _flag("lr_warmup_iters", warmup_steps(optimizer, train_iters))
     if optimizer.lr_decay_style == "WSD":
         yield _flag("lr_wsd_decay_style", "linear")
-        wsd = optimizer.lr_wsd_decay_iters
-        yield _flag("lr_wsd_decay_iters", max(1, end // 5) if wsd is None else wsd)
+        yield _flag("lr_wsd_decay_iters", count_wsd_decay_steps(optimizer, train_iters))
 
 
-def _list_data(data: DataConfig, vocab_size: int) -> Iterator[tuple[str, ...]]:
+def _list_data(data: DataConfig) -> Iterator[tuple[str, ...]]:
     paths = (data.train_data_path, data.valid_data_path, data.test_data_path)
     if data.mock_data or not any(paths):
         yield _flag("mock_data")
@@ -276,19 +288,28 @@ def _list_data(data: DataConfig, vocab_size: int) -> Iterator[tuple[str, ...]]:
                 yield _flag(key, *_list_words(getattr(data, key)))
     if data.mock_data or not (data.valid_data_path or data.test_data_path):
         yield _flag("split", data.split)
-    if data.tokenizer_model and data.tokenizer_type != "ByteLevelBPE" and not data.mock_data:
-        yield _flag("tokenizer_type", data.tokenizer_type)
-        yield _flag("tokenizer_model", data.tokenizer_model)
-        yield _flag("vocab_size", vocab_size)
-    else:
-        # The tokens are made already; the null tokenizer adds one end-of-document token to its size.
-        yield _flag("tokenizer_type", "NullTokenizer")
-        yield _flag("vocab_size", vocab_size - 1)
     yield _flag("num_workers", data.num_workers)
     for key in ("eod_mask_loss", "reset_position_ids", "reset_attention_mask"):
         if getattr(data, key):
             yield _flag(key)
     yield from (("--no-create-attention-mask-in-dataloader",), ("--dataloader-type", "single"))
+
+
+def _list_vocabulary(trainer: Trainer) -> Iterator[tuple[str, ...]]:
+    """The tokenizer, and the size of the embedding: without padding, whose logits would change the softmax."""
+    data, vocab_size = trainer.data, trainer.model.vocab_size
+    if data.tokenizer_model and data.tokenizer_type != "ByteLevelBPE" and not data.mock_data:
+        yield _flag("tokenizer_type", data.tokenizer_type)
+        yield _flag("tokenizer_model", data.tokenizer_model)
+        yield _flag("vocab_size", vocab_size)
+        # Megatron-LM takes the size from the tokenizer, which is often smaller than the model's, and rounds it up to
+        # a multiple of this and of the tensor-parallel size.
+        yield _flag("make_vocab_size_divisible_by", vocab_size // trainer.parallel.tensor_model_parallel_size)
+    else:
+        # The tokens are made already; the null tokenizer adds one end-of-document token to its size.
+        yield _flag("tokenizer_type", "NullTokenizer")
+        yield _flag("vocab_size", vocab_size - 1)
+        yield _flag("make_vocab_size_divisible_by", 1)
 
 
 def _list_words(blend: str | list[str | float] | None) -> list[str]:
@@ -320,7 +341,7 @@ def _list_checkpoints(experiment: Experiment) -> Iterator[tuple[str, ...]]:
         yield _flag("ckpt_format", "torch_dist")
         if checkpoint.async_save:
             yield _flag("async_save")
-    if checkpoint.load:
+    if checkpoint.load and not checkpoint.load.startswith(_HUB):
         yield _flag("load", checkpoint.load)
     elif checkpoint.auto_continue_train:
         yield _flag("load", folder)
@@ -354,14 +375,21 @@ def _own_arguments(trainer: Trainer) -> list[str]:
 def _list_differences(trainer: Trainer) -> Iterator[LostSetting]:
     """Values that Megatron-LM fixes otherwise."""
     model, data = trainer.model, trainer.data
-    fixed = {"rope_low_freq_factor": 1.0, "rope_high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-    for key, value in fixed.items() if model.rope_type == "llama3" else ():
+    for key, value in _FIXED_ROPE.get(model.rope_type, {}).items():
         if getattr(model, key) != value:
             yield LostSetting(key, getattr(model, key), f"Megatron-LM scales rope with {value}")
     if not float(model.rotary_base).is_integer():
         yield LostSetting("rotary_base", model.rotary_base, "Megatron-LM takes a whole number")
     if not data.mock_data and not any((data.train_data_path, data.valid_data_path, data.test_data_path)):
         yield LostSetting("dataset", data.dataset, "mock data stands in: prepare it and pass its prefix as --data-path")
+
+    size = trainer.parallel.tensor_model_parallel_size
+    if model.vocab_size % size:
+        yield LostSetting("vocab_size", model.vocab_size, f"Megatron-LM rounds it up to a multiple of {size}")
+    load = trainer.checkpoint.load
+    if load and load.startswith(_HUB):
+        reason = "`checkpoint convert` it with --to megatron, and pass the result as --load"
+        yield LostSetting("load", load, reason)
 
 
 def _written_keys(arguments: Iterable[tuple[str, ...]]) -> set[str]:

@@ -11,7 +11,12 @@ from typing import Any
 from primus.config.exports.foreign_text import ForeignText, LostSetting, comment_lost, is_number, list_lost
 from primus.config.frameworks.torchtitan_names import MODELS
 from primus.config.load import Resolved
-from primus.config.schedule import find_decay_end, find_final_learning_rate, warmup_steps
+from primus.config.schedule import (
+    count_wsd_decay_steps,
+    find_decay_end,
+    find_final_learning_rate,
+    warmup_steps,
+)
 from primus.config.schema import Experiment, ModelSpec, OptimizerConfig, TrainingConfig
 from primus.errors import UsageError
 
@@ -378,8 +383,7 @@ def _list_schedule(optimizer: OptimizerConfig, training: TrainingConfig) -> dict
     if optimizer.lr_decay_style == "constant":
         return values | {"decay_type": "linear", "min_lr_factor": 1.0}
     if optimizer.lr_decay_style == "WSD":
-        wsd = optimizer.lr_wsd_decay_iters
-        values["decay_ratio"] = (max(1, end // 5) if wsd is None else wsd) / end
+        values["decay_ratio"] = count_wsd_decay_steps(optimizer, training.train_iters) / end
     style = "cosine" if optimizer.lr_decay_style == "cosine" else "linear"
     return values | {"decay_type": style, "min_lr_factor": find_final_learning_rate(optimizer) / optimizer.lr}
 
@@ -399,16 +403,25 @@ def _list_checkpoint(experiment: Experiment) -> dict[str, Any]:
 
 
 def _list_differences(experiment: Experiment) -> list[LostSetting]:
-    data = experiment.trainer.data
+    trainer = experiment.trainer
+    data, train_iters = trainer.data, trainer.training.train_iters
     found = []
     if data.dataset:
         found.append(LostSetting("dataset", data.dataset, "random tokens stand in: prepare it and set prefix"))
-    path = data.train_data_path
-    if path and not isinstance(path, str) and len([word for word in path if not is_number(word)]) > 1:
+    path = data.train_data_path or ""
+    words = path.split() if isinstance(path, str) else path
+    if len([word for word in words if not is_number(word)]) > 1:
         found.append(LostSetting("train_data_path", path, "only the first file is read, without weights"))
-    if experiment.trainer.training.fp8:
+    end = find_decay_end(trainer.optimizer, train_iters)
+    if end < train_iters and trainer.optimizer.lr_decay_style != "constant":
+        reason = "after these steps torchtitan continues the curve of the decay beyond its end"
+        found.append(LostSetting("lr_decay_iters", end, reason))
+    if not trainer.parallel.use_distributed_optimizer:
+        reason = "FSDP shards: set data_parallel_replicate_degree to the number of devices to keep all weights on each"
+        found.append(LostSetting("use_distributed_optimizer", False, reason))
+    if trainer.training.fp8:
         reason = "add Float8LinearConverter to the model (torchtitan.components.quantization)"
-        found.append(LostSetting("fp8", experiment.trainer.training.fp8, reason))
+        found.append(LostSetting("fp8", trainer.training.fp8, reason))
     return found
 
 

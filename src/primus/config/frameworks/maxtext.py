@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from primus.config.frameworks.known_keys import KnownKey, read_maxtext_keys
-from primus.config.frameworks.maxtext_names import DEFAULTS, MODELS, RENAMED, ROPE_TYPES, UNSET
+from primus.config.frameworks.maxtext_names import DEFAULTS, MODELS, RENAMED, ROPE_TYPES, UNDECAYED, UNSET
 from primus.config.frameworks.translation import (
     ForeignSettings,
     LayerContext,
@@ -184,15 +184,42 @@ def _translate_training(work: ForeignSettings) -> None:
     if work.read("opt_type", "adamw") != "adamw":
         work.reject("opt_type", "only AdamW is supported", "set opt_type: adamw")
     work.drop("opt_type")
-    if work.read("lr_schedule_type", "cosine") != "cosine":
-        hint = "set lr_decay_style: WSD and lr_wsd_decay_iters"
-        work.reject("lr_schedule_type", "only the cosine is translated", hint)
-    if "lr_decay_style" not in work.tree:
-        work.put("lr_decay_style", "cosine", work.find_origin("lr_schedule_type"))
-    work.drop("lr_schedule_type")
+    _translate_schedule(work)
+    if work.read("adamw_mask") == list(UNDECAYED):
+        work.drop("adamw_mask")
     seed, origin = work.take("init_weights_seed"), work.find_origin("init_weights_seed")
     if seed is not None and "seed" not in work.tree:
         work.put("seed", seed, origin)
+
+
+def _translate_schedule(work: ForeignSettings) -> None:
+    """The cosine, or WSD, whose last phase is a linear decay if it follows the warm-up."""
+    origin, style = work.find_origin("lr_schedule_type"), work.read("lr_schedule_type", "cosine")
+    if style not in ("cosine", "wsd"):
+        work.reject("lr_schedule_type", "not a schedule of MaxText", "use cosine or wsd")
+    if style == "wsd" and work.read("wsd_decay_style", "linear") != "linear":
+        work.reject("wsd_decay_style", "the last phase of WSD is linear", "set wsd_decay_style: linear")
+    share = work.take_number("wsd_decay_steps_fraction", 0.1) or 0.0
+    work.drop("lr_schedule_type", "wsd_decay_style")
+    if style != "wsd":
+        if "lr_decay_style" not in work.tree:
+            work.put("lr_decay_style", "cosine", origin)
+        return
+    end = _read_number(work, "lr_decay_iters", -1)
+    if end < 0:
+        end = _read_number(work, "train_iters", 150_001)
+    decay, warmup = int(end * share), int(end * _read_number(work, "lr_warmup_fraction", 0.1))
+    if decay + warmup >= end:
+        work.put("lr_decay_style", "linear", origin)
+        return
+    work.put("lr_decay_style", "WSD", origin)
+    work.put("lr_wsd_decay_iters", decay, origin)
+
+
+def _read_number(work: ForeignSettings, key: str, default: float) -> float:
+    """The value of `key`; the default for text, which the schema refuses later."""
+    value = work.read(key, default)
+    return value if isinstance(value, int | float) else default
 
 
 def _translate_layout(work: ForeignSettings) -> None:

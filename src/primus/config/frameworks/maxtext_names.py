@@ -111,6 +111,8 @@ SHAPE = (
 """Sizes of MaxText's model `default`, which a file without the name of a model may leave out."""
 HEAD_WIDTH = 128
 """Of a model whose file does not state it, whatever its other sizes are."""
+UNDECAYED = (".*norm.*", ".*bias.*")
+"""Parameters without weight decay (`adamw_mask`), as in native: all but matrices."""
 ROPE_TYPES = {"default": "default", "llama3.1": "llama3", "yarn": "yarn"}
 UNSET = {
     "sliding_window_size": 0,
