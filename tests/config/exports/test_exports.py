@@ -296,6 +296,7 @@ def test_maxtext_gets_the_steps_of_each_schedule(style: str, tmp_path: Path) -> 
         settings = read_foreign_file(file, {}).settings
         assert int(end * exported["warmup_steps_fraction"]) == warmup
         assert settings["lr_decay_style"] == style
+        assert exported["eval_interval"] == -1
         if style != "cosine":
             decay = count_wsd_decay_steps(optimizer, end) if style == "WSD" else end - warmup
             assert int(end * exported["wsd_decay_steps_fraction"]) == decay
@@ -317,6 +318,24 @@ def test_what_another_framework_does_otherwise_is_said(target: str, words: str, 
     text = export(tmp_path, target, "file", "llama3.1_8B.yaml", *words.split()).read_text()
     assert lost in text
     assert "--load hf:" not in text
+
+
+@pytest.mark.parametrize("path", ["a", "0.3 a 0.7 b", "a b"])
+def test_maxtext_gets_the_files_and_weights_of_the_data(path: str, tmp_path: Path) -> None:
+    words = ("--mock_data", "false", "--train_data_path", path, "--eval_interval", "5")
+    file = export(tmp_path, "maxtext", "train.yml", "tiny.yaml", *words)
+    assert "eval_interval: 5: MaxText splits off no data" in file.read_text()
+    written = yaml.safe_load(file.read_text())
+    assert (written["grain_train_files"], written["eval_interval"]) == (
+        {"a": "a", "0.3 a 0.7 b": "a,0.3;b,0.7", "a b": "a;b"}[path],
+        -1,
+    )
+    read = read_foreign_file(file, {}).settings["train_data_path"]
+    assert read == {"a": "a", "0.3 a 0.7 b": [0.3, "a", 0.7, "b"], "a b": ["a", "b"]}[path]
+    file = export(tmp_path, "maxtext", "train.yml", "tiny.yaml", *words, "--valid_data_path", "v")
+    written = yaml.safe_load(file.read_text())
+    assert (written["grain_eval_files"], written["eval_interval"]) == ("v", 5)
+    assert read_foreign_file(file, {}).settings["valid_data_path"] == "v"
 
 
 def test_several_data_files_and_constants_of_yarn_are_said_to_be_lost(tmp_path: Path) -> None:

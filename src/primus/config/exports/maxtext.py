@@ -165,6 +165,7 @@ def _write_experts(model: ModelSpec) -> dict[str, Any]:
 
 def _write_training(trainer: Trainer) -> dict[str, Any]:
     training, optimizer = trainer.training, trainer.optimizer
+    interval = training.eval_interval if _can_evaluate(trainer.data) else None
     # MaxText counts the sequences of a pass for each device, primus for each group of tensor-parallel devices.
     batch = training.micro_batch_size / trainer.parallel.tensor_model_parallel_size
     return {
@@ -174,8 +175,8 @@ def _write_training(trainer: Trainer) -> dict[str, Any]:
         "dtype": "bfloat16" if training.bf16 else "float32",
         "weight_dtype": "float32",
         "remat_policy": "full" if training.recompute_activations else "minimal",
-        "eval_interval": training.eval_interval or -1,
-        "eval_steps": training.eval_iters if training.eval_interval else -1,
+        "eval_interval": interval or -1,
+        "eval_steps": training.eval_iters if interval else -1,
         "opt_type": "adamw",
         "learning_rate": optimizer.lr,
         **_write_schedule(optimizer, training.train_iters),
@@ -218,18 +219,25 @@ def _share_of_steps(steps: int, end: int) -> float:
 def _write_data(data: DataConfig, model: ModelSpec) -> dict[str, Any]:
     if data.mock_data or not data.train_data_path:
         return {"dataset_type": "synthetic", "vocab_size": model.vocab_size}
-    path = data.train_data_path
-    blend = path if isinstance(path, str) else ";".join(_join_blend(path))
-    values: dict[str, Any] = {"dataset_type": "grain", "grain_file_type": "mmap", "grain_train_files": blend}
+    values: dict[str, Any] = {"dataset_type": "grain", "grain_file_type": "mmap"}
+    values["grain_train_files"] = _join_blend(data.train_data_path)
+    if data.valid_data_path:
+        values["grain_eval_files"] = _join_blend(data.valid_data_path)
     values |= {"tokenize_train_data": False, "packing": False, "grain_worker_count": data.num_workers}
     return values
 
 
-def _join_blend(path: list[str | float]) -> list[str]:
-    """Parts of a blend as MaxText writes them: ``prefix,weight``."""
-    if all(isinstance(part, str) and not is_number(part) for part in path):
-        return [str(part) for part in path]
-    return [f"{prefix},{weight}" for weight, prefix in zip(path[::2], path[1::2], strict=True)]
+def _join_blend(path: str | list[str | float]) -> str:
+    """A blend as MaxText writes it: ``prefix,weight;prefix,weight``."""
+    words = path.split() if isinstance(path, str) else path
+    if not is_number(words[0]):
+        return ";".join(str(word) for word in words)
+    return ";".join(f"{prefix},{weight}" for weight, prefix in zip(words[::2], words[1::2], strict=True))
+
+
+def _can_evaluate(data: DataConfig) -> bool:
+    """Whether MaxText has data to evaluate on: it splits off none from files of tokens."""
+    return data.mock_data or not data.train_data_path or bool(data.valid_data_path)
 
 
 def _write_layout(experiment: Experiment) -> dict[str, Any]:
@@ -255,6 +263,9 @@ def _write_layout(experiment: Experiment) -> dict[str, Any]:
 
 def _list_differences(trainer: Trainer) -> list[LostSetting]:
     found = []
+    if trainer.training.eval_interval and not _can_evaluate(trainer.data):
+        reason = "MaxText splits off no data to evaluate on: set valid_data_path"
+        found.append(LostSetting("eval_interval", trainer.training.eval_interval, reason))
     end = find_decay_end(trainer.optimizer, trainer.training.train_iters)
     if end < trainer.training.train_iters:
         found.append(LostSetting("lr_decay_iters", end, "MaxText sets the learning rate to 0 after these steps"))
@@ -281,5 +292,5 @@ _WRITTEN = (
     | {"global_batch_size", "dataset", "ffn_activation", "rope_low_freq_factor", "rope_high_freq_factor", "eval_iters"}
     | {"moe_shared_expert_intermediate_size", "moe_router_score_function", "moe_router_pre_softmax"}
     | {"tokenizer_model", "use_distributed_optimizer", "num_workers", "sequence_parallel"}
-    | {"expert_model_parallel_size", "lr_wsd_decay_iters"}
+    | {"expert_model_parallel_size", "lr_wsd_decay_iters", "valid_data_path"}
 )

@@ -154,7 +154,9 @@ def _translate_data(work: ForeignSettings) -> None:
     elif kind == "synthetic":
         work.put("mock_data", True, origin)
     elif kind == "grain" and files and str(work.read("grain_file_type", "")).startswith("mmap"):
-        work.put("train_data_path", files, origin)
+        work.put("train_data_path", _split_blend(files), origin)
+        if work.read("grain_eval_files"):
+            work.put("valid_data_path", _split_blend(work.take("grain_eval_files")), origin)
     elif kind in ("hf", "huggingface") and hub in DATASETS:
         work.put("dataset", DATASETS[hub], origin)
     else:
@@ -163,6 +165,17 @@ def _translate_data(work: ForeignSettings) -> None:
         problem = f"MaxText's loader reads {hub or 'it'}, not ours"
         work.reject("dataset_type", problem, "prepare the data by `data prepare`, then set train_data_path")
     work.drop("dataset_type")
+
+
+def _split_blend(files: str) -> str | list[str | float]:
+    """The blend of ``prefix,weight;prefix,weight``; other text as it is."""
+    parts = [part.rpartition(",") for part in str(files).split(";")]
+    if not all(prefix for prefix, _, _ in parts):
+        return files if len(parts) == 1 else [part for _, _, part in parts]
+    try:
+        return [each for prefix, _, weight in parts for each in (float(weight), prefix)]
+    except ValueError:
+        return files
 
 
 def _translate_training(work: ForeignSettings) -> None:
