@@ -235,8 +235,8 @@ is installed. Without files it checks every plug-in of `PRIMUS_PLUGINS`. The exi
 
 The launcher makes the same comparison when it loads a plug-in. A plug-in that lacks a required member is refused with
 the file, the member and its signature. A function that returns a value of another type is reported in the same way
-when it is called. Optional members that a file leaves out get the defaults below. Functions take
-their arguments by position, so you may name the parameters freely.
+when it is called. Optional members that a file leaves out get the defaults below. Functions take their arguments by
+position, so you may name the parameters freely. Hooks and YAML files are checked when they are read.
 
 Errors: raise `primus.errors.UsageError(problem, hint)` for a mistake of the user (exit code 2), `PrimusError` for any
 other failure with a known cause (1), `UnfitError` for a machine that cannot run the task (3). The user sees the
@@ -253,7 +253,9 @@ These plug-ins are YAML files:
 
 A model holds [model keys](reference/configuration.md#model), a trainer preset holds any keys of an experiment's
 `overrides:`. `extends:` names the file that it changes.
-[Add a GPU model](environment.md#add-a-gpu-model-an-architecture-or-a-nic) lists the keys of profiles.
+[Add a GPU model](environment.md#add-a-gpu-model-an-architecture-or-a-nic) lists the keys of profiles. The folders
+`engines`, `images` and `signatures` hold [engines](engines.md#add-an-engine), [image templates](image.md) and [failure
+signatures](diagnose.md#add-a-signature). Tokenizers are not plug-ins: name a [tokenizer file](data-tokenizers.md).
 """
 
 EXAMPLES = DOCS.parent / "examples" / "plug-ins"

@@ -34,6 +34,11 @@ BROKEN = {
         "wrong_body.py:6: error: ",
         'expected type "str"',
     ),
+    "tasks/slurm.py": (
+        '"""Named like a runtime."""\nfrom msgspec import Struct as Options\ndef run(options, context): ...\n',
+        "tasks/slurm.py: a runtime has the name of the task",
+        "rename the file",
+    ),
     "tasks/group/no_options.py": (
         '"""No options."""\ndef run(options, context): ...\n',
         "task 'group no_options' has no Options",

@@ -8,7 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-from primus.runs.attempt import HeartbeatWriter
+import pytest
+
+from primus.errors import FinalError
+from primus.runs.attempt import Attempt, HeartbeatWriter
+from primus.runs.store import Run
 
 WORKER = """
 import signal, sys
@@ -43,3 +47,14 @@ def test_a_heartbeat_follows_each_change_of_the_phase(tmp_path: Path) -> None:
         assert found["step"] == step
     writer.close()
     assert json.loads(file.read_text())["phase"] == "exit"
+
+
+def test_an_unknown_phase_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "logs/attempt_0").mkdir(parents=True)
+    attempt = Attempt(Run(tmp_path), 0, rank=0, local_rank=0, world_size=1, console=None)
+    try:
+        with pytest.raises(FinalError, match="beat: unknown phase 'trian'") as caught:
+            attempt.beat("trian", 1)
+    finally:
+        attempt.close()
+    assert caught.value.hint == "did you mean 'train'?"

@@ -104,7 +104,7 @@ def _resolve_address(name: str) -> str | None:
 
 def _is_free(port: int) -> bool:
     # create_server sets SO_REUSEADDR, so that connections of an earlier run in TIME_WAIT do not count. With
-    # SO_REUSEPORT the bind would also succeed beside a process that listens.
+    # SO_REUSEPORT the bind would also succeed while another process listens.
     try:
         with closing(socket.create_server(("", port), reuse_port=False)):
             return True

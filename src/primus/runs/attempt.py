@@ -92,7 +92,7 @@ class Attempt:
                 others, by which ranks can be compared.
 
         Raises:
-            FinalError: There is no such phase.
+            FinalError: The phase is unknown.
         """
         if phase not in PHASES:
             raise FinalError(f"beat: unknown phase '{phase}'", did_you_mean(phase, PHASES))
