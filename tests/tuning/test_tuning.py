@@ -164,7 +164,7 @@ def test_processes_that_share_a_study_execute_each_trial_once(tmp_path: Path) ->
         assert len(first.record.trials) == 1
 
 
-def test_a_search_on_a_machine_with_other_work_is_not_settled() -> None:
+def test_a_search_on_a_machine_with_other_work_is_not_steady() -> None:
     written = TrialResult(settings={}, steps=9, value=10.0, cost=0.1, low=0.09, high=0.11)
     best = TrialResult(settings={"lr": "1"}, steps=9, value=20.0, cost=0.05, low=0.04, high=0.06, core_wait=0.4)
     result = SearchResult(
@@ -173,7 +173,7 @@ def test_a_search_on_a_machine_with_other_work_is_not_settled() -> None:
     )  # fmt: skip
     assert "not steady: threads waited up to 40% of the time for a core" in format_search_result(result)
     quiet = structs.replace(result, best=structs.replace(best, core_wait=0.01))
-    assert "not settled" not in format_search_result(quiet)
+    assert "not steady" not in format_search_result(quiet)
     worse = structs.replace(result, is_better=False, trials=[structs.replace(written, settings={"env.A": "x" * 90})])
-    assert "not settled" in format_search_result(worse)
+    assert "not steady" in format_search_result(worse)
     assert max(map(len, format_search_result(worse).splitlines())) < 170
