@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -10,9 +11,10 @@ import pytest
 
 from engine_python import find_engine, why_not_installed
 from primus import registry
+from primus.engines.choice import choose_engine
 from primus.engines.installation import environment_python, find_installation, list_installations
 from primus.engines.requirement import EngineRequirement, list_engines, read_engine
-from primus.errors import UsageError
+from primus.errors import UnfitError, UsageError
 from primus.patch import includes_version
 from primus.site_folders import find_version, list_import_folders, list_package_versions
 
@@ -130,3 +132,13 @@ def test_the_helper_of_other_tests_names_what_to_type_or_gives_a_working_interpr
             assert why_not_installed(name).endswith(f"./primus-cli setup --engine {name}")
         else:
             assert os.access(found.python, os.X_OK) and why_not_installed(name) == ""
+
+
+def test_a_variable_for_any_engine_must_name_a_checkout_of_one(tmp_path: Path) -> None:
+    add_package(tmp_path, "megatron-core", "0.16.1", "megatron.core")
+    for variable, folder in (("BACKEND_PATH", tmp_path), ("PRIMUS_PATH", tmp_path / "megatron")):
+        with contextlib.suppress(UnfitError):  # torchtitan itself may be missing
+            choose_engine(["torchtitan"], {variable: str(folder), "PRIMUS_INSTALL_ENGINES": "never"})
+    for wrong in (tmp_path / "missing", tmp_path / "megatron"):
+        with pytest.raises(UsageError, match=f"BACKEND_PATH={wrong}: no checkout of an engine"):
+            choose_engine(["torchtitan"], {"BACKEND_PATH": str(wrong)})

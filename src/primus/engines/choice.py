@@ -19,13 +19,16 @@ from primus.engines.installation import (
     read_python_range,
 )
 from primus.engines.other_python import require_interpreter
-from primus.engines.requirement import EngineRequirement, read_engine
+from primus.engines.requirement import EngineRequirement, list_engines, read_engine
 from primus.errors import UnfitError, UsageError
 from primus.patch import includes_version
 
 INSTALL_VARIABLE = "PRIMUS_INSTALL_ENGINES"
 """Variable that decides whether a launch makes the environment of an engine that is not installed: auto (the default)
 or never."""
+
+PRIMUS_VARIABLE = "PRIMUS_PATH"
+"""Variable of a checkout of Primus, whose folder third_party may be empty."""
 
 
 class EngineChoice(Struct, frozen=True, kw_only=True):
@@ -78,23 +81,30 @@ def choose_engine(
 
 
 def _check_variables(name: str, engine: EngineRequirement, environ: Mapping[str, str]) -> None:
-    """Refuse a variable of one engine whose folder has no checkout of it; others may name another engine.
+    """Refuse a variable of one engine whose folder has no checkout of it, and a shared one whose folder has none.
 
     Raises:
         UsageError: It names the variable.
     """
     for variable in engine.checkout_variables:
         given = environ.get(variable)
-        if (
-            given
-            and name.upper() in variable
-            and find_checkout(name, engine, {variable: given}, sys.executable) is None
-        ):
-            package = engine.module.replace(".", "/")
-            raise UsageError(
-                f"{variable}={given}: no checkout of {engine.title}: it has no folder {package}",
-                f"name the folder that holds {package}, or unset {variable}",
-            )
+        if not given or variable == PRIMUS_VARIABLE:
+            continue
+        is_own = name.upper() in variable
+        fitting = {name: engine} if is_own else list_engines()
+        if any(_is_checkout(key, each, given) for key, each in fitting.items()):
+            continue
+        package = engine.module.replace(".", "/")
+        wanted = f"{engine.title}: it has no folder {package}" if is_own else "an engine: no package of one is in it"
+        raise UsageError(
+            f"{variable}={given}: no checkout of {wanted}", f"name the folder that holds {package}, or unset {variable}"
+        )
+
+
+def _is_checkout(name: str, engine: EngineRequirement, folder: str) -> bool:
+    return any(
+        find_checkout(name, engine, {variable: folder}, sys.executable) for variable in engine.checkout_variables[:1]
+    )
 
 
 def _choose_installed(
