@@ -278,6 +278,8 @@ def test_an_experiment_survives_the_way_to_maxtext_and_back(preset: str, tmp_pat
         ("maxtext", "--lr_decay_style WSD", ["lr_schedule_type: wsd", "wsd_decay_steps_fraction: 0.15"]),
         ("maxtext", "--lr_decay_style constant", ["learning_rate_final_fraction: 1.0"]),
         ("maxtext", "--use_distributed_optimizer false", ["ici_fsdp_parallelism: 1", "ici_data_parallelism: -1"]),
+        ("maxtext", "--lr 0.001", ["enable_checkpointing: true", "checkpoint_period: 20"]),
+        ("maxtext", "--disable_last_saving true", ["enable_checkpointing: false"]),
         ("maxtext", "--weight_decay 0.2", ["adam_weight_decay: 0.2", "adamw_mask"]),
     ],
 )

@@ -243,6 +243,7 @@ def _can_evaluate(data: DataConfig) -> bool:
 def _write_layout(experiment: Experiment) -> dict[str, Any]:
     parallel, checkpoint = experiment.trainer.parallel, experiment.trainer.checkpoint
     on_cpu = experiment.trainer.training.device == "cpu"
+    is_saving = bool(checkpoint.save_interval) or not checkpoint.disable_last_saving
     values: dict[str, Any] = {
         # MaxText expects TPUs otherwise, and a coordinator of the processes on CPUs.
         **(
@@ -254,10 +255,11 @@ def _write_layout(experiment: Experiment) -> dict[str, Any]:
         "ici_expert_parallelism": parallel.expert_model_parallel_size,
         "ici_fsdp_parallelism": -1 if parallel.use_distributed_optimizer else 1,
         "ici_data_parallelism": 1 if parallel.use_distributed_optimizer else -1,
-        "enable_checkpointing": bool(checkpoint.save_interval),
+        "enable_checkpointing": is_saving,
     }
-    if checkpoint.save_interval:
-        values |= {"checkpoint_period": checkpoint.save_interval, "async_checkpointing": checkpoint.async_save}
+    if is_saving:
+        values["checkpoint_period"] = checkpoint.save_interval or experiment.trainer.training.train_iters
+        values["async_checkpointing"] = checkpoint.async_save
     return values
 
 
