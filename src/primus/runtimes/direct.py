@@ -1,4 +1,4 @@
-"""Run on this machine: plain Python for one process of a node, torchrun's elastic agent for more."""
+"""Run on this machine: plain Python for one process per node, torchrun's elastic agent for more."""
 
 from __future__ import annotations
 
