@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 from dataclasses import dataclass, replace
@@ -39,10 +40,13 @@ class Act:
         if action == "fail":
             raise ZeroDivisionError("a mistake of ours")
         if action == "grow":
-            kept.append(bytearray(os.urandom(1 << 20) * 160))
+            # New pages: the allocator could use memory that the parent had freed before the fork.
+            memory = mmap.mmap(-1, 160 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory.write(b"x" * len(memory))
+            kept.append(memory)
 
 
-kept: list[bytearray] = []
+kept: list[mmap.mmap] = []
 
 
 def queue(folder: Path, *actions: str) -> ShardQueue:
