@@ -65,13 +65,33 @@ def read_output(argv: Sequence[str], timeout_s: float = 5.0, cwd: Path | None = 
     return answer.text.rstrip("\n") if answer.state == "ok" else None
 
 
+def set_parent_death_signal(number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send `number` to this process when the thread that started it dies (prctl(2)); only on Linux.
+
+    For `preexec_fn`: the setting survives exec, unless the program is set-user-ID.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
+
+
 def run_command(
-    argv: Sequence[str], environ: Mapping[str, str] | None = None, limit_s: float = 5.0, cwd: Path | None = None
+    argv: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    limit_s: float = 5.0,
+    cwd: Path | None = None,
+    *,
+    ends_with_caller: bool = False,
 ) -> CommandResult:
     """Run the program `argv`; it and all processes it started are killed at the limit, or when it has ended.
 
     Args:
+        argv: The program and its arguments.
         environ: Its environment, with the PATH for the search; None for that of this process.
+        limit_s: Time limit.
+        cwd: Its working folder; None for that of this process.
+        ends_with_caller: Whether the kernel kills it if this process is killed; costs a fork.
     """
     import shutil  # these take 5 ms, and a command that only plans runs no program
     import subprocess
@@ -81,7 +101,8 @@ def run_command(
         return CommandResult(state="missing", problem=f"{argv[0]} is not installed")
     began = time.monotonic()
     try:
-        child = _start_program([program, *argv[1:]], environ, cwd)
+        prepare = set_parent_death_signal if ends_with_caller else None
+        child = _start_program([program, *argv[1:]], environ, cwd, prepare)
     except OSError as error:
         return CommandResult(state="failed", problem=f"{argv[0]}: {error.strerror}")
     with child:
@@ -110,7 +131,12 @@ _starting = threading.Lock()
 """Held while a program is started and recorded, so that none is missed at exit."""
 
 
-def _start_program(argv: Sequence[str], environ: Mapping[str, str] | None, cwd: Path | None) -> subprocess.Popen[str]:
+def _start_program(
+    argv: Sequence[str],
+    environ: Mapping[str, str] | None,
+    cwd: Path | None,
+    prepare: Callable[[], None] | None,
+) -> subprocess.Popen[str]:
     import subprocess
 
     with _starting:
@@ -124,6 +150,7 @@ def _start_program(argv: Sequence[str], environ: Mapping[str, str] | None, cwd: 
             text=True,
             errors="replace",
             start_new_session=True,
+            preexec_fn=prepare,
         )
         _running.add(child.pid)
     return child

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fakes import cli
+from fakes.tools import is_gone
 from primus.cli.main import main
 
 ENGINE = '''\
@@ -159,15 +160,23 @@ sys.executable = sys.argv[1]
 context = types.SimpleNamespace(layout=None, overrides=[], environ=dict(os.environ))
 run_training("night.yaml", context, {}, Path("output"), limit_s=60)
 """
+STOPPED_COMPARISON = """
+import sys
+from pathlib import Path
+from primus.launch.child_run import train_in_child
+sys.executable = sys.argv[1]
+train_in_child(Path("night.yaml"), [], {}, None)
+"""
 
 
-def test_a_search_that_is_terminated_leaves_no_training_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("script", [STOPPED_SEARCH, STOPPED_COMPARISON])
+def test_a_task_that_is_stopped_leaves_no_training_behind(tmp_path: Path, script: str, number: signal.Signals) -> None:
     training, pid_file = tmp_path / "training", tmp_path / "pid"
     training.write_text(f"#!/bin/sh\necho $$ >'{pid_file}.new'; mv '{pid_file}.new' '{pid_file}'; exec sleep 60\n")
     training.chmod(0o755)
-    with subprocess.Popen([sys.executable, "-c", STOPPED_SEARCH, str(training)], stderr=subprocess.DEVNULL) as search:
+    with subprocess.Popen([sys.executable, "-c", script, str(training)], stderr=subprocess.DEVNULL) as task:
         cli.wait_for(pid_file.exists, "the training")
-        search.terminate()
-        assert search.wait(20) != 0
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid_file.read_text()), 0)
+        task.send_signal(number)
+        task.wait(20)
+    assert is_gone(int(pid_file.read_text()))

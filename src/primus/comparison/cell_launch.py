@@ -23,7 +23,7 @@ from primus.comparison.result import ResultLoad
 from primus.errors import EXIT_TIMED_OUT
 from primus.machine.facts import MachineFacts
 from primus.messages import Say
-from primus.process import end_program
+from primus.process import end_program, set_parent_death_signal
 from primus.redaction import redact
 from primus.runs import step_turns
 
@@ -95,21 +95,13 @@ def _start_cell(
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches the harness, which stops the launcher
             # A launcher here dies with its workers; one that has started others elsewhere must stop these first.
-            preexec_fn=partial(_end_with_harness, signal.SIGKILL if cell.is_local else signal.SIGTERM),
+            preexec_fn=partial(set_parent_death_signal, signal.SIGKILL if cell.is_local else signal.SIGTERM),
         )
         try:
             yield child
         finally:
             # Also after a signal: no process of a cell outlives the harness.
             end_program(child, PATIENCE_S)
-
-
-def _end_with_harness(number: signal.Signals) -> None:
-    """Have the kernel signal the launcher when the harness is killed (prctl(2))."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
 
 
 def _has_ended(child: subprocess.Popen[bytes]) -> bool:

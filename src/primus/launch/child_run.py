@@ -13,7 +13,7 @@ import msgspec
 
 from primus.config.schema import Stage
 from primus.launch.signals import find_exit_code, raise_on_signals
-from primus.process import end_program
+from primus.process import end_program, set_parent_death_signal
 
 FIRST_LINES = '{\n  "run"'
 """Beginning of the JSON of `train pretrain --json`."""
@@ -51,6 +51,7 @@ def train_in_child(
         # A terminal sends Ctrl-C to its whole process group; the run would take the second copy for a demand to be
         # killed.
         start_new_session=True,
+        preexec_fn=set_parent_death_signal,
     )
     number = None
     with raise_on_signals():

@@ -15,7 +15,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -125,10 +124,7 @@ def _prepare_child() -> None:
     No process may outlive the launcher: the same command, typed again, continues the run at once.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    process.set_parent_death_signal()
 
 
 def _link_logs(run: Run, plan: LaunchPlan, number: int) -> None:

@@ -17,14 +17,13 @@ srun itself still reaches the tasks: they get SIGUSR1, on which they save as bef
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from primus.errors import EXIT_OK, PrimusError
 from primus.launch import foreground
@@ -32,6 +31,7 @@ from primus.launch.foreground import Child
 from primus.launch.run_remote import RemoteLaunch, conclude_remote
 from primus.launch.signals import INSISTS_AFTER_S
 from primus.messages import Say
+from primus.process import set_parent_death_signal
 from primus.runs.store import Run, State
 from primus.runtimes.slurm import queries
 from primus.runtimes.slurm.options import find_option_value, parse
@@ -62,7 +62,8 @@ def run_step(remote: RemoteLaunch, run: Run | None, environ: Mapping[str, str], 
         environ,
         has_terminal=has_terminal,
         deliver=foreground.send_signal if has_terminal else relay.relay_signal,
-        prepare=None if has_terminal else _end_with_launcher,
+        # When this process is killed, srun passes the warning on: its tasks save and exit.
+        prepare=None if has_terminal else partial(set_parent_death_signal, signal.SIGUSR1),
     )
     reason = f"srun exited with code {code}"
     state: State | None = None
@@ -71,13 +72,6 @@ def run_step(remote: RemoteLaunch, run: Run | None, environ: Mapping[str, str], 
         code = 128 + relay.first if relay.is_withdrawn or run is not None else code
         reason, state = signal.Signals(relay.first).name, "interrupted"
     return conclude_remote(run, before, code, reason, state=state)
-
-
-def _end_with_launcher() -> None:
-    """Have the kernel send SIGUSR1 to srun when this process is killed (prctl(2)): its tasks save and exit."""
-    if sys.platform == "linux":
-        # Runs in the child between fork and exec. Survives exec, because srun is not set-user-ID (prctl(2)).
-        ctypes.CDLL(None).prctl(1, signal.SIGUSR1)  # PR_SET_PDEATHSIG
 
 
 class SignalRelay:

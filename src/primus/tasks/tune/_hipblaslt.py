@@ -49,7 +49,7 @@ class HipblasltTuner(Struct, frozen=True):
         # A file in force would be what is measured.
         environ.pop(tuned_files.HIPBLASLT_VARIABLE, None)
         command = hipblaslt.build_bench_command(self.options.bench, problem, BENCH_OPTIONS)
-        answer = run_command(command, environ, limit_s=self.options.timeout)
+        answer = run_command(command, environ, limit_s=self.options.timeout, ends_with_caller=True)
         if answer.state == "missing":
             raise UnfitError(answer.problem, "it is part of ROCm's hipblaslt packages; name another path by --bench")
         if answer.state != "ok":

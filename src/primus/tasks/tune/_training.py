@@ -53,6 +53,7 @@ def run_training(
             ],
             context.environ if environ is None else environ,
             limit_s=limit_s,
+            ends_with_caller=True,
         )
     runs = [run for run in store.list_workspace_runs(workspace) if run.id not in before]
     return answer, runs[-1] if runs else None

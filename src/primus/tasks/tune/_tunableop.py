@@ -97,7 +97,7 @@ class TunableOpTuner(Struct, frozen=True):
             "HIP_VISIBLE_DEVICES": gpu,
         }
         command = interpreter.module_command(sys.executable, WORKER, str(file))
-        answer = run_command(command, environ, limit_s=self.options.timeout)
+        answer = run_command(command, environ, limit_s=self.options.timeout, ends_with_caller=True)
         if answer.state != "ok":
             raise PrimusError(answer.problem)
         found = json.loads(answer.text.strip().rpartition("\n")[2])
