@@ -238,7 +238,7 @@ def test_torchtitan_losses_of_other_pipeline_stages_do_not_count(tmp_path: Path)
         ("", "no steps of any known format in 0 lines", "the file is empty"),
         ("hello\nworld\n", "no steps of any known format in", "the first line is: hello"),
         ('{"results": [1, 2]}\n', "no steps of any known format", '{"results"'),
-        ("\x00\xff" * 100, "no steps of any known format", "the first line is"),
+        ("\x00\xff" * 100, "no steps of any known format", "the file is binary"),
     ],
 )
 def test_a_file_without_steps_is_one_message_with_its_first_line(

@@ -122,7 +122,7 @@ def read_log(path: Path, name: str = AUTO) -> TrainingLog:
     if not len(log.steps) and not log.evaluations:
         raise UsageError(
             f"{path}: no steps of {log.title} in {log.num_lines:,} lines",
-            f"the first line is: {log.first_line}" if log.first_line else "the file is empty",
+            _describe_start(log.first_line),
         )
     return log
 
@@ -154,11 +154,11 @@ def find_format(file: LogStream, path: str) -> type[StepReader]:
         raise UsageError(f"{path}: {file.damage}", "copy the file again")
     if not found and problems:
         kind, problem = next(iter(problems.items()))
-        raise UsageError(f"{path}: no line of {kind.TITLE} can be read: {problem}", f"the first line is: {first_line}")
+        raise UsageError(f"{path}: no line of {kind.TITLE} can be read: {problem}", _describe_start(first_line))
     if not found:
         raise UsageError(
             f"{path}: no steps of any known format in {num_lines:,} lines",
-            f"the first line is: {first_line}" if first_line else "the file is empty",
+            _describe_start(first_line),
         )
     return next((kind for kind in READERS if found.get(kind)), next(iter(found)))
 
@@ -343,6 +343,13 @@ def _fill_log(log: TrainingLog, path: Path, steps: Iterable[LogStep]) -> Trainin
     log.attempts, log.num_nonfinite_losses = merger.attempts, merger.num_nonfinite_losses
     log.has_derived_times = merger.has_derived_times
     return log
+
+
+def _describe_start(first_line: str) -> str:
+    """The first line of a log in which nothing was found, as a hint."""
+    if not first_line:
+        return "the file is empty"
+    return "the file is binary, not a log" if "\0" in first_line else f"the first line is: {first_line}"
 
 
 def _shorten(line: bytes) -> str:
