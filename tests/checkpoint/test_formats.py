@@ -16,8 +16,8 @@ from torch.distributed import checkpoint as dcp
 
 from checkpoint_models import DENSE, SPARSE, draw_hub_tensors, make_spec
 from primus.checkpoint.convert import MegatronFormat, TargetFormat, TargetSettings, plan_conversion, write_conversion
+from primus.checkpoint.formats import adapter, output
 from primus.checkpoint.formats import open as formats
-from primus.checkpoint.formats import output
 from primus.checkpoint.formats.dcp import DcpFolder
 from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint
 from primus.checkpoint.megatron_shards import RankGrid
@@ -204,13 +204,26 @@ def test_a_name_of_the_hub_is_found_in_the_cache_and_else_refused_offline(
     cached = tmp_path / "hub" / "models--org--small"
     (cached / "refs").mkdir(parents=True)
     (cached / "refs" / "main").write_text("abc")
+    (cached / "refs" / "v2").write_text("def")
     (cached / "snapshots").mkdir()
     write(TensorDict(hub), spec, cached / "snapshots" / "abc", TargetSettings("huggingface"))
+    changed = {name: tensor + 1 for name, tensor in hub.items()}
+    write(TensorDict(changed), spec, cached / "snapshots" / "def", TargetSettings("huggingface"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert_equal(open_checkpoint("hf:org/small").weights, hub)
-    with pytest.raises(PrimusError, match=r"hf:org/other: no such folder, not in the cache"):
-        open_checkpoint("hf:org/other")
+    assert_equal(open_checkpoint("hf:org/small@v2").weights, changed)
+    assert_equal(open_checkpoint("hf:org/small@def").weights, changed)
+    for absent in ("hf:org/other", "hf:org/small@v3"):
+        with pytest.raises(PrimusError, match=rf"{absent}: no such folder, not in the cache"):
+            open_checkpoint(absent)
+
+
+def test_adapters_name_the_revision_of_their_model_as_peft_does(tmp_path: Path) -> None:
+    config = adapter.build_config({}, "org/small@v2", 8, 16, 0.0, 2)
+    assert (config["base_model_name_or_path"], config["revision"]) == ("org/small", "v2")
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    assert adapter.find_base(tmp_path) == "hf:org/small@v2"
 
 
 @pytest.mark.parametrize("given", ["checkpoints", "checkpoints/20", "checkpoints/20/items"])

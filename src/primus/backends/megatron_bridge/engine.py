@@ -18,6 +18,7 @@ from primus.backends.megatron.config import collect_values
 from primus.backends.megatron.engine import EngineParts, ExtraFields, MegatronEngine, wrap_model
 from primus.backends.megatron_bridge.model import BridgedModel
 from primus.backends.megatron_bridge.settings import BridgeSettings
+from primus.checkpoint.formats.open import split_revision
 from primus.config.schema import Trainer
 from primus.session.weights import open_base_weights
 
@@ -121,9 +122,11 @@ class BridgeEngine(MegatronEngine):
         return AdapterState(self.gpt_model)
 
     def _name_base(self) -> str:
-        """The model that the adapters belong to, as peft names it."""
+        """The model that the adapters belong to, as peft names it; Megatron-Bridge writes no revision."""
         load = self.trainer.checkpoint.load
-        return load.removeprefix("hf:") if load else self.trainer.model.hf_name
+        if not load:
+            return self.trainer.model.hf_name
+        return split_revision(load.removeprefix("hf:"))[0] if load.startswith("hf:") else load
 
 
 def _build_adapters(settings: BridgeSettings) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from primus.checkpoint.formats.open import ADAPTER_CONFIG, ADAPTER_FOLDER
+from primus.checkpoint.formats.open import ADAPTER_CONFIG, ADAPTER_FOLDER, split_revision
 from primus.checkpoint.formats.safetensors_file import SafetensorsFile, build_header
 from primus.checkpoint.weights import TensorDict, TensorInfo, WeightReader
 from primus.errors import PrimusError, UsageError
@@ -54,13 +54,15 @@ def name_parts(weight: str) -> tuple[str, str]:
 def build_config(
     tensors: Mapping[str, Tensor], base: str, rank: int, alpha: int, dropout: float, num_layers: int
 ) -> dict[str, Any]:
-    """adapter_config.json of adapters."""
+    """adapter_config.json of adapters; `base` is a folder, or the name of a model on the hub."""
+    name, revision = (base, "") if Path(base).exists() else split_revision(base)
     modules = [name.removeprefix(PREFIX).removesuffix(DOWN) for name in tensors if name.endswith(DOWN)]
     short = sorted({name.rpartition(".")[2] for name in modules})
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": name,
+        "revision": revision or None,
         "r": rank,
         "lora_alpha": alpha,
         "lora_dropout": dropout,
@@ -98,12 +100,15 @@ def find_base(folder: Path) -> str:
     Raises:
         UsageError: The adapter does not say it.
     """
-    base = read_config(folder).get("base_model_name_or_path")
+    config = read_config(folder)
+    base, revision = config.get("base_model_name_or_path"), config.get("revision")
     if not base:
         raise UsageError(
             f"{folder / ADAPTER_CONFIG}: the adapter does not name its model", "set base_model_name_or_path in it"
         )
-    return str(base) if Path(base).expanduser().exists() else f"hf:{base}"
+    if Path(base).expanduser().exists():
+        return str(base)
+    return f"hf:{base}@{revision}" if revision else f"hf:{base}"
 
 
 class AdaptedWeights:

@@ -102,7 +102,7 @@ def find_checkpoint(given: str) -> FoundCheckpoint:
     if given.startswith(HUB_PREFIX):
         name = given.removeprefix(HUB_PREFIX)
         if not name:
-            raise UsageError(f"{given} names no model", "give hf:ORGANIZATION/NAME, or hf:FOLDER")
+            raise UsageError(f"{given} names no model", "give hf:ORGANIZATION/NAME[@REVISION], or hf:FOLDER")
         return FoundCheckpoint("huggingface", find_hub_folder(name), None)
     path = Path(given).expanduser()
     if path.is_file():
@@ -190,8 +190,17 @@ def must_download(given: str) -> bool:
     return name != given and not Path(name).expanduser().exists() and _find_cached_model(name) is None
 
 
+def split_revision(name: str) -> tuple[str, str]:
+    """Model and revision of ``NAME@REVISION``: a branch, a tag or a commit; empty for the default branch."""
+    model, _, revision = name.partition("@")
+    return model, revision
+
+
 def find_hub_folder(name: str) -> Path:
     """The folder of a model: a path, or a name in the cache of the Hugging Face Hub, downloaded if it is not there.
+
+    Args:
+        name: The path, or ``ORGANIZATION/NAME`` with or without ``@REVISION``.
 
     Raises:
         PrimusError: It cannot be downloaded.
@@ -209,8 +218,10 @@ def find_hub_folder(name: str) -> Path:
             f"hf:{name}: no such folder, not in the cache, and downloads need the package huggingface_hub",
             "pip install huggingface_hub, or give a folder",
         ) from None
+    model, revision = split_revision(name)
+    patterns = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]))
+        return Path(snapshot_download(model, revision=revision or None, allow_patterns=patterns))
     except Exception as error:  # noqa: BLE001 - each client of the hub has its own exceptions
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise PrimusError(
@@ -220,14 +231,16 @@ def find_hub_folder(name: str) -> Path:
 
 
 def _find_cached_model(name: str) -> Path | None:
-    """The newest snapshot of a model in the cache (huggingface_hub, guides/manage-cache)."""
+    """The snapshot of a model in the cache, by default the newest one (huggingface_hub, guides/manage-cache)."""
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
-    repository = cache / f"models--{name.replace('/', '--')}"
-    revision = repository / "refs" / "main"
-    if not revision.is_file():
+    model, revision = split_revision(name)
+    repository = cache / f"models--{model.replace('/', '--')}"
+    reference = repository / "refs" / (revision or "main")  # of a branch or tag: a file with the commit
+    commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else revision
+    if not commit:
         return None
-    snapshot = repository / "snapshots" / revision.read_text(encoding="utf-8").strip()
+    snapshot = repository / "snapshots" / commit
     # An interrupted download may lack weights.
     has_weights = any(snapshot.glob("*.safetensors"))
     return snapshot if has_weights and (snapshot / "config.json").is_file() else None
