@@ -239,3 +239,27 @@ def test_entry_points_of_an_installed_package_add_plug_ins(tmp_path: Path) -> No
     assert "backend 'absent' cannot be loaded" in run(
         "direct", "--", "config", "check", "--config", "e.yaml", "--framework=absent"
     )
+
+
+@pytest.mark.parametrize(
+    ("body", "words", "message"),
+    [
+        ("return 256", (), "the task returned exit code 256\n  return a number from 0 to 255"),
+        ("return -1", (), "the task returned exit code -1"),
+        (
+            "context.result(object(), 'a')",
+            ("--json",),
+            "the result of the task cannot be printed as JSON: Encoding objects of type object is unsupported",
+        ),
+    ],
+)
+def test_a_result_that_cannot_be_passed_on_is_refused(
+    plug: Callable[[str, str], None],
+    capsys: pytest.CaptureFixture[str],
+    body: str,
+    words: tuple[str, ...],
+    message: str,
+) -> None:
+    plug("tasks/odd.py", TASK.partition("    text =")[0] + f"    {body}\n")
+    assert main(["direct", "--", "odd", "Ann", *words]) == 1
+    assert f"primus-cli: {message}" in capsys.readouterr().err

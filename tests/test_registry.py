@@ -213,6 +213,18 @@ def test_a_broken_plug_in_is_named_with_file_and_line(write: Write, text: str, p
         ),
         (PATCHES, "PATCH = 1\napply = print\n", "patch 'bad': PATCH is int, not Patch", "PATCH: Patch"),
         (PATCHES, "def apply(): ...\n", "patch 'bad' has no PATCH", "PATCH: Patch"),
+        (
+            TASKS,
+            "from msgspec import Struct as Options\ndef doc(): ...\ndef run(a, b): ...\ndef chose_options(a, b): ...\n",
+            "bad.py:4: task 'bad': chose_options is never used",
+            "did you mean 'choose_options'? If not, begin the name with an underscore",
+        ),
+        (
+            TASKS,
+            "from msgspec import Struct as Options\nOVERRIDE = True\ndef run(a, b): ...\n",
+            "task 'bad': OVERRIDE is never used",
+            "did you mean 'OVERRIDES'?",
+        ),
         (FRAMEWORKS, "LIBRARIES = ()\n", "framework 'bad' has no list_settings", "list_settings(workload: JobWorkload"),
     ],
 )

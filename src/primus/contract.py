@@ -28,7 +28,7 @@ from typing import (
 import msgspec
 from msgspec import Struct, structs
 
-from primus.errors import PrimusError
+from primus.errors import PrimusError, edit_distance, find_nearest
 
 if TYPE_CHECKING:
     import ast
@@ -165,6 +165,8 @@ def complete_module(kind: PlugInKind[Any], module: ModuleType, label: str, file:
         return
     members = list_members(kind.contract)
     _check_presence(kind, members, module, label, file)
+    if isinstance(module, ModuleType) and not is_built_in:
+        _check_spelling(members, module, label, file)
     for member in members:
         if hasattr(module, member.name) and not is_built_in:
             value = getattr(module, member.name)
@@ -194,6 +196,20 @@ def _check_presence(
             problem = f"{file}: {label} has neither {' nor '.join(kind.one_of)}"
         signatures = "; ".join(each.format_signature() for each in missing)
         raise PrimusError(problem, f"define {signatures} (see {DOCUMENTATION})")
+
+
+def _check_spelling(members: Sequence[ContractMember], module: ModuleType, label: str, file: str) -> None:
+    """Refuse a function or constant that is named almost like an optional member: nothing would use it."""
+    absent = [member.name for member in members if not hasattr(module, member.name)]
+    for name, value in vars(module).items():
+        is_own = getattr(value, "__module__", None) == module.__name__ if callable(value) else name.isupper()
+        if name.startswith("_") or not is_own:
+            continue
+        nearest = find_nearest(name, absent)
+        if nearest and edit_distance(name, nearest, 2) <= 2:  # `doc` may be any function
+            where = _locate_function(value, file)
+            hint = f"did you mean '{nearest}'? If not, begin the name with an underscore (see {DOCUMENTATION})"
+            raise PrimusError(f"{where}: {label}: {name} is never used", hint)
 
 
 def _check_member(member: ContractMember, value: object, label: str, file: str) -> None:

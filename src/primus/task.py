@@ -119,8 +119,16 @@ class TaskContext(Struct, frozen=True, kw_only=True):
         print(text, file=sys.stderr if self.json else sys.stdout, flush=True)
 
     def result(self, value: Any, text: str) -> None:
-        """Print the result of the task: `value` as JSON under `--json`, else `text`."""
-        print(to_json(value) if self.json else text, flush=True)
+        """Print the result of the task: `value` as JSON under `--json`, else `text`.
+
+        Raises:
+            PrimusError: JSON cannot express the value.
+        """
+        try:
+            print(to_json(value) if self.json else text, flush=True)
+        except (TypeError, ValueError) as error:
+            hint = "give context.result() numbers, texts, lists, mappings or Structs"
+            raise PrimusError(f"the result of the task cannot be printed as JSON: {error}", hint) from None
 
 
 def launch_and_report(context: TaskContext) -> int:

@@ -53,6 +53,8 @@ def _run_and_report_errors(words: list[str]) -> int:
     try:
         code = _run_words(words, os.environ)
         sys.stdout.flush()
+        if not 0 <= code <= 255:  # the operating system would keep the last 8 bits: 256 would mean success
+            raise PrimusError(f"the task returned exit code {code}", "return a number from 0 to 255")
         return code
     except PrimusError as error:
         return _report_error(error, str(error), words, error.exit_code)
