@@ -93,10 +93,10 @@ def test_python_hooks_import_nothing_from_the_working_folder(hostile: Path) -> N
 
 
 def test_modules_and_code_import_nothing_from_the_working_folder(hostile: Path) -> None:
-    code = interpreter.code_command(sys.executable, "import json, random, sys; print(json.dumps('' in sys.path))")
-    module = interpreter.module_command(sys.executable, "this")
+    code = interpreter.build_code_command(sys.executable, "import json, random, sys; print(json.dumps('' in sys.path))")
+    module = interpreter.build_module_command(sys.executable, "this")
     for python_path in ("", f":{cli.SOURCE}", f"{cli.SOURCE}:", f"{cli.SOURCE}::/nowhere"):
-        environ = interpreter.without_empty_python_path({**os.environ, "PYTHONPATH": python_path})
+        environ = interpreter.drop_empty_python_path({**os.environ, "PYTHONPATH": python_path})
         for argv in (code, module):
             done = subprocess.run(argv, cwd=hostile, env=environ, capture_output=True, text=True, timeout=30)
             check(done, hostile)
@@ -118,13 +118,13 @@ def test_what_python_path_names_is_imported(tmp_path: Path) -> None:
     code = "import own_module, here_module; print(own_module.VALUE + here_module.VALUE)"
     for here in (str(tmp_path), "."):
         environ = {**os.environ, "PYTHONPATH": f"{tmp_path}/mine:{here}"}
-        argv = interpreter.code_command(sys.executable, code)
+        argv = interpreter.build_code_command(sys.executable, code)
         done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=30)
         assert done.stdout == "7\n", done.stderr
 
 
 def test_the_folder_of_this_package_may_be_the_working_folder() -> None:
-    argv = interpreter.module_command(sys.executable, "primus.cli.main", "--version")
+    argv = interpreter.build_module_command(sys.executable, "primus.cli.main", "--version")
     done = subprocess.run(argv, cwd=cli.SOURCE, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
 
@@ -134,7 +134,7 @@ def test_garbage_is_collected_rarely_until_training_begins(tmp_path: Path) -> No
         "import gc\nfrom primus.interpreter import restore_garbage_collection\n"
         "print(gc.get_threshold()[0])\nrestore_garbage_collection()\nprint(*gc.get_threshold())\n"
     )
-    line = interpreter.module_command(sys.executable, "thresholds")
+    line = interpreter.build_module_command(sys.executable, "thresholds")
     environ = os.environ | {"PYTHONPATH": str(tmp_path)}
     early, late = subprocess.check_output(line, env=environ, text=True, timeout=60).splitlines()
     usual = subprocess.check_output([sys.executable, "-c", "import gc; print(*gc.get_threshold())"], text=True)

@@ -103,10 +103,10 @@ def _check_settings(resolved: Resolved) -> None:
     )
     checks.check_lengths(resolved)
     checks.check_data(resolved)
-    checks.count_accumulation_steps(resolved, _fewest_processes(resolved))
+    checks.count_accumulation_steps(resolved, _count_fewest_processes(resolved))
 
 
-def _fewest_processes(resolved: Resolved) -> int:
+def _count_fewest_processes(resolved: Resolved) -> int:
     """Processes of one replica of the model: a batch must divide by at least these."""
     parallel = resolved.experiment.trainer.parallel
     return parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
@@ -136,7 +136,7 @@ def format_files(resolved: Resolved) -> dict[str, str]:
     """The experiment as the files of a run folder, which `load_run_experiment` reads back; secrets are masked."""
     experiment = resolved.experiment
     trainer = experiment.trainer
-    settings = {key: redact_setting(key, value) for key, value in _settings_of(experiment).items()}
+    settings = {key: redact_setting(key, value) for key, value in _list_settings(experiment).items()}
     top: dict[str, Any] = {key: getattr(experiment, key) for key in NAMES}
     top["env"] = {name: redact_value(name, value) for name, value in experiment.env.items()}
     module = {"framework": trainer.framework, "model": Path(MODEL_FILE).name, "overrides": settings}
@@ -150,10 +150,10 @@ def format_files(resolved: Resolved) -> dict[str, str]:
 
 def collect_secret_settings(experiment: Experiment) -> dict[str, Any]:
     """Settings that contain secrets, by key."""
-    return {key: value for key, value in _settings_of(experiment).items() if redact_setting(key, value) != value}
+    return {key: value for key, value in _list_settings(experiment).items() if redact_setting(key, value) != value}
 
 
-def _settings_of(experiment: Experiment) -> dict[str, Any]:
+def _list_settings(experiment: Experiment) -> dict[str, Any]:
     """All settings except those of the model, by key."""
     trainer = experiment.trainer
     settings: dict[str, Any] = {}
@@ -186,7 +186,7 @@ def load_run_experiment(run: Run, environ: Mapping[str, str] = MappingProxyType(
     resolved = load_experiment(run.directory / CONFIG_FILE, environ=None, is_resolved=True)
     asked = resolved.experiment
     env = {name: value for name, value in asked.env.items() if MASK not in value}
-    hidden = [key for key, value in _settings_of(asked).items() if MASK in str(value)]
+    hidden = [key for key, value in _list_settings(asked).items() if MASK in str(value)]
     trainer = _restore_settings(asked.trainer, hidden, run, environ) if hidden else asked.trainer
     return Resolved(structs.replace(asked, env=env, trainer=trainer), resolved.origins)
 

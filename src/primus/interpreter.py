@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def module_command(python: str, module: str, *args: str) -> tuple[str, ...]:
+def build_module_command(python: str, module: str, *args: str) -> tuple[str, ...]:
     """The command that runs `module` with `args`."""
     return python, __file__, module, *args
 
 
-def code_command(python: str, code: str) -> tuple[str, ...]:
+def build_code_command(python: str, code: str) -> tuple[str, ...]:
     """The command that runs `code`."""
     return python, __file__, "-c", code
 
 
-def without_empty_python_path(environ: Mapping[str, str]) -> dict[str, str]:
+def drop_empty_python_path(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` with a PYTHONPATH of named folders only: the interpreter reads it before it runs any code of primus."""
     cleaned = dict(environ)
     if "PYTHONPATH" in cleaned:
-        cleaned["PYTHONPATH"] = os.pathsep.join(_named_folders(cleaned["PYTHONPATH"]))
+        cleaned["PYTHONPATH"] = os.pathsep.join(_list_named_folders(cleaned["PYTHONPATH"]))
     return cleaned
 
 
@@ -64,7 +64,7 @@ def exclude_working_folder() -> None:
         here = os.getcwd()
     except FileNotFoundError:  # the working folder was deleted
         here = ""
-    named = [os.path.realpath(entry) for entry in _named_folders(os.environ.get("PYTHONPATH", ""))]
+    named = [os.path.realpath(entry) for entry in _list_named_folders(os.environ.get("PYTHONPATH", ""))]
     source = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     is_kept = os.path.realpath(here) in (*named, source)
     sys.path[:] = [entry for entry in sys.path if entry and (is_kept or entry != here)]
@@ -100,7 +100,7 @@ def _import_own_package() -> None:
     sys.path.insert(len(sys.path) if is_site or not sites else sites[0], source)
 
 
-def _named_folders(python_path: str) -> list[str]:
+def _list_named_folders(python_path: str) -> list[str]:
     return [entry for entry in python_path.split(os.pathsep) if entry]
 
 

@@ -118,11 +118,11 @@ def count_parameters(spec: ModelSpec) -> ParameterCount:
         dense_ffn=num_dense_layers(spec) * _count_ffn(spec, spec.ffn_hidden_size),
         experts=num_moe * (spec.num_experts or 0) * expert,
         active_experts=num_moe * spec.moe_router_topk * expert,
-        shared_experts=num_moe * _shared_experts(spec),
+        shared_experts=num_moe * _count_shared_experts(spec),
         router=num_moe * _count_router(spec) - _count_hash_biases(spec, num_moe),
         norm=_count_norms(spec, kinds),
         residual=_count_residual(spec),
-        mtp=spec.mtp_num_layers * _mtp_layer(spec),
+        mtp=spec.mtp_num_layers * _count_mtp_layer(spec),
     )
 
 
@@ -160,7 +160,7 @@ def _count_expert(spec: ModelSpec) -> int:
     return _count_ffn(spec, expert_ffn_size(spec), spec.moe_latent_size) if spec.num_experts else 0
 
 
-def _shared_experts(spec: ModelSpec) -> int:
+def _count_shared_experts(spec: ModelSpec) -> int:
     """The shared experts with their gate (Qwen3-Next), and the projections to and from the experts' latent width."""
     h, width, latent = spec.hidden_size, spec.moe_shared_expert_intermediate_size, spec.moe_latent_size
     shared = _count_ffn(spec, width) if width else 0
@@ -187,13 +187,13 @@ def _count_hash_biases(spec: ModelSpec, num_moe: int) -> int:
     return min(spec.num_hash_layers, num_moe) * biases
 
 
-def _mtp_layer(spec: ModelSpec) -> int:
+def _count_mtp_layer(spec: ModelSpec) -> int:
     """Parameters of one multi-token prediction layer: a layer, a 2h x h projection, the norms of its two inputs and its
     output (DeepSeek-V3, arXiv:2412.19437, section 2.2; embedding and head are shared with the main model).
     """
     h = spec.hidden_size
     ffn = (
-        spec.num_experts * _count_expert(spec) + _shared_experts(spec) + _count_router(spec)
+        spec.num_experts * _count_expert(spec) + _count_shared_experts(spec) + _count_router(spec)
         if spec.num_experts
         else _count_ffn(spec, spec.ffn_hidden_size)
     )
@@ -225,17 +225,17 @@ def flops_per_token(spec: ModelSpec, seq_length: int, convention: Convention = "
     if convention in ("causal", "causal_window"):
         prediction = [replace(list_layers(spec)[-1], window=None)] * spec.mtp_num_layers
         kinds, windows = [*list_layers(spec), *prediction], convention == "causal_window"
-        return 6 * _causal_weights(spec, kinds) + _attention_flops(spec, kinds, seq_length, windows)
+        return 6 * _count_causal_weights(spec, kinds) + _count_attention_flops(spec, kinds, seq_length, windows)
     count = count_parameters(spec)
     if convention == "6N":
         return 6 * count.active_parameters
     lookup = count.embedding if spec.untie_embeddings_and_output_weights else 0
-    return 6 * (count.active_parameters - lookup) + 2 * _attention_flops(
+    return 6 * (count.active_parameters - lookup) + 2 * _count_attention_flops(
         spec, list_layers(spec), seq_length, windows=False
     )
 
 
-def _causal_weights(spec: ModelSpec, kinds: list[LayerKind]) -> float:
+def _count_causal_weights(spec: ModelSpec, kinds: list[LayerKind]) -> float:
     """Weights that multiply a token, as Megatron-LM counts them; multi-token prediction layers and states included.
 
     A prediction layer adds a layer like the last one, logits (h V), the projection (2 h^2) and three norms (3 h).
@@ -251,7 +251,7 @@ def _causal_weights(spec: ModelSpec, kinds: list[LayerKind]) -> float:
     return ffn + mixing + h * spec.vocab_size * (1 + depth) + depth * (3 * h + 2 * h * h)
 
 
-def _attention_flops(spec: ModelSpec, kinds: list[LayerKind], seq_length: int, windows: bool) -> float:
+def _count_attention_flops(spec: ModelSpec, kinds: list[LayerKind], seq_length: int, windows: bool) -> float:
     """FLOPs of scores and weighted values of one token; forward 2 n (d_qk + d_v) for each key that it sees."""
     return 6 * sum(attention_width(spec, layer) * keys_per_query(spec, layer, seq_length, windows) for layer in kinds)
 

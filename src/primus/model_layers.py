@@ -118,13 +118,13 @@ def keys_per_query(spec: ModelSpec, layer: LayerKind, seq_length: int, windows: 
         compressed = half / COMPRESSION[layer.mixer]
         if layer.mixer == "sparse" and spec.dsa_indexer_topk:
             compressed = min(compressed, spec.dsa_indexer_topk)
-        return _window_keys(layer.window, seq_length) + compressed
+        return _count_window_keys(layer.window, seq_length) + compressed
     if layer.mixer not in ("attention", "window"):
         return 0.0
-    return _window_keys(layer.window, seq_length) if windows else half
+    return _count_window_keys(layer.window, seq_length) if windows else half
 
 
-def _window_keys(window: int | None, seq_length: int) -> float:
+def _count_window_keys(window: int | None, seq_length: int) -> float:
     if window is None or window >= seq_length:
         return seq_length / 2
     return window * (1 - (window - 1) / (2 * seq_length))
@@ -140,19 +140,19 @@ def attention_width(spec: ModelSpec, layer: LayerKind) -> int:
 def _size_attention(spec: ModelSpec) -> MixerSize:
     """Full attention; its width may differ from that of windowed layers (Gemma 4)."""
     if spec.multi_latent_attention:
-        return _latent_attention(spec)
+        return _size_latent_attention(spec)
     width = spec.global_kv_channels or head_dim(spec)
     groups = spec.global_num_query_groups or num_query_groups(spec)
-    return _grouped_attention(spec, width, groups, 1 if spec.global_share_kv_projections else 2)
+    return _size_grouped_attention(spec, width, groups, 1 if spec.global_share_kv_projections else 2)
 
 
-def _window_attention(spec: ModelSpec) -> MixerSize:
+def _size_window_attention(spec: ModelSpec) -> MixerSize:
     if spec.o_lora_rank:
-        return _compressed_attention(spec, ratio=None)
-    return _grouped_attention(spec, head_dim(spec), num_query_groups(spec), 2)
+        return _size_compressed_attention(spec, ratio=None)
+    return _size_grouped_attention(spec, head_dim(spec), num_query_groups(spec), 2)
 
 
-def _grouped_attention(spec: ModelSpec, d: int, g: int, num_kv_projections: int) -> MixerSize:
+def _size_grouped_attention(spec: ModelSpec, d: int, g: int, num_kv_projections: int) -> MixerSize:
     """h (n + 2g) d + n d h; n d h more with an output gate (Qwen3-Next, Hugging Face `Qwen3NextAttention`)."""
     h, n = spec.hidden_size, spec.num_attention_heads
     gate = h * n * d if spec.attention_output_gate else 0
@@ -164,7 +164,7 @@ def _grouped_attention(spec: ModelSpec, d: int, g: int, num_kv_projections: int)
     return MixerSize(matrices, qkv_bias + output_bias + norms + (n if spec.attention_sinks else 0))
 
 
-def _latent_attention(spec: ModelSpec) -> MixerSize:
+def _size_latent_attention(spec: ModelSpec) -> MixerSize:
     """Multi-head latent attention, with the norms of its latents, which Megatron-LM counts among the matrices.
 
     q = r_q (h + 1 + n (d_nope + d_rope)), or h n (d_nope + d_rope) without a latent; kv = h (r_kv + d_rope) + r_kv
@@ -198,22 +198,22 @@ def _size_mamba(spec: ModelSpec) -> MixerSize:
     return MixerSize(matrices, vectors, 3.5 * d_in * state)
 
 
-def _gated_delta_net(spec: ModelSpec) -> MixerSize:
+def _size_gated_delta_net(spec: ModelSpec) -> MixerSize:
     """Gated delta net (arXiv:2412.06464): in h (2 H_k d_k + 2 H_v d_v + 2 H_v), out H_v d_v h.
 
     State and convolution count 4 H_v d_v^2 and their kernel, as in Megatron-LM's `gdn_layer_flops`.
     """
-    h, keys, values, heads, d_v, kernel = _linear_sizes(spec)
+    h, keys, values, heads, d_v, kernel = _list_linear_sizes(spec)
     matrices = h * (2 * keys + 2 * values + 2 * heads) + values * h
     convolution = kernel * (2 * keys + values)
     return MixerSize(matrices, convolution + 2 * heads + d_v, convolution + 4 * heads * d_v**2)
 
 
-def _kimi_delta(spec: ModelSpec) -> MixerSize:
+def _size_kimi_delta(spec: ModelSpec) -> MixerSize:
     """Kimi delta attention (arXiv:2510.26692): q, k, v and beta, a decay for each key channel through a latent of d_v,
     an output gate through another one or of full rank, and out.
     """
-    h, keys, values, heads, d_v, kernel = _linear_sizes(spec)
+    h, keys, values, heads, d_v, kernel = _list_linear_sizes(spec)
     decay = h * d_v + d_v * keys
     gate = h * values if spec.linear_full_rank_gate else h * d_v + d_v * values
     matrices = h * (2 * keys + values + heads) + decay + gate + values * h
@@ -221,21 +221,21 @@ def _kimi_delta(spec: ModelSpec) -> MixerSize:
     return MixerSize(matrices, convolution + heads + keys + d_v, convolution + 4 * heads * d_v**2)
 
 
-def _linear_sizes(spec: ModelSpec) -> tuple[int, int, int, int, int, int]:
+def _list_linear_sizes(spec: ModelSpec) -> tuple[int, int, int, int, int, int]:
     """h, H_k d_k, H_v d_v, H_v, d_v and the width of the convolution."""
     heads, d_v = spec.linear_num_value_heads or 0, spec.linear_value_head_dim or 0
     keys = (spec.linear_num_key_heads or 0) * (spec.linear_key_head_dim or 0)
     return spec.hidden_size, keys, heads * d_v, heads, d_v, spec.linear_conv_kernel_dim
 
 
-def _short_conv(spec: ModelSpec) -> MixerSize:
+def _size_short_conv(spec: ModelSpec) -> MixerSize:
     """Gated short convolution (LFM2; transformers `Lfm2ShortConv`): in 3 h^2, a kernel for each channel, out h^2."""
     h = spec.hidden_size
     convolution = h * spec.linear_conv_kernel_dim
     return MixerSize(4 * h * h, convolution, convolution)
 
 
-def _compressed_attention(spec: ModelSpec, ratio: int | None) -> MixerSize:
+def _size_compressed_attention(spec: ModelSpec, ratio: int | None) -> MixerSize:
     """DeepSeek-V4's attention with one key/value head and sinks, over a window and, with a ratio, compressed tokens.
 
     q = r_q (h + n d); kv = h d, shared by keys and values; o = n d r_o + groups r_o h. A compressor of c channels adds
@@ -260,12 +260,12 @@ def _compressed_attention(spec: ModelSpec, ratio: int | None) -> MixerSize:
 
 _SIZES: dict[MixerKind, Callable[[ModelSpec], MixerSize]] = {
     "attention": _size_attention,
-    "window": _window_attention,
+    "window": _size_window_attention,
     "mamba": _size_mamba,
-    "gated_delta_net": _gated_delta_net,
-    "kimi_delta": _kimi_delta,
-    "short_conv": _short_conv,
-    "compressed": lambda spec: _compressed_attention(spec, COMPRESSION["compressed"]),
-    "sparse": lambda spec: _compressed_attention(spec, COMPRESSION["sparse"]),
+    "gated_delta_net": _size_gated_delta_net,
+    "kimi_delta": _size_kimi_delta,
+    "short_conv": _size_short_conv,
+    "compressed": lambda spec: _size_compressed_attention(spec, COMPRESSION["compressed"]),
+    "sparse": lambda spec: _size_compressed_attention(spec, COMPRESSION["sparse"]),
     "none": lambda spec: MixerSize(0),
 }

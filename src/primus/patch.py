@@ -129,7 +129,7 @@ def choose_patches(
     found = [_choose_patch(name, backend, today or datetime.now(tz=timezone.utc).date(), folders) for name in names]
     for choice in found:
         if are_named and choice.state in REFUSED:
-            raise UsageError(f"${VARIABLE}: patch '{choice.name}' cannot be applied: {_why_not(choice)}")
+            raise UsageError(f"${VARIABLE}: patch '{choice.name}' cannot be applied: {_explain_why_not(choice)}")
     return sorted(found, key=lambda choice: (choice.patch.priority, choice.name))
 
 
@@ -174,7 +174,7 @@ def _list_backends(patch: Patch) -> tuple[str, ...]:
     return (patch.backend,) if isinstance(patch.backend, str) else patch.backend or ()
 
 
-def _why_not(choice: PatchChoice) -> str:
+def _explain_why_not(choice: PatchChoice) -> str:
     patch = choice.patch
     reasons = {
         "not installed": f"{patch.target} is not installed",
@@ -225,7 +225,7 @@ def includes_version(versions: str, version: str) -> bool:
     Raises:
         PrimusError: The range or the version is invalid.
     """
-    return all(_holds_clause(clause.strip(), _version_key(version)) for clause in versions.split(","))
+    return all(_holds_clause(clause.strip(), _build_version_key(version)) for clause in versions.split(","))
 
 
 _CLAUSE = re.compile(r"(>=|<=|==|!=|>|<)?\s*v?(\d+(?:\.\d+)*(?:(?:a|b|rc|\.dev|\.post)\d+)*)(\.\*)?")
@@ -235,7 +235,7 @@ _PHASES = {"a": -3, "alpha": -3, "b": -2, "beta": -2, "c": -1, "rc": -1}
 Key = tuple[tuple[int, ...], int, int]
 
 
-def _version_key(version: str) -> Key:
+def _build_version_key(version: str) -> Key:
     """A version as a comparable tuple: release, phase (development, alpha, ... final, post), number in the phase."""
     match = _VERSION.match(version.partition("+")[0])
     if match is None:
@@ -257,7 +257,7 @@ def _holds_clause(clause: str, key: Key) -> bool:
     match = _CLAUSE.fullmatch(clause)
     if match is None or (match[3] and match[1] not in (None, "==", "!=")):
         raise PrimusError(f"invalid range of versions: {clause!r}", "write one such as >=2.6,<2.14 or 0.8~1.2 or 1.*")
-    operator, bound = match[1] or "==", _version_key(match[2])
+    operator, bound = match[1] or "==", _build_version_key(match[2])
     if match[3]:
         prefix = tuple(int(part) for part in match[2].split("."))
         padded = key[0] + (0,) * len(prefix)

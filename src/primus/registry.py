@@ -56,7 +56,7 @@ SINGULAR = {kind: kind.removesuffix("s") for kind in FOLDERS} | {"patches": "pat
 def list_plug_ins(kind: str) -> list[str]:
     """Names of all plug-ins of a `kind` as users type them, sorted; a task in a folder is ``"folder name"``."""
     files = [file for folder in _list_folders(kind) for file in _list_plug_in_files(folder, kind).values()]
-    return sorted({_typed_name(kind, file) for file in files} | set(_entry_points(kind)))
+    return sorted({_format_typed_name(kind, file) for file in files} | set(_list_entry_points(kind)))
 
 
 def find_plug_in_file(kind: str, name: str) -> Path | None:
@@ -69,7 +69,7 @@ def find_plug_in_file(kind: str, name: str) -> Path | None:
         found = _list_plug_in_files(folder, kind).get(_normalize_name(name))
         if found:
             return found
-    if _normalize_name(name) in map(_normalize_name, _entry_points(kind)):
+    if _normalize_name(name) in map(_normalize_name, _list_entry_points(kind)):
         return None
     raise UsageError(f"no {SINGULAR[kind]} '{name}'", did_you_mean(name, list_plug_ins(kind)))
 
@@ -90,7 +90,7 @@ def load_plug_in(kind: PlugInKind[ContractT], name: str) -> ContractT:
     label = f"{SINGULAR[kind.name]} '{name}'"
     is_built_in = file is not None and file.is_relative_to(PACKAGE)
     if file is None:
-        point = _entry_point(kind.name, name)
+        point = _find_entry_point(kind.name, name)
         module, origin = _import_foreign(label, point.load), point.value
     elif is_built_in:
         parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
@@ -105,7 +105,7 @@ def read_summary(kind: str, name: str) -> str:
     """First line of the docstring, or of the leading comment in a YAML file; read without importing the plug-in."""
     file = find_plug_in_file(kind, name)
     if file is None:
-        return f"from {_entry_point(kind, name).value}"
+        return f"from {_find_entry_point(kind, name).value}"
     with file.open(encoding="utf-8", errors="ignore") as lines:
         first = next(lines, "").strip()
     return first.lstrip("#").removeprefix('"""').removesuffix('"""').strip()
@@ -140,7 +140,9 @@ def _is_foreign(file: Path, module: str) -> bool:
     """Whether a module belongs to a plug-in outside this package: a user's file, or a package with entry points."""
     roots = [Path(root).expanduser() for root in os.environ.get("PRIMUS_PLUGINS", "").split(os.pathsep) if root]
     packages = {
-        point.value.partition(":")[0].partition(".")[0] for kind in FOLDERS for point in _entry_points(kind).values()
+        point.value.partition(":")[0].partition(".")[0]
+        for kind in FOLDERS
+        for point in _list_entry_points(kind).values()
     }
     is_users = module.startswith(f"{PLUG_IN_MODULES}.") or any(file.is_relative_to(root) for root in roots)
     return is_users or (module.partition(".")[0] in packages and not file.is_relative_to(PACKAGE))
@@ -180,7 +182,7 @@ def _normalize_name(name: str) -> str:
     return name.lower().replace("-", "_").removesuffix(".yaml")
 
 
-def _typed_name(kind: str, file: Path) -> str:
+def _format_typed_name(kind: str, file: Path) -> str:
     if kind in DATA_KINDS:
         return file.stem
     plug_in = file.parent if file.name == "__init__.py" else file
@@ -219,12 +221,14 @@ def _list_plug_in_files(folder: Path, kind: str) -> dict[str, Path]:
     return found
 
 
-def _entry_point(kind: str, name: str) -> EntryPoint:
-    return next(point for key, point in _entry_points(kind).items() if _normalize_name(key) == _normalize_name(name))
+def _find_entry_point(kind: str, name: str) -> EntryPoint:
+    return next(
+        point for key, point in _list_entry_points(kind).items() if _normalize_name(key) == _normalize_name(name)
+    )
 
 
 @cache
-def _entry_points(kind: str) -> dict[str, EntryPoint]:
+def _list_entry_points(kind: str) -> dict[str, EntryPoint]:
     """Entry points of the group ``primus.<kind>`` by the name that users type; a dot stands for a space."""
     if not _has_entry_points():
         return {}

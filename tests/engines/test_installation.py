@@ -12,7 +12,7 @@ import pytest
 from engine_python import find_engine, why_not_installed
 from primus import registry
 from primus.engines.choice import choose_engine
-from primus.engines.installation import environment_python, find_installation, list_installations
+from primus.engines.installation import find_environment_python, find_installation, list_installations
 from primus.engines.requirement import EngineRequirement, list_engines, read_engine
 from primus.errors import UnfitError, UsageError
 from primus.patch import includes_version
@@ -52,7 +52,7 @@ def test_an_environment_takes_precedence_over_the_packages_beside_primus(
     add_package(add_environment(tmp_path / "shared", "small"), "small-core", "1.4", "small.core")
     found = find_installation("small", ENGINE, environ)
     assert found and (found.place, found.version) == ("environment", "1.4")
-    assert found.python == str(environment_python("small", environ))
+    assert found.python == str(find_environment_python("small", environ))
 
 
 def test_shared_packages_come_after_those_of_the_environment(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_checkout_that_a_variable_names_runs_in_the_environment_with_the_versi
     assert found and (found.place, found.version, found.python) == ("checkout", "1.7.2", sys.executable)
     add_package(add_environment(tmp_path / "shared", "small"), "small-core", "1.4", "small.core")
     again, *others = list_installations("small", ENGINE, environ)
-    assert again.python == str(environment_python("small", environ)) and again.version == "1.7.2"
+    assert again.python == str(find_environment_python("small", environ)) and again.version == "1.7.2"
     assert [each.place for each in others] == ["environment"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from primus.errors import UsageError
-from primus.interpreter import module_command
+from primus.interpreter import build_module_command
 from primus.launch.plan import LaunchPlan, PlanContext, Variable
 from primus.machine.assumed_machine import build_assumed_machine
 from primus.machine.facts import Cpu, MachineFacts
@@ -36,7 +36,7 @@ def test_every_device_gets_a_process_of_torchrun() -> None:
     plan = planned(devices=8)
     assert plan.layout
     assert plan.layout.nproc == 8
-    assert plan.argv[:3] == module_command("python", "primus.elastic_agent")
+    assert plan.argv[:3] == build_module_command("python", "primus.elastic_agent")
     assert plan.argv[-4:] == ("-m", "primus.worker", "/run", "0")
 
 

@@ -21,7 +21,7 @@ from primus.launch import compose, inherited_variables
 from primus.launch.command import parse_segment_options
 from primus.launch.plan import LaunchPlan, PlanContext, Variable
 from primus.launch.request import RequestSegment
-from primus.runtimes.ssh import FIRST_PORT, NUM_PORTS, Options, hosts, script, ssh_command, wrap
+from primus.runtimes.ssh import FIRST_PORT, NUM_PORTS, Options, build_ssh_command, hosts, script, wrap
 from primus.runtimes.ssh.hosts import SshHost
 
 SHELLS = [name for name in ("sh", "bash", "dash", "zsh", "ksh", "busybox") if shutil.which(name)]
@@ -99,7 +99,7 @@ def test_the_command_line_is_a_constant_and_asks_nobody() -> None:
 
 
 def test_options_of_the_user_come_before_ours() -> None:
-    argv = ssh_command(SshHost("a", "me", 7), Options(option=("ConnectTimeout=1", "ProxyJump=gate")))
+    argv = build_ssh_command(SshHost("a", "me", 7), Options(option=("ConnectTimeout=1", "ProxyJump=gate")))
     assert argv.index("ConnectTimeout=1") < argv.index("ConnectTimeout=15")
     assert argv[-7:-1] == ("-l", "me", "-p", "7", "--", "a")
     with pytest.raises(UsageError, match="expected NAME=VALUE"):

@@ -19,12 +19,12 @@ def read_hardware(root: Path = Path("/")) -> Hardware:
 
     A device without a driver counts only if its PCI class is that of a compute device.
     """
-    return _nvidia(root) or _amd(root) or Hardware()
+    return _find_nvidia(root) or _find_amd(root) or Hardware()
 
 
-def _nvidia(root: Path) -> Hardware | None:
-    driver = _driver(root)
-    on_bus = list(_functions(root, NVIDIA))
+def _find_nvidia(root: Path) -> Hardware | None:
+    driver = _read_driver_version(root)
+    on_bus = list(_list_pci_functions(root, NVIDIA))
     # A container has the driver's files of its GPUs, while /sys shows the PCI devices of the whole host.
     folders = list((root / "proc/driver/nvidia/gpus").glob("*"))
     has_driver = bool(driver or folders)
@@ -37,28 +37,28 @@ def _nvidia(root: Path) -> Hardware | None:
     return Hardware("nvidia", number, name, driver, device_ids=tuple(counted), has_driver=has_driver, has_compat=compat)
 
 
-def _driver(root: Path) -> str:
+def _read_driver_version(root: Path) -> str:
     """Version of the NVIDIA kernel module; the open and the proprietary module format the line differently."""
     text = _read(root / "proc/driver/nvidia/version")
     match = re.search(r"NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text + " ")
     return match[1] if match else _read(root / "sys/module/nvidia/version").strip()
 
 
-def _amd(root: Path) -> Hardware | None:
-    targets = [target for target in _kfd_targets(root) if target in ROCM_TARGETS]
+def _find_amd(root: Path) -> Hardware | None:
+    targets = [target for target in _read_kfd_targets(root) if target in ROCM_TARGETS]
     has_driver = bool(targets)
     # Without amdgpu the PCI class is all that is known; consumer cards and integrated graphics have a display class.
     if not targets:
-        targets = ["AMD GPU"] * sum(1 for kind, _ in _functions(root, AMD) if kind == PROCESSING_ACCELERATOR)
+        targets = ["AMD GPU"] * sum(1 for kind, _ in _list_pci_functions(root, AMD) if kind == PROCESSING_ACCELERATOR)
     if not targets:
         return None
-    rocm = _rocm(root)
+    rocm = _read_rocm_version(root)
     names = ", ".join(f"{count} x {name}" for name, count in Counter(targets).items())
     version = f"ROCm {rocm[0]}.{rocm[1]}" if rocm else "no ROCm installed"
     return Hardware("amd", len(targets), f"{names}, {version}", rocm=rocm, has_driver=has_driver)
 
 
-def _kfd_targets(root: Path) -> Iterator[str]:
+def _read_kfd_targets(root: Path) -> Iterator[str]:
     """Architecture of each device of the driver: 90402 is gfx942 (kernel, kfd_topology.c: gfx_target_version)."""
     for file in sorted(root.glob("sys/class/kfd/kfd/topology/nodes/*/properties")):
         values = dict(re.findall(r"^(\w+) (\d+)$", _read(file), re.MULTILINE))
@@ -68,7 +68,7 @@ def _kfd_targets(root: Path) -> Iterator[str]:
             yield f"gfx{number // 10000}{number // 100 % 100:x}{number % 100:x}"
 
 
-def _rocm(root: Path) -> Version | None:
+def _read_rocm_version(root: Path) -> Version | None:
     for file in sorted(root.glob("opt/rocm/.info/version*")) + sorted(root.glob("opt/rocm-*/.info/version*")):
         match = re.match(r"(\d+)\.(\d+)", _read(file))
         if match:
@@ -76,7 +76,7 @@ def _rocm(root: Path) -> Version | None:
     return None
 
 
-def _functions(root: Path, vendor: int) -> Iterator[tuple[int, int]]:
+def _list_pci_functions(root: Path, vendor: int) -> Iterator[tuple[int, int]]:
     """Class and device id of each PCI function of a vendor."""
     for folder in sorted(root.glob("sys/bus/pci/devices/*")):
         if _number(folder / "vendor") == vendor:

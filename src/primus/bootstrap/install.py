@@ -115,14 +115,16 @@ class Installation:
             self._say_choice(choice)
         constraints = self.venv / "primus-constraints.txt"
         # Kept in the environment, where later calls of pip in it can use the same pins.
-        constraints.write_text("".join(f"{line}\n" for line in self._constraints(choice, shared)), encoding="utf-8")
+        constraints.write_text(
+            "".join(f"{line}\n" for line in self._build_constraints(choice, shared)), encoding="utf-8"
+        )
         extras = [extra for extra in self.extras if not (extra == "native" and self.wish == "none")]
         words = ["--constraint", str(constraints), "--editable", f".[{','.join(extras)}]"]
         uv = (
             None if shared else packages.find_uv()
         )  # uv ignores packages in shared folders, and would install PyTorch again
         self._say(f"installing the packages that primus needs with {'uv' if uv else 'pip'}: a few minutes at most")
-        installed = packages.installed_version("torch")
+        installed = packages.find_installed_version("torch")
         # Happens when $PRIMUS_TORCH has changed since the environment was installed.
         if choice and installed and installed != choice.version:
             packages.uninstall("torch", self.log)  # for pip, an installed 2.13.0+cpu satisfies the requirement 2.13.0
@@ -202,13 +204,13 @@ class Installation:
         if self.wish != "auto":
             return [build_of_wish(self.wish)]
         if self.hardware.vendor and not self.hardware.has_driver:
-            raise InstallError(f"{self.hardware.name}: no driver is loaded for them\n{self._ways_out()}")
+            raise InstallError(f"{self.hardware.name}: no driver is loaded for them\n{self._format_ways_out()}")
         wanted = torch_builds.choose_indexes(self.hardware)
         if not wanted:
-            raise InstallError(f"no build of PyTorch works on {self.hardware.name}\n{self._ways_out()}")
+            raise InstallError(f"no build of PyTorch works on {self.hardware.name}\n{self._format_ways_out()}")
         return wanted
 
-    def _best(self, versions: Sequence[str], wanted: Sequence[Build], *, is_pypi: bool = False) -> str | None:
+    def _choose_best(self, versions: Sequence[str], wanted: Sequence[Build], *, is_pypi: bool = False) -> str | None:
         # An explicit wish overrides the detected hardware, for example in an image that is built on a machine without a
         # GPU.
         hardware = self.hardware if self.wish == "auto" else Hardware()
@@ -216,14 +218,14 @@ class Installation:
 
     def _from_own_index(self, own: str, wanted: Sequence[Build], tried: list[str]) -> Choice | None:
         """Choose from $PRIMUS_TORCH_INDEX: a folder of wheels, an index, or a parent of one index per kind of build."""
-        folder = packages.folder_of(own)
+        folder = packages.find_folder(own)
         if folder is not None:
             if not folder.is_dir():
-                raise InstallError(f"PRIMUS_TORCH_INDEX: the folder {folder} does not exist\n{self._ways_out()}")
+                raise InstallError(f"PRIMUS_TORCH_INDEX: the folder {folder} does not exist\n{self._format_ways_out()}")
             options = ("--find-links", str(folder.resolve()))
-            version = self._best(packages.list_versions(["--no-index", *options], self.log), wanted)
+            version = self._choose_best(packages.list_versions(["--no-index", *options], self.log), wanted)
             tried.append(f"{folder} has none")
-            return Choice(version, options, str(folder), _size_of_file(folder, version)) if version else None
+            return Choice(version, options, str(folder), _read_wheel_size(folder, version)) if version else None
         # A page /torch/ identifies a package index. Without it the URL is the parent of indexes such as /rocm7.2.
         page, _ = packages.open_page(f"{own.rstrip('/')}/torch/", self.config)
         if page.status == 200:
@@ -234,9 +236,9 @@ class Installation:
         """Choose from the configured indexes of pip, if they have builds with a local version such as +rocm7.2."""
         if not self.config.has_sources:
             return None
-        version = self._best(packages.list_versions([], self.log), wanted)
-        folders = [packages.folder_of(text) for text in self.config.get("find-links")]
-        sizes = [_size_of_file(folder, version) for folder in folders if folder and version]
+        version = self._choose_best(packages.list_versions([], self.log), wanted)
+        folders = [packages.find_folder(text) for text in self.config.get("find-links")]
+        sizes = [_read_wheel_size(folder, version) for folder in folders if folder and version]
         return Choice(version, (), "where pip is configured to look", next(iter(sizes), None)) if version else None
 
     def _from_pytorch(self, base: str, wanted: Sequence[Build], tried: list[str]) -> Choice | None:
@@ -259,14 +261,14 @@ class Installation:
             # has to match the installed ROCm.
             if found and (self.hardware.rocm or found.version.partition("+")[0] == self.pin):
                 return found
-            if found and (best is None or _torch_of(found.version) > _torch_of(best.version)):
+            if found and (best is None or _parse_torch_version(found.version) > _parse_torch_version(best.version)):
                 best = found
         return best
 
     def _from_index(
         self, index: str, page: Page, wanted: Sequence[Build], tried: list[str], *, is_pypi: bool = False
     ) -> Choice | None:
-        version = self._best(packages.list_versions(["--index-url", index], self.log), wanted, is_pypi=is_pypi)
+        version = self._choose_best(packages.list_versions(["--index-url", index], self.log), wanted, is_pypi=is_pypi)
         if version is None:
             tried.append(f"{mask(index)} has none")
             return None
@@ -278,7 +280,7 @@ class Installation:
         if self.hardware.vendor and sysconfig.get_platform() != "linux-x86_64":
             return None
         versions = packages.list_versions([], self.log)
-        version = self._best(versions, wanted, is_pypi=True)
+        version = self._choose_best(versions, wanted, is_pypi=True)
         if not versions:
             tried.append("the index of pip cannot be reached, or has none for this Python")
         elif version is None:
@@ -296,13 +298,13 @@ class Installation:
         if build.torch != self.pin:
             self._say(f"PyTorch {self.pin}, with which primus is tested, is not available; using {build.torch}")
         self._say(f"PyTorch {choice.version} for {about}, from {choice.source}")
-        if packages.installed_version("torch") == choice.version:
+        if packages.find_installed_version("torch") == choice.version:
             return
         self._say(f"downloading {size}, and about {LIBRARIES_GB[kind]:g} GB of its libraries (log: {self.log_path})")
 
-    def _constraints(self, choice: Choice | None, shared: Sequence[str]) -> list[str]:
+    def _build_constraints(self, choice: Choice | None, shared: Sequence[str]) -> list[str]:
         """The pins, without those of shared packages, and with the chosen version of PyTorch."""
-        left_out = packages.names_in(shared) if shared else set()
+        left_out = packages.list_package_names(shared) if shared else set()
         if choice and torch_builds.build_of_version(choice.version).torch != self.pin:
             left_out |= set(PINNED_WITH_TORCH)
         lines = []
@@ -325,9 +327,9 @@ class Installation:
         # A separate process: a failing device library may abort the interpreter, and this one has no torch loaded.
         found, error = packages.ask_python(sys.executable, VERIFY)
         if not found:
-            raise InstallError(f"the installed PyTorch does not work: {error}\n{self._ways_out()}")
+            raise InstallError(f"the installed PyTorch does not work: {error}\n{self._format_ways_out()}")
         site = Path(sysconfig.get_path("purelib"))
-        build = torch_builds.find_installed_build([str(site), *self._shared_folders(site)]) or Build("")
+        build = torch_builds.find_installed_build([str(site), *self._find_shared_folders(site)]) or Build("")
         mismatch = self._find_mismatch(build)
         problems = found.get("problems")
         reported = "; ".join(map(str, problems)) if isinstance(problems, list) else ""
@@ -335,7 +337,7 @@ class Installation:
         # warnings.
         if mismatch or re.search("no kernel image|invalid device function", reported):
             what = f"PyTorch {found['version']} cannot work on {self.hardware.name}"
-            raise InstallError(f"{what}: {mismatch or reported}\n{self._ways_out()}")
+            raise InstallError(f"{what}: {mismatch or reported}\n{self._format_ways_out()}")
         if self.wish == "cpu" or not self.hardware.vendor:
             return
         if reported or not found["devices"]:
@@ -344,7 +346,7 @@ class Installation:
             return
         self._say(f"verified PyTorch {found['version']}: a sum on each of {found['devices']} devices")
 
-    def _shared_folders(self, site: Path) -> list[str]:
+    def _find_shared_folders(self, site: Path) -> list[str]:
         file = site / SHARED_FILE
         return re.findall(r"addsitedir\('(.*?)'\)", file.read_text(encoding="utf-8")) if file.is_file() else []
 
@@ -352,9 +354,9 @@ class Installation:
         names = " or ".join(dict.fromkeys(map(str, wanted)))
         python = f"Python {sys.version_info[0]}.{sys.version_info[1]} on {sysconfig.get_platform()}"
         what = f"no PyTorch for {names} was found for {python} ({self.hardware.name or 'no accelerator'})"
-        return "\n".join([what, *(f"  - {each}" for each in tried), self._ways_out()])
+        return "\n".join([what, *(f"  - {each}" for each in tried), self._format_ways_out()])
 
-    def _ways_out(self) -> str:
+    def _format_ways_out(self) -> str:
         image = "nvcr.io/nvidia/pytorch:TAG" if self.hardware.vendor == "nvidia" else "rocm/primus:TAG"
         return (
             "  three ways out (docs/install.md):\n"
@@ -391,9 +393,9 @@ def build_of_wish(wish: str) -> Build:
     return build._replace(torch="")
 
 
-def _torch_of(version: str) -> tuple[int, ...]:
+def _parse_torch_version(version: str) -> tuple[int, ...]:
     return torch_builds.parse_version(version.partition("+")[0])
 
 
-def _size_of_file(folder: Path, version: str | None) -> int | None:
+def _read_wheel_size(folder: Path, version: str | None) -> int | None:
     return next((file.stat().st_size for file in folder.glob(f"torch-{version}-*.whl")), None)

@@ -66,7 +66,12 @@ def list_versions(options: Sequence[str], log: TextIO) -> list[str]:
     command = [sys.executable, "-m", "pip", "index", "versions", "torch", *limits, *options]
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=QUERY_LIMIT_S, env=_environment()
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=QUERY_LIMIT_S,
+            env=_build_environment(),
         )
     except subprocess.TimeoutExpired:
         return []
@@ -172,7 +177,7 @@ def build_install_command(
         config: Configuration of pip, which uv does not read.
         uv: Path of uv; None uses pip.
     """
-    environ = _environment()
+    environ = _build_environment()
     if not uv:
         return [python, "-m", "pip", "install", *words], environ
     # uv does not read pip's configuration, so it is translated into options.
@@ -180,10 +185,10 @@ def build_install_command(
     command = [uv, "pip", "install", "--python", python, "--index-strategy", "unsafe-best-match"]
     if config.get("cert"):
         environ.setdefault("SSL_CERT_FILE", config.get("cert")[0])
-    return [*command, *_for_uv(config, environ), *words], environ
+    return [*command, *_build_uv_options(config, environ), *words], environ
 
 
-def installed_version(name: str) -> str | None:
+def find_installed_version(name: str) -> str | None:
     """Version of a package in this environment, without shared folders."""
     from importlib.metadata import distributions
 
@@ -193,10 +198,10 @@ def installed_version(name: str) -> str | None:
 def uninstall(name: str, log: TextIO) -> None:
     """Remove a package from this environment."""
     command = [sys.executable, "-m", "pip", "uninstall", "--yes", name]
-    subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment())
+    subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_build_environment())
 
 
-def _for_uv(config: PipConfig, environ: dict[str, str]) -> list[str]:
+def _build_uv_options(config: PipConfig, environ: dict[str, str]) -> list[str]:
     # Variables of uv are a more specific choice of the user than the configuration of pip.
     if any(name in environ for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_FIND_LINKS")):
         return []
@@ -204,7 +209,7 @@ def _for_uv(config: PipConfig, environ: dict[str, str]) -> list[str]:
     return [*words, "--no-index"] if config.is_offline else words
 
 
-def _environment() -> dict[str, str]:
+def _build_environment() -> dict[str, str]:
     """Variables for pip: none that redirects the installation, no prompts."""
     environ = {
         name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PIP_TARGET", "PIP_PREFIX")
@@ -231,7 +236,7 @@ def ask_python(python: str, program: str, limit_s: float = 300.0) -> tuple[dict[
     return found, next(iter(reversed(done.stderr.strip().splitlines())), "")
 
 
-def names_in(folders: Sequence[str]) -> set[str]:
+def list_package_names(folders: Sequence[str]) -> set[str]:
     """Packages that are installed in `folders`, in lower case with hyphens."""
     from importlib.metadata import distributions
 
@@ -243,7 +248,7 @@ def normalize(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def folder_of(text: str) -> Path | None:
+def find_folder(text: str) -> Path | None:
     """The folder that a path or a file: URL names; None for other URLs."""
     if text.startswith("file:"):
         return Path(urllib.request.url2pathname(urllib.parse.urlsplit(text).path))

@@ -100,10 +100,10 @@ class Hardware(NamedTuple):
     @property
     def cuda(self) -> Version | None:
         """CUDA version of the driver."""
-        return cuda_of_driver(self.driver)
+        return find_cuda_of_driver(self.driver)
 
 
-def cuda_of_driver(driver: str | None) -> Version | None:
+def find_cuda_of_driver(driver: str | None) -> Version | None:
     """The CUDA version that an NVIDIA driver such as ``550.54.15`` brings; None if unknown."""
     match = re.match(r"\d+", driver or "")
     if not match:
@@ -164,10 +164,10 @@ def find_mismatch(build: Build, hardware: Hardware) -> str | None:
     if build.kind != wanted:
         maker = "AMD" if hardware.vendor == "amd" else "NVIDIA"
         return f"a build for {build} drives no devices of {maker}"
-    return _cuda_mismatch(build, hardware) if wanted == "cuda" else None
+    return _find_cuda_mismatch(build, hardware) if wanted == "cuda" else None
 
 
-def _cuda_mismatch(build: Build, hardware: Hardware) -> str | None:
+def _find_cuda_mismatch(build: Build, hardware: Hardware) -> str | None:
     driver = hardware.cuda
     if driver and build.version[0] > driver[0] and not hardware.has_compat:
         least = min((branch for branch, cuda in DRIVER_CUDA if cuda[0] == build.version[0]), default=0)

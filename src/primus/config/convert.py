@@ -51,7 +51,7 @@ def make_group(group: str, settings: Tree) -> tuple[Any, dict[str, str]]:
         if _leaves_default(item, field):
             continue
         try:
-            values[field.name] = convert_value(_without_zero(item, field.name), field.type)
+            values[field.name] = convert_value(_replace_zero(item, field.name), field.type)
         except msgspec.ValidationError as error:
             problems.append(f"{find_origin(item)}: {field.name}: {find_conversion_problem(item, field.type, error)}")
     if problems:
@@ -66,7 +66,7 @@ def _leaves_default(item: Leaf | Tree, field: msgspec.structs.FieldInfo) -> bool
     return is_null and not takes_null and not field.required and not needs_value(field)
 
 
-def _without_zero(item: Leaf | Tree, name: str) -> Leaf | Tree:
+def _replace_zero(item: Leaf | Tree, name: str) -> Leaf | Tree:
     """`item`, or null for the 0 of a key where both mean the same."""
     if name in ZERO_IS_NONE and isinstance(item, Leaf) and type(item.value) in (int, float) and item.value == 0:
         return Leaf(None, item.origin)

@@ -33,7 +33,7 @@ def read_extended_files(
     path = file.resolve()
     if path in seen:
         raise UsageError(f"{file}: extends itself through {' -> '.join(p.name for p in seen)}")
-    tree = read_yaml(file, environ, shown=_preset_name(path))
+    tree = read_yaml(file, environ, shown=_find_preset_name(path))
     # `bases` and `includes` are older names in presets of Primus.
     names = [leaf for key in ("extends", "includes", "bases") for leaf in _as_leaves(tree.pop(key, None))]
     found: list[Tree] = []
@@ -56,7 +56,7 @@ def extend_tree(base: Tree, over: Tree) -> Tree:
     return merged
 
 
-def _preset_name(path: Path) -> str | None:
+def _find_preset_name(path: Path) -> str | None:
     return f"preset:{path.name}" if path.is_relative_to(registry.PACKAGE) else None
 
 

@@ -65,7 +65,7 @@ def parse_options(
     flags = list_flags(options)
     given, unknown = _make_parser(flags, what).parse_known_args(list(words))
     if unknown and not extra:
-        raise _unknown_word(unknown[0], flags, what)
+        raise _build_unknown_word_error(unknown[0], flags, what)
     if unknown and check_extra:
         check_extra(unknown)
     values = {
@@ -172,7 +172,7 @@ def _make_parser(flags: list[Flag], what: str) -> _Parser:
     return parser
 
 
-def _unknown_word(word: str, flags: list[Flag], what: str) -> UsageError:
+def _build_unknown_word_error(word: str, flags: list[Flag], what: str) -> UsageError:
     if word == "--":
         return UsageError(f"{what}: unexpected word '--'", "it separates runtimes and task; options follow the task")
     if not word.startswith("-"):

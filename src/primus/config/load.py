@@ -85,7 +85,7 @@ def load_experiment(
     module = _find_module(tree, stage, file)
     module |= {key: flat.pop(key) for key in MODULE_KEYS if key in flat and not _is_section(flat[key], translator)}
     notes += _correct_spelling(module)
-    engine_keys = _engine_keys(module)
+    engine_keys = _read_engine_keys(module)
     engine = None if is_resolved else find_translator(module.get("framework"))
     if translator:
         translator.check_module(tree, module)
@@ -221,7 +221,7 @@ def _find_module(tree: Tree, stage: str, file: Path) -> Tree:
     return dict(_read_subtree(modules, stage))
 
 
-def _engine_keys(module: Tree) -> Collection[str]:
+def _read_engine_keys(module: Tree) -> Collection[str]:
     """Keys that the module's backend takes in addition to those of the schema: its own `KEYS`.
 
     Raises:

@@ -50,14 +50,14 @@ def _describe_properties(group: type[ConfigGroup]) -> tuple[dict[str, Any], dict
     return {
         name: {
             "description": docs.get(name, ""),
-            "anyOf": [{k: v for k, v in kind.items() if k != "default"}, *_other_spellings(name), variable],
+            "anyOf": [{k: v for k, v in kind.items() if k != "default"}, *_list_other_spellings(name), variable],
         }
         | ({"default": kind["default"]} if "default" in kind else {})
         for name, kind in fields.items()
     }, components
 
 
-def _other_spellings(name: str) -> list[dict[str, Any]]:
+def _list_other_spellings(name: str) -> list[dict[str, Any]]:
     """Values that the loader accepts in addition to the type of a key: 0 and 1 for booleans, null or 0 for none."""
     if name not in OWNERS:
         return []
@@ -100,14 +100,14 @@ def _format_yaml(value: Any) -> str:
 def type_name(kind: Any) -> str:
     """A field's type, human-readable: ``integer >= 1 or null``."""
     schema = msgspec.json.schema(kind)
-    return " or ".join(_kind_name(option) for option in schema.get("anyOf", [schema]))
+    return " or ".join(_name_kind(option) for option in schema.get("anyOf", [schema]))
 
 
-def _kind_name(schema: dict[str, Any]) -> str:
+def _name_kind(schema: dict[str, Any]) -> str:
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"])
     if "anyOf" in schema:
-        return " or ".join(_kind_name(option) for option in schema["anyOf"])
+        return " or ".join(_name_kind(option) for option in schema["anyOf"])
     bounds = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
     limits = [f"{sign} {schema[key]:g}" for key, sign in bounds.items() if key in schema]
     name = re.sub("^array$", "list", schema.get("type", "any"))

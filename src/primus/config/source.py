@@ -138,7 +138,7 @@ def read_yaml(
             raise UsageError(f"{shown}:{node.start_mark.line + 1}: expected keys and values, found a {node.id}")
         return _TreeReader(loader, shown, environ).read_mapping(node)
     except yaml.MarkedYAMLError as error:
-        raise UsageError(_syntax_problem(shown, text, error)) from None
+        raise UsageError(_describe_syntax_error(shown, text, error)) from None
     except yaml.YAMLError as error:
         raise UsageError(f"{shown}: not YAML: {error}") from None
     except RecursionError:  # a long chain of aliases
@@ -177,9 +177,9 @@ def _compose_document(text: str) -> Any:
         whole = _measure_node(node, extents)
         # Bounds the expansion before it happens: nested aliases grow exponentially ("billion laughs").
         if whole.values - len(extents) > MOST_REPEATED:
-            raise _error_at(node, f"aliases repeat more than {MOST_REPEATED:,} values")
+            raise _build_error(node, f"aliases repeat more than {MOST_REPEATED:,} values")
         if whole.levels > DEEPEST:
-            raise _error_at(node, f"more than {DEEPEST} levels of nesting")
+            raise _build_error(node, f"more than {DEEPEST} levels of nesting")
     return node
 
 
@@ -194,7 +194,7 @@ def _check_depth(text: str) -> None:
     for event in yaml.parse(text, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
-            raise _error_at(event, f"more than {DEEPEST} levels of nesting")
+            raise _build_error(event, f"more than {DEEPEST} levels of nesting")
 
 
 class _Extent(Struct, frozen=True):
@@ -215,7 +215,7 @@ def _measure_node(node: yaml.Node, extents: dict[int, _Extent]) -> _Extent:
     """
     known = extents.get(id(node))
     if known is _UNDER_WAY:
-        raise _error_at(node, "a value contains itself")
+        raise _build_error(node, "a value contains itself")
     if known is not None:
         return known
     # Marks the nodes of the current path, so that an alias to one of them is found.
@@ -243,13 +243,13 @@ def _construct_value(loader: Any, node: yaml.Node) -> Any:
         construct = _SCALAR_CONSTRUCTORS.get(node.tag) if isinstance(node, yaml.ScalarNode) else None
         value = construct(loader, node) if construct else loader.construct_object(node, deep=True)
     except (ValueError, KeyError, AttributeError, TypeError):  # what PyYAML's constructors raise
-        raise _error_at(node, f"this is not a {node.tag.rpartition(':')[2]}") from None
+        raise _build_error(node, f"this is not a {node.tag.rpartition(':')[2]}") from None
     if isinstance(node, yaml.ScalarNode) and not isinstance(value, str | int | float | None):
-        raise _error_at(node, f"a value of the type !!{node.tag.rpartition(':')[2]} is not supported")
+        raise _build_error(node, f"a value of the type !!{node.tag.rpartition(':')[2]} is not supported")
     return value
 
 
-def _error_at(place: Any, problem: str) -> yaml.MarkedYAMLError:
+def _build_error(place: Any, problem: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)
 
 
@@ -304,7 +304,7 @@ def _suggest_file(path: Path) -> str:
     return did_you_mean(path.name, [each.name for each in path.parent.glob("[!.]*.y*ml")])
 
 
-def _syntax_problem(shown: str, text: str, error: yaml.MarkedYAMLError) -> str:
+def _describe_syntax_error(shown: str, text: str, error: yaml.MarkedYAMLError) -> str:
     mark = error.problem_mark or error.context_mark
     line = mark.line if mark else 0
     written = text.splitlines()[line : line + 1]
@@ -427,7 +427,7 @@ def substitute_variables(text: str, environ: Mapping[str, str], where: str) -> t
                 f"{where}: '${{' is not followed by a variable name in {text!r}", "write ${NAME} or ${NAME:default}"
             )
         parts.append(text[position : match.start()])
-        end = match.end() if after == "}" else _closing_brace(text, match.end(), where)
+        end = match.end() if after == "}" else _find_closing_brace(text, match.end(), where)
         is_shell = after == ":" and text.startswith(_SHELL_DEFAULT, match.end())
         if environ.get(name) or (name in environ and not is_shell):
             parts.append(environ[name])
@@ -442,7 +442,7 @@ def substitute_variables(text: str, environ: Mapping[str, str], where: str) -> t
     return "".join([*parts, text[position:]]), used
 
 
-def _closing_brace(text: str, start: int, where: str) -> int:
+def _find_closing_brace(text: str, start: int, where: str) -> int:
     depth = 1
     for index in range(start, len(text)):
         depth += (text.startswith("${", index)) - (text[index] == "}")

@@ -70,7 +70,7 @@ def format_starting_file(model_name: str, spec: ModelSpec, docs: Mapping[str, st
     lines = [
         f"# Pre-training of {model_name}: {size}.",
         "# It runs as it is, on random tokens. For real text, remove mock_data and name your data.",
-        *_top_lines(model_name, docs),
+        *_format_top_lines(model_name, docs),
         "",
         "modules:",
         "  pre_trainer:",
@@ -95,7 +95,7 @@ def collect_key_docs() -> dict[str, str]:
     return docs
 
 
-def _top_lines(model_name: str, docs: Mapping[str, str]) -> Iterable[str]:
+def _format_top_lines(model_name: str, docs: Mapping[str, str]) -> Iterable[str]:
     team, user = (field.default for field in structs.fields(Experiment)[:2])
     values = {
         "work_group": f"${{PRIMUS_TEAM:{team}}}",

@@ -135,14 +135,14 @@ def _parse_number(word: str | float) -> float | None:
 def _find_matches(word: str) -> list[Path]:
     path = Path(word).expanduser()
     if path.is_dir():
-        return _prefixes_of(sorted(path.iterdir()), word)
+        return _find_prefixes(sorted(path.iterdir()), word)
     if glob.has_magic(word) and not path.exists():
         named = {name for suffix in ("", ".bin", ".idx") for name in glob.glob(f"{path}{suffix}", recursive=True)}
-        return _prefixes_of([Path(name) for name in sorted(named)], word)
+        return _find_prefixes([Path(name) for name in sorted(named)], word)
     return [resolve_prefix(word, "prefix")]
 
 
-def _prefixes_of(files: Sequence[Path], word: str) -> list[Path]:
+def _find_prefixes(files: Sequence[Path], word: str) -> list[Path]:
     found = [file.with_suffix("") for file in files if file.suffix in (".bin", ".idx")]
     if not found:
         raise UsageError(

@@ -51,7 +51,7 @@ def find_tokenizer_size(name: str) -> int | None:
             found = path / "tokenizer.json"
             path = found if found.is_file() else next(iter(path.glob("*.model")), found)
         if path.suffix == ".json":
-            return _json_size(path.read_bytes())
+            return _read_json_size(path.read_bytes())
         return _count_pieces(path.read_bytes()) or None if path.suffix == ".model" else None
     except (OSError, ValueError, IndexError, msgspec.MsgspecError):
         return None
@@ -67,7 +67,7 @@ def find_data_tokenizer(prefix: Path) -> tuple[str, int] | None:
     return tokenizer.name, tokenizer.vocab_size
 
 
-def _json_size(content: bytes) -> int | None:
+def _read_json_size(content: bytes) -> int | None:
     file = msgspec.json.decode(content, type=_TokenizerFile)
     vocab = file.model.vocab
     ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))

@@ -53,8 +53,8 @@ def rank_causes(scans: Sequence[LogScan], evidence: RunEvidence, seen_before: Ca
     diagnosis = Diagnosis(causes=causes, first_rank=first_rank, first_host=first_host, notes=notes, num_logs=len(scans))
     cause = diagnosis.cause
     if cause is None:
-        timeout = _collective_timeout(scans, hits, evidence)
-        return structs.replace(diagnosis, **_effects_only(causes, evidence, victims, timeout))
+        timeout = _find_collective_timeout(scans, hits, evidence)
+        return structs.replace(diagnosis, **_answer_with_effects(causes, evidence, victims, timeout))
     rank, host = _find_group_place(ordered[0], evidence)
     if rank is None and host is None:
         rank, host = first_rank, first_host
@@ -62,7 +62,7 @@ def rank_causes(scans: Sequence[LogScan], evidence: RunEvidence, seen_before: Ca
     return structs.replace(diagnosis, first_rank=rank, first_host=host, action=cause.action, reason=reason)
 
 
-def _collective_timeout(
+def _find_collective_timeout(
     scans: Sequence[LogScan], hits: Sequence[SignatureHit], evidence: RunEvidence
 ) -> CollectiveTimeout | None:
     """The ranks that the collective which timed out waited for, if the watchdogs' lines show them."""
@@ -237,7 +237,7 @@ def _format_place(rank: int | None, host: str | None) -> str:
     return f" ({' '.join(words)})" if words else ""
 
 
-def _effects_only(
+def _answer_with_effects(
     causes: Sequence[Cause], evidence: RunEvidence, victims: set[int | None], timeout: CollectiveTimeout | None
 ) -> dict[str, object]:
     """Action and reason if no root is known."""

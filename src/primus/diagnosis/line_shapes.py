@@ -106,10 +106,10 @@ def is_quoted(line: bytes) -> bool:
 
 def is_progress(text: bytes) -> bool:
     """Whether the line reports a step, or the end of a training that succeeded."""
-    return any(done in text for done in _DONE_TEXTS) or _reports_step(text.translate(None, DIGITS))
+    return any(done in text for done in _DONE_TEXTS) or _is_step_report(text.translate(None, DIGITS))
 
 
-def _reports_step(shape: bytes) -> bool:
+def _is_step_report(shape: bytes) -> bool:
     return _PROGRESS.search(shape) is not None and _RAISED.search(shape) is None
 
 
@@ -149,7 +149,7 @@ def _classify_shape(shape: bytes, texts: list[bytes], index: PatternIndex) -> Li
     may_exit = any(text in texts for text in _EXIT_TEXTS)
     is_block = _ROOT_CAUSE in texts
     is_done = any(text in shape for text in _DONE_TEXTS)
-    is_progress = is_done or _reports_step(shape)
+    is_progress = is_done or _is_step_report(shape)
     if not patterns and not may_exit and not is_block:
         return LineShape(is_progress=is_progress, is_done=is_done) if is_progress else UNINTERESTING
     if is_quoted(shape):

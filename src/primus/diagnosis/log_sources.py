@@ -29,8 +29,10 @@ def find_newest_attempt(run: Run) -> int:
 def find_attempt_logs(run: Run, number: int, began: float | None) -> list[LogFile]:
     """Logs of an attempt: of its ranks, of its launchers, and what a scheduler wrote into the run folder."""
     folder = run.attempt_folder(number)
-    found = [_attempt_log(run, path, began) for path in sorted(folder.glob("*")) if path.suffix in (".log", ".txt")]
-    per_node = _processes_per_node(run)
+    found = [
+        _find_attempt_log(run, path, began) for path in sorted(folder.glob("*")) if path.suffix in (".log", ".txt")
+    ]
+    per_node = _read_processes_per_node(run)
     place = run.directory / "logs"
     others = [path for pattern in ("*", "ssh/*", "slurm/*", "k8s/*") for path in sorted(place.glob(pattern))]
     for path in others:
@@ -48,7 +50,7 @@ def find_attempt_logs(run: Run, number: int, began: float | None) -> list[LogFil
     return [log for log in found if log is not None]
 
 
-def _attempt_log(run: Run, path: Path, began: float | None) -> LogFile | None:
+def _find_attempt_log(run: Run, path: Path, began: float | None) -> LogFile | None:
     if path.name.endswith(".stacks.txt") or path.name.startswith("devices."):
         return None
     is_kernel = path.name.startswith("kernel.")
@@ -61,7 +63,7 @@ def _attempt_log(run: Run, path: Path, began: float | None) -> LogFile | None:
     )
 
 
-def _processes_per_node(run: Run) -> int:
+def _read_processes_per_node(run: Run) -> int:
     try:
         plan: Any = msgspec.json.decode((run.directory / "plan.json").read_bytes())
         return int(plan["layout"]["nproc"])

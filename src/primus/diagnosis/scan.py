@@ -178,7 +178,7 @@ def _collect_hits(
     table: SignatureTable,
 ) -> None:
     counts: dict[bytes, int] = {}
-    span = _attempt_span(scan.log, window)
+    span = _find_attempt_span(scan.log, window)
     for index, shape in enumerate(shapes):
         found = interesting.get(shape)
         if found is None or not span[0] <= index < span[1]:
@@ -191,7 +191,7 @@ def _collect_hits(
         scan.hits.extend(_find_hits(scan, window, index, found, survived, table))
 
 
-def _attempt_span(log: LogFile, window: LogWindow) -> tuple[int, int]:
+def _find_attempt_span(log: LogFile, window: LogWindow) -> tuple[int, int]:
     """Lines of the window that belong to the log's attempt, if the log separates attempts."""
     if log.attempt is None:
         return 0, len(window.lines)
@@ -255,7 +255,7 @@ def _build_hit(
     survived: tuple[int, int],
 ) -> SignatureHit:
     log, near = scan.log, scan.mtime
-    own = _kernel_time(window, text, near) if log.is_kernel else lines_of.find_time(text, near)
+    own = _find_kernel_time(window, text, near) if log.is_kernel else lines_of.find_time(text, near)
     time = own if own is not None else _find_earlier_time(window, index, near)
     rank = log.rank if log.rank is not None else lines_of.find_rank(text, log.local_to_rank is None)
     if log.rank is None and rank is not None and log.local_to_rank and "local_rank" in text:
@@ -284,7 +284,7 @@ def _is_retried(text: str) -> bool:
 _KERNEL_TIMESTAMP = re.compile(rb"^\[ *(\d+\.\d+)\]")
 
 
-def _kernel_time(window: LogWindow, text: str, written: float) -> float | None:
+def _find_kernel_time(window: LogWindow, text: str, written: float) -> float | None:
     """The latest time at which the kernel can have written a line: its clock starts at boot."""
     stamp = _KERNEL_TIMESTAMP.search(text.encode())
     last = next((found for raw in reversed(window.lines) if (found := _KERNEL_TIMESTAMP.search(raw))), None)

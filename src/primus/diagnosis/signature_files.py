@@ -177,7 +177,9 @@ class _SignatureFile:
         found = dict(known)
         for name, node in self._read_keys(top.get("signatures"), None).items():
             if not _NAME.fullmatch(name):
-                raise self._error(node, f"signature '{name}': invalid name", "use lower-case words joined by hyphens")
+                raise self._build_error(
+                    node, f"signature '{name}': invalid name", "use lower-case words joined by hyphens"
+                )
             fields, parent = self._read_fields(node, (*FIELDS, "extends"))
             found[name] = self._inherit(node, name, fields, parent, defaults, found)
             yield name, found[name]
@@ -193,9 +195,11 @@ class _SignatureFile:
     ) -> dict[str, Any]:
         """The fields with those of the parent, else the file's defaults."""
         if name in found and parent != name:
-            raise self._error(node, f"signature '{name}' exists", f"add `extends: {name}` to add patterns to it")
+            raise self._build_error(node, f"signature '{name}' exists", f"add `extends: {name}` to add patterns to it")
         if parent and parent not in found:
-            raise self._error(node, f"{name}: extends '{parent}', which does not exist", did_you_mean(parent, found))
+            raise self._build_error(
+                node, f"{name}: extends '{parent}', which does not exist", did_you_mean(parent, found)
+            )
         base = found[parent] if parent else defaults
         if parent == name:
             added = {key: (*base.get(key, ()), *fields.get(key, ())) for key in ("patterns", "exit_codes")}
@@ -203,7 +207,7 @@ class _SignatureFile:
         fields = {key: value for key, value in base.items() if key not in IDENTITY_FIELDS} | fields
         missing = next((key for key in ("cause", "fix") if not fields.get(key)), None)
         if missing:
-            raise self._error(node, f"signature '{name}' has no {missing}")
+            raise self._build_error(node, f"signature '{name}' has no {missing}")
         return fields
 
     def _read_fields(self, node: Any, valid: Sequence[str]) -> tuple[dict[str, Any], str]:
@@ -225,18 +229,18 @@ class _SignatureFile:
             choices = CHOICES.get(key)
             if choices and word not in choices:
                 hint = did_you_mean(str(word), choices) or f"one of {', '.join(choices)}"
-                raise self._error(node, f"{key}: '{word}' is not valid", hint)
+                raise self._build_error(node, f"{key}: '{word}' is not valid", hint)
         try:
             converted = msgspec.convert(value, _FIELD_TYPES[key])
         except msgspec.ValidationError as error:
-            raise self._error(node, f"{key}: {error}") from None
+            raise self._build_error(node, f"{key}: {error}") from None
         if key in ("headline", "traceback"):
             self._compile_regex(node, key, converted)
         return converted
 
     def _read_patterns(self, node: Any) -> Iterator[SignaturePattern]:
         if node.id != "sequence":
-            raise self._error(node, "patterns: expected a list of texts")
+            raise self._build_error(node, "patterns: expected a list of texts")
         for item in node.value:
             if item.id == "mapping":
                 parts = {
@@ -245,14 +249,14 @@ class _SignatureFile:
             else:
                 parts = {"text": str(self._construct(item))}
             if not parts.get("text", "").strip(" 0123456789"):
-                raise self._error(item, "a pattern needs a text", "digits are ignored in the search for it")
+                raise self._build_error(item, "a pattern needs a text", "digits are ignored in the search for it")
             yield SignaturePattern(parts["text"], self._expand_regex(item, parts.get("regex", "")))
 
     def _expand_regex(self, node: Any, regex: str) -> str:
         def replace(found: re.Match[str]) -> str:
             if found[1] not in self.alternatives:
                 hint = did_you_mean(found[1], self.alternatives) or "define it below `alternatives`"
-                raise self._error(node, f"regex: <{found[1]}> is not defined", hint)
+                raise self._build_error(node, f"regex: <{found[1]}> is not defined", hint)
             return self.alternatives[found[1]]
 
         expanded = _PLACEHOLDER.sub(replace, regex)
@@ -266,7 +270,7 @@ class _SignatureFile:
         try:
             re.compile(regex)
         except re.error as error:
-            raise self._error(node, f"{key}: {error}") from None
+            raise self._build_error(node, f"{key}: {error}") from None
 
     def _read_alternatives(self, node: Any) -> Iterator[tuple[str, str]]:
         for name, value in self._read_keys(node, None).items():
@@ -280,22 +284,22 @@ class _SignatureFile:
         if node is None or (node.id == "scalar" and not node.value):
             return {}
         if node.id != "mapping":
-            raise self._error(node, f"expected keys and values, found a {node.id}")
+            raise self._build_error(node, f"expected keys and values, found a {node.id}")
         found: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = str(key_node.value)
             if valid is not None and key not in valid:
                 hint = did_you_mean(key, valid) or f"valid keys: {', '.join(valid)}"
-                raise self._error(key_node, f"unknown key '{key}'", hint)
+                raise self._build_error(key_node, f"unknown key '{key}'", hint)
             if key in found:
-                raise self._error(key_node, f"key '{key}' is given twice")
+                raise self._build_error(key_node, f"key '{key}' is given twice")
             found[key] = value_node
         return found
 
     def _construct(self, node: Any) -> Any:
         return self.loader.construct_object(node, deep=True)
 
-    def _error(self, node: Any, problem: str, hint: str = "") -> UsageError:
+    def _build_error(self, node: Any, problem: str, hint: str = "") -> UsageError:
         return UsageError(f"{self.file}:{node.start_mark.line + 1}: {problem}", hint)
 
 

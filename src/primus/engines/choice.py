@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from primus.engines.installation import (
     EngineInstallation,
-    environment_folder,
-    environment_python,
     find_checkout,
+    find_environment_folder,
+    find_environment_python,
     find_installation,
     find_python_version,
     is_current,
@@ -114,7 +114,7 @@ def _choose_installed(
     note = f"{engine.title} {version} {place.format_place()}"
     if place.version and not includes_version(engine.versions, place.version):
         note += f", which is not one of the supported versions ({engine.versions})"
-    elif place.place == "environment" and not is_current(environment_folder(environ) / name, engine):
+    elif place.place == "environment" and not is_current(find_environment_folder(environ) / name, engine):
         note += f"; its pins have changed: ./primus-cli setup --engine {name} updates it"
     return EngineChoice(name=name, requirement=engine, python=place.python, installation=place, note=note)
 
@@ -170,6 +170,6 @@ def _choose_new(engines: Mapping[str, EngineRequirement], environ: Mapping[str, 
         )
     if engines[name].find_packages(version) is None:
         require_interpreter(engines[name], environ)
-    new = environment_python(name, environ)
+    new = find_environment_python(name, environ)
     note = f"{engines[name].title} is not installed: setup makes its environment {new.parent.parent} first"
     return EngineChoice(name=name, requirement=engines[name], python=str(new), installation=None, note=note)

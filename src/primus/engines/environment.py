@@ -36,8 +36,8 @@ from primus.engines.installation import (
     RECORD_FILE,
     EngineInstallation,
     EnvironmentRecord,
-    environment_folder,
     find_environment,
+    find_environment_folder,
     is_current,
     read_record,
 )
@@ -75,7 +75,7 @@ def prepare_engine(names: Sequence[str], environ: Mapping[str, str], say: Say) -
 
 def list_changes(name: str, engine: EngineRequirement, environ: Mapping[str, str]) -> list[str]:
     """What `make_environment` would do, for a dry run; touches nothing."""
-    prefix = environment_folder(environ) / name
+    prefix = find_environment_folder(environ) / name
     if prefix.exists() and is_current(prefix, engine):
         return [f"{engine.title}: {prefix} is up to date"]
     if _needs_other_python(engine):
@@ -96,7 +96,7 @@ def make_environment(name: str, engine: EngineRequirement, environ: Mapping[str,
     Raises:
         UnfitError: The engine cannot be installed here, or does not work; nothing half-made is left.
     """
-    folder = environment_folder(environ)
+    folder = find_environment_folder(environ)
     prefix = folder / name
     # Without the lock: an environment that is up to date may be in a folder that only others can write.
     if not (prefix.exists() and is_current(prefix, engine)):
@@ -312,7 +312,7 @@ def _verify_imports(building: Path, engine: EngineRequirement, log: TextIO) -> N
         UnfitError: It cannot be imported; the message is its own error.
     """
     names = engine.imports or (engine.module,)
-    command = [*interpreter.code_command(str(building / "bin/python"), VERIFY), *names]
+    command = [*interpreter.build_code_command(str(building / "bin/python"), VERIFY), *names]
     # PYTHONPATH may name another copy of the engine, which would be imported instead.
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environ |= engine.import_variables

@@ -54,15 +54,15 @@ class EngineInstallation(Struct, frozen=True, kw_only=True):
         return f"in the {self.place} {where}"
 
 
-def environment_folder(environ: Mapping[str, str]) -> Path:
+def find_environment_folder(environ: Mapping[str, str]) -> Path:
     """Folder that holds an environment for each engine: `$PRIMUS_ENGINES`, else `engines` in the main environment."""
     named = environ.get(FOLDER_VARIABLE)
     return Path(named).expanduser().absolute() if named else Path(sys.prefix) / "engines"
 
 
-def environment_python(name: str, environ: Mapping[str, str]) -> Path:
+def find_environment_python(name: str, environ: Mapping[str, str]) -> Path:
     """Interpreter of the environment of the engine `name`, whether it exists or not."""
-    return environment_folder(environ) / name / "bin" / "python"
+    return find_environment_folder(environ) / name / "bin" / "python"
 
 
 def find_installation(
@@ -108,7 +108,7 @@ def is_current(prefix: Path, engine: EngineRequirement) -> bool:
 
 def find_environment(name: str, engine: EngineRequirement, environ: Mapping[str, str]) -> EngineInstallation | None:
     """The installation of an engine in its environment; None if it is not there, or shares packages that are gone."""
-    own = environment_python(name, environ)
+    own = find_environment_python(name, environ)
     record = read_record(own.parent.parent)
     if record and not all(os.path.isdir(folder) for folder in record.shared):
         return None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from primus.bootstrap.install import WISH_FILE
-from primus.engines.installation import FOLDER_VARIABLE, environment_folder
+from primus.engines.installation import FOLDER_VARIABLE, find_environment_folder
 from primus.engines.requirement import EngineRequirement
 from primus.errors import UnfitError
 from primus.process import read_output
@@ -81,7 +81,7 @@ def require_interpreter(engine: EngineRequirement, environ: Mapping[str, str]) -
 def describe_change(name: str, engine: EngineRequirement, environ: Mapping[str, str]) -> list[str]:
     """What `make_environment` would do, for a dry run."""
     version, python = require_interpreter(engine, environ)
-    folder = environment_folder(environ)
+    folder = find_environment_folder(environ)
     wanted = engine.find_packages(version)
     assert wanted is not None
     base = _find_base(folder, version)
@@ -105,7 +105,7 @@ def make_environment(name: str, engine: EngineRequirement, environ: Mapping[str,
             f"install primus for such a Python, or run ./primus-cli setup --engine {name} in a clone",
         )
     version, python = require_interpreter(engine, environ)
-    folder = environment_folder(environ)
+    folder = find_environment_folder(environ)
     say(f"{engine.title} is not available for the Python of {sys.prefix}: using Python {version}, {python}")
     # Names packages of this Python, which another one cannot import.
     child = {key: value for key, value in environ.items() if key != "PYTHONPATH"}

@@ -74,7 +74,7 @@ def parse_command(argv: Sequence[str]) -> Command:
         own, more = _take_globals(own)
         given |= more
         is_help |= _asks_help(own)
-        runtimes.append(RequestSegment(_normalize_word(head), _without_help(own)))
+        runtimes.append(RequestSegment(_normalize_word(head), _drop_help(own)))
     if not runtimes:
         raise _make_runtime_error(words)
     if not rest and not is_help:
@@ -91,7 +91,7 @@ def parse_command(argv: Sequence[str]) -> Command:
     own, passed_through = _split_passed_through(own)
     own, more = _take_globals(own)
     is_help |= _asks_help(own)
-    request = LaunchRequest(runtimes=tuple(runtimes), task=task, words=(*_without_help(own), *passed_through))
+    request = LaunchRequest(runtimes=tuple(runtimes), task=task, words=(*_drop_help(own), *passed_through))
     _check_order(runtimes)
     return Command(GlobalOptions(**(given | more)), request, is_help)
 
@@ -170,7 +170,7 @@ def _asks_help(words: Sequence[str]) -> bool:
     return any(word in HELP_WORDS for word in words)
 
 
-def _without_help(words: Sequence[str]) -> tuple[str, ...]:
+def _drop_help(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(word for word in words if word not in HELP_WORDS)
 
 
@@ -183,7 +183,7 @@ def _make_runtime_error(words: Sequence[str]) -> UsageError:
     if not words:
         return UsageError("no runtime is given", f"primus-cli <{'|'.join(runtimes)}> -- <task>; see primus-cli --help")
     head = words[0]
-    if _task_name(words, tasks) or head in {name.split()[0] for name in tasks}:
+    if _find_task_name(words, tasks) or head in {name.split()[0] for name in tasks}:
         return UsageError(f"'{head}' is a task; a runtime comes first", f"primus-cli direct -- {' '.join(words)}")
     if head.startswith("-"):
         misplaced = _make_misplaced_option_error(words, [word for word in words if is_runtime(word)])
@@ -202,7 +202,7 @@ def _find_task(rest: list[list[str]], runtimes: list[RequestSegment], is_help: b
     for extra in rest[1:]:
         words = [*words, "--", *extra]
     tasks = registry.list_plug_ins("tasks")
-    name = _task_name(words, tasks)
+    name = _find_task_name(words, tasks)
     if name:
         return name, words[len(name.split()) :]
     group = [task for task in tasks if words and task.split()[0] == words[0]]
@@ -213,7 +213,7 @@ def _find_task(rest: list[list[str]], runtimes: list[RequestSegment], is_help: b
     raise _make_task_error(words, runtimes, tasks)
 
 
-def _task_name(words: Sequence[str], tasks: Sequence[str]) -> str | None:
+def _find_task_name(words: Sequence[str], tasks: Sequence[str]) -> str | None:
     """The longest task name that `words` begin with."""
     for length in (2, 1):
         name = " ".join(words[:length]).lower().replace("_", "-")

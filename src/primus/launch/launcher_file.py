@@ -60,7 +60,7 @@ def take_choice(words: Sequence[str]) -> tuple[list[str], LauncherFileChoice]:
     Raises:
         UsageError: --config has no value, or is repeated.
     """
-    num_ours = _num_before_task(words)
+    num_ours = _count_before_task(words)
     rest = list(words[:num_ours])
     kept: list[str] = []
     choice = LauncherFileChoice()
@@ -80,7 +80,7 @@ def take_choice(words: Sequence[str]) -> tuple[list[str], LauncherFileChoice]:
     return [*kept, *words[num_ours:]], choice
 
 
-def _num_before_task(words: Sequence[str]) -> int:
+def _count_before_task(words: Sequence[str]) -> int:
     """Number of words before those of the task, which may have its own option --config."""
     begins, after_config = True, False
     for number, word in enumerate(words):
@@ -221,7 +221,7 @@ def _find_new_defaults(segment: RequestSegment, section: Mapping[str, Any]) -> l
 
     module = registry.load_plug_in(RUNTIMES, segment.name)
     own = {name: flag for flag in flags.list_flags(module.Options) for name in flag.names}
-    spellings = {**{name: _long_name(flag) for name, flag in own.items()}, **(module.SPELLINGS or {})}
+    spellings = {**{name: _spell_out_flag(flag) for name, flag in own.items()}, **(module.SPELLINGS or {})}
     typed = {_normalize_option(word, spellings) for word in segment.words if word.startswith("-")}
     new = []
     for key, item in section.items():
@@ -239,7 +239,7 @@ def _find_new_defaults(segment: RequestSegment, section: Mapping[str, Any]) -> l
     return new
 
 
-def _long_name(flag: flags.Flag) -> str:
+def _spell_out_flag(flag: flags.Flag) -> str:
     return next((name for name in flag.names if name.startswith("--")), flag.names[0])
 
 

@@ -69,13 +69,13 @@ def plan_attempt(
     """`job` in the run folder `directory`, as its attempt number `attempt`."""
     engine = _choose_engine(job, context)
     python = engine.python if engine else context.python
-    worker = interpreter.module_command(python, "primus.worker", str(directory), str(attempt))
+    worker = interpreter.build_module_command(python, "primus.worker", str(directory), str(attempt))
     notes = (*job.notes, engine.note) if engine else job.notes
     folders = _list_import_folders(engine)
     innermost = LaunchPlan(argv=worker, env=job.env, notes=notes)
     context = structs.replace(context, patches=job.patches, directory=str(directory), attempt=attempt, name=job.name)
     context = structs.replace(context, workload=job.workload)
-    seen = structs.replace(_seen_by_workers(context, job), python=python, import_folders=folders)
+    seen = structs.replace(_view_as_workers(context, job), python=python, import_folders=folders)
     folded = compose.compose_plan(request, innermost, seen)
     if engine and engine.installation and engine.installation.place == "checkout":
         folded = structs.replace(folded, env=folded.env | _make_checkout_variable(engine.installation, folded, context))
@@ -127,7 +127,7 @@ def _make_checkout_variable(
     return {"PYTHONPATH": Variable(folders, f"engine {checkout.engine}")}
 
 
-def _seen_by_workers(context: PlanContext, job: LaunchJob) -> PlanContext:
+def _view_as_workers(context: PlanContext, job: LaunchJob) -> PlanContext:
     """`context` with the machine as the workers use it: without accelerators if they run on the CPU."""
     if job.device != "cpu":
         return context

@@ -240,10 +240,10 @@ def _report_error(error: PrimusError, launch: Launch, shape: ClusterLayout, node
         return
     with contextlib.suppress(PrimusError):  # the failure of this node is the better message
         head = (shape.master_addr, shape.master_port, shape.node_rank)
-        rendezvous.abort_join(*head, reason, error.exit_code, _rendezvous_timeout_s(launch), nodes.kept)
+        rendezvous.abort_join(*head, reason, error.exit_code, _choose_rendezvous_timeout_s(launch), nodes.kept)
 
 
-def _rendezvous_timeout_s(launch: Launch) -> float:
+def _choose_rendezvous_timeout_s(launch: Launch) -> float:
     """Seconds that nodes wait for each other: for the start of all of them, a missing engine, and their hooks.
 
     Of hooks with long limits, such as a folder of AMD-AGI/Primus, only one counts in full: a missing node must not
@@ -317,7 +317,7 @@ def _join_run(pending: _PendingLaunch, shape: ClusterLayout, nodes: NodeConnecti
     assert shape.master_port is not None
     head = (shape.master_addr, shape.master_port, shape.node_rank)
     reply = rendezvous.join_rendezvous(
-        *head, _compute_fingerprint(pending.per_node, shape), _rendezvous_timeout_s(pending.launch), nodes.kept
+        *head, _compute_fingerprint(pending.per_node, shape), _choose_rendezvous_timeout_s(pending.launch), nodes.kept
     )
     # Planned again in that folder; then the settings that node 0 made for all nodes are applied.
     launch = pending.launch
@@ -345,7 +345,7 @@ def _wait_for_nodes(pending: _PendingLaunch, run: Run, shape: ClusterLayout, nod
     assert shape.master_port is not None
     host = socket.gethostname()
     reply = rendezvous.JoinReply(run.id, pending.launch.attempt, env=pending.env, extra=pending.extra, host=host)
-    timeout_s = _rendezvous_timeout_s(pending.launch)
+    timeout_s = _choose_rendezvous_timeout_s(pending.launch)
     rendezvous.lead_rendezvous(
         shape.master_port, shape.nnodes, reply, _compute_fingerprint(pending.per_node, shape), timeout_s, nodes.kept
     )

@@ -69,15 +69,15 @@ def prepare_remote(invocation: Invocation) -> RemoteLaunch:
     ours.check_start()
     directory, attempt = _choose_run_folder(ours)
     words = ("--run", str(directory), *(ours.elsewhere or ())) if is_planned else request.words
-    runtimes, typed = _by_name(request.runtimes, invocation.plan_context.environ)
-    secrets = _masked_in_folder(ours) | typed
+    runtimes, typed = _name_secrets(request.runtimes, invocation.plan_context.environ)
+    secrets = _mask_folder_secrets(ours) | typed
     learn({name: variable.value for name, variable in secrets.items()})
     hidden = sorted(
         name for name, each in secrets.items() if each.format_value(name) != each.value and not is_secret_name(name)
     )
     if hidden:
         secrets[HIDDEN_VARIABLE] = Variable(",".join(hidden), "redaction")
-    going = LaunchRequest(runtimes=runtimes, task=request.task, words=_without_secrets(words))
+    going = LaunchRequest(runtimes=runtimes, task=request.task, words=_check_no_secrets(words))
     context = invocation.plan_context
     context = structs.replace(context, directory=str(directory), attempt=attempt, name=ours.name)
     plan = compose.compose_outer_plan(going, context, secrets, given)
@@ -101,7 +101,7 @@ def _choose_run_folder(job: LaunchJob) -> tuple[Path, int]:
     return Path(job.workspace).absolute() / job.name / create_run_id(), 0
 
 
-def _by_name(
+def _name_secrets(
     runtimes: tuple[RequestSegment, ...], environ: Mapping[str, str]
 ) -> tuple[tuple[RequestSegment, ...], dict[str, Variable]]:
     """The runtimes without secrets in their words, and as variables the secrets and those that the last one names."""
@@ -110,7 +110,7 @@ def _by_name(
     for segment in runtimes:
         words, secrets = pass_secrets_by_name(segment.words)
         references = registry.load_plug_in(RUNTIMES, segment.name).REFERENCES
-        kept.append(RequestSegment(segment.name, _without_secrets(words, references)))
+        kept.append(RequestSegment(segment.name, _check_no_secrets(words, references)))
         found |= {name: Variable(value, "--env", is_secret=True) for name, value in secrets.items()}
         if registry.load_plug_in(RUNTIMES, segment.name).LEVEL == "node":  # the others pass their own variables on
             named = {name: Variable(environ[name], "--env") for name in list_named_variables(words, environ)}
@@ -118,12 +118,12 @@ def _by_name(
     return tuple(kept), found
 
 
-def _masked_in_folder(job: LaunchJob) -> dict[str, Variable]:
+def _mask_folder_secrets(job: LaunchJob) -> dict[str, Variable]:
     """Secrets that the experiment sets; the configuration in the run folder holds only their names."""
     return {name: variable for name, variable in job.env.items() if variable.format_value(name) != variable.value}
 
 
-def _without_secrets(words: tuple[str, ...], references: Collection[str] = ()) -> tuple[str, ...]:
+def _check_no_secrets(words: tuple[str, ...], references: Collection[str] = ()) -> tuple[str, ...]:
     """Check that `words`, which become the command line of another program, contain no secret.
 
     Args:
@@ -183,8 +183,9 @@ def _run_outermost(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
     for path, text in remote.plan.files.items():
         # Checked although secrets are passed by name: a script stays on disk, and users of a cluster share folders.
         if holds_secret(text):
+            line = redact(_find_first_secret_line(text))
             raise UsageError(
-                f"{Path(path).name}: refusing to write a secret into this script: {redact(_first_secret_line(text))}",
+                f"{Path(path).name}: refusing to write a secret into this script: {line}",
                 "set it as an environment variable, and pass it by name: --env NAME",
             )
         write_text(Path(path), text)
@@ -245,7 +246,7 @@ def _remove_run(remote: RemoteLaunch, run: Run | None, latest: str) -> None:
         experiment.rmdir()  # fails if it has other runs
 
 
-def _first_secret_line(text: str) -> str:
+def _find_first_secret_line(text: str) -> str:
     return next((line for line in text.splitlines() if holds_secret(line)), "").strip()
 
 

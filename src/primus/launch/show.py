@@ -25,7 +25,8 @@ def _format_level(plan: LaunchPlan) -> list[str]:
         shape = plan.layout
         lines += ["layout:"]
         lines += [
-            f"  {name}: {getattr(shape, name)}{_format_source(shape.sources.get(name))}" for name in _layout_names(plan)
+            f"  {name}: {getattr(shape, name)}{_format_source(shape.sources.get(name))}"
+            for name in _list_layout_names(plan)
         ]
     if plan.policy:
         lines += ["supervision:", *(f"  {line}" for line in _format_policy(plan.policy))]
@@ -51,7 +52,7 @@ def _format_policy(policy: RestartPolicy) -> list[str]:
     return [f"restarts: {restarts}", f"hang: {hang}"]
 
 
-def _layout_names(plan: LaunchPlan) -> list[str]:
+def _list_layout_names(plan: LaunchPlan) -> list[str]:
     assert plan.layout
     several = ["nnodes", "node_rank", "master_addr", "master_port"] if plan.layout.nnodes > 1 else []
     return ["nproc", *several]

@@ -63,7 +63,7 @@ def list_usable_devices(facts: MachineFacts, environ: Mapping[str, str]) -> tupl
     (CUDA programming guide, environment variables; ROCm, GPU isolation techniques).
     """
     found = facts.partitions
-    if any(device.partition_mode == MIG for device in facts.devices) or _names_parts(environ):
+    if any(device.partition_mode == MIG for device in facts.devices) or _has_parts(environ):
         return _list_usable_mig_parts(facts, environ)
     is_amd = any(device.vendor == "amd" for device in facts.devices)
     for name in AMD_VISIBLE if is_amd else NVIDIA_VISIBLE:
@@ -72,7 +72,7 @@ def list_usable_devices(facts: MachineFacts, environ: Mapping[str, str]) -> tupl
     return found
 
 
-def _names_parts(environ: Mapping[str, str]) -> bool:
+def _has_parts(environ: Mapping[str, str]) -> bool:
     """Whether MIG instances are selected; a container may not see how the GPUs are divided."""
     return environ.get("CUDA_VISIBLE_DEVICES", "").strip().upper().startswith("MIG-")
 

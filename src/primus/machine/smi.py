@@ -216,7 +216,7 @@ def parse_torch(texts: Sequence[str]) -> list[ToolReading]:
     return found
 
 
-_TORCH = ToolSource(tool="torch", questions=(interpreter.code_command(sys.executable, TORCH),), parse=parse_torch)
+_TORCH = ToolSource(tool="torch", questions=(interpreter.build_code_command(sys.executable, TORCH),), parse=parse_torch)
 SOURCES: dict[Vendor, tuple[ToolSource, ...]] = {
     "amd": (
         ToolSource(

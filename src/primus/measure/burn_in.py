@@ -113,9 +113,9 @@ class _BurnInLoad:
         self._first = [one.out.clone() for one in self._sets]
         self.wrong_at_first = sum(gemm.wrong_elements(one) for one in self._sets)
         self.digest = "".join(compute_checksum(product.view(self._words)) for product in self._first)
-        self._calls = self._num_calls(batch_s)
+        self._calls = self._count_calls(batch_s)
 
-    def _num_calls(self, batch_s: float) -> int:
+    def _count_calls(self, batch_s: float) -> int:
         """Products of one batch."""
         begin = time.perf_counter()
         for index in range(len(self._sets)):

@@ -158,7 +158,7 @@ def exchange_messages(buffers: Buffers, group: RankGroup, to: int, of: int) -> N
         work.wait()
 
 
-def _all_but_own(n: int) -> float:
+def _share_of_others(n: int) -> float:
     return (n - 1) / n
 
 
@@ -178,7 +178,7 @@ OPERATIONS: dict[str, Operation] = {
         expected=lambda rank, n, share: lambda i: _compute_sum(n, i),
     ),
     "all_gather": Operation(
-        bus_factor=_all_but_own,
+        bus_factor=_share_of_others,
         sends_all=False,
         receives_all=True,
         launch=_all_gather,
@@ -187,7 +187,7 @@ OPERATIONS: dict[str, Operation] = {
         by_share=True,
     ),
     "reduce_scatter": Operation(
-        bus_factor=_all_but_own,
+        bus_factor=_share_of_others,
         sends_all=True,
         receives_all=False,
         launch=_reduce_scatter,
@@ -196,7 +196,7 @@ OPERATIONS: dict[str, Operation] = {
         expected=lambda rank, n, share: lambda i: _compute_sum(n, i + rank * share),
     ),
     "all_to_all": Operation(
-        bus_factor=_all_but_own,
+        bus_factor=_share_of_others,
         sends_all=True,
         receives_all=True,
         launch=_all_to_all,
@@ -354,7 +354,7 @@ def time_loop(call: Callable[[], object], clock: Clock, calls: int, group: RankG
     return gather_from_all((seconds if seconds > 0 else wall_s) / calls, group)
 
 
-def _wrong_by_source(operation: Operation, buffers: Buffers, group: RankGroup) -> dict[int | None, int]:
+def _count_wrong_by_source(operation: Operation, buffers: Buffers, group: RankGroup) -> dict[int | None, int]:
     """Wrong elements that this rank received, by the global rank of their source."""
     n, received = group.size, buffers.receive
     share_elements = max(len(buffers.send), len(received)) // n
@@ -368,7 +368,7 @@ def _wrong_by_source(operation: Operation, buffers: Buffers, group: RankGroup) -
 
 def gather_wrong_elements(operation: Operation, buffers: Buffers, group: RankGroup) -> list[WrongElements]:
     """Wrong elements after the first call, of all ranks."""
-    own = _wrong_by_source(operation, buffers, group)
+    own = _count_wrong_by_source(operation, buffers, group)
     # One number per rank in the usual case; the details are pickled objects, which are slow to gather.
     if not any(gather_from_all(float(sum(own.values())), group)):
         return []

@@ -30,7 +30,7 @@ def own_device(local_rank: int, environ: Mapping[str, str], asked: DeviceKind = 
         UnfitError: The machine has accelerators that PyTorch cannot use, or fewer than processes.
     """
     num_visible = torch.cuda.device_count() if asked != "cpu" and torch.cuda.is_available() else 0
-    error = "" if num_visible or asked == "cpu" else _error_of_torch()
+    error = "" if num_visible or asked == "cpu" else _read_torch_error()
     if choose_device_type(asked, num_visible, environ, error) == "cpu":
         return torch.device("cpu")
     if local_rank >= num_visible:
@@ -44,7 +44,7 @@ def own_device(local_rank: int, environ: Mapping[str, str], asked: DeviceKind = 
     return device
 
 
-def _error_of_torch() -> str:
+def _read_torch_error() -> str:
     """PyTorch's own error for why it sees no device."""
     try:
         torch.cuda.init()

@@ -63,14 +63,14 @@ def duration_s(name: str, asked: MeasurementPlan) -> float:
 def run(name: str, place: EnduranceContext, rank: RankResult, keep: Callable[[RankResult], None]) -> None:
     """Run one test; `keep` is called with the rank's results each time that they grow."""
     if name == "host_memory":
-        keep(structs.replace(rank, figures=(*rank.figures, _host_memory(place))))
+        keep(structs.replace(rank, figures=(*rank.figures, _measure_host_memory(place))))
     elif name == "quickstart":
         keep(structs.replace(rank, trainings=tuple(_run_training(place))))
     elif name == "burn_in":
-        _burn_in(place, rank, keep)
+        _run_burn_in(place, rank, keep)
 
 
-def _host_memory(place: EnduranceContext) -> MeasuredFigure:
+def _measure_host_memory(place: EnduranceContext) -> MeasuredFigure:
     """The STREAM triad by all processes of the node concurrently, each with its share of the processors."""
     threads = max(1, len(os.sched_getaffinity(0)) // place.num_local)
     free_bytes = int(psutil.virtual_memory().available * HOST_SHARE) // place.num_local
@@ -108,7 +108,7 @@ def _run_training(place: EnduranceContext) -> Iterator[ReferenceTraining]:
         yield ReferenceTraining(key=key, digest=digest, last_loss=loss if math.isfinite(loss) else None)
 
 
-def _burn_in(place: EnduranceContext, rank: RankResult, keep: Callable[[RankResult], None]) -> None:
+def _run_burn_in(place: EnduranceContext, rank: RankResult, keep: Callable[[RankResult], None]) -> None:
     attempt, asked = place.attempt, place.asked
     sampler = _create_sampler(place)
 
@@ -129,7 +129,7 @@ def _burn_in(place: EnduranceContext, rank: RankResult, keep: Callable[[RankResu
             asked.dtype,
             create_clock(place.device),
             asked.burn_in_s,
-            memory_bytes=_pattern_bytes(place),
+            memory_bytes=_count_pattern_bytes(place),
             multiply=place.workload.multiply,
             on_window=on_window,
             is_stopped=lambda: attempt.stop_signal is not None,
@@ -156,7 +156,7 @@ def _create_sampler(place: EnduranceContext) -> telemetry.TelemetrySampler | Non
     )
 
 
-def _pattern_bytes(place: EnduranceContext) -> int:
+def _count_pattern_bytes(place: EnduranceContext) -> int:
     if place.device.type == "cuda":
         return int(torch.cuda.mem_get_info(place.device)[0] * PATTERN_SHARE)
     # On a CPU all processes of the node share the host's memory.

@@ -50,7 +50,7 @@ def tune_product(product: MatrixProduct, measure_s: float) -> TunedProduct:
         sets = create_operand_sets(product)
         forms, problems = _check_forms(product, sets)
     except (RuntimeError, TypeError) as error:
-        return TunedProduct(product=product, problem=_first_line(error))
+        return TunedProduct(product=product, problem=_take_first_line(error))
     # Without the default there is nothing to compare with.
     if DEFAULT not in forms:
         return TunedProduct(product=product, problem=problems[DEFAULT])
@@ -111,7 +111,7 @@ def _check_forms(
         try:
             result = form(a, b)
         except RuntimeError as error:
-            problems[name] = _first_line(error)
+            problems[name] = _take_first_line(error)
             continue
         wrong = sum(wrong_elements(checked) for checked in _list_matrices(a, b, result))
         if wrong:
@@ -157,5 +157,5 @@ def _judge_form(name: str, times: list[float], base: list[float]) -> FormTiming:
     )
 
 
-def _first_line(error: Exception) -> str:
+def _take_first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

@@ -197,7 +197,11 @@ class Suite:
 
     def _measure_figures(self, name: str) -> Iterator[MeasuredFigure]:
         device, clock, asked = self._device, self._clock, self._asked
-        cache_bytes, max_bytes, effort = self._cache_bytes(), self._array_bytes(), self._scale_effort(LONG_ENOUGH)
+        cache_bytes, max_bytes, effort = (
+            self._count_cache_bytes(),
+            self._count_array_bytes(),
+            self._scale_effort(LONG_ENOUGH),
+        )
         if name == "sanity":
             yield _check_sanity(device)
         elif name == "gemm":
@@ -307,10 +311,10 @@ class Suite:
         self._part = structs.replace(self._part, **changes)
         write_json(self._attempt.run.directory / measurements.find_measurements_file(self._attempt.rank), self._part)
 
-    def _cache_bytes(self) -> int:
+    def _count_cache_bytes(self) -> int:
         return find_cache_bytes(self._device, self._asked.last_level_cache_bytes)
 
-    def _array_bytes(self) -> int:
+    def _count_array_bytes(self) -> int:
         found = find_array_bytes(self._device, self._num_local)
         return min(found, QUICK_HOST_BYTES) if self._asked.is_quick and self._device.type == "cpu" else found
 

@@ -138,7 +138,7 @@ def measure_call(
     is_settled, last_s = _warm_up(call, clock, effort)
     calls, sample_s = 1, last_s
     if last_s < LONG_CALL_S:
-        calls, sample_s = _calls_a_sample(call, clock) if before is None else (1, _time_one(call, clock))
+        calls, sample_s = _choose_calls_a_sample(call, clock) if before is None else (1, _time_one(call, clock))
     most = max(effort.fewest_calls, min(effort.calls, math.ceil(effort.measure_s / sample_s)))
     samples, wall_s = _take_until_narrow(call, clock, effort, calls, most, sample_s, before)
     # HIP events may report 0 for short intervals; one such sample makes the minimum and percentiles meaningless.
@@ -229,7 +229,7 @@ def _warm_up(call: Callable[[], object], clock: Clock, effort: Effort) -> tuple[
         size = ROUND if wall_s / size < effort.warm_up_s else 1
 
 
-def _calls_a_sample(call: Callable[[], object], clock: Clock) -> tuple[int, float]:
+def _choose_calls_a_sample(call: Callable[[], object], clock: Clock) -> tuple[int, float]:
     """Number of calls that take long enough for the clock, and their seconds."""
     calls = 1
     while True:

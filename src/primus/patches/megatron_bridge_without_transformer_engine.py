@@ -49,7 +49,7 @@ class AdapterFinder(MetaPathFinder):
             return None
         spec = PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None:
-            change = _with_stand_ins if name == LAYERS else _without_engine_classes
+            change = _add_stand_ins if name == LAYERS else _drop_engine_classes
             setattr(spec.loader, "exec_module", change(spec.loader.exec_module))  # noqa: B010 - of this instance
         return spec
 
@@ -65,7 +65,7 @@ def apply() -> None:
         sys.meta_path.insert(0, AdapterFinder())
 
 
-def _with_stand_ins(execute: Callable[[types.ModuleType], None]) -> Callable[[types.ModuleType], None]:
+def _add_stand_ins(execute: Callable[[types.ModuleType], None]) -> Callable[[types.ModuleType], None]:
     def execute_with(module: types.ModuleType) -> None:
         engine = StandIn(STAND_INS[0])
         sys.modules.update(zip(STAND_INS, (engine, engine.pytorch), strict=True))
@@ -78,7 +78,7 @@ def _with_stand_ins(execute: Callable[[types.ModuleType], None]) -> Callable[[ty
     return execute_with
 
 
-def _without_engine_classes(execute: Callable[[types.ModuleType], None]) -> Callable[[types.ModuleType], None]:
+def _drop_engine_classes(execute: Callable[[types.ModuleType], None]) -> Callable[[types.ModuleType], None]:
     """Megatron-core's names of Transformer Engine's layers exist without it, as None; Bridge takes them for classes."""
 
     def execute_without(module: types.ModuleType) -> None:

@@ -135,10 +135,10 @@ def _accept_cpu_parameters(torch: Any) -> None:
     from megatron.core.optimizer import clip_grads, distrib_optimizer, optimizer
 
     wrapped = optimizer.Float16OptimizerWithFloat16Params
-    wrapped.__init__ = _with_cuda_type_names(torch, wrapped.__init__)
+    wrapped.__init__ = _add_cuda_type_names(torch, wrapped.__init__)
     sharded = distrib_optimizer.DistributedOptimizer
-    sharded.__init__ = _with_cuda_type_names(torch, sharded.__init__)
-    clip = _with_cuda_type_names(torch, clip_grads.clip_grad_by_total_norm_fp32)
+    sharded.__init__ = _add_cuda_type_names(torch, sharded.__init__)
+    clip = _add_cuda_type_names(torch, clip_grads.clip_grad_by_total_norm_fp32)
     clip_grads.clip_grad_by_total_norm_fp32 = optimizer.clip_grad_by_total_norm_fp32 = clip
 
 
@@ -164,7 +164,7 @@ def _skip_if_alone(exchange: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _with_cuda_type_names(torch: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+def _add_cuda_type_names(torch: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         with _name_types_as_cuda(torch):

@@ -93,7 +93,7 @@ def judge_torch(node: PreflightNode, found: TorchInstallation | None) -> Iterato
 def _find_cuda_driver(node: PreflightNode, file: Path) -> CheckFinding:
     """The driver supports the CUDA version that PyTorch is built for; an installed toolkit does not matter."""
     build, driver = torch_builds.read_build(file), node.facts.software.nvidia_driver
-    runs = torch_builds.cuda_of_driver(driver)
+    runs = torch_builds.find_cuda_of_driver(driver)
     reason = "a driver runs builds of its CUDA major version and older ones (CUDA compatibility guide)"
     if runs is None:
         return report_info("software.cuda_driver", f"PyTorch for {build}, driver {driver or 'not known'}", reason)
@@ -166,7 +166,7 @@ def check_libraries(node: PreflightNode) -> Iterator[CheckFinding]:
 def _load_library(node: PreflightNode, name: str) -> CommandResult:
     """Load a shared library in a separate process, since loading a broken one may end the process."""
     code = f"import ctypes; ctypes.CDLL({name!r})"
-    return node.run_program(interpreter.code_command(sys.executable, code), LOAD_LIMIT_S)
+    return node.run_program(interpreter.build_code_command(sys.executable, code), LOAD_LIMIT_S)
 
 
 def _list_nic_plugins(node: PreflightNode) -> Iterator[CheckFinding]:

@@ -50,7 +50,7 @@ def check_torch_devices(node: PreflightNode, python: str = sys.executable) -> It
     expected = len(visible.list_usable_devices(node.facts, node.environ))
     # A separate process: this one does not import torch, a CUDA context would stay open during the measurements,
     # and run_program can kill a process whose driver call hangs.
-    answer = node.run_program(interpreter.code_command(python, PROGRAM), compute_limit_s(node))
+    answer = node.run_program(interpreter.build_code_command(python, PROGRAM), compute_limit_s(node))
     if "No module named 'torch'" in answer.problem:
         yield report_info("gpu.torch_count", "PyTorch is not installed here")
         return

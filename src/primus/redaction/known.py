@@ -78,7 +78,7 @@ class KnownSecrets:
             if len(value) < SHORTEST_ANYWHERE:
                 patterns.append(re.compile(rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])"))
                 continue
-            literals |= set(_forms_of(value))
+            literals |= set(_list_forms(value))
             words = value.split()
             if len(words) > 1:  # YAML may fold text between them
                 patterns.append(re.compile(r"(?:\s|\\[nrt]|\\\s*\n\s*\\?)+".join(map(re.escape, words))))
@@ -107,7 +107,7 @@ def _is_number(value: str) -> bool:
     return True
 
 
-def _forms_of(value: str) -> Iterator[str]:
+def _list_forms(value: str) -> Iterator[str]:
     """`value` as JSON, Python, shells, YAML, URLs and HTTP headers write it."""
     import base64  # imported only if there is a secret: every command imports this module
     import json
@@ -247,6 +247,6 @@ def _redact_strings(value: Any) -> Any:
     return value
 
 
-def known_literals() -> tuple[str, ...]:
+def list_known_literals() -> tuple[str, ...]:
     """Every form of every value that is known."""
     return _known[-1].literals()

@@ -52,13 +52,13 @@ def is_secret_name(name: str) -> bool:
     """Whether a variable, option or key of this name holds a secret: `HF_TOKEN`, `--api-key`, `dbPass`, `MYSQL_PWD`."""
     if not _SUSPICIOUS.search(name.upper()):
         return False
-    words = _words_of(name)
+    words = _split_words(name)
     if not words or words[-1] in _PLACES or words in (["PWD"], ["OLDPWD"]):
         return False
     return any(_is_secret_word(words, index) for index in range(len(words)))
 
 
-def _words_of(name: str) -> list[str]:
+def _split_words(name: str) -> list[str]:
     """Words of a name in capitals, without the digits at their ends: `env.wandbApiKey2` is ENV, WANDB, API, KEY."""
     spaced = _CAMEL.sub(" ", name) if not name.isupper() else name
     found = [word.upper().rstrip("0123456789") or word for word in _SPLIT.split(spaced) if word]

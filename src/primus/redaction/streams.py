@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from primus.redaction.forms import has_shape
-from primus.redaction.known import known_literals, redact
+from primus.redaction.known import list_known_literals, redact
 
 
 class RedactingStream:
@@ -90,7 +90,7 @@ def _may_hold_secret(path: Path) -> bool:
         return False
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         # Two passes: known values in mapped memory, which is fast, then secrets by form, line by line.
-        if any(content.find(literal.encode("utf-8", "surrogateescape")) >= 0 for literal in known_literals()):
+        if any(content.find(literal.encode("utf-8", "surrogateescape")) >= 0 for literal in list_known_literals()):
             return True
     with path.open(encoding="utf-8", errors="replace") as lines:
         return any(has_shape(line) or "://" in line for line in lines)

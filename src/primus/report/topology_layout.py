@@ -162,7 +162,7 @@ class PictureLayout:
 
     def _group_devices(self, ends: list[TopologyEnd], top: float) -> tuple[DeviceGroup, ...]:
         """The devices below each switch or port with both GPUs and NICs, then the others."""
-        switches = _mixed_switches(ends)
+        switches = _find_mixed_switches(ends)
         below: dict[tuple[str, ...], list[TopologyEnd]] = {}
         for end in ends:
             above = [switch for switch in switches if _is_below(end, switch)]
@@ -207,7 +207,7 @@ def _compute_column_load(nodes: list[NumaNode]) -> int:
     return sum(100 * _count_gpus(node) + len(node[1]) for node in nodes)
 
 
-def _mixed_switches(ends: Sequence[TopologyEnd]) -> set[tuple[str, ...]]:
+def _find_mixed_switches(ends: Sequence[TopologyEnd]) -> set[tuple[str, ...]]:
     """Paths to the ports and switches shared by a GPU and a NIC, from the port of the host bridge on: for each GPU the
     deepest one."""
     found = set()

@@ -101,7 +101,7 @@ def _is_worker(folder: Path, run: Run, rank: int) -> bool:
         executable = (folder / "exe").readlink().name
     except OSError:
         return False
-    # `primus.interpreter.module_command`: the agent has its own module first, and that of the worker behind it.
+    # `primus.interpreter.build_module_command`: the agent has its own module first, and that of the worker behind it.
     module = next((word for word in words if word.startswith("primus.")), "")
     if module != WORKER or not executable.startswith("python"):
         return False

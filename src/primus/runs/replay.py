@@ -62,9 +62,7 @@ def find_differences(
         Difference("kernel", then.kernel, now.kernel, False) if then.kernel != now.kernel else None,
         Difference("host", then.host, now.host, False) if then.host != now.host else None,
     ]
-    all_found = [difference for difference in found if difference] + _package_differences(
-        run, packages, engine_packages
-    )
+    all_found = [difference for difference in found if difference] + _compare_packages(run, packages, engine_packages)
     return sorted(all_found, key=lambda difference: not difference.changes_numbers)
 
 
@@ -106,11 +104,11 @@ def list_replay_variables(run: Run, environ: Mapping[str, str]) -> dict[str, str
     Raises:
         PrimusError: The run has no plan, or no dump of its environment.
     """
-    wanted = _numeric_variables(run) | _planned_variables(run)
+    wanted = _list_numeric_variables(run) | _list_planned_variables(run)
     return {name: value for name, value in wanted.items() if environ.get(name) != value and MASK not in value}
 
 
-def _numeric_variables(run: Run) -> dict[str, str]:
+def _list_numeric_variables(run: Run) -> dict[str, str]:
     """Variables that may change numerical results, regardless of their origin."""
     found: dict[str, str] = {}
     for line in _read_lines(run, "primus_env_dump.txt"):
@@ -120,7 +118,7 @@ def _numeric_variables(run: Run) -> dict[str, str]:
     return found
 
 
-def _planned_variables(run: Run) -> dict[str, str]:
+def _list_planned_variables(run: Run) -> dict[str, str]:
     """Variables that the run set, except those that every launch computes.
 
     The latter include path lists, such as PATH, that a hook has extended.
@@ -154,7 +152,7 @@ def _read_lines(run: Run, name: str) -> list[str]:
         raise PrimusError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _package_differences(
+def _compare_packages(
     run: Run, packages: Mapping[str, str] | None, engine_packages: Collection[str]
 ) -> list[Difference]:
     then = dict(line.split("==", 1) for line in _read_lines(run, "packages.txt") if "==" in line)

@@ -131,7 +131,7 @@ def build_layout(options: Options, context: PlanContext) -> ClusterLayout:
         return ClusterLayout(nproc=1, sources={"nproc": "--single", "nnodes": "--single"})
     return find_layout(
         context.environ,
-        lambda: _num_devices(context),
+        lambda: _count_devices(context),
         nproc=options.nproc,
         nnodes=options.nnodes,
         node_rank=options.node_rank,
@@ -140,7 +140,7 @@ def build_layout(options: Options, context: PlanContext) -> ClusterLayout:
     )
 
 
-def _num_devices(context: PlanContext) -> int:
+def _count_devices(context: PlanContext) -> int:
     return (
         len(list_usable_devices(context.facts(None), context.environ))
         if context.starts_workers
@@ -259,7 +259,7 @@ def _build_agent_command(
     script = worker[1:]  # without the interpreter: the agent starts workers with its own
     folder = Run(Path(context.directory)).attempt_folder(context.attempt)
     report = f"--report={name_agent_report_file(folder, shape.node_rank)}"
-    agent = interpreter.module_command(context.python, AGENT, report)
+    agent = interpreter.build_module_command(context.python, AGENT, report)
     common = (*agent, f"--nproc-per-node={shape.nproc}", f"--nnodes={shape.nnodes}")
     if shape.master_port is None:
         return (*common, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", *script)

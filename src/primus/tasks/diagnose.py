@@ -190,9 +190,9 @@ def _format_answer(answer: DiagnosisAnswer, is_full: bool) -> str:
     found = answer.diagnosis
     parts = [_format_answer_title(answer)]
     if found.cause:
-        parts += [_format_labeled_rows(_cause_rows(found.cause, found))]
+        parts += [_format_labeled_rows(_format_cause_rows(found.cause, found))]
     else:
-        parts += [_format_labeled_rows(_unknown_rows(answer))]
+        parts += [_format_labeled_rows(_format_unknown_rows(answer))]
     others = [cause for cause in found.causes if cause is not found.cause]
     parts += ["\n".join(line for cause in others for line in _format_other_cause(cause, is_full))] if others else []
     parts += ["\n".join(f"note: {note}" for note in found.notes)] if found.notes else []
@@ -210,7 +210,7 @@ def _format_labeled_rows(rows: list[tuple[str, str]]) -> str:
     return "\n".join(f"{name + ':' if name else '':<11}{value}".rstrip() for name, value in rows)
 
 
-def _cause_rows(cause: Cause, found: Diagnosis) -> list[tuple[str, str]]:
+def _format_cause_rows(cause: Cause, found: Diagnosis) -> list[tuple[str, str]]:
     first = next((each for each in cause.evidence if each.time is not None), None)
     at = f", {table.format_time(first.time)}" if first else ""
     lines = [_format_evidence(each) for each in cause.evidence]
@@ -225,7 +225,7 @@ def _cause_rows(cause: Cause, found: Diagnosis) -> list[tuple[str, str]]:
     ]
 
 
-def _unknown_rows(answer: DiagnosisAnswer) -> list[tuple[str, str]]:
+def _format_unknown_rows(answer: DiagnosisAnswer) -> list[tuple[str, str]]:
     found = answer.diagnosis
     if answer.is_known:
         return [("cause", found.reason or "no sign of a failure was found")]

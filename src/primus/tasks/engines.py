@@ -10,7 +10,7 @@ from msgspec import Struct
 from primus import __version__
 from primus.engines.installation import (
     EngineInstallation,
-    environment_folder,
+    find_environment_folder,
     is_current,
     list_installation_folders,
     list_installations,
@@ -108,6 +108,6 @@ def _find_remedy(
     missing = [module for module in engine.needs if find_module_folder(module, folders) is None]
     if missing:
         return f"{', '.join(missing)} cannot be imported by {found.python}"
-    if found.place == "environment" and not is_current(environment_folder(environ) / name, engine):
+    if found.place == "environment" and not is_current(find_environment_folder(environ) / name, engine):
         return f"its pins have changed: {install}"
     return ""

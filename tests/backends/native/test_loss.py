@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primus.backends.native.loss import CHUNK_BYTES, IGNORED, TILE, count_targets, cross_entropy, default_chunk
+from primus.backends.native.loss import CHUNK_BYTES, IGNORED, TILE, choose_chunk, count_targets, cross_entropy
 
 
 def inputs(tokens: int, width: int, vocabulary: int, seed: int, dtype=torch.float32):
@@ -104,7 +104,7 @@ def test_the_default_chunk_holds_a_bounded_number_of_bytes() -> None:
     for vocabulary in (1000, 32000, 128256, 262144):
         for dtype in (torch.float32, torch.bfloat16):
             hidden = torch.empty(1, dtype=dtype)
-            chunk = default_chunk(vocabulary, hidden)
+            chunk = choose_chunk(vocabulary, hidden)
             assert chunk % TILE == 0
             assert chunk == TILE or chunk * vocabulary * hidden.element_size() <= CHUNK_BYTES["cpu"]
 

@@ -135,7 +135,7 @@ def test_pieces_tell_which_part_of_a_stream_differs(monkeypatch: pytest.MonkeyPa
         return [digits[start : start + 16] for start in range(0, len(digits), 16)]
 
     old, new = pieces(before), pieces(after)
-    size = 8 * fingerprint.chunks_in_piece(13)
+    size = 8 * fingerprint.count_chunks_in_piece(13)
     assert (len(old), size) == (4, 32)
     assert [index for index in range(4) if old[index] != new[index]] == [70 // size]
 

@@ -16,7 +16,7 @@ from primus.data.tokenizers.load import parse_tokenizer
 @given(text=small.texts, size=st.integers(0, 12))
 def test_the_pieces_have_the_ids_of_the_whole(name: str, text: str, size: int) -> None:
     tokenizer = small.by_pattern()[name]
-    pieces = tokenizer.safe_cuts(text, size)
+    pieces = tokenizer.cut_safely(text, size)
     assert "".join(pieces) == text
     assert [token for piece in pieces for token in tokenizer.encode(piece)] == tokenizer.encode(text)
     assert all(len(piece) >= size for piece in pieces[:-1])
@@ -27,7 +27,7 @@ def test_no_cut_is_between_two_characters_that_may_be_one_token(name: str) -> No
     tokenizer = small.by_pattern()[name]
     for first in small.FRAGMENTS:
         text = "".join(first + second for second in small.FRAGMENTS)
-        pieces = tokenizer.safe_cuts(text, 1)
+        pieces = tokenizer.cut_safely(text, 1)
         assert [token for piece in pieces for token in tokenizer.encode(piece)] == tokenizer.encode(text)
 
 
@@ -53,7 +53,7 @@ ADDED: dict[str, Any] = {"id": 0, "content": "<|endoftext|>", "special": True, *
 )
 def test_a_tokenizer_that_may_look_beyond_a_border_leaves_the_text_whole(parts: dict[str, Any]) -> None:
     tokenizer = small.changed(small.by_pattern()["gpt2"], **parts)
-    assert tokenizer.safe_cuts("a b c", 1) == ["a b c"]
+    assert tokenizer.cut_safely("a b c", 1) == ["a b c"]
 
 
 def test_an_added_token_with_a_space_leaves_the_text_whole() -> None:

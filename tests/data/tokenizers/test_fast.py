@@ -190,11 +190,11 @@ def test_new_words_without_end_do_not_fill_the_memory() -> None:
         "tokenizer = pickle.load(sys.stdin.buffer)\n"
         "draw, letters = random.Random(0), str.maketrans('0123456789', 'ghijklmnop')\n"
         "tokenizer.encode_batch(['loaded'])\n"
-        "before, most = fast._resident_bytes(), 0\n"
+        "before, most = fast._read_resident_bytes(), 0\n"
         "for _ in range(20):\n"
         "    words = ' '.join(draw.randbytes(7).hex().translate(letters) for _ in range(120_000))\n"
         "    tokenizer.encode_batch([words])\n"
-        "    most = max(most, fast._resident_bytes() - before)\n"
+        "    most = max(most, fast._read_resident_bytes() - before)\n"
         "print(most >> 20)\n"
     )
     content = pickle.dumps(small.by_pattern()["gpt2"])

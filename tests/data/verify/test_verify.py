@@ -244,7 +244,7 @@ def test_damage_is_located_to_a_part_of_the_tokens(
     tokens[place] = 299 if tokens[place] != 299 else 298
     tokens.tofile(bin_path(prefix))
     (finding,) = check(prefix).findings
-    size = 512 * fingerprint.chunks_in_piece(-(-len(tokens) // 512))
+    size = 512 * fingerprint.count_chunks_in_piece(-(-len(tokens) // 512))
     assert size < len(tokens) / 4
     assert [each.byte for each in finding.places] == [2 * (place // size * size)]
 

@@ -160,7 +160,7 @@ def test_nodes_do_not_wait_for_a_lost_node_as_long_as_all_hooks_might_take(tmp_p
     launch: Any = SimpleNamespace(plan=SimpleNamespace(actions=found), engine=None)
     assert len(found) == 14
     assert (
-        run_node._rendezvous_timeout_s(launch)
+        run_node._choose_rendezvous_timeout_s(launch)
         == run_node.RENDEZVOUS_TIMEOUT_S + discovery.PRIMUS_TIMEOUT_S + 13 * discovery.TIMEOUT_S
     )
 

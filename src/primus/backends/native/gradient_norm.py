@@ -36,7 +36,7 @@ def compute_gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
     # One total for each set of processes that share tensors: an all-reduce must not add up copies of one.
     parts: dict[tuple[dist.ProcessGroup, ...], list[Tensor]] = {}
     for gradient in gradients:
-        parts.setdefault(_groups_of_shards(gradient), []).append(_local_part(gradient).detach())
+        parts.setdefault(_find_shard_groups(gradient), []).append(_take_local_part(gradient).detach())
     totals = [_sum_of_squares(shared) for shared in parts.values()]
     for groups, total in zip(parts, totals, strict=True):
         for group in groups:
@@ -44,7 +44,7 @@ def compute_gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
     return torch.stack(totals).sum().sqrt()
 
 
-def _groups_of_shards(gradient: Tensor) -> tuple[dist.ProcessGroup, ...]:
+def _find_shard_groups(gradient: Tensor) -> tuple[dist.ProcessGroup, ...]:
     """The groups of processes over which a gradient is sharded; processes that have equal copies are in none."""
     if not isinstance(gradient, DTensor):
         return ()
@@ -52,17 +52,17 @@ def _groups_of_shards(gradient: Tensor) -> tuple[dist.ProcessGroup, ...]:
     return tuple(mesh.get_group(index) for index, placement in enumerate(gradient.placements) if placement.is_shard())
 
 
-def _local_part(gradient: Tensor) -> Tensor:
+def _take_local_part(gradient: Tensor) -> Tensor:
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 def _sum_of_squares(parts: Sequence[Tensor]) -> Tensor:
     """The sum of squares of float32 tensors, in float64."""
-    norms = torch.cat([norms.double() for part in parts for norms in _row_norms(part)])
+    norms = torch.cat([norms.double() for part in parts for norms in _compute_row_norms(part)])
     return torch.stack([chunk.sum() for chunk in norms.square_().split(CHUNK_ROWS)]).sum()
 
 
-def _row_norms(part: Tensor) -> list[Tensor]:
+def _compute_row_norms(part: Tensor) -> list[Tensor]:
     """The norms of the rows of a tensor, where a row is its last dimension; those of longer rows are in pieces."""
     if part.dim() > 1:
         rows = part.reshape(-1, part.shape[-1])
@@ -72,4 +72,4 @@ def _row_norms(part: Tensor) -> list[Tensor]:
     # What is left is shorter than a row, and thus a vector of single elements.
     rest = part.numel() % VECTOR_ROW_ELEMENTS
     rows = part[: part.numel() - rest].view(-1, VECTOR_ROW_ELEMENTS)
-    return [torch.linalg.vector_norm(rows, dim=1), *_row_norms(part[part.numel() - rest :])]
+    return [torch.linalg.vector_norm(rows, dim=1), *_compute_row_norms(part[part.numel() - rest :])]

@@ -45,11 +45,11 @@ def cross_entropy(
     if scale is None:
         scale = torch.ones((), device=hidden.device)
     if chunk is None:
-        chunk = default_chunk(weight_VD.shape[0], hidden)
+        chunk = choose_chunk(weight_VD.shape[0], hidden)
     return _LinearCrossEntropy.apply(hidden.flatten(0, -2), weight_VD, targets.flatten(), scale, chunk)
 
 
-def default_chunk(vocabulary: int, hidden: Tensor) -> int:
+def choose_chunk(vocabulary: int, hidden: Tensor) -> int:
     """Tokens in a chunk: as many as CHUNK_BYTES hold, in whole tiles.
 
     One tile in float32 on the CPU, where gradients of the head accumulate in place at no loss; bfloat16 gradients

@@ -22,7 +22,7 @@ QUERY_ROWS = 128
 
 def rms_norm(x: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
     """x / rms(x) * weight over the last dimension, in float32 inside (arXiv 1910.07467, equation 4)."""
-    if _eager_cpu(x):
+    if _is_eager_on_cpu(x):
         return _RMSNorm.apply(x, weight_D, epsilon)
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
@@ -31,7 +31,7 @@ def rms_norm(x: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up, where gate and up are the halves of the last dimension (arXiv 2002.05202, equation 6)."""
-    if _eager_cpu(gate_up):
+    if _is_eager_on_cpu(gate_up):
         return _SwiGLU.apply(gate_up)
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up
@@ -43,7 +43,7 @@ def apply_rotary(x_BSHC: Tensor, cosine_S1C: Tensor, sine_S1C: Tensor) -> Tensor
     The tables come from `rope.compute_tables`, whose sine is negative in its first half; they are [B, S, 1, C] if the
     sequences have different positions.
     """
-    if _eager_cpu(x_BSHC):
+    if _is_eager_on_cpu(x_BSHC):
         return _Rotate.apply(x_BSHC, cosine_S1C, sine_S1C)
     first, second = x_BSHC.chunk(2, -1)
     cosine, sine = cosine_S1C.chunk(2, -1)[1], sine_S1C.chunk(2, -1)[1]
@@ -60,7 +60,7 @@ def causal_attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tenso
         mask: Which keys each query sees, [B, 1, S, S], instead of all that are not later.
     """
     if mask is not None:
-        return _masked_attention(q_BHSC, k_BKSC, v_BKSC, mask)
+        return _attend_with_mask(q_BHSC, k_BKSC, v_BKSC, mask)
     if q_BHSC.device.type == "cpu" and q_BHSC.dtype == torch.bfloat16 and torch.is_grad_enabled():
         return _CausalAttention.apply(q_BHSC, k_BKSC, v_BKSC)
     return _compute_attention(q_BHSC, k_BKSC, v_BKSC)
@@ -71,14 +71,14 @@ def _compute_attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor) -> Tensor
     return F.scaled_dot_product_attention(q_BHSC, k_BKSC, v_BKSC, is_causal=True, enable_gqa=grouped)
 
 
-def _masked_attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor) -> Tensor:
+def _attend_with_mask(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor) -> Tensor:
     """Keys and values are repeated for their queries: torch's kernels that take a mask know no groups."""
     num_queries = q_BHSC.shape[1] // k_BKSC.shape[1]
     k_BHSC, v_BHSC = (x.repeat_interleave(num_queries, 1) for x in (k_BKSC, v_BKSC))
     return F.scaled_dot_product_attention(q_BHSC, k_BHSC, v_BHSC, attn_mask=mask)
 
 
-def _eager_cpu(x: Tensor) -> bool:
+def _is_eager_on_cpu(x: Tensor) -> bool:
     # The compiler fuses the plain formulas itself.
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
@@ -183,7 +183,7 @@ class _CausalAttention(torch.autograd.Function):
             end = min(start + QUERY_ROWS, length)
             rows = slice(start, end)
             # Causal: the queries of this block see no key from `end` on.
-            block = _attention_block(q[:, :, rows], k[:, :end], v[:, :end], grad[:, :, rows], start)
+            block = _compute_block_gradients(q[:, :, rows], k[:, :end], v[:, :end], grad[:, :, rows], start)
             grad_q[:, :, rows] = block[0].view(grad_q[:, :, rows].shape)
             grad_k[:, :end] += block[1]
             grad_v[:, :end] += block[2]
@@ -194,7 +194,9 @@ class _CausalAttention(torch.autograd.Function):
         )
 
 
-def _attention_block(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+def _compute_block_gradients(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, start: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of scaled queries, keys and values; queries begin at `start`, keys at 0."""
     num_rows = q.shape[2]
     future = torch.full((num_rows, num_rows), -math.inf, dtype=q.dtype).triu_(1)

@@ -35,7 +35,7 @@ class LossWindow:
 
         The processes decide alike because an all-reduce leaves the same bits in each of them.
         """
-        median, deviation = _median_and_deviation(self._losses)
+        median, deviation = _compute_median_and_deviation(self._losses)
         is_spike = (deviation > 0) & (loss > median + self.factor * deviation)  # false while there is a NaN
         # No branch on a value: `where` keeps the decision on the device.
         pushed = torch.cat([self._losses[1:], loss.reshape(1)])
@@ -48,7 +48,7 @@ class LossWindow:
         self._losses = torch.tensor(kept, dtype=torch.float32, device=self._losses.device)
 
 
-def _median_and_deviation(losses: Tensor) -> tuple[Tensor, Tensor]:
+def _compute_median_and_deviation(losses: Tensor) -> tuple[Tensor, Tensor]:
     """Sort, which does not wait for the device; with a NaN, which is sorted last, both results are NaN."""
     middle = (losses.numel() - 1) // 2
     ordered = losses.sort().values

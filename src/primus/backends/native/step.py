@@ -132,7 +132,7 @@ def train_step(
     """
     # Stays on the device: the number of tokens is needed on the host only in the report.
     counts = torch.stack([count_targets(targets) for _, targets, *_ in micro_batches])
-    num_tokens = _global_sum(counts.sum(), trainable)
+    num_tokens = _sum_over_ranks(counts.sum(), trainable)
     # The divisor is known before the first pass, so gradients add up to those of the mean without a pass over them.
     # float64: a float32 sum of losses differs from the exact one by up to two units in its last place.
     scale = 1.0 / num_tokens.clamp_min(1).double()
@@ -146,8 +146,8 @@ def train_step(
         # Detached, because the sum would otherwise keep the graphs of all micro batches in memory.
         loss = loss + part.detach()
     # Reduced before it is judged: every process then has the same bits, and decides the same.
-    loss = _global_sum(loss, trainable)
-    grad_norm = _gradient_norm(trainable.model)
+    loss = _sum_over_ranks(loss, trainable)
+    grad_norm = _compute_gradient_norm(trainable.model)
     # A tensor rather than a branch: a branch on its value would wait for the device.
     skipped = NONFINITE * ~(loss.isfinite() & grad_norm.isfinite())
     if window is not None:
@@ -164,7 +164,7 @@ def evaluate_batches(trainable: Trainable, batches: Sequence[Batch]) -> float:
     for tokens, targets, *examples in batches:
         loss = trainable.loss(tokens, targets, one, *examples)
         totals += torch.stack([loss, count_targets(targets).double()])
-    total, num_tokens = _global_sum(totals, trainable).tolist()
+    total, num_tokens = _sum_over_ranks(totals, trainable).tolist()
     return total / max(num_tokens, 1.0)
 
 
@@ -198,14 +198,14 @@ def _synchronise_gradients(model: Transformer, now: bool) -> None:
         model.set_requires_gradient_sync(now)
 
 
-def _global_sum(value: Tensor, trainable: Trainable) -> Tensor:
+def _sum_over_ranks(value: Tensor, trainable: Trainable) -> Tensor:
     if trainable.world > 1:
         # In place and asynchronous on GPUs: the host does not wait for the sum.
         dist.all_reduce(value)
     return value
 
 
-def _gradient_norm(model: Transformer) -> Tensor:
+def _compute_gradient_norm(model: Transformer) -> Tensor:
     return compute_gradient_norm([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
 
 

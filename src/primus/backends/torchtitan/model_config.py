@@ -93,26 +93,26 @@ class _FamilyParts(NamedTuple):
 def _build_model(spec: ModelSpec, parts: _FamilyParts, inner: Callable[[], Any]) -> Any:
     layers = [
         parts.block.Config(
-            attention_norm=_norm(spec, spec.hidden_size),
-            ffn_norm=_norm(spec, spec.hidden_size),
+            attention_norm=_build_norm(spec, spec.hidden_size),
+            ffn_norm=_build_norm(spec, spec.hidden_size),
             attention=parts.attend(spec, index, kind, inner),
-            **_feed_forward_or_experts(spec, index, kind),
+            **_build_feed_forward_or_experts(spec, index, kind),
         )
         for index, kind in enumerate(list_layers(spec))
     ]
     further: dict[str, Any] = {"mtp_layers": []} if parts.model is DeepSeekV3Model else {}
-    return parts.model.Config(layers=layers, **further, **_decoder(spec))
+    return parts.model.Config(layers=layers, **further, **_build_decoder(spec))
 
 
 def _attend_by_neighbors(spec: ModelSpec, index: int, kind: LayerKind, inner: Callable[[], Any]) -> Any:
     """Llama, and Llama 4, which torchtitan had until 0.2: some layers are without rotary embedding."""
     has_rope = not spec.no_rope_freq or (index + 1) % spec.no_rope_freq
-    return _grouped_attention(spec, index, inner(), ComplexRoPE if has_rope else NoRoPE)
+    return _build_grouped_attention(spec, index, inner(), ComplexRoPE if has_rope else NoRoPE)
 
 
 def _attend_by_halves(spec: ModelSpec, index: int, kind: LayerKind, inner: Callable[[], Any]) -> Any:
     """Qwen2.5, Qwen3, Qwen3-MoE and Mixtral: optional biases, and norms of queries and keys."""
-    return _grouped_attention(spec, index, inner(), CosSinRoPE)
+    return _build_grouped_attention(spec, index, inner(), CosSinRoPE)
 
 
 _FAMILIES: dict[Family, _FamilyParts] = {
@@ -121,21 +121,21 @@ _FAMILIES: dict[Family, _FamilyParts] = {
     "deepseek": _FamilyParts(
         DeepSeekV3Model,
         DeepSeekV3TransformerBlock,
-        lambda spec, index, _, inner: _latent_attention(spec, index, inner()),
+        lambda spec, index, _, inner: _build_latent_attention(spec, index, inner()),
         deepseek_v3.parallelize_deepseekv3,
     ),
     # Sinks need the normalizer of the attention, which only FlexAttention and varlen attention return.
     "gpt_oss": _FamilyParts(
         GptOssModel,
         GptOssTransformerBlock,
-        lambda spec, index, kind, _: _sink_attention(spec, index, kind.window),
+        lambda spec, index, kind, _: _build_sink_attention(spec, index, kind.window),
         gpt_oss.parallelize_gptoss,
     ),
     "llama4": _FamilyParts(Qwen3Model, Qwen3TransformerBlock, _attend_by_neighbors, qwen3.parallelize_qwen3),
 }
 
 
-def _decoder(spec: ModelSpec) -> dict[str, Any]:
+def _build_decoder(spec: ModelSpec) -> dict[str, Any]:
     """What every decoder has: embedding, last norm and output head."""
     width, vocabulary = spec.hidden_size, spec.vocab_size
     is_tied = not spec.untie_embeddings_and_output_weights
@@ -148,17 +148,17 @@ def _decoder(spec: ModelSpec) -> dict[str, Any]:
         "vocab_size": vocabulary,
         "enable_weight_tying": is_tied,
         "tok_embeddings": Embedding.Config(num_embeddings=vocabulary, embedding_dim=width, param_init=embedding),
-        "norm": _norm(spec, width),
+        "norm": _build_norm(spec, width),
         "lm_head": Linear.Config(in_features=width, out_features=vocabulary, param_init=head),
     }
 
 
-def _norm(spec: ModelSpec, width: int) -> RMSNorm.Config:
+def _build_norm(spec: ModelSpec, width: int) -> RMSNorm.Config:
     # Without an epsilon torch takes that of the dtype, 1.2e-7.
     return RMSNorm.Config(normalized_shape=width, eps=spec.norm_epsilon, param_init={"weight": nn.init.ones_})
 
 
-def _rope(spec: ModelSpec, width: int, kind: type[Any]) -> Any:
+def _build_rope(spec: ModelSpec, width: int, kind: type[Any]) -> Any:
     """Rotary embedding of `width` channels; the softmax scale of yarn belongs to the attention."""
     scaling = {"default": "none", "llama3": "llama", "yarn": "yarn"}[spec.rope_type]
     return kind.Config(
@@ -178,29 +178,29 @@ def _rope(spec: ModelSpec, width: int, kind: type[Any]) -> Any:
     )
 
 
-def _grouped_attention(spec: ModelSpec, index: int, inner: Any, rope: type[Any]) -> Any:
+def _build_grouped_attention(spec: ModelSpec, index: int, inner: Any, rope: type[Any]) -> Any:
     width = head_dim(spec)
     attention = make_gqa_config(
         dim=spec.hidden_size,
         n_heads=spec.num_attention_heads,
         n_kv_heads=num_query_groups(spec),
         head_dim=width,
-        wqkv_param_init=_plain_init(),
-        wo_param_init=_depth_init(index),
+        wqkv_param_init=_build_plain_init(),
+        wo_param_init=_build_depth_init(index),
         inner_attention=inner,
         fuse_qkv=True,
-        rope=_rope(spec, width, rope),
-        qk_norm=_norm(spec, width) if spec.qk_layernorm else None,
+        rope=_build_rope(spec, width, rope),
+        qk_norm=_build_norm(spec, width) if spec.qk_layernorm else None,
     )
     attention.qkv_linear.wqkv.bias = spec.add_qkv_bias
     return attention
 
 
-def _latent_attention(spec: ModelSpec, index: int, inner: Any) -> Any:
+def _build_latent_attention(spec: ModelSpec, index: int, inner: Any) -> Any:
     heads, hidden = spec.num_attention_heads, spec.hidden_size
     rope_width = spec.qk_pos_emb_head_dim or 0
     query, key_value, value = spec.q_lora_rank or 0, spec.kv_lora_rank or 0, spec.v_head_dim or 0
-    plain = _plain_init()
+    plain = _build_plain_init()
     return LatentAttention.Config(
         dim=hidden,
         n_heads=heads,
@@ -211,22 +211,22 @@ def _latent_attention(spec: ModelSpec, index: int, inner: Any) -> Any:
         v_head_dim=value,
         # torchtitan scales the softmax by the square of 0.1 mscale ln(factor) + 1, as transformers with mscale_all_dim.
         mscale=spec.mscale_all_dim,
-        wq=None if query else _linear(hidden, heads * head_dim(spec), plain),
-        wq_a=_linear(hidden, query, plain) if query else None,
-        wq_b=_linear(query, heads * head_dim(spec), plain) if query else None,
-        q_norm=_norm(spec, query or 1),  # required; not built without a latent
-        wkv_a=_linear(hidden, key_value + rope_width, plain),
-        kv_norm=_norm(spec, key_value),
-        wkv_b=_linear(key_value, heads * ((spec.qk_head_dim or 0) + value), plain),
-        wo=_linear(heads * value, hidden, _depth_init(index)),
+        wq=None if query else _build_linear(hidden, heads * head_dim(spec), plain),
+        wq_a=_build_linear(hidden, query, plain) if query else None,
+        wq_b=_build_linear(query, heads * head_dim(spec), plain) if query else None,
+        q_norm=_build_norm(spec, query or 1),  # required; not built without a latent
+        wkv_a=_build_linear(hidden, key_value + rope_width, plain),
+        kv_norm=_build_norm(spec, key_value),
+        wkv_b=_build_linear(key_value, heads * ((spec.qk_head_dim or 0) + value), plain),
+        wo=_build_linear(heads * value, hidden, _build_depth_init(index)),
         inner_attention=inner,
-        rope=_rope(spec, rope_width, ComplexRoPE),
+        rope=_build_rope(spec, rope_width, ComplexRoPE),
     )
 
 
-def _sink_attention(spec: ModelSpec, index: int, window: int | None) -> Any:
+def _build_sink_attention(spec: ModelSpec, index: int, window: int | None) -> Any:
     heads, width = spec.num_attention_heads, head_dim(spec)
-    grouped = _grouped_attention(spec, index, FlexAttention.Config(), CosSinRoPE)
+    grouped = _build_grouped_attention(spec, index, FlexAttention.Config(), CosSinRoPE)
     grouped.qkv_linear.wqkv.bias = True
     return SinkAttention.Config(
         n_heads=heads,
@@ -235,19 +235,19 @@ def _sink_attention(spec: ModelSpec, index: int, window: int | None) -> Any:
         dim=spec.hidden_size,
         qkv_linear=grouped.qkv_linear,
         wo=ScaledBiasRowwiseLinear.Config(
-            in_features=heads * width, out_features=spec.hidden_size, bias=True, param_init=_depth_init(index)
+            in_features=heads * width, out_features=spec.hidden_size, bias=True, param_init=_build_depth_init(index)
         ),
         sliding_window_size=window,
         inner_attention=grouped.inner_attention,
-        param_init={"sinks": _depth_init(index)["weight"]},
+        param_init={"sinks": _build_depth_init(index)["weight"]},
         rope=grouped.rope,
     )
 
 
-def _sink_experts(spec: ModelSpec, index: int) -> Any:
+def _build_sink_experts(spec: ModelSpec, index: int) -> Any:
     experts, width = spec.num_experts or 1, expert_ffn_size(spec)
-    scaled = _depth_init(index)["weight"]
-    routed = _routed_experts(spec, index, width)
+    scaled = _build_depth_init(index)["weight"]
+    routed = _build_routed_experts(spec, index, width)
     routed.inner_experts = GptOssGroupedExperts.Config(
         dim=spec.hidden_size,
         hidden_dim=width,
@@ -258,32 +258,32 @@ def _sink_experts(spec: ModelSpec, index: int) -> Any:
     return GptOssMoE.Config(
         num_experts=experts,
         load_balance_coeff=_load_balance_rate(spec),
-        router=_router(spec, index, bias=True),
+        router=_build_router(spec, index, bias=True),
         routed_experts=routed,
     )
 
 
-def _feed_forward_or_experts(spec: ModelSpec, index: int, kind: LayerKind) -> dict[str, Any]:
+def _build_feed_forward_or_experts(spec: ModelSpec, index: int, kind: LayerKind) -> dict[str, Any]:
     if spec.attention_sinks:
-        return {"moe": _sink_experts(spec, index)}
+        return {"moe": _build_sink_experts(spec, index)}
     if not kind.moe:
-        return {"feed_forward": _feed_forward(spec, index, spec.ffn_hidden_size)}
+        return {"feed_forward": _build_feed_forward(spec, index, spec.ffn_hidden_size)}
     shared = spec.moe_shared_expert_intermediate_size
     moe = make_moe_config(
         num_experts=spec.num_experts or 1,
-        router=_router(spec, index, bias=False),
-        routed_experts=_routed_experts(spec, index, expert_ffn_size(spec)),
-        shared_experts=_feed_forward(spec, index, shared) if shared else None,
+        router=_build_router(spec, index, bias=False),
+        routed_experts=_build_routed_experts(spec, index, expert_ffn_size(spec)),
+        shared_experts=_build_feed_forward(spec, index, shared) if shared else None,
         load_balance_coeff=_load_balance_rate(spec),
     )
     return {"moe": moe}
 
 
-def _router(spec: ModelSpec, index: int, bias: bool) -> Any:
+def _build_router(spec: ModelSpec, index: int, bias: bool) -> Any:
     return make_router_config(
         dim=spec.hidden_size,
         num_experts=spec.num_experts or 1,
-        gate_param_init=_depth_init(index),
+        gate_param_init=_build_depth_init(index),
         top_k=spec.moe_router_topk,
         score_func="sigmoid" if spec.moe_router_score_function == "sigmoid" else "softmax",
         # Softmax over the chosen experts alone is softmax over all, renormalized.
@@ -295,8 +295,8 @@ def _router(spec: ModelSpec, index: int, bias: bool) -> Any:
     )
 
 
-def _routed_experts(spec: ModelSpec, index: int, width: int) -> Any:
-    plain, scaled = _plain_init()["weight"], _depth_init(index)["weight"]
+def _build_routed_experts(spec: ModelSpec, index: int, width: int) -> Any:
+    plain, scaled = _build_plain_init()["weight"], _build_depth_init(index)["weight"]
     routed = make_routed_experts_config(
         dim=spec.hidden_size,
         hidden_dim=width,
@@ -314,20 +314,23 @@ def _load_balance_rate(spec: ModelSpec) -> float | None:
     return LOAD_BALANCE_RATE if spec.moe_router_enable_expert_bias else None
 
 
-def _feed_forward(spec: ModelSpec, index: int, width: int) -> Any:
+def _build_feed_forward(spec: ModelSpec, index: int, width: int) -> Any:
     return make_ffn_config(
-        dim=spec.hidden_size, hidden_dim=width, w1_param_init=_plain_init(), w2w3_param_init=_depth_init(index)
+        dim=spec.hidden_size,
+        hidden_dim=width,
+        w1_param_init=_build_plain_init(),
+        w2w3_param_init=_build_depth_init(index),
     )
 
 
-def _linear(rows: int, columns: int, init: Initializers) -> Linear.Config:
+def _build_linear(rows: int, columns: int, init: Initializers) -> Linear.Config:
     return Linear.Config(in_features=rows, out_features=columns, param_init=init)
 
 
-def _plain_init() -> Initializers:
+def _build_plain_init() -> Initializers:
     return {"weight": partial(nn.init.trunc_normal_, std=STD), "bias": nn.init.zeros_}
 
 
-def _depth_init(index: int) -> Initializers:
+def _build_depth_init(index: int) -> Initializers:
     """torchtitan's own initial values of the matrices whose deviation falls with the depth of their layer."""
     return {"weight": partial(nn.init.trunc_normal_, std=depth_scaled_std(STD, index)), "bias": nn.init.zeros_}

@@ -171,7 +171,9 @@ def _write_deepseek_v3(model: ModelSpec) -> dict[str, Any]:
 
 
 def _write_gpt_oss(model: ModelSpec) -> dict[str, Any]:
-    kinds = ["sliding_attention" if i % model.window_layer_period == 0 else "full_attention" for i in _layers(model)]
+    kinds = [
+        "sliding_attention" if i % model.window_layer_period == 0 else "full_attention" for i in _list_layers(model)
+    ]
     if model.moe_ffn_hidden_size not in (None, model.ffn_hidden_size):
         raise UsageError("moe_ffn_hidden_size: gpt_oss has experts of ffn_hidden_size", "set both to the same width")
     return _write_mistral(model) | {
@@ -182,7 +184,7 @@ def _write_gpt_oss(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _layers(model: ModelSpec) -> range:
+def _list_layers(model: ModelSpec) -> range:
     return range(model.num_layers)
 
 

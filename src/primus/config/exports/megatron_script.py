@@ -63,7 +63,7 @@ def format_megatron_script(resolved: Resolved) -> ForeignText:
     experiment = resolved.experiment
     _check_model(experiment.trainer.model)
     arguments = list_arguments(experiment)
-    written = _written_keys(arguments) | {f"backend_args.{key}" for key in _own_arguments(experiment.trainer)}
+    written = _list_written_keys(arguments) | {f"backend_args.{key}" for key in _own_arguments(experiment.trainer)}
     lost = [each for each in list_lost(resolved, written, REASONS) if each.reason]
     lost += _list_differences(experiment.trainer)
     lines = [
@@ -392,7 +392,7 @@ def _list_differences(trainer: Trainer) -> Iterator[LostSetting]:
         yield LostSetting("load", load, reason)
 
 
-def _written_keys(arguments: Iterable[tuple[str, ...]]) -> set[str]:
+def _list_written_keys(arguments: Iterable[tuple[str, ...]]) -> set[str]:
     """Keys that the arguments hold."""
     names = {words[0][2:].replace("-", "_") for words in arguments}
     if "use_rope_scaling" in names or "rope_type" in names:

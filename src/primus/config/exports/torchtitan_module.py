@@ -368,10 +368,10 @@ def _find_prefix(experiment: Experiment) -> str:
     path = experiment.trainer.data.train_data_path
     if experiment.trainer.data.mock_data or not path:
         return ""
-    return path if isinstance(path, str) and len(path.split()) == 1 else str(_first_prefix(path))
+    return path if isinstance(path, str) and len(path.split()) == 1 else str(_take_first_prefix(path))
 
 
-def _first_prefix(path: str | list[str | float]) -> str:
+def _take_first_prefix(path: str | list[str | float]) -> str:
     words = path.split() if isinstance(path, str) else path
     return str(next((word for word in words if not is_number(word)), ""))
 

@@ -191,11 +191,16 @@ def _find_tokenizer_size(tokenizer: str) -> int | None:
 
     models = map(load_model, registry.list_plug_ins("models"))
     return find_tokenizer_size(tokenizer) or next(
-        (model.vocab_size for model in models if _plain_name(model.hf_name) == _plain_name(tokenizer) != ""), None
+        (
+            model.vocab_size
+            for model in models
+            if _strip_model_name(model.hf_name) == _strip_model_name(tokenizer) != ""
+        ),
+        None,
     )
 
 
-def _plain_name(hub_name: str) -> str:
+def _strip_model_name(hub_name: str) -> str:
     """The name of a published model without its owner; tuned variants have the same tokenizer."""
     name = hub_name.rpartition("/")[2].lower().removeprefix("meta-")
     return name.removesuffix("-instruct").removesuffix("-base").removesuffix("-hf")

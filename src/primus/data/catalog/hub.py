@@ -134,7 +134,7 @@ def explain_hub_errors(repo: str) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else "no answer"
         raise PrimusError(
-            f"{repo}: {read_hub_endpoint()} responded with {status}", _hint_for_status(status, error)
+            f"{repo}: {read_hub_endpoint()} responded with {status}", _choose_hint(status, error)
         ) from None
     except Exception as error:
         if isinstance(error, PrimusError) or not _is_network_error(error):
@@ -147,7 +147,7 @@ def _explain_unreachable(repo: str, error: BaseException) -> PrimusError:
     return PrimusError(f"{repo}: {read_hub_endpoint()} cannot be reached: {_format_reason(error)}", hint)
 
 
-def _hint_for_status(status: object, error: BaseException) -> str:
+def _choose_hint(status: object, error: BaseException) -> str:
     if wait := read_retry_after(error):
         return f"it asks to wait {math.ceil(wait):,} s; then run the same command again"
     hints = {401: "set HF_TOKEN to a valid token", 403: "this token may not read it", 429: "wait a few minutes"}

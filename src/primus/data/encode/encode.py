@@ -140,18 +140,20 @@ def encode_batch(
     strings = [text.text for text in kept]
     tokens, lengths = _tokenize_texts(strings, tokenizer, recipe.add_special_tokens)
     if canary:
-        check_samples(tokenizer, canary.sample_batch(strings, tokens, lengths, lambda place: _rough_place(kept[place])))
+        check_samples(
+            tokenizer, canary.sample_batch(strings, tokens, lengths, lambda place: _format_rough_place(kept[place]))
+        )
     empty = len(texts) - len(kept)
     ends = np.fromiter((text.ends for text in kept), np.bool_, len(kept))
     if len(lengths) and not lengths.all():
-        stays, ends, without_tokens = _without_empty(kept, lengths)
+        stays, ends, without_tokens = _find_empty(kept, lengths)
         lengths, ends, empty = lengths[stays], ends[stays], empty + without_tokens
     if recipe.append_eod:
         assert tokenizer.eod_id is not None
         # A template that ends with the token has appended it to every sequence.
-        has_end = recipe.add_special_tokens and _template_ends(tokenizer)
+        has_end = recipe.add_special_tokens and _has_template_end(tokenizer)
         wanted = np.zeros_like(ends) if has_end else ends
-        tokens, lengths = _with_eod(tokens, lengths, wanted, tokenizer.eod_id)
+        tokens, lengths = _append_eod(tokens, lengths, wanted, tokenizer.eod_id)
     return EncodedBatch(
         tokens=tokens,
         lengths=lengths.astype("<i4"),
@@ -170,7 +172,7 @@ def _split_sentences(text: TextDocument, language: str, keep_newlines: bool) -> 
         yield TextDocument(sentence, begins, ends, None, text.part, text.number)
 
 
-def _without_empty(
+def _find_empty(
     texts: list[TextDocument], lengths: NDArray[np.int64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], int]:
     """Find the pieces without tokens in a batch.
@@ -197,13 +199,13 @@ def _without_empty(
     return stays, ends, without_tokens
 
 
-def _template_ends(tokenizer: Tokenizer) -> bool:
+def _has_template_end(tokenizer: Tokenizer) -> bool:
     """Whether the tokenizer's template ends with the end-of-document token."""
     ids, _ = tokenizer.encode_batch(["a"], add_special_tokens=True)
     return len(ids) > 0 and int(ids[-1]) == tokenizer.eod_id
 
 
-def _rough_place(text: TextDocument) -> str:
+def _format_rough_place(text: TextDocument) -> str:
     """Approximate location of a text, without counting the lines before it as `TextDocument.where` does."""
     return f"{text.part.file}: line or row {text.number} from {text.part.first}" if text.part else "a text"
 
@@ -217,7 +219,7 @@ def _tokenize_texts(
     if len(strings) != 1 or len(strings[0]) <= LONG_CHARACTERS or add_special_tokens:
         tokens, lengths = tokenizer.encode_batch(strings, add_special_tokens)
         return tokens.astype(dtype), lengths
-    pieces = tokenizer.safe_cuts(strings[0], BATCH_CHARACTERS)[::-1]
+    pieces = tokenizer.cut_safely(strings[0], BATCH_CHARACTERS)[::-1]
     encoded = []
     while pieces:  # `pop` frees each piece once it is encoded
         encoded.append(tokenizer.encode_batch([pieces.pop()])[0].astype(dtype))
@@ -225,7 +227,7 @@ def _tokenize_texts(
     return joined, np.array([len(joined)])
 
 
-def _with_eod(
+def _append_eod(
     tokens: Tokens, lengths: NDArray[np.int64], wanted: NDArray[np.bool_], eod_id: int
 ) -> tuple[Tokens, NDArray[np.int64]]:
     """Append an end-of-document token to each sequence that is marked in `wanted`."""
@@ -253,7 +255,7 @@ def _group_batches(texts: Iterable[TextDocument]) -> Iterator[list[TextDocument]
         batch.append(text)
         size += len(text.text)
         is_full = size >= BATCH_CHARACTERS or len(batch) >= BATCH_TEXTS
-        if is_full and (text.ends or size >= LONG_CHARACTERS):  # keep a document together: see _without_empty
+        if is_full and (text.ends or size >= LONG_CHARACTERS):  # keep a document together: see _find_empty
             yield batch
             batch, size = [], 0
     if batch:

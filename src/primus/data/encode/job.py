@@ -230,7 +230,9 @@ class _Preparation:
     def _encode_shards(self, key: str, queue: ShardQueue) -> list[ShardResult]:
         """Results of all shards; an interrupt reports the number of finished shards."""
         try:
-            return executors.run(queue, self.job.executor, self._num_workers(queue), f"encoding {key}", self.show)
+            return executors.run(
+                queue, self.job.executor, self._choose_num_workers(queue), f"encoding {key}", self.show
+            )
         except KeyboardInterrupt:
             if done := len(queue.list_results()):
                 self.say(f"{done} of {len(queue.shards)} shards are finished: run the same command again to resume")
@@ -338,7 +340,7 @@ class _Preparation:
             self.folder.lock, LOCK_TIMEOUT_S, lambda holder: self.say(f"waiting for {holder} {waiting}")
         )
 
-    def _num_workers(self, queue: ShardQueue) -> int | None:
+    def _choose_num_workers(self, queue: ShardQueue) -> int | None:
         """Number of processes to start; None for one per core, 0 to process a single shard in this process."""
         if self.job.executor == "local" and len(queue.shards) == 1:
             return 0

@@ -91,7 +91,7 @@ def make_job(
         "output": output,
         "tokenizer": tokenizer,
         "inputs": options.input,
-        "json_keys": options.json_keys or (_text_column(options.input),),
+        "json_keys": options.json_keys or (_find_text_column(options.input),),
         "eod": options.eod,
         "recipe": EncodeRecipe(
             append_eod=append_eod if options.append_eod is None else options.append_eod,
@@ -111,7 +111,7 @@ def make_job(
     return EncodeJob(**settings | changes)
 
 
-def _text_column(given: tuple[str, ...]) -> str:
+def _find_text_column(given: tuple[str, ...]) -> str:
     """Name of the column that holds the text, if the user has not named one.
 
     Raises:

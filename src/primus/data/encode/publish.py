@@ -69,7 +69,7 @@ def publish_token_files(
             begin()
             # Delete the old manifest first: a reader must not combine it with the new files.
             atomic.delete_file(manifests.manifest_path(prefix))
-            atomic.delete_file(_bad_path(prefix))
+            atomic.delete_file(_build_bad_path(prefix))
             writer.commit()
             publish_companions()
     return manifest
@@ -97,7 +97,7 @@ def report_prepared(
     if manifest.empty_documents:
         say(f"  skipped {manifest.empty_documents:,} documents without text")
     if manifest.bad_documents:
-        say(f"  skipped {manifest.bad_documents:,} bad documents, listed in {_bad_path(prefix)}")
+        say(f"  skipped {manifest.bad_documents:,} bad documents, listed in {_build_bad_path(prefix)}")
     if manifest.special_strings:
         became = "its id" if manifest.recipe.parse_special_tokens else "plain text"
         say(f"  {manifest.tokenizer.eod} occurs {manifest.special_strings:,} times in the text and became {became}")
@@ -121,7 +121,7 @@ def _build_manifest(
         primus=primus.__version__,
         tokenizer=TokenizerFacts(
             name=tokenizer_name,
-            file=_tokenizer_path(writer.prefix, stage).name,
+            file=_build_tokenizer_path(writer.prefix, stage).name,
             fingerprint=tokenizer.fingerprint,
             vocab_size=tokenizer.vocab_size,
             eod=tokenizer.eod,
@@ -149,16 +149,16 @@ def _encode_companions(
     prefix: Path, stage: EncodeStage, manifest: TokenFileManifest, bad: Sequence[BadItem]
 ) -> dict[Path, bytes]:
     """Content of the small files next to the token files, in the order of renaming: the manifest is last."""
-    files = {_tokenizer_path(prefix, stage): stage.tokenizer.content}
+    files = {_build_tokenizer_path(prefix, stage): stage.tokenizer.content}
     if bad:
-        files[_bad_path(prefix)] = b"".join(msgspec.json.encode(each) + b"\n" for each in bad)
+        files[_build_bad_path(prefix)] = b"".join(msgspec.json.encode(each) + b"\n" for each in bad)
     files[manifests.manifest_path(prefix)] = manifests.encode_manifest(manifest)
     return files
 
 
-def _tokenizer_path(prefix: Path, stage: EncodeStage) -> Path:
+def _build_tokenizer_path(prefix: Path, stage: EncodeStage) -> Path:
     return prefix.with_name(f"{prefix.name}.tokenizer{stage.tokenizer.file_suffix}")
 
 
-def _bad_path(prefix: Path) -> Path:
+def _build_bad_path(prefix: Path) -> Path:
     return prefix.with_name(f"{prefix.name}.bad.jsonl")

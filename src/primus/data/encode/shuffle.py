@@ -55,7 +55,7 @@ class ShuffledBatch(NamedTuple):
 @contextmanager
 def open_unsorted_files(output: ShardOutput) -> Iterator[list[BinaryIO]]:
     """Temporary files for the tokens, lengths and ends of a shard in input order; deleted after the block."""
-    paths = [_unsorted_path(output, suffix) for suffix in SUFFIXES[:3]]
+    paths = [_build_unsorted_path(output, suffix) for suffix in SUFFIXES[:3]]
     try:
         files: list[BinaryIO] = [path.open("wb") for path in paths]
         try:
@@ -78,7 +78,7 @@ def sort_shard(output: ShardOutput, shard: int, seed: int, dtype: np.dtype[Any])
         dtype: Type of the tokens.
     """
     tokens, lengths, ends = (
-        _map_file(_unsorted_path(output, suffix), kind)
+        _map_file(_build_unsorted_path(output, suffix), kind)
         for suffix, kind in zip(SUFFIXES[:3], (dtype, "<i4", np.bool_), strict=True)
     )
     counts = np.diff(np.flatnonzero(ends), prepend=-1)
@@ -175,7 +175,7 @@ def _find_cuts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.flatnonzero(np.diff(np.cumsum(sizes) // MERGED_TOKENS)) + 1
 
 
-def _unsorted_path(output: ShardOutput, suffix: str) -> Path:
+def _build_unsorted_path(output: ShardOutput, suffix: str) -> Path:
     return atomic.build_temporary_path(output.stem.with_name(f"{output.stem.name}.unsorted-{suffix}"))
 
 

@@ -159,7 +159,7 @@ def combine_digests(num_tokens: int, num_documents: int, token_digests: bytes, l
     return f"xxh3:{digest.hexdigest()}"
 
 
-def chunks_in_piece(num_chunks: int) -> int:
+def count_chunks_in_piece(num_chunks: int) -> int:
     """Chunks in each of at most `MAX_PIECES` equal parts: a power of two."""
     return 1 << max(0, -(-num_chunks // MAX_PIECES) - 1).bit_length()
 
@@ -172,7 +172,7 @@ def compute_pieces(token_digests: bytes, num_chunks: int | None = None) -> str:
         num_chunks: Number of chunks of the stream to compare with, if it may differ.
     """
     num_chunks = len(token_digests) // DIGEST_BYTES if num_chunks is None else num_chunks
-    size = DIGEST_BYTES * chunks_in_piece(num_chunks)
+    size = DIGEST_BYTES * count_chunks_in_piece(num_chunks)
     parts = (token_digests[start : start + size] for start in range(0, len(token_digests), size))
     return "".join(xxhash.xxh3_64_hexdigest(part) for part in parts)
 
@@ -191,10 +191,10 @@ def fingerprint_prefixes(prefixes: Sequence[Path], workers: int = 1) -> str:
     total = sum(file.num_tokens for file in files)
     ranges = [TokenRange(start, start + RANGE_TOKENS, CHUNK_TOKENS) for start in range(0, total, RANGE_TOKENS)]
     if workers == 1 or len(ranges) == 1:
-        digests = b"".join(_range_digests(prefixes, each) for each in ranges)
+        digests = b"".join(_compute_range_digests(prefixes, each) for each in ranges)
     else:
         with process_pool(min(workers, len(ranges))) as pool:
-            digests = b"".join(pool.map(_range_digests, [prefixes] * len(ranges), ranges))
+            digests = b"".join(pool.map(_compute_range_digests, [prefixes] * len(ranges), ranges))
     documents = ChunkDigests(CHUNK_DOCUMENTS, compute_length_digest)
     for file in files:
         for lengths in read_document_lengths(file):
@@ -255,7 +255,7 @@ class TokenRange(NamedTuple):
     """Tokens in a chunk."""
 
 
-def _range_digests(prefixes: Sequence[Path], wanted: TokenRange) -> bytes:
+def _compute_range_digests(prefixes: Sequence[Path], wanted: TokenRange) -> bytes:
     """Digests of the chunks of a range of the joined stream."""
     # Each task opens the files itself: memory maps cannot be sent to another process.
     files = [IndexedTokens(prefix) for prefix in prefixes]

@@ -89,7 +89,7 @@ class IndexedTokens:
         self.lengths = raw[ends[0] : ends[1]].view("<i4")
         self.pointers = raw[ends[1] : ends[2]].view("<i8")
         self.borders = raw[ends[2] : ends[3]].view("<i8")
-        self.num_tokens = _checked_bin_size(self) // self.dtype.itemsize
+        self.num_tokens = _check_bin_size(self) // self.dtype.itemsize
         self.tokens = np.asarray(np.memmap(bin_path(prefix), dtype=self.dtype, mode="r"))
 
     def __len__(self) -> int:
@@ -171,7 +171,7 @@ def _read_header(path: Path) -> tuple[bytes, int, int, int, int]:
     return header
 
 
-def _checked_bin_size(index: IndexedTokens) -> int:
+def _check_bin_size(index: IndexedTokens) -> int:
     path = bin_path(index.prefix)
     if not path.is_file():
         raise UsageError(f"{path}: no such file, while its .idx exists", AGAIN)

@@ -59,7 +59,7 @@ def describe_long_line(longest: int) -> str:
 def check_text(text: Any, what: str) -> str | BadDocument:
     """Check that a value is text without lone surrogates; otherwise return a BadDocument that names it `what`."""
     if not isinstance(text, str):
-        return BadDocument("", f"{what} is {_json_name(text)}, not text")
+        return BadDocument("", f"{what} is {_name_json_type(text)}, not text")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -122,7 +122,7 @@ def _extract_text(record: Any, key: str) -> str | BadDocument:
     if isinstance(record, BadDocument):
         return record
     if not isinstance(record, dict):
-        return BadDocument("", f"a JSON {_json_name(record)}, not an object with a field '{key}' on each line")
+        return BadDocument("", f"a JSON {_name_json_type(record)}, not an object with a field '{key}' on each line")
     if key not in record:
         return BadDocument("", f"no field '{key}' ({did_you_mean(key, record) or 'no fields'})")
     return check_text(record[key], f"field '{key}'")
@@ -145,7 +145,7 @@ def _parse_leniently(line: bytes) -> Any:
         return BadDocument("", "JSON that is nested too deeply")
 
 
-def _json_name(value: Any) -> str:
+def _name_json_type(value: Any) -> str:
     if value is None:
         return "null"
     return {dict: "object", list: "array", str: "text", bool: "boolean"}.get(type(value), "number")

@@ -141,7 +141,8 @@ class Inputs:
     def _build_facts(self, one: Input, digests: dict[str, str]) -> InputFacts:
         # Without digests (a comparison of sizes, or a URL) the fingerprint stands for the content.
         lines = [
-            f"{_relative_name(one.given, file)}\n{digests.get(file) or self.fingerprints[file]}\n" for file in one.files
+            f"{_format_relative_name(one.given, file)}\n{digests.get(file) or self.fingerprints[file]}\n"
+            for file in one.files
         ]
         return InputFacts(
             path=redact(one.given),
@@ -312,7 +313,7 @@ def _read_file_bytes(file: str) -> int:
     return 0 if file.startswith(DATASET) else readers.read_size(file)
 
 
-def _relative_name(given: str, file: str) -> str:
+def _format_relative_name(given: str, file: str) -> str:
     """Name of a file relative to its input, which does not change when the input is moved or copied."""
     return os.path.relpath(file, os.path.expanduser(given)) if not is_remote(file) else file
 

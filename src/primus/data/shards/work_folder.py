@@ -40,7 +40,7 @@ class WorkFolder:
     @contextmanager
     def mark_in_use(self, queue: ShardQueue) -> Iterator[None]:
         """Protect a shard queue from `delete_unused` within the block. The lock ends with the process."""
-        with atomic.hold_in_use(self._lease_path(queue.folder)):
+        with atomic.hold_in_use(self._build_lease_path(queue.folder)):
             yield
 
     def mark_publishing(self, name: str) -> None:
@@ -82,7 +82,7 @@ class WorkFolder:
                     file.unlink(missing_ok=True)
             self.path.rmdir()  # fails unless the folder is empty, which keeps the files of other processes
 
-    def _lease_path(self, queue: Path) -> Path:
+    def _build_lease_path(self, queue: Path) -> Path:
         return queue.with_name(f"{queue.name}.used")
 
     def _mark_path(self, name: str) -> Path:

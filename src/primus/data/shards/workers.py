@@ -240,11 +240,11 @@ def _run_worker(queue: ShardQueue, messages: Connection) -> None:
     try:
         queue.stage.start()
         own = psutil.Process()
-        before = _private_bytes(own)  # after the start: only growth counts, not what the stage has loaded
+        before = _read_private_bytes(own)  # after the start: only growth counts, not what the stage has loaded
 
         def send_result(shard_result: ShardResult) -> bool:
             messages.send(("result", shard_result))
-            return _private_bytes(own) - before > GROWTH_BYTES
+            return _read_private_bytes(own) - before > GROWTH_BYTES
 
         complete = shard_queue.process_shards(queue, lambda counts: messages.send(("counts", counts)), send_result)
     except PrimusError as error:
@@ -258,7 +258,7 @@ def _run_worker(queue: ShardQueue, messages: Connection) -> None:
     os._exit(0 if complete else RETIRED_EXIT_CODE)
 
 
-def _private_bytes(process: psutil.Process) -> int:
+def _read_private_bytes(process: psutil.Process) -> int:
     """Resident memory without the pages shared with other processes."""
     return int(process.memory_info().rss) - int(getattr(process.memory_info(), "shared", 0))
 

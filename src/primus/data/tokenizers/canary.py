@@ -77,7 +77,7 @@ class Canary:
 
     def _build_sample(self, name: str, text: str, tokens: NDArray[np.integer[Any]]) -> CanarySample:
         # A template may add tokens at the end: the ids of a beginning would end with them, those of the whole do not.
-        beginning = text if self.add_special_tokens else self.tokenizer.safe_cuts(text, LONGEST)[0]
+        beginning = text if self.add_special_tokens else self.tokenizer.cut_safely(text, LONGEST)[0]
         # A copy: the caller reuses or frees the array of the batch, while the sample may wait for a check.
         return CanarySample(name, beginning, tokens.copy(), len(beginning) == len(text), self.add_special_tokens)
 

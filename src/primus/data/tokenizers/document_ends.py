@@ -121,12 +121,12 @@ def find_declared(read: Read, where: str) -> DeclaredEnd | None:
     if found := _find_named(sources, "eos_token", where):
         return found
     is_null = "eos_token" in tokenizer  # an explicit null also overrides the default of the class
-    if not is_null and (found := _default_of_class(tokenizer, _parse_file(read, where, "config.json"), where)):
+    if not is_null and (found := _find_default_of_class(tokenizer, _parse_file(read, where, "config.json"), where)):
         return found
     if found := _find_named(sources, "sep_token", where):  # Megatron-LM uses the separator without an end token
         return found
     for name in MODEL_CONFIGS:
-        if (number := _first_id(_parse_file(read, where, name))) is not None:
+        if (number := _read_first_id(_parse_file(read, where, name))) is not None:
             return DeclaredEnd(f"{where}/{name}", token_id=number)
     return None
 
@@ -187,7 +187,7 @@ def _read_token(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _default_of_class(tokenizer: dict[str, Any], model: dict[str, Any], where: str) -> DeclaredEnd | None:
+def _find_default_of_class(tokenizer: dict[str, Any], model: dict[str, Any], where: str) -> DeclaredEnd | None:
     """Default token of the tokenizer's class, which the tokenizer's file or, without it, the model type determines."""
     name, kind = tokenizer.get("tokenizer_class"), model.get("model_type")
     if isinstance(name, str):
@@ -197,7 +197,7 @@ def _default_of_class(tokenizer: dict[str, Any], model: dict[str, Any], where: s
     return DeclaredEnd(f"{where}/config.json, model_type {kind}", token) if token else None
 
 
-def _first_id(config: dict[str, Any]) -> int | None:
+def _read_first_id(config: dict[str, Any]) -> int | None:
     """``eos_token_id`` of a model; the first one of a list, which ends a text (the others end a turn)."""
     nested = config.get("text_config")
     value = config.get("eos_token_id", nested.get("eos_token_id") if isinstance(nested, dict) else None)

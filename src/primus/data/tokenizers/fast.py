@@ -135,10 +135,10 @@ class GigatokenEngine:
 
     def _load_backend(self) -> None:
         self._encode_texts(PROBES)  # gigatoken builds its tables with the first text: they do not count as growth
-        self.resident = _resident_bytes()
+        self.resident = _read_resident_bytes()
 
     def _encode_all(self, texts: Sequence[str]) -> Batch:
-        if "_native_backend" not in self.__dict__ or _resident_bytes() - self.resident > GROWTH_BYTES:
+        if "_native_backend" not in self.__dict__ or _read_resident_bytes() - self.resident > GROWTH_BYTES:
             self.drop_cache()
         apart = [number for number, text in enumerate(texts) if self._is_apart(text)]
         return self._encode_without(texts, apart) if apart else self._encode_texts(texts)
@@ -266,7 +266,7 @@ def _add_template(batch: Batch, before: NDArray[np.uint32], after: NDArray[np.ui
     return result, wrapped
 
 
-def _resident_bytes() -> int:
+def _read_resident_bytes() -> int:
     """Resident memory of this process; 0 on systems without /proc."""
     try:
         pages = Path("/proc/self/statm").read_text().split()[1]

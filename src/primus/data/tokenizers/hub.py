@@ -38,7 +38,7 @@ def tokenizer_file(name: str) -> Path:
         if isinstance(error, errors.LocalEntryNotFoundError):
             raise _build_unreachable_error(name, error) from None
         raise UsageError(f"{name}: this model has no tokenizer.json", "save one with transformers") from None
-    except _network_errors() as error:
+    except _list_network_errors() as error:
         raise _build_unreachable_error(name, error) from None
 
 
@@ -60,7 +60,7 @@ def read_optional(name: str, file: str, ask_hub: bool) -> bytes | None:
         return Path(found).read_bytes() if isinstance(found, str) else None
     except errors.EntryNotFoundError:
         return None
-    except _network_errors():
+    except _list_network_errors():
         return None
 
 
@@ -72,7 +72,7 @@ def _build_unreachable_error(name: str, error: Exception) -> PrimusError:
     )
 
 
-def _network_errors() -> tuple[type[Exception], ...]:
+def _list_network_errors() -> tuple[type[Exception], ...]:
     """Exception types of the network and of the HTTP client of the installed huggingface_hub."""
     found: list[type[Exception]] = [OSError]
     for module, error in (("httpx", "HTTPError"), ("httpx2", "HTTPError"), ("requests", "RequestException")):

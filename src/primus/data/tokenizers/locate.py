@@ -29,7 +29,7 @@ def read_tokenizer(name: str) -> bytes:
     path = Path(name).expanduser()
     if path.is_dir() and not (path / "tokenizer.json").is_file() and all((path / file).is_file() for file in PAIR):
         return _read_pair(path / PAIR[0], path / PAIR[1])
-    path = _local_file(path, name) or hub.tokenizer_file(name)
+    path = _find_local_file(path, name) or hub.tokenizer_file(name)
     content = path.read_bytes()
     if tiktoken.is_rank_file(content):
         return tiktoken.convert_ranks(content, str(path))
@@ -65,7 +65,7 @@ def is_local(name: str) -> bool:
     return bool(file) and Path(file).expanduser().exists()
 
 
-def _local_file(path: Path, name: str) -> Path | None:
+def _find_local_file(path: Path, name: str) -> Path | None:
     """Find the tokenizer's file at `path`; None if `path` can only be a name on the hub.
 
     Raises:

@@ -65,7 +65,7 @@ class Tokenizer:
     parse_special_tokens: bool
     """Whether special tokens in a text become their ids instead of plain text."""
     cuttable: bool
-    """Whether `safe_cuts` can cut a text for this tokenizer."""
+    """Whether `cut_safely` can cut a text for this tokenizer."""
     exact: TokenizerEngine
     """The reference tokenizer: the library that defines the ids."""
     fast: FastTokenizerEngine | None
@@ -96,7 +96,7 @@ class Tokenizer:
         """Text of token ids; None if one of them is outside the vocabulary."""
         return self.decode(ids) if all(0 <= token < self.vocab_size for token in ids) else None
 
-    def safe_cuts(self, text: str, size: int) -> list[str]:
+    def cut_safely(self, text: str, size: int) -> list[str]:
         """Cut `text` into pieces of about `size` characters whose concatenated ids are the ids of the whole text.
 
         A piece is longer if the tokenizer may not split at that point. A tokenizer that is not `cuttable` gets the

@@ -83,7 +83,7 @@ class BlendedDataset:
 
     def _lay_out(self, number: int) -> Stretch:
         high = int(f"{number:0{BITS - STRETCH_BITS}b}"[::-1], 2)  # mirrored, these are the low places
-        mirrored = (_mirrored_slots() << np.uint64(BITS - STRETCH_BITS)) | np.uint64(high)
+        mirrored = (_build_mirrored_slots() << np.uint64(BITS - STRETCH_BITS)) | np.uint64(high)
         # Without 0 and 2 ** BITS: the latter does not fit into uint64, and neither separates two datasets.
         inner = np.array(self._borders[1:-1], dtype=np.uint64)
         owner = np.searchsorted(inner, mirrored, side="right").astype(np.int32)
@@ -127,7 +127,7 @@ def _count_below(count: int, border: int) -> int:
 
 
 @lru_cache(maxsize=1)
-def _mirrored_slots() -> NDArray[np.uint64]:
+def _build_mirrored_slots() -> NDArray[np.uint64]:
     slots = np.arange(STRETCH, dtype=np.uint64)
     mirrored = np.zeros(STRETCH, dtype=np.uint64)
     for bit in range(STRETCH_BITS):

@@ -104,12 +104,12 @@ def open_datasets(data: DataConfig, vocab_size: int, seq_length: int, seed: int)
         seq_length, seed, vocab_size, _build_infilling(data, path, eod_id, vocab_size), CACHED_BLOCKS // len(files)
     )
     of_split = None if valid or test else shares
-    valid_set, no_valid = _held_out(train, valid, of_split, 1, settings.with_seed(VALID_SEED))
+    valid_set, no_valid = _open_held_out(train, valid, of_split, 1, settings.with_seed(VALID_SEED))
     return Datasets(
         train=_blend_files(train, of_split, 0, settings),
         valid=valid_set,
         no_valid=no_valid,
-        test=_held_out(train, test, of_split, 2, settings.with_seed(TEST_SEED))[0],
+        test=_open_held_out(train, test, of_split, 2, settings.with_seed(TEST_SEED))[0],
         tokenizer_path=path,
         eod_id=eod_id,
         fingerprint=_compute_fingerprint(data, train, valid, test),
@@ -163,7 +163,7 @@ def _open_token_file(prefix: Path, weight: float | None) -> TokenFile:
     return TokenFile(IndexedTokens(prefix), manifests.read_manifest(prefix), weight)
 
 
-def _held_out(
+def _open_held_out(
     train: list[TokenFile], own: list[TokenFile], shares: Sequence[float] | None, share: int, settings: _DatasetSettings
 ) -> tuple[Dataset | None, str]:
     """Validation or test samples, or the reason for their absence. Too few tokens are an error only on use."""
@@ -230,13 +230,13 @@ def _build_infilling(data: DataConfig, tokenizer: str | None, eod_id: int | None
         return None
     assert tokenizer is not None and eod_id is not None, "_check_ends has found them"
     prefix_id, middle_id, suffix_id = (
-        _token_id(data, key, tokenizer, vocab_size)
+        _find_token_id(data, key, tokenizer, vocab_size)
         for key in ("fim_prefix_token", "fim_middle_token", "fim_suffix_token")
     )
     return Infilling(data.fim_rate, data.fim_spm_rate, prefix_id, middle_id, suffix_id, eod_id)
 
 
-def _token_id(data: DataConfig, key: str, tokenizer: str, vocab_size: int) -> int:
+def _find_token_id(data: DataConfig, key: str, tokenizer: str, vocab_size: int) -> int:
     """Id of the token that a setting names."""
     from primus.data.tokenizers.load import load_tokenizer  # most workers read token files only
 
@@ -258,7 +258,7 @@ def _check_tokenizer(data: DataConfig, files: list[TokenFile], vocab_size: int) 
         UsageError: The data has several tokenizers, another than the experiment's, or one larger than the model.
     """
     known = [(file.tokens.prefix, file.manifest.tokenizer) for file in files if file.manifest]
-    asked = _asked_tokenizer(data, [facts.name for _, facts in known])
+    asked = _load_named_tokenizer(data, [facts.name for _, facts in known])
     for prefix, facts in known:
         first_prefix, first = known[0]
         if facts.fingerprint != first.fingerprint:
@@ -312,7 +312,7 @@ def _contains_token(tokens: NDArray[Any], token: int) -> bool:
     return any((tokens[start : start + LOOKED_AT_TOKENS] == token).any() for start in starts)
 
 
-def _asked_tokenizer(data: DataConfig, known_names: list[str]) -> Tokenizer | None:
+def _load_named_tokenizer(data: DataConfig, known_names: list[str]) -> Tokenizer | None:
     """The tokenizer that the experiment names; None if it is the hub name with which all data was prepared."""
     name = data.tokenizer_model
     if not name:

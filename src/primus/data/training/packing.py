@@ -175,8 +175,8 @@ class PackedDataset:
                 f" one sequence of {seq_length} + 1",
                 "use more data, another split or a smaller seq_length",
             )
-        self._window_samples = _window_samples(self.num_tokens, len(self._block_sizes), seq_length)
-        self._num_windows = max(1, self.samples_per_epoch // self._window_samples)
+        self._count_window_samples = _count_window_samples(self.num_tokens, len(self._block_sizes), seq_length)
+        self._num_windows = max(1, self.samples_per_epoch // self._count_window_samples)
         self._epoch = lru_cache(maxsize=2)(self._lay_out_epoch)
         # Samples are read nearly in order. The additional entries are for threads that read ahead across a border.
         self._window = lru_cache(maxsize=4)(self._lay_out_window)
@@ -187,7 +187,7 @@ class PackedDataset:
         tokens = self._read_stream(epoch, start, self.seq_length + 1)
         # As unsigned numbers, negative ids are the largest: one pass checks both bounds.
         if self.vocab_size is not None and tokens.view(np.uint64).max() >= self.vocab_size:
-            raise _outside_vocabulary(self.tokens, tokens, self.vocab_size)
+            raise _build_vocabulary_error(self.tokens, tokens, self.vocab_size)
         return tokens
 
     def find_pieces(self, index: int) -> list[Piece]:
@@ -207,8 +207,8 @@ class PackedDataset:
             raise IndexError(index)
         epoch, position = divmod(index, self.samples_per_epoch)
         # The last window also has the remainder, so that it may be up to twice as large.
-        number = min(position // self._window_samples, self._num_windows - 1)
-        inside = position - number * self._window_samples
+        number = min(position // self._count_window_samples, self._num_windows - 1)
+        inside = position - number * self._count_window_samples
         window = self._window(epoch, number)
         return epoch, (window.first + permute_position(inside, window.size, window.key)) * self.seq_length
 
@@ -253,14 +253,14 @@ class PackedDataset:
     def _lay_out_window(self, epoch: int, number: int) -> PackingWindow:
         """Window at a position of an epoch. The last one, with the remainder, stays last; the others are shuffled."""
         key = mix_numbers(self.seed, epoch)
-        size = self._window_samples
+        size = self._count_window_samples
         if number < self._num_windows - 1:
             # Every order has a key of seed, epoch and a constant, so that no two orders are correlated and none is
             # stored.
             number = permute_position(number, self._num_windows - 1, mix_numbers(key, WINDOW_ORDER))
         else:
-            size = self.samples_per_epoch - number * self._window_samples
-        return PackingWindow(number * self._window_samples, size, mix_numbers(key, SAMPLE_ORDER, number))
+            size = self.samples_per_epoch - number * self._count_window_samples
+        return PackingWindow(number * self._count_window_samples, size, mix_numbers(key, SAMPLE_ORDER, number))
 
     def _lay_out_block(self, epoch: int, block: int) -> PackingBlock:
         first, last = self._block_starts[block : block + 2].tolist()
@@ -292,7 +292,7 @@ def _copy_run(tokens: NDArray[Any], run: BlockRun, out: NDArray[np.int64]) -> No
         done = end
 
 
-def _window_samples(num_tokens: int, num_blocks: int, seq_length: int) -> int:
+def _count_window_samples(num_tokens: int, num_blocks: int, seq_length: int) -> int:
     """Samples of a window: `WINDOW`, or more if these come from fewer than `BLOCKS_OF_WINDOW` blocks."""
     return max(WINDOW, -(-BLOCKS_OF_WINDOW * num_tokens // (num_blocks * seq_length)))
 
@@ -339,12 +339,12 @@ def _block_heads(pointers: NDArray[np.int64], end: int, token_bytes: int) -> NDA
     numbers = np.arange(1, cuts.sum() + 1) - np.repeat(np.cumsum(cuts) - cuts, cuts)  # 1.. of each group
     targets = np.repeat(pointers[groups], cuts) + numbers * (BLOCK_TOKENS * token_bytes)
     begin, stop = np.repeat(groups, cuts), np.repeat(np.append(groups[1:], len(pointers)), cuts)
-    found = _first_at_or_after(pointers, targets, begin, stop)
+    found = _find_first_at_or_after(pointers, targets, begin, stop)
     # A document longer than BLOCK_TOKENS satisfies several targets; the union keeps its successor once.
     return np.union1d(groups, found[found < stop])
 
 
-def _first_at_or_after(
+def _find_first_at_or_after(
     pointers: NDArray[np.int64], targets: NDArray[np.int64], begin: NDArray[np.int64], stop: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """First index from `begin` with a pointer of at least the target; `stop` if there is none before it.
@@ -362,7 +362,7 @@ def _first_at_or_after(
     return low
 
 
-def _outside_vocabulary(tokens: IndexedTokens, sample: NDArray[np.int64], vocab_size: int) -> PrimusError:
+def _build_vocabulary_error(tokens: IndexedTokens, sample: NDArray[np.int64], vocab_size: int) -> PrimusError:
     wrong = int(sample.min()) if sample.min() < 0 else int(sample.max())
     return PrimusError(
         f"{tokens.prefix}.bin: token id {wrong} is outside the model's vocabulary of {vocab_size}",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from primus.data.megatron.fingerprint import CHUNK_TOKENS, PIECE_DIGITS, chunks_in_piece, compute_pieces
+from primus.data.megatron.fingerprint import CHUNK_TOKENS, PIECE_DIGITS, compute_pieces, count_chunks_in_piece
 from primus.data.megatron.indexed_dataset import CODES, bin_path, idx_path
 from primus.data.megatron.manifest import TokenFileManifest, manifest_path
 from primus.data.shards import shard_queue
@@ -140,9 +140,9 @@ def _check_tokens(
             if differs
             else []
         )
-    places = _changed_pieces(manifest, found, index)
+    places = _find_changed_pieces(manifest, found, index)
     if places:
-        size = _piece_tokens(manifest)
+        size = _count_piece_tokens(manifest)
         problem = (
             f"tokens have changed since they were written, within the {size:,} tokens that follow each of these places"
         )
@@ -153,21 +153,21 @@ def _check_tokens(
     return []
 
 
-def _piece_tokens(manifest: TokenFileManifest) -> int:
-    return CHUNK_TOKENS * chunks_in_piece(_num_chunks(manifest))
+def _count_piece_tokens(manifest: TokenFileManifest) -> int:
+    return CHUNK_TOKENS * count_chunks_in_piece(_count_chunks(manifest))
 
 
-def _num_chunks(manifest: TokenFileManifest) -> int:
+def _count_chunks(manifest: TokenFileManifest) -> int:
     return -(-manifest.tokens // CHUNK_TOKENS)
 
 
-def _changed_pieces(
+def _find_changed_pieces(
     manifest: TokenFileManifest, found: TokenFileContents, index: TokenFileIndex | None
 ) -> list[DamagePlace]:
     """First places of the parts of the stream whose checksum differs."""
-    there, written = compute_pieces(found.scan.digests, _num_chunks(manifest)), manifest.pieces
+    there, written = compute_pieces(found.scan.digests, _count_chunks(manifest)), manifest.pieces
     firsts = [
-        start // PIECE_DIGITS * _piece_tokens(manifest)
+        start // PIECE_DIGITS * _count_piece_tokens(manifest)
         for start in range(0, min(len(there), len(written)), PIECE_DIGITS)
         if there[start : start + PIECE_DIGITS] != written[start : start + PIECE_DIGITS]
     ]

@@ -132,7 +132,7 @@ def scan_part(task: ScanTask) -> TokenScan:
         if ends is not None:
             low, high = ends.searchsorted((start, start + len(chunk)), side="right")
             _check_ends(chunk, task.eod, start, ends[low:high], no_eod, stray_eod)
-        sectors.append(_zero_sectors(chunk, start * dtype.itemsize))
+        sectors.append(_find_zero_sectors(chunk, start * dtype.itemsize))
     return TokenScan(bytes(digests), largest, outside, no_eod, stray_eod, find_runs(np.concatenate(sectors)))
 
 
@@ -209,7 +209,7 @@ def _check_ends(
     stray_eod.add_positions(start + np.flatnonzero(found))
 
 
-def _zero_sectors(chunk: NDArray[Any], byte: int) -> NDArray[np.int64]:
+def _find_zero_sectors(chunk: NDArray[Any], byte: int) -> NDArray[np.int64]:
     """First byte of each sector of zeros."""
     words = chunk.view("u1")[: chunk.nbytes // SECTOR * SECTOR].view("u8").reshape(-1, SECTOR // 8)
     # The first word rules out most sectors, so that few are read as a whole.

@@ -274,7 +274,7 @@ def _find_eod(made: VerifyPlan) -> int | None:
         return made.settings.eod_id
     if made.manifest:
         return made.manifest.tokenizer.eod_id if made.manifest.recipe.append_eod else None
-    token = _usual_end(made.index, made.report.bytes)
+    token = _find_usual_end(made.index, made.report.bytes)
     if token is None:
         made.report.notes.append("document ends were not checked: documents end with different tokens; see --eod-id")
     else:
@@ -284,7 +284,7 @@ def _find_eod(made: VerifyPlan) -> int | None:
     return token
 
 
-def _usual_end(index: TokenFileIndex, num_bytes: int) -> int | None:
+def _find_usual_end(index: TokenFileIndex, num_bytes: int) -> int | None:
     """The last token of almost all documents; None if there is none."""
     if index.num_documents < FEWEST_DOCUMENTS or index.dtype is None:
         return None

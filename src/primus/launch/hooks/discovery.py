@@ -87,10 +87,10 @@ def has_primus_runner(root: Path) -> bool:
 
 def is_primus_hook(file: Path) -> bool:
     """Whether a hook belongs to an AMD-AGI/Primus checkout."""
-    return _primus_folder(file) is not None
+    return _find_primus_folder(file) is not None
 
 
-def _primus_folder(file: Path) -> Path | None:
+def _find_primus_folder(file: Path) -> Path | None:
     return next((folder for folder in file.resolve().parents if has_primus_runner(folder)), None)
 
 
@@ -99,7 +99,7 @@ def build_primus_variables(file: Path, environ: Mapping[str, str]) -> dict[str, 
 
     Source: AMD-AGI/Primus runner/helpers/envs/base_env.sh, which its launcher reads before the hooks.
     """
-    root = _primus_folder(file)
+    root = _find_primus_folder(file)
     if root is None:
         return {}
     path = root.parents[2]  # of runner/helpers/hooks

@@ -241,7 +241,7 @@ def _make_argv(action: Action, context: HookContextFacts) -> tuple[str, ...]:
     the experiment file in their checkout, so that they get its path as an absolute one.
     """
     if action.functions:
-        return interpreter.module_command(
+        return interpreter.build_module_command(
             context.python, "primus.hook", action.file, ",".join(action.functions), *context.words
         )
     words = (*context.task.split(), *context.words) if action.kind == "hook" else context.words

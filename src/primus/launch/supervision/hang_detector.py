@@ -62,7 +62,7 @@ class HangDetector:
         for rank, new in heartbeats.items():
             # A heartbeat is rewritten every second; only a changed phase, step or progress time is progress.
             since, old = self._progress.get(rank, (now, None))
-            if old is None or _progress_key(old) != _progress_key(new):
+            if old is None or _build_progress_key(old) != _build_progress_key(new):
                 # Steps between two looks share their time; phases such as an evaluation do not count as steps.
                 if old is not None and old.phase == new.phase == "train" and new.step > old.step:
                     self._intervals.append((now - since) / (new.step - old.step))
@@ -86,14 +86,16 @@ class HangDetector:
         # A late rank with the lowest step, or with only late ranks at or below its step, waits for no other rank.
         late = self._find_late_ranks(now)
         return any(
-            is_late and all(late[other] for other in late if self._current_step(other) <= self._current_step(rank))
+            is_late
+            and all(late[other] for other in late if self._read_current_step(other) <= self._read_current_step(rank))
             for rank, is_late in late.items()
         )
 
     def is_blocking(self, now: float, step: int) -> bool:
         """Whether a rank of another node that is late after `step` may wait for one of these, which is not late."""
         return any(
-            not is_late and self._current_step(rank) <= step for rank, is_late in self._find_late_ranks(now).items()
+            not is_late and self._read_current_step(rank) <= step
+            for rank, is_late in self._find_late_ranks(now).items()
         )
 
     def _find_late_ranks(self, now: float) -> dict[int, bool]:
@@ -101,7 +103,7 @@ class HangDetector:
             return {}
         return {rank: now - since > self._limit_s(beat) for rank, (since, beat) in self._progress.items()}
 
-    def _current_step(self, rank: int) -> int:
+    def _read_current_step(self, rank: int) -> int:
         heartbeat = self._progress[rank][1]
         return heartbeat.step if heartbeat else 0
 
@@ -112,7 +114,7 @@ class HangDetector:
         return max(self._timeout_s, STEP_FACTOR * median(self._intervals) if self._intervals else 0.0)
 
 
-def _progress_key(heartbeat: RankHeartbeat) -> tuple[str, int, float]:
+def _build_progress_key(heartbeat: RankHeartbeat) -> tuple[str, int, float]:
     return heartbeat.phase, heartbeat.step, heartbeat.progress_time
 
 

@@ -101,13 +101,13 @@ def _dump_stacks(pid: int, environ: Mapping[str, str]) -> str:
 
 def _request_stacks(pid: int, file: Path) -> str:
     """The stacks that the rank writes itself on SIGUSR2 (faulthandler), as far as it has written them in time."""
-    before = _file_size(file)
+    before = _read_file_size(file)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGUSR2)
     deadline, last = time.monotonic() + FAULTHANDLER_LIMIT_S, before
     while time.monotonic() < deadline:
         time.sleep(0.1)
-        now = _file_size(file)
+        now = _read_file_size(file)
         if now > before and now == last:  # it has stopped growing
             break
         last = now
@@ -117,7 +117,7 @@ def _request_stacks(pid: int, file: Path) -> str:
         return ""
 
 
-def _file_size(file: Path) -> int:
+def _read_file_size(file: Path) -> int:
     try:
         return file.stat().st_size
     except OSError:

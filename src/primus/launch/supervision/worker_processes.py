@@ -23,7 +23,7 @@ from msgspec import structs
 
 from primus import process
 from primus.errors import EXIT_FAILED, PrimusError, UnfitError
-from primus.interpreter import without_empty_python_path
+from primus.interpreter import drop_empty_python_path
 from primus.launch.plan import LaunchPlan
 from primus.launch.supervision import heartbeats
 from primus.launch.supervision.agent_report import AGENT, AgentReport, RankExit, read_agent_report
@@ -94,7 +94,7 @@ def _start_processes(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> 
             "run ./primus-cli setup, or pip install '.[native]' in a checkout",
         )
     inherited = {name: value for name, value in environ.items() if name not in RANK_VARIABLES}
-    env = without_empty_python_path(inherited | {name: variable.value for name, variable in plan.env.items()})
+    env = drop_empty_python_path(inherited | {name: variable.value for name, variable in plan.env.items()})
     env[LAUNCHER_VARIABLE] = str(os.getpid())  # by which a rank detects that its launcher has exited
     with launch_log(run, plan).open("ab") as log:
         try:

@@ -80,7 +80,7 @@ def run(options: ContainerArguments, here: TaskContext) -> int:
             here.say(f"would remove your ended {engine.program} containers on this host that primus has started")
             return 0
         launched_containers.remove_ended_containers(
-            engine, container_plan.client_environ(engine, here.environ, {}), here.say
+            engine, container_plan.build_client_environ(engine, here.environ, {}), here.say
         )
         return 0
     context = PlanContext(
@@ -110,7 +110,7 @@ def _build_container_launch(
 
     return lifecycle.ContainerLaunch(
         container=container,
-        environ=container_plan.client_environ(container.engine, environ, plan.env),
+        environ=container_plan.build_client_environ(container.engine, environ, plan.env),
         grace_s=options.grace,
         run=run,
         say=say,

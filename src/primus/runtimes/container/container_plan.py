@@ -103,7 +103,7 @@ def build_container(
     run_id = os.path.basename(context.directory)
     container = ContainerSpec(
         engine=engine,
-        image=asked or _default_image(facts, is_here),
+        image=asked or _choose_default_image(facts, is_here),
         name=engines.check_container_name(options.name, engine) or f"primus-{run_id}-{context.attempt}-{rank}",
         labels={"primus.run": run_id, "primus.user": str(os.getuid()), "primus.node": str(rank)},
         rank=rank,
@@ -116,7 +116,9 @@ def build_container(
     return container, _list_container_notes(container, folders, is_here, bool(asked))
 
 
-def client_environ(engine: ContainerEngine, environ: Mapping[str, str], env: Mapping[str, Variable]) -> dict[str, str]:
+def build_client_environ(
+    engine: ContainerEngine, environ: Mapping[str, str], env: Mapping[str, Variable]
+) -> dict[str, str]:
     """Variables of the engine's client: this shell's, and those that are passed by name."""
     hidden = HIDDEN if engine.kind == "apptainer" else ()
     kept = {name: value for name, value in environ.items() if name not in hidden}
@@ -136,7 +138,7 @@ def _list_container_notes(
     return notes
 
 
-def _default_image(facts: MachineFacts, is_here: bool) -> str:
+def _choose_default_image(facts: MachineFacts, is_here: bool) -> str:
     if not is_here or any(device.vendor == "amd" for device in facts.devices):
         return AMD_IMAGE
     raise UsageError(

@@ -52,7 +52,7 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
     notes = () if has_place else ("without --volume the run folder is deleted with its pod",)
     return structs.replace(
         plan,
-        argv=job_spec.pod_command(options, context),
+        argv=job_spec.build_pod_command(options, context),
         mounts=tuple(mounts),
         files={**plan.files, f"{context.directory}/{FOLDER}/{node_script.SCRIPT}": node_script.TEXT},
         notes=(*plan.notes, *notes),
@@ -63,7 +63,7 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
 def format_plan(remote: RemoteLaunch) -> str:
     """Output of a dry run: the objects that would be sent to the server, as text for kubectl."""
     options = parse(remote.request.runtimes[0].words)
-    wanted = job_spec.build_job_spec(remote, options, job_spec.planned_files(remote))
+    wanted = job_spec.build_job_spec(remote, options, job_spec.list_planned_files(remote))
     text = load_target(options.target_name).format_job(wanted, as_json=remote.is_json)
     notes = [] if remote.is_json else [f"# {note}" for note in remote.plan.notes]
     return "\n".join([*notes, text])
@@ -81,7 +81,7 @@ def start(remote: RemoteLaunch, run_folder: Run | None, say: Say) -> int:
     # Three ends: rejected, and the caller removes the run folder; uncertain or interrupted, and the folder stays with
     # the reason, since the job may exist; created, and the submission is recorded.
     try:
-        wanted = job_spec.build_job_spec(remote, options, job_spec.existing_files(remote))
+        wanted = job_spec.build_job_spec(remote, options, job_spec.read_existing_files(remote))
         place = server.resolve_place(options, environ)
         write_text(run_folder.directory / FOLDER / "job.txt", server.format_job(wanted, as_json=False) + "\n")
         identity = server.create_job(wanted, place, environ, say)

@@ -241,7 +241,7 @@ class KubernetesClient:
             401: f"your credentials are invalid or have expired: log in again ({self._describe_account()})",
             403: f"your account has no permission: ask for a role, or choose another --namespace "
             f"({self._describe_account()})",
-            404: _hint_missing_object(path, message),
+            404: _choose_missing_object_hint(path, message),
             409: "choose another --name, or delete the job that has it",
             422: "the server rejects a field of the job: see its message",
         }
@@ -281,7 +281,7 @@ def _read_error_message(data: bytes | None) -> str:
         return text[:200]
 
 
-def _hint_missing_object(path: str, message: str) -> str:
+def _choose_missing_object_hint(path: str, message: str) -> str:
     if "namespaces" in message:
         return "the namespace does not exist: choose another one with --namespace"
     is_unknown_kind = "page not found" in message or "could not find the requested resource" in message

@@ -84,7 +84,7 @@ def _find_place_of_job(place: Place, job: str, environ: Mapping[str, str]) -> Pl
 
 def _print_job(server: KubernetesTarget, place: Place, options: Options, context: TaskContext) -> int:
     view = server.get_job(place, options.job_id, context.environ)
-    context.result(view, _job_text(view))
+    context.result(view, _format_job(view))
     return EXIT_OK
 
 
@@ -98,7 +98,7 @@ def _print_jobs(server: KubernetesTarget, place: Place, options: Options, contex
             each.kind or "-",
             each.state.state,
             each.state.raw,
-            _or_dash(each.replicas),
+            _format_or_dash(each.replicas),
             str(each.state.restarts),
             each.run,
             each.created,
@@ -227,14 +227,14 @@ def _delete_job(server: KubernetesTarget, place: Place, options: Options, contex
 
 def _print_nodes(server: KubernetesTarget, place: Place, options: Options, context: TaskContext) -> int:
     views = server.list_nodes(place, context.environ)
-    rows = [_node_row(each) for each in views]
+    rows = [_format_node_row(each) for each in views]
     context.result(views, _format_columns(("NODE", "READY", "GPUS", "USED", "MODEL", "MESSAGE"), rows))
     return EXIT_OK
 
 
-def _node_row(node: NodeView) -> tuple[str, ...]:
+def _format_node_row(node: NodeView) -> tuple[str, ...]:
     ready = "yes" if node.is_ready else "no"
-    return (node.name, ready, str(node.gpus), _or_dash(node.gpus_used), node.model or "-", node.message)
+    return (node.name, ready, str(node.gpus), _format_or_dash(node.gpus_used), node.model or "-", node.message)
 
 
 SERVER = ("url", "kubeconfig", "context", "namespace")
@@ -272,7 +272,7 @@ def _poll_until_ended(server: KubernetesTarget, place: Place, options: Options, 
         with outage.tolerate_outage():
             state = _query_job_state(server, place, options, context, was_there=bool(shown))
             if state.state in job_states.ENDED:
-                context.result(state, f"{options.job_id}: {_state_text(state)}")
+                context.result(state, f"{options.job_id}: {_format_state(state)}")
                 # A job that was submitted from this machine has a run folder, whose outcome is more precise than the
                 # job's state.
                 known = _find_submissions(options.job_id, place, context.environ)
@@ -303,14 +303,14 @@ def _query_job_state(
         raise
 
 
-def _job_text(view: JobView) -> str:
-    lines = [f"job:      {view.id}", f"state:    {_state_text(view.state)}"]
+def _format_job(view: JobView) -> str:
+    lines = [f"job:      {view.id}", f"state:    {_format_state(view.state)}"]
     lines += [f"run:      {view.run}"] if view.run else []
-    lines += [f"nodes:    {_or_dash(view.replicas)}", f"restarts: {view.state.restarts}"]
+    lines += [f"nodes:    {_format_or_dash(view.replicas)}", f"restarts: {view.state.restarts}"]
     lines += [f"created:  {view.created}"] if view.created else []
     lines += [f"message:  {view.message}"] if view.message else []
     rows = [
-        (_or_dash(pod.rank), pod.name, pod.phase, pod.node or "-", _or_dash(pod.exit_code), pod.message)
+        (_format_or_dash(pod.rank), pod.name, pod.phase, pod.node or "-", _format_or_dash(pod.exit_code), pod.message)
         for pod in view.pods
     ]
     return "\n".join(
@@ -318,13 +318,13 @@ def _job_text(view: JobView) -> str:
     )
 
 
-def _state_text(state: JobState) -> str:
+def _format_state(state: JobState) -> str:
     raw = f" ({state.raw})" if state.raw and state.raw.lower() != state.state else ""
     code = f", exit code {state.exit_code}" if state.exit_code is not None else ""
     return f"{state.state}{raw}{code}" + (f": {state.reason}" if state.reason else "")
 
 
-def _or_dash(value: Any) -> str:
+def _format_or_dash(value: Any) -> str:
     return "-" if value is None else str(value)
 
 

@@ -201,7 +201,7 @@ def check_url(text: str) -> str:
 def _read_token(place: Place, environ: Mapping[str, str]) -> str:
     file = place.get("token_file")
     if not file:
-        return _one_key(environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE)
+        return _check_token(environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE)
     try:
         token = Path(file).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
@@ -209,10 +209,10 @@ def _read_token(place: Place, environ: Mapping[str, str]) -> str:
         raise UsageError(f"--token-file {file}: {reason}") from None
     if not token:
         raise UsageError(f"--token-file {file} is empty", "write the API key into it")
-    return _one_key(token, f"--token-file {file}")
+    return _check_token(token, f"--token-file {file}")
 
 
-def _one_key(token: str, where: str) -> str:
+def _check_token(token: str, where: str) -> str:
     """`token`, checked to be valid in an HTTP header; the error of http.client would contain it.
 
     Raises:

@@ -51,7 +51,7 @@ def build_job_spec(remote: RemoteLaunch, options: Options, files: Mapping[str, s
     )
 
 
-def pod_command(options: Options, context: PlanContext) -> tuple[str, ...]:
+def build_pod_command(options: Options, context: PlanContext) -> tuple[str, ...]:
     """Command of a pod: the rest of the command line, with `primus-cli` and the run folder at their paths in the pod.
 
     Raises:
@@ -99,7 +99,7 @@ def collect_pod_variables(
         elif name not in found:
             found[name] = _read_shell_variable(name, context.environ)
     # A variable from an existing Secret must not be sent as well: the literal value would be in the manifest.
-    referenced = set(secret_references(options))
+    referenced = set(list_secret_references(options))
     # Pods have no login of the Hub, and a tokenizer may need one; it becomes a Secret below.
     if context.environ.get("HF_TOKEN"):
         found.setdefault("HF_TOKEN", context.environ["HF_TOKEN"])
@@ -114,7 +114,7 @@ def _read_shell_variable(name: str, environ: Mapping[str, str]) -> str:
     return environ[name]
 
 
-def secret_references(options: Options) -> dict[str, tuple[str, str]]:
+def list_secret_references(options: Options) -> dict[str, tuple[str, str]]:
     """Variables from existing Secrets: name and key of the Secret.
 
     Raises:
@@ -155,14 +155,14 @@ def _format_dns_label(text: str) -> str:
     return plain if not plain or plain[0].isalpha() or re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", plain) else f"p{plain}"
 
 
-def planned_files(remote: RemoteLaunch) -> dict[str, str]:
+def list_planned_files(remote: RemoteLaunch) -> dict[str, str]:
     """Files of the run folder for a dry run: those that would be created, or exist already."""
     if remote.job.resume:
-        return existing_files(remote)
+        return read_existing_files(remote)
     return run_folder.format_files(Path(remote.directory), remote.job, remote.request, remote.command)
 
 
-def existing_files(remote: RemoteLaunch) -> dict[str, str]:
+def read_existing_files(remote: RemoteLaunch) -> dict[str, str]:
     """Files of the run folder that a node needs: the request and the configuration, without logs and results.
 
     Raises:

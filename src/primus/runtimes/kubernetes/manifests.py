@@ -24,10 +24,10 @@ def build_manifests(job_spec: JobSpec) -> list[Manifest]:
     Raises:
         UsageError: The run folder's files do not fit into a ConfigMap.
     """
-    config_map = _config_map(job_spec)
+    config_map = _build_config_map(job_spec)
     if job_spec.options.target_name == "jobset":
         return [config_map, _build_jobset(job_spec)]
-    runtimes = [_training_runtime(job_spec)] if has_own_runtime(job_spec.options) else []
+    runtimes = [_build_training_runtime(job_spec)] if has_own_runtime(job_spec.options) else []
     return [config_map, *runtimes, _train_job(job_spec)]
 
 
@@ -59,12 +59,12 @@ def _build_metadata(job_spec: JobSpec, name: str, **labels: str) -> Manifest:
     }
 
 
-def _job_metadata(job_spec: JobSpec) -> Manifest:
+def _build_job_metadata(job_spec: JobSpec) -> Manifest:
     queue = job_spec.options.queue
     return _build_metadata(job_spec, job_spec.name, **({names.QUEUE: queue} if queue else {}))
 
 
-def _config_map(job_spec: JobSpec) -> Manifest:
+def _build_config_map(job_spec: JobSpec) -> Manifest:
     data = {
         node_script.SCRIPT: node_script.TEXT,
         **{key: job_spec.files[name] for key, name in pod.list_run_file_keys(job_spec).items()},
@@ -90,7 +90,7 @@ def _build_jobset(job_spec: JobSpec) -> Manifest:
     }
     if options.ttl is not None:
         spec["ttlSecondsAfterFinished"] = options.ttl
-    return {"apiVersion": JOBSET, "kind": "JobSet", "metadata": _job_metadata(job_spec), "spec": spec}
+    return {"apiVersion": JOBSET, "kind": "JobSet", "metadata": _build_job_metadata(job_spec), "spec": spec}
 
 
 def _build_replicated_job(job_spec: JobSpec, container: Manifest, meta: Manifest) -> Manifest:
@@ -119,10 +119,10 @@ def _build_replicated_job(job_spec: JobSpec, container: Manifest, meta: Manifest
         "template": pod.build_pod_template(job_spec, container),
     }
     replicated = {"name": names.REPLICATED_JOB, "replicas": 1, "template": {**meta, "spec": job}}
-    return {"failurePolicy": _failure_policy(options), "replicatedJobs": [replicated]}
+    return {"failurePolicy": _build_failure_policy(options), "replicatedJobs": [replicated]}
 
 
-def _failure_policy(options: Options) -> Manifest:
+def _build_failure_policy(options: Options) -> Manifest:
     """Restart rules: JobSet applies the first that matches, else it restarts all pods and counts the restart."""
     # Both rules match a Job that its pod failure policy has failed; the message of the Job distinguishes the cases.
     by_pod_policy = {"onJobFailureReasons": ["PodFailurePolicy"]}
@@ -156,7 +156,7 @@ def _train_job(job_spec: JobSpec) -> Manifest:
     spec: Manifest = {"runtimeRef": own if has_own_runtime(options) else {"name": RUNTIME}, "trainer": trainer}
     if not has_own_runtime(options):
         spec["runtimePatches"] = [_build_pod_override(job_spec)]
-    return {"apiVersion": TRAINER, "kind": "TrainJob", "metadata": _job_metadata(job_spec), "spec": spec}
+    return {"apiVersion": TRAINER, "kind": "TrainJob", "metadata": _build_job_metadata(job_spec), "spec": spec}
 
 
 def _build_pod_override(job_spec: JobSpec) -> Manifest:
@@ -167,7 +167,7 @@ def _build_pod_override(job_spec: JobSpec) -> Manifest:
     return {"manager": "primus.amd.com/cli", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
 
 
-def _training_runtime(job_spec: JobSpec) -> Manifest:
+def _build_training_runtime(job_spec: JobSpec) -> Manifest:
     """A runtime for options that cannot be overridden in an existing one: host network, restarts, priority."""
     options = job_spec.options
     meta = _build_metadata(job_spec, names.name_training_runtime(job_spec.name), **{names.FRAMEWORK: "torch"})
@@ -175,7 +175,7 @@ def _training_runtime(job_spec: JobSpec) -> Manifest:
         "mlPolicy": {"numNodes": options.replica, "torch": {}},
         "template": {
             "spec": _build_replicated_job(
-                job_spec, pod.runtime_container(job_spec), {"metadata": {"labels": {names.ANCESTOR: "trainer"}}}
+                job_spec, pod.build_runtime_container(job_spec), {"metadata": {"labels": {names.ANCESTOR: "trainer"}}}
             )
         },
     }

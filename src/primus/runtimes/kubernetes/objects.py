@@ -12,7 +12,7 @@ from primus.errors import PrimusError, UsageError
 from primus.launch.jobs.job_states import JobState
 from primus.runtimes.kubernetes import manifests, names, status, volumes
 from primus.runtimes.kubernetes.client import KubernetesClient, resolve_cluster
-from primus.runtimes.kubernetes.job_spec import secret_references
+from primus.runtimes.kubernetes.job_spec import list_secret_references
 from primus.runtimes.kubernetes.options import Options
 from primus.runtimes.kubernetes.pod import Manifest, build_resources
 from primus.runtimes.kubernetes.target import (
@@ -58,7 +58,7 @@ def check(options: Options) -> None:
     """
     volumes.parse_volumes(options.volume)
     build_resources(options)
-    secret_references(options)
+    list_secret_references(options)
     if not options.image:
         raise UsageError(
             "kubernetes create needs --image", "use an image with primus-cli, for example rocm/primus:v25.10"

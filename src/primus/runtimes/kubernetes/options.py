@@ -182,7 +182,7 @@ def parse(words: Sequence[str]) -> Options:
     Raises:
         UsageError: An argument is invalid, or options cannot be combined.
     """
-    options, more = flags.parse_options(Options, _one_each(words), WHAT, extra=True)
+    options, more = flags.parse_options(Options, _join_values(words), WHAT, extra=True)
     unknown = [word for word in more if word.startswith("-")]
     if unknown:
         flags.parse_options(Options, unknown[:1], WHAT)  # says which option may be meant
@@ -231,7 +231,7 @@ def _assign_positional_words(options: Options, typed: list[str]) -> Options:
     return structs.replace(options, command=command, job=job)
 
 
-def _one_each(words: Sequence[str]) -> list[str]:
+def _join_values(words: Sequence[str]) -> list[str]:
     """`words` with repeatable options joined to their value (`--env=X`), which may begin with a dash."""
     lists = {name for flag in flags.list_flags(Options) if flag.is_list for name in flag.names}
     tied: list[str] = []

@@ -7,7 +7,7 @@ from typing import Any
 from primus.errors import UsageError
 from primus.launch.supervision.restart_policy import NO_RESTART_CODE
 from primus.runtimes.kubernetes import names, node_script, volumes
-from primus.runtimes.kubernetes.job_spec import NO_VOLUME, secret_references
+from primus.runtimes.kubernetes.job_spec import NO_VOLUME, list_secret_references
 from primus.runtimes.kubernetes.options import Options
 from primus.runtimes.kubernetes.target import JobSpec
 
@@ -51,7 +51,7 @@ def build_pod_spec_override(job_spec: JobSpec) -> Manifest:
     return spec
 
 
-def runtime_container(job_spec: JobSpec) -> Manifest:
+def build_runtime_container(job_spec: JobSpec) -> Manifest:
     """The container of a TrainingRuntime's pods; the TrainJob sets its command and variables."""
     return {"name": names.REPLICATED_JOB, "image": job_spec.options.image, **build_container_override(job_spec)}
 
@@ -96,7 +96,7 @@ def build_container_variables(job_spec: JobSpec) -> list[Manifest]:
     env: list[Manifest] = [{"name": "PRIMUS_NO_RESTART_CODE", "value": str(NO_RESTART_CODE)}]
     env += [{"name": name, "value": escape_variable_references(value)} for name, value in sorted(job_spec.env.items())]
     own = {name: (names.name_secret(job_spec.name), name) for name in job_spec.secrets}
-    for name, (secret, key) in sorted((own | secret_references(job_spec.options)).items()):
+    for name, (secret, key) in sorted((own | list_secret_references(job_spec.options)).items()):
         env.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
     return env
 

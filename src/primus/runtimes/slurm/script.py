@@ -88,7 +88,7 @@ def max_restarts(options: Options) -> int:
     return options.spare_nodes if options.max_restarts is None else options.max_restarts
 
 
-def output_pattern(run: str, options: Options) -> str:
+def build_output_pattern(run: str, options: Options) -> str:
     """Default log of the job, below the run folder; a `%` in its name is escaped (sbatch(1), filename pattern)."""
     return f"{run.replace('%', '%%')}/logs/slurm-{'%A_%a' if options.is_array else '%j'}.out"
 
@@ -119,7 +119,7 @@ def _list_allocation_options(batch: BatchScript) -> tuple[list[tuple[str, ...]],
         for name, value in (
             ("job-name", batch.name),
             ("ntasks-per-node", "1"),
-            ("output", output_pattern(batch.run, options)),
+            ("output", build_output_pattern(batch.run, options)),
             ("open-mode", "append"),
             ("comment", format_job_comment(batch.run)),
         )

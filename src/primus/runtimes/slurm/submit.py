@@ -209,7 +209,7 @@ def _make_log_folders(options: Options, run: Run) -> list[str]:
     place = find_option_value(typed, "chdir") or ""
     given = [value for name in ("output", "error") if (value := find_option_value(typed, name))]
     if find_option_value(typed, "output") is None:
-        given.append(script.output_pattern(str(run.directory), options))
+        given.append(script.build_output_pattern(str(run.directory), options))
     patterns = []
     for text in given:
         file = os.path.abspath(os.path.join(place, _fill_job_name(text, typed)))

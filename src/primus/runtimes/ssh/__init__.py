@@ -78,13 +78,13 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
     nodes = hosts.parse_hosts(options.hosts, options.hostfile, options.user, options.port)
     command = _build_remote_command(options, context)
     env, passed_on = _collect_remote_variables(plan, options, context)
-    notes = [f"node {rank}: {shlex.join(ssh_command(node, options))}" for rank, node in enumerate(nodes) if rank]
+    notes = [f"node {rank}: {shlex.join(build_ssh_command(node, options))}" for rank, node in enumerate(nodes) if rank]
     notes += [
         "each host reads its variables (NODE_RANK among them) and the command from standard input",
         f"working folder on the hosts: {_find_remote_directory(options)}; they must share it and the run folder",
     ]
     return LaunchPlan(
-        argv=ssh_command(nodes[0], options),
+        argv=build_ssh_command(nodes[0], options),
         env={**plan.env, **env, **_build_rendezvous_variables(nodes, options, context)},
         inherited=passed_on,
         notes=tuple(notes),
@@ -108,7 +108,7 @@ def start(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
     targets = [
         nodes.SshNode(
             host=host,
-            argv=ssh_command(host, options),
+            argv=build_ssh_command(host, options),
             login=host.format_login(options.option),
             script=script.format_remote_script(remote.plan.inner.argv, directory, {**values, "NODE_RANK": str(rank)}),
         )
@@ -120,7 +120,7 @@ def start(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
 _OPTION = re.compile(r"[A-Za-z]+=.*", re.DOTALL)
 
 
-def ssh_command(host: SshHost, options: Options) -> tuple[str, ...]:
+def build_ssh_command(host: SshHost, options: Options) -> tuple[str, ...]:
     """The ssh command for `host`. Of repeated options ssh uses the first, so the user's precede the defaults.
 
     Raises:

@@ -203,7 +203,7 @@ def _wait_for_nodes(connections: Sequence[SshConnection], signals: _SshSignalHan
                 cut_at = min(cut_at, now + GRACE_S)
         # After a signal, nodes exit with codes other than 0 on purpose: only an unsignalled end is a failure.
         if failure is None and not signals.seen:
-            failure = _first_failure(connections)
+            failure = _find_first_failure(connections)
             if failure:  # the others would wait for an unreachable host until the rendezvous times out
                 end_at = now + (0 if failure.exit_code == EXIT_UNFIT else PEERS_S)
         if now > end_at:
@@ -214,7 +214,7 @@ def _wait_for_nodes(connections: Sequence[SshConnection], signals: _SshSignalHan
             break
         time.sleep(POLL_S)
     # The loop may end before it has seen the exit of the last node.
-    return failure or _first_failure(connections)
+    return failure or _find_first_failure(connections)
 
 
 def _signal_all_nodes(connections: Sequence[SshConnection], word: str) -> None:
@@ -223,7 +223,7 @@ def _signal_all_nodes(connections: Sequence[SshConnection], word: str) -> None:
             connection.send_signal_name(word)
 
 
-def _first_failure(connections: Sequence[SshConnection]) -> SshNodeFailure | None:
+def _find_first_failure(connections: Sequence[SshConnection]) -> SshNodeFailure | None:
     for connection in connections:
         code = connection.process.poll()
         if code:

@@ -175,7 +175,7 @@ def _build_relation_matrix(topology: Topology, full: bool) -> tuple[list[str], l
 
     Without GPUs all ends are compared.
     """
-    shown = _num_columns(topology, full)
+    shown = _count_columns(topology, full)
     rows = [
         [end.name, *words[:shown], "-" if end.numa_node is None else str(end.numa_node)]
         for end, words in zip(topology.ends, topology.matrix, strict=True)
@@ -183,13 +183,13 @@ def _build_relation_matrix(topology: Topology, full: bool) -> tuple[list[str], l
     return ["", *(end.name for end in topology.ends[:shown]), "NUMA"], rows
 
 
-def _num_columns(topology: Topology, full: bool) -> int:
+def _count_columns(topology: Topology, full: bool) -> int:
     num_gpus = sum(end.kind == "gpu" for end in topology.ends)
     return len(topology.ends) if full or not num_gpus else num_gpus
 
 
 def _list_legend_entries(topology: Topology, full: bool) -> list[tuple[str, str]]:
     """The link types in the matrix, with their meanings."""
-    shown = _num_columns(topology, full)
+    shown = _count_columns(topology, full)
     words = {relations.format_legend_word(word) for row in topology.matrix for word in row[:shown]}
     return [(word, meaning) for word, meaning in WORDS.items() if word in words]

@@ -106,7 +106,7 @@ def _inspect_files(options: Options, context: TaskContext) -> None:
     found = survey.survey_tokens(file, tokenizer)
     numbers = [*options.document, *survey.choose_documents(file, options.samples, options.seed)]
     documents = [survey.decode_document(file, number, tokenizer) for number in numbers]
-    blocks = [_survey_text(found), *(_document_text(document, options.full) for document in documents)]
+    blocks = [_format_survey(found), *(_format_document(document, options.full) for document in documents)]
     if options.document and not options.samples:
         blocks = blocks[1:]
     context.result({"survey": found, "documents": documents}, "\n\n".join(blocks))
@@ -143,7 +143,7 @@ def _draw_length_histogram(found: TokenSurvey, output: Path) -> None:
     files.write_text(output, page.format_page(f"Tokens of {Path(found.prefix).name}", sections, found.prefix))
 
 
-def _survey_text(found: TokenSurvey) -> str:
+def _format_survey(found: TokenSurvey) -> str:
     from primus.report import histogram, table
 
     lengths = found.lengths
@@ -198,7 +198,7 @@ def _is_cut(found: TokenSurvey) -> bool:
     return found.sequences != found.documents
 
 
-def _document_text(document: SurveyedDocument, full: bool) -> str:
+def _format_document(document: SurveyedDocument, full: bool) -> str:
     body = (
         _shorten_text(document.text, full)
         if document.text is not None

@@ -39,7 +39,7 @@ def prepare_new_run(file: str, stage: str, context: TaskContext) -> LaunchJob:
         print(f"note: {note}", file=sys.stderr)
     files = experiment.ExperimentFiles(resolved)
     continues = resolved.experiment.trainer.checkpoint.auto_continue_train
-    same = _same_runs(resolved, files) if continues else []
+    same = _find_same_runs(resolved, files) if continues else []
     unfinished = _find_unfinished_run(same, resolved)
 
     def resolve(extra: tuple[str, ...]) -> Resolved:
@@ -80,7 +80,7 @@ def prepare_replay(directory: str, context: TaskContext, *, is_forced: bool) -> 
 
     run = _open_existing_run(directory)
     resolved = experiment.load_run_experiment(run, context.environ)
-    numeric = _numeric_differences(run, resolved, context)
+    numeric = _compare_numeric_settings(run, resolved, context)
     if numeric and not is_forced:
         raise UnfitError(
             f"{len(numeric)} differences may change the losses: {'; '.join(numeric)}", "use --force to replay anyway"
@@ -91,7 +91,7 @@ def prepare_replay(directory: str, context: TaskContext, *, is_forced: bool) -> 
         job.check(world_size)
         _check_world_size(run, world_size, is_forced)
 
-    files = job.files if is_forced else {**job.files, **_data_file(run)}
+    files = job.files if is_forced else {**job.files, **_read_data_file(run)}
     files, tuned = {**files, **_read_tuned_table(run)}, _read_tuned_variables(run)
     repeated = structs.replace(
         job,
@@ -129,7 +129,7 @@ def _read_tuned_variables(run: Run) -> dict[str, Variable]:
     return {tuned_files.PRODUCTS_VARIABLE: Variable("", f"replay of {run.id}")}
 
 
-def _numeric_differences(run: Run, resolved: Resolved, context: TaskContext) -> list[str]:
+def _compare_numeric_settings(run: Run, resolved: Resolved, context: TaskContext) -> list[str]:
     """The differences from the machine and patches of `run` that may change the losses; prints all differences."""
     from primus.runs import replay as replays
     from primus.site_folders import list_package_versions
@@ -244,7 +244,7 @@ def _build_training_job(resolved: Resolved, files: Mapping[str, str], resume: Ru
         name=asked.exp_name,
         workspace=asked.workspace,
         files=files,
-        env={**_secret_settings(asked), **variables},
+        env={**_find_secret_settings(asked), **variables},
         check=check,
         device=_find_required_device(asked),
         framework=asked.trainer.framework,
@@ -264,7 +264,7 @@ def _find_required_device(asked: Experiment) -> DeviceKind | None:
     return device if device == "cpu" or backend.USES_TORCH else None
 
 
-def _secret_settings(asked: Experiment) -> dict[str, Variable]:
+def _find_secret_settings(asked: Experiment) -> dict[str, Variable]:
     """Settings with secrets as a variable of the workers, because the run folder must not hold them."""
     settings = experiment.collect_secret_settings(asked)
     if not settings:
@@ -280,7 +280,7 @@ def _open_existing_run(directory: str) -> Run:
     return run
 
 
-def _same_runs(resolved: Resolved, files: Mapping[str, str]) -> list[Run]:
+def _find_same_runs(resolved: Resolved, files: Mapping[str, str]) -> list[Run]:
     """Runs of the same configuration, newest first."""
     asked = resolved.experiment
     return [run for run in reversed(list_runs(Path(asked.workspace) / asked.exp_name)) if _is_same(run, files)]
@@ -368,7 +368,7 @@ def _check_world_size(run: Run, world_size: int, is_forced: bool) -> None:
         )
 
 
-def _data_file(run: Run) -> dict[str, str]:
+def _read_data_file(run: Run) -> dict[str, str]:
     """The fingerprints of the run's data, which the workers of the replay compare with theirs."""
     path = run.directory / "config" / "data_config.yaml"
     return {"config/replayed_data_config.yaml": path.read_text(encoding="utf-8")} if path.is_file() else {}

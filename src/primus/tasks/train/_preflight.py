@@ -102,8 +102,8 @@ def _measure_in_subprocess(options: Options, layout: ClusterLayout, context: Tas
     on_node = ["direct", "--nproc", str(layout.nproc), "--nnodes", "1", "--node-rank", "0", "--no-hooks"]
     task = ["preflight", "--perf", "--quick", f"--workspace={options.workspace}", *ignored]
     environ = {name: value for name, value in context.environ.items() if not name.startswith(OF_A_LAUNCH)}
-    argv = interpreter.module_command(sys.executable, "primus.cli.main", "--json", *on_node, "--", *task)
-    answer = process.run_command(argv, interpreter.without_empty_python_path(environ), FULL_LIMIT_S)
+    argv = interpreter.build_module_command(sys.executable, "primus.cli.main", "--json", *on_node, "--", *task)
+    answer = process.run_command(argv, interpreter.drop_empty_python_path(environ), FULL_LIMIT_S)
     try:
         reported = msgspec.json.decode(answer.text, type=session.OtherPreflight)
     except msgspec.MsgspecError:

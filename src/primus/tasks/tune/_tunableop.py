@@ -96,7 +96,7 @@ class TunableOpTuner(Struct, frozen=True):
             tuned_files.TUNABLEOP_VARIABLE: str(folder / "results.csv"),
             "HIP_VISIBLE_DEVICES": gpu,
         }
-        command = interpreter.module_command(sys.executable, WORKER, str(file))
+        command = interpreter.build_module_command(sys.executable, WORKER, str(file))
         answer = run_command(command, environ, limit_s=self.options.timeout, ends_with_caller=True)
         if answer.state != "ok":
             raise PrimusError(answer.problem)

@@ -70,7 +70,7 @@ def measure_suffix(codes, bits, first, last, seen, units):
             return 2
     if last - first > 1 and bits[codes[last - 2]] & DIGIT and (code == PLUS or kind & CURRENCY):
         return 1
-    return _unit_length(codes, bits, first, last, units) if seen & DIGIT else 0
+    return _measure_unit(codes, bits, first, last, units) if seen & DIGIT else 0
 
 
 @compile_kernel
@@ -89,7 +89,7 @@ def _does_dot_divide(codes, bits, first, last):
 
 
 @compile_kernel
-def _unit_length(codes, bits, first, last, units):
+def _measure_unit(codes, bits, first, last, units):
     """Length of a unit of measurement after a digit; each row of `units` is a length, then that many codes."""
     # A row holds a length and the codes, so that the longest unit has one code less than the row. The search stops
     # there, or at the digit that must precede the unit.
@@ -138,14 +138,14 @@ def measure_infix(codes, bits, first, i, last):
     if code in OPERATORS and before & DIGIT and (after & DIGIT or codes[i + 1] == HYPHEN):
         return 1
     if code in DASHES:
-        return _dash_length(codes, bits, i, last) if before & (ALPHA | DIGIT) else 0
+        return _measure_dash(codes, bits, i, last) if before & (ALPHA | DIGIT) else 0
     if code in RELATIONS:
         return 1 if before & (ALPHA | DIGIT) and after & ALPHA else 0
     return 0
 
 
 @compile_kernel
-def _dash_length(codes, bits, first, last):
+def _measure_dash(codes, bits, first, last):
     """Length of a dash before a letter: up to three hyphens or two long dashes; 0 if no letter follows."""
     most = 3 if codes[first] == HYPHEN else (2 if codes[first] == LONG_DASH else 1)
     end = first + 1

@@ -166,7 +166,7 @@ def count_lines(codes, offsets, alive, bits, table, generation, counts):
 
 
 @compile_kernel
-def _power_of_base(n):
+def _compute_power_of_base(n):
     value = np.uint64(1)
     for _ in range(n):
         value = value * BASE
@@ -193,7 +193,7 @@ def _count_ngrams(number, n, level, positions, runs, sums, table, generation):
         Occurrences of the most frequent n-gram, the word at which it first begins, and the number of candidates left.
     """
     mask = _choose_mask(number, table)
-    power = _power_of_base(n)
+    power = _compute_power_of_base(n)
     best, best_at, kept = 1, 0, 0
     for candidate in range(number):
         if runs[candidate] < n - level + 1:
@@ -248,7 +248,7 @@ def _count_characters(spans, word, n):
 def _count_repeated_characters(spans, first, number, n, level, positions, runs, sums, table, generation):
     """Characters of n-grams that occurred before; counted n-grams do not overlap. See `_count_ngrams`."""
     mask = _choose_mask(number, table)
-    power = _power_of_base(n)
+    power = _compute_power_of_base(n)
     total = free = 0
     for candidate in range(number):
         i = positions[candidate]
