@@ -26,7 +26,7 @@ modules:
     config: pre_trainer.yaml
     model: llama_quickstart.yaml
     overrides: {
-      mock_data: true, seq_length: 16, train_iters: 60, micro_batch_size: 1, global_batch_size: 2, bf16: false,
+      mock_data: true, seq_length: 16, train_iters: 40, micro_batch_size: 1, global_batch_size: 2, bf16: false,
       num_layers: 1, hidden_size: 32, ffn_hidden_size: 64, num_attention_heads: 2, vocab_size: 128,
       lr: 1.0e-3, save_interval: 10, eval_interval: null, log_interval: 50, deterministic: true}
 """
@@ -58,12 +58,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def started(folder: Path, *options: str, iters: int = 60) -> Any:
+def started(folder: Path, *options: str, iters: int = 40) -> Any:
     return cli.started("direct", "--nproc", "2", *options, *WORDS, "--train_iters", str(iters), cwd=folder)
 
 
 def test_a_killed_rank_changes_no_loss(folder: Path) -> None:
-    with started(folder, "--max-restarts", "1", "--restart-delay", "0", iters=60) as process:
+    with started(folder, "--max-restarts", "1", "--restart-delay", "0") as process:
         cli.wait_for(lambda: (folder / "out").exists() and events(folder, "checkpoint_saved"), "a checkpoint", 60)
         killed_at = time.time()
         os.kill(pids(folder)[1], signal.SIGKILL)
