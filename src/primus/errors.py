@@ -99,7 +99,7 @@ def find_nearest(word: str, valid: Iterable[str]) -> str | None:
     wanted = _keep_letters(word)
     if wanted in names:
         return names[wanted]
-    limit = _limit_edits(wanted)
+    limit = _count_allowed_edits(wanted)
     close = [
         (distance, letters)
         for letters in names
@@ -135,7 +135,7 @@ def _keep_letters(name: str) -> str:
     return name.lower().replace("-", "_").replace("_", "")
 
 
-def _limit_edits(word: str) -> int:
+def _count_allowed_edits(word: str) -> int:
     """Maximum edit distance: one letter in a short word, about a fifth of a long one."""
     return 0 if len(word) < 2 else 1 if len(word) <= 5 else 2 if len(word) <= 12 else 3
 

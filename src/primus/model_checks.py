@@ -60,11 +60,11 @@ def has_own_stages(backend_args: Mapping[str, Any]) -> bool:
 
 def find_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
     """List the problems of an impossible shape."""
-    yield from _check_attention(spec)
-    yield from _check_latent_attention(spec)
-    yield from _check_rope(spec)
-    yield from _check_experts(spec)
-    yield from _check_pattern(spec)
+    yield from _find_attention_problems(spec)
+    yield from _find_latent_attention_problems(spec)
+    yield from _find_rope_problems(spec)
+    yield from _find_expert_problems(spec)
+    yield from _find_pattern_problems(spec)
 
 
 def find_parallel_problems(
@@ -74,13 +74,13 @@ def find_parallel_problems(
 
     Source: the argument checks of Megatron-LM (`validate_args`, `TransformerConfig.__post_init__`).
     """
-    yield from _check_tensor_parallel(spec, parallel)
+    yield from _find_tensor_parallel_problems(spec, parallel)
     pipeline = parallel.pipeline_model_parallel_size
     if spec.num_layers % pipeline:
         yield _make_divisor_problem(PIPELINE_KEY, pipeline, "num_layers", spec.num_layers)
-    yield from _check_expert_parallel(spec, parallel)
+    yield from _find_expert_parallel_problems(spec, parallel)
     if seq_length is not None:
-        yield from _check_sequence(parallel, seq_length)
+        yield from _find_sequence_problems(parallel, seq_length)
 
 
 def _raise_first(found: Iterator[ModelProblem], origins: Mapping[str, str]) -> None:
@@ -99,7 +99,7 @@ def _list_divisors(number: int) -> list[int]:
     return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
 
 
-def _check_attention(spec: ModelSpec) -> Iterator[ModelProblem]:
+def _find_attention_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
     n, g = spec.num_attention_heads, num_query_groups(spec)
     if n % g:
         yield _make_divisor_problem("num_query_groups", g, "num_attention_heads", n)
@@ -125,7 +125,7 @@ def _check_attention(spec: ModelSpec) -> Iterator[ModelProblem]:
         )
 
 
-def _check_latent_attention(spec: ModelSpec) -> Iterator[ModelProblem]:
+def _find_latent_attention_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
     widths = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
     if not spec.multi_latent_attention:
         compressed = {"q_lora_rank", "qk_pos_emb_head_dim"} if spec.o_lora_rank else set()
@@ -147,7 +147,7 @@ def _check_latent_attention(spec: ModelSpec) -> Iterator[ModelProblem]:
             yield ModelProblem(key, "latent attention does not have it", f"set {key}: false")
 
 
-def _check_rope(spec: ModelSpec) -> Iterator[ModelProblem]:
+def _find_rope_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
     if spec.rope_type == "default" and spec.rotary_scaling_factor != 1.0:
         yield ModelProblem("rotary_scaling_factor", "rope_type default does not scale", "set rope_type: llama3 or yarn")
     if spec.rope_type == "llama3" and spec.rope_low_freq_factor >= spec.rope_high_freq_factor:
@@ -169,7 +169,7 @@ _KEYS_OF_KINDS = {
 """Fields that each character of hybrid_layer_pattern requires."""
 
 
-def _check_pattern(spec: ModelSpec) -> Iterator[ModelProblem]:
+def _find_pattern_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
     pattern = spec.hybrid_layer_pattern or ""
     for character in dict.fromkeys(pattern):
         for key in _KEYS_OF_KINDS.get(character, ()):
@@ -185,7 +185,7 @@ def _check_pattern(spec: ModelSpec) -> Iterator[ModelProblem]:
         yield ModelProblem("mamba_head_dim", text, "use a divisor")
 
 
-def _check_experts(spec: ModelSpec) -> Iterator[ModelProblem]:
+def _find_expert_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
     if spec.num_experts is None:
         for field in structs.fields(ModelSpec):
             is_of_experts = field.name.startswith("moe_") or field.name in EXPERT_LAYERS
@@ -201,10 +201,10 @@ def _check_experts(spec: ModelSpec) -> Iterator[ModelProblem]:
     if spec.moe_apply_probs_on_input and spec.moe_router_topk > 1:
         text = f"true needs one expert of a token, and moe_router_topk is {spec.moe_router_topk}"
         yield ModelProblem("moe_apply_probs_on_input", text, "set moe_router_topk: 1, or false")
-    yield from _check_expert_groups(spec, spec.num_experts)
+    yield from _find_expert_group_problems(spec, spec.num_experts)
 
 
-def _check_expert_groups(spec: ModelSpec, num_experts: int) -> Iterator[ModelProblem]:
+def _find_expert_group_problems(spec: ModelSpec, num_experts: int) -> Iterator[ModelProblem]:
     groups, topk = spec.moe_router_num_groups, spec.moe_router_group_topk
     if groups is None and topk is None:
         return
@@ -223,7 +223,7 @@ def _check_expert_groups(spec: ModelSpec, num_experts: int) -> Iterator[ModelPro
         yield ModelProblem("moe_router_group_topk", text, "let a token go to more groups, or to fewer experts")
 
 
-def _check_tensor_parallel(spec: ModelSpec, parallel: ParallelConfig) -> Iterator[ModelProblem]:
+def _find_tensor_parallel_problems(spec: ModelSpec, parallel: ParallelConfig) -> Iterator[ModelProblem]:
     key, size = "tensor_model_parallel_size", parallel.tensor_model_parallel_size
     if spec.num_attention_heads % size:
         yield _make_divisor_problem(key, size, "num_attention_heads", spec.num_attention_heads)
@@ -242,7 +242,7 @@ def _check_tensor_parallel(spec: ModelSpec, parallel: ParallelConfig) -> Iterato
         )
 
 
-def _check_expert_parallel(spec: ModelSpec, parallel: ParallelConfig) -> Iterator[ModelProblem]:
+def _find_expert_parallel_problems(spec: ModelSpec, parallel: ParallelConfig) -> Iterator[ModelProblem]:
     key, size = "expert_model_parallel_size", parallel.expert_model_parallel_size
     if size > 1 and spec.num_experts is None:
         yield ModelProblem(key, f"{size}, but a dense model has no experts", f"set {key}: 1")
@@ -250,7 +250,7 @@ def _check_expert_parallel(spec: ModelSpec, parallel: ParallelConfig) -> Iterato
         yield _make_divisor_problem(key, size, "num_experts", spec.num_experts)
 
 
-def _check_sequence(parallel: ParallelConfig, seq_length: int) -> Iterator[ModelProblem]:
+def _find_sequence_problems(parallel: ParallelConfig, seq_length: int) -> Iterator[ModelProblem]:
     """A device of a context-parallel group holds one chunk from each end, so that causal work is even."""
     tensor, context = parallel.tensor_model_parallel_size, parallel.context_parallel_size
     chunks = 2 * context if context > 1 else 1

@@ -158,7 +158,7 @@ def exchange_messages(buffers: Buffers, group: RankGroup, to: int, of: int) -> N
         work.wait()
 
 
-def _share_of_others(n: int) -> float:
+def _compute_share_of_others(n: int) -> float:
     return (n - 1) / n
 
 
@@ -178,7 +178,7 @@ OPERATIONS: dict[str, Operation] = {
         expected=lambda rank, n, share: lambda i: _compute_sum(n, i),
     ),
     "all_gather": Operation(
-        bus_factor=_share_of_others,
+        bus_factor=_compute_share_of_others,
         sends_all=False,
         receives_all=True,
         launch=_all_gather,
@@ -187,7 +187,7 @@ OPERATIONS: dict[str, Operation] = {
         by_share=True,
     ),
     "reduce_scatter": Operation(
-        bus_factor=_share_of_others,
+        bus_factor=_compute_share_of_others,
         sends_all=True,
         receives_all=False,
         launch=_reduce_scatter,
@@ -196,7 +196,7 @@ OPERATIONS: dict[str, Operation] = {
         expected=lambda rank, n, share: lambda i: _compute_sum(n, i + rank * share),
     ),
     "all_to_all": Operation(
-        bus_factor=_share_of_others,
+        bus_factor=_compute_share_of_others,
         sends_all=True,
         receives_all=True,
         launch=_all_to_all,
