@@ -66,11 +66,6 @@ class ConvergedRun(Struct, frozen=True, kw_only=True):
     """Samples at the evaluation that ended the run; infinite if it did not converge."""
 
 
-def compute_olympic_mean(counts: Sequence[float]) -> float:
-    """Mean without the smallest and the largest value; of three or more."""
-    return fmean(_drop_extremes(counts))
-
-
 def compute_reference_point(batch_size: float, counts: Sequence[float]) -> ReferencePoint:
     """The point of a batch size.
 
