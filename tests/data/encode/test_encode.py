@@ -76,16 +76,16 @@ def test_a_long_document_is_one_sequence_of_the_same_tokens(
     text = prose(5000)
     expected = encode_batch([TextDocument(text)], tokenizer, EncodeRecipe())
     pieces: list[int] = []
-    whole = Tokenizer.safe_cuts
+    whole = Tokenizer.cut_safely
 
-    def safe_cuts(self: Tokenizer, text: str, size: int) -> list[str]:
+    def cut_safely(self: Tokenizer, text: str, size: int) -> list[str]:
         cut = whole(self, text, size)
         pieces.append(len(cut))
         return cut
 
     monkeypatch.setattr(encode, "LONG_CHARACTERS", 1000)
     monkeypatch.setattr(encode, "BATCH_CHARACTERS", 500)
-    monkeypatch.setattr(Tokenizer, "safe_cuts", safe_cuts)
+    monkeypatch.setattr(Tokenizer, "cut_safely", cut_safely)
     encoded = encode_batch([TextDocument(text)], tokenizer, EncodeRecipe())
     assert pieces[0] > 20
     assert encoded.lengths.tolist() == expected.lengths.tolist()

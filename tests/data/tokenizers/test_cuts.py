@@ -34,7 +34,7 @@ def test_no_cut_is_between_two_characters_that_may_be_one_token(name: str) -> No
 @pytest.mark.parametrize("name", PATTERNS)
 def test_prose_and_code_and_lines_without_spaces_are_cut(name: str) -> None:
     for text in ("Some words, and more. ", "    if x:\n        pass\n", "\u65e5\u672c\u8a9e\n"):
-        pieces = small.by_pattern()[name].safe_cuts(text * 500, 100)
+        pieces = small.by_pattern()[name].cut_safely(text * 500, 100)
         assert max(map(len, pieces)) < 200
 
 
@@ -59,8 +59,8 @@ def test_a_tokenizer_that_may_look_beyond_a_border_leaves_the_text_whole(parts: 
 def test_an_added_token_with_a_space_leaves_the_text_whole() -> None:
     tokenizer = small.by_pattern()["gpt2"]
     token = {**ADDED, "id": tokenizer.vocab_size, "content": "a b", "special": False}
-    assert small.changed(tokenizer, added_tokens=[ADDED, token]).safe_cuts("a b c", 1) == ["a b c"]
+    assert small.changed(tokenizer, added_tokens=[ADDED, token]).cut_safely("a b c", 1) == ["a b c"]
 
 
 def test_a_sentencepiece_model_leaves_the_text_whole() -> None:
-    assert parse_tokenizer(small.sentencepiece_model(), "small.model").safe_cuts("a b c", 1) == ["a b c"]
+    assert parse_tokenizer(small.sentencepiece_model(), "small.model").cut_safely("a b c", 1) == ["a b c"]
