@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _list_user_files() -> list[Path]:
-    roots = [Path(root).expanduser() for root in os.environ.get("PRIMUS_PLUGINS", "").split(os.pathsep) if root]
+    roots = [Path(os.path.expanduser(root)) for root in os.environ.get("PRIMUS_PLUGINS", "").split(os.pathsep) if root]
     if not roots:
         raise UsageError("no plug-ins to check", "name the files, or set PRIMUS_PLUGINS")
     return [

@@ -138,7 +138,7 @@ def find_failing_plug_in(error: BaseException) -> PlugInPlace | None:
 
 def _is_foreign(file: Path, module: str) -> bool:
     """Whether a module belongs to a plug-in outside this package: a user's file, or a package with entry points."""
-    roots = [Path(root).expanduser() for root in os.environ.get("PRIMUS_PLUGINS", "").split(os.pathsep) if root]
+    roots = [Path(os.path.expanduser(root)) for root in os.environ.get("PRIMUS_PLUGINS", "").split(os.pathsep) if root]
     packages = {
         point.value.partition(":")[0].partition(".")[0]
         for kind in FOLDERS
@@ -194,7 +194,7 @@ def _list_folders(kind: str) -> Iterator[Path]:
     """Folders of a kind; those of the user come first, so that a user's file replaces one of the package."""
     for root in os.environ.get("PRIMUS_PLUGINS", "").split(os.pathsep):
         if root:
-            yield Path(root).expanduser() / kind
+            yield Path(os.path.expanduser(root)) / kind
     yield PACKAGE / FOLDERS[kind]
 
 

@@ -29,7 +29,7 @@ class Options(BenchmarkOptions, frozen=True, kw_only=True):
 
 def check_options(options: Options) -> None:
     """Refuse a folder that does not exist."""
-    if options.folder is not None and not Path(options.folder).expanduser().is_dir():
+    if options.folder is not None and not Path(os.path.expanduser(options.folder)).is_dir():
         raise UsageError(f"--folder {options.folder}: not a folder")
 
 
@@ -40,7 +40,7 @@ def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRo
     from primus.measure.timed_passes import measure_passes
 
     size = (options.size_mib or (32 if options.quick else 1024)) << 20
-    parent = Path(options.folder or options.workspace).expanduser().resolve()
+    parent = Path(os.path.expanduser(options.folder or options.workspace)).resolve()
     path = parent / f".primus-checkpoint-{context.rank}-{os.getpid()}"
     count = max(1, size // TENSOR_BYTES)
     state = {f"weight_{n}": torch.randn(size // count // 4, device=context.device) for n in range(count)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -27,7 +28,7 @@ class Options(BenchmarkOptions, frozen=True, kw_only=True):
 
 def check_options(options: Options) -> None:
     """Refuse a folder that does not exist, and blocks that direct I/O does not take."""
-    if options.folder is not None and not Path(options.folder).expanduser().is_dir():
+    if options.folder is not None and not Path(os.path.expanduser(options.folder)).is_dir():
         raise UsageError(f"--folder {options.folder}: not a folder")
     for name, kib in (("--block-kib", options.block_kib), ("--random-kib", options.random_kib)):
         if kib % 4:
@@ -44,7 +45,7 @@ def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRo
     """A row for each pattern."""
     from primus.measure.storage import measure_folder
 
-    folder = Path(options.folder or options.workspace).expanduser().resolve()
+    folder = Path(os.path.expanduser(options.folder or options.workspace)).resolve()
     longest_s = min(options.duration, 0.2) if options.quick else options.duration
     yield from measure_folder(
         context, folder, _find_size(options), options.block_kib << 10, options.random_kib << 10, longest_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 import time
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ def check_options(options: Options) -> None:
     if options.tokenizer is None:
         raise UsageError("benchmark tokenizer needs --tokenizer", "a file, a folder, or a name on the Hub")
     is_path = options.tokenizer.startswith((".", "/", "~")) or options.tokenizer.endswith(".json")
-    if is_path and not Path(options.tokenizer).expanduser().exists():
+    if is_path and not Path(os.path.expanduser(options.tokenizer)).exists():
         raise UsageError(f"--tokenizer {options.tokenizer}: does not exist")
     if options.input is not None and not Path(options.input).is_file():
         raise UsageError(f"--input {options.input}: not a file")

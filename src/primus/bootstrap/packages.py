@@ -252,4 +252,4 @@ def find_folder(text: str) -> Path | None:
     """The folder that a path or a file: URL names; None for other URLs."""
     if text.startswith("file:"):
         return Path(urllib.request.url2pathname(urllib.parse.urlsplit(text).path))
-    return None if "://" in text else Path(text).expanduser()
+    return None if "://" in text else Path(os.path.expanduser(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -78,7 +79,7 @@ def is_foreign(given: str) -> bool:
 
     Those are `hf:NAME_OR_PATH`, a file or folder of safetensors, and the folders of torchtitan and Megatron-LM.
     """
-    path = Path(given).expanduser()
+    path = Path(os.path.expanduser(given))
     if given.startswith("hf:") or path.suffix == ".safetensors":
         return True
     if not path.is_dir() or is_complete(path) or list_checkpoints(path) or list_checkpoints(path / "checkpoints"):
@@ -107,7 +108,7 @@ def find_candidates(given: str) -> list[Path]:
     Raises:
         UsageError: It names no complete checkpoint.
     """
-    path = Path(given).expanduser()
+    path = Path(os.path.expanduser(given))
     # A checkpoint may have any name here, also that of a renamed one after a rewind.
     if is_complete(path):
         return [path]

@@ -125,7 +125,7 @@ def _list_token_files(folder: ComparisonFolder) -> Iterator[Path]:
             if result.settings.get("dataset")
         }
         for data_path, dataset in sorted(used):
-            for manifest in sorted(Path(data_path).expanduser().glob(f"*/*/*{MANIFEST}")):
+            for manifest in sorted(Path(os.path.expanduser(data_path)).glob(f"*/*/*{MANIFEST}")):
                 if f"dataset:{dataset}" in _list_inputs(manifest):
                     prefix = manifest.name.removesuffix(MANIFEST)
                     files = (manifest.with_name(prefix + end) for end in TOKEN_FILES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -159,7 +160,7 @@ def _check_instructions(resolved: Resolved) -> None:
     data, origins = resolved.experiment.trainer.data, resolved.origins
     for key in ("sft_data_path", "sft_valid_data_path"):
         path = getattr(data, key)
-        if path and not path.startswith("hf:") and not Path(path).expanduser().is_file():
+        if path and not path.startswith("hf:") and not Path(os.path.expanduser(path)).is_file():
             raise UsageError(f"{origins[key]}: {key}: no such data: {path}", "name a JSONL file, or hf:OWNER/NAME")
     if not data.tokenizer_model:
         raise UsageError(

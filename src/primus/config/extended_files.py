@@ -30,7 +30,7 @@ def read_extended_files(
     file: Path, environ: Mapping[str, str] | None, kind: str | None = None, seen: tuple[Path, ...] = ()
 ) -> list[Tree]:
     """The files that `file` extends, those that it extends first, and `file` itself last."""
-    path = file.resolve()
+    path = Path(os.path.realpath(file))  # unlike Path.resolve(), of a ring of links, too: reading it says what is wrong
     if path in seen:
         raise UsageError(f"{file}: extends itself through {' -> '.join(p.name for p in seen)}")
     tree = read_yaml(file, environ, shown=_find_preset_name(path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import glob
 import math
+import os
 import struct
 from collections import Counter
 from collections.abc import Sequence
@@ -48,7 +49,7 @@ def resolve_prefix(given: str, key: str) -> Path:
     Raises:
         UsageError: The pair does not exist; the message names the nearest.
     """
-    path = Path(given).expanduser()
+    path = Path(os.path.expanduser(given))
     if path.suffix in (".bin", ".idx"):
         path = path.with_suffix("")
     for candidate in (path, path.parent / f"{path.name}_text_document"):
@@ -113,7 +114,7 @@ def _parse_blend(words: list[str | float], numbers: list[float | None], key: str
 
 
 def _split_words(given: str) -> list[str | float]:
-    return [given] if len(given.split()) == 1 or _has_files(Path(given).expanduser()) else list(given.split())
+    return [given] if len(given.split()) == 1 or _has_files(Path(os.path.expanduser(given))) else list(given.split())
 
 
 def _has_files(prefix: Path) -> bool:
@@ -133,7 +134,7 @@ def _parse_number(word: str | float) -> float | None:
 
 
 def _find_matches(word: str) -> list[Path]:
-    path = Path(word).expanduser()
+    path = Path(os.path.expanduser(word))
     if path.is_dir():
         return _find_prefixes(sorted(path.iterdir()), word)
     if glob.has_magic(word) and not path.exists():

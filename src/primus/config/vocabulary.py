@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -45,7 +46,7 @@ def find_tokenizer_size(name: str) -> int | None:
 
     None for a name on a hub, and for an unreadable file, which loading it reports.
     """
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     try:
         if path.is_dir():
             found = path / "tokenizer.json"

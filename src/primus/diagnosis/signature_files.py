@@ -81,7 +81,7 @@ def get_signature_table() -> SignatureTable:
 @functools.cache
 def _load_table(plug_ins: str) -> SignatureTable:
     own = sorted(PACKAGE.glob("*.yaml"))
-    folders = [Path(root).expanduser() / "signatures" for root in plug_ins.split(os.pathsep) if root]
+    folders = [Path(os.path.expanduser(root)) / "signatures" for root in plug_ins.split(os.pathsep) if root]
     users = [file for folder in folders for file in sorted(folder.glob("*.yaml"))]
     try:
         return _build_table(_load_files([*own, *users]))

@@ -57,7 +57,7 @@ class EngineInstallation(Struct, frozen=True, kw_only=True):
 def find_environment_folder(environ: Mapping[str, str]) -> Path:
     """Folder that holds an environment for each engine: `$PRIMUS_ENGINES`, else `engines` in the main environment."""
     named = environ.get(FOLDER_VARIABLE)
-    return Path(named).expanduser().absolute() if named else Path(sys.prefix) / "engines"
+    return Path(os.path.expanduser(named)).absolute() if named else Path(sys.prefix) / "engines"
 
 
 def find_environment_python(name: str, environ: Mapping[str, str]) -> Path:

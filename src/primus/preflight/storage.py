@@ -38,7 +38,7 @@ def check_folders(node: PreflightNode) -> Iterator[CheckFinding]:
     """Each folder of a run, once; a missing folder is judged by its nearest existing parent."""
     seen: set[Path] = set()
     for path, purpose in node.expected.folders:
-        folder = Path(path).expanduser().absolute()
+        folder = Path(os.path.expanduser(path)).absolute()
         if folder not in seen:
             seen.add(folder)
             yield from _check_folder(node, folder, purpose)

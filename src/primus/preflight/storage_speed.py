@@ -54,7 +54,7 @@ def measure_folders(node: PreflightNode, *, is_quick: bool = False) -> Iterator[
     """Rates of the folders that a run writes to, or of their nearest existing parents."""
     seen: set[Path] = set()
     for path, purpose in node.expected.folders:
-        folder = Path(path).expanduser().absolute()
+        folder = Path(os.path.expanduser(path)).absolute()
         there = next((parent for parent in [folder, *folder.parents] if parent.is_dir()), Path("/"))
         if there in seen or not os.access(there, os.W_OK):
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -91,7 +92,7 @@ def patch_differences(run: Run, python_patches: Sequence[str], files: Sequence[s
 
 def _read_content(file: str) -> bytes:
     try:
-        return Path(file).expanduser().read_bytes()
+        return Path(os.path.expanduser(file)).read_bytes()
     except OSError as error:
         raise PrimusError(f"{file}: cannot be read: {error.strerror}") from None
 

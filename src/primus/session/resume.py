@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,7 @@ class ResumePoint:
 
 def own_folder(config: CheckpointConfig, run: Run) -> Path:
     """Folder of a run's own checkpoints."""
-    return Path(config.save).expanduser() if config.save else run.checkpoints
+    return Path(os.path.expanduser(config.save)) if config.save else run.checkpoints
 
 
 @dataclass(frozen=True)

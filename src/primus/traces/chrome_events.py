@@ -232,7 +232,7 @@ class TraceFile:
                 break
             try:
                 item, place = decoder.raw_decode(text, place)
-            except ValueError:
+            except (ValueError, RecursionError):
                 break
             items.append(item)
         return self._convert_events(items), place, is_closed

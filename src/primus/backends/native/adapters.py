@@ -6,6 +6,7 @@ Shape suffixes: D input width, R rank, F output width.
 from __future__ import annotations
 
 import math
+import os
 import zlib
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -97,7 +98,7 @@ def collect_adapter_files(model: Transformer, load: str) -> AdapterFiles:
     assert model.adapters is not None
     settings = model.adapters
     tensors = dict(_iterate_tensors(model))
-    path = Path(load.removeprefix("hf:")).expanduser()
+    path = Path(os.path.expanduser(load.removeprefix("hf:")))
     base = str(path.resolve()) if path.exists() else load.removeprefix("hf:")
     config = build_config(
         tensors, base, settings.peft_dim, settings.peft_alpha, settings.peft_dropout, model.spec.num_layers

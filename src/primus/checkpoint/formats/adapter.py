@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,7 +107,7 @@ def find_base(folder: Path) -> str:
         raise UsageError(
             f"{folder / ADAPTER_CONFIG}: the adapter does not name its model", "set base_model_name_or_path in it"
         )
-    if Path(base).expanduser().exists():
+    if Path(os.path.expanduser(base)).exists():
         return str(base)
     return f"hf:{base}@{revision}" if revision else f"hf:{base}"
 

@@ -104,7 +104,7 @@ def find_checkpoint(given: str) -> FoundCheckpoint:
         if not name:
             raise UsageError(f"{given} names no model", "give hf:ORGANIZATION/NAME[@REVISION], or hf:FOLDER")
         return FoundCheckpoint("huggingface", find_hub_folder(name), None)
-    path = Path(given).expanduser()
+    path = Path(os.path.expanduser(given))
     if path.is_file():
         if path.suffix in (".safetensors", ".bin"):
             return FoundCheckpoint("huggingface", path, None)
@@ -172,12 +172,12 @@ def check_foreign(given: str, wanted: Shape) -> None:
     """
     if given.startswith(HUB_PREFIX):
         name = given.removeprefix(HUB_PREFIX)
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))
         folder = path if path.exists() else _find_cached_model(name)
         if folder is None:
             return  # downloaded when training starts
     else:
-        folder = Path(given).expanduser()
+        folder = Path(os.path.expanduser(given))
         if not folder.exists():
             raise UsageError(f"load: no file {folder}", "check the path")
     if (folder / "config.json").is_file():
@@ -187,7 +187,7 @@ def check_foreign(given: str, wanted: Shape) -> None:
 def must_download(given: str) -> bool:
     """Whether `open_checkpoint` would download a model of the hub."""
     name = given.removeprefix(HUB_PREFIX)
-    return name != given and not Path(name).expanduser().exists() and _find_cached_model(name) is None
+    return name != given and not Path(os.path.expanduser(name)).exists() and _find_cached_model(name) is None
 
 
 def split_revision(name: str) -> tuple[str, str]:
@@ -205,7 +205,7 @@ def find_hub_folder(name: str) -> Path:
     Raises:
         PrimusError: It cannot be downloaded.
     """
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.exists():
         return path
     cached = _find_cached_model(name)
@@ -233,7 +233,7 @@ def find_hub_folder(name: str) -> Path:
 def _find_cached_model(name: str) -> Path | None:
     """The snapshot of a model in the cache, by default the newest one (huggingface_hub, guides/manage-cache)."""
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
+    cache = Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
     model, revision = split_revision(name)
     repository = cache / f"models--{model.replace('/', '--')}"
     reference = repository / "refs" / (revision or "main")  # of a branch or tag: a file with the commit

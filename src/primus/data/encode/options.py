@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -59,7 +60,7 @@ def output_prefix(given: str) -> Path:
     """
     if given.endswith("/"):
         raise UsageError(f"output '{given}' is a folder", f"give a prefix like {given}corpus")
-    return Path(given).expanduser()
+    return Path(os.path.expanduser(given))
 
 
 def make_job(

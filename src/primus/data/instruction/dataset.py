@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,7 +197,7 @@ def load_encoded_examples(source: str, encoder: ExampleEncoder, folder: Path) ->
 
 def _read_source(source: str) -> bytes:
     try:
-        return Path(source).expanduser().read_bytes()
+        return Path(os.path.expanduser(source)).read_bytes()
     except OSError as error:
         raise UsageError(f"{source}: cannot be read: {error.strerror}", "name a JSONL file in sft_data_path") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,7 +109,7 @@ def _join(parts: list[tuple[list[int], bool]]) -> EncodedExample:
 
 def _open_files(name: str) -> Callable[[str], bytes | None]:
     """Reads files next to a tokenizer, from its folder or the hub; None for one that does not exist."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if not path.exists():
         return lambda file: hub.read_optional(name, file, ask_hub=True)
     folder = path if path.is_dir() else path.parent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +34,9 @@ def read_examples(source: str) -> Iterator[Example]:
         UsageError: The file does not exist, or a row is damaged or in none of the known forms; names the line.
         PrimusError: The dataset cannot be loaded.
     """
-    rows = _read_hub(source.removeprefix(HUB)) if source.startswith(HUB) else _read_lines(Path(source).expanduser())
+    rows = (
+        _read_hub(source.removeprefix(HUB)) if source.startswith(HUB) else _read_lines(Path(os.path.expanduser(source)))
+    )
     for number, row in enumerate(rows, 1):
         yield parse_example(row, f"{source}:{number}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from primus.data.tokenizers import byte_level, hub, tiktoken
@@ -25,8 +26,8 @@ def read_tokenizer(name: str) -> bytes:
         return tiktoken.read_encoding(name)
     vocabulary, comma, merges = name.partition(",")
     if comma:
-        return _read_pair(Path(vocabulary).expanduser(), Path(merges).expanduser())
-    path = Path(name).expanduser()
+        return _read_pair(Path(os.path.expanduser(vocabulary)), Path(os.path.expanduser(merges)))
+    path = Path(os.path.expanduser(name))
     if path.is_dir() and not (path / "tokenizer.json").is_file() and all((path / file).is_file() for file in PAIR):
         return _read_pair(path / PAIR[0], path / PAIR[1])
     path = _find_local_file(path, name) or hub.tokenizer_file(name)
@@ -50,7 +51,7 @@ def find_declared_end(name: str, ask_hub: bool) -> DeclaredEnd | None:
     """
     if name.startswith(tiktoken.PREFIX) or "," in name:
         return None
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.is_dir():
         return find_declared(read_sibling_file(path / FOLDER_FILE), str(path))
     if path.exists():
@@ -62,7 +63,7 @@ def find_declared_end(name: str, ask_hub: bool) -> DeclaredEnd | None:
 def is_local(name: str) -> bool:
     """Whether `name` is a file, a folder or a pair of files on this machine, not a public name."""
     file = name.partition(":")[2].partition(":")[2] if name.startswith(tiktoken.PREFIX) else name.partition(",")[0]
-    return bool(file) and Path(file).expanduser().exists()
+    return bool(file) and Path(os.path.expanduser(file)).exists()
 
 
 def _find_local_file(path: Path, name: str) -> Path | None:

@@ -6,6 +6,7 @@ import base64
 import binascii
 import hashlib
 import json
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,7 +95,7 @@ def read_encoding(name: str) -> bytes:
     scheme, _, file = name.removeprefix(PREFIX).partition(":")
     if not file:
         return _read_published(scheme)
-    path = Path(file).expanduser()
+    path = Path(os.path.expanduser(file))
     if not path.is_file():
         raise UsageError(f"{path}: no such file", "write tiktoken:SCHEME:FILE")
     return convert_ranks(path.read_bytes(), file, scheme)

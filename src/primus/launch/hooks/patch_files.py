@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def plan_patch_files(files: Sequence[str], environ: Mapping[str, str]) -> tuple[
 
 
 def _find_script(file: str) -> Path:
-    path = Path(file).expanduser()
+    path = Path(os.path.expanduser(file))
     if path.suffix not in (".sh", ".py"):
         raise UsageError(f"--patch {file}: a patch must be a .sh or .py file")
     if not path.is_file():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -58,7 +59,7 @@ def resolve_place(options: Options, environ: Mapping[str, str]) -> Place:
     if options.workspace:
         found["workspace"] = options.workspace
     if options.token_file:
-        found["token_file"] = str(Path(options.token_file).expanduser().absolute())
+        found["token_file"] = str(Path(os.path.expanduser(options.token_file)).absolute())
     if options.api == "legacy":
         found["user"] = environ.get("PRIMUS_USER") or getpass.getuser()
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -36,7 +37,7 @@ def run(options: Options, context: TaskContext) -> None:
         raise UsageError("an average needs two checkpoints or more", "name each as an argument")
     from primus.checkpoint import conversion
 
-    target = Path(options.output).expanduser()
+    target = Path(os.path.expanduser(options.output))
     conversion.check_target(target)
     check_torch()
     from primus.checkpoint.convert import TargetSettings, open_average, plan_conversion, write_conversion

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -59,7 +60,7 @@ def plan_notes(options: Options, context: TaskContext) -> Sequence[str]:
     written = options.to if options.to != "megatron" else f"megatron, {_format_layout(options)}"
     return [
         f"source: {opened.found.folder} ({opened.found.format}), {choose_family(opened.spec)[0]} model",
-        f"target: {Path(options.target).expanduser()} ({written})",
+        f"target: {Path(os.path.expanduser(options.target))} ({written})",
         f"tensors: {len(planned.weights.list_tensors()):,} weights",
         f"optimizer: {planned.optimizer_note}",
         *(f"not in the target: {setting}" for setting in planned.lost),
@@ -75,7 +76,7 @@ def run(options: Options, context: TaskContext) -> None:
         UsageError: The target exists, or cannot hold this model.
         PrimusError: The source is damaged, or the target cannot be written; nothing is left of it then.
     """
-    target = Path(options.target).expanduser()
+    target = Path(os.path.expanduser(options.target))
     opened, planned = _plan(options)
     from primus.checkpoint.convert import write_conversion
     from primus.checkpoint.formats.huggingface import check_copies
@@ -114,7 +115,7 @@ def run(options: Options, context: TaskContext) -> None:
 def _plan(options: Options) -> tuple[OpenedCheckpoint, PlannedConversion]:
     from primus.checkpoint import conversion
 
-    conversion.check_target(Path(options.target).expanduser())
+    conversion.check_target(Path(os.path.expanduser(options.target)))
     _check_layout(options)
     opened = open_source(options.source, options)
     from primus.checkpoint.convert import plan_conversion
@@ -156,7 +157,7 @@ def _build_settings(options: Options) -> TargetSettings:
     from primus.checkpoint.convert import TargetSettings
     from primus.checkpoint.megatron_shards import RankGrid
 
-    tokenizer = Path(options.tokenizer).expanduser() if options.tokenizer else None
+    tokenizer = Path(os.path.expanduser(options.tokenizer)) if options.tokenizer else None
     if tokenizer is not None:
         _check_tokenizer(tokenizer, options)
     return TargetSettings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from msgspec import Struct, structs
@@ -45,7 +46,8 @@ def run(options: Options, context: TaskContext) -> None:
     wanted, _ = patch.list_chosen_names(context.environ)
     found = patch.choose_patches({})
     files = [
-        PatchFile(file, patch_records.hash_patch(Path(file).expanduser().read_bytes())) for file in context.patches
+        PatchFile(file, patch_records.hash_patch(Path(os.path.expanduser(file)).read_bytes()))
+        for file in context.patches
     ]
     values = {"patches": [{"wanted": choice.name in wanted, "choice": choice} for choice in found], "files": files}
     context.result(values, "\n\n".join([_format_patch_table(found, wanted), *_format_patch_files(files)]))

@@ -10,6 +10,7 @@ rules:
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -134,7 +135,7 @@ def _check_thresholds(path: Path, rule: str, value: Tree | Leaf) -> None:
 
 
 def _find_recipe_file(given: str) -> Path:
-    path = Path(given).expanduser()
+    path = Path(os.path.expanduser(given))
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return path.absolute()
     if given not in list_presets():

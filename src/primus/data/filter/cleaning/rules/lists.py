@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ def _find_listed_domain(host: str, domains: frozenset[str]) -> str:
 def _read_entries(file: str) -> frozenset[str]:
     """Lines of a file in lower case, without comments."""
     try:
-        lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
+        lines = Path(os.path.expanduser(file)).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise UsageError(f"{file}: cannot be read: {reason}", "give the path of a text file") from None
