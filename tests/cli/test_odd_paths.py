@@ -15,7 +15,11 @@ from primus.cli.main import main
         ("config check --config ring.yaml", 2, "ring.yaml: cannot be read: Too many levels of symbolic links"),
         ("data inspect ~nobody-here/x", 2, "no such data: ~nobody-here/x.idx"),
         ("checkpoint verify ~nobody-here/x", 2, "no folder ~nobody-here/x"),
-        ("data encode --input a.txt --tokenizer ~nobody-here/x --output o", 2, "~nobody-here/x: no such file, and no name on the hub"),
+        (
+            "data encode --input a.txt --tokenizer ~nobody-here/x --output o",
+            2,
+            "~nobody-here/x: no such file, and no name on the hub",
+        ),
         ("analyze trace deep.json", 2, "deep.json: the trace has neither kernels nor operators: it is cut off"),
     ],
 )
