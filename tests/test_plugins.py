@@ -193,12 +193,12 @@ def test_an_exception_of_a_plug_in_names_its_file(
 def test_an_exception_of_the_package_names_the_plug_in_that_called_it(
     plug: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    body = "    from primus.config.source import format_path\n    format_path(3)\n"
+    body = "    from primus.config.text_file import format_path\n    format_path(3)\n"
     plug("tasks/bad.py", TASK.partition("    text =")[0] + body)
     assert main(["direct", "--", "bad", "Ann"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("primus-cli: internal error at ")
-    assert "config/source.py:" in error
+    assert "config/text_file.py:" in error
     assert "bad.py:20; show the traceback: add --debug" in error
     assert "report this" not in error
 

@@ -14,7 +14,8 @@ import msgspec
 import yaml
 from msgspec import Struct
 
-from primus.config.source import Leaf, Tree, format_path, read_yaml
+from primus.config.source import Leaf, Tree, read_yaml
+from primus.config.text_file import format_path
 from primus.errors import UsageError, did_you_mean
 
 _Record = TypeVar("_Record", bound=Struct)

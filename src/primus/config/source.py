@@ -9,7 +9,8 @@ from typing import Any, Union
 
 from msgspec import Struct
 
-from primus.errors import UsageError, did_you_mean
+from primus.config.text_file import format_path, read_config_text
+from primus.errors import UsageError
 from primus.quick_imports import compile_patterns_on_use
 from primus.redaction import is_secret_name, learn
 
@@ -65,8 +66,6 @@ _SCALAR_CONSTRUCTORS = {
 
 _TEXT_TAG = "tag:yaml.org,2002:str"
 
-MOST_BYTES = 16 << 20
-"""Largest file that is read; a list of 100,000 token files is smaller."""
 DEEPEST = 200
 """Maximum nesting depth; libyaml's composer overflows the stack at about ten thousand levels."""
 MOST_REPEATED = 100_000
@@ -122,7 +121,7 @@ def read_yaml(
         UsageError: The file is missing, empty, not YAML, repeats a key, or needs a variable that is not set.
     """
     shown = shown or format_path(path)
-    text = _read_text(path, shown)
+    text = read_config_text(path, shown)
     if path.suffix.lower() == ".toml" or _is_toml(text):
         hint = f"`primus-cli direct -- config import {shown}` makes an experiment of it"
         raise UsageError(f"{shown}: this is TOML", hint)
@@ -266,42 +265,6 @@ def _is_toml(text: str) -> bool:
 def dump_yaml(value: Any) -> str:
     """`value` as YAML that `read` gives back unchanged."""
     return yaml.dump(value, Dumper=_SourceDumper, sort_keys=False, allow_unicode=True)
-
-
-def format_path(path: Path) -> str:
-    """`path`, relative to the working directory if it is below it."""
-    try:
-        return str(path.absolute().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
-
-
-def _read_text(path: Path, shown: str) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise UsageError(f"{shown}: larger than {MOST_BYTES >> 20} MiB", "this is not a configuration file")
-        return content.decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UsageError(f"{shown}: no such file", _suggest_file(path)) from None
-    except UnicodeDecodeError as error:
-        hint = "it is UTF-16 text; save it as UTF-8" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else ""
-        raise UsageError(f"{shown}: not UTF-8 text (byte {error.start})", hint) from None
-    except OSError as error:
-        raise UsageError(f"{shown}: cannot be read: {error.strerror}") from None
-    except ValueError as error:  # a NUL character in its name
-        raise UsageError(f"{shown}: cannot be read: {error}") from None
-
-
-def _suggest_file(path: Path) -> str:
-    """A hint for a file that does not exist."""
-    if re.match(r"[a-z]+:/", str(path)):  # Path has removed the second slash
-        return "this is a URL; download the file first"
-    slashed = Path(str(path).replace("\\", "/"))
-    if slashed != path and slashed.is_file():
-        return f"did you mean '{slashed}'?"
-    return did_you_mean(path.name, [each.name for each in path.parent.glob("[!.]*.y*ml")])
 
 
 def _describe_syntax_error(shown: str, text: str, error: yaml.MarkedYAMLError) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from primus import registry
 from primus.config.data_file import DataFile, convert_data, read_data_file
-from primus.config.source import format_path
+from primus.config.text_file import format_path
 from primus.errors import UsageError, did_you_mean
 from primus.machine.facts import Vendor
 from primus.machine.profile_checks import check_profile

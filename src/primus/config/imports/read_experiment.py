@@ -9,7 +9,8 @@ from primus.config.imports.foreign_config import ForeignValue
 from primus.config.imports.framework_rules import make_tree
 from primus.config.imports.read_file import is_titan_toml, read_foreign_file
 from primus.config.imports.write_file import build_experiment
-from primus.config.source import Leaf, Tree, format_path
+from primus.config.source import Leaf, Tree
+from primus.config.text_file import format_path
 
 
 class ForeignExperiment(NamedTuple):

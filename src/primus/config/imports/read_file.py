@@ -14,7 +14,8 @@ from primus.config.imports.maxtext import is_maxtext, read_maxtext
 from primus.config.imports.megatron_script import is_megatron_script, read_megatron_script
 from primus.config.imports.torchtitan_python import is_titan_python, read_titan_python
 from primus.config.imports.torchtitan_settings import read_titan_settings
-from primus.config.source import MOST_BYTES, format_path, read_yaml, strip_origins
+from primus.config.source import read_yaml, strip_origins
+from primus.config.text_file import format_path, read_config_text
 from primus.errors import UsageError
 
 if sys.version_info >= (3, 11):
@@ -59,7 +60,9 @@ def read_foreign_file(path: Path, environ: Mapping[str, str], function: str | No
 
 
 def _read_by_kind(path: Path, shown: str, environ: Mapping[str, str], function: str | None) -> ForeignConfig:
-    text = _read_text(path, shown)
+    text = read_config_text(path, shown)
+    if not text.strip():
+        raise UsageError(f"{shown} is empty", f"give {KINDS}")
     name = _make_name(path)
     suffix = path.suffix.lower()
     if suffix == ".json" or (not suffix and text.lstrip().startswith("{")):
@@ -73,23 +76,6 @@ def _read_by_kind(path: Path, shown: str, environ: Mapping[str, str], function: 
     if is_megatron_script(text) or suffix in (".sh", ".bash", ".sbatch", ".slurm"):
         return read_megatron_script(text, shown, name, environ)
     raise UsageError(f"{shown}: not a file that primus can import", f"give {KINDS}")
-
-
-def _read_text(path: Path, shown: str) -> str:
-    try:
-        content = path.read_bytes()
-        if len(content) > MOST_BYTES:
-            raise UsageError(f"{shown}: larger than {MOST_BYTES >> 20} MiB", f"give {KINDS}")
-        text = content.decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UsageError(f"{shown}: no such file") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{shown}: not UTF-8 text (byte {error.start})", f"give {KINDS}") from None
-    except OSError as error:
-        raise UsageError(f"{shown}: cannot be read: {error.strerror}") from None
-    if not text.strip():
-        raise UsageError(f"{shown} is empty", f"give {KINDS}")
-    return text
 
 
 def _make_name(path: Path) -> str:

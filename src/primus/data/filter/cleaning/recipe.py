@@ -22,6 +22,7 @@ import msgspec
 import primus
 from primus.config import source
 from primus.config.source import Leaf, Tree
+from primus.config.text_file import format_path
 from primus.data.filter.cleaning import words
 from primus.data.filter.cleaning.block import DocumentBlock
 from primus.data.filter.cleaning.rules import RULES
@@ -98,7 +99,7 @@ def load_recipe(given: str, extra: Sequence[Rule] = ()) -> CleaningRecipe:
 def _read_recipe(given: str, above: tuple[Path, ...] = ()) -> tuple[str, Tree]:
     """Read a recipe: the path of its file for messages, and its content merged over the recipes that it extends."""
     path = _find_recipe_file(given)
-    shown = source.format_path(path)
+    shown = format_path(path)
     if path in above:
         raise UsageError(f"{shown}: it extends itself", "name another recipe")
     tree = source.read_yaml(path, None, shown)
@@ -189,8 +190,8 @@ def _locate_key(path: Path, key: str) -> str:
     """Find the file and line of a key."""
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
         if re.search(rf"(^|[\s{{,'\"]){re.escape(key)}['\"]?\s*:", line):
-            return f"{source.format_path(path)}:{number}"
-    return source.format_path(path)
+            return f"{format_path(path)}:{number}"
+    return format_path(path)
 
 
 def _suggest_name(given: str, known: Iterable[str]) -> str:
