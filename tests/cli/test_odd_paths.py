@@ -14,6 +14,8 @@ from primus.cli.main import main
     [
         ("config check --config ring.yaml", 2, "ring.yaml: cannot be read: Too many levels of symbolic links"),
         ("config import /dev/zero", 2, "/dev/zero: larger than 16 MiB"),
+        ("compare report /dev/zero", 2, "/dev/zero: no such file or folder"),
+        ("runs list --name /no/such", 0, ""),
         ("data inspect ~nobody-here/x", 2, "no such data: ~nobody-here/x.idx"),
         ("checkpoint verify ~nobody-here/x", 2, "no folder ~nobody-here/x"),
         (

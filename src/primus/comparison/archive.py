@@ -118,17 +118,17 @@ def _list_files(path: Path) -> Iterator[tuple[str, bytes | None]]:
         own = sorted((path / RESULTS).glob("*.json"))
         for file in own or sorted(path.glob("*.json")):
             yield str(file), _read_file(file)
+    elif not path.is_file():  # a device may have no end
+        raise UsageError(f"{path}: no such file or folder", "name the folder of a comparison, or an archive")
     elif path.suffix == ".zip" or zipfile.is_zipfile(path):
         yield from _list_archive(path)
-    elif path.is_file():
+    else:
         data = _read_file(path)
         if not data.lstrip().startswith((b"{", b"[")):
             raise UsageError(
                 f"{path}: neither a result nor an archive of compare wrap", "unpack it, and name the folder"
             )
         yield str(path), data
-    else:
-        raise UsageError(f"{path}: no such file or folder", "name the folder of a comparison, or an archive")
 
 
 def _list_archive(path: Path) -> Iterator[tuple[str, bytes | None]]:

@@ -205,9 +205,10 @@ def is_private_run(folder: Path) -> bool:
     return False
 
 
-def list_private_runs(workspace: Path, experiment: str = "*") -> list[Path]:
-    """Folders of runs in a workspace that this user has no permission to read."""
-    return sorted(entry for entry in workspace.glob(f"{experiment}/*") if is_private_run(entry))
+def list_private_runs(workspace: Path, experiment: str | None = None) -> list[Path]:
+    """Folders of runs in a workspace, or of one experiment in it, that this user has no permission to read."""
+    entries = (workspace / experiment).glob("*") if experiment else workspace.glob("*/*")
+    return sorted(entry for entry in entries if is_private_run(entry))
 
 
 def list_runs(folder: Path) -> list[Run]:

@@ -41,7 +41,7 @@ def run(options: Options, context: TaskContext) -> None:
         for item in summaries
     ]
     text = table.format_table(header, rows, right=range(3, 9)) if rows else f"no runs in {options.workspace}"
-    private = store.list_private_runs(workspace, options.name or "*")
+    private = store.list_private_runs(workspace, options.name)
     if private:
         text += f"\nno permission to read {len(private)} more, such as {private[0]}"
     context.result(summaries, text)
