@@ -41,3 +41,11 @@ def test_an_odd_path_is_one_message(
     assert main(["direct", "--", *words.split()]) == code
     error = capsys.readouterr().err
     assert message in error and "internal error" not in error
+
+
+def test_a_folder_whose_name_is_too_long_is_judged_by_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["direct", "--", "node-smoke", "--workspace", "x" * 3000])
+    assert "internal error" not in "".join(capsys.readouterr())

@@ -45,7 +45,7 @@ def check_folders(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def _check_folder(node: PreflightNode, folder: Path, purpose: str) -> Iterator[CheckFinding]:
-    there = next((parent for parent in [folder, *folder.parents] if parent.is_dir()), Path("/"))
+    there = next((parent for parent in [folder, *folder.parents] if os.path.isdir(parent)), Path("/"))
     subject = f"{purpose} {folder}"
     problem, seconds = _measure_sample(there)
     kind = find_file_system(there, node.tree.read_text("proc/self/mounts") or "")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from primus.errors import escape_controls
+
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Rows under a header, columns aligned; the columns in `right` are flush right."""
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    """Rows under a header, a line each, columns aligned; the columns in `right` are flush right."""
+    shown = [header, *([escape_controls(cell).replace("\n", "\\n") for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
     lines = []
-    for row in [header, *rows]:
+    for row in shown:
         cells = [
             f"{cell:>{w}}" if i in right else f"{cell:<{w}}"
             for i, (cell, w) in enumerate(zip(row, widths, strict=True))
