@@ -19,13 +19,23 @@ import torch
 from checkpoint_models import DENSE, draw_hub_tensors, make_spec
 from primus.checkpoint import conversion
 from primus.checkpoint.checksum import choose_algorithm, compute_checksum
-from primus.checkpoint.convert import AveragedWeights, TargetSettings, plan_conversion, write_conversion
-from primus.checkpoint.formats import huggingface
+from primus.checkpoint.conversion import write_checkpoint
+from primus.checkpoint.convert import (
+    AveragedWeights,
+    TargetSettings,
+    open_average,
+    plan_conversion,
+    write_conversion,
+    write_model,
+)
+from primus.checkpoint.formats import huggingface, output
 from primus.checkpoint.formats.dcp_output import HashedOutput
+from primus.checkpoint.formats.engine_folders import plan_native
 from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint
 from primus.checkpoint.formats.output import WRITE_BYTES, OutputFile, OutputPlan
 from primus.checkpoint.formats.safetensors_file import build_header, read_header
 from primus.checkpoint.formats.tensor_bytes import read_tensor
+from primus.checkpoint.training_state import MOMENTS, SavedPosition, TrainingState
 from primus.checkpoint.weights import TensorDict
 from primus.cli.main import main
 from primus.errors import PrimusError, UsageError
@@ -360,10 +370,57 @@ def test_names_of_a_model_without_its_head_are_read(tmp_path: Path) -> None:
         assert all(torch.equal(weights.read(name), tensor) for name, tensor in tensors.items())
 
 
-def test_a_source_with_nan_is_verified_by_its_tensors(hub: Path, tmp_path: Path, capsys: Any) -> None:
-    overwrite_first_value(find_shard(hub, NORM), NORM, float("nan"))
-    assert run_cli("convert", hub, tmp_path / "out", "--to", "native", "--verify") == 0
-    assert "logits not compared: those of the source are not finite" in capsys.readouterr().out
+EMBEDDING = "model.embed_tokens.weight"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_values_that_are_not_finite_are_converted_only_if_they_are_asked_for(
+    hub: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    monkeypatch.setattr(output, "CHUNK_BYTES", 512)  # five rows of the embedding: the two values are in two parts
+    shard = find_shard(hub, EMBEDDING)
+    place = read_header(shard)[0][EMBEDDING]
+    for row in (0, 40):
+        with shard.open("r+b") as opened:
+            opened.seek(place.offset + row * 4 * place.info.shape[1])
+            opened.write(torch.tensor([value]).numpy().tobytes())
+    for target in ("huggingface", "native", "torchtitan", "megatron"):
+        assert run_cli("convert", hub, tmp_path / "out", "--to", target, "--dtype", "bf16") == 1
+        error = capsys.readouterr().err
+        assert f"{hub}: {EMBEDDING} has 2 values that are NaN or infinite" in error and "--allow-nonfinite" in error
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["hub"]
+    assert run_cli("convert", hub, tmp_path / "out", "--to", "native", "--allow-nonfinite", "--verify") == 0
+    said = capsys.readouterr().out
+    assert f"1 tensors have NaN or infinite values, among them {EMBEDDING} with 2 of them" in said
+    assert "logits not compared: those of the source are not finite" in said
+    kept = open_checkpoint(str(tmp_path / "out")).weights.read(EMBEDDING)
+    assert torch.equal(kept.isfinite().all(dim=1).nonzero().flatten(), torch.tensor([n for n in range(50) if n % 40]))
+
+
+def test_an_optimizer_state_that_is_not_finite_is_refused_like_a_weight(tmp_path: Path) -> None:
+    moments = {moment: TensorDict(draw_hub_tensors(SPEC)) for moment in MOMENTS}
+    state = TrainingState(moments, 3, SavedPosition(3, 24))
+    written = tmp_path / "native"
+    write_checkpoint(written, plan_native(TensorDict(draw_hub_tensors(SPEC)), SPEC, 3, state), "x")
+    write_model(written, SPEC)
+    settings = TargetSettings("torchtitan", optimizer=True)
+    write_conversion(plan_conversion(open_checkpoint(str(written)), settings), tmp_path / "good", lambda _: None)
+    moments["exp_avg_sq"].read(NORM)[1] = float("inf")
+    shutil.rmtree(written)
+    write_checkpoint(written, plan_native(TensorDict(draw_hub_tensors(SPEC)), SPEC, 3, state), "x")
+    write_model(written, SPEC)
+    with pytest.raises(PrimusError, match=f"native, exp_avg_sq: {NORM} has 1 values that are NaN or infinite"):
+        write_conversion(plan_conversion(open_checkpoint(str(written)), settings), tmp_path / "bad", lambda _: None)
+
+
+def test_an_average_has_the_step_of_its_last_checkpoint(tmp_path: Path) -> None:
+    given = []
+    for step in (2, 30):
+        given.append(str(tmp_path / str(step)))
+        write_checkpoint(Path(given[-1]), plan_native(TensorDict(draw_hub_tensors(SPEC)), SPEC, step, None), "x")
+        write_model(Path(given[-1]), SPEC)
+    assert open_average(given, None, False, lambda _: None).step == 30
+    assert open_average(given[::-1], None, False, lambda _: None).step == 2
 
 
 class ShortWrites(io.RawIOBase):

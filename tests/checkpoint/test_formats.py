@@ -18,8 +18,10 @@ from checkpoint_models import DENSE, SPARSE, draw_hub_tensors, make_spec
 from primus.checkpoint.convert import MegatronFormat, TargetFormat, TargetSettings, plan_conversion, write_conversion
 from primus.checkpoint.formats import adapter, output
 from primus.checkpoint.formats import open as formats
+from primus.checkpoint.formats.adapter import AdapterFiles
 from primus.checkpoint.formats.dcp import DcpFolder
 from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint
+from primus.checkpoint.formats.safetensors_file import SafetensorsFile
 from primus.checkpoint.megatron_shards import RankGrid
 from primus.checkpoint.renaming import EngineNames
 from primus.checkpoint.weights import TensorDict, WeightReader
@@ -72,12 +74,25 @@ def test_a_format_gives_back_model_and_weights(
 def test_large_tensors_are_written_and_read_in_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = SPECS["qwen2.5"]
     hub = draw_hub_tensors(spec)
-    monkeypatch.setattr(output.split_rows, "__defaults__", (1000, ()))
-    for to in ("huggingface", "native", "torchtitan", "megatron"):
-        target = write(TensorDict(hub), spec, tmp_path / to, TargetSettings(to))  # type: ignore[arg-type]
-        assert_equal(open_checkpoint(str(target), spec).weights, hub)
-    chunks = dcp.FileSystemReader(str(tmp_path / "native")).read_metadata().state_dict_metadata
+    monkeypatch.setattr(output, "CHUNK_BYTES", 1000)  # ten rows of the embedding
+    weights: WeightReader = TensorDict(hub)
+    # Each format is read in rows by the conversion to the next one.
+    for number, to in enumerate(("huggingface", "native", "torchtitan", "megatron", "huggingface", "huggingface")):
+        target = write(weights, spec, tmp_path / f"{number}-{to}", TargetSettings(to))  # type: ignore[arg-type]
+        weights = open_checkpoint(str(target), spec).weights
+        assert_equal(weights, hub)
+    chunks = dcp.FileSystemReader(str(tmp_path / "1-native")).read_metadata().state_dict_metadata
     assert len(chunks["model.embedding.weight"].chunks) > 1  # type: ignore[union-attr]
+
+
+def test_rows_of_a_file_are_those_of_its_tensor(tmp_path: Path) -> None:
+    tensors = {"before": torch.randn(3), "values": torch.randn(6, 4, 2), "bytes": torch.arange(10, dtype=torch.int8)}
+    tensors["halves"], tensors["none"] = torch.randn(5, 3).half(), torch.zeros(0, 4)
+    AdapterFiles({}, tensors).write(tmp_path / "file")
+    file = SafetensorsFile(tmp_path / "file" / adapter.WEIGHTS_FILE)
+    for name, tensor in tensors.items():
+        for rows in (None, slice(2, 4), slice(1, None), slice(0, 1), slice(0, 0)):
+            assert torch.equal(file.read(name, rows), tensor if rows is None else tensor[rows]), (name, rows)
 
 
 @pytest.mark.parametrize(("to", "prefix"), [("torchtitan", ""), ("native", "model.")])

@@ -102,9 +102,14 @@ def test_a_checkpoint_of_transformers_moves_to_the_other_engines(tmp_path: Path)
     }
     head = {"model.lm_head.weight": hub["model.embed_tokens.weight"]}
     steps = {f"optimizer.state.{name}.step": torch.tensor(6.0) for name in hub}
-    settings = {"optimizer.param_groups.0.betas": (0.8, 0.9), "optimizer.param_groups.0.weight_decay": 0.2}
+    # Norms do not decay; their group may be the first one or the last one.
+    decays = {"0": 0.0, "1": 0.2, "2": 0.0}
+    settings: dict[str, Any] = {f"optimizer.param_groups.{group}.betas": (0.8, 0.9) for group in decays}
+    settings |= {f"optimizer.param_groups.{group}.weight_decay": decay for group, decay in decays.items()}
     tensors = {f"model.{name}": tensor for name, tensor in hub.items()}
     dcp.save({**tensors, **head, **moments, **steps, **settings}, checkpoint_id=tmp_path / "first", no_dist=True)
+    found = open_training_state(open_checkpoint(str(tmp_path / "first"), spec))
+    assert found is not None and (found.settings.weight_decay, found.settings.betas) == (0.2, (0.8, 0.9))
     opened = open_checkpoint(str(convert(tmp_path / "first", tmp_path / "native", "native", spec)), spec)
     training = open_training_state(opened)
     assert compare_weights(TensorDict(hub), opened.weights) == []

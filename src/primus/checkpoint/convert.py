@@ -26,7 +26,7 @@ from primus.checkpoint.formats.open import (
 from primus.checkpoint.formats.output import OutputPlan, split_rows
 from primus.checkpoint.megatron_shards import RankGrid
 from primus.checkpoint.training_state import TrainingState
-from primus.checkpoint.views import CastWeights, FiniteWeights
+from primus.checkpoint.views import CastWeights, FiniteWeights, count_nonfinite
 from primus.checkpoint.weights import TensorInfo, WeightReader
 from primus.config.schema import ModelSpec
 from primus.errors import UsageError
@@ -54,6 +54,8 @@ class TargetSettings(NamedTuple):
     """For huggingface: the folder whose tokenizer files are copied; the source's when None."""
     optimizer: bool = False
     """Whether the state of the optimizer is written, too, where the source has one and the format holds one."""
+    nonfinite: bool = False
+    """Whether NaN and infinite values are written; otherwise they are an error."""
 
 
 class PlannedConversion(NamedTuple):
@@ -83,6 +85,8 @@ def plan_conversion(opened: OpenedCheckpoint, settings: TargetSettings) -> Plann
         )
     weights: WeightReader = opened.weights
     training, note = _open_training_state(opened, settings)
+    if not settings.nonfinite:
+        weights, training = _refuse_nonfinite(weights, training, str(opened.found.folder))
     if training and training.masters and settings.to != "megatron":
         weights = training.masters  # native and torchtitan update the weights that they save
     if settings.dtype is not None:
@@ -99,6 +103,22 @@ def plan_conversion(opened: OpenedCheckpoint, settings: TargetSettings) -> Plann
     fingerprint = _compute_fingerprint(opened, settings)
     lost = list_lost_settings(folder) if folder and config is None else ()
     return PlannedConversion(weights, plan._replace(finish=finish), fingerprint, training, note, lost)
+
+
+def _refuse_nonfinite(
+    weights: WeightReader, training: TrainingState | None, where: str
+) -> tuple[WeightReader, TrainingState | None]:
+    """Readers in which a value that is not finite is an error."""
+
+    def check(reader: WeightReader, part: str = "") -> FiniteWeights:
+        return FiniteWeights(reader, where + part, "convert another checkpoint, or add --allow-nonfinite")
+
+    if training is not None:
+        training = training._replace(
+            moments={moment: check(reader, f", {moment}") for moment, reader in training.moments.items()},
+            masters=training.masters and check(training.masters),
+        )
+    return check(weights), training
 
 
 def _find_source_folder(opened: OpenedCheckpoint) -> Path | None:
@@ -285,9 +305,7 @@ def find_nonfinite(weights: WeightReader, report: conversion.Report = lambda _: 
         for rows in split_rows(info):
             tensor = weights.read(name, rows)
             report(tensor.numel() * tensor.element_size())
-            # One pass without a mask: a sum is finite unless an element is not, or it overflows.
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float().sum())):
-                count += int((~torch.isfinite(tensor.float())).sum())
+            count += count_nonfinite(tensor)
         if count:
             found.append(TensorDifference(name=name, kind="not finite", different=count))
     return found

@@ -59,18 +59,17 @@ def split_bytes(data: Any) -> Iterator[memoryview]:
         yield view[start : start + WRITE_BYTES]
 
 
-def split_rows(info: TensorInfo, max_bytes: int = CHUNK_BYTES, borders: Sequence[int] = ()) -> Iterator[slice | None]:
-    """Slices of at most `max_bytes`, at least a row each; None for a tensor that is small enough or has no rows.
+def split_rows(info: TensorInfo, borders: Sequence[int] = ()) -> Iterator[slice | None]:
+    """Slices of at most `CHUNK_BYTES`, at least a row each; None for a tensor that is small enough or has no rows.
 
     Args:
         info: The tensor.
-        max_bytes: Most bytes of a slice.
         borders: Rows at which a slice of a tensor that is not small begins anyway.
     """
-    if not info.shape or info.num_bytes <= (min(FEWEST_SPLIT_BYTES, max_bytes) if borders else max_bytes):
+    if not info.shape or info.num_bytes <= (min(FEWEST_SPLIT_BYTES, CHUNK_BYTES) if borders else CHUNK_BYTES):
         yield None
         return
-    step = max(1, max_bytes * info.shape[0] // info.num_bytes)
+    step = max(1, CHUNK_BYTES * info.shape[0] // info.num_bytes)
     for first, last in pairwise((0, *borders, info.shape[0])):
         for start in range(first, last, step):
             yield slice(start, min(start + step, last))

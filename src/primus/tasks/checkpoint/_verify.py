@@ -40,6 +40,7 @@ def verify_conversion(planned: PlannedConversion, spec: ModelSpec, target: Path,
     Raises:
         PrimusError: A tensor or the logits differ.
     """
+    from primus.checkpoint.convert import find_nonfinite
     from primus.checkpoint.formats.open import open_checkpoint
     from primus.checkpoint.formats.optimizer_state import open_training_state
 
@@ -55,6 +56,10 @@ def verify_conversion(planned: PlannedConversion, spec: ModelSpec, target: Path,
         if state.num_updates != planned.training.num_updates or state.position.step != planned.training.position.step:
             raise PrimusError(f"{target}: its optimizer is at another step than that of the source")
         found.append("the state of the optimizer equals that of the source")
+    nonfinite = find_nonfinite(written.weights)
+    if nonfinite:
+        first = f"{nonfinite[0].name} with {nonfinite[0].different:,} of them"
+        found.append(f"{len(nonfinite)} tensors have NaN or infinite values, among them {first}")
     num_parameters = sum(info.num_bytes // info.dtype.itemsize for info in tensors.values())
     if 4 * num_parameters > LOGITS_BYTES:
         return [*found, f"logits not compared: {4 * num_parameters / 1e9:.0f} GB in float32"]

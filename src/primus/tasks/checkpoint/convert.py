@@ -43,6 +43,8 @@ class Options(SourceOptions, frozen=True, kw_only=True):
     """Folder whose tokenizer files are copied for --to huggingface; by default the source."""
     optimizer: bool = True
     """Convert the state of AdamW and the position of the run, too, so that training continues from the target."""
+    allow_nonfinite: bool = False
+    """Convert NaN and infinite values, too, instead of refusing them."""
     verify: bool = False
     """Read the target again and compare every tensor, and the logits where native or transformers can compute them."""
 
@@ -167,4 +169,5 @@ def _build_settings(options: Options) -> TargetSettings:
         RankGrid(options.tp, options.pp, options.ep),
         tokenizer,
         options.optimizer,
+        options.allow_nonfinite,
     )
