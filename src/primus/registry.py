@@ -44,6 +44,9 @@ FOLDERS = {
 }
 """Folder in the package that holds the plug-ins of each kind."""
 
+SUBCOMMANDS = "cli/subcommands"
+"""Folder of tasks in a checkout where users of AMD-AGI/Primus put theirs; see `primus.cli.registry`."""
+
 DATA_KINDS = frozenset({"models", "trainers", "engines", "images", "profiles", "architectures", "nics"})
 """Kinds whose plug-ins are YAML files."""
 
@@ -196,6 +199,8 @@ def _list_folders(kind: str) -> Iterator[Path]:
         if root:
             yield Path(os.path.expanduser(root)) / kind
     yield PACKAGE / FOLDERS[kind]
+    if kind == "tasks":
+        yield PACKAGE / SUBCOMMANDS
 
 
 @cache

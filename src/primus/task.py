@@ -73,6 +73,13 @@ class Task(Protocol):
 
     @property
     @optional
+    def PASSES_WORDS(self) -> bool:
+        """Whether words that are not flags are the task's own; they arrive in `context.overrides` as typed. Default:
+        False; such words are refused."""
+        return False
+
+    @property
+    @optional
     def plan_notes(self) -> Callable[[Any, TaskContext], Sequence[str]] | None:
         """Function `plan_notes(options, context)` that returns lines about what `run` would do, for a dry run of a task
         without workers. It must not change anything. Default: None; a dry run shows only the command."""
@@ -99,7 +106,7 @@ class TaskContext(Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     """Whether the command must not change anything; `run` is not called then."""
     overrides: tuple[str, ...] = ()
-    """Words of the command that change the experiment, if the task has `OVERRIDES`."""
+    """Words of the command that are not flags, if the task has `OVERRIDES` or `PASSES_WORDS`."""
     facts: Callable[[], MachineFacts] = MachineFacts
     """Function that returns the facts of this machine; they are read on the first call."""
     layout: ClusterLayout | None = None

@@ -50,7 +50,9 @@ def test_its_values_become_settings_of_both_platforms(file: Path) -> None:
         10,
         42,
     )
-    assert matrix.frameworks == ["megatron", "native", "nemo"] and set(loaded.refused) == {"nemo"}
+    assert matrix.frameworks == ["megatron", "native", "megatron-bridge"] and not loaded.refused
+    assert any("nemo is megatron-bridge" in note for note in loaded.notes)
+    assert loaded.draws_report, "as tprimat's run_train.sh"
     assert {name: model.settings["train_data_path"] for name, model in matrix.models.items()} == {
         "llama": "/data/tprimat/c4-train",
         "qwen": "/data/tprimat/c4-train-qwen",

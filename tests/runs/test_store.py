@@ -44,6 +44,26 @@ def test_a_new_run_is_planned_and_the_latest(make: Make) -> None:
     assert [run.id for run in store.list_runs(Path("out/a"))] == [first.id, second.id]
 
 
+def test_the_logs_of_the_newest_run_are_next_to_it(make: Make) -> None:
+    for run_id in ("20250101_000000-aaaa", "20250101_000001-0000"):
+        folder = make(run_id=run_id).directory / "logs"
+        folder.mkdir()
+        (folder / "rank_0.log").write_text(run_id)
+    assert Path("out/a/logs/rank_0.log").read_text() == "20250101_000001-0000"
+    assert not Path("out/a/tensorboard").exists()
+    (Path("out/a/latest") / "tensorboard").mkdir()
+    assert Path("out/a/tensorboard").is_dir()
+    store.point_links(Path("out/a"), "")
+    assert {entry.name for entry in Path("out/a").iterdir()} == {"20250101_000000-aaaa", "20250101_000001-0000"}
+
+
+def test_a_folder_of_the_user_stays_in_the_place_of_a_link(make: Make) -> None:
+    Path("out/a/logs").mkdir(parents=True)
+    make()
+    store.point_links(Path("out/a"), "")
+    assert Path("out/a/logs").is_dir() and not Path("out/a/logs").is_symlink()
+
+
 def test_a_run_is_never_made_twice(make: Make) -> None:
     make(run_id="20250101_000000-aaaa")
     with pytest.raises(PrimusError, match="cannot be created: File exists"):

@@ -5,15 +5,21 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
+import shutil
+import struct
 import zipfile
 from pathlib import Path
 
 import pytest
 from msgspec import structs
-from tests.browser import dom
+from tests.browser import NAMES, dom
 from tests.comparison.fair_results import change_settings, make_result
 
 from primus.cli.main import main
+from primus.comparison.comparison_folder import ComparisonFolder
+from primus.comparison.purge import find_purged_paths, remove_paths
+from primus.comparison.report_files import write_final_report
 from primus.comparison.result import save_result
 
 TPRIMAT = {  # the example of its README
@@ -211,6 +217,29 @@ def test_the_page_has_all_pictures_in_a_real_browser(
     report(capsys, folder, "--html", "--output", tmp_path)
     shown = dom(tmp_path / "report.html")
     assert shown.count("<svg") == (tmp_path / "report.html").read_text().count("<svg") >= 8
+
+
+def read_png_size(path: Path) -> tuple[int, int]:
+    """Width and height of a PNG, from its first chunk."""
+    width, height = struct.unpack(">II", path.read_bytes()[16:24])
+    return width, height
+
+
+@pytest.mark.skipif(not any(map(shutil.which, NAMES)), reason="no browser is installed")
+def test_all_pictures_are_in_one_file_as_tprimat_writes_them(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "output").mkdir()
+    shutil.copytree(folder, tmp_path / "output/tprimat/results")
+    comparison = ComparisonFolder(tmp_path / "output/tprimat")
+    comparison.update_record("tprimat", "config.env", "", [])
+    written = [path.relative_to(tmp_path / "output").as_posix() for path in write_final_report(comparison)]
+    assert {"tprimat/report/report.html", "tprimat/report/compare.png", "compare.png"} <= set(written)
+    pictures = [path for path in (tmp_path / "output/tprimat/report").glob("*.png") if path.stem != "compare"]
+    heights = [read_png_size(path)[1] for path in pictures]
+    assert len(pictures) > 3 and read_png_size(tmp_path / "output/compare.png")[1] == sum(heights)
+    purged = find_purged_paths(comparison, has_data=False)
+    assert str(tmp_path / "output/compare.png") in purged.paths
+    remove_paths(purged)
+    assert not os.path.lexists(tmp_path / "output/compare.png")
 
 
 def test_a_run_without_a_counterpart_is_judged_and_one_of_another_seed_is_not_compared(

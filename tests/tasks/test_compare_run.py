@@ -65,7 +65,7 @@ MATRIX = """\
 name: night
 experiment: base.yaml
 platforms: {cpu: {processes: 1}, amd: {processes: 8}}
-frameworks: [fast, other, nemo]
+frameworks: [fast, other, deep]
 models: {small: {preset: tiny}}
 settings: {train_iters: 4}
 repetitions: 1
@@ -101,7 +101,7 @@ def test_a_dry_run_prints_the_command_of_each_cell_and_touches_nothing(
     assert "cpu_fast_small_identical_1: primus-cli direct --nproc 1 --env PRIMUS_RECORD_BATCHES=1 -- train" in out
     assert "device=cpu train_iters=4 --workspace output/night/runs" in out
     assert "amd_fast_small_identical_1: elsewhere: this machine is cpu, not amd" in out
-    assert "cpu_nemo_small_identical_1: refused: primus has no driver for NeMo" in out
+    assert "cpu_deep_small_identical_1: refused: primus has no driver for DeepSpeed" in out
     assert sorted(path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts) == before
 
 
@@ -113,7 +113,7 @@ def test_a_cell_that_fails_does_not_stop_the_others_and_only_it_runs_again(
     summary = json.loads(capsys.readouterr().out)
     states = {cell["cell"]: cell["state"] for cell in summary["cells"]}
     assert states["cpu_fast_small_identical_1"] == "failed" and states["cpu_other_small_identical_1"] == "done"
-    assert states["cpu_nemo_small_identical_1"] == "refused" and states["amd_other_small_identical_1"] == "elsewhere"
+    assert states["cpu_deep_small_identical_1"] == "refused" and states["amd_other_small_identical_1"] == "elsewhere"
     failed = next(cell for cell in summary["cells"] if cell["state"] == "failed")
     assert "out of memory" in failed["reason"]
     result = load_result(tmp_path / "output/night/results/cpu_other_small_identical_1.json")
@@ -255,8 +255,8 @@ def test_an_archive_has_the_results_and_a_purge_removes_only_them(
 
 
 WRONG: dict[str, tuple[str, str, str]] = {
-    "a framework": ("[fast, other, nemo]", "[fats]", "did you mean 'fast'?"),
-    "a framework twice": ("[fast, other, nemo]", "[native, fast, prim]", "native is named twice"),
+    "a framework": ("[fast, other, deep]", "[fats]", "did you mean 'fast'?"),
+    "a framework twice": ("[fast, other, deep]", "[native, fast, prim]", "native is named twice"),
     "a platform twice": ("amd: {processes: 8}", "amd: {processes: 8}, rocm: {}", "'rocm' is another name of amd"),
     "a platform": ("cpu: {processes: 1}", "gpu: {}", "no platform 'gpu'"),
     "a key of a cell": ("train_iters: 4", "trian_iters: 4", "did you mean 'train_iters'?"),
@@ -270,7 +270,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "an experiment": ("experiment: base.yaml", "experiment: bass.yaml", "bass.yaml: no such file"),
     "the name of a model": ("models: {small:", "models: {../small:", "'../small' cannot be part of a file name"),
     "a secret": ("repetitions: 1", "env: {HF_TOKEN: hf_abcdefghijklmnopqrstuvwxyz012345}", "env: HF_TOKEN is a secret"),
-    "a missing key": ("frameworks: [fast, other, nemo]", "", "'frameworks' is missing"),
+    "a missing key": ("frameworks: [fast, other, deep]", "", "'frameworks' is missing"),
     "a runtime": ("cpu: {processes: 1}", "cpu: {runtime: slrm sbatch}", "slrm"),
     "an experiment file": (MATRIX, EXPERIMENT, "this is an experiment, not a matrix"),
     "nothing": ("models: {small: {preset: tiny}}", "models: {}", "models: empty"),

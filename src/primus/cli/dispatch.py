@@ -108,7 +108,11 @@ def _parse_task_words(task: Task, request: LaunchRequest, words: Sequence[str]) 
         stray_arguments.check(extra, task, request)
 
     options, extra = flags.parse_options(
-        task.choose_options(words), words, f"task '{request.task}'", extra=task.OVERRIDES, check_extra=check_extra
+        task.choose_options(words),
+        words,
+        f"task '{request.task}'",
+        extra=task.OVERRIDES or task.PASSES_WORDS,
+        check_extra=None if task.PASSES_WORDS else check_extra,
     )
     return options, tuple(extra)
 

@@ -4,6 +4,7 @@ comparison.json            the record, which marks the folder
 results/CELL.json          see `primus.comparison.result`
 runs/CELL/RUN/             the run folders
 logs/CELL.log              what the launcher of a cell printed
+report/                    what `compare report` wrote
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from primus.runs.files import read_json, write_json
 RECORD = "comparison.json"
 RESULTS = "results"
 LOGS = "logs"
+REPORT = "report"
 
 
 class ComparisonRecord(Struct, frozen=True, kw_only=True):
@@ -50,6 +52,11 @@ class ComparisonFolder:
     @property
     def runs(self) -> Path:
         return self.path / RUNS
+
+    @property
+    def picture_link(self) -> Path:
+        """The link next to the folder to the picture of its report, where tprimat has it: `output/compare.png`."""
+        return self.path.parent / "compare.png"
 
     def find_result_file(self, cell: str) -> Path:
         """The file of a cell's result, which need not exist."""

@@ -36,11 +36,10 @@ from primus.redaction import redact_value
 
 PLATFORMS = ("amd", "nvidia", "cpu")
 PLATFORM_ALIASES = {"nvd": "nvidia", "cuda": "nvidia", "rocm": "amd"}
-FRAMEWORK_ALIASES = {"mega": "megatron", "prim": "native", "tran": "huggingface"}
-"""Names of tprimat: `prim` is Primus, whose own trainer is `native` here; `tran` is Transformers."""
+FRAMEWORK_ALIASES = {"mega": "megatron", "nemo": "megatron-bridge", "prim": "native", "tran": "huggingface"}
+"""Names of tprimat: `nemo` runs recipes of Megatron-Bridge, `prim` is Primus, whose own trainer is `native` here, and
+`tran` is Transformers."""
 FOREIGN_FRAMEWORKS = {
-    "nemo": "primus has no driver for NeMo; train megatron, whose core NeMo uses, and read NeMo's own logs by"
-    " 'compare extract'",
     "deep": "primus has no driver for DeepSpeed; read its logs by 'compare extract'",
     "fsdp": "primus has no driver of this name; huggingface trains models of Transformers by FSDP2, native its own",
 }
@@ -151,6 +150,8 @@ class LoadedMatrix(Struct, frozen=True, kw_only=True):
     """What the file sets without an effect here."""
     refused: dict[str, str] = {}
     """Frameworks that cannot run, with the reason."""
+    draws_report: bool = False
+    """Whether `compare run` ends with a report and its picture, as tprimat's run_train.sh does."""
 
     @property
     def output(self) -> Path:

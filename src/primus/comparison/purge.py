@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from primus.comparison.archive import load_results
-from primus.comparison.comparison_folder import LOGS, RECORD, RESULTS, ComparisonFolder
+from primus.comparison.comparison_folder import LOGS, RECORD, REPORT, RESULTS, ComparisonFolder
 from primus.comparison.result import find_file_kind
 from primus.errors import PrimusError, UsageError
 from primus.runs import lock, store
@@ -21,9 +21,6 @@ from primus.runs import lock, store
 TOKEN_FILES = (".bin", ".idx", ".manifest.json", ".tokenizer.json", ".bad.jsonl")
 """Ends of the names of token files; see `primus.data.megatron.manifest`."""
 MANIFEST = ".manifest.json"
-LATEST = "latest"
-"""Link to the newest run of a cell."""
-REPORT = "report"
 REPORT_FILES = ("report.html", "report.md", "report.json", "cells.csv", "*.png")
 """What `compare report` writes there."""
 
@@ -41,13 +38,13 @@ class PurgedPaths(Struct, frozen=True, kw_only=True):
 
 def find_purged_paths(folder: ComparisonFolder, *, has_data: bool) -> PurgedPaths:
     """What a purge of a comparison removes."""
-    own = [path for path in _list_own_paths(folder) if path.exists()]
+    own = [path for path in _list_own_paths(folder) if os.path.lexists(path)]
     data = list(_list_token_files(folder)) if has_data else []
     kept = [
         str(path)
         for pattern in ("*", f"{RESULTS}/*", f"{LOGS}/*", f"{REPORT}/*", "runs/*/*")
         for path in sorted(folder.path.glob(pattern))
-        if path.name != LATEST and path not in own and not _holds_only(path, own)
+        if not (path.is_symlink() and path.name in store.LINKS) and path not in own and not _holds_only(path, own)
     ]
     paths = [*own, *data]
     return PurgedPaths(
@@ -87,9 +84,9 @@ def _remove_empty_folders(purged: PurgedPaths) -> None:
         if parent == own or own in parent.parents or own not in path.parents
     }
     for folder in sorted(folders, key=lambda path: -len(path.parts)):
-        latest = folder / LATEST
+        latest = folder / store.LATEST
         if latest.is_symlink() and not latest.exists():
-            latest.unlink()
+            store.point_links(folder, "")
         with contextlib.suppress(OSError):  # it has other files, or is the working folder
             folder.rmdir()
 
@@ -104,6 +101,9 @@ def _list_own_paths(folder: ComparisonFolder) -> Iterator[Path]:
             yield path
     for pattern in REPORT_FILES:
         yield from sorted(folder.path.glob(f"{REPORT}/{pattern}"))
+    link = folder.picture_link
+    if link.is_symlink() and os.readlink(link).startswith(f"{folder.path.name}/"):
+        yield link
     for name in record.cells:
         yield folder.find_log(name)
         yield from (run.directory for run in store.list_runs(folder.runs / name))
@@ -160,5 +160,5 @@ def _remove_path(path: Path) -> None:
 
 def _measure_size(path: Path) -> int:
     if not path.is_dir():
-        return path.stat().st_size
+        return path.lstat().st_size
     return sum(os.lstat(os.path.join(top, name)).st_size for top, _, names in os.walk(path) for name in names)

@@ -42,6 +42,11 @@ OTHER_KEYS = ("GBS", "SEQ_LEN", "HF_HOME", "HF_TOKEN", "PROFILING")
 MODELS = {"llama": ("llama3.1_8B", "meta-llama/Llama-3.1-8B"), "qwen": ("qwen2.5_7B", "Qwen/Qwen2.5-7B")}
 """Preset and tokenizer of each model."""
 FRAMEWORKS = {"all": ["mega", "prim", "nemo"]}
+PLATFORM_NOTES = {
+    "prim": "prim is native, the trainer of primus, on every platform; tprimat trains nemo instead on NVIDIA",
+    "nemo": "nemo is megatron-bridge, which NeMo trains LLMs by, on every platform; tprimat trains prim instead on AMD",
+}
+"""What a framework of tprimat is here, where it is another one on one platform there."""
 ASSIGNMENT = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 EXPERIMENT = Path(__file__).with_name("tprimat.yaml")
 """The fair settings of both sides that config.env does not name."""
@@ -77,8 +82,7 @@ def read_tprimat_matrix(file: Path, environ: Mapping[str, str]) -> LoadedMatrix:
     if values["FP8_HYBRID"].lower() == "true" and values["PRECISION"] != "fp8":
         notes.append(f"{file}: FP8_HYBRID applies in tprimat to NVIDIA alone: not applied, both sides train in bf16")
     frameworks = FRAMEWORKS.get(values["FRAMEWORK"], [values["FRAMEWORK"]])
-    if "prim" in frameworks:
-        notes.append("prim is native, the trainer of primus, on every platform; tprimat trains nemo instead on NVIDIA")
+    notes += [PLATFORM_NOTES[name] for name in frameworks if name in PLATFORM_NOTES]
     matrix = RivalMatrix(
         name="tprimat",
         experiment=str(EXPERIMENT),
@@ -90,7 +94,7 @@ def read_tprimat_matrix(file: Path, environ: Mapping[str, str]) -> LoadedMatrix:
         env={"HF_HOME": written["HF_HOME"]} if "HF_HOME" in written else {},
         repetitions=3,
     )
-    return LoadedMatrix(matrix=matrix, file=file, notes=tuple(notes))
+    return LoadedMatrix(matrix=matrix, file=file, notes=tuple(notes), draws_report=True)
 
 
 def _list_settings(values: Mapping[str, str], sizes: Mapping[str, int], batch: int, file: Path) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from primus.launch.request import LaunchRequest, RequestSegment, list_named_vari
 from primus.launch.signals import raise_on_signals
 from primus.messages import Say
 from primus.redaction import HIDDEN_VARIABLE, holds_secret, is_secret_name, learn, redact, redact_args
+from primus.runs import store
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Run, RunMetadata, RunOutcome, State, create_run_id
 from primus.runtime import RUNTIMES
@@ -224,7 +225,7 @@ class QueryOnly(Exception):
 def _read_latest(remote: RemoteLaunch) -> str:
     """Target of `latest` before the new run replaces it."""
     try:
-        return os.readlink(Path(remote.directory).parent / "latest")
+        return os.readlink(Path(remote.directory).parent / store.LATEST)
     except OSError:
         return ""
 
@@ -240,9 +241,7 @@ def _remove_run(remote: RemoteLaunch, run: Run | None, latest: str) -> None:
     with contextlib.suppress(OSError):
         # Another command may have started a newer run meanwhile, whose link stays.
         if _read_latest(remote) == run.id:
-            (experiment / "latest").unlink()
-            if latest:
-                (experiment / "latest").symlink_to(latest)
+            store.point_links(experiment, latest)
         experiment.rmdir()  # fails if it has other runs
 
 

@@ -18,6 +18,7 @@ FLAGS = ("--headless", "--disable-gpu", "--no-sandbox", "--disable-dev-shm-usage
          "--disable-background-networking", "--disable-component-update", "--disable-sync",
          "--hide-scrollbars")  # fmt: skip
 """--no-sandbox: the page is our own, and root cannot start the sandbox in a container."""
+SVG_SIZE = re.compile(r'<svg\b[^>]*? width="([\d.]+)" height="([\d.]+)"')
 LIMIT_S = 60.0
 SCALE = 2
 """Pixels of the file for one of the picture."""
@@ -37,8 +38,9 @@ def write_pictures(pictures: Mapping[str, Html], folder: Path) -> list[Path]:
 
 
 def _write_picture(browser: str, picture: Html, path: Path) -> Path:
-    found = re.search(r'width="([\d.]+)" height="([\d.]+)"', picture)
-    width, height = (round(float(each)) for each in found.groups()) if found else (880, 400)
+    """Write a picture, or several, one below the other."""
+    sizes = [(float(width), float(height)) for width, height in SVG_SIZE.findall(picture)] or [(880.0, 400.0)]
+    width, height = round(max(size[0] for size in sizes)), round(sum(size[1] for size in sizes))
     with tempfile.TemporaryDirectory(prefix="primus-picture-") as name:
         html, png = Path(name, "picture.html"), Path(name, "picture.png")
         style = "<style>body { margin: 0; } .chart { margin: 0 !important; display: block; }</style>"

@@ -138,7 +138,7 @@ def create_run_id(now: float | None = None) -> str:
 
 
 def create_run(directory: Path, metadata: RunMetadata) -> Run:
-    """Create the run folder `directory`, and point the link `latest` next to it to it.
+    """Create the run folder `directory`, and point the links next to it at it.
 
     Raises:
         PrimusError: The folder cannot be created.
@@ -149,16 +149,30 @@ def create_run(directory: Path, metadata: RunMetadata) -> Run:
     except OSError as error:
         raise PrimusError(f"{directory}: cannot be created: {error.strerror}", "choose another --workspace") from None
     write_json(directory / "metadata.json", metadata)
-    _point_latest(directory)
+    point_links(directory.parent, directory.name)
     return Run(directory)
 
 
-def _point_latest(directory: Path) -> None:
+LATEST = "latest"
+LINKS = (LATEST, "logs", "tensorboard")
+"""Links next to the runs of an experiment: `latest`, and those folders of the newest run that AMD-AGI/Primus has there:
+`output/EXP/logs/rank_0.log`."""
+
+
+def point_links(experiment: Path, newest: str) -> None:
+    """Point the links of an experiment at its run `newest`; without a run, remove them."""
+    if not newest:
+        for link in filter(Path.is_symlink, map(experiment.joinpath, LINKS)):
+            link.unlink(missing_ok=True)
+        return
     # Created next to the link and renamed over it, so that `latest` always exists for readers.
-    temporary = directory.with_name(f".latest.tmp.{os.getpid()}")
+    temporary = experiment / f".latest.tmp.{os.getpid()}"
     temporary.unlink(missing_ok=True)
-    temporary.symlink_to(directory.name)
-    os.replace(temporary, directory.with_name("latest"))
+    temporary.symlink_to(newest)
+    os.replace(temporary, experiment / LATEST)
+    for name in LINKS[1:]:  # through `latest`, so that the next run changes that one alone
+        with contextlib.suppress(FileExistsError):  # the link of an earlier run, or a folder of the user
+            (experiment / name).symlink_to(f"{LATEST}/{name}")
 
 
 OURS = ("request.json", "events.jsonl", "config/primus_config.yaml", "env/primus_env_dump.txt")

@@ -98,6 +98,17 @@ def test_an_experiment_has_the_hooks_of_its_backend_last(environ: dict[str, str]
     assert names(found(environ)) == ["before hooks/train/pretrain/2_d.sh"]
 
 
+def test_hooks_of_a_checkout_in_the_guides_folder_are_found_before_the_users_own(environ: dict[str, str]) -> None:
+    write("runner/helpers/hooks/train/pretrain/01_check_environment.sh")
+    write("runner/helpers/hooks/train/pretrain/03_setup_monitoring.sh")
+    write("hooks/train/pretrain/01_a.sh")
+    assert names(found(environ)) == [
+        "before hooks/train/pretrain/01_a.sh",
+        "before runner/helpers/hooks/train/pretrain/01_check_environment.sh",
+        "before runner/helpers/hooks/train/pretrain/03_setup_monitoring.sh",
+    ]
+
+
 @pytest.mark.parametrize(
     "name", ["README", "README.md", "1_a.sh~", ".1_a.sh", "1_a.sh.bak", "#1_a.sh#", "1_a.txt", "_1.py", "__init__.py"]
 )

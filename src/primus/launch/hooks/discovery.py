@@ -25,6 +25,8 @@ from primus.machine.tree import build_sort_key
 TIMEOUT_S = 600.0
 PRIMUS_TIMEOUT_S = 3600.0
 """Time limit of hooks of AMD-AGI/Primus, which build packages and prepare data, and declare no limit."""
+CHECKOUT_HOOKS = "runner/helpers/hooks"
+"""Folder of hooks in a checkout of AMD-AGI/Primus, and in that of a user who follows its guide."""
 PRIMUS_RUNNER = "execute_hooks.sh"
 """File next to the folder of hooks of AMD-AGI/Primus, which identifies it."""
 TIMEOUT_VARIABLE = "PRIMUS_HOOK_TIMEOUT"
@@ -75,7 +77,7 @@ def list_hook_folders(environ: Mapping[str, str]) -> list[Path]:
     home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "~"), ".config")
     plug_ins = [os.path.join(root, "hooks") for root in environ.get("PRIMUS_PLUGINS", "").split(os.pathsep) if root]
     own = [root for root in environ.get("PRIMUS_HOOKS", "").split(os.pathsep) if root]
-    named = [os.path.join(home, "primus", "hooks"), *plug_ins, *own, "hooks"]
+    named = [os.path.join(home, "primus", "hooks"), *plug_ins, *own, CHECKOUT_HOOKS, "hooks"]
     found = [Path(os.path.expanduser(place)) for place in named]  # leaves ~ unexpanded without a home directory
     return list({os.path.realpath(place): place for place in found}.values())
 

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct
 
 from primus.errors import UsageError
-from primus.runs.files import to_json, write_text
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
     from primus.comparison.comparison_report import ReportOptions
 
-FOLDER = "report"
-"""Folder of the files in that of the results."""
 SHIPPED = "shipped"
 
 
@@ -27,7 +24,7 @@ class Options(Struct, frozen=True, kw_only=True):
     html: bool = False
     """Write report.html: all tables and pictures in one file."""
     png: bool = False
-    """Write each picture as PNG; needs a Chromium on PATH."""
+    """Write each picture as PNG, and compare.png with all of them; needs a Chromium on PATH."""
     md: bool = False
     """Write report.md."""
     csv: bool = False
@@ -56,27 +53,16 @@ def run(options: Options, context: TaskContext) -> None:
     # Not for the commands that only list this task.
     from primus.comparison.archive import load_results
     from primus.comparison.cell_results import group_cells
-    from primus.comparison.comparison_page import draw_comparison_pictures, format_comparison_page
     from primus.comparison.comparison_report import build_comparison_report
-    from primus.comparison.comparison_tables import format_report_csv, format_report_markdown, format_report_text
-    from primus.report.picture_files import write_pictures
+    from primus.comparison.comparison_tables import format_report_text
+    from primus.comparison.report_files import FORMATS, write_report_files
 
     loaded = load_results([Path(each) for each in options.results])
     cells = group_cells(loaded)
     report = build_comparison_report(cells, loaded.skipped, _read_options(options))
+    formats = [name for name in FORMATS if getattr(options, name)]
+    written = write_report_files(report, cells, _choose_folder(options), formats)
     text = format_report_text(report)
-    folder = _choose_folder(options)
-    files = {
-        "report.html": format_comparison_page(report, cells) if options.html else None,
-        "report.md": format_report_markdown(report) if options.md else None,
-        "cells.csv": format_report_csv(report) if options.csv else None,
-        "report.json": to_json(report) + "\n" if options.html or options.md or options.csv else None,
-    }
-    written = [folder / name for name, content in files.items() if content is not None]
-    for path in written:
-        write_text(path, files[path.name] or "")
-    if options.png:
-        written += write_pictures(dict(draw_comparison_pictures(report, cells)), folder)
     context.result(report, "\n\n".join([text, *(["files:\n" + "\n".join(map(str, written))] if written else [])]))
 
 
@@ -97,7 +83,9 @@ def _read_options(options: Options) -> ReportOptions:
 
 
 def _choose_folder(options: Options) -> Path:
+    from primus.comparison.comparison_folder import REPORT
+
     if options.output:
         return Path(options.output)
     folders = [Path(each) for each in options.results if Path(each).is_dir()]
-    return (folders[0] if folders else Path(options.results[0]).parent) / FOLDER
+    return (folders[0] if folders else Path(options.results[0]).parent) / REPORT

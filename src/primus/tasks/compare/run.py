@@ -15,6 +15,7 @@ from primus.task import TaskContext
 
 if TYPE_CHECKING:
     from primus.comparison.cells import MatrixCell
+    from primus.comparison.comparison_folder import ComparisonFolder
     from primus.comparison.matrix import LoadedMatrix
     from primus.comparison.result import ComparisonResult
 
@@ -122,9 +123,23 @@ def run(options: Options, context: TaskContext) -> int:
     states = dict(Counter(row.state for row in rows))
     summary = MatrixSummary(name=loaded.matrix.name, output=str(folder.path), cells=rows, states=states)
     context.result(summary, format_summary(summary))
+    if loaded.draws_report and "done" in states:
+        _write_report(folder, context)
     if states.keys() == {"elsewhere"}:
         raise UnfitError(f"no cell of {loaded.file} runs here: {rows[0].reason}", rows[0].hint)
     return EXIT_OK if states.keys() <= {"done", "elsewhere"} else EXIT_FAILED
+
+
+def _write_report(folder: ComparisonFolder, context: TaskContext) -> None:
+    """Write the page, and the picture if it can be drawn here: cells that are done are not failed by it."""
+    from primus.comparison.report_files import write_final_report
+
+    try:
+        written = write_final_report(folder)
+    except UnfitError as error:
+        context.say(f"note: no picture of {folder.path}: {error.problem}; {error.hint}")
+        return
+    context.say("files:\n" + "\n".join(map(str, written)))
 
 
 def format_summary(summary: MatrixSummary) -> str:

@@ -137,12 +137,10 @@ def _delete_run(run: Run) -> bool:
         raise PrimusError(
             f"{directory}: cannot be deleted: {error}", "delete it with rm -r, or ask its owner"
         ) from None
-    latest = directory.with_name("latest")
+    latest = directory.with_name(store.LATEST)
     if latest.is_symlink() and not latest.exists():
         remaining = store.list_runs(directory.parent)
-        latest.unlink()
-        if remaining:
-            latest.symlink_to(remaining[-1].directory.name)
+        store.point_links(directory.parent, remaining[-1].directory.name if remaining else "")
     return True
 
 
