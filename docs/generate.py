@@ -488,7 +488,48 @@ def comparison_result_schema() -> str:
     return json.dumps(build_json_schema(), indent=2) + "\n"
 
 
+DOCUMENTS_PAGE = """\
+# The documents, command by command
+
+<!-- Written by docs/generate.py from tests/guides/documents.yaml; change it there. -->
+
+What the published documents of Primus and Primus-Rival show, as typed there, and what happens here. A test runs each
+command, dry where it needs a cluster, a container or a GPU, and looks at a real run for the files.
+"""
+
+
+def documents_page() -> str:
+    """docs/documents.md."""
+    documents = yaml.safe_load((DOCS.parent / "tests/guides/documents.yaml").read_text(encoding="utf-8"))
+    return "\n".join([DOCUMENTS_PAGE, *map(_format_document, documents)])
+
+
+def _format_document(document: Mapping[str, Any]) -> str:
+    commands = [f"| {_format_code(each['run'])} | {_describe_command(each)} |" for each in document["commands"]]
+    names = [f"| {_format_code(each['name'])} | {each['here']} |" for each in document.get("names", [])]
+    parts = [f"## {document['title']}", document.get("note", ""), _join_table("| command | here |", commands)]
+    parts += [_join_table("| file or variable | here |", names)] if names else []
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _describe_command(command: Mapping[str, Any]) -> str:
+    if "here" in command:
+        return str(command["here"])
+    if "instead" in command:
+        return f"type {_format_code(command['instead'])}"
+    return (
+        f"exit code {command['exit']}; the message says {_format_code(command['says'])}"
+        if "exit" in command
+        else "works as typed"
+    )
+
+
+def _format_code(text: str) -> str:
+    return f"`{text}`".replace("|", "\\|")
+
+
 PAGES = {
+    "documents.md": documents_page,
     "models.md": models_page,
     "reference/failures.md": failures_page,
     "plug-ins.md": plug_ins_page,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import struct
@@ -14,7 +15,9 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-COMMANDS: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "commands.yaml").read_text())
+DOCUMENTS: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "documents.yaml").read_text())
+COMMANDS = [command for document in DOCUMENTS for command in document["commands"]]
+NAMES = [name for document in DOCUMENTS for name in document.get("names", [])]
 FINEWEB = Path(__file__).parent / "llama3.1_8B-fineweb-pretrain.yaml"
 PLACEHOLDERS = {
     "deepseek_v2.yaml": "deepseek_v2",
@@ -40,6 +43,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dry.parent.mkdir()
     dry.write_text(f'#!/bin/sh\nexec "{ROOT}/primus-cli" --dry-run "$@"\n')
     dry.chmod(0o755)
+    for name in ("pyproject.toml", "requirements.txt", "README.md", "LICENSE", "src"):
+        (folder / name).symlink_to(ROOT / name)
     for name, example in PLACEHOLDERS.items():
         file = folder / name
         file.parent.mkdir(exist_ok=True)
@@ -50,6 +55,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "examples/megatron/configs/MI300X" / FINEWEB.name).write_text(fineweb)
     write_tokens(folder / "data/fineweb/llama3.1/fineweb_text_document")
     (folder / "data/fineweb/fineweb_megatron.json").write_text('{"text": "some words"}\n')
+    (folder / "config.env").write_text("DATASET=bc\nFRAMEWORK=prim\nMBS=1\nDP=8\nGA=8\n")
     (folder / "data/tokenizers/llama3.1").mkdir(parents=True)
     (folder / "data/tokenizers/llama3.1/tokenizer.model").write_bytes(b"")
     return folder
@@ -86,7 +92,9 @@ def run_command(text: str, folder: Path, **variables: str) -> subprocess.Complet
     )
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command["run"][:80])
+@pytest.mark.parametrize(
+    "command", [each for each in COMMANDS if not each.get("foreign")], ids=lambda command: command["run"][:80]
+)
 def test_a_command_of_a_guide_works_or_is_refused_with_its_counterpart(
     command: dict[str, Any], workplace: Path
 ) -> None:
@@ -103,6 +111,28 @@ def test_every_command_is_listed_once() -> None:
     assert len(set(commands)) == len(commands) >= 60
 
 
+def test_the_page_is_made_from_the_documents() -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
+    assert spec and spec.loader
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    assert (ROOT / "docs/documents.md").read_text() == generate.documents_page(), "run: make docs"
+
+
+def test_files_of_this_repository_and_variables_are_there() -> None:
+    missing = [
+        each["file"] for each in NAMES if each.get("kind") == "repository" and not (ROOT / each["file"]).exists()
+    ]
+    assert not missing
+    places = [
+        *(ROOT / "src/primus").rglob("*.py"),
+        *(ROOT / "src/primus").rglob("*.yaml"),
+        *(ROOT / "examples").glob("*.sh"),
+    ]
+    text = "\n".join(place.read_text(encoding="utf-8") for place in places)
+    assert not [each["name"] for each in NAMES if each.get("kind") == "read" and each["name"] not in text]
+
+
 @pytest.mark.native
 @pytest.mark.slow
 @pytest.mark.timeout(400)
@@ -112,7 +142,10 @@ def test_a_script_trains_for_real(script: str, workplace: Path) -> None:
     variables = {"EXP": "examples/quickstart.yaml", "BACKEND": "native", "GPUS_PER_NODE": "1"}
     done = run_command(f"bash examples/{script} {words}", workplace, **variables)
     assert done.returncode == 0, done.stderr
-    assert list((workplace / "output/quickstart").glob("*/metadata.json"))
+    experiment = workplace / "output/quickstart"
+    files = [each["name"] for each in NAMES if each.get("kind") == "run"]
+    assert len(files) > 8 and not [name for name in files if not (experiment / "latest" / name).exists()]
+    assert "tokens/s" in (experiment / "logs/rank_0.log").read_text() and any((experiment / "tensorboard").iterdir())
 
 
 def test_variables_become_options_and_others_are_one_line_each(workplace: Path) -> None:
