@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,47 @@ def test_an_error_tells_none(chain: tuple[str, ...], workplace: Path) -> None:
     said = done.stderr.replace("no such thing: canary-4", "")  # what a program says of itself is its own
     assert "canary" not in done.stdout + said + left_behind(workplace).replace("no such thing: canary-4", "")
     assert "Traceback" not in done.stderr
+
+
+UNKNOWN = {
+    "LDAP_BINDING": "canary ldap",
+    "FTP_LOGIN_LINE": "machine h login ann password canary",
+    "TEAM_BLOB": '{"type": "service", "id": "canary"}',
+    "VAULT_ROLE": "canary\nof two lines",
+    "REGISTRYPW": "canary9",
+}
+"""Variables of the shell whose names and values nobody knows to be secret."""
+
+
+@pytest.mark.parametrize("chain", [("direct",), CHAINS["docker"], CHAINS["ssh"]], ids=["direct", "docker", "ssh"])
+def test_what_the_shell_happens_to_have_is_written_as_fingerprints(chain: tuple[str, ...], workplace: Path) -> None:
+    words = (*chain, "--env", "LDAP_BINDING", "--env", "SAID=as typed", "--", *TRAIN)
+    environ = {**environment(workplace), **UNKNOWN, "NCCL_DEBUG": "WARN"}
+    done = cli.run(*words, cwd=workplace, timeout_s=90, **environ)
+    assert done.returncode == 0, done.stderr
+    shown = cli.run("--dry-run", *words, cwd=workplace, **environ)
+    assert shown.returncode == 0, shown.stderr
+    folder = workplace / "output/night/latest"
+    assert "canary" not in left_behind(workplace) + done.stdout + done.stderr + shown.stdout + shown.stderr
+    dump = "\n" + (folder / "env/primus_env_dump.txt").read_text()
+    assert "\nNCCL_DEBUG=WARN  # " in dump
+    assert "\nSAID=as typed  # --env" in dump
+    for name in {"LDAP_BINDING"} if "ssh" in chain else UNKNOWN:  # ssh passes on what a run reads, and what is named
+        assert re.search(rf"\n{name}=(<hidden \w{{4}}-\w{{10}}>|<secret>)  # (shell|--env)\n", dump), name
+    hidden = re.search(r"\nLDAP_BINDING=(.*)  # --env", dump)
+    assert hidden
+    if chain == ("direct",):
+        assert json.loads((folder / "plan.json").read_text())["env"]["LDAP_BINDING"]["value"] == hidden[1]
+        assert f"LDAP_BINDING={hidden[1]}" in (folder / "logs/launch.log").read_text()
+        assert f"LDAP_BINDING={hidden[1]}" in shown.stdout, "the key of the fingerprints is kept"
+
+
+def test_a_manifest_holds_no_value_of_the_shell_that_is_not_known_to_be_harmless(workplace: Path) -> None:
+    words = ("--env", "VAULT_ROLE", "--env", "NCCL_DEBUG", "--env", "SAID=as typed")
+    environ = {**environment(workplace), **UNKNOWN, "NCCL_DEBUG": "WARN"}
+    shown = cli.run("--dry-run", *POD[:6], *words, "--", *TRAIN, cwd=workplace, **environ)
+    assert shown.returncode == 0, shown.stderr
+    assert "canary" not in shown.stdout
+    assert re.search(r"name: NCCL_DEBUG\s+\|? *value: \"?WARN", shown.stdout)
+    assert re.search(r"name: SAID\s+\|? *value: \"?as typed", shown.stdout)
+    assert re.search(r"name: VAULT_ROLE\s+\|? *valueFrom:", shown.stdout)

@@ -175,6 +175,17 @@ def test_settings_that_hold_secrets_are_given_again_to_a_run_that_is_continued(w
     check(workplace, refused, again)
 
 
+def test_a_hook_gets_no_secret_in_its_arguments(workplace: Path) -> None:
+    hook = workplace / "hooks" / "train" / "pretrain" / "1_set.sh"
+    hook.write_text('echo "arguments: $*"\ncat /proc/$$/cmdline | tr "\\0" " " > "$PRIMUS_RUN_DIR/arguments"\n')
+    setting = ("--mlflow_tracking_uri", "https://ann:cnry-typed@mlflow.example")
+    done = run(workplace, "direct", "--", *TASK[:4], *setting)
+    assert done.returncode == 0, done.stderr
+    arguments = (workplace / "output/night/latest/arguments").read_text()
+    assert "--mlflow_tracking_uri https://ann:<secret>@mlflow.example" in arguments
+    check(workplace, done)
+
+
 CHAINS = {
     "direct": ("direct", *OPTIONS),
     "docker": ("container", "--engine", "docker", "--image", "x:1", "--", "direct", *OPTIONS),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fakes import cli
+from primus.redaction import fingerprint_key
 from primus.runs import events, replay
 from primus.runs.store import Run
 
@@ -178,6 +179,25 @@ def test_a_variable_of_several_lines_is_given_back_whole(tmp_path: Path) -> None
     assert wanted["C"] == ""
     assert (wanted["NCCL_Y"], wanted["OMP_NUM_THREADS"]) == ("3", "4")
     assert not wanted.keys() & {"D", "E", "PRIMUS_PROGRESS"}
+
+
+def test_a_hidden_variable_with_another_value_stops_a_replay_and_is_not_given_back(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env/primus_env_dump.txt").write_text("")
+    then, elsewhere = fingerprint_key.compute("MODE", "fast"), "<hidden 0000-0123456789>"
+    variables = {"MODE": then, "GONE": then, "OTHER_KEY": elsewhere, "SHOWN": "1"}
+    planned = {name: {"value": value, "source": "--env"} for name, value in variables.items()}
+    (tmp_path / "plan.json").write_text(json.dumps({"env": planned}))
+    assert replay.list_replay_variables(run, {}) == {"SHOWN": "1"}
+    found = replay.hidden_differences(run, {"MODE": "slow", "OTHER_KEY": "x"})
+    assert {each.what: each.changes_numbers for each in found} == {
+        "variable MODE": True,
+        "variable GONE": True,
+        "variable OTHER_KEY": False,
+    }
+    found = replay.hidden_differences(run, {"MODE": "fast", "GONE": "fast", "OTHER_KEY": "x"})
+    assert [each.what for each in found] == ["variable GONE", "variable OTHER_KEY"]
 
 
 # -- continuing --

@@ -213,6 +213,19 @@ def test_a_comparison_names_what_differs_and_where_losses_part(make: Make, capsy
     assert "losses" in run_task("runs diff night 20250101_000000-0001", capsys)
 
 
+def test_a_comparison_shows_hidden_values_that_differ_and_none_that_cannot_be_compared(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hidden = {"SAME": ("aaaa-0000000001", "aaaa-0000000001"), "OTHER": ("aaaa-0000000001", "aaaa-0000000002")}
+    hidden |= {"OTHER_KEY": ("aaaa-0000000001", "bbbb-0000000002")}
+    for number, run in enumerate((make(1), make(2))):
+        (run.directory / "env").mkdir()
+        lines = [f"{name}=<hidden {values[number]}>  # --env\n" for name, values in hidden.items()]
+        (run.directory / "env/primus_env_dump.txt").write_text("".join(lines))
+    found = run_task("runs diff 20250101 20250102 --json", capsys)["environment"]
+    assert found == [{"what": "OTHER", "a": "<hidden aaaa-0000000001>", "b": "<hidden aaaa-0000000002>"}]
+
+
 def left() -> set[str]:
     return {path.name[7:8] for path in Path("output").glob("*/2025*")}
 

@@ -16,6 +16,7 @@ from primus.interpreter import exclude_working_folder, reduce_garbage_collection
 from primus.launch import launcher_file
 from primus.launch.command import GLOBAL_WORDS, parse_command
 from primus.redaction import redact_args
+from primus.runs.state_folder import find_state_folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     with _missing_streams(), redaction.scope(), redaction.redirected_streams():
         redaction.learn(os.environ)
+        redaction.fingerprint_key.use_folder(find_state_folder(os.environ))
         redaction.learn_args(words)
         return _run_and_report_errors(words)
 

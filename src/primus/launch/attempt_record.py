@@ -9,11 +9,13 @@ from pathlib import Path
 
 from primus.engines.installation import find_environment, list_installation_folders
 from primus.launch import plan, run_folder, show
+from primus.launch.plan import Variable
 from primus.launch.prepare import Launch
 from primus.launch.supervision import worker_processes
+from primus.launch.variables import TYPED_VARIABLE
 from primus.machine.cluster import ClusterLayout
 from primus.messages import Say
-from primus.redaction import MASK, redact
+from primus.redaction import redact
 from primus.runs import patch_records, snapshot
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Run, RunOutcome
@@ -77,12 +79,14 @@ def record_environment(launch: Launch, run: Run) -> None:
     shape, variables = launch.plan.layout, launch.plan.env
     assert shape
     sources = {name: variable.source for name, variable in variables.items()}
-    hidden = {name: MASK for name, variable in variables.items() if variable.is_secret}
     place = run.directory / ("env" if shape.node_rank == 0 else f"env/node_{shape.node_rank}")
     facts = launch.context.facts(shape.master_of_several)  # the facts of the plan
     engine, environ = launch.engine, make_worker_environment(launch)
+    typed = environ.get(TYPED_VARIABLE, "").split(",")
+    of_shell = {name: Variable(value, "shell", is_inherited=name not in typed) for name, value in environ.items()}
+    texts = {name: variable.format_value(name) for name, variable in {**of_shell, **variables}.items()}
     installation = engine and (engine.installation or find_environment(engine.name, engine.requirement, environ))
     packages = list_package_versions(list_installation_folders(installation)) if installation else None
-    snapshot.write_environment(place, environ | hidden, sources, facts, packages)
+    snapshot.write_environment(place, texts, sources, facts, packages)
     if installation:
         write_json(place / "engine.json", installation)

@@ -11,7 +11,7 @@ from primus.hook import Stage
 from primus.machine.cluster import ClusterLayout
 from primus.machine.facts import DeviceKind, MachineFacts
 from primus.machine.workload import JobWorkload
-from primus.redaction import MASK, redact_args, redact_value
+from primus.redaction import MASK, hide_inherited_value, redact_args, redact_value
 
 
 class Variable(Struct, frozen=True):
@@ -22,10 +22,18 @@ class Variable(Struct, frozen=True):
     """``--env``, ``exp.yaml:12``, ``direct`` ..."""
     is_secret: bool = False
     """Whether the value is a secret although its name does not indicate it."""
+    is_inherited: bool = False
+    """Whether the user gave only its name, and the value is that of the shell."""
 
     def format_value(self, name: str) -> str:
-        """The value of the variable `name`, or the mask."""
+        """The value of the variable `name` as it is written: redacted, or a fingerprint."""
+        if self.is_inherited and not self.is_secret:
+            return hide_inherited_value(name, self.value)
         return MASK if self.is_secret else redact_value(name, self.value)
+
+    def holds_secret(self, name: str) -> bool:
+        """Whether the value of the variable `name` is or contains a secret that redaction recognizes."""
+        return self.is_secret or redact_value(name, self.value) != self.value
 
 
 class BindMount(Struct, frozen=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 from primus import __version__, process
 from primus.launch.plan import LaunchJob
 from primus.launch.request import LaunchRequest, redact_request
-from primus.redaction import redact_args
+from primus.redaction import fingerprint_key, redact_args
 from primus.runs.files import to_json, write_json, write_text
 from primus.runs.store import Run, RunMetadata, create_run
 
@@ -21,6 +21,7 @@ def make_run_folder(directory: Path, job: LaunchJob, request: LaunchRequest, com
     Raises:
         PrimusError: It cannot be created.
     """
+    fingerprint_key.keep()  # so that later runs have comparable fingerprints
     run = create_run(directory, _make_metadata(directory, job, request, command))
     write_files(directory, job)
     write_json(directory / "request.json", redact_request(request))

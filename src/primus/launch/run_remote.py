@@ -73,9 +73,7 @@ def prepare_remote(invocation: Invocation) -> RemoteLaunch:
     runtimes, typed = _name_secrets(request.runtimes, invocation.plan_context.environ)
     secrets = _mask_folder_secrets(ours) | typed
     learn({name: variable.value for name, variable in secrets.items()})
-    hidden = sorted(
-        name for name, each in secrets.items() if each.format_value(name) != each.value and not is_secret_name(name)
-    )
+    hidden = sorted(name for name, each in secrets.items() if each.holds_secret(name) and not is_secret_name(name))
     if hidden:
         secrets[HIDDEN_VARIABLE] = Variable(",".join(hidden), "redaction")
     going = LaunchRequest(runtimes=runtimes, task=request.task, words=_check_no_secrets(words))
@@ -114,14 +112,15 @@ def _name_secrets(
         kept.append(RequestSegment(segment.name, _check_no_secrets(words, references)))
         found |= {name: Variable(value, "--env", is_secret=True) for name, value in secrets.items()}
         if registry.load_plug_in(RUNTIMES, segment.name).LEVEL == "node":  # the others pass their own variables on
-            named = {name: Variable(environ[name], "--env") for name in list_named_variables(words, environ)}
+            names = list_named_variables(words, environ)
+            named = {name: Variable(environ[name], "--env", is_inherited=True) for name in names}
             found = named | found
     return tuple(kept), found
 
 
 def _mask_folder_secrets(job: LaunchJob) -> dict[str, Variable]:
     """Secrets that the experiment sets; the configuration in the run folder holds only their names."""
-    return {name: variable for name, variable in job.env.items() if variable.format_value(name) != variable.value}
+    return {name: variable for name, variable in job.env.items() if variable.holds_secret(name)}
 
 
 def _check_no_secrets(words: tuple[str, ...], references: Collection[str] = ()) -> tuple[str, ...]:

@@ -8,7 +8,10 @@ from pathlib import Path
 
 from primus.errors import UsageError
 from primus.launch.plan import Variable
-from primus.redaction import learn
+from primus.redaction import is_harmless_variable, learn
+
+TYPED_VARIABLE = "PRIMUS_TYPED_VARIABLES"
+"""Variable with the names of variables that reach a node by name, but whose values the user typed for this run."""
 
 
 def parse_variables(words: Iterable[str], flag: str, environ: Mapping[str, str]) -> dict[str, Variable]:
@@ -25,11 +28,22 @@ def parse_variables(words: Iterable[str], flag: str, environ: Mapping[str, str])
         elif word in variables:  # a value that a runtime around has set, as the image may have another one
             continue
         elif word in environ:
-            variables[word] = Variable(environ[word], "--env")
+            is_typed = word in environ.get(TYPED_VARIABLE, "").split(",")
+            variables[word] = Variable(environ[word], "--env", is_inherited=not is_typed)
         else:
             variables |= _read_variables(word, flag)
     learn({name: variable.value for name, variable in variables.items()})
     return variables
+
+
+def name_typed_variables(env: Mapping[str, Variable]) -> dict[str, Variable]:
+    """The variable that tells a node which of `env` were typed; empty if it makes no difference to the run folder."""
+    names = [
+        name
+        for name, each in env.items()
+        if not (each.is_inherited or each.holds_secret(name) or is_harmless_variable(name, each.value))
+    ]
+    return {TYPED_VARIABLE: Variable(",".join(sorted(names)), "redaction")} if names else {}
 
 
 def check_name(name: str, where: str) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from primus.redaction.fingerprint import fingerprint_key
 from primus.redaction.forms import MASK
+from primus.redaction.harmless import is_harmless_variable
 from primus.redaction.known import redact, redact_log_text
 from primus.redaction.names import is_secret_name
 
@@ -20,6 +22,14 @@ def redact_value(name: str, value: str) -> str:
     if inner and is_secret_name(inner[1]):
         return f"{inner[1]}={MASK}"
     return redact_log_text(value, assigned_only=True)
+
+
+def hide_inherited_value(name: str, value: str) -> str:
+    """`value` of a variable that the user's shell happens to have: as `redact_value` if it is harmless, the mask for
+    the name of a secret, else a fingerprint."""
+    if is_secret_name(name) or is_harmless_variable(name, value):
+        return redact_value(name, value)
+    return fingerprint_key.compute(name, value)
 
 
 def redact_args(args: Iterable[str]) -> list[str]:

@@ -47,6 +47,8 @@ _HEADER = _Pattern(
 _BEARER = _Pattern(r"\bBearer\s+(?=\S*\d)(?P<secret>[\w.~+/=-]{8,})", re.IGNORECASE)
 _CURL_USER = _Pattern(r"\b(?:curl|wget)\b[^\n]{0,300}?\s(?:-u|--user|--proxy-user)[ =][^\s:]+:(?P<secret>\S+)")
 _LOGIN = _Pattern(r"\blogin\s+(?P<secret>[0-9a-f]{32,})\b")
+_NETRC = _Pattern(r"\b(?:machine\s+\S+|default)\s+login\s+\S+\s+password\s+(?P<secret>\S+)")
+"""An entry of .netrc (curl and GNU inetutils)."""
 _SIGNED = _Pattern(
     r"\b(?:X-Amz-Signature|X-Amz-Security-Token|X-Amz-Credential|X-Goog-Signature|sig|AccountKey|SharedAccessKey"
     r"|SharedAccessSignature)(?:=|%3D)(?P<secret>[^\s&;\"'<>]{8,})",
@@ -69,6 +71,7 @@ _FORMS = (
     (_BEARER, "secret", ("bearer",)),
     (_CURL_USER, "secret", ("curl", "wget")),
     (_LOGIN, "secret", ("login",)),
+    (_NETRC, "secret", ("login",)),
     (_SIGNED, "secret", ("sig=", "sig%3d", "x-amz-", "x-goog-", "accountkey", "sharedaccess")),
     (_COOKIE, "secret", ("cookie:",)),
     (_ASSIGNED_PASSWORD, "secret", ("password", "pwd", "access key", "secret")),

@@ -14,15 +14,19 @@ _ANYWHERE = re.compile(
 )
 """Substrings that make a word secret."""
 _WORDS = frozenset(
-    "PASS PWD CREDS JWT COOKIE COOKIES DSN AUTH AUTHORIZATION PAT PIN BEARER SAS OTP TOTP SIG PASSKEY MNEMONIC".split()
+    "PASS PWD CREDS JWT COOKIE COOKIES DSN AUTH AUTHORIZATION PAT PIN BEARER SAS OTP TOTP SIG PASSKEY MNEMONIC"
+    " SALT ASSERTION".split()
 )
 """Words that are secret by themselves."""
 _PAIRS = frozenset(
-    (("CONNECTION", "STRING"), ("CONN", "STR"), ("CONN", "STRING"), ("SESSION", "ID"), ("SEED", "PHRASE"))
+    tuple(pair.split("_"))
+    for pair in "CONNECTION_STRING CONN_STR CONN_STRING SESSION_ID SEED_PHRASE SA_JSON ACCOUNT_JSON KUBECONFIG_DATA"
+    " NETRC_DATA".split()
 )
 
 _SUSPICIOUS = re.compile(
-    "AUTH|BEARER|CONN|COOKIE|CRED|DSN|JWT|KEY|MNEMONIC|OTP|PASS|PAT|PIN|PWD|SAS|SECRET|SEED|SESSION|SIG|TOKEN|WEBHOOK"
+    "ASSERTION|AUTH|BEARER|CONN|COOKIE|CRED|DATA|DSN|JSON|JWT|KEY|MNEMONIC|OTP|PASS|PAT|PIN|PWD|PW|SALT|SAS|SECRET|SEED"
+    "|SESSION|SIG|TOKEN|WEBHOOK"
 )
 """Every secret name has one of these, so that most names need no closer look."""
 
@@ -75,6 +79,8 @@ def _is_secret_word(words: list[str], index: int) -> bool:
         return True
     if word.endswith("TOKEN"):
         return _is_secret_token(word, before, after)
+    if word.endswith("PW"):  # DBPW, BASICPW
+        return not after
     if word.endswith(("PASS", "PWD")) and word not in _NO_PASS_WORDS:
         return before not in _NO_PASS and (not after or len(word) > len("PASS"))
     if word == "KEY":

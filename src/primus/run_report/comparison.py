@@ -19,9 +19,9 @@ from primus.runs import events, summary
 from primus.runs.differences import (
     LossDifference,
     RunDifference,
+    compare_environments,
     compare_losses,
     compare_mappings,
-    read_run_environment,
     read_run_packages,
 )
 from primus.runs.store import Run
@@ -127,7 +127,7 @@ def list_candidates(a: Run, b: Run) -> list[ExplainedDifference]:
         _build_candidate("setting", each, find_effects(each.what))
         for each in compare_mappings(summary.flatten_run_settings(a), summary.flatten_run_settings(b))
     ]
-    for each in compare_mappings(read_run_environment(a), read_run_environment(b)):
+    for each in compare_environments(a, b):
         if each.what in MACHINE:
             found.append(_build_candidate("machine", each, SPEED))
         elif not each.what.startswith("("):

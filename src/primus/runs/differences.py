@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from primus.redaction import are_comparable
 from primus.runs import events
 from primus.runs.store import Run
 
@@ -45,6 +46,12 @@ def compare_mappings(a: dict[str, Any], b: dict[str, Any]) -> list[RunDifference
     absent = "absent"
     names = sorted(name for name in a.keys() | b.keys() if a.get(name, absent) != b.get(name, absent))
     return [RunDifference(name, a.get(name, absent), b.get(name, absent)) for name in names]
+
+
+def compare_environments(a: Run, b: Run) -> list[RunDifference]:
+    """What differs between the variables and machines of two runs, as far as hidden values can be compared."""
+    found = compare_mappings(read_run_environment(a), read_run_environment(b))
+    return [each for each in found if are_comparable(each.a, each.b)]
 
 
 def read_run_environment(run: Run) -> dict[str, str]:

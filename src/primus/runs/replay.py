@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from primus.errors import PrimusError
-from primus.redaction import MASK
+from primus.redaction import MASK, are_comparable, fingerprint_key, is_fingerprint
 from primus.runs import events, patch_records
 from primus.runs.files import read_json
 from primus.runs.snapshot import SystemInfo, collect_system_info, list_packages
@@ -97,16 +97,35 @@ def _read_content(file: str) -> bytes:
         raise PrimusError(f"{file}: cannot be read: {error.strerror}") from None
 
 
+def hidden_differences(run: Run, environ: Mapping[str, str]) -> list[Difference]:
+    """Variables that `run` passed on by name and whose values it does not hold, if `environ` has other values now.
+
+    Raises:
+        PrimusError: The run has no plan.
+    """
+    found = []
+    for name, then in _list_planned_variables(run).items():
+        if is_fingerprint(then):
+            now = fingerprint_key.compute(name, environ[name]) if name in environ else "absent"
+            if now != then:
+                found.append(Difference(f"variable {name}", then, now, are_comparable(then, now)))
+    return found
+
+
 def list_replay_variables(run: Run, environ: Mapping[str, str]) -> dict[str, str]:
     """Variables that give workers the environment of those of `run`: set by the run, or relevant to numerical results.
 
-    Secrets are excluded; they are read from the current environment.
+    Values that the run does not hold are excluded; they are read from the current environment.
 
     Raises:
         PrimusError: The run has no plan, or no dump of its environment.
     """
     wanted = _list_numeric_variables(run) | _list_planned_variables(run)
-    return {name: value for name, value in wanted.items() if environ.get(name) != value and MASK not in value}
+    return {
+        name: value
+        for name, value in wanted.items()
+        if environ.get(name) != value and MASK not in value and not is_fingerprint(value)
+    }
 
 
 def _list_numeric_variables(run: Run) -> dict[str, str]:

@@ -12,7 +12,6 @@ from msgspec import Struct
 
 from primus.machine.facts import MachineFacts, Software
 from primus.machine.probe import probe
-from primus.redaction import redact_value
 from primus.runs.files import write_json, write_text
 
 
@@ -35,7 +34,7 @@ class SystemInfo(Struct, frozen=True, kw_only=True):
 
 def write_environment(
     folder: Path,
-    environ: Mapping[str, str],
+    variables: Mapping[str, str],
     sources: Mapping[str, str],
     facts: MachineFacts | None = None,
     packages: Mapping[str, str] | None = None,
@@ -44,14 +43,12 @@ def write_environment(
 
     Args:
         folder: The run's `env/`.
-        environ: Variables of the workers.
+        variables: Variables of the workers, with values that may be written.
         sources: Origin of each variable that the launch set; the others come from the shell.
         facts: Facts about the machine, if they are known already.
         packages: Packages of the workers; None for those of this interpreter.
     """
-    lines = [
-        f"{name}={redact_value(name, value)}  # {sources.get(name, 'shell')}" for name, value in sorted(environ.items())
-    ]
+    lines = [f"{name}={text}  # {sources.get(name, 'shell')}" for name, text in sorted(variables.items())]
     write_text(folder / "primus_env_dump.txt", "\n".join(lines) + "\n")
     system = collect_system_info(facts)
     write_json(folder / "system_info.json", system)

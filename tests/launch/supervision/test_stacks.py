@@ -16,7 +16,7 @@ def test_kernel_messages_from_before_the_attempt_are_left_out(tmp_path: Path, mo
     uptime = float(Path("/proc/uptime").read_text().split()[0])
     dmesg = tmp_path / "bin/dmesg"
     dmesg.parent.mkdir()
-    lines = [f"[{uptime - 3600:.6f}] python invoked oom-killer", f"[{uptime:.6f}] eth0: link down"]
+    lines = [f"[{uptime - 120:.6f}] python invoked oom-killer", f"[{uptime:.6f}] eth0: link down"]
     dmesg.write_text("#!/bin/sh\ncat <<END\n" + "\n".join(lines) + "\nEND\n")
     dmesg.chmod(0o755)
     monkeypatch.setenv("PATH", f"{dmesg.parent}:{os.environ['PATH']}")

@@ -30,7 +30,7 @@ from primus.launch.hooks.scripts import ScriptResult
 from primus.launch.plan import Action, Variable
 from primus.launch.signals import StopSignals
 from primus.machine.cluster import RANK_VARIABLES, ClusterLayout
-from primus.redaction import holds_secret, is_secret_name, learn, learn_args, learn_value, redact_log_text
+from primus.redaction import holds_secret, is_secret_name, learn, learn_args, learn_value, redact_args, redact_log_text
 from primus.runs.store import Run, RunOutcome, State
 
 SKIPPED = 2
@@ -238,13 +238,15 @@ def _make_argv(action: Action, context: HookContextFacts) -> tuple[str, ...]:
     """Command line of an action.
 
     A script gets the name of the task first, as in AMD-AGI/Primus. Hooks of a Primus checkout look for
-    the experiment file in their checkout, so that they get its path as an absolute one.
+    the experiment file in their checkout, so that they get its path as an absolute one. Secrets of the command line are
+    masked: every user of the machine can read the arguments of a process.
     """
+    given = tuple(redact_args(context.words))
     if action.functions:
         return interpreter.build_module_command(
-            context.python, "primus.hook", action.file, ",".join(action.functions), *context.words
+            context.python, "primus.hook", action.file, ",".join(action.functions), *given
         )
-    words = (*context.task.split(), *context.words) if action.kind == "hook" else context.words
+    words = (*context.task.split(), *given) if action.kind == "hook" else given
     if action.kind == "hook" and discovery.is_primus_hook(Path(action.file)):
         words = tuple(
             os.path.abspath(word) if before == "--config" else word

@@ -57,7 +57,7 @@ def plan_container(
     options = limit_shell_grace(options)
     container, notes = build_container(options, context, root)
     typed, unread = _resolve_typed_variables(options, context, plan.env)
-    everything = plan.env | typed
+    everything = plan.env | typed | variables.name_typed_variables(typed)
     by_name = {name: each for name, each in everything.items() if not changes_client(name)}
     inner = structs.replace(plan, argv=_build_inner_command(plan.argv, typed, everything), env=by_name)
     is_apptainer = container.engine.kind == "apptainer"

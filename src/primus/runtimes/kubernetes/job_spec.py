@@ -11,10 +11,9 @@ from primus import registry
 from primus.errors import UsageError
 from primus.launch import run_folder
 from primus.launch.jobs import submissions
-from primus.launch.plan import LaunchPlan, PlanContext
+from primus.launch.plan import LaunchPlan, PlanContext, Variable
 from primus.launch.run_remote import RemoteLaunch
-from primus.launch.variables import check_name, is_name
-from primus.redaction import redact_value
+from primus.launch.variables import check_name, is_name, name_typed_variables
 from primus.runtime import RUNTIMES
 from primus.runtimes.kubernetes import volumes
 from primus.runtimes.kubernetes.options import Options
@@ -88,30 +87,34 @@ def collect_pod_variables(
     Raises:
         UsageError: A name is invalid, or the variable is not set.
     """
-    found = {name: variable.value for name, variable in plan.env.items()}
-    hidden = {name for name, variable in plan.env.items() if variable.is_secret}
+    found = dict(plan.env)
     # After those of the plan, so that --env wins.
     for word in options.env:
         name, has_value, value = word.partition("=")
         check_name(name, "--env")
         if has_value:
-            found[name] = value
+            found[name] = Variable(value, "--env")
         elif name not in found:
             found[name] = _read_shell_variable(name, context.environ)
+    found |= name_typed_variables(found)
     # A variable from an existing Secret must not be sent as well: the literal value would be in the manifest.
     referenced = set(list_secret_references(options))
     # Pods have no login of the Hub, and a tokenizer may need one; it becomes a Secret below.
     if context.environ.get("HF_TOKEN"):
-        found.setdefault("HF_TOKEN", context.environ["HF_TOKEN"])
-    found = {name: value for name, value in found.items() if name not in referenced}
-    secrets = {name: value for name, value in found.items() if name in hidden or redact_value(name, value) != value}
-    return {name: value for name, value in found.items() if name not in secrets}, secrets
+        found.setdefault("HF_TOKEN", _read_shell_variable("HF_TOKEN", context.environ))
+    # A variable of the shell becomes a Secret unless its value is known to be harmless.
+    env: dict[str, str] = {}
+    secrets: dict[str, str] = {}
+    for name, variable in found.items():
+        if name not in referenced:
+            (env if variable.format_value(name) == variable.value else secrets)[name] = variable.value
+    return env, secrets
 
 
-def _read_shell_variable(name: str, environ: Mapping[str, str]) -> str:
+def _read_shell_variable(name: str, environ: Mapping[str, str]) -> Variable:
     if name not in environ:
         raise UsageError(f"--env {name}: the variable is not set", "set it, or write --env NAME=VALUE")
-    return environ[name]
+    return Variable(environ[name], "--env", is_inherited=True)
 
 
 def list_secret_references(options: Options) -> dict[str, tuple[str, str]]:

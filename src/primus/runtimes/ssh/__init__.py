@@ -16,7 +16,7 @@ from primus.launch import inherited_variables
 from primus.launch.command import parse_segment_options
 from primus.launch.plan import LaunchPlan, PlanContext, Variable
 from primus.launch.run_remote import RemoteLaunch
-from primus.launch.variables import check_name, is_name
+from primus.launch.variables import check_name, is_name, name_typed_variables
 from primus.messages import Say
 from primus.runs.store import Run
 from primus.runtimes.ssh import hosts, script
@@ -178,6 +178,7 @@ def _collect_remote_variables(
     while below is not None:  # a container passes variables by name, so its host must have them
         names |= {name for name in below.inherited if name in context.environ}
         below = below.inner
+    given |= name_typed_variables(given)
     return given, tuple(sorted(name for name in names - {*given, *plan.env} if is_name(name)))
 
 

@@ -22,7 +22,7 @@ from primus.machine.environment import build_environment, find_rocm_library, fin
 from primus.machine.facts import MachineFacts
 from primus.machine.variable_choice import Assignment, VariableChoice
 from primus.machine.workload import JobWorkload, build_workload
-from primus.redaction import redact_value
+from primus.redaction import hide_inherited_value, redact_value
 from primus.report.table import format_table
 from primus.task import TaskContext
 
@@ -153,11 +153,12 @@ def _choose_layout(options: Options, facts: MachineFacts, layout: ClusterLayout 
 
 
 def _redact_choice(choice: VariableChoice) -> VariableChoice:
-    def hide(value: str | None) -> str | None:
-        return None if value is None else redact_value(choice.name, value)
+    def hide(value: str | None, layer: str) -> str | None:
+        format_value = hide_inherited_value if layer == "user" else redact_value
+        return None if value is None else format_value(choice.name, value)
 
-    lost = tuple(structs.replace(item, value=hide(item.value)) for item in choice.overrode)
-    return structs.replace(choice, value=hide(choice.value), overrode=lost)
+    lost = tuple(structs.replace(item, value=hide(item.value, item.layer)) for item in choice.overrode)
+    return structs.replace(choice, value=hide(choice.value, choice.layer), overrode=lost)
 
 
 def _describe_machine(facts: MachineFacts, layout: ClusterLayout) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from primus.report import table
 from primus.runs import summary
 from primus.runs.differences import (
     RunDifference,
+    compare_environments,
     compare_losses,
     compare_mappings,
     describe_losses,
-    read_run_environment,
     read_run_packages,
 )
 from primus.runs.store import Run
@@ -30,7 +30,7 @@ def run(options: RunPairOptions, context: TaskContext) -> None:
     a, b = find_run_pair(options)
     sections = {
         "configuration": compare_mappings(summary.flatten_run_settings(a), summary.flatten_run_settings(b)),
-        "environment": compare_mappings(read_run_environment(a), read_run_environment(b)),
+        "environment": compare_environments(a, b),
         "packages": compare_mappings(read_run_packages(a), read_run_packages(b)),
         "results": _compare_results(a, b),
     }

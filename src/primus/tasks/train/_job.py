@@ -140,6 +140,7 @@ def _compare_numeric_settings(run: Run, resolved: Resolved, context: TaskContext
     chosen = patch.choose_patches(context.environ, lambda: framework, folders=folders)
     applied = [choice.name for choice in chosen if choice.applies]
     found = replays.find_differences(run, packages, numeric) + replays.patch_differences(run, applied, context.patches)
+    found += replays.hidden_differences(run, context.environ)
     for difference in found:
         context.say(f"replay: {difference}")
     return [str(difference) for difference in found if difference.changes_numbers]
