@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 import pytest
 from msgspec import structs
 from tests.comparison.fair_results import change_settings, make_result
@@ -10,7 +12,7 @@ from primus.comparison.archive import LoadedResults
 from primus.comparison.cell_results import group_cells
 from primus.comparison.comparison_page import draw_comparison_pictures
 from primus.comparison.comparison_report import ReportOptions, build_comparison_report
-from primus.comparison.efficiency import estimate_utilization
+from primus.comparison.efficiency import DevicePrice, estimate_utilization, find_price
 from primus.comparison.evidence import collect_evidence
 from primus.comparison.published_results import PublishedResult, read_published_results
 from primus.comparison.result import ComparisonResult, ResultCell, ResultDevice, ResultSteps, ResultTraining
@@ -142,3 +144,28 @@ def test_runs_of_one_name_and_other_settings_are_cells_of_their_own() -> None:
     assert [status["native, global_batch_size 8", "jax"], status["native, global_batch_size 16", "jax"]] == [
         "fair", "unfair",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA GB200", None),
+        ("NVIDIA B200", "B200"),
+        ("AMD Instinct MI300A", None),
+        ("AMD Instinct MI300X OAM", "MI300X"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 80GB HBM3", "NVIDIA H100 SXM"),
+        ("AMD EPYC 9654 96-Core Processor", "amd epyc 9654 96-core processor"),
+        ("AMD EPYC 9654P 96-Core Processor", None),
+    ],
+)
+def test_a_price_is_that_of_exactly_its_model(device: str, expected: str | None) -> None:
+    names = ("H20", "H200", "B200", "MI300X", "NVIDIA H100 SXM", "amd epyc 9654 96-core processor", "9654")
+    prices = [
+        DevicePrice(device=name, per_device_hour=1.0, currency="EUR", source="a list", date=datetime.date(2026, 1, 31))
+        for name in names
+    ]
+    found = find_price(prices, device)
+    assert (found.device if found else None) == expected

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from tests.comparison.fair_results import change_settings, make_result
+from tests.comparison.fair_results import START, change_settings, make_result
 
 from primus.comparison.evidence import collect_evidence
 from primus.comparison.fairness import PairVerdict, judge_pair
@@ -18,6 +18,8 @@ from primus.comparison.loss_curves import compare_loss_curves, estimate_loss_spr
 from primus.comparison.result import ComparisonResult, LoadSample, ResultInputs, ResultLoad, ResultSteps
 from primus.config.schema import OWNERS
 
+IN_STEPS = START + 4.0
+"""A time while the steps of a result run."""
 Change = Callable[[ComparisonResult], ComparisonResult]
 RESOLVED = {"bf16", "fp8", "recompute_activations", "min_lr_ratio", "lr_warmup_fraction"}
 """Keys of the schema that are translated before they are compared."""
@@ -126,6 +128,27 @@ def test_a_setting_that_one_side_has_on_and_the_other_does_not_state_is_not_fair
     assert judge(make_result(), change_settings(make_result("megatron"), **{key: 0.0})).status == "fair"
 
 
+def test_tokens_that_are_equal_must_be_counted_equally() -> None:
+    fewer = change_steps(make_result("jax"), tokens=[0.75 * count for count in make_result().steps.tokens])
+    verdict = judge(make_result(), fewer)
+    assert (verdict.status, list_unfair(verdict)) == ("unfair", ["tokens"])
+    unknown = change_steps(make_result("jax"), tokens=[None] * 60)
+    assert judge(make_result(), unknown).status == "fair", "a count that is not stated is not another one"
+
+
+def test_attention_that_is_not_fused_on_one_side_only_is_not_fair() -> None:
+    def judge_kinds(ours: str | None, theirs: str, chosen: Any = "identical") -> PairVerdict:
+        a = make_result("megatron") if ours is None else change_settings(make_result("megatron"), attention=ours)
+        return judge(a, change_settings(make_result("huggingface"), attention=theirs), chosen)
+
+    assert judge_kinds("flash", "sdpa").status == "fair"
+    assert judge_kinds("unfused", "eager").status == "fair"
+    assert list_unfair(judge_kinds("auto", "eager")) == ["setting unfused_attention"]
+    assert judge_kinds("auto", "eager", "tuned").status == "fair"
+    assert judge_kinds(None, "eager").list_reasons()[0].startswith("setting unfused_attention")
+    assert judge_kinds(None, "sdpa").status == "fair"
+
+
 def test_the_class_tuned_lets_each_side_choose_how_it_computes_but_not_what() -> None:
     fair = make_result()
     tuned = change_settings(make_result("torchtitan"), recompute_activations=True, micro_batch_size=4)
@@ -162,13 +185,13 @@ def test_facts_about_the_machine_that_are_not_measured_are_listed_and_do_not_dec
     unknown = {check.rule for check in verdict.checks if check.judgement == "not shown"}
     assert verdict.status == "fair"
     assert {"clocks", "throttling", "other load"} <= unknown
-    hot = ResultLoad(samples=[LoadSample(time=0.0, throttled=["thermal"], device_clock_mhz=[2500.0])])
+    hot = ResultLoad(samples=[LoadSample(time=IN_STEPS, throttled=["hbm_thermal"], device_clock_mhz=[2500.0])])
     assert list_unfair(judge(structs.replace(make_result(), load=hot), make_result("jax"))) == ["throttling"]
 
 
 def test_clocks_of_devices_decide_and_those_of_hosts_do_not() -> None:
     def sample(**clocks: Any) -> ResultLoad:
-        return ResultLoad(samples=[LoadSample(time=0.0, **clocks)], other_cpu_share=0.0)
+        return ResultLoad(samples=[LoadSample(time=IN_STEPS, **clocks)], other_cpu_share=0.0)
 
     for clocks, expected in (({"device_clock_mhz": [2000.0]}, "unfair"), ({"cpu_mhz": 2000.0}, "not shown")):
         faster = {name: [2100.0] if isinstance(clock, list) else 2100.0 for name, clock in clocks.items()}

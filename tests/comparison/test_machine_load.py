@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,7 @@ from primus.comparison.evidence import collect_evidence
 from primus.comparison.machine_load import (
     EnergyCounter,
     LoadRecorder,
-    compute_other_share,
     count_throttling,
-    read_busy_seconds,
 )
 from primus.comparison.result import LoadSample, ResultLoad
 from primus.machine.facts import MachineFacts
@@ -118,18 +115,3 @@ def test_clocks_and_throttling_are_those_of_all_processors(tmp_path: Path, monke
         pass
     (sample,) = recorder.summarize_load().samples
     assert sample.cpu_mhz == 2500 and sample.throttled == []
-
-
-def test_the_share_of_others_is_what_the_run_has_not_used_of_the_busy_time(tmp_path: Path) -> None:
-    def read_busy(*seconds: int) -> float:
-        ticks = " ".join(str(each * os.sysconf("SC_CLK_TCK")) for each in seconds)
-        (tmp_path / "stat").write_text(f"cpu  {ticks} 0 0\ncpu0 1 1\n")
-        return read_busy_seconds(tmp_path / "stat")
-
-    # user, nice, system, idle, iowait, irq, softirq, steal: idle, waiting and stolen time is nobody's.
-    before, after = read_busy(100, 0, 0, 1000, 50, 0, 0, 7), read_busy(108, 1, 2, 9000, 900, 1, 1, 70)
-    assert (before, after) == (100, 113)
-    assert compute_other_share((5.0, before, 1.0), (15.0, after, 4.0), 4) == (13 - 3) / 40
-    assert compute_other_share((5.0, before, 1.0), (15.0, after, 40.0), 4) == 0
-    assert compute_other_share((5.0, 0.0, 1.0), (15.0, 0.0, 4.0), 4) is None, "the busy time cannot be read"
-    assert read_busy_seconds() > 0

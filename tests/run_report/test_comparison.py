@@ -8,7 +8,12 @@ import pytest
 
 pytest.importorskip("numpy")
 
+from msgspec import structs
+
+from primus.comparison.read_result import NO_SYSTEM
+from primus.machine.facts import Device, MachineFacts, Software
 from primus.run_report.comparison import compare_runs
+from primus.runs.files import write_json, write_text
 from primus.runs.store import Run
 
 MakeRun = Callable[..., Run]
@@ -49,6 +54,65 @@ def test_the_device_that_trained_is_a_difference(make_run: MakeRun) -> None:
     b = make_run(FASTER, started={"device": "NVIDIA H100"}, name=OTHER)
     explanation = compare_runs(a, b).speed_explanation
     assert "the only difference that can change the speed is device (AMD Instinct MI300X -> NVIDIA H100)" in explanation
+
+
+def write_variables(run: Run, *lines: str) -> Run:
+    write_text(run.directory / "env" / "primus_env_dump.txt", "\n".join(lines) + "\n")
+    return run
+
+
+def test_variables_that_can_change_the_speed_count_wherever_they_were_set(make_run: MakeRun) -> None:
+    a = write_variables(make_run(NOISY), "HOME=/root  # shell", "NCCL_DEBUG=WARN  # --env", "EDITOR=vi  # shell")
+    b = make_run(FASTER, name=OTHER)
+    write_variables(b, "HOME=/home/x  # shell", "EDITOR=vim  # shell", "MALLOC_CONF_=1  # shell")
+    explanation = compare_runs(a, b).speed_explanation
+    assert "the only difference that can change the speed is MALLOC_CONF_ (absent -> 1)" in explanation
+
+
+def test_an_empty_variable_is_as_one_that_is_not_set(make_run: MakeRun) -> None:
+    a = write_variables(make_run(NOISY), "HIPBLASLT_TUNING_OVERRIDE_FILE=  # --env", "OMP_PROC_BIND=  # shell")
+    b = write_variables(make_run(FASTER, name=OTHER), "HOME=/root  # shell")
+    found = compare_runs(a, b)
+    assert found.candidates == []
+    assert "no recorded difference can change the speed" in found.speed_explanation
+
+
+def write_system(run: Run, driver: str, vbios: str, command: list[str]) -> Run:
+    device = Device(index=0, vendor="nvidia", firmware={"vbios": vbios})
+    facts = MachineFacts(devices=(device,), software=Software(nvidia_driver=driver))
+    write_json(run.directory / "env" / "system_info.json", structs.replace(NO_SYSTEM, facts=facts, kernel="6.8"))
+    run.update_metadata(command=command)
+    return run
+
+
+def test_driver_firmware_and_image_can_change_the_speed(make_run: MakeRun) -> None:
+    a = write_system(make_run(NOISY), "570.86", "96.00", ["container", "--image", "torch:25.08", "--", "train"])
+    b = write_system(make_run(FASTER, name=OTHER), "580.65", "96.01", ["container", "--image=torch:25.09"])
+    assert {(each.what, each.a, each.b) for each in compare_runs(a, b).candidates} == {
+        ("driver", "570.86", "580.65"),
+        ("firmware vbios", "96.00", "96.01"),
+        ("container", "torch:25.08", "torch:25.09"),
+    }
+
+
+def test_other_work_of_the_machine_explains_before_any_difference(make_run: MakeRun) -> None:
+    def run(
+        steps: list[tuple[float, float]], name: str, device: str, waited: float, others: float, **settings: int
+    ) -> Run:
+        ended = {"kind": "training_ended", "core_wait_share": waited}
+        load = {"kind": "machine_load", "other_cpu_share": others}
+        return make_run(steps, name=name, started={"device_type": device}, settings=settings, after=[ended, load])
+
+    def explain(device: str, *loads: tuple[float, float]) -> str:
+        a = run(NOISY, OTHER[:-1] + "3", device, *loads[0], num_workers=0)
+        b = run(FASTER, OTHER[:-1] + "4", device, *loads[1], num_workers=2)
+        return compare_runs(a, b).speed_explanation
+
+    waiting = explain("cpu", (0.85, 0.0), (0.85, 0.0))
+    assert "threads of A waited 85% of the time for a core; threads of B waited 85%" in waiting
+    assert "which can explain it, and so can num_workers" in waiting and "the only difference" not in waiting
+    assert "other processes used 40% of the CPUs during B" in explain("cuda", (0.0, 0.0), (0.0, 0.4))
+    assert "the only difference that can change the speed is num_workers" in explain("cuda", (0.85, 0.0), (0.85, 0.05))
 
 
 def test_runs_without_steps_are_compared_by_what_they_have(make_run: MakeRun) -> None:

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from primus.comparison.fact_checks import MOST_LOAD
 from primus.comparison.result import ComparisonResult
+from primus.machine.vitals import NORMAL_LIMITS
 from primus.statistics import (
     MAX_CORRELATED,
     Interval,
@@ -347,7 +348,8 @@ def _find_cause(run: ComparisonResult, step: int) -> str:
     if ended is not None:
         begin = ended - (times.get(step) or 0.0)
         samples = [sample for sample in run.load.samples if begin <= sample.time <= ended]
-        kinds += [f"throttling ({reason})" for sample in samples for reason in sample.throttled]
+        faults = [reason for sample in samples for reason in sample.throttled if reason not in NORMAL_LIMITS]
+        kinds += [f"throttling ({reason})" for reason in faults]
     data = dict(zip(run.steps.number, run.steps.data_time_s, strict=False)).get(step) or 0.0
     if data > 0.5 * (times.get(step) or math.inf):
         kinds.append("waiting for data")

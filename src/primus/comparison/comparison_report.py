@@ -169,7 +169,7 @@ def _summarize(label: str, cell: ComparisonCell, options: ReportOptions) -> Cell
         final_loss=next((loss for loss in reversed(first.steps.loss) if loss is not None), None),
         seeds=sorted({seed for run in cell.runs if isinstance(seed := run.settings.get("seed"), int)}),
         loss_spread=_estimate_spread(cell),
-        problems=_list_problems(cell, statistics, utilization),
+        problems=[*_list_problems(cell, statistics, utilization), *_list_missing_prices(cell, price, options)],
     )
 
 
@@ -203,6 +203,13 @@ def _list_problems(
                 " the cell alone; `compare run --repeat-disturbed` runs it again"
             )
     return list(dict.fromkeys(problems))
+
+
+def _list_missing_prices(cell: ComparisonCell, price: DevicePrice | None, options: ReportOptions) -> list[str]:
+    if price is not None or not options.prices or not cell.device:
+        return []
+    listed = ", ".join(dict.fromkeys(each.device for each in options.prices))
+    return [f"no price is given for {cell.device}; there are prices for {listed}"]
 
 
 def _compare_pairs(

@@ -15,7 +15,7 @@ from msgspec import Struct
 from primus.comparison.result import ComparisonResult
 from primus.config.load import load_model
 from primus.errors import PrimusError, UsageError
-from primus.machine.profile import Dtype, find_peak_tflops
+from primus.machine.profile import Dtype, find_peak_tflops, find_profile_by_name
 from primus.model import Convention, flops_per_token
 
 HIGHEST_MFU = 1.0
@@ -30,7 +30,7 @@ class DevicePrice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The price of an hour of a device."""
 
     device: str
-    """Part of the device's name, such as `MI300X`."""
+    """The model, such as `MI300X`, or the device's name as the report shows it."""
     per_device_hour: float
     currency: str
     source: str
@@ -107,8 +107,12 @@ def read_prices(path: Path) -> list[DevicePrice]:
 
 
 def find_price(prices: Sequence[DevicePrice], device: str) -> DevicePrice | None:
-    """The price of a device by its name."""
-    return next((price for price in prices if price.device.lower() in device.lower()), None)
+    """The price of exactly this model: that of an H100 is not the price of an H100 PCIe, nor H20's that of an H200."""
+    named = next((price for price in prices if price.device.lower() == device.lower()), None)
+    model = find_profile_by_name(device)
+    if named is not None or model is None:
+        return named
+    return next((price for price in prices if find_profile_by_name(price.device) == model), None)
 
 
 def _find_peak(result: ComparisonResult) -> float | None:

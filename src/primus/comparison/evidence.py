@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any, TypeVar
@@ -13,13 +15,29 @@ from primus.comparison.fairness_rules import read_fairness_rules, translate_sett
 from primus.comparison.result import ComparisonResult
 from primus.config.load import load_model
 from primus.errors import PrimusError
+from primus.machine.vitals import NORMAL_LIMITS, POWER_LIMITS, UNCLEAR_LIMIT
 from primus.model import detect_convention
+from primus.runs.speed_facts import SpeedPart, filter_packages
 
 T = TypeVar("T")
 
 WORDS: dict[str, Any] = {"True": True, "False": False, "None": None}
 RUN_TIMER = "waiting for data included, evaluation and checkpoints excluded"
 """What the times of runs of primus include (primus.callback.StepReport)."""
+
+
+class DeviceState(Struct, frozen=True, kw_only=True):
+    """The machine while the steps ran; None where it could not be read."""
+
+    clock_mhz: float | None = None
+    """Mean over the devices of the median of each; of all cores of the host, idle ones included, if it trained."""
+    has_device_clock: bool = False
+    faults: tuple[str, ...] | None = None
+    """Limits other than the power limit that lowered a clock."""
+    is_power_limited: bool = False
+    """Whether a device was at its power limit in at least half of the samples: its clock then follows the work."""
+    power_limit_w: float | None = None
+    """Mean of the devices; where no tool tells it, the power that they drew at their limit."""
 
 
 class FairnessEvidence(Struct, frozen=True, kw_only=True):
@@ -33,6 +51,8 @@ class FairnessEvidence(Struct, frozen=True, kw_only=True):
     """The same by the names and values of the schema, with what the framework's own loop implies."""
     tokens: Mapping[int, str] = {}
     """Fingerprint of the tokens of each step."""
+    num_tokens: Mapping[int, float] = {}
+    """Number of tokens of each step, by which its rate is computed."""
     weights: str | None = None
     """Hash of the initial weights."""
     precision: str | None = None
@@ -47,14 +67,18 @@ class FairnessEvidence(Struct, frozen=True, kw_only=True):
     """As applied at each step."""
     losses: Mapping[int, float] = {}
     device: str = ""
-    clock_mhz: float | None = None
-    """Mean of the devices; of all cores of the host, idle ones included, if it trained."""
-    has_device_clock: bool = False
-    is_throttled: bool | None = None
+    device_state: DeviceState = DeviceState()
     other_load: float | None = None
     """Share of the machine that other processes took."""
     turn_group: str = ""
     """Equal for runs that took turns with each other."""
+    platform: str = ""
+    environment: Mapping[SpeedPart, Mapping[str, str]] = {}
+    """What besides settings can change the speed, by the names of `primus.runs.speed_facts`."""
+    variable_sources: Mapping[str, str] = {}
+    """What set each variable."""
+    states_environment: bool = False
+    """Whether a variable that is not there was not set."""
 
 
 def collect_evidence(result: ComparisonResult, name: str) -> FairnessEvidence:
@@ -67,13 +91,13 @@ def collect_evidence(result: ComparisonResult, name: str) -> FairnessEvidence:
     if loop is not None and loop.printed_rate_lag:
         rates = {step + loop.printed_rate_lag: rate for step, rate in rates.items()}
     flops = result.flops.flops_per_token or _find_reported_flops(result)
-    clocks, is_throttled = _summarize_samples(result)
     return FairnessEvidence(
         name=name,
         framework=framework,
         stated=stated,
         settings=translate_settings(stated, framework, is_own_loop=is_own_loop),
         tokens=_pair_with_steps(steps.number, result.inputs.tokens or []),
+        num_tokens=_pair_with_steps(steps.number, steps.tokens),
         weights=result.inputs.weights,
         precision=translate_value("precision", result.precision) if result.precision else None,
         gflop_per_token=flops / 1e9 if flops else None,
@@ -83,12 +107,36 @@ def collect_evidence(result: ComparisonResult, name: str) -> FairnessEvidence:
         learning_rates=rates,
         losses=_pair_with_steps(steps.number, steps.loss),
         device=result.gpu_info.device_name,
-        clock_mhz=clocks,
-        has_device_clock=any(sample.device_clock_mhz for sample in result.load.samples),
-        is_throttled=is_throttled,
+        device_state=_summarize_samples(result),
         turn_group=result.cell.turn_group,
         other_load=1.0 if result.load.other_gpu_processes else result.load.other_cpu_share,
+        platform=result.platform,
+        environment=_collect_environment(result),
+        variable_sources=result.machine.variable_sources,
+        states_environment=not is_own_loop and bool(result.machine.host),
     )
+
+
+def _collect_environment(result: ComparisonResult) -> dict[SpeedPart, dict[str, str]]:
+    """Variables that are set, packages that compute, and what is known of the machine."""
+    machine, device = result.machine, result.gpu_info
+    versions = {"torch": device.pytorch_version or "", **result.packages, **result.versions}
+    toolkit = {"rocm": "ROCm", "cuda": "CUDA"}.get(device.software_stack.partition(" ")[0].lower())
+    known = {
+        "driver": machine.driver,
+        "container": machine.container,
+        "Python": machine.python,
+        "kernel": machine.kernel,
+        "CPU": machine.cpu_model,
+        "CPU cores": machine.cpu_cores,
+        **machine.firmware,
+        **({toolkit: device.software_version} if toolkit else {}),
+    }
+    return {
+        "variable": {name: value for name, value in machine.environment.items() if value},
+        "package": filter_packages({name: version for name, version in versions.items() if version}),
+        "machine": {name: str(value) for name, value in known.items() if value},
+    }
 
 
 def _collect_settings(result: ComparisonResult) -> dict[str, Any]:
@@ -148,10 +196,31 @@ def _pair_with_steps(numbers: Sequence[int], values: Sequence[T | None]) -> dict
     return {number: value for number, value in zip(numbers, values, strict=False) if value is not None}
 
 
-def _summarize_samples(result: ComparisonResult) -> tuple[float | None, bool | None]:
-    """Mean clock, and whether a device was throttled; None where it could not be read."""
-    samples = result.load.samples
-    device = [clock for sample in samples for clock in sample.device_clock_mhz if clock is not None]
-    clocks = device or [sample.cpu_mhz for sample in samples if sample.cpu_mhz is not None]
-    is_throttled = any(sample.throttled for sample in samples)
-    return fmean(clocks) if clocks else None, is_throttled if is_throttled or device else None
+def _summarize_samples(result: ComparisonResult) -> DeviceState:
+    """The samples from the end of the first step to that of the last: before and after them devices idle."""
+    ended = [time for time in result.steps.ended if time is not None]
+    begin, end = (ended[0], ended[-1]) if len(ended) > 1 else (-math.inf, math.inf)
+    samples = [sample for sample in result.load.samples if begin <= sample.time <= end]
+    clocks = [sample.device_clock_mhz for sample in samples if sample.device_clock_mhz]
+    host_clocks = [sample.cpu_mhz for sample in samples if sample.cpu_mhz is not None]
+    clock = _average_devices(clocks)
+    faults = sorted({reason for sample in samples for reason in sample.throttled} - NORMAL_LIMITS - {UNCLEAR_LIMIT})
+    at_limit = [sample for sample in samples if POWER_LIMITS.intersection(sample.throttled)]
+    is_power_limited = bool(clocks) and len(at_limit) >= len(clocks) / 2
+    limit_w = _average_devices([sample.device_power_limit_w for sample in samples])
+    if limit_w is None and is_power_limited:
+        limit_w = _average_devices([sample.device_power_w for sample in at_limit])
+    return DeviceState(
+        clock_mhz=clock if clock is not None else median(host_clocks) if host_clocks else None,
+        has_device_clock=clock is not None,
+        faults=tuple(faults) if faults or clocks else None,
+        is_power_limited=is_power_limited,
+        power_limit_w=limit_w,
+    )
+
+
+def _average_devices(readings: Sequence[Sequence[float | None]]) -> float | None:
+    """The mean over the devices of the median over the readings of each."""
+    columns = itertools.zip_longest(*readings)
+    medians = [median(known) for column in columns if (known := [value for value in column if value is not None])]
+    return fmean(medians) if medians else None

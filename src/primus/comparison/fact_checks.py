@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from primus.comparison.evidence import FairnessEvidence
 from primus.comparison.fairness_check import FairnessCheck, make_check, make_unknown
@@ -28,9 +28,20 @@ def check_tokens(a: FairnessEvidence, b: FairnessEvidence) -> FairnessCheck:
         return make_unknown("tokens", "the tokens of each step are not stated", (a, b), (a.tokens, b.tokens))
     other = next((step for step in common if a.tokens[step] != b.tokens[step]), None)
     if other is None:
-        return make_check("tokens", "same", f"equal in all {len(common)} common steps")
+        return _check_token_counts(a, b, common) or make_check(
+            "tokens", "same", f"equal in all {len(common)} common steps"
+        )
     reason = f"other tokens, or another order of them, from step {other} on"
     return make_check("tokens", "unfair", reason, (a.tokens[other][:SHOWN_DIGITS], b.tokens[other][:SHOWN_DIGITS]))
+
+
+def _check_token_counts(a: FairnessEvidence, b: FairnessEvidence, steps: Sequence[int]) -> FairnessCheck | None:
+    """Whether the rates of equal steps are computed by other numbers of tokens; None if they are not."""
+    for step in steps:
+        counts = a.num_tokens.get(step), b.num_tokens.get(step)
+        if counts[0] != counts[1] and None not in counts:
+            return make_check("tokens", "unfair", f"the tokens of step {step} are equal, their numbers are not", counts)
+    return None
 
 
 def check_weights(a: FairnessEvidence, b: FairnessEvidence) -> FairnessCheck:
@@ -130,32 +141,48 @@ def check_timer(a: FairnessEvidence, b: FairnessEvidence) -> FairnessCheck:
 
 
 def check_clocks(a: FairnessEvidence, b: FairnessEvidence) -> FairnessCheck:
-    """Whether the same device ran at the same clock."""
-    name, clocks = "clocks", (a.clock_mhz, b.clock_mhz)
+    """Whether the same device ran at the same clock, if something else than the work chose it."""
+    name, states = "clocks", (a.device_state, b.device_state)
+    clocks = [state.clock_mhz for state in states]
     if clocks[0] is None or clocks[1] is None:
         return make_unknown(name, "not measured", (a, b), clocks, is_required=False)
-    values = [f"{clock:.0f} MHz" for clock in clocks if clock]
+    values = [f"{clock:.0f} MHz" for clock in clocks if clock is not None]
     if a.device != b.device:
         return make_check(name, "irrelevant", "the devices differ", values)
-    is_equal = math.isclose(clocks[0], clocks[1], rel_tol=CLOCK_TOLERANCE)
-    if not is_equal and not (a.has_device_clock and b.has_device_clock):
-        reason = "the means of all cores differ, idle ones included"
+    if math.isclose(clocks[0], clocks[1], rel_tol=CLOCK_TOLERANCE):
+        return make_check(name, "same", "equal", values)
+    if not all(state.has_device_clock for state in states):
+        reason = "the medians of all cores differ, idle ones included"
         return make_check(name, "not shown", reason, values, is_required=False)
-    if not is_equal:
-        return make_check(name, "unfair", "the same device ran at different clocks", values)
-    return make_check(name, "same", "equal", values)
+    slower = min(states, key=lambda state: state.clock_mhz or 0.0)
+    if slower.is_power_limited:
+        return make_check(name, "irrelevant", "the slower clock is that of the power limit under its load", values)
+    return make_check(name, "unfair", "the same device ran at different clocks", values)
+
+
+def check_power_limits(a: FairnessEvidence, b: FairnessEvidence) -> FairnessCheck:
+    """Whether the same device had the same power limit."""
+    name, limits = "power limit", (a.device_state.power_limit_w, b.device_state.power_limit_w)
+    if limits[0] is None or limits[1] is None:
+        return make_unknown(name, "not measured", (a, b), limits, is_required=False)
+    values = [f"{limit:.0f} W" for limit in limits if limit is not None]
+    if a.device != b.device:
+        return make_check(name, "irrelevant", "the devices differ", values)
+    if math.isclose(limits[0], limits[1], rel_tol=CLOCK_TOLERANCE):
+        return make_check(name, "same", "equal", values)
+    return make_check(name, "unfair", "the same device had different power limits", values)
 
 
 def check_throttling(a: FairnessEvidence, b: FairnessEvidence) -> FairnessCheck:
-    """Whether a device was throttled."""
-    values = a.is_throttled, b.is_throttled
-    if True in values:
-        reason = f"{a.name if a.is_throttled else b.name} was throttled"
-        return make_check("throttling", "unfair", reason, values)
-    if None in values:
-        stated = [value is not None for value in values]
-        return make_unknown("throttling", "not measured", (a, b), stated, is_required=False)
-    return make_check("throttling", "same", "none")
+    """Whether heat or a fault lowered the clock of a device; a full load always reaches the power limit."""
+    faults = a.device_state.faults, b.device_state.faults
+    shown = [None if each is None else ", ".join(each) or "none" for each in faults]
+    if any(faults):
+        lowered = " and ".join(side.name for side, each in zip((a, b), faults, strict=True) if each)
+        return make_check("throttling", "unfair", f"{lowered} was throttled", shown)
+    if None in faults:
+        return make_unknown("throttling", "not measured", (a, b), shown, is_required=False)
+    return make_check("throttling", "same", "nothing but the power limit", shown)
 
 
 def check_load(a: FairnessEvidence, b: FairnessEvidence) -> FairnessCheck:
@@ -175,5 +202,5 @@ def check_load(a: FairnessEvidence, b: FairnessEvidence) -> FairnessCheck:
 
 
 FACT_CHECKS = (check_tokens, check_weights, check_precision, check_flops, check_steps, check_timer, check_clocks,
-               check_throttling, check_load)  # fmt: skip
+               check_power_limits, check_throttling, check_load)  # fmt: skip
 """Those that depend on the two sides only."""

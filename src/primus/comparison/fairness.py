@@ -11,6 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from primus.comparison.environment_checks import check_environment
 from primus.comparison.evidence import FairnessEvidence
 from primus.comparison.fact_checks import FACT_CHECKS, check_learning_rates, check_losses
 from primus.comparison.fairness_check import ComparisonClass, FairnessCheck, Judgement
@@ -57,6 +58,7 @@ def judge_pair(
     return _build_verdict(
         [
             *(check for check in settings if check.judgement != "same"),
+            *check_environment(a, b, comparison_class),
             *(check(a, b) for check in FACT_CHECKS),
             check_losses(a, b, spread),
             rates,

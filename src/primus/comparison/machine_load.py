@@ -7,17 +7,15 @@ CPU; GPUs are asked less often, since a management tool takes up to two seconds.
 from __future__ import annotations
 
 import os
-import resource
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from msgspec import structs
-
 from primus.comparison.result import LoadSample, ResultLoad
 from primus.machine import health
+from primus.machine.cpu_load import compute_other_share, read_cpu_times
 from primus.machine.facts import MachineFacts
 from primus.machine.health import DeviceHealth
 
@@ -54,14 +52,14 @@ class LoadRecorder:
     def __enter__(self) -> LoadRecorder:
         # Before the run starts, so that no process is its own.
         self._devices = self._read_devices(is_running=False)
-        self._began = _read_times()
+        self._began = read_cpu_times()
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended = _read_times()
+        self._ended = read_cpu_times()
         self._is_over.set()
         self._thread.join(DEVICE_INTERVAL_S)  # a management tool that hangs must not delay the next cell
 
@@ -76,19 +74,20 @@ class LoadRecorder:
 
     def _run_sampling(self) -> None:
         throttled_before, next_reading_s = count_throttling(), time.monotonic() + DEVICE_INTERVAL_S
-        devices = fresh = self._devices
+        devices = self._devices
         # At least one sample, however short the run is.
         while not self._samples or not self._is_over.is_set():
             taken = time.time()
             if self._facts.devices and time.monotonic() >= next_reading_s:
-                devices = fresh = self._read_devices(is_running=True)
+                devices = self._read_devices(is_running=True)
                 next_reading_s = time.monotonic() + DEVICE_INTERVAL_S
                 # Counters of energy are read somewhere in the second or two that the tools take.
                 taken = (taken + time.time()) / 2
-            is_throttled = count_throttling() > throttled_before
-            sample = _build_sample(taken, self._energy.read_joules(), devices, is_throttled)
-            self._samples.append(structs.replace(sample, device_energy_j=[device.energy_j for device in fresh]))
-            fresh = ()
+            throttled = count_throttling()
+            # Values of devices are in the sample that read them: repeated ones would be of another time.
+            sample = _build_sample(taken, self._energy.read_joules(), devices, throttled > throttled_before)
+            self._samples.append(sample)
+            throttled_before, devices = throttled, ()
             if len(self._samples) > MOST_SAMPLES:
                 del self._samples[1::2]
             self._is_over.wait(HOST_INTERVAL_S)
@@ -139,14 +138,6 @@ def _is_package(path: Path) -> bool:
         return False
 
 
-def compute_other_share(
-    began: tuple[float, float, float], ended: tuple[float, float, float], num_cpus: int
-) -> float | None:
-    """Share of all CPUs that was used by others, from the clock, the busy and the own time at two moments."""
-    wall, busy, own = (end - begin for end, begin in zip(ended, began, strict=True))
-    return round(max(0.0, busy - own) / (wall * num_cpus), 4) if busy and wall else None
-
-
 def count_throttling() -> int:
     """How often the kernel has throttled the CPUs since it was started."""
     return sum(int(_read_number(path) or 0) for path in CPUS.glob(THROTTLING))
@@ -164,28 +155,11 @@ def _build_sample(
         load=os.getloadavg()[0],
         device_clock_mhz=[device.clock_mhz for device in devices],
         device_power_w=[device.power_w for device in devices],
+        device_power_limit_w=[device.power_cap_w for device in devices],
+        device_energy_j=[device.energy_j for device in devices],
         device_temperature_c=[device.temperature_c for device in devices],
         throttled=sorted(reasons | ({"cpu thermal"} if is_throttled else set())),
     )
-
-
-def read_busy_seconds(stat: Path = Path("/proc/stat")) -> float:
-    """Time that all CPUs have worked since the system was started (proc(5)); 0 where it cannot be read."""
-    try:
-        fields = [int(value) for value in stat.read_text().split("\n", 1)[0].split()[1:9]]
-    except (OSError, ValueError):  # not Linux
-        return 0.0
-    user, nice, system, _, _, irq, soft_irq, _ = fields
-    return (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK")
-
-
-def _read_times() -> tuple[float, float, float]:
-    """The clock, the busy time of all CPUs, and the CPU time of this process and its ended children, in seconds."""
-    own = sum(
-        usage.ru_utime + usage.ru_stime
-        for usage in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
-    )
-    return time.monotonic(), read_busy_seconds(), own
 
 
 def _read_number(path: Path) -> float | None:

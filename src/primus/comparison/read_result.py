@@ -31,14 +31,12 @@ from primus.comparison.result import (
 )
 from primus.comparison.step_metrics import compute_performance
 from primus.config.schema import Trainer
-from primus.errors import PrimusError
 from primus.experiment import load_run_experiment
 from primus.machine.profile import find_peak_tflops
 from primus.model import Convention, flops_per_token
-from primus.runs import differences, events, step_turns, summary
+from primus.runs import differences, events, speed_facts, step_turns, summary
 from primus.runs.events import Event
-from primus.runs.files import read_json
-from primus.runs.snapshot import SystemInfo
+from primus.runs.snapshot import SystemInfo, read_system_info
 from primus.runs.store import Run
 
 CONVENTIONS: tuple[Convention, ...] = ("causal", "full", "6N", "causal_window")
@@ -71,7 +69,7 @@ def read_result(run: Run, cell: ResultCell, *, folder: Path, load: ResultLoad | 
     steps = events.read_steps(run.events)
     started = next((event for event in reversed(recorded) if event["kind"] == "run_started"), {})
     trainer = load_run_experiment(run).experiment.trainer
-    system = _read_system(run)
+    system = read_system_info(run.directory / "env") or NO_SYSTEM
     settings = summary.flatten_run_settings(run)
     batches = _read_batch_records(run)
     columns = _build_columns(steps, recorded)
@@ -275,8 +273,8 @@ def _describe_device(started: Event, system: SystemInfo) -> ResultDevice:
 
 
 def _describe_machine(run: Run, started: Event, system: SystemInfo) -> ResultMachine:
-    facts = system.facts
-    environment = differences.read_run_environment(run)
+    software = speed_facts.describe_software(system, run.read_metadata().command)
+    variables = speed_facts.read_run_variables(run)
     return ResultMachine(
         host=system.host,
         kernel=system.kernel,
@@ -286,9 +284,12 @@ def _describe_machine(run: Run, started: Event, system: SystemInfo) -> ResultMac
         device_type=str(started.get("device_type") or ""),
         threads=started.get("threads"),
         processes=started.get("world_size"),
-        driver=(facts.software.amd_driver or facts.software.nvidia_driver) if facts else None,
-        container=facts.container if facts else None,
-        environment={name: value for name, value in environment.items() if not name.startswith("(")},
+        driver=software.get("driver"),
+        container=software.get("container"),
+        firmware={name: version for name, version in software.items() if name.startswith("firmware ")},
+        python=software.get("Python"),
+        environment=variables.values,
+        variable_sources=variables.sources,
     )
 
 
@@ -349,13 +350,6 @@ def _name_dataset(settings: Mapping[str, Any]) -> str | None:
         return "random tokens"
     named = settings.get("dataset") or settings.get("train_data_path")
     return None if named is None else named if isinstance(named, str) else " ".join(map(str, named))
-
-
-def _read_system(run: Run) -> SystemInfo:
-    try:
-        return read_json(run.directory / "env" / "system_info.json", SystemInfo)
-    except PrimusError:  # a run of another version, or one that ended before it was written
-        return NO_SYSTEM
 
 
 def _format_path(path: Path, folder: Path) -> str:

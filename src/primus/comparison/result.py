@@ -158,7 +158,7 @@ class ResultSteps(Struct, frozen=True, kw_only=True):
     grad_norm: Numbers = []
     """Before clipping."""
     learning_rate: Numbers = []
-    """That was applied."""
+    """Learning rate that the step applied."""
     tflops_per_device: Numbers = []
     """By the convention of `flops`."""
     mfu: Numbers = []
@@ -224,10 +224,11 @@ class LoadSample(Struct, frozen=True, kw_only=True):
     host_energy_j: float | None = None
     """Energy that the CPUs of the host have used since the first sample (RAPL); only differences count."""
     device_clock_mhz: list[float | None] = []
-    """Of each device."""
+    """Clock of each device; the values of devices are only in the samples that read them."""
     device_power_w: list[float | None] = []
+    device_power_limit_w: list[float | None] = []
     device_energy_j: list[float | None] = []
-    """Of the counter of each device, in the samples that read it."""
+    """Energy by the counter of each device."""
     device_temperature_c: list[float | None] = []
     throttled: list[str] = []
     """Reasons why a device or CPU is throttled."""
@@ -252,7 +253,7 @@ class ResultMachine(Struct, frozen=True, kw_only=True):
     kernel: str = ""
     cpu_model: str = ""
     cpu_cores: int | None = None
-    """That the run could use."""
+    """Number of cores that the run could use."""
     memory_bytes: int | None = None
     device_type: str = ""
     """``cpu``, or what the engine calls its devices."""
@@ -261,10 +262,15 @@ class ResultMachine(Struct, frozen=True, kw_only=True):
     processes: int | None = None
     nodes: int | None = None
     driver: str | None = None
+    firmware: dict[str, str] = {}
+    """Version by ``firmware NAME``; several versions where the devices differ."""
+    python: str | None = None
     container: str | None = None
     """Image or container engine around the run."""
     environment: dict[str, str] = {}
-    """Variables that the launch set."""
+    """Variables that the launch set, and those of the shell that can change the speed."""
+    variable_sources: dict[str, str] = {}
+    """What set each of these variables: a layer of the launch such as ``mi300x``, ``--env`` or ``shell``."""
 
 
 class ComparisonResult(Struct, frozen=True, kw_only=True):

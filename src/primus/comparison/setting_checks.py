@@ -40,8 +40,8 @@ def compare_settings(
         rule, name = rules.find_rule(key), f"{SETTING}{key}"
         values = a.settings.get(key, ABSENT), b.settings.get(key, ABSENT)
         if ABSENT in values:
-            if rule is not None and rule.kind == "same":
-                is_on = rule.required_if_on and not any(value in OFF for value in values)
+            is_on = rule is not None and rule.required_if_on and not any(value in OFF for value in values)
+            if rule is not None and (rule.kind == "same" or (is_on and comparison_class == "identical")):
                 yield make_check(name, "not shown", rule.reason, values, is_required=rule.required or is_on)
             elif rule is None or rule.kind == "tuned":
                 one_sided.append(key)

@@ -14,7 +14,16 @@ from primus.machine import amd, pci, smi
 from primus.machine.facts import Device
 from primus.machine.smi import find_value, parse_integer, parse_number, parse_size
 from primus.machine.tree import FileTree
-from primus.machine.vitals import Process, ToolCall, Vitals, ask_tools, index_by_address, parse_answer, parse_percent
+from primus.machine.vitals import (
+    UNCLEAR_LIMIT,
+    Process,
+    ToolCall,
+    Vitals,
+    ask_tools,
+    index_by_address,
+    parse_answer,
+    parse_percent,
+)
 
 Entry = dict[str, Any]
 PROCESSES = "sys/class/kfd/kfd/proc"
@@ -199,7 +208,7 @@ def _find_throttle_reasons(metric: Entry) -> tuple[str, ...] | None:
     known = {key.removesuffix("_violation_status"): limits[key] for key in limits if key.endswith("_violation_status")}
     if any(value in ("ACTIVE", "NOT ACTIVE") for value in known.values()):
         return tuple(name for name, value in known.items() if value == "ACTIVE")
-    status = {"UNTHROTTLED": (), "THROTTLED": ("throttled",)}
+    status = {"UNTHROTTLED": (), "THROTTLED": (UNCLEAR_LIMIT,)}
     return status.get(str(find_value(metric, "power", "throttle_status")))
 
 

@@ -27,6 +27,24 @@ BANKS = ("max", "high", "partial", "low", "none")
 """Levels of spare rows left in a memory bank (NVML, nvmlRowRemapperHistogramValues_t)."""
 
 
+POWER_LIMITS = frozenset(
+    {
+        "ppt",
+        "gfx_clk_below_host_limit",
+        "gfx_clk_below_host_limit_power",
+        "total_gfx_clk_below_host_limit",
+        "sw_power_cap",
+    }
+)
+"""Reasons for lower clocks that say that a device runs at its power limit, as a full load of a healthy one does (NVIDIA
+NVML, clocks event reasons; AMD SMI, violation status)."""
+NORMAL_LIMITS = POWER_LIMITS | {"low_utilization", "gpu_idle", "applications_clocks_setting"}
+"""Reasons for lower clocks that are no fault: also idling, and clocks that somebody set."""
+UNCLEAR_LIMIT = "throttled"
+"""Older versions of amd-smi print it for any limit, that of power included, and on some devices always
+(ROCm/rocm-systems#11781)."""
+
+
 class RowRemapping(Struct, frozen=True, kw_only=True):
     """Memory rows that a GPU has remapped to spare rows; None if it does not report a value.
 

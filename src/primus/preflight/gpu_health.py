@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from primus.machine import health as machine_health
 from primus.machine.health import DeviceHealth, Health
-from primus.machine.vitals import Process
+from primus.machine.vitals import NORMAL_LIMITS, Process
 from primus.preflight import gpu_memory, torch_devices
 from primus.preflight.finding import CheckFinding, Status
 from primus.preflight.node import PreflightNode, format_names, judge_value, report_info, report_ok, report_unknown
@@ -20,8 +20,6 @@ HARMLESS = ("gpuagent", "rocm-smi-daemon", "amd-smi", "rocm-smi", "dcgm-exporter
 """Programs that monitor devices and do not compute (AMD-AGI/Primus node_smoke)."""
 COMMAND_LENGTH = 15
 """Number of characters of a program's name that the kernel stores (proc(5), comm)."""
-POWER_THROTTLES = ("ppt", "sw_power_cap", "gpu_idle", "applications_clocks_setting")
-"""Reasons for lower clocks that are normal on a healthy device (NVIDIA NVML, clocks event reasons; AMD SMI, ppt)."""
 REQUIRED = {
     "processes": "who uses the devices",
     "memory_used_bytes": "memory in use",
@@ -195,7 +193,7 @@ def _judge_heat_and_power(node: PreflightNode, device: DeviceHealth, subject: st
             value=device.temperature_c,
         )
     if device.throttle is not None:
-        held = [reason for reason in device.throttle if reason.lower() not in POWER_THROTTLES]
+        held = [reason for reason in device.throttle if reason.lower() not in NORMAL_LIMITS]
         yield judge_value(
             not held,
             "fail",

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from primus.machine.measurements import BurnIn, LoadWindow, RankResult, Telemetry
+from primus.machine.vitals import NORMAL_LIMITS
 from primus.preflight import fault_localization
 from primus.preflight.finding import CheckFinding, Status
-from primus.preflight.gpu_health import POWER_THROTTLES
 from primus.preflight.node import format_names, judge_value, report_info, report_unknown
 from primus.preflight.performance_baselines import PerformanceBaseline, format_device_name, format_floor
 from primus.report import table
@@ -285,7 +285,7 @@ def _format_tflops(value: float) -> str:
 
 
 def _list_health_problems(gpu: Telemetry) -> list[str]:
-    held = {name: count for name, count in gpu.throttled.items() if name.lower() not in POWER_THROTTLES}
+    held = {name: count for name, count in gpu.throttled.items() if name.lower() not in NORMAL_LIMITS}
     found = [f"throttled by {name} in {count} of {gpu.num_samples} samples" for name, count in held.items()]
     return found + ([f"{gpu.new_uncorrectable} new uncorrectable errors"] if gpu.new_uncorrectable else [])
 

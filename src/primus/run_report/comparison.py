@@ -8,21 +8,31 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from msgspec import Struct
 
 from primus.config.schema import OWNERS
+from primus.redaction import are_comparable
 from primus.run_report.facts import RunFacts
 from primus.run_report.report import RunReport, build_report
 from primus.runs import events, summary
 from primus.runs.differences import (
     LossDifference,
     RunDifference,
-    compare_environments,
     compare_losses,
     compare_mappings,
     read_run_packages,
+)
+from primus.runs.gate import CONTENDED
+from primus.runs.run_steps import find_core_wait, find_other_load
+from primus.runs.snapshot import read_system_info
+from primus.runs.speed_facts import (
+    SpeedPart,
+    describe_software,
+    filter_packages,
+    find_speed_rule,
+    read_run_variables,
 )
 from primus.runs.store import Run
 from primus.statistics import bootstrap_ratio
@@ -45,21 +55,6 @@ KEY_EFFECTS: Mapping[str, frozenset[Effect]] = {
     "user_name": NONE,
 }  # fmt: skip
 """What a key can change, where its group does not say it: rounding does not count as another loss."""
-COMPUTING_PACKAGES = (
-    "torch",
-    "triton",
-    "jax",
-    "nvidia",
-    "rocm",
-    "megatron",
-    "transformer",
-    "flash",
-    "aiter",
-    "numpy",
-    "mkl",
-)
-"""Beginnings of the names of packages that compute."""
-MACHINE = ("(host)", "(devices)")
 NUM_KERNELS = 8
 
 
@@ -98,6 +93,8 @@ class RunComparison(Struct, frozen=True, kw_only=True):
     """None if one of them has no steps."""
     losses: LossDifference
     candidates: list[ExplainedDifference]
+    load: str
+    """Other work of the machine that can explain the speed; empty without."""
     speed_explanation: str
     loss_explanation: str
     trace: TraceDifference | None
@@ -111,11 +108,13 @@ def compare_runs(a: Run, b: Run) -> RunComparison:
     speed = _compare_speeds(a, b, reports)
     losses = compare_losses(a, b)
     traces = [report.trace for report in reports]
+    load = _describe_load(a, b)
     return RunComparison(
         speed=speed,
         losses=losses,
         candidates=candidates,
-        speed_explanation=_explain_speed(speed, candidates),
+        load=load,
+        speed_explanation=_explain_speed(speed, candidates, load),
         loss_explanation=_explain_losses(losses, candidates),
         trace=compare_reports(traces[0], traces[1], NUM_KERNELS) if traces[0] and traces[1] else None,
     )
@@ -127,24 +126,29 @@ def list_candidates(a: Run, b: Run) -> list[ExplainedDifference]:
         _build_candidate("setting", each, find_effects(each.what))
         for each in compare_mappings(summary.flatten_run_settings(a), summary.flatten_run_settings(b))
     ]
-    for each in compare_environments(a, b):
-        if each.what in MACHINE:
-            found.append(_build_candidate("machine", each, SPEED))
-        elif not each.what.startswith("("):
-            found.append(_build_candidate("variable", each, SPEED))
-    for what in ("device", "world_size", "threads"):
-        values = [_read_started(run).get(what) for run in (a, b)]
-        # The device that trained is one of the machine's, whose models may be known to differ already.
-        is_known = what == "device" and any(each.kind == "machine" and [each.a, each.b] == values for each in found)
-        if values[0] != values[1] and not is_known:
-            found.append(_build_candidate("machine", RunDifference(what, *values), SPEED))
-    packages = compare_mappings(read_run_packages(a), read_run_packages(b))
-    found += [
-        _build_candidate("package", each, SPEED)
-        for each in packages
-        if each.what.lower().startswith(COMPUTING_PACKAGES)
-    ]
+    for part in get_args(SpeedPart):
+        for each in compare_mappings(_read_facts(a, part), _read_facts(b, part)):
+            rule = find_speed_rule(part, each.what)
+            # The launch set a variable that the table does not know for a reason.
+            if (rule is None or rule.kind != "irrelevant") and are_comparable(str(each.a), str(each.b)):
+                found.append(_build_candidate(part, each, SPEED))
     return [each for each in found if each.effects]
+
+
+def _read_facts(run: Run, part: SpeedPart) -> dict[str, Any]:
+    """What the run recorded of a part of the table of `primus.runs.speed_facts`."""
+    if part == "variable":
+        return dict(read_run_variables(run).values)
+    if part == "package":
+        return dict(filter_packages(read_run_packages(run)))
+    started = _read_started(run)
+    system = read_system_info(run.directory / "env")
+    facts: dict[str, Any] = {"host": run.read_metadata().host, "device": started.get("device")}
+    facts |= {"world_size": started.get("world_size"), "threads": started.get("threads")}
+    if system is not None:
+        facts |= describe_software(system, run.read_metadata().command)
+        facts["device"] = facts["device"] or ", ".join(sorted(set(system.devices))) or None
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def find_effects(key: str) -> frozenset[Effect]:
@@ -200,12 +204,29 @@ def _list_rates(run: Run) -> list[float]:
     return [float(step["tokens_per_s"]) for step in chosen if step.get("tokens_per_s")]
 
 
-def _explain_speed(speed: SpeedDifference | None, candidates: Sequence[ExplainedDifference]) -> str:
+def _describe_load(a: Run, b: Run) -> str:
+    """What other work of the machine has taken from the runs; empty if neither had to share it."""
+    found = []
+    for name, run in (("A", a), ("B", b)):
+        recorded = list(events.read_events(run.events))
+        waited, others = find_core_wait(recorded) or 0.0, find_other_load(recorded) or 0.0
+        if waited > CONTENDED and _read_started(run).get("device_type") == "cpu":
+            found.append(f"threads of {name} waited {waited:.0%} of the time for a core")
+        if others > CONTENDED:
+            found.append(f"other processes used {others:.0%} of the CPUs during {name}")
+    return "; ".join(found)
+
+
+def _explain_speed(speed: SpeedDifference | None, candidates: Sequence[ExplainedDifference], load: str) -> str:
     if speed is None:
         return "one of the runs has no steps"
     change = f"B has {speed.ratio:.3f} times the tokens/s of A (95 %: {speed.low:.3f} to {speed.high:.3f})"
     if not speed.is_real:
         return f"{change}: no difference beyond the noise of the steps"
+    if load:
+        others = [each.what for each in candidates if "speed" in each.effects]
+        named = f", and so can {', '.join(others)}" if others else ""
+        return f"{change}; the machine had other work, which can explain it{named}: {load}; repeat both runs without it"
     return f"{change}; {_name_candidates(candidates, 'speed', 'other jobs, clocks or the network may explain it')}"
 
 

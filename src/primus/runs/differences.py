@@ -11,6 +11,9 @@ from primus.redaction import are_comparable
 from primus.runs import events
 from primus.runs.store import Run
 
+SHELL = "shell"
+"""Source of the variables that no part of the launch has set."""
+
 
 class RunDifference(Struct, frozen=True):
     """One difference."""
@@ -54,12 +57,22 @@ def compare_environments(a: Run, b: Run) -> list[RunDifference]:
     return [each for each in found if are_comparable(each.a, each.b)]
 
 
-def read_run_environment(run: Run) -> dict[str, str]:
-    """Variables that the run set itself, and the machine's facts."""
+def read_variable_dump(run: Run) -> dict[str, tuple[str, str]]:
+    """Value and source of each variable of the workers."""
     dump = run.directory / "env" / "primus_env_dump.txt"
     lines = dump.read_text(encoding="utf-8", errors="replace").splitlines() if dump.is_file() else []
-    ours = [line.rpartition("  # ")[0] for line in lines if not line.endswith("  # shell")]
-    variables = dict(line.split("=", 1) for line in ours if "=" in line)
+    found = {}
+    for line in lines:
+        assignment, _, source = line.rpartition("  # ")
+        name, is_set, value = assignment.partition("=")
+        if is_set:
+            found[name] = value, source
+    return found
+
+
+def read_run_environment(run: Run) -> dict[str, str]:
+    """Variables that the run set itself, and the machine's facts."""
+    variables = {name: value for name, (value, source) in read_variable_dump(run).items() if source != SHELL}
     devices = run.directory / "env" / "gpu_model.txt"
     metadata = run.read_metadata()
     return variables | {

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from primus.errors import PrimusError
 from primus.machine.facts import MachineFacts, Software
 from primus.machine.probe import probe
-from primus.runs.files import write_json, write_text
+from primus.runs.files import read_json, write_json, write_text
 
 
 class SystemInfo(Struct, frozen=True, kw_only=True):
@@ -57,6 +58,15 @@ def write_environment(
     write_text(folder / "packages.txt", "".join(f"{name}=={version}\n" for name, version in found.items()))
     if system.facts:
         _write_toolkit_versions(folder, system.facts.software)
+
+
+def read_system_info(folder: Path) -> SystemInfo | None:
+    """The system in `folder`, the `env/` of a run; None if the run ended before it was written, or is of another
+    version."""
+    try:
+        return read_json(folder / "system_info.json", SystemInfo)
+    except PrimusError:
+        return None
 
 
 def collect_system_info(facts: MachineFacts | None = None) -> SystemInfo:

@@ -12,6 +12,7 @@ stays open over all attempts, because a signal may also arrive between two of th
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import sys
@@ -31,8 +32,10 @@ from primus.launch.supervision import attempt_history, flight_recorder, heartbea
 from primus.launch.supervision.attempt_monitor import FAILED_PEERS_S, AttemptMonitor, NodeAttempt
 from primus.launch.supervision.attempt_result import AttemptDecision, NodeResult, combine_node_results
 from primus.launch.supervision.restart_policy import AttemptResult, RestartDecision
+from primus.machine.cpu_load import compute_other_share, read_cpu_times
 from primus.messages import Say
 from primus.runs.events import EventLog
+from primus.runs.run_steps import LOAD_EVENT
 from primus.runs.store import RankFailure, Run, RunOutcome
 
 NO_RESTART_VARIABLE = "PRIMUS_NO_RESTART_CODE"
@@ -139,8 +142,13 @@ def _run_attempt(session: NodeSession, launch: Launch, signals: StopSignals) -> 
 
 
 def _run_node_attempt(session: NodeSession, launch: Launch, monitor: AttemptMonitor) -> NodeResult:
+    began = read_cpu_times()
     try:
-        return session.run_node_attempt(launch, monitor)
+        result = session.run_node_attempt(launch, monitor)
+        if launch.plan.layout and launch.plan.layout.node_rank == 0:
+            share = compute_other_share(began, read_cpu_times(), os.cpu_count() or 1)
+            _record_event(session.run, LOAD_EVENT, attempt=launch.attempt, other_cpu_share=share)
+        return result
     except OSError as error:  # a disk that is full, or that was unmounted
         raise PrimusError(f"attempt {launch.attempt} cannot start: {error.strerror or error}") from error
     finally:
