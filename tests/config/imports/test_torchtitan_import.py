@@ -117,7 +117,7 @@ def test_settings_get_the_keys_of_primus(tmp_path: Path) -> None:
         "use_distributed_optimizer": True,
     }.items():
         assert config.settings[key] == value, key
-    assert [each.key for each in config.warnings] == ["mystery.key"]
+    assert [each.key for each in config.warnings] == ["model.flavor", "mystery.key"]
     assert config.settings["backend_args"] == {"parallelism": {"pipeline_parallel_schedule": "Interleaved1F1B"}}
 
 
@@ -128,6 +128,106 @@ def test_names_of_older_releases_are_known(tmp_path: Path) -> None:
     assert config.settings["tokenizer_model"] == "t.model"
     assert config.settings["use_distributed_optimizer"] is False
     assert config.model["num_layers"] == 6
+
+
+LLAMA3 = '[model]\nname = "llama3"\nflavor = "{}"\n[training]\nlocal_batch_size = 2\n{}\n'
+"""A flavor of Llama 3, and further settings that say how old the file is."""
+
+
+@pytest.mark.parametrize(
+    ("flavor", "rest", "rope", "told"),
+    [
+        ("70B", "[compile]\nenable = true\n[validation]\nenabled = false", "default", "before 2025-10-08"),
+        ("405B", "[lr_scheduler]\nlr_min = 0.1", "default", "lr_scheduler.lr_min is of a torchtitan before"),
+        ("debugmodel", "warmup_steps = 3", "default", "training.warmup_steps is of a torchtitan before"),
+        ("70B", "[debug]\nseed = 5", "llama3", ""),
+        ("8B", "[compile]\nenable = true", "llama3", "a torchtitan before 2025-10-08 did not"),
+        ("3B", "[debug]\nseed = 5", "llama3", "your repository's own"),
+    ],
+)
+def test_a_flavor_is_the_model_of_the_release_that_the_file_was_written_for(
+    flavor: str, rest: str, rope: str, told: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text(LLAMA3.format(flavor, rest))
+    resolved = load_experiment(file, environ={})
+    assert resolved.experiment.trainer.model.rope_type == rope
+    lines = [note for note in resolved.notes if "model.flavor" in note]
+    assert (told in " ".join(lines)) if told else not lines
+
+
+@pytest.mark.parametrize(("flavor", "chunk", "every"), [("17bx128e", None, None), ("17bx128e_irope", 8192, 4)])
+def test_llama4_has_chunked_attention_only_in_flavors_that_say_so(
+    flavor: str, chunk: int | None, every: int | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text(LLAMA3.format(flavor, "").replace("llama3", "llama4"))
+    model = load_experiment(file, environ={}).experiment.trainer.model
+    assert (model.attention_chunk_size, model.no_rope_freq) == (chunk, every)
+
+
+def test_settings_of_the_first_releases_keep_their_values(tmp_path: Path) -> None:
+    text = """\
+[model]
+name = "llama2"
+flavor = "13B"
+norm_type = "layernorm"
+tokenizer_path = "own/bpe.model"
+[training]
+warmup_steps = 17
+[checkpoint]
+interval_type = "steps"
+[float8]
+enable_float8_linear = true
+"""
+    config = read_text(tmp_path, "a.toml", text)
+    assert (config.settings["lr_warmup_iters"], config.settings["fp8"]) == (17, "e4m3")
+    assert config.settings["model"] == "llama2_13B"
+    assert [each.key for each in config.warnings if each.key.startswith("model.")] == [
+        "model.tokenizer_path",
+        "model.norm_type",
+    ]
+    assert "checkpoint.interval_type" not in [each.key for each in config.warnings]
+
+
+def test_a_batch_that_counts_tokens_becomes_sequences(tmp_path: Path) -> None:
+    counts = "num_tokens_per_microbatch_per_dp_rank=3 * 512, max_context_length=512, num_tokens_per_train_step=6144"
+    packed = "dataloader=GrainDataLoader.Config(dataset=ConcatThenSplitPackingConfig(dataset=DATASETS['c4']))"
+    text = PYTHON.replace("local_batch_size=8, seq_len=2 * 1024", counts)
+    text = text.replace('dataloader=HuggingFaceTextDataLoader.Config(dataset="c4")', packed)
+    config = read_text(tmp_path, "configs.py", text, "base")
+    found = [config.settings[key] for key in ("micro_batch_size", "seq_length", "global_batch_size", "dataset")]
+    assert found == [3, 512, 12, "c4"]
+    assert [each.reason for each in config.warnings] == [
+        "written for a torchtitan after 0.3, which packs tokens: 1536 tokens become 3 x 512"
+    ]
+
+
+def test_tokens_that_are_not_whole_sequences_are_named(tmp_path: Path) -> None:
+    counts = "num_tokens_per_microbatch_per_dp_rank=1500, max_context_length=512, num_tokens_per_train_step=700"
+    text = PYTHON.replace("local_batch_size=8, seq_len=2 * 1024", counts)
+    config = read_text(tmp_path, "configs.py", text, "base")
+    assert (config.settings["micro_batch_size"], config.settings["global_batch_size"]) == (2, 1)
+    assert [each.key for each in config.warnings if "differs" in each.reason] == [
+        "training.num_tokens_per_microbatch_per_dp_rank",
+        "training.num_tokens_per_train_step",
+    ]
+
+
+def test_a_pipeline_after_0_3_sums_up_its_passes(tmp_path: Path) -> None:
+    counts = "num_tokens_per_microbatch_per_dp_rank=1024, max_context_length=512, num_tokens_per_train_step=8192"
+    parallel = "parallelism=ParallelismConfig(pipeline_parallel_degree=2, num_pp_microbatches=4)"
+    text = PYTHON.replace("local_batch_size=8, seq_len=2 * 1024", counts)
+    text = text.replace("activation_checkpoint=FullAC.Config()", parallel)
+    config = read_text(tmp_path, "configs.py", text, "base")
+    assert (config.settings["micro_batch_size"], config.settings["global_batch_size"]) == (2, 16)
+
+
+def test_defaults_that_the_file_does_not_state_are_listed(tmp_path: Path) -> None:
+    text = " ".join(format_result(read_text(tmp_path, "a.toml", OLD)).replace("#", "").split())
+    listed = text.partition("defaults of torchtitan: ")[2]
+    assert "seq_length 2048, " in listed.partition("work_group")[0]
+    assert "micro_batch_size" not in listed.partition("work_group")[0]
 
 
 def test_a_function_of_python_is_read_without_running_it(tmp_path: Path) -> None:

@@ -50,6 +50,19 @@ RENAMED = {
     "model.tokenizer_path": "model.hf_assets_path",
     "validation.enabled": "validation.enable",
     "profiling.enable": "profiling.enable_profiling",
+    "training.warmup_steps": "lr_warmup_iters",
+    "training.debug_moe_force_load_balance": "debug.moe_force_load_balance",
+    "training.fsdp_reshard_after_forward": "parallelism.fsdp_reshard_after_forward",
+    "training.disable_loss_parallel": "parallelism.disable_loss_parallel",
+    "experimental.pipeline_parallel_schedule": "parallelism.pipeline_parallel_schedule",
+    "experimental.pipeline_parallel_schedule_csv": "parallelism.pipeline_parallel_schedule_csv",
+    "experimental.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
+    "experimental.context_parallel_rotate_method": "parallelism.context_parallel_rotate_method",
+    "checkpoint.initial_load_model_weights_only": "checkpoint.initial_load_model_only",
+    "checkpoint.last_save_model_weights_only": "checkpoint.last_save_model_only",
+    "checkpoint.model_weights_only": "checkpoint.last_save_model_only",
+    "checkpoint.last_save_in_safetensors_format": "checkpoint.last_save_in_hf",
+    "memory_estimation.enabled": "memory_estimation.enable",
 }
 """Key of the schema, or newer field, by the name in torchtitan 0.1 to 0.3."""
 
@@ -73,6 +86,7 @@ DEFAULTS = (
 """Fields that mean torchtitan's default where they are not set, because primus may do otherwise."""
 
 MODELS: dict[str, dict[str, str]] = {
+    "llama2": {"7B": "llama2_7B", "13B": "llama2_13B", "70B": "llama2_70B"},
     "llama3": {
         "1B": "llama3.2_1B",
         "3B": "llama3.2_3B",

@@ -41,6 +41,8 @@ class ForeignConfig(Struct):
     """All other keys, those of the backend included."""
     others: list[ForeignValue] = field(default_factory=list)
     """Values without a key here."""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """Keys that the file does not state, with the framework's defaults."""
 
     def set_key(self, key: str, value: Any) -> None:
         """Set a key of the schema in its group."""

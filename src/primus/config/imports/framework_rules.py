@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
+from primus.config.convert import find_origin
 from primus.config.frameworks.known_keys import KnownKey
 from primus.config.frameworks.translation import ForeignSettings, LayerContext
 from primus.config.imports.foreign_config import NUMBER, ForeignConfig, check_types
@@ -29,6 +30,10 @@ class SettingRules(Protocol):
     def settle_rest(self, work: ForeignSettings, context: LayerContext) -> None:
         """Take settings without a key of the schema out of the tree, and give the engine what it takes."""
         ...
+
+
+_DEFAULT = "'s default"
+"""End of the origin of a value that the file does not state."""
 
 
 def import_settings(
@@ -63,12 +68,15 @@ def import_settings(
         else:
             close = find_nearest(name, [*rules.names, *known])
             target.add_other(name, value, f"unknown setting{f'; did you mean {close}?' if close else ''}")
-    renamed = rules.rename(make_tree({**defaults, **named}, target.origin))
+    absent = f"{target.framework}{_DEFAULT}"
+    renamed = rules.rename({**make_tree(defaults, absent), **make_tree(named, target.origin)})
     work = ForeignSettings(renamed, list_value=target.add_other)
     rules.apply_rules(work)
     rules.settle_rest(work, LayerContext(stage="pre_trainer", written=frozenset(work.tree)))
     for key, value in strip_origins(work.tree).items():
         target.set_key(key, value)
+        if _DEFAULT in find_origin(work.tree[key]):
+            target.defaults[key] = value
     return strip_origins(work.backend_args)
 
 

@@ -131,7 +131,7 @@ def _read_titan_toml(text: str, shown: str, name: str) -> ForeignConfig:
         found = ", ".join(list(values)[:5])
         raise UsageError(f"{shown}: not a configuration of torchtitan (it has {found or 'no keys'})", f"give {KINDS}")
     target = ForeignConfig(origin=f"torchtitan TOML {shown}", name=name, framework="torchtitan")
-    read_titan_settings(values, target)
+    read_titan_settings(values, target, is_toml=True)
     return target
 
 

@@ -145,6 +145,8 @@ class _FunctionReader:
             return variables[node.id]
         if isinstance(node, ast.BinOp):
             return _calculate(node.op, self.evaluate(node.left, variables), self.evaluate(node.right, variables))
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "DATASETS":
+            return self.evaluate(node.slice, variables)
         if isinstance(node, (ast.List, ast.Tuple)):
             return [self.evaluate(item, variables) for item in node.elts]
         if isinstance(node, ast.Dict) and all(key is not None for key in node.keys):

@@ -12,20 +12,37 @@ from primus.config.frameworks.torchtitan import MOVED_SECTIONS, TorchtitanTransl
 from primus.config.frameworks.torchtitan_names import DATASETS, DEBUG_MODELS, DEFAULTS, MODELS
 from primus.config.imports.foreign_config import ForeignConfig
 from primus.config.imports.framework_rules import import_settings
+from primus.config.imports.torchtitan_releases import (
+    convert_older_settings,
+    convert_token_counts,
+    fit_model_to_release,
+)
 from primus.config.source import flatten_settings
 from primus.errors import UsageError, find_nearest
 
 TOKENIZERS = ("model.hf_assets_path", "hf_assets_path", "model.tokenizer_path")
 
 
-def read_titan_settings(tree: dict[str, Any], target: ForeignConfig) -> None:
+def read_titan_settings(tree: dict[str, Any], target: ForeignConfig, is_toml: bool = False) -> None:
     """Set the keys of `target`, and list each setting without one.
+
+    Args:
+        tree: The settings, in the sections of 0.2.
+        target: Result.
+        is_toml: Whether they are of a TOML, the form of releases before 0.3.
 
     Raises:
         UsageError: The model has no preset, or a value has another type.
     """
-    values = {_move_to_section(name): value for name, value in flatten_settings(tree).items()}
-    _choose_model(str(values.pop("model.name", "llama3")), str(values.pop("model.flavor", "debugmodel")), target)
+    written = flatten_settings(tree)
+    values = {_move_to_section(name): value for name, value in written.items()}
+    if "training.dataset.dataset" in values:  # after 0.3, below the way in which samples are packed
+        values["training.dataset"] = values.pop("training.dataset.dataset")
+    family, flavor = str(values.pop("model.name", "llama3")), str(values.pop("model.flavor", "debugmodel"))
+    _choose_model(family, flavor, target)
+    fit_model_to_release(family, flavor, written, is_toml, target)
+    convert_older_settings(values, target)
+    convert_token_counts(values, target)
     for name in ("job.dump_folder", "dump_folder"):
         if name in values:
             target.settings["workspace"] = values.pop(name)

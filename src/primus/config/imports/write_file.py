@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ from primus.errors import UsageError, did_you_mean
 
 LONGEST_SHOWN = 80
 """Number of characters of a value that a comment shows."""
+_COMMENT: Any = {"initial_indent": "# ", "subsequent_indent": "#   ", "break_on_hyphens": False}
 _GROUP_TITLES = {
     "model": "model",
     "training": "length, batch and precision",
@@ -39,7 +41,7 @@ def format_result(config: ForeignConfig) -> str:
 
 def _format_model(config: ForeignConfig) -> str:
     make_model(config)
-    lines = [f"# {config.name}, imported from {config.origin}", *_comment_others(config.others)]
+    lines = [f"# {config.name}, imported from {config.origin}", *_comment_others(config)]
     return "\n".join(lines) + "\n" + dump_yaml(drop_defaults(config.model))
 
 
@@ -76,7 +78,7 @@ def _format_experiment(config: ForeignConfig) -> str:
     settings = parts.settings
     lines = [
         f"# {parts.name}, imported from {config.origin}",
-        *_comment_others(config.others),
+        *_comment_others(config),
         "",
         "work_group: ${PRIMUS_TEAM:primus}",
         "user_name: ${USER:user}",
@@ -110,9 +112,9 @@ def _format_line(key: str, value: Any) -> str:
     return f"{key}: {msgspec.json.encode(value).decode()}"
 
 
-def _comment_others(others: Iterable[ForeignValue]) -> list[str]:
-    """Comments: first what affects training, then what does not."""
-    found = list(others)
+def _comment_others(config: ForeignConfig) -> list[str]:
+    """Comments: first what affects training, then what does not, and defaults of the framework."""
+    found = config.others
     lines: list[str] = []
     affecting = [f"#   {_format_value(each)}: {each.reason}" for each in found if each.reason]
     if affecting:
@@ -120,6 +122,9 @@ def _comment_others(others: Iterable[ForeignValue]) -> list[str]:
     rest = [f"#   {_format_value(each)}" for each in found if not each.reason]
     if rest:
         lines += ["#", "# Without a key of primus, and without an effect on training:", *rest]
+    if config.defaults:
+        listed = ", ".join(f"{key} {value}" for key, value in config.defaults.items())
+        lines += ["#", *textwrap.wrap(f"Not in the file; defaults of {config.framework}: {listed}", 118, **_COMMENT)]
     return [_escape_line(line) for line in lines]
 
 
