@@ -331,7 +331,7 @@ LATENT = {
         (LATENT | {"qk_layernorm": True}, "qk_layernorm"),
         ({"rotary_scaling_factor": 8.0}, "rotary_scaling_factor"),
         ({"rope_type": "llama3", "rope_low_freq_factor": 4.0}, "rope_low_freq_factor"),
-        ({"rope_type": "yarn", "beta_slow": 32.0}, "beta_slow"),
+        ({"rope_type": "yarn", "beta_slow": 32.5}, "beta_slow"),
         ({"moe_ffn_hidden_size": 32}, "moe_ffn_hidden_size"),
         ({"moe_router_topk": 4}, "moe_router_topk"),
         ({"first_k_dense_replace": 1}, "first_k_dense_replace"),

@@ -153,10 +153,8 @@ def _find_rope_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
     if spec.rope_type == "llama3" and spec.rope_low_freq_factor >= spec.rope_high_freq_factor:
         text = f"{spec.rope_low_freq_factor} is not below rope_high_freq_factor {spec.rope_high_freq_factor}"
         yield ModelProblem("rope_low_freq_factor", text, "Llama 3 uses 1 and 4")
-    if spec.rope_type == "yarn" and spec.beta_slow >= spec.beta_fast:
-        yield ModelProblem(
-            "beta_slow", f"{spec.beta_slow} is not below beta_fast {spec.beta_fast}", "yarn uses 1 and 32"
-        )
+    if spec.rope_type == "yarn" and spec.beta_slow > spec.beta_fast:
+        yield ModelProblem("beta_slow", f"{spec.beta_slow} is above beta_fast {spec.beta_fast}", "yarn uses 1 and 32")
 
 
 _KEYS_OF_KINDS = {

@@ -271,7 +271,9 @@ def test_rope_that_cannot_be_expressed_is_a_warning(tmp_path: Path) -> None:
         ('{"weight_map": {}}', "the index of sharded weights"),
         ('{"dim": 8, "ffn_dim_multiplier": 1.3}', "Meta's params.json"),
         ('{"model_type": "t5"}', "model_type 't5' is not a family"),
-        ('{"model_type": "lama"}', "did you mean 'llama'?"),
+        ('{"model_type": "qwen"}', "families: deepseek_v2, "),
+        ('{"model_type": "kimi_linear"}', "model: kimi_k3.yaml"),
+        ('{"model_type": "git", "architectures": ["Grok1ForCausalLM"]}', "model: grok2.yaml"),
         ('{"model_type": "llama", "hidden_act": "relu"}', "'relu' is not supported"),
         ("", "is empty"),
     ],
@@ -284,10 +286,57 @@ def test_a_file_that_is_no_model_is_told_what_it_is(text: str, told: str, tmp_pa
     assert told in str(caught.value)
 
 
-def test_an_incomplete_model_names_what_is_missing(tmp_path: Path) -> None:
-    config = read_foreign_file(write_json(tmp_path, {"model_type": "llama", "hidden_size": 8}), {})
-    with pytest.raises(UsageError, match="num_layers, ffn_hidden_size, num_attention_heads, vocab_size not found"):
-        make_model(config)
+def test_a_size_that_transformers_fills_in_is_a_warning(tmp_path: Path) -> None:
+    part = {"hidden_size": 640, "num_hidden_layers": 3, "intermediate_size": 900}
+    config = read_foreign_file(write_json(tmp_path, {"model_type": "gemma3", "text_config": part}), {})
+    filled = {each.key: each.value for each in config.warnings if "transformers fills it in" in each.reason}
+    assert filled == {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208}
+    model = make_model(config)
+    assert (model.hybrid_layer_pattern, model.window_size, model.rotary_base) == ("WWWWW*", 4096, 1e6)
+    assert config.defaults["rms_norm_eps"] == 1e-6
+
+
+def test_null_is_no_value_and_not_the_default_of_the_family(tmp_path: Path) -> None:
+    values = {"model_type": "mistral", "sliding_window": None, "num_attention_heads": 16, "num_key_value_heads": 4}
+    assert make_model(read_foreign_file(write_json(tmp_path, values), {})).window_size is None
+    del values["sliding_window"]
+    assert make_model(read_foreign_file(write_json(tmp_path, values), {})).window_size == 4096
+
+
+def test_a_name_of_their_own_is_read_by_its_architecture(tmp_path: Path) -> None:
+    values = FILES["qwen3_4B"] | {"model_type": "mine", "architectures": ["Qwen3ForCausalLM"]}
+    config = read_foreign_file(write_json(tmp_path, values), {})
+    assert make_model(config) == make_model(read_foreign_file(write_json(tmp_path, FILES["qwen3_4B"]), {}))
+    assert [each.key for each in config.warnings] == ["model_type"]
+
+
+def test_parts_that_contradict_each_other_on_tied_embeddings_are_named(tmp_path: Path) -> None:
+    whole = {"model_type": "llava", "tie_word_embeddings": True, "llm_config": FILES["qwen2.5_7B"]}
+    config = read_foreign_file(write_json(tmp_path, whole), {})
+    assert config.model["untie_embeddings_and_output_weights"] is True
+    assert [each.key for each in config.warnings] == ["tie_word_embeddings"]
+
+
+@pytest.mark.parametrize("key", ["_model_name_or_path", "is_llama_config", "transformers.js_config", "unk_token_id"])
+def test_what_tools_add_to_a_file_has_no_effect_on_training(key: str, tmp_path: Path) -> None:
+    values = FILES["llama2_7B"] | {key: 7, "num_beams": 1, "pruned_heads": {}, "image_token_id": 9}
+    assert read_foreign_file(write_json(tmp_path, values), {}).warnings == []
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"model_type": "glm_moe_dsa", "index_topk_freq": 2}, "indexer_types"),
+        ({"model_type": "llama4_text", "moe_layers": [1, 2, 7]}, "moe_layers"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0, 0, 1], "num_hidden_layers": 4}, "no_rope_layers"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"model_type": "minimax_m2", "num_mtp_modules": 2}, "num_mtp_modules"),
+        ({"model_type": "qwen3_5_text", "layer_types": ["mystery"]}, "layer_types"),
+        ({"model_type": "lfm2", "conv_bias": True}, "conv_bias"),
+    ],
+)
+def test_what_a_family_has_and_primus_does_not_is_a_warning(values: dict[str, Any], told: str, tmp_path: Path) -> None:
+    assert told in {each.key for each in read_foreign_file(write_json(tmp_path, values), {}).warnings}
 
 
 def test_an_impossible_shape_names_key_and_value(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from msgspec import structs
 
 from primus.config.exports.foreign_text import ForeignText, LostSetting, find_head_width
 from primus.config.imports import hugging_face as imports
-from primus.config.imports.hugging_face_families import DEEPSEEK_EXPERTS, MIXTRAL_EXPERTS, QWEN_EXPERTS
-from primus.config.imports.hugging_face_families import LATENT as LATENT_ATTENTION
+from primus.config.imports.hugging_face_families import MIXTRAL_EXPERTS, QWEN_EXPERTS
+from primus.config.imports.hugging_face_latent import DEEPSEEK_EXPERTS
+from primus.config.imports.hugging_face_latent import LATENT as LATENT_ATTENTION
 from primus.config.schema import ModelSpec
 from primus.errors import UsageError
 

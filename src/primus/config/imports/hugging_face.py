@@ -7,12 +7,15 @@ Names and defaults are those of the configuration classes of transformers 5
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
+from primus.config.imports import hugging_face_families as dense
+from primus.config.imports import hugging_face_hybrid as hybrid
+from primus.config.imports import hugging_face_latent as latent
 from primus.config.imports.foreign_config import NUMBER, ForeignConfig, check_types
-from primus.config.imports.hugging_face_families import DEFAULTS, FAMILIES, FAMILY_DEFAULTS, LATENT
-from primus.config.imports.hugging_face_file import HuggingFaceFile
-from primus.errors import UsageError, find_nearest
+from primus.config.imports.hugging_face_file import HuggingFaceFile, read_family_defaults
+from primus.errors import UsageError
 
 SHAPE = {
     "num_hidden_layers": "num_layers",
@@ -46,9 +49,89 @@ WITHOUT_EFFECT = frozenset(
     is_encoder_decoder return_dict output_hidden_states output_attentions chunk_size_feed_forward problem_type
     cross_attention_hidden_size add_cross_attention tie_encoder_decoder is_decoder cache_implementation
     initial_context_length swiglu_limit experts_per_token max_window_layers rope_interleave seq_aux
+    indexer_rope_interleave num_mtp_layers qkv_bias use_qk_norm expert_dtype
+    _model_name_or_path is_llama_config transformers.js_config unk_token_id mask_token_id cls_token_id tokenizer_class
+    prefix bad_words_ids begin_suppress_tokens suppress_tokens forced_bos_token_id forced_eos_token_id
+    task_specific_params
+    finetuning_task pruned_heads remove_invalid_values tf_legacy_loss torchscript use_bfloat16 typical_p
+    diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty
+    length_penalty max_length min_length no_repeat_ngram_size num_beam_groups num_beams num_return_sequences
+    output_scores repetition_penalty return_dict_in_generate temperature top_k top_p max_new_tokens
     """.split()
 )
 """Keys that do not change a model's shape or what it computes in training, or that repeat another key."""
+
+FAMILIES: dict[str, Callable[[HuggingFaceFile], None]] = {
+    "deepseek_v2": latent.read_deepseek_v2,
+    "deepseek_v3": latent.read_deepseek_v3,
+    "deepseek_v32": latent.read_sparse_attention,
+    "deepseek_v4": latent.read_deepseek_v4,
+    "gemma": hybrid.read_gemma,
+    "gemma2": hybrid.read_gemma2,
+    "gemma3_text": hybrid.read_gemma3,
+    "gemma4_text": hybrid.read_gemma4,
+    "glm4_moe": latent.read_glm4_moe,
+    "glm_moe_dsa": latent.read_sparse_attention,
+    "gpt_oss": dense.read_gpt_oss,
+    "lfm2": hybrid.read_lfm2,
+    "lfm2_moe": hybrid.read_lfm2,
+    "llama": dense.read_llama,
+    "llama4_text": hybrid.read_llama4,
+    "minimax_m2": dense.read_minimax,
+    "ministral3": dense.read_mistral,
+    "mistral": dense.read_mistral,
+    "mixtral": dense.read_mixtral,
+    "qwen2": dense.read_qwen2,
+    "qwen2_5_vl_text": dense.read_qwen2,
+    "qwen2_moe": dense.read_qwen2_moe,
+    "qwen2_vl_text": dense.read_qwen2,
+    "qwen3": dense.read_qwen3,
+    "qwen3_5_moe_text": hybrid.read_qwen3_5,
+    "qwen3_5_text": hybrid.read_qwen3_5,
+    "qwen3_moe": dense.read_qwen3_moe,
+    "qwen3_next": hybrid.read_qwen3_5,
+    "qwen3_vl_moe_text": dense.read_qwen3_moe,
+    "qwen3_vl_text": dense.read_qwen3,
+    "smollm3": dense.read_smollm3,
+}
+"""Reader of each `model_type`."""
+
+SAME_FAMILY = {"kimi_k2": "deepseek_v3", "qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
+"""Family of further names; files of Qwen2-VL and Qwen2.5-VL have the language model's keys at the top."""
+
+ARCHITECTURES = {
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "DeepseekV32ForCausalLM": "deepseek_v32",
+    "DeepseekV4ForCausalLM": "deepseek_v4",
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+"""Family of an architecture, for files whose `model_type` is their own."""
+
+PRESETS = {
+    "kimi_linear": "kimi_k3",
+    "kimi_k3": "kimi_k3",
+    "mamba2": "mamba_130M",
+    "Grok1ForCausalLM": "grok2",
+    "Grok1ModelForCausalLM": "grok1",
+}
+"""Preset for a `model_type` or architecture whose files are not read."""
+
+_EXPERTS = {"num_local_experts": "num_experts"}  # transformers 5 writes what published files call num_experts
+RENAMED = {
+    "lfm2": {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings", "norm_eps": "rms_norm_eps"},
+    "lfm2_moe": {"tie_embedding": "tie_word_embeddings", "norm_eps": "rms_norm_eps"},
+    "llama4_text": {"intermediate_size": "moe_intermediate_size", "intermediate_size_mlp": "intermediate_size"},
+    "qwen2_moe": _EXPERTS,
+    "qwen3_moe": _EXPERTS,
+    "qwen3_vl_moe_text": _EXPERTS,
+}
+"""Name of a key in other families, by its name in a family."""
+
+PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
+"""Keys under which files of models with several parts have their language model."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _ACTIVATIONS = {
@@ -67,46 +150,78 @@ def read_model_config(values: dict[str, Any], origin: str, name: str) -> Foreign
     Raises:
         UsageError: The family is not known, or its rope cannot be expressed.
     """
-    model_type = values.get("model_type")
-    if "text_config" in values and isinstance(values["text_config"], dict):
-        return _read_text_part(values, origin, name)
+    part = next((key for key in PARTS if isinstance(values.get(key), dict)), None)
+    if part:
+        return _read_text_part(values, part, origin, name)
     target = ForeignConfig(origin=f"Hugging Face config.json of {origin}", name=name)
-    family = FAMILIES.get(str(model_type))
-    if family is None:
-        close = find_nearest(str(model_type), FAMILIES)
-        known = f"did you mean '{close}'?" if close else f"known: {', '.join(sorted(FAMILIES))}"
-        raise UsageError(f"{origin}: model_type {model_type!r} is not a family of decoder that primus knows", known)
-    check_types(values, SHAPE | LATENT | NUMBERS, origin)
-    file = HuggingFaceFile(values, target, DEFAULTS | FAMILY_DEFAULTS.get(str(model_type), {}))
+    family = _find_family(values, target)
+    renamed = RENAMED.get(family, {})
+    values = {renamed.get(key, key): value for key, value in values.items()}
+    defaults = {renamed.get(key, key): value for key, value in read_family_defaults().families[family].items()}
+    check_types(values, SHAPE | latent.LATENT | NUMBERS, origin)
+    file = HuggingFaceFile(values, target, defaults)
     file.copy_keys(SHAPE)
     _set_hub_name(file)
     file.set_keys(untie_embeddings_and_output_weights=not file.take("tie_word_embeddings"))
-    _read_activation(file, default="gelu_pytorch_tanh" if str(model_type).startswith("gemma") else "silu")
+    _read_activation(file)
     _read_rope(file)
-    family(file)
+    FAMILIES[family](file)
     _check_dropout(file)
     _report_rest(file)
     return target
 
 
-def _read_text_part(values: dict[str, Any], origin: str, name: str) -> ForeignConfig:
+def _find_family(values: dict[str, Any], target: ForeignConfig) -> str:
+    """The family whose class transformers builds for a file.
+
+    Raises:
+        UsageError: No family that is read here; names the preset of such a model if there is one.
+    """
+    model_type = str(values.get("model_type"))
+    family = SAME_FAMILY.get(model_type, model_type)
+    if family in FAMILIES:
+        return family
+    architectures = [str(each) for each in values.get("architectures") or []]
+    for architecture in architectures:
+        if architecture in ARCHITECTURES:
+            reason = f"read as {ARCHITECTURES[architecture]}, the family of its architecture {architecture}"
+            target.add_other("model_type", model_type, reason)
+            return ARCHITECTURES[architecture]
+    preset = next((PRESETS[each] for each in (model_type, *architectures) if each in PRESETS), None)
+    hint = f"families: {', '.join(sorted(FAMILIES))}"
+    if preset:
+        hint = f"use the preset of such a model: model: {preset}.yaml"
+    origin = target.origin.partition(" of ")[2]
+    raise UsageError(f"{origin}: model_type {model_type!r} is not a family of decoder that primus reads", hint)
+
+
+def _read_text_part(values: dict[str, Any], part: str, origin: str, name: str) -> ForeignConfig:
     """The language model of a file that describes other parts (vision, audio) too."""
-    inherited = {key: values[key] for key in ("tie_word_embeddings", "_name_or_path") if key in values}
-    target = read_model_config(inherited | values["text_config"], origin, name)
-    for key in sorted(values.keys() - {"text_config"} - WITHOUT_EFFECT - inherited.keys()):
-        target.add_other(key, values[key], "only the language model (text_config) is taken")
+    inherited = {key: values[key] for key in ("tie_word_embeddings", "_name_or_path", "architectures") if key in values}
+    own_type = {"model_type": f"{values.get('model_type')}_text"} if part == "text_config" else {}
+    target = read_model_config(own_type | inherited | values[part], origin, name)
+    whole, own = (each.get("tie_word_embeddings") for each in (values, values[part]))
+    if whole is not None and own is not None and whole != own:
+        target.add_other("tie_word_embeddings", whole, f"{part} has {own}, which is taken; they contradict each other")
+    for key in sorted(values.keys() - {part} - WITHOUT_EFFECT - inherited.keys()):
+        has_effect = values[key] not in (None, {}, []) and not key.endswith(_TOKENS)
+        target.add_other(key, values[key], f"only the language model ({part}) is taken" if has_effect else "")
     return target
 
 
+_TOKENS = ("_token_id", "_token_index", "ignore_index", "_placeholder")
+"""Ends of keys that name tokens, which only other parts need."""
+
+
 def _set_hub_name(file: HuggingFaceFile) -> None:
-    name = file.take("_name_or_path", "")
+    name = file.take("_name_or_path", "") or file.take("_model_name_or_path", "")
     if isinstance(name, str) and _HUB_NAME.fullmatch(name):
         file.set_keys(hf_name=name)
 
 
-def _read_activation(file: HuggingFaceFile, default: str) -> None:
-    key = "hidden_activation" if "hidden_activation" in file.values else "hidden_act"
-    written = file.take(key, default)
+def _read_activation(file: HuggingFaceFile) -> None:
+    key = "hidden_activation" if file.values.get("hidden_activation") else "hidden_act"
+    written = file.take(key, "silu")
     file.unread -= {"hidden_act", "hidden_activation"}
     if written not in _ACTIVATIONS:
         raise UsageError(
@@ -195,5 +310,5 @@ def _check_dropout(file: HuggingFaceFile) -> None:
 def _report_rest(file: HuggingFaceFile) -> None:
     for key in sorted(file.unread):
         value = file.values.get(key)
-        has_effect = key not in WITHOUT_EFFECT and value not in (None, False)
+        has_effect = key not in WITHOUT_EFFECT and value not in (None, False, {}, [], "") and not key.endswith(_TOKENS)
         file.target.add_other(key, value, "no key of primus" if has_effect else "")

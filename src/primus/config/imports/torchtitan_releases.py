@@ -62,7 +62,7 @@ LLAMA_TOKENIZER = "original/tokenizer.model"
 """Where the download of Llama 3 has its tokenizer, whose vocabulary is that of the presets."""
 
 TOKENS_OF_PASS = "training.num_tokens_per_microbatch_per_dp_rank"  # noqa: S105
-TOKENS_OF_STEP = "training.num_tokens_per_train_step"  # noqa: S105
+TOKENS_OF_STEP = "training.num_tokens_per_train_step"
 LENGTH = "training.max_context_length"
 PASSES = "parallelism.num_pp_microbatches"
 TOKEN_COUNTS = {TOKENS_OF_PASS: 16384, TOKENS_OF_STEP: -1, LENGTH: 2048, PASSES: 1}
