@@ -64,6 +64,16 @@ def test_a_valid_experiment_is_said_to_be_valid(capsys: pytest.CaptureFixture[st
     assert value == {"config": "e.yaml", "valid": True, "framework": "native", "notes": []}
 
 
+def test_a_model_that_a_named_machine_cannot_hold_is_an_error(
+    capsys: pytest.CaptureFixture[str], workplace: Path
+) -> None:
+    (workplace / "big.yaml").write_text(EXPERIMENT.replace("tiny.yaml", "llama3.1_405B.yaml"))
+    assert main("direct -- config check --config big.yaml --assume mi355x:8 --nnodes 2".split()) == 2
+    assert "need at least" in capsys.readouterr().err
+    assert "note" not in said("config check --config big.yaml --assume mi355x:8 --nnodes 3", capsys)
+    assert "it does not fit this machine" in said("config check --config big.yaml", capsys)
+
+
 def test_the_schema_is_json_or_a_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(said("config schema", capsys))["title"] == "primus experiment"
     assert said("config schema --text", capsys).startswith("# Configuration keys")

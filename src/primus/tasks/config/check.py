@@ -7,7 +7,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from primus import experiment
+from primus import experiment, training_memory
+from primus.config.schema import Trainer
+from primus.errors import UsageError
+from primus.machine.assumed_machine import build_assumed_machine
 from primus.task import TaskContext
 
 OVERRIDES = True
@@ -20,16 +23,36 @@ class Options(Struct, frozen=True, kw_only=True):
     """Experiment file."""
     stage: str | None = None
     """Module to check, such as post_trainer (default: the only one in the file)."""
+    assume: str | None = None
+    """Machine that must have the memory: MODEL or MODEL:GPUS, such as mi355x:8 (default: this one, as a note)."""
+    nnodes: Annotated[int, Meta(ge=1)] = 1
+    """Number of such machines."""
 
 
 def run(options: Options, context: TaskContext) -> None:
     """Print that the experiment is valid.
 
     Raises:
-        UsageError: It is not.
+        UsageError: It is not, or the assumed machines lack the memory for weights, gradients and optimizer state.
     """
     resolved = experiment.resolve_experiment(Path(options.config), context.overrides, context.environ, options.stage)
     trainer = resolved.experiment.trainer
+    notes = [*resolved.notes, *_check_memory(trainer, options, context)]
     text = f"{options.config}: valid ({trainer.framework}, {resolved.experiment.exp_name})"
-    value = {"config": options.config, "valid": True, "framework": trainer.framework, "notes": resolved.notes}
-    context.result(value, "\n".join([text, *(f"  note: {note}" for note in resolved.notes)]))
+    value = {"config": options.config, "valid": True, "framework": trainer.framework, "notes": notes}
+    context.result(value, "\n".join([text, *(f"  note: {note}" for note in notes)]))
+
+
+def _check_memory(trainer: Trainer, options: Options, context: TaskContext) -> list[str]:
+    """A note if this machine lacks the memory; an error if the machine that the user names does."""
+    need = training_memory.estimate_need(trainer)
+    if options.assume is None and need.total_bytes < training_memory.SMALL_BYTES:
+        return []
+    facts = context.facts() if options.assume is None else build_assumed_machine(options.assume)
+    fit = training_memory.compare_with_machine(need, facts, options.nnodes)
+    if fit is None or fit.fits:
+        return []
+    if options.assume is not None:
+        raise UsageError(f"{options.config}: {fit.format_problem()}", fit.format_remedy())
+    another = "--assume MODEL:GPUS --nnodes N checks another machine"
+    return [f"it does not fit this machine: {fit.format_problem()}; {fit.format_remedy()}; {another}"]
