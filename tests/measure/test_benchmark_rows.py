@@ -40,6 +40,17 @@ def test_a_row_has_the_rate_of_the_median_and_its_share() -> None:
     assert (time.value, time.unit) == (2.0, "us")
 
 
+def test_a_rate_above_the_limit_of_its_device_is_a_warning_with_its_case() -> None:
+    def warn(seconds: float) -> list[str]:
+        fine = build_row({"M": 1}, make_measured(5e11, 1e9), summarize_samples([0.01]), PEAKS)
+        odd = build_row({"M": 77}, make_measured(5e11, 1e9), summarize_samples([seconds]), PEAKS)
+        rank = BenchmarkRank(rank=0, host="a", device="cpu", device_name="", rows=(fine, odd))
+        return [line for line in describe_result(BenchmarkResult(benchmark="mine", ranks=(rank,))) if "warning" in line]
+
+    assert warn(0.0048) == [], "the measured limit is a few percent off"
+    assert "warning: 1 of 2 rows exceed the limit" in warn(5e-4)[0] and "1000.0% of peak (M=77)" in warn(5e-4)[0]
+
+
 def test_threads_follow_the_user_and_other_processes_are_named() -> None:
     before = torch.get_num_threads()
     try:

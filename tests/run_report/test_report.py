@@ -13,11 +13,14 @@ import pytest
 
 pytest.importorskip("numpy")
 
+from primus.machine.facts import Device, MachineFacts
 from primus.report.benchmark_history import find_history_file
+from primus.run_report.facts import collect_facts
 from primus.run_report.html_page import format_html
-from primus.run_report.markdown import format_markdown
+from primus.run_report.markdown import format_markdown, format_text
 from primus.run_report.report import RunReport, build_report, list_tables
 from primus.runs.files import write_json, write_text
+from primus.runs.snapshot import SystemInfo
 from primus.runs.store import Run, RunOutcome
 from traces.chrome_trace import TraceWriter
 
@@ -140,8 +143,14 @@ def test_recomputation_with_free_memory_is_named(make_run: MakeRun) -> None:
         memory_gib=60.0,
         mfu=0.2,
     )
-    write_json(run.directory / "env/system_info.json", {"devices": [{"memory_bytes": 192 << 30}]})
+    device = Device(index=0, vendor="amd", memory_bytes=192 << 30)
+    system = SystemInfo(
+        host="", kernel="", architecture="", python="", cpu_model="", cpu_cores=8, memory_bytes=1 << 40,
+        devices=["MI300X"], facts=MachineFacts(devices=(device,)),
+    )  # fmt: skip
+    write_json(run.directory / "env/system_info.json", system)
     report = build_report(run)
+    assert "60.00 of 192.0 GiB" in format_text(report)
     assert list_changes(report) == {"set recompute_activations: false": 0.25, "raise micro_batch_size above 1": None}
 
 
@@ -220,3 +229,26 @@ def test_of_many_ranks_the_slowest_are_shown(make_run: MakeRun) -> None:
     assert found.title.endswith("the slowest 16 of 64")
     assert (len(found.rows), found.rows[0][:2]) == (16, ["37", "node4"])
     assert found.text == "the median is 1.031 s; rank 37 on node4 takes 1.26 times that"
+
+
+def test_the_text_for_a_terminal_has_the_content_of_markdown_and_none_of_its_marks(make_run: MakeRun) -> None:
+    report = build_report(make_run([(1.0, 0.5)] * 9, settings={"lr": 1e-3}))
+    text, markdown = format_text(report), format_markdown(report)
+    assert not re.search(r"^#|\*\*|^\|", text, re.MULTILINE)
+    for word in ("What limits it: ", "tokens/s", "Changes", "Time of the run", "waiting for data"):
+        assert word in text, word
+    assert "## Time of the run" in markdown
+
+
+def test_a_global_batch_that_was_computed_is_shown_and_not_none(make_run: MakeRun) -> None:
+    run = make_run([(1.0, 0.0)] * 4, settings={"global_batch_size": None}, started={"global_batch_size": 24})
+    assert collect_facts(run).settings["global_batch_size"] == 24
+    asked = make_run([(1.0, 0.0)] * 4, settings={"global_batch_size": 8}, started={"global_batch_size": 8}, name="b")
+    assert collect_facts(asked).settings["global_batch_size"] == 8
+
+
+def test_the_range_of_speeds_is_that_of_interpolated_quantiles(make_run: MakeRun) -> None:
+    run = make_run([(1.0, 0.0)] * 3 + [(1 / (1 + 0.01 * number), 0.0) for number in range(11)])
+    facts = collect_facts(run)
+    assert facts.tokens_per_s_low == pytest.approx(1005, rel=1e-6)
+    assert facts.tokens_per_s_high == pytest.approx(1095, rel=1e-6)

@@ -10,6 +10,7 @@ import shutil
 import struct
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -17,7 +18,11 @@ from tests.browser import NAMES, dom
 from tests.comparison.fair_results import change_settings, make_result
 
 from primus.cli.main import main
+from primus.comparison.archive import LoadedResults
+from primus.comparison.cell_results import group_cells
 from primus.comparison.comparison_folder import ComparisonFolder
+from primus.comparison.comparison_report import ReportOptions, build_comparison_report
+from primus.comparison.comparison_tables import list_answers
 from primus.comparison.purge import find_purged_paths, remove_paths
 from primus.comparison.report_files import write_final_report
 from primus.comparison.result import save_result
@@ -68,6 +73,9 @@ def test_only_fair_pairs_have_a_ratio_and_foreign_files_are_named(
     assert len(unfair) == 2
     assert all("no ratio: setting global_batch_size: a step on more samples" in line for line in unfair)
     assert "package.json: not a result" in out
+    answers = [line for line in out.splitlines() if " times as fast as " in line or "show no difference" in line]
+    assert len(answers) == 1, "one pair is fair"
+    assert answers[0] in (tmp_path / "report.md").read_text() and answers[0] in (tmp_path / "report.html").read_text()
     rows = list(csv.DictReader((tmp_path / "cells.csv").read_text().splitlines()))
     assert [row["framework"] for row in rows] == ["jax", "megatron", "native"]
     assert float(rows[0]["step_s_low"]) < float(rows[0]["step_s"]) < float(rows[0]["step_s_high"])
@@ -260,3 +268,20 @@ def test_a_run_without_a_counterpart_is_judged_and_one_of_another_seed_is_not_co
     save_result(disturbed, tmp_path / f"{result.cell.name}.json")
     _, out, _ = report(capsys, tmp_path)
     assert "jax" in out and "no ratio" not in out and "from steps of" not in out
+
+
+def test_the_answer_names_the_faster_cell_first_and_says_why_there_is_none() -> None:
+    def answer(times: tuple[float, float], **changes: Any) -> list[str]:
+        slow, fast = ("a", times[0]), ("b", times[1])
+        results = [make_result(name, step_s=time, seed=seed) for name, time in (slow, fast) for seed in range(3)]
+        results = [structs.replace(each, **changes) if each.cell.framework == "b" else each for each in results]
+        loaded = LoadedResults(results=results, files=[f"{n}.json" for n in range(len(results))], skipped=[])
+        return list_answers(build_comparison_report(group_cells(loaded), [], ReportOptions()))
+
+    faster = answer((0.2, 0.1))
+    assert len(faster) == 1 and faster[0].startswith("b is ") and " times as fast as a (98%: " in faster[0]
+    assert 1.9 < float(faster[0].split()[2]) < 2.1
+    assert answer((0.1, 0.2))[0].startswith("a is ")
+    assert answer((0.1, 0.1))[0].startswith("a and b show no difference in speed")
+    refused = answer((0.2, 0.1), precision="bfloat16")
+    assert refused[0].startswith("No pair is fair, so that no speed is compared: a and b: precision used")

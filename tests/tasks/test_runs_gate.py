@@ -90,6 +90,17 @@ def test_the_name_of_the_experiment_is_its_newest_earlier_run_that_is_done(
     assert json.loads(capsys.readouterr().out)["baselines"] == ["20250101_000000-0001"]
 
 
+def test_the_first_run_of_an_experiment_passes_without_a_comparison_unless_strict(
+    make: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(1, state="failed")
+    make(2)
+    assert call_gate("night --baseline night") == 0
+    assert "not compared: 20250102_000000-0002 is the first run of its experiment" in capsys.readouterr().out
+    assert call_gate("night --baseline night --strict") == 3
+    assert call_gate("night --baseline 20250102") == 2, "a run that is named as its own baseline is a mistake"
+
+
 def test_another_loss_exits_with_3_unless_only_speed_counts(make: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     make(1)
     make(2, loss=4.01)

@@ -9,7 +9,13 @@ from statistics import median
 
 from primus.comparison.cell_results import ComparisonCell
 from primus.comparison.comparison_report import CellPair, CellReport, ComparisonReport
-from primus.comparison.comparison_tables import ComparisonTable, describe_ratio, list_checks, list_report_tables
+from primus.comparison.comparison_tables import (
+    ComparisonTable,
+    describe_ratio,
+    list_answers,
+    list_checks,
+    list_report_tables,
+)
 from primus.comparison.result import ComparisonResult
 from primus.report import page
 from primus.report.charts import NUM_COLORS, draw_line_chart
@@ -36,7 +42,12 @@ def format_comparison_page(report: ComparisonReport, cells: Cells) -> str:
     pictures = dict(draw_comparison_pictures(report, cells))
     tables = {each.title.partition(" (")[0].partition(":")[0]: each for each in list_report_tables(report)}
     sections: list[tuple[str, object]] = [
-        ("Summary", page.join_fragments(_explain_ratios(report), *_make_tables(tables, "Cells", "Pairs"))),
+        (
+            "Summary",
+            page.join_fragments(
+                *_make_answers(report), _explain_ratios(report), *_make_tables(tables, "Cells", "Pairs")
+            ),
+        ),
         ("Speed", _select_pictures(pictures, "throughput", "pairs", "scaling")),
         ("Fairness", page.join_fragments(*map(_make_verdict, report.pairs))),
         ("Steps", page.join_fragments(_select_pictures(pictures, "steps"), *_make_tables(tables, "Slow steps"))),
@@ -213,6 +224,11 @@ def _draw_efficiency(report: ComparisonReport, kinds: Mapping[str, int]) -> Iter
 
 def _pair_columns(run: ComparisonResult, column: str) -> list[tuple[int, float | None]]:
     return list(zip(run.steps.number, getattr(run.steps, column), strict=False))
+
+
+def _make_answers(report: ComparisonReport) -> Iterator[Html]:
+    for sentence in list_answers(report):
+        yield page.make_paragraph(page.make_element("strong", sentence))
 
 
 def _explain_ratios(report: ComparisonReport) -> Html:

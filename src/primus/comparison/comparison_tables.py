@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from primus.comparison.cell_statistics import SpeedEstimate
+from primus.comparison.cell_statistics import RATIO_LEVEL, SpeedEstimate
 from primus.comparison.comparison_report import CellPair, CellReport, ComparisonReport
 from primus.comparison.fairness import PairVerdict
 from primus.report import table
@@ -16,6 +17,8 @@ from primus.report.markdown import format_markdown_table
 from primus.report.table import format_number
 
 Rows = list[list[str]]
+MOST_ANSWERS = 4
+"""Pairs that have a sentence; all are in the table."""
 MOST_REASONS = 3
 """Reasons that the terminal shows for a pair; the page has all."""
 
@@ -37,16 +40,42 @@ def list_report_tables(report: ComparisonReport) -> list[ComparisonTable]:
     return [each for each in tables if each.rows]
 
 
+def list_answers(report: ComparisonReport) -> list[str]:
+    """What the comparison answers, as sentences: of each fair pair which is faster, the largest difference first."""
+    shown = [pair for pair in report.pairs if pair.ratio is not None and pair.verdict.status == "fair"]
+    ordered = sorted(shown, key=lambda pair: -abs(math.log(pair.ratio.value)) if pair.ratio else 0.0)
+    answers = [_format_answer(pair) for pair in ordered[:MOST_ANSWERS]]
+    if len(ordered) > MOST_ANSWERS:
+        answers.append(f"{len(ordered) - MOST_ANSWERS} more fair pairs are in the table of pairs.")
+    if answers or not report.pairs:
+        return answers
+    first = report.pairs[0]
+    return [f"No pair is fair, so that no speed is compared: {first.a} and {first.b}: {_shorten(first)}."]
+
+
+def _format_answer(pair: CellPair) -> str:
+    ratio = pair.ratio
+    assert ratio is not None, "the pair has a ratio"
+    if not ratio.is_difference:
+        return f"{pair.a} and {pair.b} show no difference in speed: {ratio.describe().partition(': no difference')[0]}."
+    names, numbers = (pair.a, pair.b), (ratio.value, ratio.low, ratio.high)
+    if ratio.value < 1:
+        names, numbers = (pair.b, pair.a), (1 / ratio.value, 1 / ratio.high, 1 / ratio.low)
+    value, low, high = numbers
+    return f"{names[0]} is {value:.3f} times as fast as {names[1]} ({RATIO_LEVEL:.0%}: {low:.3f} to {high:.3f})."
+
+
 def format_report_text(report: ComparisonReport) -> str:
     """The report for a terminal."""
-    parts = [f"{each.title}\n{table.format_table(each.header, each.rows, each.right)}"
+    parts = list_answers(report)
+    parts += [f"{each.title}\n{table.format_table(each.header, each.rows, each.right)}"
              for each in list_report_tables(report)]  # fmt: skip
     return "\n\n".join(parts)
 
 
 def format_report_markdown(report: ComparisonReport) -> str:
     """The report as Markdown."""
-    parts = [f"# {report.name}"]
+    parts = [f"# {report.name}", *list_answers(report)]
     for each in list_report_tables(report):
         parts += [f"## {each.title}", format_markdown_table(each.header, each.rows, each.right)]
     for pair in report.pairs:
@@ -220,12 +249,13 @@ def _list_seeds(report: ComparisonReport) -> ComparisonTable:
 
 def _list_published(report: ComparisonReport) -> ComparisonTable:
     rows = [
-        [each.label, each.model, format_number(each.tokens_per_s_per_device), each.settings_class, each.version,
-         each.note, each.source]
+        [each.label, each.model, format_number(each.tokens_per_s_per_device), format_number(each.minutes_to_train),
+         each.settings_class, each.version, each.note, each.source]
         for each in report.published
     ]  # fmt: skip
-    header = ["published", "model", "tokens/s/device", "class", "version", "note", "source"]
-    return ComparisonTable(title="Published results (other settings: no ratios)", header=header, rows=rows, right=[2])
+    header = ["published", "model", "tokens/s/device", "minutes to train", "class", "version", "note", "source"]
+    title = "Published results (other settings: no ratios)"
+    return ComparisonTable(title=title, header=header, rows=rows, right=[2, 3])
 
 
 def _list_problems(report: ComparisonReport) -> ComparisonTable:

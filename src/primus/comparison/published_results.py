@@ -30,6 +30,8 @@ class PublishedResult(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     global_batch_size: int | None = None
     devices: int | None = None
     tflops_per_device: float | None = None
+    minutes_to_train: float | None = None
+    """Time until the target loss of MLPerf."""
     version: str = ""
     note: str = ""
 

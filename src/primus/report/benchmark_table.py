@@ -83,6 +83,10 @@ def format_result_table(result: BenchmarkResult) -> str:
     return "\n".join(parts)
 
 
+HIGHEST_SHARE = 1.05
+"""Limits that are measured are exceeded by a few percent, when other processes disturbed their measurement."""
+
+
 def build_columns(rows: Sequence[BenchmarkRow], world_size: int) -> tuple[list[str], list[list[str]], list[int]]:
     """Header, cells and the numbers of numeric columns; empty columns are omitted."""
     columns: dict[str, list[str]] = {}
@@ -122,6 +126,14 @@ def describe_result(result: BenchmarkResult) -> list[str]:
     unsettled = sum(row.timing is not None and not row.timing.is_settled for row in result.rows)
     if unsettled:
         lines.append(f"note: {unsettled} of {len(result.rows)} rows did not become steady during the warm-up")
+    impossible = [row for row in result.rows if (row.share or 0.0) > HIGHEST_SHARE]
+    if impossible:
+        worst = max(impossible, key=lambda row: row.share or 0.0)
+        lines.append(
+            f"warning: {len(impossible)} of {len(result.rows)} rows exceed the limit of their device, up to"
+            f" {worst.share:.1%} of peak ({format_case(worst.case)}): the operations or bytes of a call, its time, or"
+            " the limit are wrong"
+        )
     waits = [rank.core_wait_share or 0.0 for rank in result.ranks]
     if waits and max(waits) > CONTENDED:
         lines.append(

@@ -135,9 +135,11 @@ th.number, td.number { text-align: right; white-space: nowrap; padding-inline: 0
 .ok { color: var(--ok); } .info { color: var(--info); } .warn { color: var(--warn); }
 .unknown { color: var(--unknown); } .badge.unknown { border-style: dashed; }
 .fail { color: var(--fail); } .badge.fail { background: var(--fail); color: var(--card); border-color: var(--fail); }
+.stacked th, .stacked th.number, .stacked td.number { white-space: normal; }
 details { margin: 0.75rem 0; } summary { cursor: pointer; color: var(--accent); }
 svg { display: block; max-width: 100%; height: auto; }
 @media screen and (max-width: 56rem) {
+  section { overflow-x: auto; } svg.chart { max-width: none; }
   .stacked thead { display: none; }
   .stacked tr { display: block; border-bottom: 1px solid var(--line); padding: 0.4rem 0; }
   .stacked tbody tr:last-child { border-bottom: 0; }

@@ -17,8 +17,10 @@ from primus.model import Convention, detect_convention, flops_per_token
 from primus.runs import events, summary
 from primus.runs.events import Event
 from primus.runs.run_steps import find_core_wait
+from primus.runs.snapshot import read_system_info
 from primus.runs.store import Run
 from primus.runs.summary import WARM_UP_STEPS, RunSummary
+from primus.statistics import compute_quantile
 
 CONVENTIONS: tuple[Convention, ...] = ("causal", "full", "6N", "causal_window")
 TIMED_EVENTS = {"eval": "evaluation", "profile": "writing profiles", "sample": "text sample"}
@@ -125,6 +127,8 @@ def collect_facts(run: Run) -> RunFacts:
     tflops = _find_median(steady, "tflops_per_device")
     gflop = _compute_gflop_per_token(steady, tflops)
     settings = summary.flatten_run_settings(run)
+    if settings.get("global_batch_size", 0) is None and started.get("global_batch_size"):
+        settings["global_batch_size"] = started["global_batch_size"]
     slow_first, slow_later = _measure_slow_steps(steps, recorded, step_s)
     compute = _find_median(steady, "compute_time_s")
     wall = _measure_wall_time(run, recorded)
@@ -137,8 +141,8 @@ def collect_facts(run: Run) -> RunFacts:
         not_finite_from=_find_not_finite(steps),
         steady_step_s=step_s,
         tokens_per_s=statistics.median(rates) if rates else None,
-        tokens_per_s_low=rates[int(0.05 * (len(rates) - 1))] if rates else None,
-        tokens_per_s_high=rates[math.ceil(0.95 * (len(rates) - 1))] if rates else None,
+        tokens_per_s_low=compute_quantile(rates, 0.05) if rates else None,
+        tokens_per_s_high=compute_quantile(rates, 0.95) if rates else None,
         overall_tokens_per_s=_compute_overall_rate(steps),
         mfu=_read_mfu(steady, notes),
         tflops_per_device=tflops,
@@ -347,10 +351,12 @@ def _detect_convention(run: Run, gflop: float | None, notes: list[str]) -> str:
 
 def _read_capacity(run: Run, started: Event) -> float | None:
     """Memory of a device of the run, or of the host if it trains there."""
-    info = _read_system_info(run)
-    sizes = [device.get("memory_bytes") for device in info.get("devices") or () if isinstance(device, dict)]
-    size = next(filter(None, sizes), None) if started.get("device_type") != "cpu" else info.get("memory_bytes")
-    return size / 2**30 if isinstance(size, int | float) else None
+    info = read_system_info(run.directory / "env")
+    if info is None:
+        return None
+    sizes = [device.memory_bytes for device in info.facts.devices] if info.facts else []
+    size = info.memory_bytes if started.get("device_type") == "cpu" else next(filter(None, sizes), None)
+    return size / 2**30 if size else None
 
 
 def _read_system_info(run: Run) -> dict[str, Any]:

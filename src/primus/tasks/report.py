@@ -38,16 +38,15 @@ def run(options: Options, context: TaskContext) -> None:
     """
     # numpy: not for the commands that only list this task.
     from primus.run_report.html_page import format_html
-    from primus.run_report.markdown import format_markdown
+    from primus.run_report.markdown import format_markdown, format_text
     from primus.run_report.report import build_report
 
     found = store.find_run(options.run, Path(options.workspace))
     report = build_report(found, context.environ)
-    text = format_markdown(report)
     folder = found.directory / FOLDER
     files = {
         Path(options.html or folder / "report.html"): format_html(report),
-        Path(options.md or folder / "report.md"): text,
+        Path(options.md or folder / "report.md"): format_markdown(report),
         folder / "report.json": to_json(report) + "\n",
     }
     for path, content in files.items():
@@ -58,4 +57,4 @@ def run(options: Options, context: TaskContext) -> None:
                 raise
             # The folder of another user: the report is printed nevertheless.
             context.say(f"{error.problem}; --html FILE writes the page elsewhere")
-    context.result(report, f"{text}\npage: {next(iter(files))}")
+    context.result(report, f"{format_text(report)}\n\npage: {next(iter(files))}")

@@ -34,7 +34,7 @@ class Options(Struct, frozen=True, kw_only=True):
     loss_tolerance: str = "1e-3"
     """Largest relative difference of the losses of a step; 0 requires identical bits, `off` compares speed only."""
     strict: bool = False
-    """Also fail if the steps are too few or too noisy to decide."""
+    """Also fail if the steps are too few or too noisy to decide, or if there is no earlier run."""
     junit: str | None = None
     """File for the result as JUnit XML."""
     save_baseline: str | None = None
@@ -75,7 +75,10 @@ def run(options: Options, context: TaskContext) -> int:
     result = GateResult(run=judged.id, machine=steps.machine, baselines=[])
     if options.baseline:
         baselines = _find_baselines(options, steps)
-        result = _judge(options, steps, baselines, tolerance)
+        if baselines:
+            result = _judge(options, steps, baselines, tolerance)
+        else:
+            result = GateResult(run=judged.id, machine=steps.machine, baselines=[], is_passed=not options.strict)
     if options.junit:
         write_text(Path(options.junit), junit.format_junit("primus gate", _list_checks(result)))
     lines = [_format_result(result)] if options.baseline else []
@@ -120,6 +123,8 @@ def _load_baselines(name: str, workspace: Path, steps: RunSteps) -> list[RunStep
     if os.path.isfile(name):
         return baseline.select_baselines(Path(name), steps)
     earlier = [each for each in store.list_runs(workspace / name) if each.id < steps.run and _is_done(each)]
+    if not earlier and name == steps.name and (workspace / name).is_dir():
+        return []  # the first run of its experiment, as a job of continuous integration meets it
     found = earlier[-1] if earlier else store.find_run(name, workspace)
     if found.id == steps.run:
         raise UsageError(f"run {steps.run} is its own baseline", "name an earlier run or a baseline file")
@@ -158,6 +163,9 @@ def _list_checks(result: GateResult) -> list[CheckResult]:
 
 
 def _format_result(result: GateResult) -> str:
+    if not result.baselines:
+        verdict = "not compared" if result.is_passed else "FAILED: not compared"
+        return f"{verdict}: {result.run} is the first run of its experiment; the next one is compared with it"
     lines = [f"{'passed' if result.is_passed else 'FAILED'}: run {result.run} against {', '.join(result.baselines)}"]
     lines += [f"  {check.name}: {check.message}" for check in _list_checks(result)]
     lines.append(f"  machine: {result.machine}")
