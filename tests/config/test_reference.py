@@ -31,6 +31,38 @@ def validator() -> Any:
     return jsonschema.Draft202012Validator(schema)
 
 
+def validate(value: dict[str, Any], framework: str | None = None) -> bool:
+    return jsonschema.Draft202012Validator(reference.format_json_schema(framework)).is_valid(value)
+
+
+@pytest.mark.parametrize(
+    ("framework", "overrides", "other"),
+    [
+        ("megatron", {"ckpt_format": "torch", "fp16": False, "enable_primus_turbo": True}, "torchtitan"),
+        ("torchtitan", {"parallelism": {"tensor_parallel_degree": 2}, "job": None}, "native"),
+        ("maxtext", {"remat_policy": "full", "per_device_batch_size": 2}, "huggingface"),
+        ("megatron_bridge", {"finetune_lr": 1e-5, "precision_config": "bf16_mixed"}, "maxtext"),
+    ],
+)
+def test_the_json_schema_of_a_framework_has_its_settings(framework: str, overrides: dict[str, Any], other: str) -> None:
+    value = experiment(**overrides)
+    assert validate(value, framework) and validate(value)
+    assert not validate(value, other)
+
+
+def test_what_a_file_extends_may_hold_what_it_lacks() -> None:
+    assert validate({"extends": "base.yaml"})
+    assert validate({"extends": ["a.yaml"], "modules": {"pre_trainer": {"overrides": {"lr": 1e-4}}}})
+    assert not validate({"modules": {"pre_trainer": {"overrides": {"lr": 1e-4}}}})
+    assert not validate({"exp_name": "x"})
+    assert not validate({"extends": "base.yaml", "mudules": {}})
+
+
+def test_variables_and_blocks_of_primus_are_no_errors_in_an_editor() -> None:
+    assert validate(experiment(HSA_NO_SCRATCH_RECLAIM=1) | {"platform": {"config": "x"}, "peft": {"dim": 8}})
+    assert not validate(experiment(HSA=1))
+
+
 def experiment(**overrides: Any) -> dict[str, Any]:
     return {"exp_name": "x", "modules": {"pre_trainer": {"model": "tiny.yaml", "overrides": overrides}}}
 

@@ -7,38 +7,91 @@ from typing import Any, get_args
 
 import msgspec
 
+from primus import registry
+from primus.backend import BACKENDS
 from primus.config.docs import read_field_docs, read_summary
 from primus.config.experiment_file import ExperimentFile, ModuleFile
+from primus.config.frameworks.megatron import VARIABLE
+from primus.config.frameworks.translation import find_translator
 from primus.config.schema import GROUPS, OWNERS, ConfigGroup, Stage
 from primus.config.schema_keys import ZERO_IS_NONE, list_switch_keys, needs_value
+from primus.config.source import Leaf
 
 
-def format_json_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of an experiment file as users write it."""
+def format_json_schema(framework: str | None = None) -> dict[str, Any]:
+    """JSON Schema (2020-12) of an experiment file as users write it.
+
+    Args:
+        framework: Backend whose own settings may stand among the overrides; those of all backends when None.
+
+    Raises:
+        UsageError: No such backend.
+    """
     settings: dict[str, Any] = {"backend_args": {"type": "object", "description": "Settings of one backend alone."}}
     definitions: dict[str, Any] = {}
     for group in GROUPS.values():
         properties, used = _describe_properties(group)
         settings |= properties
         definitions |= used
+    for name in registry.list_plug_ins("backends") if framework is None else [framework]:
+        _add_engine_settings(settings, name.replace("-", "_"))
     module, _ = _describe_properties(ModuleFile)
-    module["overrides"] = {"type": ["object", "null"], "properties": settings, "additionalProperties": False}
-    top, _ = _describe_properties(ExperimentFile)
-    one = {"type": "object", "properties": module, "required": ["model"], "additionalProperties": False}
-    top["modules"] = {
-        "type": "object",
-        "properties": dict.fromkeys(get_args(Stage), one),
+    module["overrides"] = {
+        "type": ["object", "null"],
+        "properties": settings,
+        "patternProperties": {f"^{VARIABLE.pattern}$": {"description": "A variable, as some files of Primus have it."}},
         "additionalProperties": False,
     }
-    schema = {
+    module["trainer_class"] = {"description": "Trainer of Primus, which is chosen by the module here."}
+    top, _ = _describe_properties(ExperimentFile)
+    top["platform"] = {"description": "Platform of Primus; the launcher sets its own variables."}
+    for block in ("peft", "model"):
+        top[block] = {"type": "object", "description": "Settings of Megatron-Bridge that Primus writes here."}
+    definitions["module"] = {"type": "object", "properties": module, "additionalProperties": False}
+    top["modules"] = {
+        "type": "object",
+        "properties": {stage: {"$ref": "#/$defs/module"} for stage in get_args(Stage)},
+        "additionalProperties": False,
+    }
+    return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "primus experiment",
         "type": "object",
         "properties": top,
-        "required": ["modules"],
         "additionalProperties": False,
+        # What a file leaves out, one that it extends may have.
+        "if": {"not": {"required": ["extends"]}},
+        "then": {
+            "required": ["modules"],
+            "properties": {"modules": {"additionalProperties": {"required": ["model"]}}},
+        },
+        "$defs": definitions,
     }
-    return schema | ({"$defs": definitions} if definitions else {})
+
+
+TRANSLATED_FORMS: dict[str, dict[str, Any]] = {
+    "tokenizer_type": {"type": "string"},
+    "moe_layer_freq": {"type": ["string", "array"]},
+    "window_size": {"type": ["string", "array"]},
+}
+"""Further forms of values that are translated for a framework's own files."""
+
+
+def _add_engine_settings(settings: dict[str, Any], framework: str) -> None:
+    """Let `settings` have the names that a backend or its framework takes, with any value."""
+    translator = find_translator(Leaf(framework, framework, framework))
+    names = [*registry.load_plug_in(BACKENDS, framework).KEYS, *(translator.list_known_keys() if translator else ())]
+    for name, form in TRANSLATED_FORMS.items() if translator else ():
+        if form not in settings[name]["anyOf"]:
+            settings[name]["anyOf"].append(form)
+    for name in names:
+        section, dot, _ = name.partition(".")
+        if name in OWNERS:
+            continue  # a value of the schema's type
+        form = {"type": ["object", "null"]} if dot else {}
+        known = settings.setdefault(section, {"description": f"Setting of {framework}.", "anyOf": []})
+        if form not in known["anyOf"]:
+            known["anyOf"].append(form)
 
 
 def _describe_properties(group: type[ConfigGroup]) -> tuple[dict[str, Any], dict[str, Any]]:
