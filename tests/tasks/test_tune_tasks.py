@@ -104,6 +104,16 @@ def test_a_sweep_compares_losses(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(result["trials"]) == 4
 
 
+def test_what_the_experiment_has_already_is_not_trained_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "sweep --config night.yaml --keys micro_batch_size=1,2 lr=0.2,0.20 --steps 6 lr=0.2 --json"
+    result = read_result(words, capsys)
+    assert [trial["settings"] for trial in result["trials"]] in (
+        [{}, {"micro_batch_size": "2", "lr": "0.2"}],
+        [{"micro_batch_size": "2", "lr": "0.2"}, {}],
+    )
+    assert result["as_written"]["settings"] == {}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

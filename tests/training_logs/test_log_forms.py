@@ -107,6 +107,28 @@ def test_records_of_a_resumed_trainer_have_the_steps_of_its_bar(
     assert (log.attempts[0].first_step, log.attempts[0].last_step) == (steps[0], steps[-1])
 
 
+@pytest.mark.parametrize(
+    ("missing", "digits", "expected", "note"),
+    [
+        (0, 2, 0, "counted, from 1"),
+        (0, 4, 0, "counted, from 1"),
+        (40, 4, 40, "by its epochs 40 before the first one are missing"),
+        (300, 2, 300, "by its epochs about 300 before the first one are missing"),
+    ],
+)
+def test_records_without_steps_and_bar_are_placed_by_their_epochs(
+    missing: int, digits: int, expected: int, note: str, tmp_path: Path
+) -> None:
+    numbers = range(missing + 1, missing + 81)
+    lines = [f"{{'loss': {9 - n / 999:.4f}, 'grad_norm': 0.5, 'epoch': {n / 150:.{digits}f}}}" for n in numbers]
+    log = read_lines(tmp_path, lines)
+    assert abs(list_steps(log)[0] - (expected + 1)) <= (8 if "about" in note else 0)
+    assert len(list_steps(log)) == 80
+    assert note in log.step_note or ("about" in note and "about" in log.step_note)
+    lines[5:5] = ["\r  8%|##  | 600/9000 [01:00<20:27,  3.33s/it]"]
+    assert read_lines(tmp_path, lines).step_note == "", "the bar shows the steps"
+
+
 def test_records_with_steps_and_elapsed_time_are_not_counted(tmp_path: Path) -> None:
     swift = "{{'loss': 0.{}, 'memory(GiB)': 63.16, 'global_step/max_steps': '{}/176', 'elapsed_time': '{}'}}"
     log = read_lines(tmp_path, [swift.format(1, 55, "59m 38s"), swift.format(2, 60, "1h 1m 8s")])

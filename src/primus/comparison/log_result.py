@@ -176,6 +176,8 @@ def list_notes(log: TrainingLog, known: Mapping[str, int]) -> list[str]:
         notes.append(f"the compressed file is damaged or cut off ({log.damage}): what follows is not read")
     if log.num_nonfinite_losses:
         notes.append(f"steps without a finite loss: {log.num_nonfinite_losses}")
+    if log.step_note:
+        notes.append(log.step_note)
     if log.has_derived_times:
         notes.append("times of steps are differences of time stamps, and contain evaluations and checkpoints")
     if not log.steps.list_finite("step_time_s"):

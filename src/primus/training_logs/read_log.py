@@ -81,6 +81,8 @@ class TrainingLog(Struct, kw_only=True):
     num_nonfinite_losses: int = 0
     has_derived_times: bool = False
     """Whether times of steps are differences of time stamps."""
+    step_note: str = ""
+    """What is not certain about the numbers of steps."""
     is_cut_off: bool = False
     """Whether the file ends within a line of a step; that line is not read."""
     damage: str = ""
@@ -218,6 +220,7 @@ class StepScan:
         log.attempts, log.settings = merger.attempts, reader.settings
         log.num_ranks, log.num_repeated = merger.lines_per_step, merger.num_copies
         log.num_nonfinite_losses, log.has_derived_times = merger.num_nonfinite_losses, merger.has_derived_times
+        log.step_note = reader.step_note
         if (reader.step_factor, reader.step_offset) != (1.0, 0.0):
             _scale_steps(log, reader.step_factor, reader.step_offset)
         return log

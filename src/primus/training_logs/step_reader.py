@@ -63,6 +63,11 @@ class StepReader:
         """Steps before the first record, where a log counts records."""
         return 0.0
 
+    @property
+    def step_note(self) -> str:
+        """What is not certain about the numbers of steps; empty if the log prints them."""
+        return ""
+
     @classmethod
     def recognizes(cls, line: bytes) -> bool:
         """Whether a line with an anchor is of this format, where other formats have the same anchor."""

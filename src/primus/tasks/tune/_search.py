@@ -102,9 +102,9 @@ def run_search(request: SearchRequest, context: TaskContext) -> SearchResult:
     keys = request.list_keys()
     # The shortest trials first: a schedule may need more steps than they have.
     base = [_resolve(request, context, {}, steps) for steps in (request.rungs[0], request.rungs[-1])][-1]
-    candidates = request.list_candidates()
     for key, values in keys.items():
         _check_key(request, context, key, values)
+    candidates = _list_different_candidates(request, context)
     record = StudyRecord(config=request.config, keys=keys, metric=request.metric)
     with open_study(
         Path(request.workspace),
@@ -128,7 +128,7 @@ def list_plan_notes(request: SearchRequest, context: TaskContext) -> list[str]:
     resolved = _resolve(request, context, {}, request.rungs[-1])
     for key, values in keys.items():
         _check_key(request, context, key, values)
-    candidates = request.list_candidates()
+    candidates = _list_different_candidates(request, context)
     steps = " then ".join(map(str, request.rungs))
     lines = [f"{len(candidates)} candidates for {resolved.experiment.exp_name}, by {request.metric}, {steps} steps"]
     lines += [f"  {_format_briefly(settings)}" for settings in candidates[:MOST_LISTED]]
@@ -171,6 +171,18 @@ def _resolve(request: SearchRequest, context: TaskContext, settings: Settings, s
     words = [f"{key}={value}" for key, value in {**QUIET, **settings}.items()]
     words.append(f"train_iters={steps}")
     return experiment.resolve_experiment(Path(request.config), [*context.overrides, *words], context.environ)
+
+
+def _list_different_candidates(request: SearchRequest, context: TaskContext) -> list[Settings]:
+    """The candidates without those that train the same as an earlier one, such as the experiment as written."""
+    found: dict[str, Settings] = {}
+    for number, settings in enumerate(request.list_candidates()):
+        try:
+            content = to_json(_resolve(request, context, settings, request.rungs[-1]).experiment)
+        except UsageError:  # its trial fails with the reason
+            content = str(number)
+        found.setdefault(content, settings)
+    return list(found.values())
 
 
 def _check_key(request: SearchRequest, context: TaskContext, key: str, values: Sequence[str]) -> None:

@@ -2,8 +2,9 @@
 
 Source: `Trainer.log` and ProgressCallback of huggingface/transformers; version 5 prints the values as strings. Records
 rarely have a step. Without one, it is the number of the record times the interval between records that the progress
-bar shows, and the steps before the first record, which a resumed run has. ms-swift and the `trainer_log.jsonl` of
-LLaMA-Factory have steps and the time since the start.
+bar shows, and the steps before the first record, which a resumed run has. Without a bar, the epochs show whether
+records before the first one are missing, as in a log whose beginning is cut off. ms-swift and the `trainer_log.jsonl`
+of LLaMA-Factory have steps and the time since the start.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import re
 from collections.abc import Iterable
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -40,6 +41,20 @@ STATE_FILE = "trainer_state.json"
 """File of each checkpoint, which has all records in `log_history`."""
 
 
+class EpochRange(NamedTuple):
+    """A printed epoch, which is rounded to its last digit."""
+
+    low: float
+    value: float
+    high: float
+
+    @classmethod
+    def parse(cls, text: str) -> EpochRange:
+        """The epochs that are printed as `text`."""
+        half = 0.5 * 10.0 ** -len(text.partition(".")[2].partition("e")[0])
+        return cls(float(text) - half, float(text), float(text) + half)
+
+
 class HuggingFaceReader(StepReader):
     """The Hugging Face Trainer, and trainers on it (TRL, LLaMA-Factory, axolotl)."""
 
@@ -59,6 +74,8 @@ class HuggingFaceReader(StepReader):
         self._intervals: list[int] = []
         self._places: list[tuple[int, int]] = []
         """Number of a record, and step of the bar then."""
+        self._epochs: list[tuple[int, EpochRange]] = []
+        """Numbers of the first and the last record that was counted, and their epochs."""
 
     @classmethod
     def recognizes(cls, line: bytes) -> bool:
@@ -74,7 +91,30 @@ class HuggingFaceReader(StepReader):
         """Steps before the first record, if records are counted; a bar may be drawn a little before its step."""
         factor = self.step_factor
         distances = [bar - factor * number for number, bar in self._places]
-        return factor * round(median(distances) / factor) if distances else 0.0
+        return factor * round(median(distances) / factor) if distances else self._estimate_missing_records()[1]
+
+    @property
+    def step_note(self) -> str:
+        if not self._epochs or self._places:
+            return ""
+        fewest, likely, most = self._estimate_missing_records()
+        if not likely:
+            return "the log has no steps: its records are counted, from 1"
+        number = f"about {likely:.0f}" if fewest != most else f"{likely:.0f}"
+        return f"the log has no steps: its records are counted; by its epochs {number} before the first one are missing"
+
+    def _estimate_missing_records(self) -> tuple[float, float, float]:
+        """Fewest, likely and most records before the first one, by the epochs of the first and the last."""
+        if len(self._epochs) < 2:
+            return 0.0, 0.0, 0.0
+        (first, begin), (last, end) = self._epochs
+        width = end.high - begin.low, end.value - begin.value, end.low - begin.high
+        if width[2] <= 0:
+            return 0.0, 0.0, 0.0
+        ratios = [epoch * (last - first) / size for epoch, size in zip(begin, width, strict=True)]
+        fewest, likely, most = (max(0, round(ratio) - first) for ratio in ratios)
+        # A log that may be complete is taken as complete.
+        return (fewest, likely, most) if fewest else (0.0, 0.0, 0.0)
 
     def read_line(self, line: bytes) -> Iterable[LogStep]:
         for found in BAR.finditer(line):
@@ -102,6 +142,8 @@ class HuggingFaceReader(StepReader):
             return
         if not steps:
             step = self._count_record(numbers.get("epoch", math.nan))
+            if math.isfinite(numbers.get("epoch", math.nan)):
+                self._epochs = [*self._epochs[:1], (self._num_records, EpochRange.parse(texts["epoch"].decode()))]
         values = {FIELDS[name]: value for name, value in numbers.items() if name in FIELDS}
         elapsed = ELAPSED.search(text)
         time_s = _parse_elapsed(elapsed) if elapsed else self._bar[1] if self._bar else None
