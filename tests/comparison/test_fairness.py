@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from tests.comparison.fair_results import START, change_settings, make_result
+from tests.comparison.fair_results import START, change_settings, make_rate, make_result
 
 from primus.comparison.evidence import collect_evidence
 from primus.comparison.fairness import PairVerdict, judge_pair
@@ -228,6 +228,15 @@ def test_a_log_of_megatron_prints_the_rate_of_the_next_step() -> None:
     verdict = judge(make_result(), printed)
     check = next(c for c in verdict.checks if c.rule == "learning rates")
     assert (check.judgement, check.reason) == ("unfair", "the schedule of b is one step late")
+
+
+@pytest.mark.parametrize(
+    ("factor", "judgement"), [(1 + 2e-7, "same"), (1 + 5e-6, "same"), (1 + 2e-5, "unfair"), (1.005, "unfair")]
+)
+def test_learning_rates_differ_by_more_than_the_digits_that_logs_print(factor: float, judgement: str) -> None:
+    other = change_steps(make_result("jax"), learning_rate=[factor * make_rate(n) for n in range(1, 61)])
+    check = next(c for c in judge(make_result(), other).checks if c.rule == "learning rates")
+    assert check.judgement == judgement
 
 
 def test_equal_rates_at_every_step_make_settings_of_the_schedule_equivalent() -> None:

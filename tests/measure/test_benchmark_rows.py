@@ -14,7 +14,7 @@ from primus.benchmark import BenchmarkRank, BenchmarkResult, DevicePeaks, Measur
 from primus.measure import device_peaks, gemm
 from primus.measure.device import share_cores
 from primus.measure.roofline import build_row, find_bound
-from primus.measure.timing import HostClock, measure_call, summarize_samples
+from primus.measure.timing import EventClock, HostClock, measure_call, summarize_samples
 from primus.report.benchmark_table import describe_result
 
 CPU = torch.device("cpu")
@@ -49,6 +49,24 @@ def test_a_rate_above_the_limit_of_its_device_is_a_warning_with_its_case() -> No
 
     assert warn(0.0048) == [], "the measured limit is a few percent off"
     assert "warning: 1 of 2 rows exceed the limit" in warn(5e-4)[0] and "1000.0% of peak (M=77)" in warn(5e-4)[0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="an event of a device cannot be made by hand")
+def test_times_of_events_of_a_device_are_seconds() -> None:
+    class RecordedEvent(torch.cuda.Event):
+        """An event that no device recorded: torch counts milliseconds between two (torch.cuda.Event.elapsed_time)."""
+
+        def __new__(cls) -> RecordedEvent:
+            return object.__new__(cls)
+
+        def __init__(self) -> None:
+            pass
+
+        def elapsed_time(self, end_event: object) -> float:
+            return 250.0
+
+    begin, end = RecordedEvent(), RecordedEvent()
+    assert EventClock(CPU).compute_seconds(begin, end) == 0.25
 
 
 def test_threads_follow_the_user_and_other_processes_are_named() -> None:

@@ -160,6 +160,16 @@ def test_a_slowdown_of_a_run_that_shared_its_cores_is_inconclusive() -> None:
     assert gate.compare_speed(slow, [busy], "step_time_s", 0.03).verdict == "slower"
 
 
+def test_memory_is_judged_whatever_the_cores_did() -> None:
+    def use(gib: float) -> RunSteps:
+        steps = make_steps([0.2] * 60)
+        memory = [gib * (1 + 0.0001 * (number % 3)) for number in range(60)]
+        return structs.replace(steps, columns={**steps.columns, "memory_gib": memory}, core_wait=0.4)
+
+    found = gate.compare_speed(use(11.0), [use(10.0)], "memory_gib", 0.03)
+    assert (found.verdict, found.core_wait) == ("slower", None)
+
+
 def test_warm_up_of_every_attempt_is_excluded() -> None:
     rng = random.Random(5)
     first, second = generate_step_times(rng, 60), generate_step_times(rng, 60)

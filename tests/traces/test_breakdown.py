@@ -12,7 +12,13 @@ from primus.errors import PrimusError, UsageError
 
 np = pytest.importorskip("numpy")
 
-from primus.traces.breakdown import TimeBreakdown, compute_breakdown, find_misleading_parts  # noqa: E402 - needs numpy
+from primus.traces.breakdown import (  # noqa: E402 - needs numpy
+    TimeBreakdown,
+    compute_breakdown,
+    find_launching_operators,
+    find_misleading_parts,
+    find_own_times,
+)
 from primus.traces.format import format_timeline  # noqa: E402
 from primus.traces.operators import list_operators  # noqa: E402
 from primus.traces.trace import check_memory, read_trace  # noqa: E402
@@ -188,3 +194,54 @@ def test_notes_name_rows_that_are_read_wrongly(tmp_path: Path) -> None:
     writer.add_kernel("multimem_all_reduce_kernel", 100, 2100, **{"External id": 7})
     (note,) = find_misleading_parts(read_trace(writer.write(path)))
     assert "1 kernels of communication" in note and "2.00 ms as computation" in note
+
+
+def list_own_times(writer: TraceWriter, folder: Path) -> dict[str, float]:
+    trace = read_trace(writer.write(folder / "trace.json"))
+    found: dict[str, float] = {}
+    for start, end, owner in zip(*find_own_times(trace.operators), strict=True):
+        name = trace.names[trace.operators.name[owner]]
+        found[name] = found.get(name, 0.0) + float(end - start)
+    return found
+
+
+def test_operators_of_several_threads_at_the_same_time_are_nested_by_thread(tmp_path: Path) -> None:
+    writer = TraceWriter()
+    writer.add("cpu_op", "outer", 0, 100, tid=1)
+    writer.add("cpu_op", "backward", 10, 90, tid=2)
+    writer.add("cpu_op", "inner", 20, 50, tid=1)
+    writer.add("cpu_op", "leaf", 30, 40, tid=2)
+    found = list_own_times(writer, tmp_path)
+    assert found == {"outer": 70, "inner": 30, "backward": 70, "leaf": 10}
+
+
+def test_of_operators_that_start_together_the_longer_one_contains_the_other(tmp_path: Path) -> None:
+    writer = TraceWriter()
+    writer.add("cpu_op", "child", 5, 9)
+    writer.add("cpu_op", "parent", 5, 25)
+    writer.add("cpu_op", "twin", 25, 26)
+    assert list_own_times(writer, tmp_path) == {"parent": 16, "child": 4, "twin": 1}
+
+
+def test_a_kernel_of_an_operator_that_the_trace_lacks_belongs_to_no_other(tmp_path: Path) -> None:
+    writer = TraceWriter()
+    writer.add("cpu_op", "aten::mm", 0, 1, **{"External id": 5})
+    writer.add("cpu_op", "aten::relu", 1, 2, **{"External id": 9})
+    writer.add_kernel("a", 10, 20, **{"External id": 5})
+    writer.add_kernel("b", 20, 30, **{"External id": 6})
+    writer.add_kernel("c", 30, 40, **{"External id": 10})
+    writer.add("cuda_runtime", "hipLaunchKernel", 3, 4, correlation=77, **{"External id": 9})
+    writer.add_kernel("d", 40, 50, correlation=77)
+    owners = find_launching_operators(read_trace(writer.write(tmp_path / "trace.json")))
+    assert owners.tolist() == [0, -1, -1, 1]
+
+
+def test_the_launch_bound_share_is_short_kernels_and_late_launches_of_the_whole_time(tmp_path: Path) -> None:
+    writer = TraceWriter()
+    writer.add_kernel("gemm", 0, 100, correlation=1)
+    writer.add_kernel("tiny", 160, 164, correlation=2)  # launched 40 late, 20 after its launch
+    writer.add_kernel("gemm", 164, 200, correlation=3)
+    for correlation, end in ((1, -5), (2, 140), (3, 150)):
+        writer.add("cuda_runtime", "hipLaunchKernel", end - 5, end, correlation=correlation)
+    found = break_down(writer, tmp_path)
+    assert found.launch_bound_share == pytest.approx((4 + 40 + 20) / 200)

@@ -105,6 +105,18 @@ def test_interleaved_ranks_become_one_series_of_the_last_rank(tmp_path: Path) ->
     assert (log.num_ranks, len(log.attempts), log.num_repeated) == (3, 1, 6)
 
 
+@pytest.mark.parametrize("delay", [1, 50, 63])
+def test_a_rank_that_prints_late_belongs_to_the_same_attempt(delay: int, tmp_path: Path) -> None:
+    lines = []
+    for step in range(1, 201 + delay):
+        lines += [format_line(step, prefix="[rank1]:", loss="1.5E+00")] if step <= 200 else []
+        lines += [format_line(step - delay, prefix="[rank0]:", loss="")] if step > delay else []
+    log = read_text(tmp_path, join_lines(*lines))
+    assert list_steps(log) == list(range(1, 201))
+    assert (log.num_ranks, len(log.attempts), log.num_repeated) == (2, 1, 200)
+    assert set(log.steps.columns["loss"]) == {1.5}
+
+
 def test_restart_of_several_ranks_is_one_attempt(tmp_path: Path) -> None:
     lines = [format_line(step, prefix=f"[rank{rank}]:") for step in (1, 2, 3) for rank in (0, 1)]
     lines += [format_line(step, prefix=f"[rank{rank}]:", time_ms=900) for step in (2, 3, 4) for rank in (1, 0)]

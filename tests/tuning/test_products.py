@@ -162,6 +162,12 @@ def test_a_comparison_sees_a_gain_of_four_percent_in_a_drifting_noise(gain: floa
     assert comparison.low - 0.01 < 1 - gain < comparison.high + 0.01
 
 
+def test_the_steps_that_also_initialize_are_not_compared() -> None:
+    slow_start = [9.0, 1.0, 1.0, 1.0] + [2.0, 1.0, 1.0, 2.0] * 6
+    comparison = compare_step_times(slow_start, "night", 0.0)
+    assert (comparison.ratio, comparison.low, comparison.high, comparison.num_steps) == (0.5, 0.5, 0.5, 24)
+
+
 def test_too_few_steps_are_no_comparison() -> None:
     with pytest.raises(PrimusError, match="a comparison needs"):
         compare_step_times([1.0] * 12, "night", 0.0)

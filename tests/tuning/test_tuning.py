@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,14 @@ import yaml
 from msgspec import structs
 
 from primus.errors import UsageError
+from primus.runs.files import write_json, write_text
+from primus.runs.store import RankFailure, Run, RunMetadata, RunOutcome
 from primus.tasks.tune._search import SearchResult, format_search_result
 from primus.tuning.experiment_patch import format_experiment_patch
 from primus.tuning.grid import list_combinations, parse_keys
 from primus.tuning.halving import list_rungs, search_best
 from primus.tuning.study import StudyRecord, open_study
-from primus.tuning.trial import TrialResult
+from primus.tuning.trial import TrialResult, measure_run
 
 EXPERIMENT = """\
 exp_name: night
@@ -115,6 +118,17 @@ def test_a_study_keeps_its_trials_and_is_used_by_one_process(tmp_path: Path) -> 
         assert study.find_result({"a": "2"}, 6) is None
 
 
+def test_a_longer_trial_of_the_same_settings_leaves_the_shorter_one(tmp_path: Path) -> None:
+    record = StudyRecord(config="f.yaml", keys={"a": ["1"]}, metric="tokens_per_s")
+    with open_study(tmp_path, "night", record, "content") as study:
+        for steps in (6, 18):
+            study.add_result(TrialResult(settings={"a": "1"}, steps=steps, cost=float(steps)))
+        found = [study.find_result({"a": "1"}, steps) for steps in (6, 18)]
+        assert [trial.cost for trial in found if trial] == [6.0, 18.0]
+        study.add_result(TrialResult(settings={"a": "2"}, steps=18, state="failed"))
+        assert study.find_result({"a": "2"}, 6) is None, "it may succeed with fewer steps"
+
+
 def test_the_patch_changes_settings_and_keeps_comments(tmp_path: Path) -> None:
     (tmp_path / "night.yaml").write_text(EXPERIMENT)
     patch = format_experiment_patch(
@@ -177,3 +191,42 @@ def test_a_search_on_a_machine_with_other_work_is_not_steady() -> None:
     worse = structs.replace(result, is_better=False, trials=[structs.replace(written, settings={"env.A": "x" * 90})])
     assert "not steady" in format_search_result(worse)
     assert max(map(len, format_search_result(worse).splitlines())) < 170
+
+
+def make_trial_run(folder: Path, losses: Sequence[float | None], failure: RankFailure | None = None) -> Run:
+    """A run of a step for each loss, which has failed if there is a failure."""
+    run = Run(folder / "20250101_000000-0001")
+    recorded: list[dict[str, object]] = [{"time": 0.0, "kind": "run_started", "step": 0, "device": "x"}]
+    recorded += [
+        {"time": float(number), "kind": "step", "step": number, "loss": loss, "tokens_per_s": 10.0 * number}
+        for number, loss in enumerate(losses, 1)
+    ]
+    write_text(run.events, "".join(json.dumps(event) + "\n" for event in recorded))
+    state, code = ("failed", 1) if failure else ("done", 0)
+    outcome = RunOutcome(state=state, exit_code=code, first_failure=failure)  # type: ignore[arg-type]
+    metadata = RunMetadata(id=run.id, name="t", task="train pretrain", created=0.0, outcome=outcome)
+    write_json(run.directory / "metadata.json", metadata)
+    return run
+
+
+def test_the_loss_of_a_trial_is_the_mean_of_its_last_tenth(tmp_path: Path) -> None:
+    run = make_trial_run(tmp_path, [9.0] * 28 + [1.0, 2.0, 3.0])
+    assert measure_run(run, {}, 31, "loss").value == 2.0
+    lost = make_trial_run(tmp_path / "b", [1.0] * 30 + [None])
+    assert measure_run(lost, {}, 31, "loss").state == "failed"
+
+
+@pytest.mark.parametrize(
+    ("problem", "signature", "state"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", "", "out of memory"),
+        ("rank 0 exited", "gpu-out-of-memory", "out of memory"),
+        ("rank 0 exited\nmore", "nccl-timeout", "failed"),
+    ],
+)
+def test_a_trial_that_needs_too_much_memory_is_told_from_one_that_failed(
+    problem: str, signature: str, state: str, tmp_path: Path
+) -> None:
+    failure = RankFailure(rank=0, host="a", time=0.0, problem=problem, exit_code=1, signature=signature)
+    found = measure_run(make_trial_run(tmp_path, [], failure), {}, 9, "tokens_per_s")
+    assert (found.state, found.reason) == (state, problem.splitlines()[0])
