@@ -23,6 +23,12 @@ VERSION = "0.2.5"
 KINDS = {bool: "bool", int: "int", float: "float", str: "str"}
 ELSEWHERE: dict[str, dict[str, Any]] = {
     "base_config": {"default": "base.yml", "effect": "other", "kind": "str"},
+    "expert_balance": {
+        "default": False,
+        "effect": "numbers",
+        "kind": "bool",
+        "gone": "MaxText 0.2.5 does not force an equal load of the experts",
+    },
     "pure_nnx_decoder": {
         "default": False,
         "effect": "speed",

@@ -9,6 +9,10 @@ import yaml
 
 from primus.cli.main import main
 from primus.config.frameworks.known_keys import read_maxtext_keys
+from primus.config.imports.read_file import read_foreign_file
+from primus.config.imports.write_file import format_result
+from primus.config.load import load_experiment
+from primus.errors import UsageError
 from primus.experiment import resolve_experiment
 
 CONFIG = {
@@ -81,3 +85,57 @@ def test_a_base_that_is_not_read_is_named(tmp_path: Path, capsys: pytest.Capture
     source.write_text(yaml.safe_dump(CONFIG | {"base_config": "inference/inference_jetstream.yml"}))
     assert main(["direct", "--", "config", "import", str(source)]) == 0
     assert "base_config inference/inference_jetstream.yml: its settings are not read" in capsys.readouterr().err
+
+
+def test_what_base_yml_states_for_every_model_is_no_setting_of_a_dense_one(tmp_path: Path) -> None:
+    file = tmp_path / "copy.yml"
+    file.write_text(
+        "model_name: default\nbase_emb_dim: 512\nattention_type: global\nkv_lora_rank: 512\nqk_nope_head_dim: 128\n"
+        "num_experts: 1\nnum_experts_per_tok: 1\nshared_experts: 0\nfirst_num_dense_layers: 0\nrope_type: default\n"
+        "rope_factor: 40\nbeta_fast: 32\ndataset_type: synthetic\nsteps: 3\nq_lora_rank: 0\n"
+    )
+    config = read_foreign_file(file, {})
+    experiment = tmp_path / "e.yaml"
+    experiment.write_text(format_result(config))
+    model = resolve_experiment(experiment, (), {}).experiment.trainer.model
+    assert (model.kv_lora_rank, model.moe_router_topk, model.rotary_scaling_factor) == (None, 2, 1.0)
+    assert config.warnings == []
+
+
+@pytest.mark.parametrize("rank", [0, 64])
+def test_latent_attention_keeps_its_widths(rank: int, tmp_path: Path) -> None:
+    file = tmp_path / "mla.yml"
+    file.write_text(f"base_emb_dim: 512\nattention_type: mla\nkv_lora_rank: 96\nq_lora_rank: {rank}\nsteps: 3\n")
+    model = read_foreign_file(file, {}).model
+    assert (model["kv_lora_rank"], model.get("q_lora_rank", 0)) == (96, rank)
+
+
+@pytest.mark.parametrize("switch", ["use_sft", "use_dpo"])
+def test_another_objective_than_pretraining_is_said(switch: str, tmp_path: Path) -> None:
+    text = f"model_name: llama3.1-8b\n{switch}: true\ndataset_type: synthetic\nsteps: 3\nlearning_rate: 1.0e-5\n"
+    (tmp_path / "a.yml").write_text(text)
+    config = read_foreign_file(tmp_path / "a.yml", {})
+    assert [each.key for each in config.warnings] == [switch]
+    overrides = f"{{{switch}: true, dataset_type: synthetic}}"
+    module = f"{{framework: maxtext, model: llama3.1_8B.yaml, overrides: {overrides}}}"
+    (tmp_path / "e.yaml").write_text(f"modules: {{pre_trainer: {module}}}\n")
+    with pytest.raises(UsageError, match=switch):
+        load_experiment(tmp_path / "e.yaml", environ={})
+
+
+def test_sizes_beside_the_name_of_a_model_are_those_of_the_model(tmp_path: Path) -> None:
+    text = "model_name: llama3.1-8b\nbase_num_decoder_layers: 4\ndataset_type: synthetic\nsteps: 3\n"
+    (tmp_path / "a.yml").write_text(text)
+    config = read_foreign_file(tmp_path / "a.yml", {})
+    assert "num_layers" not in config.model
+    assert "as MaxText does without override_model_config" in config.warnings[0].reason
+    (tmp_path / "a.yml").write_text(text + "override_model_config: true\n")
+    assert read_foreign_file(tmp_path / "a.yml", {}).model["num_layers"] == 4
+
+
+def test_names_of_earlier_releases_keep_their_values(tmp_path: Path) -> None:
+    (tmp_path / "a.yml").write_text(
+        "model_name: kimi-k2-1t\ncosine_learning_rate_final_fraction: 0.3\nsteps: 3\nlog_period: 2\n"
+    )
+    settings = read_foreign_file(tmp_path / "a.yml", {}).settings
+    assert (settings["min_lr_ratio"], settings["model"]) == (0.3, "kimi_k2")

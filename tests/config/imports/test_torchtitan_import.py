@@ -10,7 +10,7 @@ from primus.cli.main import main
 from primus.config.frameworks.torchtitan_names import DEBUG_MODELS
 from primus.config.imports.foreign_config import ForeignConfig
 from primus.config.imports.read_file import read_foreign_file
-from primus.config.imports.write_file import format_result
+from primus.config.imports.write_file import format_result, replace_values
 from primus.config.load import load_experiment
 from primus.errors import UsageError
 from primus.experiment import resolve_experiment
@@ -266,8 +266,6 @@ def test_the_result_is_a_valid_experiment(function: str, tmp_path: Path) -> None
     [
         ("a.toml", TOML[:60], "not TOML"),
         ("a.toml", "[tool.ruff]\nline-length = 3\n", "not a configuration of torchtitan (it has tool)"),
-        ("a.toml", TOML.replace("8B", "9B"), "model.flavor '9B' of llama3 has no preset"),
-        ("a.toml", TOML.replace("llama3", "lama3"), "did you mean 'llama3'?"),
         ("a.py", PYTHON, "it has 2 configurations: base, longer"),
         (
             "a.py",
@@ -287,6 +285,24 @@ def test_a_file_of_another_kind_is_refused(name: str, text: str, told: str, tmp_
     with pytest.raises(UsageError) as caught:
         read_text(tmp_path, name, text)
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("8B", "9B", "model.flavor 9B: no preset of llama3; known: 1B, 3B"),
+        ("llama3", "olmo", "model.name olmo: has no"),
+    ],
+)
+def test_a_model_without_a_preset_leaves_the_rest_to_one_that_the_user_names(
+    old: str, new: str, told: str, tmp_path: Path
+) -> None:
+    config = read_text(tmp_path, "a.toml", TOML.replace(old, new))
+    with pytest.raises(UsageError) as caught:
+        format_result(config)
+    assert told in str(caught.value) and "--model NAME" in caught.value.hint
+    replace_values(config, {"model": "llama3_8B"})
+    assert "model: llama3_8B.yaml" in format_result(config) and config.settings["seq_length"] == 8192
 
 
 def test_a_toml_trains_as_it_is_with_notes_on_what_is_lost(

@@ -8,7 +8,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from primus.config.frameworks.known_keys import KnownKey, read_maxtext_keys
-from primus.config.frameworks.maxtext_names import DEFAULTS, MODELS, RENAMED, ROPE_TYPES, UNDECAYED, UNSET
+from primus.config.frameworks.maxtext_names import (
+    DEFAULTS,
+    EXPERTS,
+    LATENT,
+    MODELS,
+    OBJECTIVES,
+    OLDER,
+    RENAMED,
+    ROPE_TYPES,
+    SCALING,
+    UNDECAYED,
+    UNSET,
+)
 from primus.config.frameworks.translation import (
     ForeignSettings,
     LayerContext,
@@ -37,7 +49,7 @@ class MaxtextTranslator:
     """Translation of `framework: maxtext`."""
 
     framework = "maxtext"
-    names: Mapping[str, str] = RENAMED
+    names: Mapping[str, str] = RENAMED | OLDER
     numbers: Collection[str] = ("gradient_accumulation_steps", "shared_experts", "checkpoint_period")
 
     def check_module(self, tree: Tree, module: Tree) -> None:
@@ -51,7 +63,7 @@ class MaxtextTranslator:
             if key == "hf_name" and "hf_path" in settings:
                 continue  # the part of a data set; here it is a model's name on the Hub
             kept[key] = item
-        return rename_keys(kept, RENAMED)
+        return rename_keys(kept, RENAMED | OLDER)
 
     def find_model_name(self, settings: Tree, name: str) -> str:
         named = ForeignSettings(settings).read("model_name", "default")
@@ -78,6 +90,9 @@ class MaxtextTranslator:
         return work.finish()
 
     def apply_rules(self, work: ForeignSettings) -> None:
+        for key, reason in OBJECTIVES.items():
+            if work.read(key):
+                work.reject(key, reason, "fine-tune by `train posttrain`, which docs/posttrain.md describes")
         _translate_model(work)
         _translate_data(work)
         _translate_training(work)
@@ -131,6 +146,12 @@ def _translate_decoder(work: ForeignSettings) -> None:
     work.drop("mlp_activations")
     if work.take("attention_type", "global") == "mla":
         work.put("multi_latent_attention", True, "attention_type")
+    elif not work.read("multi_latent_attention"):
+        work.drop_unused(*LATENT)
+    if work.read("num_experts", 1) == 1:
+        work.drop_unused("num_experts", *EXPERTS)
+    if work.read("rope_type", "default") == "default":
+        work.drop_unused(*SCALING)
     if "max_position_embeddings" not in work.tree:  # a length that only yarn depends on
         work.put("max_position_embeddings", work.read("seq_length", 2048), work.find_origin("seq_length"))
 

@@ -18,6 +18,9 @@ MODELS = {
     "deepseek2-16b": "deepseek_v2_lite",
     "deepseek2-236b": "deepseek_v2",
     "deepseek3-671b": "deepseek_v3",
+    "kimi-k2-1t": "kimi_k2",
+    "llama4-17b-16e": "llama4_17B16E",
+    "llama4-17b-128e": "llama4_17B128E",
     "mixtral-8x7b": "mixtral_8x7B_v0.1",
     "mixtral-8x22b": "mixtral_8x22B_v0.1",
     "qwen2.5-1.5b": "qwen2.5_1.5B",
@@ -98,6 +101,9 @@ RENAMED = {
 }
 """Key of the schema by the setting with the same meaning."""
 
+OLDER = {"cosine_learning_rate_final_fraction": "min_lr_ratio"}
+"""The same by names of earlier releases."""
+
 DEFAULTS = (
     *("steps", "per_device_batch_size", "max_target_length", "learning_rate", "learning_rate_final_fraction"),
     *("warmup_steps_fraction", "adam_b1", "adam_b2", "adam_eps", "adam_weight_decay", "gradient_clipping_threshold"),
@@ -113,11 +119,28 @@ HEAD_WIDTH = 128
 """Of a model whose file does not state it, whatever its other sizes are."""
 UNDECAYED = (".*norm.*", ".*bias.*")
 """Parameters without weight decay (`adamw_mask`), as in native: all but matrices."""
+LATENT = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+"""Keys that base.yml states for every model, and only latent attention (`attention_type: mla`) uses."""
+EXPERTS = (
+    *("moe_router_topk", "moe_ffn_hidden_size", "first_k_dense_replace", "moe_aux_loss_coeff"),
+    *("moe_router_topk_scaling_factor", "moe_router_score_function", "moe_router_norm_topk_prob"),
+    *("moe_router_enable_expert_bias", "moe_router_num_groups", "moe_router_group_topk", "shared_experts"),
+)
+"""Keys that base.yml states for every model, and only one with experts uses."""
+SCALING = ("rotary_scaling_factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale")
+"""Keys that base.yml states for every model, and only scaled rope uses."""
+OBJECTIVES = {
+    "use_sft": "fine-tuning on instructions is another task",
+    "use_dpo": "preference optimization is not done here",
+    "use_multimodal": "only text is trained",
+}
+"""Why a switch that chooses another objective than pre-training is refused."""
 ROPE_TYPES = {"default": "default", "llama3.1": "llama3", "yarn": "yarn"}
 UNSET = {
     "sliding_window_size": 0,
     "head_dim": 0,
     "q_lora_rank": 0,
+    "kv_lora_rank": 0,
     "o_lora_rank": 0,
     "o_groups": 0,
     "eval_interval": -1,

@@ -115,6 +115,10 @@ def drop_defaults(model: dict[str, Any], keep: Iterable[str] = ()) -> dict[str, 
     }
 
 
+NAMING = ("model_name", "model.name", "model.flavor")
+"""Settings of frameworks that name a model; without a preset of it, its shape is not known."""
+
+
 def make_model(config: ForeignConfig) -> ModelSpec:
     """The model of a file.
 
@@ -125,9 +129,10 @@ def make_model(config: ForeignConfig) -> ModelSpec:
         each.name for each in msgspec.structs.fields(ModelSpec) if each.required and each.name not in config.model
     ]
     if missing:
+        named = next((f" ({each.key} {each.value}: {each.reason})" for each in config.others if each.key in NAMING), "")
         raise UsageError(
-            f"{config.origin}: the shape of the model is incomplete: {', '.join(missing)} not found",
-            f"give what is missing on the command line, such as --{missing[0]} N",
+            f"{config.origin}: the shape of the model is incomplete: {', '.join(missing)} not found{named}",
+            f"give a preset (--model NAME), or what is missing, such as --{missing[0]} N",
         )
     try:
         return msgspec.convert(drop_defaults(config.model), ModelSpec)

@@ -9,7 +9,7 @@ from primus.config.frameworks.maxtext import MaxtextTranslator
 from primus.config.frameworks.maxtext_names import HEAD_WIDTH, MODELS, RENAMED, SHAPE
 from primus.config.imports.foreign_config import ForeignConfig
 from primus.config.imports.framework_rules import import_settings
-from primus.errors import find_nearest
+from primus.config.schema import OWNERS
 
 BASE = "base.yml"
 _TELLING = (*RENAMED, "model_name", "dcn_data_parallelism", "ici_fsdp_parallelism", "remat_policy", "dataset_type")
@@ -40,10 +40,17 @@ def read_maxtext(values: dict[str, Any], origin: str, name: str) -> ForeignConfi
             defaults["head_dim"] = HEAD_WIDTH
     elif model in MODELS:
         target.settings["model"] = MODELS[model]
+        if not rest.get("override_model_config"):
+            _drop_model_keys(rest, str(model), target)
     else:
-        close = find_nearest(str(model), MODELS)
-        target.add_other("model_name", model, f"no preset has this name{f'; did you mean {close}?' if close else ''}")
+        target.add_other("model_name", model, "no preset has this name")
         rest.pop("model_name")
     # With the keys of the schema: the settings mean the same there.
     target.settings |= import_settings(rest, defaults, MaxtextTranslator(), target, known)
     return target
+
+
+def _drop_model_keys(rest: dict[str, Any], model: str, target: ForeignConfig) -> None:
+    """Drop sizes beside the name of a model: in MaxText those of the model replace the file's."""
+    for key in [key for key in rest if OWNERS.get(RENAMED.get(key, "")) == "model"]:
+        target.add_other(key, rest.pop(key), f"that of {model} is taken, as MaxText does without override_model_config")

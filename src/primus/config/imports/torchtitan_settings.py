@@ -18,7 +18,6 @@ from primus.config.imports.torchtitan_releases import (
     fit_model_to_release,
 )
 from primus.config.source import flatten_settings
-from primus.errors import UsageError, find_nearest
 
 TOKENIZERS = ("model.hf_assets_path", "hf_assets_path", "model.tokenizer_path")
 
@@ -32,7 +31,7 @@ def read_titan_settings(tree: dict[str, Any], target: ForeignConfig, is_toml: bo
         is_toml: Whether they are of a TOML, the form of releases before 0.3.
 
     Raises:
-        UsageError: The model has no preset, or a value has another type.
+        UsageError: A value has another type.
     """
     written = flatten_settings(tree)
     values = {_move_to_section(name): value for name, value in written.items()}
@@ -58,21 +57,18 @@ def read_titan_settings(tree: dict[str, Any], target: ForeignConfig, is_toml: bo
 
 
 def _choose_model(name: str, flavor: str, target: ForeignConfig) -> None:
-    """The preset of `model.name` and `model.flavor`, or a small shape."""
-    family = MODELS.get(name)
-    if family is None:
-        close = find_nearest(name, MODELS)
-        hint = f"did you mean '{close}'?" if close else f"known: {', '.join(MODELS)}"
-        raise UsageError(f"{target.origin}: model.name {name!r} has no preset", hint)
+    """The preset of `model.name` and `model.flavor`, or a small shape; a line where there is neither."""
+    family = MODELS.get(name, {})
     plain = _strip_variant(flavor)
     by_case = {each.lower(): preset for each, preset in family.items()}
     if plain.lower() in by_case:
         target.settings["model"] = by_case[plain.lower()]
     elif (name, plain) in DEBUG_MODELS:
         target.model |= DEBUG_MODELS[name, plain]
+    elif family:
+        target.add_other("model.flavor", flavor, f"no preset of {name}; known: {', '.join(family)}")
     else:
-        hint = f"known: {', '.join(family)}"
-        raise UsageError(f"{target.origin}: model.flavor {flavor!r} of {name} has no preset", hint)
+        target.add_other("model.name", name, f"has no preset; known: {', '.join(MODELS)}")
     if name in ("deepseek_v3", "gpt_oss", "llama4") or "moe" in plain or "A" in plain:
         # torchtitan balances experts by their biases, without a term in the loss.
         target.set_key("moe_aux_loss_coeff", 0.0)

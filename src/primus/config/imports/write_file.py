@@ -183,7 +183,7 @@ def _fill_vocabulary(config: ForeignConfig) -> None:
         size = _find_size_by_shape(config)
     if size is not None:
         config.model["vocab_size"] = size
-    elif tokenizer:
+    elif tokenizer and "num_layers" in config.model:  # else the whole shape is missing, which says so
         raise UsageError(
             f"{config.origin}: the file states no vocab_size, and the tokenizer {tokenizer} is not on this machine",
             "add --vocab_size N",
