@@ -532,3 +532,27 @@ def test_an_experiment_is_not_taken_for_the_model_preset_of_the_same_name(
     file = tmp_path / "llama3.1_8B.yaml"
     file.write_text("modules:\n  pre_trainer: {model: llama3.1_8B.yaml, overrides: {mock_data: true}}\n")
     assert load_experiment(file, environ={}).experiment.trainer.model.num_layers == 32
+
+
+@pytest.mark.parametrize(
+    ("words", "own", "warmup"),
+    [
+        (("--train_iters", "20"), "", 2),
+        (("--train_iters", "5"), "", 1),
+        (("--train_iters", "40"), "", 4),
+        (("--train_iters", "41"), "", 40),
+        (("--train_iters", "20"), ", lr_warmup_iters: 40", 40),
+        (("--train_iters", "20", "--lr_warmup_iters", "40"), "", 40),
+        (("--train_iters", "20", "--lr_decay_iters", "90"), "", 40),
+    ],
+)
+def test_only_the_warmup_of_a_preset_is_shortened_with_a_short_run(
+    words: tuple[str, ...], own: str, warmup: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "e.yaml"
+    preset = "framework: megatron, config: pre_trainer.yaml, model: tiny.yaml"
+    module = f"{{{preset}, overrides: {{mock_data: true{own}}}}}"
+    file.write_text(f"modules: {{pre_trainer: {module}}}\n")
+    found = load_experiment(file, words, environ={})
+    assert found.experiment.trainer.optimizer.lr_warmup_iters == warmup
+    assert any("shortened to" in note for note in found.notes) == (warmup < 40)

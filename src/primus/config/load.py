@@ -38,6 +38,9 @@ LONGEST_NAME = 200
 """Maximum length of an experiment's name in bytes; names derived from it must stay below 255, the limit of file
 systems."""
 
+SHORT_WARMUP = 10
+"""Share of a run shorter than its preset's warm-up, 1 in this many steps, that warms up."""
+
 STAGES: tuple[str, ...] = get_args(Stage)
 COMMANDS = {"pre_trainer": "train pretrain", "post_trainer": "train posttrain"}
 """The command that trains a module."""
@@ -98,9 +101,14 @@ def load_experiment(
     written = override_tree(_read_subtree(module, "overrides"), flat)
     presets = _load_presets(module, file, environ, translator)
     settings = override_tree(presets.settings, written)
+    if stage == "pre_trainer" and translator and translator.is_fine_tuning(settings):
+        stage = "post_trainer"
+        notes += (f"{file}: the settings of module pre_trainer are those of fine-tuning: trained as {stage}",)
     context = LayerContext(stage=stage, written=frozenset(written), typed=frozenset(flat), model=presets.model)
     settings, found = _translate_settings(settings, context, translator, engine)
     trainer, origins = _make_trainer(module, settings, engine_keys, engine or translator)
+    trainer, shortened = _shorten_preset_warmup(trainer, origins)
+    notes += shortened
     return structs.replace(_make_experiment(file, tree, top, stage, trainer, origins), notes=(*notes, *found))
 
 
@@ -356,6 +364,23 @@ def _make_trainer(
     )
     origins |= {f"backend_args.{key}": find_origin(item) for key, item in backend_args.items()}
     return Trainer(framework=str(framework.value), backend_args=strip_origins(backend_args), **groups), origins
+
+
+def _shorten_preset_warmup(trainer: Trainer, origins: dict[str, str]) -> tuple[Trainer, tuple[str, ...]]:
+    """A warm-up of a preset that is as long as the run, or longer, becomes a tenth of it; with a note."""
+    optimizer = trainer.optimizer
+    origin, warmup = origins.get("lr_warmup_iters", ""), optimizer.lr_warmup_iters
+    end = optimizer.lr_decay_iters or trainer.training.train_iters
+    if warmup < end or optimizer.lr_warmup_fraction is not None or not _is_preset_origin(origin):
+        return trainer, ()
+    shorter = max(end // SHORT_WARMUP, 1) if end > 1 else 0
+    note = f"lr_warmup_iters {warmup} ({origin}): shortened to {shorter}, as the decay ends at step {end}"
+    origins["lr_warmup_iters"] = f"a tenth of the {end} steps"
+    return structs.replace(trainer, optimizer=structs.replace(optimizer, lr_warmup_iters=shorter)), (note,)
+
+
+def _is_preset_origin(origin: str) -> bool:
+    return origin.startswith("preset:") or "/primus/configs/" in origin
 
 
 def _reject_unknown_settings(

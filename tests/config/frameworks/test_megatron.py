@@ -437,3 +437,15 @@ def test_a_key_of_the_command_line_wins_over_megatrons_own_words_for_it(tmp_path
     assert model.rope_type == "default" and model.attention_sinks is False
     unchanged = load_experiment(file, environ={}).experiment.trainer.model
     assert unchanged.rope_type == "llama3" and unchanged.attention_sinks is True
+
+
+def test_fine_tuning_in_a_module_of_pretraining_is_fine_tuning(tmp_path: Path) -> None:
+    file = tmp_path / "e.yaml"
+    text = "modules: {pre_trainer: {framework: megatron, model: tiny.yaml, overrides: {stage: %s, sft_data_path: a}}}\n"
+    file.write_text(text % "sft")
+    found = load_experiment(file, environ={})
+    assert found.experiment.stage == "post_trainer"
+    assert any("those of fine-tuning" in note for note in found.notes)
+    assert "stage" not in found.experiment.trainer.backend_args
+    file.write_text(text % "pretrain")
+    assert load_experiment(file, environ={}).experiment.stage == "pre_trainer"

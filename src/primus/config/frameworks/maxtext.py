@@ -79,6 +79,9 @@ class MaxtextTranslator:
             raise work.refuse("model_name", f"no preset here is {named}", did_you_mean(named, list(MODELS)))
         return {**model, **settings}
 
+    def is_fine_tuning(self, settings: Tree) -> bool:
+        return False
+
     def list_known_keys(self) -> Iterable[str]:
         return read_maxtext_keys().keys
 

@@ -66,7 +66,6 @@ VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
 
 PRIMUS_VALUES = {
     ("fp4_recipe", "mxfp4"): "only Primus' patch of Transformer Engine has this recipe; Megatron-LM has nvfp4",
-    ("stage", "sft"): "fine-tuning is a module post_trainer, which `train posttrain` trains",
 }
 """Why a value that Primus adds to an argument, or another task, is refused in pre-training."""
 
@@ -95,6 +94,10 @@ class MegatronTranslator:
         if model and megatron_model.needs_other_code(settings, read_primus_keys()):
             return {**model, **megatron_model.drop_shape(settings, read_primus_keys())}
         return settings if "hf_name" not in model else {"hf_name": model["hf_name"], **settings}
+
+    def is_fine_tuning(self, settings: Tree) -> bool:
+        """`stage: sft`, by which Primus chooses its trainer."""
+        return bool(ForeignSettings(settings).read("stage") == "sft")
 
     def list_known_keys(self) -> Iterable[str]:
         return (*read_megatron_arguments().keys, *read_primus_keys().keys)
@@ -170,8 +173,8 @@ def _translate_training(work: ForeignSettings, context: LayerContext) -> None:
     for key in OTHER_TASKS:
         if work.read(key):
             raise work.refuse(key, "no engine here does this task", "remove it")
-    if work.read("stage") in ("pretrain", "mlperf_pretrain"):
-        work.drop("stage")
+    if work.read("stage") in ("pretrain", "mlperf_pretrain", "sft"):
+        work.drop("stage")  # the module says it; `stage: sft` in a pre_trainer has made it a post_trainer
     work.drop("use_pytorch_profiler")  # every profile here is of torch.profiler
     compilation = work.tree.get("torch_compile")
     if isinstance(compilation, dict):

@@ -89,6 +89,9 @@ class MegatronBridgeTranslator:
         needs_recipe = ForeignSettings(model).read("hybrid_layer_pattern") is not None
         return {**model, **{key: item for key, item in settings.items() if needs_recipe or key not in RECIPE}}
 
+    def is_fine_tuning(self, settings: Tree) -> bool:
+        return False
+
     def list_known_keys(self) -> Iterable[str]:
         return (*read_bridge_keys(), *RENAMED, "hf_path", "dataset_name", "precision_config", "skip_save")
 

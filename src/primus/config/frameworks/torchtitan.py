@@ -77,6 +77,9 @@ class TorchtitanTranslator:
             raise named.refuse("model.flavor", f"{flavor} of {family} has no preset of this name here", "name a preset")
         return {**model, **{key: item for key, item in settings.items() if key not in ("model.name", "model.flavor")}}
 
+    def is_fine_tuning(self, settings: Tree) -> bool:
+        return False
+
     def list_known_keys(self) -> Iterable[str]:
         return (*RENAMED, *read_torchtitan_fields().keys)
 

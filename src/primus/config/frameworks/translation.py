@@ -73,6 +73,10 @@ class Translator(Protocol):
         """A model preset of the framework, with what it does not say of its model taken from ours."""
         ...
 
+    def is_fine_tuning(self, settings: Tree) -> bool:
+        """Whether merged settings of a module pre_trainer ask for fine-tuning."""
+        ...
+
     def translate(self, settings: Tree, context: LayerContext) -> TranslatedSettings:
         """The merged settings of all presets, the experiment file and the command line.
 
