@@ -89,7 +89,7 @@ def check_key_rules(engine: str, rules: KeyRules, trainer: Trainer, hint: str = 
             value = format_yaml_value(difference.value)
             raise UsageError(
                 f"{difference.key}: {value}: {engine} does not support {difference.reason}",
-                hint or f"{_format_accepted_values(rules, difference.key)}, or choose another framework",
+                hint or _format_remedy(rules, difference.key),
             )
 
 
@@ -116,6 +116,13 @@ def _is_accepted(rule: KeyRule, key: str, value: Any) -> bool:
 def _is_on(value: Any) -> bool:
     """Whether a setting takes effect: one that is off cannot differ."""
     return value not in (None, False, 0)
+
+
+def _format_remedy(rules: KeyRules, key: str) -> str:
+    """What to do about a refused value; another value of a model's key is another model."""
+    if OWNERS[key] == "model":
+        return f"choose another framework ({key} is part of the model: another value is another model)"
+    return f"{_format_accepted_values(rules, key)}, or choose another framework"
 
 
 def _format_accepted_values(rules: KeyRules, key: str) -> str:

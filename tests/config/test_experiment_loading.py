@@ -556,3 +556,15 @@ def test_only_the_warmup_of_a_preset_is_shortened_with_a_short_run(
     found = load_experiment(file, words, environ={})
     assert found.experiment.trainer.optimizer.lr_warmup_iters == warmup
     assert any("shortened to" in note for note in found.notes) == (warmup < 40)
+
+
+def test_compile_of_a_frameworks_preset_does_not_reach_another_engine(tmp_path: Path) -> None:
+    file = tmp_path / "e.yaml"
+    preset = "framework: torchtitan, config: pre_trainer.yaml, model: tiny.yaml"
+    file.write_text(f"modules: {{pre_trainer: {{{preset}, overrides: {{mock_data: true}}}}}}\n")
+    own, other = (load_experiment(file, words, environ={}) for words in ((), ("--framework", "megatron")))
+    assert own.experiment.trainer.training.compile is True
+    assert other.experiment.trainer.training.compile == "auto"
+    assert any("compile of preset:" in note for note in other.notes)
+    typed = load_experiment(file, ("--framework", "megatron", "--compile", "true"), environ={})
+    assert typed.experiment.trainer.training.compile is True

@@ -133,6 +133,10 @@ def _translate_settings(
             settings = settings | {"backend_args": {k: i for k, i in kept.items() if k not in translated.carried}}
             listed = ", ".join(sorted(translated.carried))
             notes = (*notes, f"settings of {translator.framework} alone, not applied: {listed}")
+    tuned = settings.get("compile")
+    if translator and not same and isinstance(tuned, Leaf) and _is_preset_origin(tuned.origin):
+        settings = {key: item for key, item in settings.items() if key != "compile"}
+        notes = (*notes, f"compile of {tuned.origin} is for {translator.framework} alone: not applied")
     if engine and not same:
         translated = engine.translate(settings, structs.replace(context, is_schema=True))
         settings, notes = translated.settings, (*notes, *translated.notes)

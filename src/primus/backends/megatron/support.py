@@ -160,6 +160,11 @@ def _find_shape_problems(spec: ModelSpec) -> Iterator[MegatronProblem]:
         yield MegatronProblem(
             "global_kv_channels: megatron does not support heads of several widths", "choose another model or framework"
         )
+    if spec.post_layernorm and spec.hybrid_layer_pattern is not None:
+        yield MegatronProblem(
+            "post_layernorm: true: megatron does not support Gemma's norms and windowed layers",
+            "choose another model or framework",
+        )
 
 
 def _find_model_problems(spec: ModelSpec) -> Iterator[MegatronProblem]:

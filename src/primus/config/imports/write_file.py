@@ -124,7 +124,12 @@ def _comment_others(config: ForeignConfig) -> list[str]:
         lines += ["#", "# Without a key of primus, and without an effect on training:", *rest]
     if config.defaults:
         listed = ", ".join(f"{key} {value}" for key, value in config.defaults.items())
-        lines += ["#", *textwrap.wrap(f"Not in the file; defaults of {config.framework}: {listed}", 118, **_COMMENT)]
+        lines += [
+            "#",
+            *textwrap.wrap(
+                f"Not in the file; defaults of {config.framework or 'transformers'}: {listed}", 118, **_COMMENT
+            ),
+        ]
     return [_escape_line(line) for line in lines]
 
 
