@@ -87,6 +87,38 @@ def test_a_starting_file_is_printed_or_written_and_valid(capsys: pytest.CaptureF
     assert "valid" in said("config check --config new/mine.yaml", capsys)
 
 
+def test_a_starting_file_shows_the_shape_of_its_model(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said("config init llama3.2_1B", capsys)
+    assert "      # num_layers: 16\n" in text and "      # vocab_size: 128256\n" in text
+
+
+def test_a_starting_file_of_a_folder_of_hugging_face_starts_from_its_weights(
+    capsys: pytest.CaptureFixture[str], workplace: Path
+) -> None:
+    folder = workplace / "mine"
+    folder.mkdir()
+    shape = {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 72, "num_attention_heads": 4}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 99, **shape}))
+    text = said("config init mine", capsys)
+    assert "load: null" in text and "tokenizer_model: null" in text
+    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "tokenizer.json").write_text("{}")
+    said("config init mine --output f.yaml", capsys)
+    text = (workplace / "f.yaml").read_text()
+    for line in ("model: null", "load: hf:mine", "finetune: true", "tokenizer_model: mine", "num_layers: 3"):
+        assert f" {line}\n" in text
+    said("config check --config f.yaml", capsys)
+
+
+def test_a_starting_file_names_an_imported_model_by_its_file(
+    capsys: pytest.CaptureFixture[str], workplace: Path
+) -> None:
+    (workplace / "own.yaml").write_text("extends: tiny.yaml\nnum_layers: 3\n")
+    said("config init own.yaml --output f.yaml", capsys)
+    assert "    model: own.yaml\n" in (workplace / "f.yaml").read_text()
+    said("config check --config f.yaml", capsys)
+
+
 def test_a_file_is_replaced_only_where_that_is_asked_for(capsys: pytest.CaptureFixture[str], workplace: Path) -> None:
     assert main("direct -- config init tiny --output e.yaml".split()) == 2
     assert capsys.readouterr().err == "primus-cli: e.yaml exists\n  --force replaces it\n"

@@ -57,13 +57,29 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 _SHORT_SEQUENCE = 4096
 
 
-def format_starting_file(model_name: str, spec: ModelSpec, docs: Mapping[str, str] | None = None) -> str:
+SHAPE = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
+    *("vocab_size", "max_position_embeddings", "untie_embeddings_and_output_weights", "rotary_base"),
+)
+"""Keys of the model that a starting file shows as comments, with the values of the preset."""
+
+
+def format_starting_file(
+    model_name: str,
+    spec: ModelSpec,
+    docs: Mapping[str, str] | None = None,
+    *,
+    preset: str | None = "",
+    values: Mapping[str, Any] | None = None,
+) -> str:
     """An experiment file that pre-trains `model_name` on random tokens; a comment above each key explains it.
 
     Args:
-        model_name: Name of the model preset.
-        spec: The model of the preset.
+        model_name: Name of the model.
+        spec: The model.
         docs: Meaning of each key; the schema's own docstrings when None.
+        preset: File of the model; that of the preset `model_name` when empty, and the keys themselves when None.
+        values: Settings with other values than usual, such as weights to start from.
     """
     docs = collect_key_docs() if docs is None else docs
     size = f"{spec.num_layers} layers, hidden size {spec.hidden_size}, vocabulary {spec.vocab_size}"
@@ -75,16 +91,30 @@ def format_starting_file(model_name: str, spec: ModelSpec, docs: Mapping[str, st
         "modules:",
         "  pre_trainer:",
         *_format_entry("framework", "native", docs, indent=4),
-        *_format_entry("model", f"{model_name}.yaml", docs, indent=4),
+        *_format_entry("model", f"{model_name}.yaml" if preset == "" else preset, docs, indent=4),
         f"    # {docs['overrides']}",
         "    overrides:",
     ]
-    values = _choose_values(spec)
+    chosen = _choose_values(spec) | dict(values or {})
     for heading, keys in SETTINGS.items():
         lines += ["", f"      # -- {heading} --"]
-        for key in keys:
-            lines += _format_entry(key, values[key], docs, indent=6)
+        for key in (*keys, *(["finetune"] if "load" in keys and chosen["finetune"] else [])):
+            lines += _format_entry(key, chosen[key], docs, indent=6)
+    lines += ["", *_format_shape(spec, is_preset=preset is not None)]
     return "\n".join(lines) + "\n"
+
+
+def _format_shape(spec: ModelSpec, is_preset: bool) -> Iterable[str]:
+    """The model: as comments where a preset describes it, else every key that is not at its default."""
+    if is_preset:
+        yield "      # -- Model (as the preset has it; another value is another model) --"
+        yield from (f"      # {key}: {_format_scalar(getattr(spec, key))}" for key in SHAPE)
+        return
+    yield "      # -- Model --"
+    for field in structs.fields(ModelSpec):
+        value = getattr(spec, field.name)
+        if field.required or value != field.default:
+            yield f"      {field.name}: {_format_scalar(value)}"
 
 
 def collect_key_docs() -> dict[str, str]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
 from primus import registry
 from primus.config import template
 from primus.config.flags import Positional
+from primus.config.imports.foreign_config import make_model
+from primus.config.imports.read_file import read_foreign_file
 from primus.config.load import load_model
 from primus.errors import UsageError
 from primus.runs.files import write_text
@@ -19,7 +23,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `config init`."""
 
     model: Positional
-    """Model preset, such as llama3.1_8B."""
+    """Model preset, such as llama3.1_8B; a model file, such as one of `config import`; or a folder of Hugging Face."""
     output: str | None = None
     """Output file (default: standard output)."""
     force: bool = False
@@ -32,9 +36,7 @@ def run(options: Options, context: TaskContext) -> None:
     Raises:
         UsageError: The model does not exist, or the file exists already.
     """
-    file = registry.find_plug_in_file("models", options.model)
-    name = file.stem if file else options.model
-    text = template.format_starting_file(name, load_model(options.model))
+    text = _format_file(options.model, context.environ)
     if options.output is None:
         print(text, end="")
         return
@@ -43,3 +45,21 @@ def run(options: Options, context: TaskContext) -> None:
         raise UsageError(f"{target} exists", "--force replaces it")
     write_text(target, text)
     context.result({"file": str(target)}, f"wrote {target}")
+
+
+def _format_file(model: str, environ: Mapping[str, str]) -> str:
+    """The starting file for a preset, a model file, or a folder of Hugging Face with its weights and tokenizer."""
+    path = Path(model)
+    if path.is_dir() or path.suffix == ".json":
+        found = read_foreign_file(path, environ)
+        folder = path if path.is_dir() else path.parent
+        values: dict[str, Any] = {}
+        if any(folder.glob("*.safetensors")):
+            values |= {"load": f"hf:{folder}", "finetune": True}
+        if (folder / "tokenizer.json").is_file():
+            values["tokenizer_model"] = str(folder)
+        return template.format_starting_file(found.name, make_model(found), preset=None, values=values)
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        return template.format_starting_file(path.stem, load_model(model), preset=model)
+    file = registry.find_plug_in_file("models", model)
+    return template.format_starting_file(file.stem if file else model, load_model(model))
