@@ -449,3 +449,13 @@ def test_fine_tuning_in_a_module_of_pretraining_is_fine_tuning(tmp_path: Path) -
     assert "stage" not in found.experiment.trainer.backend_args
     file.write_text(text % "pretrain")
     assert load_experiment(file, environ={}).experiment.stage == "pre_trainer"
+
+
+def test_turbo_keys_of_earlier_releases_of_primus_are_known(tmp_path: Path) -> None:
+    file = tmp_path / "e.yaml"
+    text = "modules: {pre_trainer: {framework: megatron, model: tiny.yaml, overrides: {mock_data: true, %s}}}\n"
+    file.write_text(text % "use_turbo_row_parallel_linear: true")
+    assert any("use_turbo_row_parallel_linear (speed" in note for note in load_experiment(file, environ={}).notes)
+    file.write_text(text % "enable_turbo_gemm_float8: true")
+    with pytest.raises(UsageError, match="enable_turbo_gemm_float8"):
+        load_experiment(file, environ={})
