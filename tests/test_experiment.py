@@ -270,3 +270,39 @@ def test_an_example_is_found_possible_but_for_its_data(path: Path) -> None:
     overrides = ["--mock_data", "--dataset=null", "--train_data_path=null"]
     asked = experiment.resolve_experiment(path, overrides, {}).experiment
     assert structs.asdict(asked)["exp_name"] == path.stem
+
+
+def test_files_that_only_the_nodes_have_become_notes_and_are_checked_there(small: Path, tmp_path: Path) -> None:
+    far = tmp_path / "far"
+    words = [
+        f"train_data_path=0.3 {far}/a 0.7 {far}/b",
+        f"valid_data_path={far}/c",
+        f"load={far}/weights",
+        "finetune=true",
+    ]
+    assert "no such data" in refused(small, *words).problem
+    planned = experiment.resolve_experiment(small, words, {}, is_elsewhere=True)
+    told = [note for note in planned.notes if "the nodes check it" in note]
+    assert [note.partition(f"{far}/")[2].partition(" ")[0] for note in told] == ["a.idx", "c.idx", "weights"]
+    assert planned.experiment.trainer.checkpoint.load == f"{far}/weights"
+    with pytest.raises(UsageError, match="no such data"):
+        experiment.check_files(planned)
+    far.mkdir()
+    for name in "abc":
+        token_files(far / name)
+    with pytest.raises(UsageError, match="load: no folder"):
+        experiment.check_files(planned)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["train_data_path=0.5 /far/a 0 /far/b"], "the weights of a blend must be positive"),
+        (["train_data_path=/far/a", "split=x"], "split 'x'"),
+        (["train_data_path=/far/a", "eval_interval=5", "split=1"], "leaves no documents"),
+        (["train_data_path=/far/a", "mock_data=true"], "exclude each other"),
+    ],
+)
+def test_what_can_be_seen_from_here_is_refused_here(small: Path, words: list[str], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        experiment.resolve_experiment(small, words, {}, is_elsewhere=True)

@@ -43,6 +43,10 @@ class UsageError(PrimusError):
     exit_code = EXIT_USAGE
 
 
+class AbsentFileError(UsageError):
+    """A file that the user names is not on this machine; another one may have it."""
+
+
 class UnfitError(PrimusError):
     """This machine or run folder does not meet the requirements of the command."""
 

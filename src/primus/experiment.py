@@ -34,17 +34,52 @@ NAMES = ("work_group", "user_name", "exp_name", "workspace")
 
 
 def resolve_experiment(
-    file: Path, overrides: Sequence[str], environ: Mapping[str, str], stage: str | None = None
+    file: Path,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    stage: str | None = None,
+    *,
+    is_elsewhere: bool = False,
 ) -> Resolved:
     """The experiment of `file` with the command line's `overrides`, checked as far as is possible before a launch.
+
+    Args:
+        file: The experiment file.
+        overrides: Words of the command line.
+        environ: Variables that the file may name.
+        stage: The stage, if the file has several modules.
+        is_elsewhere: Whether it is trained where this machine cannot look: each file that is not here becomes a note,
+            and `check_files` looks for it on the nodes.
 
     Raises:
         UsageError: The configuration is wrong, contradicts itself, or its backend cannot train it.
     """
-    resolved = resolve_settings(file, overrides, environ, stage)
+    absent: list[str] | None = [] if is_elsewhere else None
+    resolved = resolve_settings(file, overrides, environ, stage, absent=absent)
     _check_stage(resolved.experiment)
-    registry.load_plug_in(BACKENDS, resolved.experiment.trainer.framework).check(resolved.experiment)
-    return resolved
+    _check_backend(resolved, absent)
+    notes = [f"{problem} on this machine; the nodes check it before workers start" for problem in absent or ()]
+    return structs.replace(resolved, notes=(*resolved.notes, *notes))
+
+
+def check_files(resolved: Resolved) -> None:
+    """Check the files of an experiment that was planned elsewhere, on the node that reads them.
+
+    Raises:
+        UsageError: One does not exist, or does not fit.
+    """
+    checks.check_data(resolved)
+    _check_backend(resolved, None)
+
+
+def _check_backend(resolved: Resolved, absent: list[str] | None) -> None:
+    asked = resolved.experiment
+    load = asked.trainer.checkpoint.load
+    if absent is not None and load and not load.startswith("hf:") and not Path(load).expanduser().exists():
+        absent.append(f"{resolved.origins['load']}: load: no folder {load}")
+        checkpoint = structs.replace(asked.trainer.checkpoint, load=None)
+        asked = structs.replace(asked, trainer=structs.replace(asked.trainer, checkpoint=checkpoint))
+    registry.load_plug_in(BACKENDS, asked.trainer.framework).check(asked)
 
 
 def _check_stage(experiment: Experiment) -> None:
@@ -66,7 +101,12 @@ def _check_stage(experiment: Experiment) -> None:
 
 
 def resolve_settings(
-    file: Path, overrides: Sequence[str], environ: Mapping[str, str], stage: str | None = None
+    file: Path,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    stage: str | None = None,
+    *,
+    absent: list[str] | None = None,
 ) -> Resolved:
     """As `resolve_experiment`, whether or not its backend can train it.
 
@@ -76,7 +116,7 @@ def resolve_settings(
     resolved = load_experiment(file, overrides, environ=environ, stage=stage)
     learn(resolved.experiment.env)
     _check_names(resolved)
-    _check_settings(resolved)
+    _check_settings(resolved, absent)
     return resolved
 
 
@@ -90,7 +130,7 @@ def _check_names(resolved: Resolved) -> None:
             )
 
 
-def _check_settings(resolved: Resolved) -> None:
+def _check_settings(resolved: Resolved, absent: list[str] | None) -> None:
     """Raises UsageError if the configuration contradicts itself."""
     trainer = resolved.experiment.trainer
     model_checks.check(trainer.model, resolved.origins)
@@ -102,7 +142,7 @@ def _check_settings(resolved: Resolved) -> None:
         has_own_stages=model_checks.has_own_stages(trainer.backend_args),
     )
     checks.check_lengths(resolved)
-    checks.check_data(resolved)
+    checks.check_data(resolved, absent)
     checks.count_accumulation_steps(resolved, _count_fewest_processes(resolved))
 
 

@@ -103,6 +103,8 @@ class TaskContext(Struct, frozen=True, kw_only=True):
     """Environment variables; `direct --env` is included in `run`."""
     json: bool = False
     """Whether results are printed as JSON."""
+    runs_elsewhere: bool = False
+    """Whether a runtime starts the task on another machine or in an image, which may have other files than this one."""
     dry_run: bool = False
     """Whether the command must not change anything; `run` is not called then."""
     overrides: tuple[str, ...] = ()

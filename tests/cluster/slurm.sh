@@ -5,6 +5,7 @@
 #   slurm.sh up DIR [NODES]        start nodes n1, n2, ... with their state in DIR; clients then need SLURM_CONF=DIR/slurm.conf
 #   slurm.sh kill-node DIR NODE    the node dies: its slurmd and all that runs under it
 #   slurm.sh start-node DIR NODE   it is back
+#   slurm.sh mount DIR FROM TO     the nodes have the files of FROM in the folder TO, and the machine of the user has not
 #   slurm.sh down DIR              cancel what is left, and end what `up` has started
 #
 # A node is a slurmd with a host name and an address of its own (127.0.0.11, .12, ...) in namespaces of its own.
@@ -53,6 +54,13 @@ end_node() { # NODE: everything that shares the host name's namespace with its s
         [ "$(readlink "$other/ns/uts" 2>/dev/null)" != "$space" ] || kill -KILL "${other#/proc/}" 2>/dev/null
     done
     rm -f "$dir/slurmd.$1.pid"
+}
+
+mount_on_nodes() { # FROM TO
+    local file
+    for file in "$dir"/slurmd.*.pid; do
+        nsenter --mount --target "$(cat "$file")" mount --bind "$1" "$2" || fail "$2 cannot be mounted"
+    done
 }
 
 write_configuration() { # NODES
@@ -143,5 +151,6 @@ case ${1-} in
     down) down ;;
     kill-node) end_node "$3" ;;
     start-node) start_node "$3" ;;
-    *) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    mount) mount_on_nodes "$3" "$4" ;;
+    *) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

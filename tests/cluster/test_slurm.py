@@ -10,10 +10,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fakes import cli
 from primus.comparison.result import load_result
+from primus.data.megatron.indexed_dataset import IndexedWriter
 from primus.runs import events
 from primus.runs.store import Run
 from primus.runtimes.slurm.options import parse
@@ -196,6 +198,33 @@ def test_benchmarks_run_on_all_nodes_and_node_0_reports(cluster: Cluster) -> Non
     assert (row["case"]["processes"], row.get("problem", "")) == (2, "")
     [run] = (cluster.folder / "output/measured").glob("2*")
     assert [event["step"] for event in events.read_steps(Run(run).events)] == list(range(1, 9))
+
+
+def test_data_that_only_the_nodes_have_stop_no_submission(cluster: Cluster) -> None:
+    """The user's machine sees an empty folder where the nodes mount the data."""
+    stored, mounted = cluster.folder / "stored", cluster.folder / "mounted"
+    mounted.mkdir()
+    stored.mkdir()
+    with IndexedWriter(stored / "here", np.dtype(np.uint16)) as tokens:
+        for number in range(20):
+            tokens.add_document(np.full(32, number, np.uint16))
+        tokens.commit()
+    cluster.script("mount", str(stored), str(mounted))
+    options = ("--mock_data", "false", "--train_iters", "2", "--save_interval", "null", "--eval_iters", "0")
+    for data, code in (("here", 0), ("nowhere", 2)):
+        name = f"far-{data}"
+        task = ("--", "train", "pretrain", "--config", "tiny.yaml", "--exp_name", name, *options)
+        submitted = cluster.primus(
+            "--json", "slurm", "sbatch", "-N", "2", "-c", "2", *task, "--train_data_path", f"{mounted}/{data}"
+        )
+        assert "on this machine; the nodes check it before workers start" in submitted.stderr
+        values = json.loads(submitted.stdout)
+        waited = cluster.primus("direct", "--", "jobs", "wait", values["id"], "--timeout", "100", code=code)
+        outcome = Run(Path(values["run"])).read_metadata().outcome
+        assert outcome.exit_code == code
+        if code:
+            assert f"no such data: {mounted}/nowhere.idx" in outcome.reason and outcome.reason in waited.stderr
+            assert not list(Path(values["run"]).glob("logs/attempt_0/rank_*.log")), "no worker started"
 
 
 def test_slurm_says_whether_a_job_could_start(cluster: Cluster) -> None:

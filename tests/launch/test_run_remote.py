@@ -217,3 +217,23 @@ def test_the_entry_is_that_of_the_checkout() -> None:
 def test_options_of_an_unknown_shape_are_refused_before_anything_is_made(workplace: Path) -> None:
     with pytest.raises(UsageError, match="unknown option"):
         parse_segment_options(RequestSegment("direct", ("--nodez", "3")))
+
+
+@pytest.mark.parametrize(
+    "runtimes",
+    [
+        "slurm sbatch -N 2",
+        "slurm srun -N 2 -- container --image x --mount /data:/data",
+        "container --image x --mount /nfs/x:/data",
+        "ssh --hosts a,b",
+        "kubernetes create --replica 2 --gpu 8 --image x --volume pvc:/data",
+    ],
+)
+def test_data_of_another_place_stop_no_plan(workplace: Path, runtimes: str) -> None:
+    words = ("--mock_data", "false", "--train_data_path", "/only/there/text_document")
+    task = ("--", "train", "pretrain", "--config", "night.yaml", *words)
+    done = run(workplace, "--dry-run", *runtimes.split(), *task)
+    assert done.returncode == 0, done.stderr
+    assert "/only/there/text_document.idx on this machine; the nodes check it before workers start" in done.stdout
+    here = run(workplace, "--dry-run", "direct", *task)
+    assert here.returncode == 2 and "no such data: /only/there/text_document.idx" in here.stderr

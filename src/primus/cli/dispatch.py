@@ -60,6 +60,7 @@ def _make_invocation(command: Command, words: tuple[str, ...], environ: Mapping[
     task_context = TaskContext(
         environ=environ,
         json=given.json,
+        runs_elsewhere=registry.load_plug_in(RUNTIMES, request.runtimes[0].name).LEVEL != "node",
         dry_run=given.dry_run,
         overrides=overrides,
         facts=lambda: facts(None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from primus.config.schedule import find_decay_end, find_evaluation_interval, fin
 from primus.config.schema import DataConfig, ParallelConfig
 from primus.config.token_files import WITHOUT_VALIDATION_DATA, count_documents, parse_split, parse_weighted_prefixes
 from primus.config.vocabulary import find_data_tokenizer, find_tokenizer_size
-from primus.errors import UsageError
+from primus.errors import AbsentFileError, UsageError
 
 
 def data_parallel_size(parallel: ParallelConfig, world_size: int) -> int:
@@ -107,13 +108,29 @@ def _schedule_problems(resolved: Resolved) -> Iterator[tuple[str, str, str]]:
         yield "lr_wsd_decay_iters", f"{wsd} is longer than the {end - warmup} steps after warm-up", "shorten it"
 
 
-def check_data(resolved: Resolved) -> None:
+@contextlib.contextmanager
+def collect_absent(absent: list[str] | None) -> Iterator[None]:
+    """Add the problem of a file that is not on this machine to `absent`; without a list, raise it."""
+    try:
+        yield
+    except AbsentFileError as error:
+        if absent is None:
+            raise
+        absent.append(error.problem)
+
+
+def check_data(resolved: Resolved, absent: list[str] | None = None) -> None:
     """Check that the experiment names one existing source of data, whose token ids fit the model.
 
     Also checks the blend and the split.
 
+    Args:
+        resolved: The experiment.
+        absent: Receives the files that this machine does not have, if the experiment is trained elsewhere.
+
     Raises:
-        UsageError: A check fails; the message names the line.
+        AbsentFileError: A file does not exist, and there is no list for it.
+        UsageError: Another check fails; the message names the line.
     """
     data = resolved.experiment.trainer.data
     given = [name for name in ("dataset", "train_data_path", "sft_data_path", "mock_data") if getattr(data, name)]
@@ -124,19 +141,20 @@ def check_data(resolved: Resolved) -> None:
             "set one of dataset, train_data_path (a prefix of .bin/.idx files), sft_data_path (a JSONL file) and"
             " mock_data: true",
         )
-    prefixes = [
-        prefix
-        for key in ("train_data_path", "valid_data_path", "test_data_path")
-        for prefix, _ in parse_weighted_prefixes(getattr(data, key), f"{resolved.origins[key]}: {key}")
-    ]
+    prefixes: list[Path] = []
+    for key in ("train_data_path", "valid_data_path", "test_data_path"):
+        with collect_absent(absent):
+            found = parse_weighted_prefixes(getattr(data, key), f"{resolved.origins[key]}: {key}")
+            prefixes += [prefix for prefix, _ in found]
     parse_split(data.split, f"{resolved.origins['split']}: split" if "split" in resolved.origins else "split")
     if data.dataset:
         _check_dataset(data, resolved.origins)
     if data.sft_data_path:
-        _check_instructions(resolved)
+        _check_instructions(resolved, absent)
     if not data.mock_data:
         _check_vocabulary(resolved, prefixes)
-        _check_validation(resolved)
+        with collect_absent(None if absent is None else []):  # the same files again
+            _check_validation(resolved)
 
 
 def _check_dataset(data: DataConfig, origins: dict[str, str]) -> None:
@@ -155,13 +173,15 @@ def _check_dataset(data: DataConfig, origins: dict[str, str]) -> None:
         )
 
 
-def _check_instructions(resolved: Resolved) -> None:
+def _check_instructions(resolved: Resolved, absent: list[str] | None) -> None:
     """Check that files of instruction data exist, and that a tokenizer and validation data are named."""
     data, origins = resolved.experiment.trainer.data, resolved.origins
     for key in ("sft_data_path", "sft_valid_data_path"):
         path = getattr(data, key)
-        if path and not path.startswith("hf:") and not Path(os.path.expanduser(path)).is_file():
-            raise UsageError(f"{origins[key]}: {key}: no such data: {path}", "name a JSONL file, or hf:OWNER/NAME")
+        with collect_absent(absent):
+            if path and not path.startswith("hf:") and not Path(os.path.expanduser(path)).is_file():
+                hint = "name a JSONL file, or hf:OWNER/NAME"
+                raise AbsentFileError(f"{origins[key]}: {key}: no such data: {path}", hint)
     if not data.tokenizer_model:
         raise UsageError(
             f"{origins['sft_data_path']}: sft_data_path needs a tokenizer",

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from primus.errors import UsageError, did_you_mean
+from primus.errors import AbsentFileError, UsageError, did_you_mean
 
 SHARES = ("training", "validation", "test")
 WITHOUT_VALIDATION_DATA = "set valid_data_path or another split, or eval_iters: 0 to train without evaluation"
@@ -27,7 +27,8 @@ def parse_weighted_prefixes(given: str | list[str | float] | None, key: str) -> 
     A string with spaces is read as such a list.
 
     Raises:
-        UsageError: A file does not exist, a weight is missing or not above 0, or a prefix is repeated.
+        AbsentFileError: A file does not exist.
+        UsageError: A weight is missing or not above 0, or a prefix is repeated.
     """
     if not given:
         return []
@@ -47,7 +48,7 @@ def resolve_prefix(given: str, key: str) -> Path:
     """The prefix of a pair of .bin and .idx files, given with or without extension or ``_text_document``.
 
     Raises:
-        UsageError: The pair does not exist; the message names the nearest.
+        AbsentFileError: The pair does not exist; the message names the nearest.
     """
     path = Path(os.path.expanduser(given))
     if path.suffix in (".bin", ".idx"):
@@ -58,10 +59,10 @@ def resolve_prefix(given: str, key: str) -> Path:
     folder = path if path.is_dir() else path.parent
     if not folder.is_dir():
         hint = f"the folder {folder} does not exist; give the prefix of a .bin and .idx made by `data prepare`"
-        raise UsageError(f"{key}: no such data: {path}.idx", hint)
+        raise AbsentFileError(f"{key}: no such data: {path}.idx", hint)
     found = {file.stem: file for file in sorted(folder.glob("*.idx"))}
     hint = did_you_mean(path.name, found) if found else f"there is no .idx in {folder}; make one with `data prepare`"
-    raise UsageError(f"{key}: no such data: {path}.idx", hint)
+    raise AbsentFileError(f"{key}: no such data: {path}.idx", hint)
 
 
 def find_prefixes(given: Sequence[str]) -> list[Path]:

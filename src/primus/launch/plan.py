@@ -107,6 +107,9 @@ class LaunchJob(Struct, frozen=True, kw_only=True):
     """Raises UsageError if the task cannot run with this number of processes."""
     check_node: Callable[[ClusterLayout], None] = lambda layout: None
     """Raises UnfitError if this node is unfit; called on each node before anything starts there."""
+    check_files: Callable[[], None] = lambda: None
+    """Raises UsageError if this node lacks files that the job reads, which the machine that planned it could not see;
+    called on each node after its hooks, before workers start."""
     check_start: Callable[[], None] = lambda: None
     """Raises UsageError if the job must not start now; called on the machine that creates its run folder, before
     that."""

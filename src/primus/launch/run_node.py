@@ -206,6 +206,7 @@ def _prepare_node(pending: _PendingLaunch, context: HookContextFacts, nodes: Nod
             runner.run_before_hooks(
                 launch.plan.actions, context, lambda: make_worker_environment(pending.launch), pending.accept_result
             )
+        pending.launch.job.check_files()
     except PrimusError as error:
         if shape.nnodes > 1:
             context.say(f"{error.problem}; reporting it to the other nodes")

@@ -34,7 +34,9 @@ BEFORE_HOOKS = "config/before_hooks/"
 
 def prepare_new_run(file: str, stage: str, context: TaskContext) -> LaunchJob:
     """A new run of an experiment file; or its newest unfinished run, with `auto_continue_train`."""
-    resolved = experiment.resolve_experiment(Path(file), context.overrides, context.environ, stage)
+    resolved = experiment.resolve_experiment(
+        Path(file), context.overrides, context.environ, stage, is_elsewhere=context.runs_elsewhere
+    )
     for note in () if context.dry_run else resolved.notes:  # a dry run prints them with the plan
         print(f"note: {note}", file=sys.stderr)
     files = experiment.ExperimentFiles(resolved)
@@ -62,6 +64,8 @@ def prepare_resumed_run(directory: str, context: TaskContext) -> LaunchJob:
     run = _open_existing_run(directory)
     resolved = experiment.load_run_experiment(run, context.environ)
     job = _build_training_job(resolved, {}, resume=run)
+    if not context.runs_elsewhere:
+        job = structs.replace(job, check_files=partial(experiment.check_files, resolved))
     origin = run.read_metadata().replay_of
     if origin and (Path(origin) / "metadata.json").is_file():
         job = structs.replace(job, env=job.env | _read_run_variables(Run(Path(origin)), context))
