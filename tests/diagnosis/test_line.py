@@ -46,7 +46,7 @@ def test_the_time_of_a_line_in_each_form(text: str, expected: float | None) -> N
     ("text", "rank", "host"),
     [
         ("[rank7]: Traceback", 7, None),
-        ("[default3]:Traceback", 3, None),
+        ("[default3]:Traceback", None, None),
         ("[20251121 12:10:29][rank-31/32][INFO ] x", 31, None),
         ("[E ProcessGroupNCCL.cpp:737] [Rank 5] Watchdog caught", 5, None),
         ("[PG ID 0 PG GUID 0(default_pg) Rank 1] Exception", 1, None),

@@ -13,7 +13,7 @@ from primus.diagnosis.finding import Cause, Diagnosis, Evidence
 from primus.diagnosis.logs import count_lines_before
 from primus.diagnosis.run_evidence import RunEvidence
 from primus.diagnosis.scan import LogScan, RootCauseBlock, SignatureHit
-from primus.diagnosis.signature import Signature
+from primus.diagnosis.signature import Signature, compile_regex
 from primus.runs.store import Action
 
 NUM_EVIDENCE = 3
@@ -21,12 +21,16 @@ NUM_EVIDENCE = 3
 NUM_NOTES = 2
 BLOCK_LINES = 10
 ERROR_SUFFIX = ".error.json"
-_ROLES = {"root": 0, "cascade": 2, "info": 3}
+NUM_FACT_HITS = 200
+"""Lines of a signature from which facts are told."""
+MOST_FACTS = 8
+"""Values told of one fact."""
+REASON_DISTANCE = 60
+"""Lines between an operation and the error of the system that made it fail."""
+_ROLES = {"root": 0, "symptom": 1, "cascade": 2, "info": 3}
 _STRENGTHS = {"certain": -1.0, "definite": 0.0, "likely": 1.0, "weak": 2.0}
 _DOUBTFUL = 0.5
 """Added to the rank of a root that a step or two followed."""
-_SURVIVED = 3.0
-"""Rank of a root after which training continued: it is reported, but is not the cause."""
 
 
 def rank_causes(scans: Sequence[LogScan], evidence: RunEvidence, seen_before: Callable[[str], bool]) -> Diagnosis:
@@ -43,23 +47,32 @@ def rank_causes(scans: Sequence[LogScan], evidence: RunEvidence, seen_before: Ca
     failures = sorted(evidence.failures, key=lambda failure: failure.rank in victims)
     evidence = structs.replace(evidence, failures=tuple(failures))
     first_rank, first_host = _find_first_failure(evidence, blocks)
-    groups: dict[str, list[SignatureHit]] = {}
-    for hit in _mark_survived_hits(_drop_other_attempts(hits)):
-        groups.setdefault(hit.signature.name, []).append(hit)
+    kept = _mark_survived_hits(_drop_other_attempts(hits))
+    if not evidence.failures and not blocks:
+        kept = _mark_harmless_warnings(kept)
+    groups: dict[tuple[str, str], list[SignatureHit]] = {}
+    for hit in _mark_consequences(kept):
+        groups.setdefault((hit.signature.name, hit.signature.role), []).append(hit)
     enough = [sorted(group, key=_get_time_order) for group in groups.values() if len(group) >= group[0].signature.count]
-    ordered = sorted(enough, key=lambda group: _get_likelihood_order(group, first_rank))
+    ordered = _put_reason_first(sorted(enough, key=lambda group: _get_likelihood_order(group, first_rank)))
     causes = tuple(_build_cause(group, evidence, seen_before) for group in ordered)
     notes = _shorten_notes([scan.note for scan in scans if scan.note])
     diagnosis = Diagnosis(causes=causes, first_rank=first_rank, first_host=first_host, notes=notes, num_logs=len(scans))
     cause = diagnosis.cause
     if cause is None:
-        timeout = _find_collective_timeout(scans, hits, evidence)
+        timeout = _find_collective_timeout(scans, kept, evidence)
         return structs.replace(diagnosis, **_answer_with_effects(causes, evidence, victims, timeout))
-    rank, host = _find_group_place(ordered[0], evidence)
+    rank, host, local_rank = _find_group_place(ordered[0], evidence)
     if rank is None and host is None:
         rank, host = first_rank, first_host
-    reason = cause.summary + _format_place(rank, host)
-    return structs.replace(diagnosis, first_rank=rank, first_host=host, action=cause.action, reason=reason)
+    return structs.replace(
+        diagnosis,
+        first_rank=rank,
+        first_host=host,
+        first_local_rank=local_rank,
+        action=cause.action,
+        reason=cause.summary + format_place(rank, host, local_rank),
+    )
 
 
 def _find_collective_timeout(
@@ -114,6 +127,43 @@ def _mark_survived_hits(hits: Sequence[SignatureHit]) -> list[SignatureHit]:
     ]
 
 
+def _mark_harmless_warnings(hits: Sequence[SignatureHit]) -> list[SignatureHit]:
+    """`hits`, where warnings count as survived if nothing else failed, except those that the log ends with."""
+    if any(not hit.is_warning and not hit.survived and hit.signature.role != "info" for hit in hits):
+        return list(hits)
+    return [structs.replace(hit, survived=True) if hit.is_warning and not hit.is_last else hit for hit in hits]
+
+
+def _mark_consequences(hits: Sequence[SignatureHit]) -> Iterator[SignatureHit]:
+    """`hits`, where a signature that follows others is a consequence wherever the same or no rank shows one of them."""
+    shown: dict[str, set[int | None]] = {}
+    for hit in hits:
+        if not hit.survived:
+            shown.setdefault(hit.signature.name, set()).add(hit.rank)
+    for hit in hits:
+        ranks = set[int | None]().union(*(shown.get(name, ()) for name in hit.signature.follows))
+        if ranks and (hit.rank is None or hit.rank in ranks or ranks == {None}):
+            hit = structs.replace(hit, signature=structs.replace(hit.signature, role="cascade"))
+        yield hit
+
+
+def _put_reason_first(ordered: list[list[SignatureHit]]) -> list[list[SignatureHit]]:
+    """`ordered`, where an error of the operating system precedes the first cause if that is the operation it met."""
+    first = ordered[0] if ordered else []
+    if not first or first[0].signature.layer != "operation" or first[0].signature.role != "root":
+        return ordered
+    for group in ordered[1:]:
+        is_reason = group[0].signature.layer == "system" and group[0].signature.role == "root"
+        if is_reason and any(_is_near(hit, met) for hit in first[:NUM_FACT_HITS] for met in group[:NUM_FACT_HITS]):
+            return [group, *(each for each in ordered if each is not group)]
+    return ordered
+
+
+def _is_near(hit: SignatureHit, met: SignatureHit) -> bool:
+    is_same = hit.log.name == met.log.name and hit.offset == met.offset
+    return is_same and abs(hit.index - met.index) <= REASON_DISTANCE and hit.survived == met.survived
+
+
 def _get_hit_shape(hit: SignatureHit) -> tuple[str, str]:
     return hit.signature.name, "".join(letter for letter in hit.text[hit.around :] if not letter.isdigit())
 
@@ -153,16 +203,18 @@ def _get_time_order(hit: SignatureHit) -> tuple[float, bool, int, int, int]:
 
 
 def _get_likelihood_order(group: Sequence[SignatureHit], first_rank: int | None) -> tuple[object, ...]:
-    """Sorts the likeliest cause first. Between equals the first occurrence counts: by time, then by place."""
+    """Sorts the likeliest cause first. Between equals the first occurrence counts: by time, then by place.
+
+    What training survived is no cause.
+    """
     signature = group[0].signature
     strength = _STRENGTHS[signature.strength]
     if signature.role == "root":
         strength += _DOUBTFUL if all(hit.is_doubtful for hit in group) else 0.0
-        strength = _SURVIVED if all(hit.survived for hit in group) else strength
     shows_first = first_rank is not None and any(hit.rank == first_rank for hit in group)
     time = next((hit.time for hit in group if hit.time is not None), math.inf)
     place = min((hit.log.name, hit.offset, hit.index, hit.around) for hit in group)
-    return _ROLES[signature.role], strength, not shows_first, time, place, signature.name
+    return all(hit.survived for hit in group), _ROLES[signature.role], strength, not shows_first, time, place, signature.name
 
 
 def _build_cause(group: Sequence[SignatureHit], evidence: RunEvidence, seen_before: Callable[[str], bool]) -> Cause:
@@ -170,7 +222,7 @@ def _build_cause(group: Sequence[SignatureHit], evidence: RunEvidence, seen_befo
     ranks = {hit.rank for hit in group if hit.rank is not None}
     return Cause(
         signature=signature.name,
-        summary=signature.cause,
+        summary=signature.cause + _format_facts(group),
         role=signature.role,
         action=_choose_action(signature, seen_before),
         fix=signature.fix,
@@ -180,6 +232,25 @@ def _build_cause(group: Sequence[SignatureHit], evidence: RunEvidence, seen_befo
         survived=all(hit.survived for hit in group),
         source=signature.source,
     )
+
+
+def _format_facts(group: Sequence[SignatureHit]) -> str:
+    """What the lines tell by the signature's expressions: ` (address 10.0.0.1, port 29500)`."""
+    facts: dict[str, dict[str, None]] = {}
+    for regex in group[0].signature.facts:
+        for hit in group[:NUM_FACT_HITS]:
+            found = compile_regex(regex).search(hit.text)
+            for name, value in (found.groupdict() if found else {}).items():
+                if value:
+                    facts.setdefault(name.replace("_", " "), {})[log_line.shorten_line(value)] = None
+    words = [f"{name} {_join_values(list(values))}" for name, values in facts.items()]
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _join_values(values: list[str]) -> str:
+    if all(value.isdecimal() for value in values):
+        values.sort(key=int)
+    return ", ".join(values[:MOST_FACTS]) + (f" and {len(values) - MOST_FACTS} more" if len(values) > MOST_FACTS else "")
 
 
 def _choose_action(signature: Signature, seen_before: Callable[[str], bool]) -> Action:
@@ -218,23 +289,34 @@ def _build_evidence(hit: SignatureHit, evidence: RunEvidence) -> Evidence:
         line=count_lines_before(hit.log, hit.offset) + hit.index + 1,
         text=log_line.shorten_line(hit.text, hit.around),
         rank=hit.rank,
+        local_rank=hit.local_rank,
         host=hit.host or evidence.find_host(hit.rank),
         time=hit.time if hit.is_own_time else None,
     )
 
 
-def _find_group_place(group: Sequence[SignatureHit], evidence: RunEvidence) -> tuple[int | None, str | None]:
-    """Rank and host of the first hit that has a rank, else of the first that has a host."""
+def _find_group_place(
+    group: Sequence[SignatureHit], evidence: RunEvidence
+) -> tuple[int | None, str | None, int | None]:
+    """Rank, host and local rank of the first hit that has a rank, else of the first with a local rank or a host."""
     for hit in group:
         if hit.rank is not None:
-            return hit.rank, hit.host or evidence.find_host(hit.rank)
-    return None, next((hit.host for hit in group if hit.host), None)
+            return hit.rank, hit.host or evidence.find_host(hit.rank), hit.local_rank
+    first = next((hit for hit in group if hit.local_rank is not None or hit.host), group[0])
+    return None, first.host, first.local_rank
 
 
-def _format_place(rank: int | None, host: str | None) -> str:
-    words = [f"rank {rank}"] if rank is not None else []
-    words += [f"on {host}"] if host else []
-    return f" ({' '.join(words)})" if words else ""
+def format_place(rank: int | None, host: str | None, local_rank: int | None = None) -> str:
+    """` (rank 3 on node1)`."""
+    place = describe_place(rank, host, local_rank)
+    return f" ({place})" if place else ""
+
+
+def describe_place(rank: int | None, host: str | None, local_rank: int | None) -> str:
+    """`rank 3 on node1`, or what of it is known."""
+    words = [f"rank {rank}"] if rank is not None else [f"local rank {local_rank}"] if local_rank is not None else []
+    words += [f"on {host}" if words else host] if host else []
+    return " ".join(words)
 
 
 def _answer_with_effects(
@@ -243,15 +325,19 @@ def _answer_with_effects(
     """Action and reason if no root is known."""
     first = evidence.failures[0] if evidence.failures else None
     action: Action = first.action if first else "retry"
-    effects = [cause for cause in causes if cause.role == "cascade" and not cause.survived]
+    effects = [cause for cause in causes if cause.role in ("symptom", "cascade") and not cause.survived]
     if first and first.rank not in victims:
         return {
             "action": action,
-            "reason": f"{log_line.shorten_line(first.problem)}{_format_place(first.rank, first.host)}",
+            "reason": f"{log_line.shorten_line(first.problem)}{format_place(first.rank, first.host)}",
         }
-    if timeout:
-        rank = timeout.missing[0]
-        return {"action": action, "reason": timeout.reason, "first_rank": rank, "first_host": evidence.find_host(rank)}
+    if timeout and effects[0].signature == collective_timeout.SIGNATURE:
+        rank = timeout.missing[0] if timeout.missing else None
+        lead = structs.replace(effects[0], summary=timeout.reason)
+        place = {} if rank is None else {"first_rank": rank, "first_host": evidence.find_host(rank)}
+        return {"action": action, "reason": timeout.reason, "causes": (lead, *causes[1:]), **place}
+    if effects and effects[0].role == "symptom":
+        return {"action": action, "reason": effects[0].summary}
     if effects:
         return {"action": action, "reason": f"the logs show only consequences: {effects[0].summary}"}
     return {"action": action, "reason": ""}

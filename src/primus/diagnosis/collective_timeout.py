@@ -2,7 +2,8 @@
 
 torch's NCCL watchdog names the rank, the collective and the last work that the rank enqueued
 (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp). A rank that enqueued less than the others had not reached it. A rank
-that reports nothing, while others do, was not in it at all.
+that reports nothing, while others do, was not in it at all. Ranks that report different works wait for each other: the
+one with the lower number lags, or their calls differ.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from msgspec import Struct
 
 SIGNATURE = "collective-timeout"
 _GROUP = re.compile(r"\[PG (?:ID )?(\S+?)(?: PG GUID \S+)?(?: \(\S+\))? Rank (\d+)\]|\[(?:[^\s\[\]]+ )*Rank (\d+)\]")
-_WORK = re.compile(r"WorkNCCL\((?:[^()]*\b)?SeqNum=(\d+), OpType=(\w+)")
+_WORK = re.compile(r"WorkNCCL\((?:[^()]*\b)?SeqNum=(\d+), OpType=(\w+)(?:, NumelIn=(\d+))?")
 _ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+)")
 
 
@@ -22,7 +23,7 @@ class CollectiveTimeout(Struct, frozen=True, kw_only=True):
     """The combined reports of all watchdogs."""
 
     missing: tuple[int, ...]
-    """Ranks that the others waited for."""
+    """Ranks that the others waited for, if the reports tell them."""
     reason: str
     """In one sentence, without a full stop."""
 
@@ -32,6 +33,7 @@ class _WatchdogReport(Struct):
 
     sequence: int | None = None
     operation: str = ""
+    num_elements: str = ""
     enqueued: dict[str, int] = {}
     """Last enqueued work of each process group."""
 
@@ -39,7 +41,7 @@ class _WatchdogReport(Struct):
 def find_missing_ranks(
     reports: Iterable[tuple[int | None, str]], known: Iterable[int], world_size: int
 ) -> CollectiveTimeout | None:
-    """The ranks that a timed out collective waited for; None if the reports do not show them.
+    """What the reports tell of a collective that timed out; None if they name no rank.
 
     Args:
         reports: Rank and text of each line of a watchdog.
@@ -51,7 +53,16 @@ def find_missing_ranks(
         _read_watchdog_line(by_rank, rank, text)
     if not by_rank:
         return None
-    return _find_lagging_ranks(by_rank) or _find_silent_ranks(by_rank, {*known, *range(world_size)})
+    everyone = {*known, *range(max(world_size, max(by_rank) + 1))}
+    return (
+        _find_lagging_ranks(by_rank)
+        or _find_other_works(by_rank)
+        or _find_silent_ranks(by_rank, everyone)
+        or CollectiveTimeout(
+            missing=(),
+            reason=f"{_describe_operation(by_rank)} timed out: {_format_ranks(tuple(sorted(by_rank)))} waited in it",
+        )
+    )
 
 
 def _read_watchdog_line(by_rank: dict[int, _WatchdogReport], rank: int | None, text: str) -> None:
@@ -63,7 +74,7 @@ def _read_watchdog_line(by_rank: dict[int, _WatchdogReport], rank: int | None, t
         return
     report = by_rank.setdefault(rank, _WatchdogReport())
     if work := _WORK.search(text):
-        report.sequence, report.operation = int(work[1]), work[2]
+        report.sequence, report.operation, report.num_elements = int(work[1]), work[2], work[3] or ""
     if (enqueued := _ENQUEUED.search(text)) and head and head[1]:
         report.enqueued[head[1]] = max(int(enqueued[1]), report.enqueued.get(head[1], -1))
 
@@ -86,6 +97,22 @@ def _find_lagging_ranks(by_rank: dict[int, _WatchdogReport]) -> CollectiveTimeou
     return None
 
 
+def _find_other_works(by_rank: dict[int, _WatchdogReport]) -> CollectiveTimeout | None:
+    """The ranks whose work is older than that of the others, without the numbers of process groups."""
+    works = {rank: report for rank, report in by_rank.items() if report.sequence is not None}
+    newest = max((report.sequence or 0 for report in works.values()), default=0)
+    behind = tuple(sorted(rank for rank, report in works.items() if report.sequence != newest))
+    if not behind or any(report.enqueued for report in by_rank.values()):
+        return None
+    first, ahead = behind[0], min(works.keys() - set(behind))
+    reason = (
+        f"a collective timed out: {_format_ranks(behind)} waited in {_describe_work(works[first])}, rank {ahead} in "
+        f"{_describe_work(works[ahead])}: {'it lags' if len(behind) == 1 else 'they lag'}, or the ranks call different "
+        "collectives"
+    )
+    return CollectiveTimeout(missing=behind, reason=reason)
+
+
 def _find_silent_ranks(by_rank: dict[int, _WatchdogReport], ranks: set[int]) -> CollectiveTimeout | None:
     """Ranks without a watchdog report, if they are the minority."""
     silent = tuple(sorted(ranks - set(by_rank)))
@@ -100,7 +127,12 @@ def _find_silent_ranks(by_rank: dict[int, _WatchdogReport], ranks: set[int]) -> 
 
 def _describe_operation(by_rank: dict[int, _WatchdogReport]) -> str:
     first = next((report for _, report in sorted(by_rank.items()) if report.sequence is not None), None)
-    return f"collective {first.sequence} ({first.operation})" if first else "a collective"
+    return f"collective {_describe_work(first)}" if first else "a collective"
+
+
+def _describe_work(report: _WatchdogReport) -> str:
+    elements = f", {report.num_elements} elements" if report.num_elements else ""
+    return f"{report.sequence} ({report.operation}{elements})"
 
 
 def _format_ranks(ranks: tuple[int, ...]) -> str:

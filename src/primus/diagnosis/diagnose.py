@@ -100,6 +100,7 @@ def diagnose_run(
         diagnosis = _add_log_ending(diagnosis, evidence, everything, is_failure=True)
         if not diagnosis.reason and recorded:
             diagnosis = structs.replace(diagnosis, reason=log_line.shorten_line((recorded[0].data or b"").decode()))
+        diagnosis = _place_symptom(diagnosis)
     return structs.replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
@@ -137,7 +138,7 @@ def diagnose_logs(
     diagnosis = rank_causes(scans, RunEvidence(), lambda name: False)
     if diagnosis.cause is None:
         is_failure = diagnosis.first_rank is not None
-        diagnosis = _add_log_ending(diagnosis, RunEvidence(), everything, is_failure=is_failure)
+        diagnosis = _place_symptom(_add_log_ending(diagnosis, RunEvidence(), everything, is_failure=is_failure))
     return structs.replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
@@ -245,12 +246,20 @@ def _add_log_ending(
     lines = [text for text in ending.lines if text.strip()]
     tail = tuple(log_line.shorten_line(text) for text in lines[-NUM_TAIL:])
     error_rank = None if ending.is_cascade else log_line.find_rank(ending.error)
+    local_rank = None if ending.is_cascade else log_line.find_local_rank(ending.error)
     ranks = (diagnosis.first_rank, ending.log.rank, error_rank)
     rank = next((each for each in ranks if each is not None), None)
     host = diagnosis.first_host or evidence.find_host(rank)
     has_reason = bool(evidence.failures or (diagnosis.reason and diagnosis.first_rank is not None))
-    diagnosis = structs.replace(diagnosis, tail=tail, tail_file=ending.log.name, first_rank=rank, first_host=host)
-    has_effects = any(cause.role == "cascade" and not cause.survived for cause in diagnosis.causes)
+    diagnosis = structs.replace(
+        diagnosis,
+        tail=tail,
+        tail_file=ending.log.name,
+        first_rank=rank,
+        first_local_rank=diagnosis.first_local_rank if local_rank is None else local_rank,
+        first_host=host or log_line.find_host(ending.error),
+    )
+    has_effects = any(cause.role in ("symptom", "cascade") and not cause.survived for cause in diagnosis.causes)
     if ending.signature and not ending.is_known and (ending.exception or not has_effects):
         cause = _build_ending_cause(ending, ending.signature, diagnosis)
         reason = diagnosis.reason if has_reason else cause.summary
@@ -261,6 +270,24 @@ def _add_log_ending(
         fatal = log_line.strip_rank_prefix(ending.error).strip()
         return structs.replace(diagnosis, reason=log_line.shorten_line(fatal))
     return diagnosis
+
+
+def _place_symptom(diagnosis: Diagnosis) -> Diagnosis:
+    """The diagnosis with the place that the lines of a symptom blame, if no report names the rank that failed first."""
+    lead = diagnosis.lead
+    if lead is None or diagnosis.first_rank is not None or not get_signature_table().by_name[lead.signature].blames_writer:
+        return diagnosis
+    first = next((each for each in lead.evidence if each.rank is not None), None) or next(
+        (each for each in lead.evidence if each.local_rank is not None or each.host), None
+    )
+    if first is None:
+        return diagnosis
+    return structs.replace(
+        diagnosis,
+        first_rank=first.rank,
+        first_local_rank=first.local_rank,
+        first_host=first.host or diagnosis.first_host,
+    )
 
 
 def _build_ending_cause(ending: _LogEnding, signature: Signature, diagnosis: Diagnosis) -> Cause:
@@ -353,7 +380,7 @@ def _read_log_ending(log: LogFile) -> _LogEnding | None:
         error=error,
         is_fatal=_FATAL.search(error) is not None,
         signature=signature,
-        is_cascade=any(each.role == "cascade" for each in (*matching, *((signature,) if signature else ()))),
+        is_cascade=any(each.role in ("symptom", "cascade") for each in (*matching, *((signature,) if signature else ()))),
         is_known=bool(matching),
         time=next((time for time in times if time is not None), None),
     )
@@ -363,6 +390,8 @@ def _find_error_line(lines: Sequence[str]) -> tuple[int | None, Signature | None
     """Index of the last line that reports a fatal error or an error that a signature explains, with the signature."""
     for index in range(len(lines) - 1, max(-1, len(lines) - NUM_FATAL - 1), -1):
         text = lines[index]
+        if python_exception.is_frame(log_line.strip_rank_prefix(text)):
+            continue
         if not _ERROR.search(text) or _NO_ERROR.search(text) or not is_message(text):
             if _FATAL.search(text):
                 return index, None

@@ -19,6 +19,8 @@ class Evidence(Struct, frozen=True, kw_only=True):
     text: str
     """The line without colors and secrets, shortened."""
     rank: int | None = None
+    local_rank: int | None = None
+    """Rank within its node."""
     host: str | None = None
     time: float | None = None
     """Seconds since the epoch; None if the line has no time."""
@@ -31,7 +33,8 @@ class Cause(Struct, frozen=True, kw_only=True):
     """Its name, such as `gpu-out-of-memory`."""
     summary: str
     role: str
-    """`root`: can be the first cause; `cascade`: follows another failure; `info`."""
+    """`root`: can be the first cause; `symptom`: is the cause if nothing else explains it; `cascade`: follows another
+    failure; `info`."""
     action: Action
     fix: str
     evidence: Sequence[Evidence] = ()
@@ -53,6 +56,9 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     """The likeliest cause first; roots before cascades."""
     first_rank: int | None = None
     first_host: str | None = None
+    """Host, or pod."""
+    first_local_rank: int | None = None
+    """Rank within its node, if the logs do not tell the rank in the job."""
     action: Action = "retry"
     reason: str = ""
     """In one sentence."""
@@ -68,5 +74,10 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     @property
     def cause(self) -> Cause | None:
         """The likeliest cause; None if no root is known."""
-        first = self.causes[0] if self.causes else None
-        return first if first and first.role == "root" and not first.survived else None
+        first = self.lead
+        return first if first and first.role == "root" else None
+
+    @property
+    def lead(self) -> Cause | None:
+        """What the logs show first: the cause, else a symptom or a consequence of an unknown cause."""
+        return next((cause for cause in self.causes[:1] if cause.role != "info" and not cause.survived), None)

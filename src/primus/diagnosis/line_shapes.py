@@ -22,13 +22,15 @@ _EXIT_TEXTS = (
 _ROOT_CAUSE = b"Root Cause (first observed failure)"
 _PROGRESS = re.compile(
     rb"(?i)iteration +/ |\bstep[: =].*(loss|tokens/s|tps|skipped)|training epoch .*iteration|completed step:"
-    rb"|'loss': .*'epoch': |\[batch=/\]"
+    rb"|'loss': .*'epoch': |\[batch=/\]|\b(?:epoch|iter)\b.*\bloss\S*[:=]? -?\.|(?:it/s|s/it)\b.*\bloss\S*[:=] ?-?\."
 )
 """Lines by which trainers report a step, without their digits: Megatron-LM, torchtitan, DeepSpeed, NeMo, MaxText, the
-Hugging Face Trainer, llm-foundry."""
+Hugging Face Trainer, llm-foundry, MMEngine, tqdm."""
+_NOT_FINITE = re.compile(rb"(?i)\b(?:loss|grad[ _]?norm)\b\W{1,4}nan\b")
+"""A step whose values are not finite is no progress."""
 _RAISED = re.compile(rb"\b\w*(?:Error|Exception): ")
 """An exception, whose message may name the step and the loss."""
-_PROGRESS_TEXTS = (b"iteration", b"step", b"'epoch'", b"[batch=")
+_PROGRESS_TEXTS = (b"iter", b"Iter", b"step", b"poch", b"[batch=", b"s/it", b"it/s")
 _DONE_TEXTS = (b"after training is done", b"Training completed", b"'train_runtime'", b"`Trainer.fit` stopped: `max_")
 """Last lines of a training that succeeded: Megatron-LM, torchtitan, the Hugging Face Trainer, Lightning."""
 _QUOTED = re.compile(
@@ -110,7 +112,7 @@ def is_progress(text: bytes) -> bool:
 
 
 def _is_step_report(shape: bytes) -> bool:
-    return _PROGRESS.search(shape) is not None and _RAISED.search(shape) is None
+    return not any(each.search(shape) for each in (_RAISED, _NOT_FINITE)) and _PROGRESS.search(shape) is not None
 
 
 def find_meaningful_shapes(unknown: list[bytes], index: PatternIndex) -> Iterator[tuple[bytes, LineShape]]:

@@ -21,7 +21,15 @@ _RANK = re.compile(
 _BLAMED_RANK = re.compile(r"\bUnexpected result \S+ on rank (\d+)\b|\b[Rr]ank (\d+): found (?:NaN|Inf)\b")
 """Megatron-LM's checks of results name the rank that had the value; the line's prefix is the rank that prints."""
 _LOCAL_RANK = re.compile(r"local_rank:? (\d+)|^\s*\[default(\d+)\]:")
+"""torchrun numbers the ranks of each node from 0 in its reports and in the prefixes of `--tee`."""
 _TASK = re.compile(r"\btask (\d+): |^ *(\d+): ")
+_NO_HOST = (
+    r"(?i:[\w.-]*(?:error|rank|python|epoch|step|gpu|cuda|iter|layer|bash|exception|warning|lib|line|default|\.py)[\w.-]*"
+    r"|(?:mlx|nvme|eth|ib|sd|md|dm|sha|ipv|utf|http|s3|sm_?|gfx|mi|[ahvewif])-?\d[\w.-]*):"
+)
+"""Words with digits before a colon that begin a message, not the prefix of a host."""
+_HOST_PREFIX = rf"(?!{_NO_HOST})(?:(?:\d+\.){{3}}\d+|[A-Za-z][\w-]*\d[\w.-]*): "
+"""pdsh, which DeepSpeed uses, puts the host before each line."""
 _HOST = re.compile(
     r"srun: error: ([\w.-]+): task|\[NODE-\d+\(([\w.-]+)\)\]|\] attempt \d+ on ([\w.-]+)|^\s*host\s+: ([\w.-]+)"
     r"|srun: error: Node failure on ([\w.-]+)"
@@ -29,14 +37,31 @@ _HOST = re.compile(
     r"|^(?:\[[^\]]*\]:? ?)?([A-Za-z][\w.-]*):\d+:\d+ \[\d+\]"
     r"|\bnode ([\w.-]+), device \d"
     r"|connect to host ([\w.-]+) port|Connection to ([\w.-]+) closed|^\S+@([\w.-]+): Permission denied \("
+    r"|\bfailed on node ([\w.-]+):|\bon node ([\w-]*\d[\w-]*)\b|\bnode: ([\w-]*\d[\w-]*)\b"
+    r"|\bPod: (?:[\w-]+\.)?([\w-]+) exited with code|\bpod ([\w-]+-\d+) container"
+    r"|^(?:\[[\d.]+\] )?\[([A-Za-z][\w.-]*):\d+(?::\d+)?\]"
+    r"|^[A-Z][a-z]{2} +\d+ [\d:]{8} ([\w.-]+) [\w./-]+(?:\[\d+\])?: |^20\d\d-\d\d-\d\dT\S+ ([a-z][\w.-]*\d[\w.-]*) "
+    r"|^(?:[\w-]+\.)?([a-z][\w-]*\d) \[std(?:err|out)\] "
+    rf"|^(?={_HOST_PREFIX})([^:]+):"
 )
-"""Where Slurm ends a step because a node is lost, the line names the node that writes it, which is another one."""
-_TIMESTAMP = r"20\d\d-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)? (?:std(?:out|err) [FP] )?"
-_RANK_PREFIX = r"\s{0,3}\[(?:default|rank)[ -]?\d+\]:? ?|\s{0,3}\d+: |\s{0,3}\([\w.-]+ pid=\d+(?:, ip=[\d.]+)?\) ?"
-_PREFIX = re.compile(rf"^(?:{_RANK_PREFIX}|{_TIMESTAMP})+")
-_TIMESTAMPS = re.compile(_TIMESTAMP)
-"""Prefixes of torchrun, srun --label, Ray, log collectors and container runtimes."""
+"""srun and Slurm, Primus, NCCL, ssh, Kubernetes' operators, Open MPI and UCX, syslog, milabench, and pdsh.
 
+Where Slurm ends a step because a node is lost, the line names the node that writes it, which is another one.
+"""
+_TIMESTAMP = r"\[?20\d\d-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\]? (?:std(?:out|err) [FP] )?"
+_RANK_PREFIX = (
+    r"\s{0,3}\[(?:default|rank)[ -]?\d+\]:? ?|\s{0,3}\d+: |\s{0,3}\([\w.-]+ pid=\d+(?:, ip=[\d.]+)?\) ?"
+    r"|[\w.-]+ \[std(?:err|out)\] |[\w.-]+ {1,9}\|{1,2} "
+)
+_PREFIX = re.compile(rf"^(?:{_RANK_PREFIX}|{_HOST_PREFIX}|{_TIMESTAMP})+")
+_TIMESTAMPS = re.compile(_TIMESTAMP)
+"""Prefixes of torchrun, srun --label, Ray, pdsh, log collectors and container runtimes."""
+
+_WARNING = re.compile(
+    r"^\[W\d* ?[\d:. ]*\S*:\d+\]|^W\d{4} \d\d:|^(?:\S+ ){0,3}: W \S+:\d+\]|^\S* ?\S*: W \w+/|\[WARNING *\]|\bWARNING\b ?[:|-]"
+    r"|\b\w*Warning: |^[Ww]arning: | - WARNING - "
+)
+"""Levels of glog, logging and warnings."""
 _CLOCK = r"(?P<hour>[0-2]\d):(?P<minute>[0-5]\d):(?P<second>[0-6]\d)(?:[.,](?P<part>\d{1,9}))?"
 _DATE = re.compile(
     r"(?P<year>20\d\d)[-/]?(?P<month>[01]\d)[-/]?(?P<day>[0-3]\d)[T _]" + _CLOCK + r"\s?(?P<zone>Z\b|[+-]\d\d:?\d\d\b)?"
@@ -77,11 +102,21 @@ def find_rank(text: str, tasks_are_ranks: bool = False) -> int | None:
     found = (
         _BLAMED_RANK.search(text)
         or _RANK.search(text)
-        or _LOCAL_RANK.search(text)
         or (tasks_are_ranks and _TASK.search(text))
         or None
     )
     return _parse_rank_number(found) if found else None
+
+
+def find_local_rank(text: str) -> int | None:
+    """Rank within its node of the process that wrote the line, or that the line blames."""
+    found = _LOCAL_RANK.search(text)
+    return _parse_rank_number(found) if found else None
+
+
+def is_warning(text: str) -> bool:
+    """Whether the line's own level says that the program goes on. NCCL's `WARN` reports errors."""
+    return _WARNING.search(strip_rank_prefix(text)) is not None
 
 
 def _parse_rank_number(found: re.Match[str]) -> int | None:

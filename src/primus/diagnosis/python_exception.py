@@ -87,6 +87,11 @@ class LoggedException(Struct, frozen=True, kw_only=True):
         return place
 
 
+def is_frame(body: str) -> bool:
+    """Whether a line without its rank prefix is a frame of a traceback: a file and a function, which report nothing."""
+    return _FRAME.match(body) is not None
+
+
 def find_last_exception(lines: Sequence[str]) -> LoggedException | None:
     """The last exception of `lines`, which carry no colors.
 

@@ -30,6 +30,8 @@ MOST_HITS = 4096
 MOST_SHAPES = 100_000
 SOURCE_DISTANCE = 3
 """Lines between a frame of a traceback and its source, if several ranks write into one log."""
+LAST_LINES = 8
+"""A warning among the last ones may be what the program still tried."""
 LOOK_BACK = 200
 """Lines before a hit in which a time is looked for."""
 
@@ -37,9 +39,12 @@ _EXIT_CODE = re.compile(
     r"(?i)\b(?:(?:exit|exited with|exits with return|return)[ _]?code|(?:exit|exited with) status)\b"
     r"\"?(?: (?:was|is|of))?\s*[:=]?\s*(-?\d{1,3})\b"
 )
-_STEP_NUMBER = re.compile(r"(?i)(?:iteration|step|'epoch'|batch)\D{0,3}\s*([\d.]+)")
-_RETRY = re.compile(r"(?i)\battempt (\d+) ?(?:of|/) ?(\d+)|\bretry(?:ing)? (?:in|after) |\bwill (?:be )?retr(?:y|ied)")
-"""The program tries again, and reports it if it gives up."""
+_STEP_NUMBER = re.compile(r"(?i)(?:iteration|step|epoch(?:\(\w+\))?|batch)\D{0,12}([\d.]+(?:\D{1,3}\d+\b)?)|(\d+)/\d+ \[")
+_RETRY = re.compile(
+    r"(?i)\battempt (\d+) ?(?:of|/) ?(\d+)|\bretry(?:ing)? (?:in|after) |\bwill (?:be )?retr(?:y|ied)|, retrying\b"
+    r"|\bgoing to \S+ instead|\bfall(?:ing|s)? back (?:to|on)\b"
+)
+"""The program tries again or another way, and reports it if it gives up."""
 STEPS_OF_OTHERS = 3
 """Steps after a line that show it did no harm if several ranks write: other ranks may report a step or two that were
 over before they began to wait for the rank that failed."""
@@ -61,8 +66,14 @@ class SignatureHit(Struct, frozen=True, kw_only=True):
     around: int = 0
     """Character at which the pattern matches."""
     rank: int | None = None
+    local_rank: int | None = None
+    """Rank within its node."""
     host: str | None = None
     time: float | None = None
+    is_warning: bool = False
+    """Whether the line's level says that the program goes on."""
+    is_last: bool = False
+    """Whether hardly any line follows."""
     is_own_time: bool = False
     """Whether the time is of the line itself, not of one before it."""
     survived: bool = False
@@ -162,7 +173,7 @@ def _find_progress(log: LogFile, window: LogWindow, shapes: list[bytes], wanted:
             if wanted[shapes[index]]:
                 return index, max(last, index)
             number = _STEP_NUMBER.search(lines_of.decode_plain_text(window.lines[index]))
-            steps.add(number[1] if number else "")
+            steps.add(number[0] if number else "")
             last = max(last, index)
             if log.rank is not None or len(steps) == STEPS_OF_OTHERS:
                 return index, last
@@ -258,8 +269,9 @@ def _build_hit(
     own = _find_kernel_time(window, text, near) if log.is_kernel else lines_of.find_time(text, near)
     time = own if own is not None else _find_earlier_time(window, index, near)
     rank = log.rank if log.rank is not None else lines_of.find_rank(text, log.local_to_rank is None)
-    if log.rank is None and rank is not None and log.local_to_rank and "local_rank" in text:
-        rank += log.local_to_rank
+    local_rank = lines_of.find_local_rank(text)
+    if rank is None and local_rank is not None and log.local_to_rank is not None:
+        rank = local_rank + log.local_to_rank
     return SignatureHit(
         signature=signature,
         log=log,
@@ -268,7 +280,10 @@ def _build_hit(
         text=text,
         around=around,
         rank=rank,
+        local_rank=local_rank,
         host=lines_of.find_host(text) or log.host,
+        is_warning=lines_of.is_warning(text),
+        is_last=not any(map(bytes.strip, window.lines[index + LAST_LINES :][:LAST_LINES])),
         time=time if time is not None else log.time,
         is_own_time=own is not None or (time is None and log.time is not None),
         survived=index < survived[0] or _is_retried(text),

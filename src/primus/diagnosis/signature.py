@@ -10,8 +10,9 @@ from msgspec import Struct
 
 from primus.runs.store import Action
 
-Role = Literal["root", "cascade", "info"]
+Role = Literal["root", "symptom", "cascade", "info"]
 Strength = Literal["certain", "definite", "likely", "weak"]
+Layer = Literal["", "system", "operation"]
 SYSTEMS = (
     "any", "AMD", "NVIDIA", "RDMA", "EFA", "containers", "apptainer", "Slurm", "Kubernetes", "NFS", "torchrun", "gloo",
     "Megatron", "JAX", "Hugging Face", "primus",
@@ -30,11 +31,12 @@ class SignaturePattern(Struct, frozen=True):
 
     def matches(self, line: str) -> bool:
         """Whether `line` contains the text and matches the regular expression."""
-        return self.text in line and (not self.regex or _compile_regex(self.regex).search(line) is not None)
+        return self.text in line and (not self.regex or compile_regex(self.regex).search(line) is not None)
 
 
 @functools.cache
-def _compile_regex(regex: str) -> re.Pattern[str]:
+def compile_regex(regex: str) -> re.Pattern[str]:
+    """The compiled expression, compiled once."""
     return re.compile(regex)
 
 
@@ -47,7 +49,8 @@ class Signature(Struct, frozen=True, kw_only=True):
     fix: str
     """What to do: imperative, without a full stop."""
     role: Role = "root"
-    """`root`: can be the first cause; `cascade`: follows another failure; `info`: is not a failure by itself."""
+    """`root`: can be the first cause; `symptom`: is the cause if no root and no exception explains it; `cascade`: follows
+    another failure; `info`: is not a failure by itself."""
     action: Action = "retry"
     """What the launcher does about it, unless a policy says otherwise."""
     first_action: Action | None = None
@@ -66,11 +69,25 @@ class Signature(Struct, frozen=True, kw_only=True):
     """Exit codes that mean it if no line says more; negative ones are numbers of signals."""
     count: int = 1
     """Lines that are needed."""
+    facts: tuple[str, ...] = ()
+    """Regular expressions whose named groups are told with the cause: `connect to (?P<address>[^)]+)`."""
+    layer: Layer = ""
+    """`system`: an error of the operating system; `operation`: what a program tried. An error of the system beside an
+    operation is the reason why it failed."""
+    follows: tuple[str, ...] = ()
+    """Signatures after which this one is a consequence, if the same rank or an unknown one shows them."""
+    by_victim: bool | None = None
+    """Whether the rank that writes the line is a victim, so that it did not fail first; default: for a cascade."""
     is_kernel: bool = False
     """Whether it is a message of the kernel."""
     systems: tuple[str, ...] = ("any",)
     source: str = ""
     """Where it is publicly described."""
+
+    @property
+    def blames_writer(self) -> bool:
+        """Whether the rank that writes the line may have failed first."""
+        return self.role != "cascade" if self.by_victim is None else not self.by_victim
 
     def matches(self, line: str) -> bool:
         """Whether one of its patterns matches `line`."""

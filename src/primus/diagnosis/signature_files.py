@@ -30,7 +30,7 @@ import msgspec
 from msgspec import Struct
 
 from primus import __version__
-from primus.diagnosis.signature import SYSTEMS, Role, Signature, SignaturePattern, SignatureTable, Strength
+from primus.diagnosis.signature import SYSTEMS, Layer, Role, Signature, SignaturePattern, SignatureTable, Strength
 from primus.errors import UsageError, did_you_mean
 from primus.runs.store import Action
 
@@ -44,6 +44,7 @@ CHOICES: dict[str, Sequence[str]] = {
     "action": get_args(Action),
     "first_action": get_args(Action),
     "strength": get_args(Strength),
+    "layer": get_args(Layer),
     "systems": SYSTEMS,
 }
 _PLACEHOLDER = re.compile(r"(?<!\?P)<([a-z-]+)>")
@@ -234,8 +235,8 @@ class _SignatureFile:
             converted = msgspec.convert(value, _FIELD_TYPES[key])
         except msgspec.ValidationError as error:
             raise self._build_error(node, f"{key}: {error}") from None
-        if key in ("headline", "traceback"):
-            self._compile_regex(node, key, converted)
+        for regex in converted if key == "facts" else [converted] if key in ("headline", "traceback") else []:
+            self._compile_regex(node, key, regex)
         return converted
 
     def _read_patterns(self, node: Any) -> Iterator[SignaturePattern]:

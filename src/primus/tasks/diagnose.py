@@ -10,6 +10,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, structs
 
 from primus.diagnosis import diagnose, log_sources
+from primus.diagnosis.cause_ranking import describe_place
 from primus.diagnosis.diagnose import THOROUGH_BYTES
 from primus.diagnosis.finding import Cause, Diagnosis, Evidence
 from primus.diagnosis.logs import LogFile, read_stream_log
@@ -26,6 +27,11 @@ from primus.task import TaskContext
 EXIT_UNKNOWN = 4
 """Something failed, and neither a signature nor an exception shows why."""
 STANDARD_INPUT = "-"
+NEXT_STEP = (
+    "read the end of the log below; give the logs of all ranks and of the launcher together (a folder), or run it again "
+    "with --env PYTHONFAULTHANDLER=1 --env NCCL_DEBUG=INFO --env TORCH_SHOW_CPP_STACKTRACES=1"
+)
+"""For a failure that no line explains."""
 LAUNCHER = {
     "retry": "restarts, up to --max-restarts times",
     "exclude": "restarts without {host} if another node is available",
@@ -146,7 +152,7 @@ def _diagnose_run(run: Run, extra_logs: list[Path], options: Options) -> Diagnos
         return structs.replace(answer, is_known=True, diagnosis=found)
     if state == "died" and not found.reason:
         found = structs.replace(found, reason="the launcher exited without a report: it was killed, or its node failed")
-    return structs.replace(answer, is_known=found.cause is not None, diagnosis=found)
+    return structs.replace(answer, is_known=_names_cause(found), diagnosis=found)
 
 
 def _diagnose_logs(options: Options, context: TaskContext) -> DiagnosisAnswer:
@@ -166,8 +172,12 @@ def _diagnose_logs(options: Options, context: TaskContext) -> DiagnosisAnswer:
         raise UsageError("standard input is empty", "give a log: diagnose - < FILE")
     found = diagnose.diagnose_logs(paths, kernel=options.kernel_log, texts=texts)
     found = structs.replace(found, notes=(*notes, *found.notes))
-    is_known = found.cause is not None or not found.reason
+    is_known = _names_cause(found) or not found.reason
     return DiagnosisAnswer(what=", ".join(options.what), is_known=is_known, diagnosis=found)
+
+
+def _names_cause(found: Diagnosis) -> bool:
+    return found.lead is not None and found.lead.role != "cascade"
 
 
 def _build_missing_path_error(path: str | Path) -> UsageError:
@@ -189,11 +199,9 @@ def _check_readable(path: Path) -> None:
 def _format_answer(answer: DiagnosisAnswer, is_full: bool) -> str:
     found = answer.diagnosis
     parts = [_format_answer_title(answer)]
-    if found.cause:
-        parts += [_format_labeled_rows(_format_cause_rows(found.cause, found))]
-    else:
-        parts += [_format_labeled_rows(_format_unknown_rows(answer))]
-    others = [cause for cause in found.causes if cause is not found.cause]
+    lead = found.lead if found.reason else None
+    parts += [_format_labeled_rows(_format_cause_rows(lead, answer) if lead else _format_unknown_rows(answer))]
+    others = [cause for cause in found.causes if cause is not lead]
     parts += ["\n".join(line for cause in others for line in _format_other_cause(cause, is_full))] if others else []
     parts += ["\n".join(f"note: {note}" for note in found.notes)] if found.notes else []
     return "\n\n".join(parts)
@@ -210,18 +218,22 @@ def _format_labeled_rows(rows: list[tuple[str, str]]) -> str:
     return "\n".join(f"{name + ':' if name else '':<11}{value}".rstrip() for name, value in rows)
 
 
-def _format_cause_rows(cause: Cause, found: Diagnosis) -> list[tuple[str, str]]:
+def _format_cause_rows(cause: Cause, answer: DiagnosisAnswer) -> list[tuple[str, str]]:
+    found = answer.diagnosis
+    is_cascade = cause.role == "cascade"
+    own = f"; {found.reason}" if is_cascade and cause.summary not in found.reason else ""
+    summary = f"unknown: the logs show only consequences: {cause.summary}{own}" if is_cascade else cause.summary
     first = next((each for each in cause.evidence if each.time is not None), None)
     at = f", {table.format_time(first.time)}" if first else ""
     lines = [_format_evidence(each) for each in cause.evidence]
     return [
-        ("cause", f"{cause.summary} [{cause.signature}]"),
+        ("cause", f"{summary} [{cause.signature}]"),
         *([("first", _format_failure_place(found) + at)] if _format_failure_place(found) else []),
         *((("evidence" if not number else ""), line) for number, line in enumerate(lines)),
         *([("shown by", f"{_format_rank_list(cause.ranks)}")] if len(cause.ranks) > 1 else []),
         ("fix", cause.fix),
-        ("launcher", _format_launcher_action(found)),
-        *_tail_rows(found),
+        *([("launcher", _format_launcher_action(found))] if answer.run or cause is found.cause else []),
+        *(_tail_rows(found) if cause.role != "symptom" else []),
     ]
 
 
@@ -231,6 +243,7 @@ def _format_unknown_rows(answer: DiagnosisAnswer) -> list[tuple[str, str]]:
         return [("cause", found.reason or "no sign of a failure was found")]
     rows = [("cause", "unknown" + (f": {found.reason}" if found.reason else ""))]
     rows += [("first", _format_failure_place(found))] if _format_failure_place(found) else []
+    rows += [("fix", NEXT_STEP)]
     rows += [("launcher", _format_launcher_action(found))] if answer.run else []
     return rows + _tail_rows(found)
 
@@ -245,9 +258,7 @@ def _format_launcher_action(found: Diagnosis) -> str:
 
 
 def _format_failure_place(found: Diagnosis) -> str:
-    words = [f"rank {found.first_rank}"] if found.first_rank is not None else []
-    words += [f"on {found.first_host}" if words else found.first_host] if found.first_host else []
-    return " ".join(words)
+    return describe_place(found.first_rank, found.first_host, found.first_local_rank)
 
 
 def _format_evidence(evidence: Evidence) -> str:
@@ -255,7 +266,7 @@ def _format_evidence(evidence: Evidence) -> str:
 
 
 def _format_other_cause(cause: Cause, is_full: bool) -> list[str]:
-    kind = {"root": "also", "cascade": "followed", "info": "info"}[cause.role]
+    kind = {"root": "also", "symptom": "followed", "cascade": "followed", "info": "info"}[cause.role]
     survived = "; training continued after it" if cause.survived else ""
     ranks = f" ({_format_rank_list(cause.ranks)})" if cause.ranks else ""
     head = f"{kind + ':':<11}{cause.summary} [{cause.signature}]{ranks}{survived}"
