@@ -29,7 +29,10 @@ def test_the_rank_whose_watchdog_is_silent_is_named(tmp_path: Path) -> None:
     ranks = [rank for rank in range(8) if rank != 5]
     found = diagnose(tmp_path, "world_size: 8", *(CAUGHT.format(rank=rank) for rank in ranks))
     assert (found.first_rank, found.cause) == (5, None)
-    assert found.reason == "collective 7753 (ALLREDUCE, 544997376 elements) timed out: rank 5 did not report it, 7 others did"
+    assert (
+        found.reason
+        == "collective 7753 (ALLREDUCE, 544997376 elements) timed out: rank 5 did not report it, 7 others did"
+    )
 
 
 def test_the_rank_that_enqueued_less_is_named(tmp_path: Path) -> None:

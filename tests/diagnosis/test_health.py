@@ -109,3 +109,12 @@ def test_the_rank_of_an_unknown_exception_is_that_of_its_line(tmp_path: Path) ->
     lines = ["Traceback (most recent call last):", '  File "my.py", line 3, in <module>', "    f()", "Odd: no words"]
     (tmp_path / "all.log").write_text("\n".join(f"[rank9]: {line}" for line in lines) + "\n")
     assert diagnose_logs([tmp_path / "all.log"]).first_rank == 9
+
+
+def test_one_step_with_a_finite_loss_and_no_finite_gradient_is_no_failure(tmp_path: Path) -> None:
+    step = " iteration    12125/   36000 | lm loss: 2.352391E+00 | loss scale: 1.0 | grad norm: nan |"
+    (tmp_path / "a.log").write_text(step + "\n")
+    assert diagnose_logs([tmp_path / "a.log"]).reason == ""
+    (tmp_path / "a.log").write_text(step + "\n" + step.replace("12125", "12126") + "\n")
+    found = diagnose_logs([tmp_path / "a.log"])
+    assert found.cause and found.cause.signature == "gradient-not-finite"

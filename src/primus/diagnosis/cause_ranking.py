@@ -214,7 +214,15 @@ def _get_likelihood_order(group: Sequence[SignatureHit], first_rank: int | None)
     shows_first = first_rank is not None and any(hit.rank == first_rank for hit in group)
     time = next((hit.time for hit in group if hit.time is not None), math.inf)
     place = min((hit.log.name, hit.offset, hit.index, hit.around) for hit in group)
-    return all(hit.survived for hit in group), _ROLES[signature.role], strength, not shows_first, time, place, signature.name
+    return (
+        all(hit.survived for hit in group),
+        _ROLES[signature.role],
+        strength,
+        not shows_first,
+        time,
+        place,
+        signature.name,
+    )
 
 
 def _build_cause(group: Sequence[SignatureHit], evidence: RunEvidence, seen_before: Callable[[str], bool]) -> Cause:
@@ -242,7 +250,7 @@ def _format_facts(group: Sequence[SignatureHit]) -> str:
             found = compile_regex(regex).search(hit.text)
             for name, value in (found.groupdict() if found else {}).items():
                 if value:
-                    facts.setdefault(name.replace("_", " "), {})[log_line.shorten_line(value)] = None
+                    facts.setdefault(name.replace("_", " "), {})[" ".join(log_line.shorten_line(value).split())] = None
     words = [f"{name} {_join_values(list(values))}" for name, values in facts.items()]
     return f" ({', '.join(words)})" if words else ""
 
@@ -250,7 +258,9 @@ def _format_facts(group: Sequence[SignatureHit]) -> str:
 def _join_values(values: list[str]) -> str:
     if all(value.isdecimal() for value in values):
         values.sort(key=int)
-    return ", ".join(values[:MOST_FACTS]) + (f" and {len(values) - MOST_FACTS} more" if len(values) > MOST_FACTS else "")
+    return ", ".join(values[:MOST_FACTS]) + (
+        f" and {len(values) - MOST_FACTS} more" if len(values) > MOST_FACTS else ""
+    )
 
 
 def _choose_action(signature: Signature, seen_before: Callable[[str], bool]) -> Action:

@@ -275,7 +275,11 @@ def _add_log_ending(
 def _place_symptom(diagnosis: Diagnosis) -> Diagnosis:
     """The diagnosis with the place that the lines of a symptom blame, if no report names the rank that failed first."""
     lead = diagnosis.lead
-    if lead is None or diagnosis.first_rank is not None or not get_signature_table().by_name[lead.signature].blames_writer:
+    if (
+        lead is None
+        or diagnosis.first_rank is not None
+        or not get_signature_table().by_name[lead.signature].blames_writer
+    ):
         return diagnosis
     first = next((each for each in lead.evidence if each.rank is not None), None) or next(
         (each for each in lead.evidence if each.local_rank is not None or each.host), None
@@ -380,7 +384,9 @@ def _read_log_ending(log: LogFile) -> _LogEnding | None:
         error=error,
         is_fatal=_FATAL.search(error) is not None,
         signature=signature,
-        is_cascade=any(each.role in ("symptom", "cascade") for each in (*matching, *((signature,) if signature else ()))),
+        is_cascade=any(
+            each.role in ("symptom", "cascade") for each in (*matching, *((signature,) if signature else ()))
+        ),
         is_known=bool(matching),
         time=next((time for time in times if time is not None), None),
     )

@@ -99,12 +99,7 @@ def shorten_line(text: str, around: int = 0) -> str:
 
 def find_rank(text: str, tasks_are_ranks: bool = False) -> int | None:
     """Rank that wrote the line, or that the line blames."""
-    found = (
-        _BLAMED_RANK.search(text)
-        or _RANK.search(text)
-        or (tasks_are_ranks and _TASK.search(text))
-        or None
-    )
+    found = _BLAMED_RANK.search(text) or _RANK.search(text) or (tasks_are_ranks and _TASK.search(text)) or None
     return _parse_rank_number(found) if found else None
 
 

@@ -39,7 +39,9 @@ _EXIT_CODE = re.compile(
     r"(?i)\b(?:(?:exit|exited with|exits with return|return)[ _]?code|(?:exit|exited with) status)\b"
     r"\"?(?: (?:was|is|of))?\s*[:=]?\s*(-?\d{1,3})\b"
 )
-_STEP_NUMBER = re.compile(r"(?i)(?:iteration|step|epoch(?:\(\w+\))?|batch)\D{0,12}([\d.]+(?:\D{1,3}\d+\b)?)|(\d+)/\d+ \[")
+_STEP_NUMBER = re.compile(
+    r"(?i)(?:iteration|step|epoch(?:\(\w+\))?|batch)\D{0,12}([\d.]+(?:\D{1,3}\d+\b)?)|(\d+)/\d+ \["
+)
 _RETRY = re.compile(
     r"(?i)\battempt (\d+) ?(?:of|/) ?(\d+)|\bretry(?:ing)? (?:in|after) |\bwill (?:be )?retr(?:y|ied)|, retrying\b"
     r"|\bgoing to \S+ instead|\bfall(?:ing|s)? back (?:to|on)\b"
