@@ -158,7 +158,8 @@ FAILURES_PAGE = """\
 <!-- Written by docs/generate.py from src/primus/diagnosis/signatures; change it there. -->
 
 The {number} failure signatures of [`diagnose`](../diagnose.md). **Role**: a root can be the first cause; a symptom
-is the cause if nothing else explains it; a cascade follows another failure; info is not a failure by itself. **Action**: what the launcher does: *retry* restarts,
+is the cause if nothing else explains it; a cascade follows another failure; info is not a failure by itself.
+**Action**: what the launcher does: *retry* restarts,
 *exclude* restarts without the node, *stop* does not restart; "retry, then stop" restarts once. **Strength**:
 between roots the stronger one is the cause. If several lines are needed, their number follows the patterns.
 

@@ -58,8 +58,8 @@ _TIMESTAMPS = re.compile(_TIMESTAMP)
 """Prefixes of torchrun, srun --label, Ray, pdsh, log collectors and container runtimes."""
 
 _WARNING = re.compile(
-    r"^\[W\d* ?[\d:. ]*\S*:\d+\]|^W\d{4} \d\d:|^(?:\S+ ){0,3}: W \S+:\d+\]|^\S* ?\S*: W \w+/|\[WARNING *\]|\bWARNING\b ?[:|-]"
-    r"|\b\w*Warning: |^[Ww]arning: | - WARNING - "
+    r"^\[W\d* ?[\d:. ]*\S*:\d+\]|^W\d{4} \d\d:|^(?:\S+ ){0,3}: W \S+:\d+\]|^\S* ?\S*: W \w+/|\[WARNING *\]"
+    r"|\bWARNING\b ?[:|-]|\b\w*Warning: |^[Ww]arning: | - WARNING - "
 )
 """Levels of glog, logging and warnings."""
 _CLOCK = r"(?P<hour>[0-2]\d):(?P<minute>[0-5]\d):(?P<second>[0-6]\d)(?:[.,](?P<part>\d{1,9}))?"

@@ -49,8 +49,8 @@ class Signature(Struct, frozen=True, kw_only=True):
     fix: str
     """What to do: imperative, without a full stop."""
     role: Role = "root"
-    """`root`: can be the first cause; `symptom`: is the cause if no root and no exception explains it; `cascade`: follows
-    another failure; `info`: is not a failure by itself."""
+    """`root`: can be the first cause; `symptom`: is the cause if no root and no exception explains it; `cascade`:
+    follows another failure; `info`: is not a failure by itself."""
     action: Action = "retry"
     """What the launcher does about it, unless a policy says otherwise."""
     first_action: Action | None = None

@@ -28,8 +28,8 @@ EXIT_UNKNOWN = 4
 """Something failed, and neither a signature nor an exception shows why."""
 STANDARD_INPUT = "-"
 NEXT_STEP = (
-    "read the end of the log below; give the logs of all ranks and of the launcher together (a folder), or run it again "
-    "with --env PYTHONFAULTHANDLER=1 --env NCCL_DEBUG=INFO --env TORCH_SHOW_CPP_STACKTRACES=1"
+    "read the end of the log below; give the logs of all ranks and of the launcher together (a folder), or run it "
+    "again with --env PYTHONFAULTHANDLER=1 --env NCCL_DEBUG=INFO --env TORCH_SHOW_CPP_STACKTRACES=1"
 )
 """For a failure that no line explains."""
 LAUNCHER = {
