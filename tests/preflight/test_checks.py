@@ -454,6 +454,49 @@ def test_one_fault_of_a_whole_machine_is_one_finding(
     assert done.returncode == 3
 
 
+def bind_drivers(root: Path, driver: str, *, but: str = "") -> None:
+    for folder in (root / "sys/bus/pci/devices").iterdir():
+        if folder.name != but and (folder / "class").is_file():
+            (folder / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
+
+
+GONE = b"\xff" * 64
+PRESENT = b"\x02\x10\xa1\x74" + bytes(60)
+
+
+@pytest.mark.parametrize("container", [None, "docker"])
+@pytest.mark.parametrize(
+    ("bound", "config", "status", "said"),
+    [
+        (False, PRESENT, "fail", "GPU 7 (0000:e5:00.0: no driver is bound to it)"),
+        (True, GONE, "fail", "GPU 7 (0000:e5:00.0: it does not answer on the bus)"),
+        (True, PRESENT, None, "GPU 7 (0000:e5:00.0)"),
+    ],
+    ids=["amdgpu gave up", "off the bus", "not assigned"],
+)
+def test_a_gpu_that_failed_on_the_bus_is_a_failure_in_a_container_too(
+    tmp_path: Path, container: str | None, bound: bool, config: bytes, status: Status | None, said: str
+) -> None:
+    root = tmp_path / "machine"
+    shutil.copytree(tree.HERE / "mi300x-8", root, symlinks=True)
+    remove_gpu_from_driver(root)
+    bind_drivers(root, "amdgpu", but="" if bound else "0000:e5:00.0")
+    (root / "sys/bus/pci/devices/0000:e5:00.0/config").write_bytes(config)
+    facts = structs.replace(probe(root), container=container)
+    (found,) = gpu.check_undriven(node(facts, root))
+    assert found.status == (status or ("warn" if container else "fail"))
+    assert found.measured == f"no driver shows {said}"
+
+
+def test_a_gpu_that_left_the_bus_fails_although_its_driver_still_lists_it(tmp_path: Path) -> None:
+    root = tree.grow("h100-8", tmp_path)
+    assert not list(gpu.check_undriven(node(probe(root), root)))
+    (root / "sys/bus/pci/devices/0000:9d:00.0/config").write_bytes(GONE)
+    (found,) = gpu.check_undriven(node(probe(root), root))
+    assert (found.status, found.value) == ("fail", 1)
+    assert "0000:9d:00.0: it does not answer on the bus" in found.measured
+
+
 @pytest.fixture
 def kernel(tmp_path: Path) -> Callable[[dict[str, str]], Path]:
     def grow(files: dict[str, str]) -> Path:

@@ -89,6 +89,8 @@ class Device(Struct, frozen=True, kw_only=True):
     pcie: PcieLink = PcieLink()
     firmware: dict[str, str] = {}
     """Version by firmware: ``vbios``, ``mec``, ``sdma``."""
+    failure: str | None = None
+    """Why no process can use the GPU, as its files on the PCI bus show it (see `pci.find_failure`)."""
     sources: dict[str, str] = {}
     """Source of each value, by field: ``kfd``, ``pci``, ``nvml``, ``amd-smi``."""
 

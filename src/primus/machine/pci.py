@@ -55,6 +55,26 @@ def _is_instinct(device: int | None) -> bool:
     return device is not None and profile.find_profile_by_id("amd", device) is not None
 
 
+def find_failure(tree: FileTree, bdf: str, *, has_driver: bool) -> str | None:
+    """Why a function cannot be used; None if nothing shows that, as for a GPU of another container or job.
+
+    The bus is the same in every container and job, so that this tells a failed GPU from one that is not theirs.
+
+    Args:
+        tree: The machine.
+        bdf: Address of the function.
+        has_driver: Whether a driver lists it.
+    """
+    # An absent device answers each read with ones (PCI Local Bus Specification 3.0, 6.1): NVIDIA's Xid 79.
+    if tree.read_bytes(f"{DEVICES}/{bdf}/config", 4) == b"\xff" * 4:
+        return "it does not answer on the bus"
+    if has_driver or tree.read_link_target(f"{DEVICES}/{bdf}/driver"):
+        return None
+    # A recorded machine, or a sandbox, may show no driver of any function.
+    is_recorded = any(tree.read_link_target(f"{DEVICES}/{name}/driver") for name in tree.list_names(DEVICES))
+    return "no driver is bound to it" if is_recorded else None
+
+
 def read_slowest_link(tree: FileTree, bdf: str) -> PcieLink:
     """The slowest link between the root port and a function; unknown values are None.
 

@@ -62,7 +62,7 @@ def probe(
     return MachineFacts(
         host=host.read_host_name(tree),
         files_only=tree.files_only,
-        devices=_override_model(devices, environ),
+        devices=_override_model(_find_failures(tree, devices), environ),
         links=links,
         interfaces=found,
         master_interface=interfaces.find_route(tree, found, master) if master else None,
@@ -95,6 +95,16 @@ def _read_gpus(tree: FileTree, functions: Sequence[pci.PciFunction]) -> Cards:
             MachineProblem(where, f"is ignored: this machine uses its {'AMD' if is_amd else 'NVIDIA'} GPUs")
         )
     return kept
+
+
+def _find_failures(tree: FileTree, devices: Sequence[Device]) -> tuple[Device, ...]:
+    """The devices with what is wrong with them on the bus; a driver may still list a GPU that has left it."""
+    return tuple(
+        structs.replace(device, failure=pci.find_failure(tree, device.bdf, has_driver=bool(device.partitions)))
+        if device.bdf
+        else device
+        for device in devices
+    )
 
 
 def _read_amd_gpus(tree: FileTree, functions: Sequence[pci.PciFunction]) -> Cards:

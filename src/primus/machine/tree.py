@@ -54,6 +54,14 @@ class FileTree:
             self.note_problem(path, f"cannot be read: {error.strerror}")
             return None
 
+    def read_bytes(self, path: str, size: int) -> bytes:
+        """The first bytes of a file; none if it cannot be read."""
+        try:
+            with open(self._prefix + path, "rb") as file:
+                return file.read(size)
+        except OSError:
+            return b""
+
     def read_number(self, path: str) -> int | None:
         """The file's only number, decimal or `0x` hexadecimal; other text is recorded as a problem."""
         text = self.read_text(path)

@@ -91,21 +91,27 @@ def _find_usual_count(node: PreflightNode, text: str) -> CheckFinding:
 
 
 def check_undriven(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Every GPU on the bus has a driver. A job or a container sees all GPUs of its host, and may be allocated only
-    some."""
-    without = [device for device in node.facts.devices if not device.partitions]
-    if not without or len(without) == len(node.facts.devices):
+    """Every GPU on the bus can be used. A job or a container sees all GPUs of its host, and may be allocated only
+    some: those count unless the bus shows that they have failed."""
+    without = [device for device in node.facts.devices if device.failure or not device.partitions]
+    failed = [device for device in without if device.failure]
+    if not without or not (failed or node.facts.partitions):
         return
+    is_shared = bool(node.facts.container) or _is_given(node)
     yield judge_value(
         False,
-        "warn" if node.facts.container or _is_given(node) else "fail",
+        "fail" if failed or not is_shared else "warn",
         "gpu.driver",
-        f"no driver shows {format_names(f'{_name_device(device)} ({device.bdf})' for device in without)}",
+        f"no driver shows {format_names(map(_describe_failure, failed or without))}",
         "the driver shows every GPU on the bus",
         "the driver gave up on a GPU, or it is not assigned to this job or container",
         "see the kernel log for these addresses; reboot the node",
-        value=len(without),
+        value=len(failed or without),
     )
+
+
+def _describe_failure(device: Device) -> str:
+    return f"{_name_device(device)} ({device.bdf}{f': {device.failure}' if device.failure else ''})"
 
 
 def _is_given(node: PreflightNode) -> bool:

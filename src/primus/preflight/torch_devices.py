@@ -47,7 +47,7 @@ def check_torch_devices(node: PreflightNode, python: str = sys.executable) -> It
     """PyTorch sees the devices of the driver, and devices of one hive can access each other's memory."""
     if not node.has_devices or not node.tree.is_live:
         return
-    expected = len(visible.list_usable_devices(node.facts, node.environ))
+    expected = len(visible.list_usable_devices(node.facts, node.environ)) + _count_failed_devices(node)
     # A separate process: this one does not import torch, a CUDA context would stay open during the measurements,
     # and run_program can kill a process whose driver call hangs.
     answer = node.run_program(interpreter.build_code_command(python, PROGRAM), compute_limit_s(node))
@@ -63,6 +63,13 @@ def check_torch_devices(node: PreflightNode, python: str = sys.executable) -> It
     yield judge_value(view.count == expected, "fail", "gpu.torch_count", str(view.count), str(expected), REASON, ADVICE)
     if view.count > 1:
         yield judge_peers(node, view)
+
+
+def _count_failed_devices(node: PreflightNode) -> int:
+    """Devices that PyTorch would see if they had not failed; a selection by variables may leave them out."""
+    if any(name in node.environ for name in (*visible.AMD_VISIBLE, *visible.NVIDIA_VISIBLE)):
+        return 0
+    return sum(device.failure is not None and not device.partitions for device in node.facts.devices)
 
 
 def judge_peers(node: PreflightNode, view: TorchDeviceView) -> CheckFinding:
