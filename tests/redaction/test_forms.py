@@ -70,3 +70,9 @@ def test_a_value_is_redacted_below_a_name_inside_of_it() -> None:
     assert redact_log_text("export HF_TOKEN=$OTHER; PIN_MEMORY=1", assigned_only=True) == (
         "export HF_TOKEN=$OTHER; PIN_MEMORY=1"
     )
+
+
+@pytest.mark.parametrize("place", ["machine hub.example", "default"])
+def test_the_password_of_a_netrc_entry_is_masked_and_its_login_shown(place: str) -> None:
+    shown = redact(f"NOTES: {place} login ann\n  password hunter2x")
+    assert shown == f"NOTES: {place} login ann\n  password <secret>"
