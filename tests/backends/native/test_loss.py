@@ -62,6 +62,20 @@ def test_bf16_gradients_stay_within_its_rounding(chunk: int) -> None:
     assert (weight.grad - expected_weight).norm() / expected_weight.norm() < 1e-2
 
 
+@pytest.mark.parametrize("tokens", [64, TILE + 64])
+def test_the_loss_of_logits_with_the_spread_of_a_trained_model_is_that_of_float64(tokens: int) -> None:
+    """Logits with a deviation of 4 over 49,152 tokens, on which the rows of torch's float32 softmax sum to 1 + 1e-5."""
+    hidden, weight, _ = inputs(tokens, 16, 49152, 0)
+    targets = (hidden @ weight.t()).argmax(1)  # likely tokens: a small loss shows the error of the sum
+    loss = cross_entropy(hidden, weight, targets, torch.tensor(1 / tokens), choose_chunk(49152, hidden))
+    loss.backward()
+    logits = (hidden.detach() @ weight.detach().t()).double()
+    assert abs(loss.item() / F.cross_entropy(logits, targets).item() - 1) < 1e-7
+    _, expected_hidden, expected_weight = plain(hidden, weight, targets, 1 / tokens)
+    for ours, expected in ((hidden.grad, expected_hidden), (weight.grad, expected_weight)):
+        assert (ours.double() - expected).norm() / expected.norm() < 1e-6
+
+
 def test_the_gradient_follows_what_is_done_with_the_loss() -> None:
     hidden, weight, targets = inputs(30, 8, 20, 1)
     (3.0 * cross_entropy(hidden, weight, targets, None, 7)).backward()

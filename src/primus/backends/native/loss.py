@@ -82,14 +82,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         losses, grad_hidden, grad_weight_VD = [], [], None
         for rows in _split_spans(hidden_TD.shape[0], chunk):
             hidden_cD = hidden_TD[rows]
-            losses_c1, grad_cV = _compute_losses_and_gradient(hidden_cD, weight_VD, index_T1[rows])
+            losses_c1, grad_cV, totals_c1 = _compute_losses_and_gradient(hidden_cD, weight_VD, index_T1[rows])
             weights_c1 = counted_T1[rows] * scale
             losses.append((losses_c1 * weights_c1).sum())
             # An evaluation needs no gradients, and nothing else of the chunk.
             if not any(ctx.needs_input_grad):
                 continue
             # Rows are weighted in the narrow matrices [c, D], which is much less work than in [c, V].
-            weights_c1 = weights_c1.to(hidden_TD.dtype)
+            weights_c1 = (weights_c1 / totals_c1).to(hidden_TD.dtype)
             grad_hidden.append((grad_cV @ weight_VD).mul_(weights_c1))
             if ctx.needs_input_grad[1]:
                 grad_weight_VD = _add_product(grad_weight_VD, grad_cV.t(), hidden_cD * weights_c1)
@@ -108,36 +108,45 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return _scale_gradient(grad_hidden_TD, grad), grad_weight_VD, None, None, None
 
 
-def _compute_losses_and_gradient(hidden_cD: Tensor, weight_VD: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor]:
-    """-log p of each target, float32 [c, 1], and softmax(logits) - onehot(target) in the dtype of `hidden_cD`."""
-    if hidden_cD.device.type != "cpu":
-        return _compute_by_logsumexp(hidden_cD @ weight_VD.t(), index_c1)
+def _compute_losses_and_gradient(
+    hidden_cD: Tensor, weight_VD: Tensor, index_c1: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """-log p of each target, float32 [c, 1]; (softmax(logits) - onehot(target)) x totals in the dtype of `hidden_cD`;
+    the totals, float32 [c, 1]."""
     num_tokens = hidden_cD.shape[0]
-    if torch.compiler.is_compiling():
-        tiles = _split_spans(num_tokens, max(TILE, math.ceil(num_tokens / MOST_COMPILED_TILES)))
+    is_compiling = torch.compiler.is_compiling()
+    if hidden_cD.device.type != "cpu" or is_compiling:
+        size = max(TILE, math.ceil(num_tokens / MOST_COMPILED_TILES)) if is_compiling else num_tokens
+        tiles = _split_spans(num_tokens, size)
         parts = [_compute_by_logsumexp(hidden_cD[rows] @ weight_VD.t(), index_c1[rows]) for rows in tiles]
-        return _concatenate_parts([losses for losses, _ in parts]), _concatenate_parts(
-            [gradient for _, gradient in parts]
-        )
+        losses_c1 = _concatenate_parts([losses for losses, _ in parts])
+        return losses_c1, _concatenate_parts([gradient for _, gradient in parts]), torch.ones_like(losses_c1)
     # The product is a tile already; no copy into a larger tensor is needed.
     if num_tokens <= TILE and hidden_cD.dtype == torch.float32:
         return _compute_by_softmax(hidden_cD @ weight_VD.t(), index_c1)
-    losses_c1 = hidden_cD.new_empty((num_tokens, 1), dtype=torch.float32)
+    losses_c1, totals_c1 = hidden_cD.new_empty((2, num_tokens, 1), dtype=torch.float32)
     grad_cV = hidden_cD.new_empty((num_tokens, weight_VD.shape[0]))
     for rows in _split_spans(num_tokens, TILE):
-        losses_c1[rows], grad_cV[rows] = _compute_by_softmax(hidden_cD[rows] @ weight_VD.t(), index_c1[rows])
-    return losses_c1, grad_cV
+        found = _compute_by_softmax(hidden_cD[rows] @ weight_VD.t(), index_c1[rows])
+        losses_c1[rows], grad_cV[rows], totals_c1[rows] = found
+    return losses_c1, grad_cV, totals_c1
 
 
-def _compute_by_softmax(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses and gradient in float32 with torch's softmax, which passes over memory least often."""
+def _compute_by_softmax(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses and gradient in float32 with torch's softmax, which passes over memory least often, and its totals.
+
+    On a CPU the rows of torch's softmax add up to 1 + 1e-5 for logits of trained models: it adds the exponentials in
+    float32, one after the other, while `sum` adds them in pairs. The total corrects the loss, and divides the gradient
+    later, in a narrower matrix.
+    """
     grad_cV = torch.softmax(logits_cV, 1, dtype=torch.float32)
+    totals_c1 = grad_cV.sum(1, keepdim=True)
     target_c1 = grad_cV.gather(1, index_c1)
-    losses_c1 = -target_c1.log()
+    losses_c1 = totals_c1.log() - target_c1.log()
     # A tiny probability has lost its digits in softmax; the logits still have them.
     if not target_c1.min() > SMALLEST:  # also where it is NaN
         losses_c1 = logits_cV.float().logsumexp(1, keepdim=True) - logits_cV.gather(1, index_c1)
-    return losses_c1, grad_cV.scatter_(1, index_c1, target_c1 - 1.0)
+    return losses_c1, grad_cV.scatter_(1, index_c1, target_c1 - totals_c1), totals_c1
 
 
 def _compute_by_logsumexp(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor]:
