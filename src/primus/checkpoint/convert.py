@@ -19,6 +19,7 @@ from primus.checkpoint.formats.model_config import list_lost_settings, read_conf
 from primus.checkpoint.formats.open import (
     MODEL_FILE,
     NAME_MODEL,
+    TOKENIZER_FOLDER,
     OpenedCheckpoint,
     find_checkpoint,
     open_checkpoint,
@@ -50,8 +51,9 @@ class TargetSettings(NamedTuple):
     """For megatron."""
     layout: RankGrid = RankGrid()
     """For the format `torch`, which has a file for each rank."""
-    tokenizer: Path | None = None
-    """For huggingface: the folder whose tokenizer files are copied; the source's when None."""
+    hub_files: Mapping[str, bytes] = {}
+    """Files beside the weights in the format of Hugging Face by name: tokenizer, ids of special tokens, model card.
+    Other formats keep them in a folder, for a later conversion."""
     optimizer: bool = False
     """Whether the state of the optimizer is written, too, where the source has one and the format holds one."""
     nonfinite: bool = False
@@ -98,6 +100,7 @@ def plan_conversion(opened: OpenedCheckpoint, settings: TargetSettings) -> Plann
     def finish(folder: Path, records: Mapping[str, Any]) -> None:
         if settings.to != "huggingface":
             write_model(folder, opened.spec)
+            huggingface.write_files(folder / TOKENIZER_FOLDER, settings.hub_files)
         plan.finish(folder, records)
 
     fingerprint = _compute_fingerprint(opened, settings)
@@ -121,8 +124,8 @@ def _refuse_nonfinite(
     return check(weights), training
 
 
-def _find_source_folder(opened: OpenedCheckpoint) -> Path | None:
-    """The folder of Hugging Face that a checkpoint is, or whose model its adapter changes."""
+def _find_config_folder(opened: OpenedCheckpoint) -> Path | None:
+    """The folder with the config.json of a checkpoint, or of the model that its adapter changes, if they have one."""
     found = opened.found
     if found.format == "peft":
         from primus.checkpoint.formats.adapter import find_base
@@ -130,12 +133,8 @@ def _find_source_folder(opened: OpenedCheckpoint) -> Path | None:
         found = find_checkpoint(find_base(found.folder))
     if found.format not in ("huggingface", "transformers"):
         return None
-    return found.folder if found.folder.is_dir() else found.folder.parent
-
-
-def _find_config_folder(opened: OpenedCheckpoint) -> Path | None:
-    folder = _find_source_folder(opened)
-    return folder if folder and (folder / CONFIG).is_file() else None
+    folder = found.folder if found.folder.is_dir() else found.folder.parent
+    return folder if (folder / CONFIG).is_file() else None
 
 
 def _read_own_config(folder: Path, spec: ModelSpec) -> dict[str, Any] | None:
@@ -178,7 +177,7 @@ def _plan_files(
         raise UsageError(f"--format {settings.format} is a format of Megatron", "use --to megatron, or remove --format")
     spec, step = opened.spec, opened.step
     if settings.to == "huggingface":
-        return huggingface.plan_output(weights, spec, settings.tokenizer or _find_source_folder(opened), config)
+        return huggingface.plan_output(weights, spec, settings.hub_files, config)
     # These import torch.distributed.checkpoint, which takes a second.
     from primus.checkpoint.formats import engine_folders, megatron, megatron_torch
 
@@ -219,7 +218,9 @@ def write_model(folder: Path, spec: ModelSpec) -> None:
 def _compute_fingerprint(opened: OpenedCheckpoint, settings: TargetSettings) -> str:
     """Identity of source files and settings, so that files of another conversion are not kept."""
     sources = [_describe_files(folder) for folder in (opened.found.folder, *opened.others)]
-    text = json.dumps([RECORD_VERSION, sources, repr(settings), msgspec.to_builtins(opened.spec)])
+    files = {name: hashlib.blake2b(content).hexdigest() for name, content in settings.hub_files.items()}
+    wanted = repr(settings._replace(hub_files={}))
+    text = json.dumps([RECORD_VERSION, sources, wanted, files, msgspec.to_builtins(opened.spec)])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

@@ -59,11 +59,16 @@ def read_counted(encoder: ExampleEncoder, row: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("row", "counted"),
     [
-        (converse("1+1?", "2", "2+2?", "4"), "2<|im_end|>\n4<|im_end|>\n"),
+        (converse("1+1?", "2", "2+2?", "4"), "2<|im_end|>4<|im_end|>"),
+        (
+            {"system": "s", "conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+            "a<|im_end|>",
+        ),
+        ({"conversations": [{"role": "user", "content": "q"}, {"from": "bard", "value": "b"}]}, "b<|im_end|>"),
         ({"prompt": "a b", "completion": " c"}, " c<|im_end|>"),
         (
             {"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "r"}]},
-            "r<|im_end|>\n",
+            "r<|im_end|>",
         ),
         ({"instruction": "Say hi", "input": "", "output": "hi"}, "hi<|im_end|>"),
         ({"context": "c", "question": "q", "answers": {"text": ["x", "y"]}}, " x<|im_end|>"),
@@ -75,7 +80,43 @@ def test_only_answers_and_their_end_count(tmp_path: Path, row: dict[str, Any], c
 
 def test_a_template_that_shortens_earlier_answers_counts_the_last_one(tmp_path: Path) -> None:
     encoder = ExampleEncoder(write_tokenizer(tmp_path / "tok", SHORTENING))
-    assert read_counted(encoder, converse("q", "long", "r", "last")) == "last<|im_end|>\n"
+    assert read_counted(encoder, converse("q", "long", "r", "last")) == "last<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("ending", "counted"),
+    [
+        ("<|im_end|>  \n\n", "a \n<|im_end|>"),  # the answer's own white space counts
+        ("<|im_end|>", "a \n<|im_end|>"),
+        ("\n\n", "a \n\n\n"),  # no token ends the answer: the newlines do
+        ("<|im_end|>.\n", "a \n<|im_end|>.\n"),
+    ],
+)
+def test_white_space_behind_the_token_that_ends_an_answer_does_not_count(
+    tmp_path: Path, ending: str, counted: str
+) -> None:
+    template = TEMPLATE.replace("<|im_end|>\n", ending)
+    row = converse("q", "a \n", "r", "")
+    row["messages"] = row["messages"][:2]
+    encoder = ExampleEncoder(write_tokenizer(tmp_path / "tok", template))
+    assert read_counted(encoder, row) == counted
+    tokens = encoder.encode(parse_example(row, "row"), "row").tokens.tolist()
+    assert encoder.tokenizer.decode(tokens) == f"<|im_start|>user\nq{ending}<|im_start|>assistant\na \n{ending}"
+
+
+def test_what_a_template_marks_as_generated_counts_and_nothing_else(tmp_path: Path) -> None:
+    marked = TEMPLATE.replace(
+        "{{ m['content'] }}<|im_end|>\n",
+        "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}{% endgeneration %}<|im_end|>\n"
+        "{% else %}{{ m['content'] }}<|im_end|>\n{% endif %}",
+    )
+    row = converse("1+1?", "2", "2+2?", "4")
+    encoder = ExampleEncoder(write_tokenizer(tmp_path / "marked", marked))
+    assert read_counted(encoder, row) == "24"
+    plain = ExampleEncoder(write_tokenizer(tmp_path / "plain"))
+    assert np.array_equal(
+        encoder.encode(parse_example(row, "row"), "row").tokens, plain.encode(parse_example(row, "row"), "row").tokens
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,6 +127,10 @@ def test_a_template_that_shortens_earlier_answers_counts_the_last_one(tmp_path: 
         ('{"text": "x"}', "unknown form of an example .columns: text."),
         ('{"messages": [{"role": "user", "content": "x"}]}', "no message of the assistant"),
         ('{"messages": [{"role": "bot", "content": "x"}]}', "invalid message"),
+        ('{"conversations": [{"from": "cat", "value": "x"}]}', "invalid turn .* 'cat'"),
+        ('{"conversations": [{"from": "gpt", "value": null}]}', "invalid turn"),
+        ('{"conversations": {"from": "gpt"}}', "conversations must be a list of turns"),
+        ('{"conversations": [{"from": "human", "value": "x"}]}', "no message of the assistant"),
         ('{"prompt": 1, "completion": "x"}', "prompt and completion must be texts"),
         ('{"question": "q", "answers": []}', "needs a question and answers"),
     ],
@@ -155,3 +200,13 @@ def test_validation_is_a_split_or_a_file(tmp_path: Path) -> None:
     other = write_rows(tmp_path / "valid.jsonl", rows[:3])
     own = open_data(tmp_path, rows, sft_valid_data_path=other)
     assert (own.train.samples_per_epoch, own.valid.samples_per_epoch) == (10, 3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "split", "sizes"), [(40, "99,1,0", [39, 1]), (2, "99,1,0", [1, 1]), (3, "98,1,1", [1, 1, 1])]
+)
+def test_each_share_of_a_split_has_an_example_where_there_are_enough(
+    tmp_path: Path, rows: int, split: str, sizes: list[int]
+) -> None:
+    found = open_data(tmp_path, [{"prompt": "p", "completion": str(number)} for number in range(rows)], split=split)
+    assert [part.samples_per_epoch for part in (found.train, found.valid, found.test) if part] == sizes

@@ -14,7 +14,7 @@ from primus.checkpoint import manifest
 from primus.checkpoint.checksum import choose_algorithm
 from primus.checkpoint.conversion import JOURNAL, LOCK
 from primus.checkpoint.formats import dcp_output
-from primus.checkpoint.formats.open import MODEL_FILE
+from primus.checkpoint.formats.open import MODEL_FILE, TOKENIZER_FOLDER
 from primus.checkpoint.formats.output import OutputFile, OutputPlan, split_rows
 from primus.checkpoint.renaming import EngineNames
 from primus.checkpoint.shape import build_shape
@@ -141,7 +141,7 @@ def write_converted_manifest(
         if path.name in checksums
         else manifest.build_entry(folder, path.name, algorithm)
         for path in sorted(folder.iterdir())
-        if path.name not in (MODEL_FILE, JOURNAL, LOCK)
+        if path.name not in (MODEL_FILE, TOKENIZER_FOLDER, JOURNAL, LOCK)
     ]
     manifest.write_manifest(
         folder,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,16 +26,13 @@ SINGLE = "model.safetensors"
 SHARD_BYTES = 5 << 30
 """Tensor data in one shard, as transformers writes (`max_shard_size`)."""
 
-TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
-    *("vocab.json", "merges.txt", "chat_template.jinja", "spiece.model", "sentencepiece.bpe.model"),
-)
+GENERATION = "generation_config.json"
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 PICKLES = "pytorch_model*.bin"
 HEAD = "lm_head.weight"
 BASE_PREFIX = "model."
 """Of all weights except the head; transformers' models without a head (`AutoModel`) save names without it."""
-OTHER_FILES = ("generation_config.json",)
 SAME_WEIGHTS = {"MistralForCausalLM": "LlamaForCausalLM"}
 """Classes in transformers whose weights have the names and shapes of another class."""
 
@@ -279,20 +275,21 @@ def list_shards(
 
 
 def plan_output(
-    weights: WeightReader, spec: ModelSpec, files_from: Path | None = None, config: Mapping[str, Any] | None = None
+    weights: WeightReader, spec: ModelSpec, others: Mapping[str, bytes], config: Mapping[str, Any] | None = None
 ) -> OutputPlan:
     """The files of a folder in this format.
 
     Args:
         weights: In hub names.
         spec: The model.
-        files_from: A folder whose tokenizer files are copied.
+        others: The other files by name: tokenizer, ids of special tokens, model card.
         config: The config.json of this model, where the source has one: it may say more than `spec`.
 
     Raises:
         UsageError: transformers has no model like this.
     """
-    text = format_config(spec, weights, config)
+    generation = json.loads(others.get(GENERATION, b"{}"))
+    text = format_config(spec, weights, config, {key: generation[key] for key in TOKEN_IDS if key in generation})
     tensors = dict(weights.list_tensors())
     shards = _split_shards(tensors)
     names = [SINGLE]
@@ -310,26 +307,37 @@ def plan_output(
             placed = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
             index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(placed.items()))}
             (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-        if files_from is not None:
-            for name in (*TOKENIZER_FILES, *OTHER_FILES):
-                if (files_from / name).is_file():
-                    shutil.copyfile(files_from / name, folder / name)
+        write_files(folder, others)
 
     return OutputPlan(files, finish)
 
 
-def format_config(spec: ModelSpec, weights: WeightReader, config: Mapping[str, Any] | None = None) -> str:
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write small files into a folder."""
+    for name, content in files.items():
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def format_config(
+    spec: ModelSpec,
+    weights: WeightReader,
+    config: Mapping[str, Any] | None = None,
+    token_ids: Mapping[str, Any] | None = None,
+) -> str:
     """The config.json of a model, with the type of most of its weights.
 
     Args:
         spec: The model.
         weights: In hub names.
         config: What it says besides; by default it is made from `spec`.
+        token_ids: Ids of special tokens, where `config` has none.
 
     Raises:
         UsageError: transformers has no model like this.
     """
-    values = dict(config) if config is not None else _build_config(spec)
+    values = dict(config if config is not None else _build_config(spec))
+    values |= {key: value for key, value in (token_ids or {}).items() if values.get(key) is None}
     values.pop("quantization_config", None)  # weights are written as the values that they stand for
     sizes: dict[str, int] = {}
     for info in weights.list_tensors().values():

@@ -25,6 +25,8 @@ huggingface saves while it trains, `megatron` is torch_dist, `megatron_torch` th
 HUB_PREFIX = "hf:"
 MODEL_FILE = "model_config.yaml"
 """The model of a folder that `checkpoint convert` wrote, and in `config/` of a run that a checkpoint belongs to."""
+TOKENIZER_FOLDER = "tokenizer"
+"""In a folder that `checkpoint convert` wrote: files of the source that only the format of Hugging Face has."""
 ITERATION = re.compile(r"iter_(\d{7})")
 TITAN_STEP = re.compile(r"step-(\d+)")
 IGNORED = {

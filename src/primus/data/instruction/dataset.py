@@ -22,7 +22,7 @@ from primus.data.atomic import hold_lock
 from primus.data.instruction.encode import EncodedExample, ExampleEncoder
 from primus.data.instruction.examples import HUB, read_examples
 from primus.data.permutation import create_permutation, mix_numbers, permute_position
-from primus.data.training.dataset import Datasets
+from primus.data.training.dataset import Datasets, split_borders
 from primus.data.training.packing import Piece, TokenFileProgress
 from primus.errors import UsageError
 from primus.runs.files import write_bytes
@@ -30,7 +30,7 @@ from primus.runs.files import write_bytes
 TOKENS, COUNTED, EXAMPLE = range(3)
 """Rows of a sample [3, S + 1]: ids; 1 where the prediction of the token counts; number of the token's example in the
 sample, from 1, or 0 for padding."""
-VERSION = 1
+VERSION = 2
 """Of the encoding and the order of samples: a run must not resume with another one."""
 OPEN_BINS = 64
 """Samples that packing fills at a time: more save little padding and search longer."""
@@ -181,7 +181,9 @@ def open_instruction_datasets(data: DataConfig, vocab_size: int, seq_length: int
 
 def load_encoded_examples(source: str, encoder: ExampleEncoder, folder: Path) -> tuple[EncodedExamples, str]:
     """The examples of a source, and their fingerprint; tokenized once by one of the processes that ask."""
-    digest = hashlib.sha256(f"{VERSION} {encoder.tokenizer.fingerprint} {encoder.template}".encode())
+    digest = hashlib.sha256(
+        f"{VERSION} {encoder.tokenizer.fingerprint} {encoder.template and encoder.template.text}".encode()
+    )
     digest.update(source.encode() if source.startswith(HUB) else _read_source(source))
     name = digest.hexdigest()[:32]
     path = folder / "instruction" / f"{name}.npz"
@@ -225,7 +227,4 @@ def _split_examples(size: int, data: DataConfig, *, has_valid: bool) -> list[ran
     """The examples of training, validation and test, in this order in the file."""
     if has_valid:
         return [range(size), range(0), range(0)]
-    shares = parse_split(data.split)
-    total = sum(shares)
-    ends = [round(size * part / total) for part in itertools.accumulate(shares)]
-    return [range(start, end) for start, end in zip([0, *ends[:2]], ends, strict=True)]
+    return [range(start, end) for start, end in itertools.pairwise(split_borders(size, parse_split(data.split)))]

@@ -12,8 +12,13 @@ from primus.errors import PrimusError, UsageError
 
 HUB = "hf:"
 """Prefix of a name on the Hugging Face Hub, as in `load:`."""
-FORMS = "messages; prompt and completion; instruction, input and output; question, context and answers"
+FORMS = "messages; conversations (ShareGPT); prompt and completion; instruction, input and output; question, context and answers"
 ROLES = ("system", "user", "assistant", "tool")
+SHAREGPT_ROLES = {
+    **{"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"},
+    **{"chatgpt": "assistant", "bing": "assistant", "bard": "assistant", "tool": "tool", "observation": "tool"},
+}
+"""Roles by the names in `from` (FastChat, data/clean_sharegpt.py; LLaMA-Factory, data/README.md)."""
 
 Message = dict[str, Any]
 
@@ -51,6 +56,8 @@ def parse_example(row: object, where: str) -> Example:
         raise UsageError(f"{where}: a row must be an object", f"forms: {FORMS}")
     if "messages" in row:
         return Example(_check_messages(row["messages"], where))
+    if "conversations" in row:
+        return Example(_parse_sharegpt(row, where))
     if "prompt" in row and "completion" in row:
         return _parse_pair(row["prompt"], row["completion"], where)
     if "instruction" in row and "output" in row:
@@ -99,6 +106,26 @@ def _check_messages(messages: object, where: str) -> list[Message]:
     if all(message["role"] != "assistant" for message in messages):
         raise UsageError(f"{where}: no message of the assistant, so nothing to learn", "remove the row")
     return [dict(message) for message in messages]
+
+
+def _parse_sharegpt(row: Mapping[str, Any], where: str) -> list[Message]:
+    """The turns of ShareGPT as messages; its column `system`, if there is one, is the first of them."""
+    turns = row["conversations"]
+    if not isinstance(turns, list):
+        raise UsageError(f"{where}: conversations must be a list of turns", "each has a from and a value")
+    messages: list[Any] = [{"role": "system", "content": row["system"]}] if row.get("system") else []
+    for turn in turns:
+        if isinstance(turn, Mapping) and "role" in turn:  # as in `messages`
+            messages.append(turn)
+            continue
+        role = SHAREGPT_ROLES.get(str(turn.get("from"))) if isinstance(turn, Mapping) else None
+        if role is None or not isinstance(turn.get("value"), str):
+            raise UsageError(
+                f"{where}: invalid turn {str(turn)[:80]!r}",
+                f"values of from: {', '.join(SHAREGPT_ROLES)}; each turn has a value",
+            )
+        messages.append({"role": role, "content": turn["value"]})
+    return _check_messages(messages, where)
 
 
 def _parse_pair(prompt: object, completion: object, where: str) -> Example:

@@ -29,7 +29,7 @@ def ensure_dataset(data: DataConfig, vocab_size: int) -> Path:
     assert data.dataset
     tokenizer = _choose_tokenizer(data, vocab_size)
     output = choose_output_prefix(Path(data.data_path), data.dataset, tokenizer)
-    prefix = output.with_name(output.name + "_text_document")
+    prefix = find_prefix(data, vocab_size)
     if manifests.read_manifest(prefix) is None:
         from primus.data.encode.job import EncodeJob, prepare_token_files
         from primus.data.prepare import steps
@@ -40,6 +40,17 @@ def ensure_dataset(data: DataConfig, vocab_size: int) -> Path:
             0
         ].prefix
     return prefix
+
+
+def find_prefix(data: DataConfig, vocab_size: int) -> Path:
+    """The prefix of the token files of ``data.dataset``, there or not.
+
+    Raises:
+        UsageError: Its tokenizer does not exist.
+    """
+    assert data.dataset
+    output = choose_output_prefix(Path(data.data_path), data.dataset, _choose_tokenizer(data, vocab_size))
+    return output.with_name(output.name + "_text_document")
 
 
 def choose_output_prefix(data_path: Path, dataset: str, tokenizer: str) -> Path:

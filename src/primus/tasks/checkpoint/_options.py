@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from primus.errors import UnfitError
+from primus.errors import UnfitError, UsageError
+from primus.runs import store
 
 if TYPE_CHECKING:
     from primus.checkpoint.formats.open import OpenedCheckpoint
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 class SourceOptions(Struct, frozen=True, kw_only=True):
     """How a checkpoint is read."""
 
+    workspace: str = "./output"
+    """Folder that holds all run folders."""
     model: str | None = None
     """Model preset or its YAML file, if the checkpoint does not name its model."""
     trust_pickle: bool = False
@@ -43,7 +48,23 @@ def open_source(given: str, options: SourceOptions) -> OpenedCheckpoint:
     check_torch()
     from primus.checkpoint.formats.open import open_checkpoint
 
-    return open_checkpoint(given, load_spec(options), options.trust_pickle)
+    return open_checkpoint(find_place(given, options), load_spec(options), options.trust_pickle)
+
+
+def find_place(given: str, options: SourceOptions) -> str:
+    """The folder of the run that `given` names, or `given` where it is a path or a model of the hub.
+
+    Raises:
+        UsageError: It is neither, or several runs have a name that begins so.
+    """
+    if given.startswith("hf:") or os.path.lexists(os.path.expanduser(given)):
+        return given
+    try:
+        return str(store.find_run(given, Path(options.workspace)).directory)
+    except UsageError as error:
+        if "/" in given:
+            return given
+        raise UsageError(f"no folder {given}, and {error.problem}", error.hint) from None
 
 
 def check_torch() -> None:

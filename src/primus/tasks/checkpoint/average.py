@@ -10,14 +10,15 @@ from msgspec import Meta
 
 from primus.errors import UsageError
 from primus.task import TaskContext
-from primus.tasks.checkpoint._options import SourceOptions, check_torch, load_spec, show_progress
+from primus.tasks.checkpoint._hub_files import collect_hub_files
+from primus.tasks.checkpoint._options import SourceOptions, check_torch, find_place, load_spec, show_progress
 
 
 class Options(SourceOptions, frozen=True, kw_only=True):
     """Options of `checkpoint average`."""
 
     checkpoints: Annotated[tuple[str, ...], Meta(extra={"positional": True})]
-    """Two checkpoints or more, of any formats."""
+    """Two checkpoints or more, of any formats, or names of runs."""
     output: str
     """New folder."""
     to: Literal["huggingface", "native", "megatron", "torchtitan"] = "huggingface"
@@ -42,8 +43,14 @@ def run(options: Options, context: TaskContext) -> None:
     check_torch()
     from primus.checkpoint.convert import TargetSettings, open_average, plan_conversion, write_conversion
 
-    opened = open_average(options.checkpoints, load_spec(options), options.trust_pickle, lambda _: None)
-    planned = plan_conversion(opened, TargetSettings(options.to, options.dtype))
+    opened = open_average(
+        [find_place(each, options) for each in options.checkpoints],
+        load_spec(options),
+        options.trust_pickle,
+        lambda _: None,
+    )
+    exported = collect_hub_files(opened, options.to, None)
+    planned = plan_conversion(opened, TargetSettings(options.to, options.dtype, hub_files=exported.files))
     with show_progress("averaging", planned.plan.num_bytes) as report:
         write_conversion(planned, target, report)
     value = {"target": str(target), "format": options.to, "checkpoints": list(options.checkpoints)}

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta
 
-from primus.errors import PrimusError, UsageError
+from primus.errors import UsageError
 from primus.task import TaskContext
+from primus.tasks.checkpoint._hub_files import NAME_ONE, ExportedFiles, collect_hub_files
 from primus.tasks.checkpoint._options import SourceOptions, open_source, show_progress
 
 if TYPE_CHECKING:
     from primus.checkpoint.convert import PlannedConversion, TargetSettings
     from primus.checkpoint.formats.open import OpenedCheckpoint
+    from primus.data.hub_files import HubFiles
 
 Size = Annotated[int, Meta(ge=1)]
 
@@ -24,7 +26,7 @@ class Options(SourceOptions, frozen=True, kw_only=True):
     """Options of `checkpoint convert`."""
 
     source: Annotated[str, Meta(extra={"positional": True})]
-    """Folder of a checkpoint or a run, *.safetensors or *.bin file, or hf:NAME_OR_PATH."""
+    """Folder of a checkpoint, name or folder of a run, *.safetensors or *.bin file, or hf:NAME_OR_PATH."""
     target: Annotated[str, Meta(extra={"positional": True})]
     """New folder."""
     to: Literal["huggingface", "native", "megatron", "torchtitan"]
@@ -40,7 +42,8 @@ class Options(SourceOptions, frozen=True, kw_only=True):
     ep: Size = 1
     """Expert-parallel size of --format torch."""
     tokenizer: str | None = None
-    """Folder whose tokenizer files are copied for --to huggingface; by default the source."""
+    """Tokenizer: a tokenizer.json, a SentencePiece model, a folder with one, or a hub name; by default that
+    of the checkpoint, of its run or of the weights that the run began from."""
     optimizer: bool = True
     """Convert the state of AdamW and the position of the run, too, so that training continues from the target."""
     allow_nonfinite: bool = False
@@ -57,7 +60,7 @@ def plan_notes(options: Options, context: TaskContext) -> Sequence[str]:
         return [f"{options.source} would be downloaded first"]
     from primus.checkpoint.family import choose_family
 
-    opened, planned = _plan(options)
+    opened, planned, exported = _plan(options)
     plan = planned.plan
     written = options.to if options.to != "megatron" else f"megatron, {_format_layout(options)}"
     return [
@@ -65,6 +68,7 @@ def plan_notes(options: Options, context: TaskContext) -> Sequence[str]:
         f"target: {Path(os.path.expanduser(options.target))} ({written})",
         f"tensors: {len(planned.weights.list_tensors()):,} weights",
         f"optimizer: {planned.optimizer_note}",
+        *_format_tokenizer(exported, options.to),
         *(f"not in the target: {setting}" for setting in planned.lost),
         f"files: {len(plan.files):,} with {plan.num_bytes / 1e9:,.2f} GB of tensors",
         *(f"  {file.name}: {file.num_bytes / 1e9:,.2f} GB" for file in plan.files),
@@ -79,7 +83,7 @@ def run(options: Options, context: TaskContext) -> None:
         PrimusError: The source is damaged, or the target cannot be written; nothing is left of it then.
     """
     target = Path(os.path.expanduser(options.target))
-    opened, planned = _plan(options)
+    opened, planned, exported = _plan(options)
     from primus.checkpoint.convert import write_conversion
     from primus.checkpoint.formats.huggingface import check_copies
 
@@ -94,6 +98,7 @@ def run(options: Options, context: TaskContext) -> None:
         "step": opened.step,
         "tensors": len(planned.weights.list_tensors()),
         "optimizer": planned.optimizer_note,
+        "tokenizer": exported.tokenizer,
         "lost": list(planned.lost),
         "bytes": planned.plan.num_bytes,
         "resumed_files": kept,
@@ -102,6 +107,7 @@ def run(options: Options, context: TaskContext) -> None:
     lines = [
         f"{target}: {options.to}, {result['tensors']:,} tensors of {source}, {result['bytes'] / 1e9:,.2f} GB",
         f"optimizer: {planned.optimizer_note}",
+        *_format_tokenizer(exported, options.to),
         *(f"not in the target: {setting}" for setting in planned.lost),
     ]
     if kept:
@@ -114,7 +120,15 @@ def run(options: Options, context: TaskContext) -> None:
     context.result(result, "\n".join(lines))
 
 
-def _plan(options: Options) -> tuple[OpenedCheckpoint, PlannedConversion]:
+def _format_tokenizer(exported: ExportedFiles, to: str) -> list[str]:
+    """Which tokenizer the target has, in words; its absence matters to Hugging Face only."""
+    if exported.tokenizer is not None:
+        where = "" if to == "huggingface" else ", kept for a conversion to huggingface"
+        return [f"tokenizer: {exported.tokenizer}{where}"]
+    return [f"tokenizer: none, {exported.problem}: {NAME_ONE}"] if to == "huggingface" else []
+
+
+def _plan(options: Options) -> tuple[OpenedCheckpoint, PlannedConversion, ExportedFiles]:
     from primus.checkpoint import conversion
 
     conversion.check_target(Path(os.path.expanduser(options.target)))
@@ -122,7 +136,8 @@ def _plan(options: Options) -> tuple[OpenedCheckpoint, PlannedConversion]:
     opened = open_source(options.source, options)
     from primus.checkpoint.convert import plan_conversion
 
-    return opened, plan_conversion(opened, _build_settings(options))
+    exported = collect_hub_files(opened, options.to, options.tokenizer)
+    return opened, plan_conversion(opened, _build_settings(options, exported.files)), exported
 
 
 def _format_layout(options: Options) -> str:
@@ -140,34 +155,16 @@ def _check_layout(options: Options) -> None:
             )
 
 
-def _check_tokenizer(folder: Path, options: Options) -> None:
-    from primus.checkpoint.formats.huggingface import TOKENIZER_FILES
-
-    if options.to != "huggingface":
-        raise UsageError(
-            f"--tokenizer {folder}: a checkpoint in {options.to} has no tokenizer", "leave --tokenizer out"
-        )
-    if not folder.is_dir():
-        raise PrimusError(f"--tokenizer {folder}: no such folder", "give a folder with tokenizer.json")
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise UsageError(
-            f"--tokenizer {folder}: no file of a tokenizer is in it", f"such files: {', '.join(TOKENIZER_FILES)}"
-        )
-
-
-def _build_settings(options: Options) -> TargetSettings:
+def _build_settings(options: Options, hub_files: HubFiles) -> TargetSettings:
     from primus.checkpoint.convert import TargetSettings
     from primus.checkpoint.megatron_shards import RankGrid
 
-    tokenizer = Path(os.path.expanduser(options.tokenizer)) if options.tokenizer else None
-    if tokenizer is not None:
-        _check_tokenizer(tokenizer, options)
     return TargetSettings(
         options.to,
         options.dtype,
         options.format,
         RankGrid(options.tp, options.pp, options.ep),
-        tokenizer,
+        hub_files,
         options.optimizer,
         options.allow_nonfinite,
     )

@@ -19,7 +19,7 @@ class Options(SourceOptions, frozen=True, kw_only=True):
     """Options of `checkpoint diff`."""
 
     first: Annotated[str, Meta(extra={"positional": True})]
-    """Folder of a checkpoint or a run, *.safetensors or *.bin file, or hf:NAME_OR_PATH."""
+    """Folder of a checkpoint, name or folder of a run, *.safetensors or *.bin file, or hf:NAME_OR_PATH."""
     second: Annotated[str, Meta(extra={"positional": True})]
     """The other one."""
 

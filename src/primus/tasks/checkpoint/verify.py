@@ -18,7 +18,7 @@ class Options(SourceOptions, frozen=True, kw_only=True):
     """Options of `checkpoint verify`."""
 
     checkpoint: Annotated[str, Meta(extra={"positional": True})]
-    """Folder of a checkpoint or a run, *.safetensors or *.bin file, or hf:NAME_OR_PATH."""
+    """Folder of a checkpoint, name or folder of a run, *.safetensors or *.bin file, or hf:NAME_OR_PATH."""
 
 
 def run(options: Options, context: TaskContext) -> int:
