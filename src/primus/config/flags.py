@@ -15,6 +15,8 @@ from primus.errors import UsageError, did_you_mean
 Options = TypeVar("Options", bound=Struct)
 Positional = Annotated[str, Meta(extra={"positional": True})]
 """Type of a field that is a positional argument instead of a flag."""
+PositionalList = Annotated[list[str], Meta(extra={"positional": True})]
+"""The same for all further words."""
 
 
 class Flag(Struct, frozen=True):

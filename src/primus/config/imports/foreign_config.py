@@ -43,6 +43,8 @@ class ForeignConfig(Struct):
     """Values without a key here."""
     defaults: dict[str, Any] = field(default_factory=dict)
     """Keys that the file does not state, with the framework's defaults."""
+    hint: str = ""
+    """What to give where the shape of the model is incomplete."""
 
     def set_key(self, key: str, value: Any) -> None:
         """Set a key of the schema in its group."""
@@ -132,7 +134,7 @@ def make_model(config: ForeignConfig) -> ModelSpec:
         named = next((f" ({each.key} {each.value}: {each.reason})" for each in config.others if each.key in NAMING), "")
         raise UsageError(
             f"{config.origin}: the shape of the model is incomplete: {', '.join(missing)} not found{named}",
-            f"give a preset (--model NAME), or what is missing, such as --{missing[0]} N",
+            config.hint or f"give a preset (--model NAME), or what is missing, such as --{missing[0]} N",
         )
     try:
         return msgspec.convert(drop_defaults(config.model), ModelSpec)

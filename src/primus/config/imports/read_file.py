@@ -10,8 +10,9 @@ from typing import Any
 
 from primus.config.imports.foreign_config import ForeignConfig
 from primus.config.imports.hugging_face import read_model_config
+from primus.config.imports.launch_line import is_launch_text
+from primus.config.imports.launch_script import read_launch_script
 from primus.config.imports.maxtext import is_maxtext, read_maxtext
-from primus.config.imports.megatron_script import is_megatron_script, read_megatron_script
 from primus.config.imports.torchtitan_python import is_titan_python, read_titan_python
 from primus.config.imports.torchtitan_settings import read_titan_settings
 from primus.config.source import read_yaml, strip_origins
@@ -23,7 +24,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-KINDS = "a Megatron-LM script, a torchtitan TOML or Python file, a MaxText YAML or a Hugging Face config.json"
+KINDS = (
+    "a script of Megatron-LM or MaxText, a torchtitan TOML or Python file, a MaxText YAML or a Hugging Face config.json"
+)
 
 _OTHER_JSON = {
     "weight_map": "the index of sharded weights; give the config.json next to it",
@@ -39,13 +42,16 @@ _OTHER_JSON = {
 """What a JSON file without `model_type` is, by a key in it."""
 
 
-def read_foreign_file(path: Path, environ: Mapping[str, str], function: str | None = None) -> ForeignConfig:
+def read_foreign_file(
+    path: Path, environ: Mapping[str, str], function: str | None = None, args: tuple[str, ...] = ()
+) -> ForeignConfig:
     """Read a file of another framework.
 
     Args:
         path: The file, or a folder with a config.json.
         environ: Variables that a script may use.
         function: Function of a Python file that returns the configuration.
+        args: Arguments of a script.
 
     Raises:
         UsageError: The file is missing, cut off, or of a kind that primus does not read; says what it is.
@@ -53,13 +59,24 @@ def read_foreign_file(path: Path, environ: Mapping[str, str], function: str | No
     path = path / "config.json" if path.is_dir() else path
     shown = format_path(path)
     try:
-        return _read_by_kind(path, shown, environ, function)
+        return _read_by_kind(path, shown, environ, function, args)
     except (TypeError, ValueError, AttributeError, OverflowError, KeyError) as error:
         # A list in the place of a mapping, and the like: files of others have no schema to check them by.
         raise UsageError(f"{shown}: a value has an unexpected type: {error}") from None
 
 
-def _read_by_kind(path: Path, shown: str, environ: Mapping[str, str], function: str | None) -> ForeignConfig:
+def read_command_line(text: str, environ: Mapping[str, str]) -> ForeignConfig:
+    """Read a command line that would be typed in this folder.
+
+    Raises:
+        UsageError: It starts no training that primus can import.
+    """
+    return read_launch_script(f"{text}\n", "the command line", "imported", Path("command_line.sh"), (), environ)
+
+
+def _read_by_kind(
+    path: Path, shown: str, environ: Mapping[str, str], function: str | None, args: tuple[str, ...]
+) -> ForeignConfig:
     text = read_config_text(path, shown)
     if not text.strip():
         raise UsageError(f"{shown} is empty", f"give {KINDS}")
@@ -73,8 +90,8 @@ def _read_by_kind(path: Path, shown: str, environ: Mapping[str, str], function: 
         return _read_titan_python(text, shown, name, function)
     if suffix in (".yaml", ".yml"):
         return _read_yaml_file(path, shown, name)
-    if is_megatron_script(text) or suffix in (".sh", ".bash", ".sbatch", ".slurm"):
-        return read_megatron_script(text, shown, name, environ)
+    if is_launch_text(text) or suffix in (".sh", ".bash", ".sbatch", ".slurm"):
+        return read_launch_script(text.replace("\r\n", "\n"), shown, name, path, args, environ)
     raise UsageError(f"{shown}: not a file that primus can import", f"give {KINDS}")
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from primus.config.flags import Positional
+from primus.config.flags import Positional, PositionalList
 from primus.config.imports.foreign_config import ForeignConfig
-from primus.config.imports.read_file import read_foreign_file
+from primus.config.imports.read_file import read_command_line, read_foreign_file
 from primus.config.imports.write_file import format_result, replace_values
-from primus.config.overrides import parse_overrides
+from primus.config.overrides import is_known, parse_overrides
 from primus.config.source import strip_origins
 from primus.errors import PrimusError, UsageError
 from primus.experiment import resolve_experiment
@@ -28,7 +28,10 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `config import`."""
 
     file: Positional
-    """Bash script or command line of Megatron-LM, torchtitan TOML or Python file, MaxText YAML, or config.json."""
+    """Bash script or quoted command line of Megatron-LM or MaxText, torchtitan TOML or Python file, MaxText YAML, or
+    config.json."""
+    args: PositionalList = []
+    """Arguments of a script: import run.sh dsw 7B."""
     output: str | None = None
     """Output file (default: standard output)."""
     function: str | None = None
@@ -45,8 +48,10 @@ def run(options: Options, context: TaskContext) -> None:
     Raises:
         UsageError: The file cannot be read, is of another kind, or lacks part of the model.
     """
-    config = read_foreign_file(Path(options.file), context.environ, options.function)
-    replace_values(config, strip_origins(parse_overrides(context.overrides)))
+    args = [word for word in options.args if not _is_override(word)]
+    changes = [word for word in options.args if _is_override(word)]
+    config = _read_file(options, tuple(args), context.environ)
+    replace_values(config, strip_origins(parse_overrides([*changes, *context.overrides])))
     text = format_result(config)
     target = Path(options.output) if options.output else None
     if target is not None and target.exists() and not options.force:
@@ -62,6 +67,18 @@ def run(options: Options, context: TaskContext) -> None:
         context.result(result, text.rstrip("\n"))
     else:
         context.result(result | {"file": str(target)}, f"wrote {target}")
+
+
+def _read_file(options: Options, args: tuple[str, ...], environ: Mapping[str, str]) -> ForeignConfig:
+    path = Path(options.file)
+    if " " in options.file and not path.exists():
+        return read_command_line(options.file, environ)
+    return read_foreign_file(path, environ, options.function, args)
+
+
+def _is_override(word: str) -> bool:
+    name, is_assigned, _ = word.partition("=")
+    return bool(is_assigned) and is_known(name)
 
 
 def _find_refusal(config: ForeignConfig, text: str, target: Path, environ: Mapping[str, str]) -> str | None:

@@ -1,0 +1,202 @@
+"""Read what a bash script or a command line trains, with Megatron-LM or MaxText, as an experiment.
+
+bash itself expands the script in a sandbox. Where none can be had, our own reader of bash serves, and says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from primus.config.imports.foreign_config import ForeignConfig
+from primus.config.imports.launch_line import BASE_CONFIG, FURTHER, LaunchLine, find_launches, find_other_program
+from primus.config.imports.maxtext import read_maxtext
+from primus.config.imports.megatron_flags import MegatronFlags, list_arguments
+from primus.config.imports.sandbox.probe_script import Doubt, Note, ScriptProbe, list_assigned_words, probe_script
+from primus.config.imports.sandbox.run_script import RunRecord
+from primus.config.imports.shell_script import ShellScript, interpret_script
+from primus.config.imports.shell_variables import find_unknown_parts, format_unknown
+from primus.config.schema import OWNERS
+from primus.config.source import parse_scalar
+from primus.errors import UsageError
+from primus.redaction import is_secret_name, redact_value
+from primus.redaction.harmless import is_harmless_variable
+
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
+
+
+def read_launch_script(
+    text: str, origin: str, name: str, path: Path, args: tuple[str, ...], environ: Mapping[str, str]
+) -> ForeignConfig:
+    """The experiment that a script starts.
+
+    Args:
+        text: The script, or one command line.
+        origin: Name of the file in messages.
+        name: Name of the experiment.
+        path: The file.
+        args: Arguments of the script.
+        environ: Variables of the environment that the script may use.
+
+    Raises:
+        UsageError: The script is not bash, or no command that trains is found in it.
+    """
+    known = {key: value for key, value in environ.items() if is_harmless_variable(key, value)}
+    probe = probe_script(text, path, args, known, _choose_arguments)
+    if probe.unavailable:
+        probe = _read_without_bash(text, origin, known, probe.unavailable)
+    words = [record.words for record in probe.commands]
+    other = find_other_program(words)
+    if other:
+        raise UsageError(f"{origin}: {other} does not train a decoder", "primus trains language models")
+    launches = find_launches(words) or find_launches([list_assigned_words(probe.trace)])
+    if not launches:
+        raise UsageError(
+            f"{origin}: no command with arguments of Megatron-LM or MaxText was found ({_describe_commands(words)})",
+            _suggest_way(probe, args),
+        )
+    target = _read_launch(launches[0], probe, origin, name)
+    target.hint = _suggest_arguments(probe, args)
+    for variable in dict.fromkeys(_VARIABLE.findall(text)):
+        if variable in environ and variable not in known and not is_secret_name(variable):
+            reason = (
+                f"not shown to the script: it may be a secret. To use it: config import '{variable}=VALUE bash FILE'"
+            )
+            target.add_other(f"${variable} of this shell", None, reason)
+    _report_others(launches, probe.commands, target)
+    return target
+
+
+def _choose_arguments(records: list[RunRecord]) -> Mapping[str, tuple[str, ...]] | None:
+    launches = find_launches([record.words for record in records])
+    return launches[0].arguments if launches else None
+
+
+def _read_launch(launch: LaunchLine, probe: ScriptProbe, origin: str, name: str) -> ForeignConfig:
+    arguments = dict(launch.arguments)
+    kind = "Megatron-LM" if launch.framework == "megatron" else "MaxText"
+    target = ForeignConfig(origin=f"{kind} arguments of {origin}", name=name, framework=launch.framework)
+    prefix = "--" if launch.framework == "megatron" else ""
+    for note in probe.notes:
+        target.add_other(note.subject, None, note.text)
+    for doubt in probe.doubts:
+        _settle_doubt(doubt, arguments, prefix, target)
+    for flag, values in list(arguments.items()):
+        unknown = [part for value in values for part in find_unknown_parts(value)]
+        shown = " ".join(map(format_unknown, values))
+        if unknown:
+            del arguments[flag]
+            reason = f"only a run of the script can tell {', '.join(unknown)}; set it here"
+            target.add_other(f"{prefix}{flag}", shown, reason)
+        elif is_secret_name(flag) and not _is_setting(flag):
+            del arguments[flag]
+            target.add_other(f"{prefix}{flag}", redact_value(flag, shown), "a secret; pass it by --env")
+    further = arguments.pop(FURTHER, ())
+    if further:
+        target.add_other(" ".join(further)[:80], None, "words that belong to no argument")
+    if launch.framework == "maxtext":
+        settings = {key: parse_scalar(" ".join(values)) for key, values in arguments.items() if key != BASE_CONFIG}
+        read = read_maxtext(settings | {BASE_CONFIG: arguments[BASE_CONFIG][0]}, origin, name)
+        read.others = [*target.others, *read.others]
+        return read
+    MegatronFlags({flag: list(values) for flag, values in arguments.items()}, target).translate()
+    return target
+
+
+def _settle_doubt(doubt: Doubt, arguments: dict[str, tuple[str, ...]], prefix: str, target: ForeignConfig) -> None:
+    """Keep or drop an argument whose value depends on facts of the cluster, and say so."""
+    facts = " and ".join(dict.fromkeys(doubt.facts))
+    others = ", ".join(dict.fromkeys(_format_words(values) for values in doubt.values[1:4]))
+    if doubt.is_kept:
+        reason = f"depends on {facts}{f' (also seen: {others})' if others else ''}; this is what holds without it"
+        target.add_other(f"{prefix}{doubt.name}", _format_words(doubt.values[0]), reason)
+        return
+    arguments.pop(doubt.name, None)
+    seen = ", ".join(dict.fromkeys(_format_words(values) for values in doubt.values[:4] if values is not None))
+    reason = f"only a run of the script can tell {facts} (seen in trials: {seen}); set it here"
+    target.add_other(f"{prefix}{doubt.name}", None, reason)
+
+
+def _format_words(values: Sequence[str] | None) -> str:
+    return "absent" if values is None else " ".join(values)[:60] or "given"
+
+
+def _is_setting(flag: str) -> bool:
+    """Whether a flag that sounds secret is a known setting: ``--tiktoken-pattern``."""
+    name = flag.replace("-", "_")
+    return name in OWNERS or name in list_arguments()
+
+
+def _report_others(launches: list[LaunchLine], commands: list[RunRecord], target: ForeignConfig) -> None:
+    """Say which command was read, if the script starts several with other arguments."""
+    first = launches[0]
+    if first.index >= len(commands):
+        return
+    differing = [launch for launch in launches[1:] if launch.arguments != first.arguments]
+    if not differing:
+        return
+    names = dict.fromkeys(
+        name
+        for launch in differing
+        for name in [*first.arguments, *launch.arguments]
+        if first.arguments.get(name) != launch.arguments.get(name)
+    )
+    listed = ", ".join(f"--{name}" for name in list(names)[:8])
+    reason = f"one of {len(launches)} commands that train; only it is read, the others differ in {listed}"
+    target.add_other(f"line {commands[first.index].line}", None, reason)
+
+
+def _describe_commands(commands: Sequence[Sequence[str]]) -> str:
+    names = list(dict.fromkeys(words[0] for words in commands if words))[:5]
+    return f"its commands: {', '.join(map(format_unknown, names))}" if names else "it has no command"
+
+
+def _suggest_arguments(probe: ScriptProbe, args: tuple[str, ...]) -> str:
+    """Which arguments the script takes; empty if they were given, or it has none."""
+    if args or not probe.candidates:
+        return ""
+    taken = "; ".join(
+        f"${number} is compared with {', '.join(values[:8])}" if values else f"${number}"
+        for number, values in sorted(probe.candidates.items())
+    )
+    return f"the script takes arguments, and none were given ({taken}): config import FILE ARGUMENTS"
+
+
+def _suggest_way(probe: ScriptProbe, args: tuple[str, ...]) -> str:
+    """What to give instead; a script that reads others has its arguments in one of them."""
+    missing = [note for note in probe.notes if note.text]
+    if hint := _suggest_arguments(probe, args):
+        return hint
+    if missing:
+        return f"{missing[0].subject} {missing[0].text}"
+    if probe.errors:
+        return f"bash says: {probe.errors[-1][:200]}"
+    return "give the script that calls pretrain_gpt.py, or a file with its command line"
+
+
+def _read_without_bash(text: str, origin: str, environ: Mapping[str, str], reason: str) -> ScriptProbe:
+    """The commands of a script by our own reader of bash, which evaluates only its static part."""
+    try:
+        script = interpret_script(text, environ)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{origin}: cannot be read as a bash script: {error}") from None
+    problem = (
+        f"read without bash, because there is no sandbox ({reason}): loops, arguments and other files are not read"
+    )
+    notes = [Note("the script", problem)]
+    for part in script.skipped:
+        flags = [word.strip("'\"").split()[0] for word in part.words if word.strip("'\"").startswith("--")]
+        if flags:
+            notes.append(Note(f"line {part.line} {' '.join(flags)}", f"not read: it {part.reason}"))
+    commands = [RunRecord(command.line, "", command.words) for command in script.commands]
+    if not find_launches([command.words for command in commands]):
+        commands += _list_variables(script)
+    return ScriptProbe(commands=commands, notes=notes)
+
+
+def _list_variables(script: ShellScript) -> list[RunRecord]:
+    """Variables that hold arguments, as one command: for a script whose command is not seen."""
+    values = [*script.variables.arrays.values(), *(text.split() for text in script.variables.texts.values())]
+    words = [word for value in values if value and value[0].startswith("--") for word in value]
+    return [RunRecord(0, "", words)] if words else []
