@@ -12,12 +12,15 @@ from primus.errors import PrimusError, UsageError
 
 HUB = "hf:"
 """Prefix of a name on the Hugging Face Hub, as in `load:`."""
-FORMS = "messages; conversations (ShareGPT); prompt and completion; instruction, input and output; question, context and answers"
+FORMS = (
+    "messages; conversations (ShareGPT); prompt and completion; instruction, input and output; question, context and"
+    " answers"
+)
 ROLES = ("system", "user", "assistant", "tool")
 SHAREGPT_ROLES = {
-    **{"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"},
-    **{"chatgpt": "assistant", "bing": "assistant", "bard": "assistant", "tool": "tool", "observation": "tool"},
-}
+    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+    "chatgpt": "assistant", "bing": "assistant", "bard": "assistant", "tool": "tool", "observation": "tool",
+}  # fmt: skip
 """Roles by the names in `from` (FastChat, data/clean_sharegpt.py; LLaMA-Factory, data/README.md)."""
 
 Message = dict[str, Any]
