@@ -132,10 +132,12 @@ def test_weights_that_are_not_finite_are_refused_before_the_first_step(
     weights = {name: torch.zeros(shape) for name, shape in list_hub_shapes(spec).items()}
     weights["model.norm.weight"][3] = math.nan
     opened = OpenedCheckpoint(TensorDict(weights), spec, None, FoundCheckpoint("native", tmp_path, None))
-    write_conversion(plan_conversion(opened, TargetSettings("huggingface")), tmp_path / "hub", lambda _: None)
+    write_conversion(
+        plan_conversion(opened, TargetSettings("huggingface", nonfinite=True)), tmp_path / "hub", lambda _: None
+    )
     given = f"hf:{tmp_path}/hub"
     run = make_run("second", load=given, finetune=True)
-    with pytest.raises(PrimusError, match=r"/hub: model\.norm\.weight has values that are NaN or infinite"):
+    with pytest.raises(PrimusError, match=r"/hub: model\.norm\.weight has 1 values that are NaN or infinite"):
         train(run)
     assert read_kind(run, "step") == []
 
