@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from primus.data.hub_files import HubFiles, TokenizerFiles, find_turn_end
+from primus.data.hub_files import HubFiles, TokenizerFiles
 from primus.data.instruction.chat_template import ChatTemplate
+from primus.data.instruction.encode import find_turn_end
 from primus.data.tokenizers.trained import train_byte_level_bpe
 
 TURNS = (

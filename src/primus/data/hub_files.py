@@ -13,13 +13,12 @@ from typing import Any
 
 import msgspec
 
-from primus.data.instruction.chat_template import ChatTemplate, get_token, open_files, read_chat_template
-from primus.data.instruction.encode import cut_after_end
+from primus.data.instruction.chat_template import get_token, open_files, read_chat_template
+from primus.data.instruction.encode import find_turn_end
 from primus.data.tokenizers import tokenizer_json
 from primus.data.tokenizers.document_ends import SPECIAL_TOKENS, TOKENIZER_CONFIG
 from primus.data.tokenizers.load import load_tokenizer
 from primus.data.tokenizers.tokenizer import Tokenizer
-from primus.errors import UsageError
 
 GENERATION = "generation_config.json"
 OPTIONAL_FILES = (
@@ -83,16 +82,6 @@ class TokenizerFiles:
         completed = _complete_generation(generation, ids, vocabulary.get(turn_end))
         files[GENERATION] = _encode_changed(completed, files.get(GENERATION))
         return files
-
-
-def find_turn_end(template: ChatTemplate, specials: tuple[str, ...]) -> str:
-    """The token that a template writes behind an answer; empty if it writes none."""
-    try:
-        text = template.render([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}])
-    except UsageError:  # it needs other messages
-        return ""
-    text = cut_after_end(text, specials)
-    return max((token for token in specials if text.endswith(token)), key=len, default="")
 
 
 def _read_vocabulary(tokenizer: Tokenizer) -> dict[str, int]:

@@ -9,7 +9,8 @@ import msgspec
 from primus.config.schedule import find_evaluation_interval
 from primus.config.schema import Trainer
 from primus.config.token_files import WITHOUT_VALIDATION_DATA
-from primus.data.training.dataset import Datasets, open_datasets
+from primus.data.open_samples import open_samples
+from primus.data.training.dataset import Datasets
 from primus.errors import UnfitError, UsageError
 from primus.runs.attempt import Attempt
 from primus.runs.files import write_text
@@ -28,12 +29,7 @@ def open_data(
 ) -> Datasets:
     """Open the run's data, and describe it in the run folder."""
     training = trainer.training
-    if trainer.data.sft_data_path:
-        from primus.data.instruction.dataset import open_instruction_datasets  # for fine-tuning only
-
-        data = open_instruction_datasets(trainer.data, trainer.model.vocab_size, training.seq_length, training.seed)
-    else:
-        data = open_datasets(trainer.data, trainer.model.vocab_size, training.seq_length, training.seed)
+    data = open_samples(trainer)
     if order_samples is not None:
         data = order_samples(data, global_batch_size)
     if find_evaluation_interval(training) and data.valid is None:

@@ -8,6 +8,7 @@ import pytest
 
 from primus.config.load import load_experiment
 from primus.config.schema import Experiment
+from primus.data.open_samples import open_samples
 from primus.data.training import step_samples
 from primus.errors import UsageError
 from primus.runs.store import Run
@@ -63,7 +64,7 @@ def test_ranks_are_those_of_the_attempt_that_took_the_step(tmp_path: Path, exper
 
 
 def test_random_tokens_have_no_documents(experiment: Experiment) -> None:
-    data = step_samples.open_data(experiment.trainer)
+    data = open_samples(experiment.trainer)
     chosen = step_samples.plan_step(experiment, 2, world_size=1)
     (sample,) = step_samples.read_samples(chosen, data, experiment.trainer, [chosen.first_sample])
     assert sample.parts == [] and sample.text is None and len(sample.ids) == experiment.trainer.training.seq_length + 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -14,9 +14,14 @@ from primus.config.schema import ModelSpec
 
 @torch.no_grad()
 def generate_tokens(
-    model: Transformer, prompt_tokens: Sequence[int], max_new_tokens: int, temperature: float, seed: int
+    model: Transformer,
+    prompt_tokens: Sequence[int],
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    ends: Collection[int] = (),
 ) -> list[int]:
-    """The tokens that follow a prompt, without the prompt; the most likely ones at temperature 0.
+    """The tokens that follow a prompt, without the prompt, until one of `ends`; the most likely at temperature 0.
 
     Nothing is cached: each token is a pass over the last `max_position_embeddings` tokens, which a short sample
     after training can afford. If the model is sharded, every process must call this with the same arguments.
@@ -34,6 +39,8 @@ def generate_tokens(
         hidden_D = model(context)[0, -1]
         logits_V = model.output_weight.to(hidden_D.dtype) @ hidden_D
         tokens.append(_choose_token(logits_V.float().cpu(), temperature, generator))
+        if tokens[-1] in ends:
+            break
     return tokens[len(prompt_tokens) :]
 
 

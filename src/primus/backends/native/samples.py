@@ -7,8 +7,9 @@ import time
 from primus.backends.native.model import Transformer
 from primus.backends.native.training import Training
 from primus.callback import Callback
-from primus.config.schema import LoggingConfig
+from primus.config.schema import Trainer
 from primus.data.training.dataset import Datasets
+from primus.errors import UsageError
 from primus.runs.files import write_text
 
 TEMPERATURE = 0.8
@@ -31,9 +32,7 @@ class TextSampler(Callback):
         if not config.sample_tokens:
             return
         started = time.monotonic()
-        text = generate_sample(
-            training.trainable.model, training.data, config, training.experiment.trainer.training.seed
-        )
+        text = generate_sample(training.trainable.model, training.data, training.experiment.trainer)
         if text is None:
             return
         training.print_line(f"sample of {config.sample_tokens} tokens:\n{text}")
@@ -42,8 +41,10 @@ class TextSampler(Callback):
             training.attempt.event("sample", tokens=config.sample_tokens, time_s=time.monotonic() - started)
 
 
-def generate_sample(model: Transformer, data: Datasets, config: LoggingConfig, seed: int) -> str | None:
+def generate_sample(model: Transformer, data: Datasets, trainer: Trainer) -> str | None:
     """The prompt and its continuation by the model; None if the tokenizer of the data is not known.
+
+    After fine-tuning on conversations, the prompt is a question in the chat template, and the answer ends a turn.
 
     If the model is sharded, every process must call this.
     """
@@ -53,6 +54,19 @@ def generate_sample(model: Transformer, data: Datasets, config: LoggingConfig, s
     from primus.backends.native.generate import generate_tokens
     from primus.data.tokenizers.load import load_tokenizer
 
+    config, seed = trainer.logging, trainer.training.seed
+    if trainer.data.sft_data_path:
+        from primus.data.instruction.encode import ExampleEncoder
+        from primus.data.instruction.examples import read_examples
+
+        encoder = ExampleEncoder(data.tokenizer_path)
+        try:
+            question = encoder.encode_prompt(next(read_examples(trainer.data.sft_data_path)), config.sample_prompt)
+        except UsageError as error:  # such as a template that demands a system message
+            return f"none: {error.problem}"
+        text, prompt, ends = question
+        generated = generate_tokens(model, prompt, config.sample_tokens, TEMPERATURE, seed, ends)
+        return text + encoder.tokenizer.decode(generated)
     tokenizer = load_tokenizer(data.tokenizer_path)
     prompt = tokenizer.encode(config.sample_prompt)
     if data.eod_id is not None:

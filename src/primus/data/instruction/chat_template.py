@@ -83,6 +83,14 @@ def read_chat_template(read: ReadFile, name: str) -> ChatTemplate | None:
     return ChatTemplate(name, text, {key: get_token(config.get(key)) for key in SPECIAL_TOKENS})
 
 
+def build_missing_template_error(where: str, name: str) -> UsageError:
+    """The error of a conversation for which the tokenizer `name` has no chat template."""
+    return UsageError(
+        f"{where}: the tokenizer {name} has no chat template for messages",
+        f"add {TEMPLATE_FILE} to its folder, or write rows with prompt and completion",
+    )
+
+
 def open_files(name: str) -> ReadFile:
     """Reads files next to a tokenizer, from its folder or the hub."""
     path = Path(os.path.expanduser(name))

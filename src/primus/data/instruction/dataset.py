@@ -86,12 +86,10 @@ class InstructionDataset:
 
     def __getitem__(self, index: int) -> NDArray[np.int64]:
         """Rows [3, S + 1] of a sample."""
-        epoch, position = divmod(index, self.samples_per_epoch)
-        place = permute_position(position, self.samples_per_epoch, mix_numbers(self._seed, epoch))
         sample = np.zeros((3, self._length), dtype=np.int64)
         sample[TOKENS] = self._padding
         end = 0
-        for number, example in enumerate(self._samples[place], 1):
+        for number, example in enumerate(self._list_examples(index), 1):
             found = self._examples[example]
             size = min(len(found.tokens), self._length)
             part = slice(end, end + size)
@@ -99,6 +97,14 @@ class InstructionDataset:
             sample[EXAMPLE, part] = number
             end += size
         return sample
+
+    def list_rows(self, index: int) -> list[int]:
+        """Lines in the file, from 1, of the examples of a sample."""
+        return [number + 1 for number in self._list_examples(index)]
+
+    def _list_examples(self, index: int) -> list[int]:
+        epoch, position = divmod(index, self.samples_per_epoch)
+        return self._samples[permute_position(position, self.samples_per_epoch, mix_numbers(self._seed, epoch))]
 
     def find_pieces(self, index: int) -> list[Piece]:
         """None: the tokens come from no token file."""

@@ -8,7 +8,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from primus.data.instruction.chat_template import TEMPLATE_FILE, ChatTemplate, open_files, read_chat_template
+from primus.data.instruction.chat_template import (
+    ChatTemplate,
+    build_missing_template_error,
+    open_files,
+    read_chat_template,
+)
 from primus.data.instruction.examples import Example, Message
 from primus.data.tokenizers.load import load_tokenizer
 from primus.data.tokenizers.tokenizer import Tokenizer
@@ -50,13 +55,33 @@ class ExampleEncoder:
             prompt, answer = self.tokenizer.encode(example.prompt), self.tokenizer.encode(example.completion)
             return _join([([*begin, *prompt], False), ([*answer, *end], True)])
         if self.template is None:
-            raise UsageError(
-                f"{where}: the tokenizer {self.name} has no chat template for messages",
-                f"add {TEMPLATE_FILE} to its folder, or write rows with prompt and completion",
-            )
+            raise build_missing_template_error(where, self.name)
         parts = split_conversation(example.messages, self.template, self.tokenizer.special_strings, where)
         # Each part by itself, as a server encodes the prompt before the model continues it.
         return _join([(self.tokenizer.encode(text), counts) for text, counts in parts])
+
+    def encode_prompt(self, example: Example, asked: str) -> tuple[str, list[int], list[int]]:
+        """A prompt in the form of an example, its ids, and the ids at which an answer to it ends.
+
+        Args:
+            example: Its own prompt is taken where none is asked.
+            asked: What the user says, or the text to continue.
+
+        Raises:
+            UsageError: The chat template refuses the messages.
+        """
+        ends = [] if self.tokenizer.eod_id is None else [self.tokenizer.eod_id]
+        if example.messages is None or self.template is None:
+            begin = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
+            text = asked or example.prompt
+            return text, [*begin, *self.tokenizer.encode(text)], ends
+        roles = [message["role"] for message in example.messages]
+        messages = example.messages[: roles.index("assistant")]
+        if asked:
+            messages = [*(each for each in messages if each["role"] == "system"), {"role": "user", "content": asked}]
+        text = self.template.render(messages, True)
+        turn_end = find_turn_end(self.template, self.tokenizer.special_strings)
+        return text, self.tokenizer.encode(text), [*ends, *(self.tokenizer.encode(turn_end) if turn_end else ())]
 
 
 def split_conversation(
@@ -101,6 +126,16 @@ def cut_after_end(text: str, specials: Sequence[str]) -> str:
     """An answer as a template writes it, without the white space behind the token that ends it."""
     stripped = text.rstrip()
     return stripped if stripped.endswith(tuple(specials)) else text
+
+
+def find_turn_end(template: ChatTemplate, specials: tuple[str, ...]) -> str:
+    """The token that a template writes behind an answer; empty if it writes none."""
+    try:
+        text = template.render([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}])
+    except UsageError:  # it needs other messages
+        return ""
+    text = cut_after_end(text, specials)
+    return max((token for token in specials if text.endswith(token)), key=len, default="")
 
 
 def _build_template_error(where: str) -> UsageError:

@@ -17,10 +17,8 @@ FORMS = (
     " answers"
 )
 ROLES = ("system", "user", "assistant", "tool")
-SHAREGPT_ROLES = {
-    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
-    "chatgpt": "assistant", "bing": "assistant", "bard": "assistant", "tool": "tool", "observation": "tool",
-}  # fmt: skip
+SHAREGPT_ROLES = {name: name for name in ROLES} | {"human": "user", "observation": "tool"}
+SHAREGPT_ROLES |= dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant")
 """Roles by the names in `from` (FastChat, data/clean_sharegpt.py; LLaMA-Factory, data/README.md)."""
 
 Message = dict[str, Any]

@@ -14,7 +14,7 @@ from primus.config import checks
 from primus.config.schema import Experiment, Trainer
 from primus.data.megatron.indexed_dataset import IndexedTokens
 from primus.data.tokenizers.load import load_tokenizer
-from primus.data.training.dataset import Datasets, describe_change, open_datasets
+from primus.data.training.dataset import Datasets, describe_change
 from primus.data.training.loader import list_samples_of_step, num_micro_batches
 from primus.data.training.masks import split_inputs_and_targets
 from primus.data.training.packing import Piece
@@ -149,26 +149,18 @@ def find_recorded_step(run: Run, experiment: Experiment, step: int) -> tuple[Ins
     return chosen, str(started.get("data_fingerprint", ""))
 
 
-def open_data(trainer: Trainer, recorded: str = "") -> Datasets:
-    """Open the data of an experiment.
-
-    Args:
-        trainer: Settings of the experiment.
-        recorded: Fingerprint of the data of a run; not compared if empty.
+def check_recorded(data: Datasets, recorded: str) -> None:
+    """Compare the data with those of a run by the fingerprint that it has recorded; none if empty.
 
     Raises:
-        UnfitError: The data differs from that of the run.
-        UsageError: See `primus.data.training.dataset.open_datasets`.
+        UnfitError: The data differs.
     """
-    training = trainer.training
-    data = open_datasets(trainer.data, trainer.model.vocab_size, training.seq_length, training.seed)
     if recorded and recorded != data.fingerprint:
         raise UnfitError(
             f"the data is not what the run was trained on: its fingerprint is {data.fingerprint}, not {recorded}"
             f" ({describe_change(recorded, data.fingerprint)})",
             "restore the files; `data verify` shows whether they are damaged",
         )
-    return data
 
 
 def read_samples(
@@ -178,7 +170,9 @@ def read_samples(
     tokenizer = load_tokenizer(data.tokenizer_path, fast=False) if data.tokenizer_path else None
     masked_input = data.eod_id if trainer.data.eod_mask_loss else None
     for number in numbers:
-        tokens = data.train[number]
+        sample = data.train[number]
+        # Instruction data [3, S + 1]: ids, whether the prediction of each counts, its example.
+        tokens, is_counted = (sample[0], sample[1]) if sample.ndim == 2 else (sample, np.ones_like(sample))
         _, targets = split_inputs_and_targets(tokens[None], masked_input)
         rank, micro_batch = step.locate_sample(number)
         yield TrainingSample(
@@ -187,7 +181,7 @@ def read_samples(
             micro_batch=micro_batch,
             parts=[_describe_piece(piece) for piece in data.train.find_pieces(number)],
             ids=tokens.tolist(),
-            masked=np.flatnonzero(targets[0] < 0).tolist(),
+            masked=np.flatnonzero((targets[0] < 0) | (is_counted[1:] == 0)).tolist(),
             text=tokenizer.decode_valid(tokens.tolist()) if tokenizer else None,
         )
 

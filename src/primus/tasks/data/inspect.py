@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,8 @@ from primus.errors import UsageError
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
+    from primus.data.instruction.inspection import SampleSegment
+    from primus.data.training.dataset import Datasets
     from primus.data.training.step_samples import InspectedStep, TrainingSample
     from primus.data.verify.survey import SurveyedDocument, TokenSurvey
 
@@ -209,6 +212,7 @@ def _format_document(document: SurveyedDocument, full: bool) -> str:
 
 def _inspect_step(options: Options, context: TaskContext) -> None:
     from primus import experiment
+    from primus.data.open_samples import open_samples
     from primus.data.training import step_samples
 
     recorded = ""
@@ -227,11 +231,26 @@ def _inspect_step(options: Options, context: TaskContext) -> None:
         if options.step is None:
             number = options.sample[0] // step.global_batch_size + 1
             step = step_samples.plan_step(trained, number, options.world_size)
-    data = step_samples.open_data(trained.trainer, recorded)
+    data = open_samples(trained.trainer)
+    step_samples.check_recorded(data, recorded)
     numbers = _select_sample_numbers(options, step)
     samples = list(step_samples.read_samples(step, data, trained.trainer, numbers))
-    shown = [_sample_text(sample, options.full) for sample in samples]
-    context.result({"step": step, "samples": samples}, "\n\n".join([_step_text(step), *shown]))
+    segments = _list_segments(data, numbers)
+    shown = [_sample_text(sample, options.full, segments.get(sample.sample)) for sample in samples]
+    value = {"step": step, "samples": samples, **({"segments": segments} if segments else {})}
+    context.result(value, "\n\n".join([_step_text(step), *shown]))
+
+
+def _list_segments(data: Datasets, numbers: Sequence[int]) -> dict[int, list[SampleSegment]]:
+    """Prompts and answers of samples of instruction data; nothing for others."""
+    from primus.data.instruction.dataset import InstructionDataset
+    from primus.data.instruction.inspection import list_segments
+    from primus.data.tokenizers.load import load_tokenizer
+
+    if not isinstance(data.train, InstructionDataset) or data.tokenizer_path is None:
+        return {}
+    tokenizer = load_tokenizer(data.tokenizer_path, fast=False)
+    return {number: list_segments(data.train, number, tokenizer) for number in numbers}
 
 
 def _check_changes(options: Options) -> tuple[str, ...]:
@@ -268,7 +287,7 @@ def _step_text(step: InspectedStep) -> str:
     )
 
 
-def _sample_text(sample: TrainingSample, full: bool) -> str:
+def _sample_text(sample: TrainingSample, full: bool, segments: Sequence[SampleSegment] | None) -> str:
     lines = [f"sample {sample.sample:,} (rank {sample.rank}, micro batch {sample.micro_batch})"]
     place = 0
     for part in sample.parts:
@@ -278,11 +297,25 @@ def _sample_text(sample: TrainingSample, full: bool) -> str:
             f"  tokens {place - part.tokens:,} to {place - 1:,}: {part.prefix}, document {part.document:,}{cut}"
             f" from its token {part.first_token:,}"
         )
+    if segments is not None:
+        return "\n".join([*lines, *_format_segments(sample, segments, full)])
     if sample.masked:
         more = f" and {len(sample.masked) - SHOWN_MASKED:,} more" if len(sample.masked) > SHOWN_MASKED else ""
         lines.append(f"  excluded from the loss: positions {', '.join(map(str, sample.masked[:SHOWN_MASKED]))}{more}")
     text = _format_token_ids(sample.ids) if sample.text is None else sample.text
     return "\n".join([*lines, _indent_text(_shorten_text(text, full))])
+
+
+def _format_segments(sample: TrainingSample, segments: Sequence[SampleSegment], full: bool) -> list[str]:
+    used = sum(segment.tokens for segment in segments)
+    num_predictions = len(sample.ids) - 1
+    lines = [f"  {num_predictions - len(sample.masked):,} of {num_predictions:,} predictions count in the loss"]
+    for segment in segments:
+        last = segment.first_token + segment.tokens - 1
+        kind = "counts" if segment.is_counted else "does not count"
+        lines.append(f"  tokens {segment.first_token:,} to {last:,}: row {segment.row:,}, {kind}")
+        lines.append(_indent_text(_shorten_text(segment.text or "", full)))
+    return [*lines, f"  tokens {used:,} to {len(sample.ids) - 1:,}: padding"] if used < len(sample.ids) else lines
 
 
 def _format_token_ids(ids: list[int]) -> str:

@@ -39,6 +39,10 @@ def prepare_new_run(file: str, stage: str, context: TaskContext) -> LaunchJob:
     )
     for note in () if context.dry_run else resolved.notes:  # a dry run prints them with the plan
         print(f"note: {note}", file=sys.stderr)
+    if resolved.experiment.trainer.data.sft_data_path:
+        from primus.data.instruction.row_check import check_rows  # for fine-tuning only
+
+        check_rows(resolved.experiment.trainer.data)
     files = experiment.ExperimentFiles(resolved)
     continues = resolved.experiment.trainer.checkpoint.auto_continue_train
     same = _find_same_runs(resolved, files) if continues else []
