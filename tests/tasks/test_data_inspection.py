@@ -207,3 +207,27 @@ def test_the_documents_of_a_step_are_counted_as_documents_where_they_are_cut(
         assert ids == sample["ids"]
         assert all(part["sequence"] // 3 == part["document"] for part in sample["parts"])
     assert ", sequence " in run(*words, *changes)[1]
+
+
+def test_a_step_of_fine_tuning_shows_prompts_answers_and_what_counts(run: Run, tmp_path: Path) -> None:
+    examples = Path(__file__).parents[2] / "examples" / "posttrain"
+    rows = [
+        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": f"a{n}"}]} for n in range(9)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes = {"sft_data_path": tmp_path / "rows.jsonl", "sft_valid_data_path": tmp_path / "rows.jsonl"}
+    changes |= {"tokenizer_model": examples / "tokenizer", "data_path": tmp_path, "packed_sequence": "false"}
+    words = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    words = ["inspect", "--config", str(examples / "quickstart.yaml"), *words, "--step", "1", "--sample", "3"]
+    code, text = run(*words, "--json")
+    value = json.loads(text)
+    (sample,), (segments,) = value["samples"], value["segments"].values()
+    assert code == 0 and [each["is_counted"] for each in segments] == [False, True, False]
+    answer = segments[1]
+    assert answer["text"] == f"a{answer['row'] - 1}<|im_end|>"
+    counted = set(range(256)) - set(sample["masked"])
+    # A position predicts the token behind it.
+    assert counted == set(range(answer["first_token"] - 1, answer["first_token"] + answer["tokens"] - 1))
+    code, text = run(*words)
+    assert f"  {len(counted)} of 256 predictions count in the loss\n" in text and "padding" in text
+    assert f": row {answer['row']}, counts\n    {answer['text']}\n" in text

@@ -176,6 +176,14 @@ def test_generated_tokens_are_the_most_likely_ones_at_temperature_zero() -> None
     assert tokens == expected[2:]
 
 
+def test_generation_ends_at_a_token_that_ends_a_text() -> None:
+    model = randomised(SHAPES["llama"])
+    whole = generate_tokens(model, [3, 4], max_new_tokens=8, temperature=0.0, seed=0)
+    end = whole[4]
+    found = generate_tokens(model, [3, 4], max_new_tokens=8, temperature=0.0, seed=0, ends=[end])
+    assert found == whole[: whole.index(end) + 1]
+
+
 def test_sampling_repeats_with_its_seed_and_varies_without() -> None:
     model = build_model(small(), "cpu", seed=0)
     samples = [generate_tokens(model, [1], max_new_tokens=12, temperature=1.0, seed=seed) for seed in (5, 5, 6)]

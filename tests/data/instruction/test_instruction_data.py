@@ -8,12 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from primus.config.schema import DataConfig
-from primus.data.instruction.dataset import COUNTED, EXAMPLE, TOKENS, open_instruction_datasets
+from primus.data.instruction import row_check
+from primus.data.instruction.dataset import COUNTED, EXAMPLE, TOKENS, InstructionDataset, open_instruction_datasets
 from primus.data.instruction.encode import ExampleEncoder
 from primus.data.instruction.examples import parse_example, read_examples
+from primus.data.instruction.inspection import list_segments
+from primus.data.instruction.row_check import check_rows
 from primus.errors import UsageError
 
 TEMPLATE = (
@@ -210,3 +214,76 @@ def test_each_share_of_a_split_has_an_example_where_there_are_enough(
 ) -> None:
     found = open_data(tmp_path, [{"prompt": "p", "completion": str(number)} for number in range(rows)], split=split)
     assert [part.samples_per_epoch for part in (found.train, found.valid, found.test) if part] == sizes
+
+
+def test_segments_of_a_sample_name_their_rows_and_cover_all_but_its_padding(tmp_path: Path) -> None:
+    rows = [converse(f"{number}?", f"<{number}>") for number in range(5)]
+    open_data(tmp_path, rows)  # writes the tokenizer
+    data = DataConfig(
+        sft_data_path=str(tmp_path / "rows.jsonl"),
+        tokenizer_model=str(tmp_path / "tok"),
+        data_path=str(tmp_path),
+        split="100,0,0",
+        packed_sequence=True,
+    )
+    train = open_instruction_datasets(data, 300, 159, seed=1).train
+    assert isinstance(train, InstructionDataset)
+    tokenizer = ExampleEncoder(str(tmp_path / "tok")).tokenizer
+    found = {}
+    for index in range(train.samples_per_epoch):
+        segments, sample = list_segments(train, index, tokenizer), train[index]
+        assert [each.first_token for each in segments] == [
+            sum(before.tokens for before in segments[:place]) for place in range(len(segments))
+        ]
+        assert sum(each.tokens for each in segments) == (sample[EXAMPLE] > 0).sum() < 160
+        assert sum(each.tokens for each in segments if each.is_counted) == sample[COUNTED].sum()
+        found |= {each.row: each.text for each in segments if each.is_counted}
+    assert found == {number + 1: f"<{number}><|im_end|>" for number in range(5)}
+
+
+@pytest.mark.parametrize(
+    ("row", "asked", "text", "ends"),
+    [
+        (converse("q", "a"), "", "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n", ["<|im_end|>"]),
+        (converse("q", "a"), "z", "<|im_start|>user\nz<|im_end|>\n<|im_start|>assistant\n", ["<|im_end|>"]),
+        (
+            {"system": "s", "conversations": converse("q", "a", "r", "b")["messages"]},
+            "z",
+            "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nz<|im_end|>\n<|im_start|>assistant\n",
+            ["<|im_end|>"],
+        ),
+        ({"prompt": "p", "completion": "c"}, "", "p", ["<|im_end|>"]),
+        ({"prompt": "p", "completion": "c"}, "z", "z", ["<|im_end|>"]),
+    ],
+)
+def test_a_prompt_has_the_form_of_the_examples(
+    tmp_path: Path, row: dict[str, Any], asked: str, text: str, ends: list[str]
+) -> None:
+    encoder = ExampleEncoder(write_tokenizer(tmp_path / "tok"))
+    found, ids, stop = encoder.encode_prompt(parse_example(row, "row"), asked)
+    assert (found, encoder.tokenizer.decode(ids)) == (text, text)
+    assert {encoder.tokenizer.decode([token]) for token in stop} == set(ends)
+
+
+def test_rows_and_the_template_are_checked_before_a_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = converse("q", "a"), {"text": "x"}
+    data = DataConfig(sft_data_path=write_rows(tmp_path / "a.jsonl", [good] * 4), tokenizer_model=str(tmp_path / "tok"))
+    write_tokenizer(tmp_path / "tok")
+    assert check_rows(data) == 4
+    for rows, valid in (([good, bad], None), ([good], [good, bad])):
+        path = write_rows(tmp_path / "b.jsonl", rows)
+        other = write_rows(tmp_path / "valid.jsonl", valid) if valid else None
+        with pytest.raises(UsageError, match=f"{'valid' if valid else 'b'}.jsonl:2: unknown form"):
+            check_rows(structs.replace(data, sft_data_path=path, sft_valid_data_path=other))
+    write_rows(tmp_path / "a.jsonl", [good, good, good, bad])
+    monkeypatch.setattr(row_check, "CHECKED_ROWS", 3)
+    assert check_rows(data) == 3
+    pairs = write_rows(tmp_path / "pairs.jsonl", [{"prompt": "p", "completion": "c"}])
+    bare = write_tokenizer(tmp_path / "bare", None)
+    assert check_rows(structs.replace(data, sft_data_path=pairs, tokenizer_model=bare)) == 1
+    with pytest.raises(UsageError, match=r"a.jsonl:1: the tokenizer .*bare has no chat template"):
+        check_rows(structs.replace(data, tokenizer_model=bare))
+    assert check_rows(structs.replace(data, tokenizer_model="owner/of-the-hub")) == 3
+    refusing = write_tokenizer(tmp_path / "refusing", "{{ raise_exception('no') }}")
+    with pytest.raises(UsageError, match="refuses the messages: no"):
+        check_rows(structs.replace(data, tokenizer_model=refusing))

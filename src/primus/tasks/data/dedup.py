@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
+from primus.data.filter.dedup.recipe import MAX_REMOVED, DedupRecipe
 from primus.data.filter.options import FilterOptions, build_job_settings, check_options
 from primus.errors import UsageError
 from primus.task import TaskContext
@@ -31,6 +32,8 @@ class Options(FilterOptions, frozen=True, kw_only=True):
     """Seed of the hash functions."""
     normalize: bool = False
     """With --method exact: ignore case, accents, punctuation, spacing and the values of numbers."""
+    max_removed: Annotated[float, Meta(ge=0, le=1)] = MAX_REMOVED
+    """Largest share of documents to remove as near-duplicates; more is an error before anything is written."""
     normalize_numbers: bool = True
     """Ignore the values of numbers when words are compared, also within a word, as datatrove does."""
 
@@ -67,10 +70,9 @@ def _build_dedup_job(options: Options) -> DedupJob:
             "--normalize with --method minhash", "remove it: MinHash always compares words without case and spacing"
         )
     from primus.data.filter.dedup.job import DedupJob
-    from primus.data.filter.dedup.recipe import DedupRecipe
 
     recipe = DedupRecipe(**{name: getattr(options, name) for name in DedupRecipe.__struct_fields__})
-    return DedupJob(recipe=recipe, **build_job_settings(options))
+    return DedupJob(recipe=recipe, max_removed=options.max_removed, **build_job_settings(options))
 
 
 def _summarize_dedup(job: DedupJob, done: JobResult[DedupReport]) -> dict[str, object]:

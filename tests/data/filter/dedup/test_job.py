@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import subprocess
@@ -311,7 +312,9 @@ def numbered_words(count: int) -> list[str]:
 
 def test_a_corpus_that_collapses_to_one_document_is_warned_of(tmp_path: Path) -> None:
     said: list[str] = []
-    job = DedupJob(inputs=(write_texts(tmp_path / "in.jsonl", numbered_words(400)),), output=tmp_path / "out")
+    job = DedupJob(
+        inputs=(write_texts(tmp_path / "in.jsonl", numbered_words(400)),), output=tmp_path / "out", max_removed=1.0
+    )
     done = filter_documents(job, said.append)
     assert done.report.kept == 1
     (cluster,) = done.report.large
@@ -325,6 +328,33 @@ def test_a_corpus_that_collapses_to_one_document_is_warned_of(tmp_path: Path) ->
     again: list[str] = []
     filter_documents(job, again.append)
     assert warning in again
+
+
+@pytest.mark.parametrize(
+    ("copies", "others", "share", "is_refused"),
+    [
+        (30, 30, 0.5, False),  # 29 of 60
+        (32, 28, 0.5, True),  # 31 of 60
+        (31, 29, 0.5, False),  # 30 of 60 is the share itself
+        (11, 1, 0.0, True),
+        (10, 0, 0.0, False),  # too few to judge: 9
+    ],
+)
+def test_more_near_duplicates_than_the_share_are_refused_before_a_document_is_written(
+    tmp_path: Path, copies: int, others: int, share: float, is_refused: bool
+) -> None:
+    different = [" ".join(f"{word * (place + 2)}{word}" for word in "abcdefgh") for place in range(others)]
+    texts = [*numbered_words(copies), *different]
+    inputs = (write_texts(tmp_path / "in.jsonl", texts),)
+    job = DedupJob(inputs=inputs, output=tmp_path / "out", max_removed=share, workers=1)
+    if not is_refused:
+        assert filter_documents(job).report.kept == 1 + others
+        return
+    with pytest.raises(PrimusError, match=f"{copies - 1} of {len(texts)} documents .* more than the share {share:g}"):
+        filter_documents(job)
+    assert not (tmp_path / "out").exists()
+    again = filter_documents(dataclasses.replace(job, max_removed=1.0))
+    assert (again.report.kept, again.report.removed_near) == (1 + others, copies - 1)
 
 
 def test_numbers_may_be_compared_as_they_are(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import primus
 from primus.data.filter import result_folder
 from primus.data.filter.dedup import normalized_words, pipeline
 from primus.data.filter.dedup.pipeline import DedupPlan, DedupResult
-from primus.data.filter.dedup.recipe import VERSION, DedupRecipe
+from primus.data.filter.dedup.recipe import MAX_REMOVED, VERSION, DedupRecipe
 from primus.data.filter.dedup.report import DedupReport
 from primus.data.filter.job import FilterJob, ResultCollector
 from primus.data.shards.document_writer import SUFFIX
@@ -32,6 +32,8 @@ class DedupJob(FilterJob[DedupReport]):
 
     recipe: DedupRecipe = field(default_factory=DedupRecipe)
     """Definition of duplicates."""
+    max_removed: float = MAX_REMOVED
+    """Largest share of documents that may be removed as near-duplicates: more is an error."""
 
     def open_input(self) -> Inputs:
         """Check the recipe and open the input."""
@@ -52,7 +54,12 @@ class DedupJob(FilterJob[DedupReport]):
     def run_stages(self, source: Inputs, work: Path, identity: str, show: Show) -> ResultCollector[DedupReport]:
         """Hash, match and cluster all documents, and write the kept ones."""
         plan = DedupPlan(
-            job=self, recipe=self.recipe, identity=f"{identity} {source.identity}", shards=source.shards, folder=work
+            job=self,
+            recipe=self.recipe,
+            identity=f"{identity} {source.identity}",
+            shards=source.shards,
+            folder=work,
+            max_removed=self.max_removed,
         )
         stages = pipeline.run(plan, show)
         return lambda: _collect_result(self, source, identity, stages)

@@ -16,6 +16,7 @@ from primus.data.readers.shard import Shard
 from primus.data.shards import executors, shard_queue
 from primus.data.shards.shard_queue import BadItem, ShardQueue, ShardResult, Stage
 from primus.data.shards.workers import Show
+from primus.errors import PrimusError
 from primus.process import count_usable_cpus
 
 
@@ -33,6 +34,8 @@ class DedupPlan:
     """Shards of the input."""
     folder: Path
     """Folder for intermediate files."""
+    max_removed: float = 1.0
+    """Largest share of documents that may be removed as near-duplicates."""
 
     @property
     def num_bands(self) -> int:
@@ -76,7 +79,7 @@ def run(plan: DedupPlan, show: Show) -> DedupResult:
 
     Raises:
         FinishedElsewhere: Another process has finished the job.
-        PrimusError: Too many documents are bad, or a file cannot be read or written.
+        PrimusError: Too many documents are bad or near-duplicates, or a file cannot be read or written.
     """
     key_stage = keys.KeyStage(["keys", plan.identity], plan.recipe, plan.job.json_key, plan.job.text_documents)
     hashed = _run_stage(plan, key_stage, plan.shards, "hashing", show)
@@ -91,6 +94,8 @@ def run(plan: DedupPlan, show: Show) -> DedupResult:
     whole = [Shard(0, (), begin[-1] * 8)]
     clustered = _run_stage(plan, cluster_stage, whole, "clustering", show)
     facts = clustered.results[0].facts
+    removed_exact = sum(result.counts.get("pairs", 0) for result in matched.results[first_exact:])
+    _check_removed(plan, begin[-1], clustered.results[0].counts.get("removed", 0) - removed_exact)
     keep_stage = stages.KeepStage(
         ["documents", plan.identity],
         plan.recipe,
@@ -108,12 +113,28 @@ def run(plan: DedupPlan, show: Show) -> DedupResult:
         kept=kept.queue,
         results=kept.results,
         counts=_sum_counts(result for done in (hashed, clustered, kept) for result in done.results),
-        removed_exact=sum(result.counts.get("pairs", 0) for result in matched.results[first_exact:]),
+        removed_exact=removed_exact,
         sizes=[(size, count) for size, count in facts["sizes"]],
         samples=_build_samples(facts["samples"], kept.results),
         large=_build_large_clusters(facts["large"], begin[-1], kept.results),
         bad=[item for result in hashed.results for item in result.bad],
         contents=[result.facts["contents"] for result in hashed.results],
+    )
+
+
+def _check_removed(plan: DedupPlan, num_documents: int, num_near: int) -> None:
+    """Refuse to remove most of the input, before a document is written; the work so far is kept.
+
+    Raises:
+        PrimusError: More near-duplicates are found than are allowed.
+    """
+    if num_near < stages.FEWEST_OF_LARGE or num_near <= plan.max_removed * num_documents:
+        return
+    numbers = "; numbers compare as equal, `data dedup --no-normalize-numbers` compares their values"
+    raise PrimusError(
+        f"{num_near:,} of {num_documents:,} documents ({num_near / num_documents:.0%}) would be removed as"
+        f" near-duplicates, more than the share {plan.max_removed:g}{numbers if plan.recipe.normalize_numbers else ''}",
+        "`data dedup --max-removed 1` removes them, and its report shows samples; `--method exact` removes equal texts",
     )
 
 

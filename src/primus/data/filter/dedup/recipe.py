@@ -12,6 +12,9 @@ VERSION = 1
 """Version of the signatures: in another version, the same text and recipe give other signatures."""
 
 MOST_HASHES = 4096
+MAX_REMOVED = 0.5
+"""Share of documents that are removed as near-duplicates without being asked: a choice of this package. Beyond it, that
+documents differ in their numbers only is likelier than a corpus of copies."""
 
 
 class DedupRecipe(Struct, frozen=True, kw_only=True):
