@@ -31,11 +31,13 @@ from primus.checkpoint.convert import (
 from primus.checkpoint.formats import huggingface, output
 from primus.checkpoint.formats.dcp_output import HashedOutput
 from primus.checkpoint.formats.engine_folders import plan_native
+from primus.checkpoint.formats.megatron import plan_torch_dist
 from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint
 from primus.checkpoint.formats.output import WRITE_BYTES, OutputFile, OutputPlan
 from primus.checkpoint.formats.safetensors_file import build_header, read_header
 from primus.checkpoint.formats.tensor_bytes import read_tensor
 from primus.checkpoint.training_state import MOMENTS, SavedPosition, TrainingState
+from primus.checkpoint.views import count_nonfinite
 from primus.checkpoint.weights import TensorDict
 from primus.cli.main import main
 from primus.errors import PrimusError, UsageError
@@ -411,6 +413,30 @@ def test_an_optimizer_state_that_is_not_finite_is_refused_like_a_weight(tmp_path
     write_model(written, SPEC)
     with pytest.raises(PrimusError, match=f"native, exp_avg_sq: {NORM} has 1 values that are NaN or infinite"):
         write_conversion(plan_conversion(open_checkpoint(str(written)), settings), tmp_path / "bad", lambda _: None)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_weights_in_float32_beside_those_of_the_model_are_checked_too(tmp_path: Path) -> None:
+    masters = draw_hub_tensors(SPEC)
+    masters[NORM][2] = float("nan")
+    moments = {moment: TensorDict(draw_hub_tensors(SPEC)) for moment in MOMENTS}
+    state = TrainingState(moments, 3, SavedPosition(3, 24), masters=TensorDict(masters))
+    write_checkpoint(tmp_path / "core", plan_torch_dist(TensorDict(draw_hub_tensors(SPEC)), SPEC, 3, state), "x")
+    opened = open_checkpoint(str(tmp_path / "core"), SPEC)
+    with pytest.raises(PrimusError, match=f"{NORM} has 1 values that are NaN or infinite"):
+        write_conversion(
+            plan_conversion(opened, TargetSettings("megatron", optimizer=True)), tmp_path / "out", lambda _: None
+        )
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16, torch.float64]
+)
+def test_values_that_are_not_finite_are_counted_in_every_type(dtype: torch.dtype) -> None:
+    values = torch.ones(5, 3)
+    assert count_nonfinite(values.to(dtype)) == count_nonfinite(values[:0].to(dtype)) == 0
+    values[1, 2] = values[4, 0] = float("nan")
+    assert count_nonfinite(values.to(dtype)) == 2
 
 
 def test_an_average_has_the_step_of_its_last_checkpoint(tmp_path: Path) -> None:

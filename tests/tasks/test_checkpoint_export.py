@@ -195,6 +195,10 @@ def test_a_fine_tuned_model_stops_at_the_end_of_a_turn(here: Path, tokens: Path,
     out = convert("chat")
     assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == [0, 301]
     assert ("adapters merged" in (out / "README.md").read_text()) == merges_adapter
+    if merges_adapter:  # peft writes a card of the adapter, which says nothing of the merged model
+        shutil.copytree(checkpoint / "adapter", here / "alone")
+        (here / "alone" / "README.md").write_text("of the adapter")
+        assert "of the adapter" not in (convert(here / "alone") / "README.md").read_text()
     # The published model itself stays as it was.
     same = convert(base)
     assert (same / "generation_config.json").read_bytes() == (base / "generation_config.json").read_bytes()

@@ -357,6 +357,12 @@ def test_more_near_duplicates_than_the_share_are_refused_before_a_document_is_wr
     assert (again.report.kept, again.report.removed_near) == (1 + others, copies - 1)
 
 
+def test_equal_texts_do_not_count_as_near_duplicates(tmp_path: Path) -> None:
+    inputs = (write_texts(tmp_path / "in.jsonl", ["the same words in every one of these documents"] * 40),)
+    done = filter_documents(DedupJob(inputs=inputs, output=tmp_path / "out", max_removed=0.5, workers=1))
+    assert (done.report.kept, done.report.removed_exact) == (1, 39)
+
+
 def test_numbers_may_be_compared_as_they_are(tmp_path: Path) -> None:
     texts = [*numbered_words(50), *numbered_words(3)]
     job = DedupJob(
