@@ -56,6 +56,11 @@ def drop_first_steps(result: ComparisonResult) -> ComparisonResult:
     return change_inputs(change_steps(result, **columns), tokens=(result.inputs.tokens or [])[10:])
 
 
+def change_engine(result: ComparisonResult, *chosen: str, **settings: Any) -> ComparisonResult:
+    """What the engine really had, and what of it was asked for in its own words."""
+    return structs.replace(result, engine_settings={**result.engine_settings, **settings}, chosen_settings=list(chosen))
+
+
 PLANTED: dict[str, tuple[Change, str]] = {
     "batch": (lambda each: change_settings(each, global_batch_size=16), "setting global_batch_size"),
     "data order": (swap_batches, "tokens"),
@@ -293,3 +298,49 @@ def test_inputs_of_other_tokenizers_are_unfair() -> None:
     other = change_inputs(make_result("jax"), tokenizer="gpt2")
     assert isinstance(other.inputs, ResultInputs)
     assert list_unfair(judge(make_result(), other)) == ["setting tokenizer_hash"]
+
+
+LOOP, KERNEL = "optimizer_implementation", "attention_kernel"
+
+
+def test_what_an_engine_really_did_is_compared_whatever_its_configuration_says() -> None:
+    plain = change_engine(make_result(), recompute_activations=False)
+    full = change_engine(make_result(seed=1), recompute_activations=True, **{"activation_checkpoint.mode": "full"})
+    full = structs.replace(full, chosen_settings=["activation_checkpoint.mode"])
+    assert list_unfair(judge(plain, full)) == ["setting recompute"]
+    assert not list_unfair(judge(plain, full, "tuned")), "a tuned side chooses it"
+
+
+@pytest.mark.parametrize("key", [LOOP, KERNEL, "moment_dtype", "precision.norm"])
+def test_two_engines_have_their_own_parts_and_two_runs_of_one_engine_the_same(key: str) -> None:
+    def pair(*frameworks: str) -> list[str]:
+        sides = [change_engine(make_result(each, seed=n), **{key: f"kind {n}"}) for n, each in enumerate(frameworks)]
+        return list_unfair(judge(*sides))
+
+    assert pair("native", "torchtitan") == []
+    assert pair("torchtitan", "torchtitan") == [f"setting {key}"]
+
+
+def test_a_part_that_one_engine_was_asked_for_is_no_part_of_its_own() -> None:
+    path = "optimizer.implementation"
+    native = change_engine(make_result("native"), **{LOOP: "fused"})
+    asked = change_engine(make_result("torchtitan", seed=1), path, **{LOOP: "for-loop", path: "for-loop"})
+    assert list_unfair(judge(native, asked)) == [f"setting {LOOP}"]
+    same = change_engine(make_result("torchtitan", seed=1), path, **{LOOP: "fused", path: "fused"})
+    assert list_unfair(judge(native, same)) == []
+
+
+def test_a_setting_of_one_engine_that_the_other_does_not_state_is_not_shown_to_be_fair() -> None:
+    asked = change_engine(make_result("torchtitan", seed=1), "parallelism.enable_x", **{"parallelism.enable_x": True})
+    verdict = judge(make_result("native"), asked)
+    (check,) = [check for check in verdict.checks if check.rule == "setting parallelism.enable_x"]
+    assert (check.judgement, verdict.status) == ("not shown", "not shown")
+    assert judge(make_result("native"), asked, "tuned").status == "fair"
+
+
+def test_compilation_in_force_outranks_what_was_asked_for() -> None:
+    auto = change_engine(change_settings(make_result(), compile="auto"), compiled=False)
+    off = change_engine(change_settings(make_result(seed=1), compile=False), compiled=False)
+    assert list_unfair(judge(auto, off)) == []
+    on = change_engine(change_settings(make_result(seed=1), compile="auto"), compiled=True)
+    assert list_unfair(judge(auto, on)) == ["setting compiled"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from primus.session.loop import train_with_engine
 from primus.session.open_session import open_session
 from primus.session.processes import OneProcess, Processes
 from primus.session.session import EngineInfo, Session
+from primus.session.settings_in_force import LiveSetting
 
 INFO = EngineInfo(
     backend="bigram",
@@ -42,6 +45,7 @@ class BigramEngine:
         self.loaded_names: list[str] = []
         self.model: Any = self
         self.optimizer: Any = None
+        self.live: Sequence[LiveSetting] = ()
 
     def load_weights(self, weights: Any) -> None:
         self.loaded_names = [name for name in weights.list_tensors() if weights.read(name) is not None]
@@ -61,8 +65,11 @@ class BigramEngine:
         tokens = sum(batch[:, 1:].size for batch in batches)
         return sum(self._differentiate(batch)[0] * batch[:, 1:].size for batch in batches), tokens
 
-    def describe_settings(self) -> dict[str, Any]:
-        return {"parameters": self.logits.size, "weight_decay": 0.0}
+    def watch_step(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def read_settings(self) -> list[LiveSetting]:
+        return [LiveSetting(key="parameters", value=self.logits.size), *self.live]
 
     def save(self, folder: Path) -> None:
         if self.processes.is_first:
@@ -91,10 +98,16 @@ class BigramEngine:
 
 
 def train_bigrams(
-    experiment: Experiment, attempt: Attempt, poison: int | None = None, *, compiles: bool = False
+    experiment: Experiment,
+    attempt: Attempt,
+    poison: int | None = None,
+    *,
+    compiles: bool = False,
+    live: Sequence[LiveSetting] = (),
 ) -> tuple[Session, BigramEngine]:
     session = open_session(experiment, attempt, OneProcess(), replace(INFO, compiles=compiles), os.environ)
     engine = BigramEngine(experiment.trainer.model.vocab_size, poison)
+    engine.live = live
     train_with_engine(session, engine)
     return session, engine
 

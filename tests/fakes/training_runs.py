@@ -13,10 +13,12 @@ from primus.runs.files import write_json, write_text
 from primus.runs.store import Run
 
 
-def write_training_run(folder: Path, defaults: Mapping[str, Any], name: str = "run", **settings: Any) -> Run:
+def write_training_run(
+    folder: Path, defaults: Mapping[str, Any], name: str = "run", framework: str = "native", **settings: Any
+) -> Run:
     """The run `name` below `folder`; `settings` win over `defaults`."""
     run = Run(folder / name)
-    module = {"framework": "native", "model": "tiny", "overrides": {**defaults, **settings}}
+    module = {"framework": framework, "model": "tiny", "overrides": {**defaults, **settings}}
     written = {"exp_name": "test", "workspace": str(folder), "modules": {"pre_trainer": module}}
     write_text(run.config, yaml.safe_dump(written))
     write_json(run.directory / "request.json", LaunchRequest(runtimes=(), task="train pretrain"))

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("numpy")
 
+import msgspec
 from msgspec import structs
 
 from primus.comparison.read_result import NO_SYSTEM
@@ -119,3 +120,32 @@ def test_runs_without_steps_are_compared_by_what_they_have(make_run: MakeRun) ->
     found = compare_runs(make_run([]), make_run(NOISY, name=OTHER))
     assert (found.speed, found.speed_explanation) == (None, "one of the runs has no steps")
     assert found.loss_explanation == "the runs have no steps in common"
+
+
+def record_settings(run: Run, **in_force: object) -> Run:
+    rows = [{"key": key, "in_force": value, "state": "not asked"} for key, value in in_force.items()]
+    event = {"time": 1.0, "kind": "settings_in_force", "step": 1, "settings": rows}
+    with run.events.open("ab") as file:
+        file.write(msgspec.json.encode(event) + b"\n")
+    return run
+
+
+def test_what_the_engine_really_did_explains_though_both_were_asked_for_the_same(make_run: MakeRun) -> None:
+    a = record_settings(make_run(NOISY), recompute_activations=False, applied_grad_norm=0.5)
+    b = record_settings(make_run(FASTER, name=OTHER), recompute_activations=True, applied_grad_norm=0.7)
+    found = compare_runs(a, b)
+    assert (
+        "only difference that can change the speed is recompute_activations (False -> True)" in found.speed_explanation
+    )
+    assert [(each.kind, each.what) for each in found.candidates] == [("in force", "recompute_activations")]
+
+
+def test_what_both_engines_had_alike_explains_nothing_whatever_was_asked_for(make_run: MakeRun) -> None:
+    a = record_settings(make_run(NOISY, settings={"compile": "auto"}), compile=False)
+    b = record_settings(make_run(FASTER, settings={"compile": False}, name=OTHER), compile=False)
+    assert compare_runs(a, b).candidates == []
+
+
+def test_a_run_that_recorded_no_settings_in_force_is_compared_by_its_configuration(make_run: MakeRun) -> None:
+    a, b = make_run(NOISY), record_settings(make_run(FASTER, name=OTHER), compile=True)
+    assert compare_runs(a, b).candidates == []

@@ -163,8 +163,8 @@ def test_the_first_step_records_the_settings_of_the_engine_and_the_inputs_if_ask
     monkeypatch.setenv(RECORD_VARIABLE, "1")
     for run in (first, second, other):
         train(run)
-    settings = read_kind(first, "engine_settings")
-    assert [(event["step"], event["settings"]["weight_decay"]) for event in settings] == [(1, 0.0)]
+    (recorded,) = read_kind(first, "settings_in_force")
+    assert (recorded["step"], recorded["settings"][0]["key"]) == (1, "parameters")
     assert "weights_fingerprint" not in read_kind(plain, "run_started")[0]
     marks = [read_kind(run, "run_started")[0]["weights_fingerprint"] for run in (first, second, other)]
     assert marks[0] == marks[1] != marks[2]

@@ -275,3 +275,34 @@ def test_latest_follows_what_is_left(make: Make, capsys: pytest.CaptureFixture[s
     assert os.readlink("output/night/latest") == "20250101_000000-0001"
     run_task("runs clean --older-than-days 1e-12 --yes", capsys)
     assert not os.path.lexists("output/night/latest")
+
+
+def test_a_run_shows_which_settings_are_in_force(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make(1, losses=(1.0,))
+    rows = [
+        {"key": "lr", "asked": 0.1, "in_force": 0.1, "state": "as asked"},
+        {"key": "attention_kernel", "in_force": "Softmax", "state": "not asked"},
+        {"key": "compile", "asked": "auto", "in_force": False, "state": "explained", "reason": "short run"},
+        {"key": "bf16", "asked": True, "in_force": False, "state": "not in force"},
+    ]
+    with run.events.open("a") as file:
+        file.write(json.dumps({"time": 1.0, "kind": "settings_in_force", "step": 1, "settings": rows}) + "\n")
+    assert main(["direct", "--", "runs", "show", run.id]) == 0
+    shown = capsys.readouterr().out
+    table = shown[shown.index("settings in force") :].split("\n\n")[0].splitlines()
+    assert table[0] == "settings in force after the first step; 1 others are as asked"
+    assert [line.split() for line in table[2:]] == [
+        ["bf16", "true", "false", "not", "in", "force"],
+        ["compile", "auto", "false", "short", "run"],
+        ["attention_kernel", "Softmax"],
+    ]
+    assert main(["direct", "--", "runs", "show", run.id, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["settings_in_force"]) == 4
+
+
+def test_a_run_of_an_earlier_version_shows_no_settings_in_force(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make(1, losses=(1.0,))
+    with run.events.open("a") as file:
+        file.write(json.dumps({"time": 1.0, "kind": "settings_in_force", "settings": [{"name": "x"}]}) + "\n")
+    assert main(["direct", "--", "runs", "show", run.id]) == 0
+    assert "in force" not in capsys.readouterr().out

@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from primus import registry
 from primus.backend import BACKENDS
-from primus.comparison.matrix import LoadedMatrix, MatrixModel, list_choices
+from primus.comparison.matrix import LoadedMatrix, MatrixModel, flatten_engine_settings, list_choices
 from primus.comparison.result import ResultCell
 from primus.engines.choice import choose_engine
 from primus.errors import PrimusError
@@ -185,12 +185,11 @@ def _merge_settings(loaded: LoadedMatrix, kind: CellKind) -> dict[str, Any]:
     """The settings of a cell; later ones win."""
     matrix = loaded.matrix
     device = {"device": "cpu" if kind.platform == "cpu" else "cuda"}
-    merged = QUIET | device | matrix.settings | matrix.models[kind.model].settings
-    merged |= matrix.platforms[kind.platform].settings
+    layers: list[Mapping[str, Any]] = [QUIET, device, matrix.settings, matrix.models[kind.model].settings]
+    layers.append(matrix.platforms[kind.platform].settings)
     if kind.settings_class == "tuned":
-        for choice in list_choices(matrix, kind.platform, kind.framework, kind.model):
-            merged |= choice.settings
-    return merged
+        layers += [each.settings for each in list_choices(matrix, kind.platform, kind.framework, kind.model)]
+    return {key: value for layer in layers for key, value in flatten_engine_settings(layer).items()}
 
 
 def _format_words(settings: Mapping[str, Any], model: MatrixModel) -> list[str]:

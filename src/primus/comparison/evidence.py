@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from primus.comparison.fairness_rules import read_fairness_rules, translate_settings, translate_value
+from primus.comparison.fairness_rules import read_fairness_rules, translate_key, translate_settings, translate_value
 from primus.comparison.result import ComparisonResult
 from primus.config.load import load_model
 from primus.errors import PrimusError
@@ -49,6 +49,8 @@ class FairnessEvidence(Struct, frozen=True, kw_only=True):
     """Settings as the engine had them, by its names."""
     settings: Mapping[str, Any] = {}
     """The same by the names and values of the schema, with what the framework's own loop implies."""
+    chosen: frozenset[str] = frozenset()
+    """Settings that were asked for in the words of the engine, by the names of the schema."""
     tokens: Mapping[int, str] = {}
     """Fingerprint of the tokens of each step."""
     num_tokens: Mapping[int, float] = {}
@@ -96,6 +98,7 @@ def collect_evidence(result: ComparisonResult, name: str) -> FairnessEvidence:
         framework=framework,
         stated=stated,
         settings=translate_settings(stated, framework, is_own_loop=is_own_loop),
+        chosen=frozenset(translate_key(key) for key in result.chosen_settings),
         tokens=_pair_with_steps(steps.number, result.inputs.tokens or []),
         num_tokens=_pair_with_steps(steps.number, steps.tokens),
         weights=result.inputs.weights,

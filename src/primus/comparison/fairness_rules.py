@@ -31,6 +31,8 @@ class SettingRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Whether both sides must state it where one states that it is on: a side that does not know it may do the same."""
     inherent_to: list[str] = []
     """Frameworks that have one value of it only."""
+    differs_by_engine: bool = False
+    """Whether two engines that were not asked for a value may differ: what an engine is made of is what is compared."""
     keys: list[str] = []
     groups: list[str] = []
     """Groups of the schema; their settings that no rule names."""
@@ -113,6 +115,12 @@ def translate_settings(settings: Settings, framework: str, *, is_own_loop: bool)
     return _resolve_settings(found, is_own_loop=is_own_loop)
 
 
+def translate_key(name: str) -> str:
+    """The name of a setting in force by that of the schema."""
+    alias = read_fairness_rules().names["any"].get(name, name)
+    return alias if isinstance(alias, str) else alias.key
+
+
 def translate_value(key: str, value: Any) -> Any:
     """A value of the setting `key` in the schema's words."""
     return read_fairness_rules().values.get(key, {}).get(format_yaml_value(value), value)
@@ -146,16 +154,15 @@ def _resolve_settings(found: dict[str, Any], *, is_own_loop: bool) -> dict[str, 
 
 
 def _resolve_engine_settings(found: dict[str, Any]) -> None:
-    """State what was read back from model and optimizer (primus.session.engine_settings) as settings."""
+    """State what was read from model and optimizer (primus.session.settings_in_force) as settings."""
+    if "compiled" in found:
+        found.pop("compile", None)
     decayed = found.pop("decayed_parameters", None)
     if decayed and "undecayed_parameters" in found:
         found["weight_decay_norms"] = found["undecayed_parameters"] == 0
     sizes = [found.get(key) for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size")]
     if any(size not in (None, 1) for size in sizes):  # the count of one process
         found.pop("undecayed_parameters", None)
-    modules = found.pop("compiled_modules", None)
-    if modules is not None:
-        found.setdefault("compiled", modules > 0)
     rows = found.get("padded_vocab_size")
     if rows and rows < found.get("vocab_size", 0):  # the part of one process
         found["padded_vocab_size"] = rows * (found.get("tensor_model_parallel_size") or 1)

@@ -30,7 +30,7 @@ from msgspec import Meta, Struct, structs
 from primus import registry
 from primus.backend import BACKENDS
 from primus.config.schema import OWNERS
-from primus.config.source import read_yaml, strip_origins
+from primus.config.source import flatten_settings, read_yaml, strip_origins
 from primus.errors import UsageError, did_you_mean
 from primus.redaction import redact_value
 
@@ -52,6 +52,8 @@ TUNABLE_KEYS = frozenset(
     }
 )  # fmt: skip
 """Settings that change the speed of a training and not its mathematics, which a tuned side may choose."""
+ENGINE_GROUP = "backend_args"
+"""Settings of one engine; their paths may also stand for themselves."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
 Order = Literal["interleaved", "random", "alternating"]
 Positive = Annotated[int, Meta(ge=1)]
@@ -281,9 +283,18 @@ def _check_tuned(matrix: RivalMatrix, tuned: TunedClass, file: Path) -> None:
         _check_limits(choice.settings, frozenset(tuned.may_change), where)
 
 
+def flatten_engine_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with those of one engine by path, however they are written: `backend_args.optimizer.implementation`."""
+    paths = {key: value for key, value in settings.items() if "." in key}
+    group = flatten_settings(settings.get(ENGINE_GROUP) or {})
+    group |= {path.removeprefix(f"{ENGINE_GROUP}."): value for path, value in flatten_settings(paths).items()}
+    others = {key: value for key, value in settings.items() if key not in paths and key != ENGINE_GROUP}
+    return others | {f"{ENGINE_GROUP}.{path}": value for path, value in group.items()}
+
+
 def _check_limits(settings: Mapping[str, Any], allowed: frozenset[str], where: str) -> None:
-    for key in settings:
-        if key not in allowed:
+    for key in flatten_engine_settings(settings):
+        if key not in allowed and key.partition(".")[0] not in allowed:
             raise UsageError(f"{where}: {key} is not one of the settings that may differ", did_you_mean(key, allowed))
 
 
@@ -295,8 +306,10 @@ def _check_variables(env: Mapping[str, str], where: str) -> None:
 
 
 def _check_keys(settings: Mapping[str, Any], where: str) -> None:
-    for key in settings:
-        if key not in OWNERS and key not in ("backend_args", "profile"):
+    if not isinstance(settings.get(ENGINE_GROUP) or {}, Mapping):
+        raise UsageError(f"{where}: {ENGINE_GROUP}: must hold keys and values", f"{ENGINE_GROUP}: {{KEY: VALUE}}")
+    for key in flatten_engine_settings(settings):
+        if key not in OWNERS and key.partition(".")[0] not in (ENGINE_GROUP, "profile"):
             raise UsageError(f"{where}: unknown key '{key}'", did_you_mean(key, OWNERS))
 
 

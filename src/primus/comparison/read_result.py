@@ -30,12 +30,13 @@ from primus.comparison.result import (
     StepInterruption,
 )
 from primus.comparison.step_metrics import compute_performance
-from primus.config.schema import Trainer
+from primus.config.schema import OWNERS, Trainer
 from primus.experiment import load_run_experiment
 from primus.machine.profile import find_peak_tflops
 from primus.model import Convention, flops_per_token
 from primus.runs import differences, events, speed_facts, step_turns, summary
 from primus.runs.events import Event
+from primus.runs.settings_in_force import read_settings_in_force
 from primus.runs.snapshot import SystemInfo, read_system_info
 from primus.runs.store import Run
 
@@ -107,6 +108,11 @@ def read_result(run: Run, cell: ResultCell, *, folder: Path, load: ResultLoad | 
         flops=_describe_flops(trainer, started),
         settings=settings,
         engine_settings=engine,
+        chosen_settings=[
+            each.key
+            for each in read_settings_in_force(recorded)
+            if each.state != "not asked" and each.key not in (*OWNERS, "learning_rate")
+        ],
         versions={name: str(version) for name, version in (started.get("versions") or {}).items()},
         packages=differences.read_run_packages(run),
         inputs=_describe_inputs(started, settings, steps, batches),
@@ -198,8 +204,9 @@ def _hash_samples(record: Mapping[str, Any] | None) -> str | None:
 
 def _read_engine_settings(recorded: Sequence[Event], batches: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
     """What the engine has, and the shape of the batches that it was given."""
-    read = next((event for event in reversed(recorded) if event["kind"] == "engine_settings"), {})
-    found: dict[str, Any] = dict(read.get("settings") or {})
+    found: dict[str, Any] = {each.key: each.in_force for each in read_settings_in_force(recorded)}
+    if "compile" in found:
+        found["compiled"] = found.pop("compile")  # the setting `compile` may leave the choice to the engine
     shapes = {tuple(record["shape"]) for record in batches.values() if record.get("shape")}
     if len(shapes) == 1:
         num_micro_batches, rows, columns = shapes.pop()
@@ -307,7 +314,8 @@ def _describe_flops(trainer: Trainer, started: Event) -> ResultFlops:
 def _describe_precision(trainer: Trainer, started: Event, engine: Mapping[str, Any]) -> str:
     if trainer.training.fp8:
         return f"fp8 {trainer.training.fp8}"
-    return str(engine.get("compute_dtype") or started.get("dtype") or "")
+    seen = {True: "bfloat16", False: "float32"}.get(engine["bf16"], engine["bf16"]) if "bf16" in engine else None
+    return str(seen or started.get("dtype") or "")
 
 
 def _list_interruptions(recorded: Sequence[Event]) -> list[StepInterruption]:

@@ -316,7 +316,9 @@ class ComparisonResult(Struct, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}
     """Every setting by its key, as the run resolved it."""
     engine_settings: dict[str, Any] = {}
-    """Settings as they were read back from the model and the optimizer of the engine before the first step."""
+    """Settings in force, as they were read from the objects of the engine after the first step."""
+    chosen_settings: list[str] = []
+    """Those of them that the experiment asked for by the engine's own names, in `backend_args`."""
     versions: dict[str, str] = {}
     """Version of each library that trains."""
     packages: dict[str, str] = {}

@@ -43,6 +43,9 @@ def compare_settings(
             is_on = rule is not None and rule.required_if_on and not any(value in OFF for value in values)
             if rule is not None and (rule.kind == "same" or (is_on and comparison_class == "identical")):
                 yield make_check(name, "not shown", rule.reason, values, is_required=rule.required or is_on)
+            elif key in a.chosen | b.chosen and comparison_class == "identical":
+                reason = "one side asks its engine for it, and the other does not state it"
+                yield make_check(name, "not shown", reason, values)
             elif rule is None or rule.kind == "tuned":
                 one_sided.append(key)
         elif _is_equal_value(*values):
@@ -74,6 +77,8 @@ def _judge_difference(
     inherent = [side.framework for side in (a, b) if side.framework in rule.inherent_to]
     if inherent:
         return make_check(name, "irrelevant", f"{' and '.join(inherent)} has no other value", values)
+    if rule.differs_by_engine and a.framework != b.framework and key not in a.chosen | b.chosen:
+        return make_check(name, "irrelevant", "each engine has its own, and was not asked for another", values)
     if rule.kind == "irrelevant" or (rule.kind == "tuned" and comparison_class == "tuned"):
         return make_check(name, rule.kind, rule.reason, values)
     reason = f"{rule.reason}; only the class tuned lets each side choose it" if rule.kind == "tuned" else rule.reason

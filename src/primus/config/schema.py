@@ -33,6 +33,8 @@ class TrainingConfig(ConfigGroup, frozen=True, kw_only=True):
     """`auto` uses the AMD or NVIDIA GPUs of the machine, or the CPU if there are none; `cpu` ignores GPUs."""
     allow_version: bool = False
     """Allow a version of the engine that the backend does not support."""
+    allow_settings_not_in_force: bool = False
+    """Continue after the first step although the engine trains with other settings than those asked for."""
     bf16: bool = True
     """Compute in bfloat16 with fp32 master weights; false computes in fp32."""
     fp8: Literal["e4m3", "hybrid"] | None = None

@@ -26,6 +26,7 @@ from primus.runs.differences import (
 )
 from primus.runs.gate import CONTENDED
 from primus.runs.run_steps import find_core_wait, find_other_load
+from primus.runs.settings_in_force import read_settings_in_force
 from primus.runs.snapshot import read_system_info
 from primus.runs.speed_facts import (
     SpeedPart,
@@ -50,11 +51,15 @@ GROUP_EFFECTS: Mapping[str, frozenset[Effect]] = {
 KEY_EFFECTS: Mapping[str, frozenset[Effect]] = {
     "seed": LOSS, "train_iters": LOSS, "init": LOSS, "device": BOTH, "compile": SPEED, "deterministic": SPEED,
     "recompute_activations": SPEED, "loss_chunk_size": SPEED, "eval_interval": NONE, "eval_iters": NONE,
-    "max_nonfinite_steps": NONE, "max_rewinds": NONE, "allow_version": NONE, "num_workers": SPEED, "data_path": NONE,
+    "max_nonfinite_steps": NONE, "max_rewinds": NONE, "allow_version": NONE, "allow_settings_not_in_force": NONE,
+    "optimizer_implementation": SPEED, "attention_kernel": SPEED, "sharding": SPEED, "parameter_device": SPEED,
+    "moment_device": SPEED, "num_workers": SPEED, "data_path": NONE,
     "load": LOSS, "finetune": LOSS, "framework": BOTH, "exp_name": NONE, "workspace": NONE, "work_group": NONE,
     "user_name": NONE,
 }  # fmt: skip
 """What a key can change, where its group does not say it: rounding does not count as another loss."""
+MEASURED = ("applied_grad_norm", "learning_rate")
+"""Numbers of the first step among the settings in force, which the losses and the schedule explain."""
 NUM_KERNELS = 8
 
 
@@ -62,7 +67,7 @@ class ExplainedDifference(Struct, frozen=True, kw_only=True):
     """A difference that can explain another speed or loss."""
 
     kind: str
-    """``setting``, ``machine``, ``variable`` or ``package``."""
+    """``setting``, ``in force`` (a setting that was not asked for), ``machine``, ``variable`` or ``package``."""
     what: str
     a: Any
     b: Any
@@ -122,9 +127,16 @@ def compare_runs(a: Run, b: Run) -> RunComparison:
 
 def list_candidates(a: Run, b: Run) -> list[ExplainedDifference]:
     """Differences that can change speed or loss: settings, then the machine, variables and packages."""
-    found = [
-        _build_candidate("setting", each, find_effects(each.what))
-        for each in compare_mappings(summary.flatten_run_settings(a), summary.flatten_run_settings(b))
+    asked = compare_mappings(summary.flatten_run_settings(a), summary.flatten_run_settings(b))
+    in_force = [_read_settings_in_force(run) for run in (a, b)]
+    # What both engines have alike explains nothing, whatever they were asked for.
+    alike = {key for key in in_force[0].keys() & in_force[1].keys() if in_force[0][key] == in_force[1][key]}
+    found = [_build_candidate("setting", each, find_effects(each.what)) for each in asked if each.what not in alike]
+    known = {each.what for each in asked}
+    found += [
+        _build_candidate("in force", each, find_effects(each.what))
+        for each in (compare_mappings(*in_force) if all(in_force) else [])
+        if each.what not in known
     ]
     for part in get_args(SpeedPart):
         for each in compare_mappings(_read_facts(a, part), _read_facts(b, part)):
@@ -133,6 +145,11 @@ def list_candidates(a: Run, b: Run) -> list[ExplainedDifference]:
             if (rule is None or rule.kind != "irrelevant") and are_comparable(str(each.a), str(each.b)):
                 found.append(_build_candidate(part, each, SPEED))
     return [each for each in found if each.effects]
+
+
+def _read_settings_in_force(run: Run) -> dict[str, Any]:
+    found = read_settings_in_force(events.read_events(run.events))
+    return {each.key: each.in_force for each in found if each.key not in MEASURED}
 
 
 def _read_facts(run: Run, part: SpeedPart) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from primus.checkpoint.weights import WeightReader
+    from primus.session.settings_in_force import LiveSetting
 
 MicroBatches = Sequence[NDArray[np.int64]]
 """Micro batches [B, S + 1] of one data-parallel rank: S inputs, and as targets the tokens after them."""
@@ -74,9 +76,12 @@ class Engine(Protocol):
         """Restore what `save` wrote, also by another number of processes where the engine can."""
         ...
 
-    def describe_settings(self) -> Mapping[str, Any]:
-        """Settings read back from the model and the optimizer, see `primus.session.engine_settings`; called after a
-        step."""
+    def watch_step(self) -> AbstractContextManager[object]:
+        """What observes the first step from its beginning to its end."""
+        ...
+
+    def read_settings(self) -> Sequence[LiveSetting]:
+        """The settings that model, optimizer and process groups have, right after the first step."""
         ...
 
     def read_memory(self) -> int:

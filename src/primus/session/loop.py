@@ -88,7 +88,7 @@ def add_callbacks(run: EngineRun) -> None:
     session = run.session
     session.add_profiler()
     add_tuned_products(session, os.environ, compiled=False)
-    session.add_reporters(run.engine.describe_settings)
+    session.add_reporters(run.engine.watch_step(), run.engine.read_settings)
     for choice in session.choices:
         session.callbacks.build(choice, run)
     session.callbacks.add(session.bad_steps)

@@ -10,6 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,12 +26,12 @@ from primus.session.bad_steps import BadStepDetector
 from primus.session.batch_record import RECORD_VARIABLE, RecordedBatches, open_record
 from primus.session.checkpoints import CheckpointSaver, TakeState, TrainingPosition
 from primus.session.collection_record import CollectionRecorder
-from primus.session.engine_settings import EngineSettingsRecorder
 from primus.session.processes import Processes
 from primus.session.profiler import build_profiler
 from primus.session.rates import Rates
 from primus.session.report import TrainingReporter
 from primus.session.resume import CheckpointSearch, ResumePoint
+from primus.session.settings_in_force import LiveSettings, SettingsRecorder
 
 CONTINUE, FINISH, INTERRUPT = 0, 1, 2
 """Request of a process before a step; the largest of all processes decides, so that they stop after the same step."""
@@ -135,11 +136,11 @@ class Session:
         if profiler is not None:
             self.callbacks.add(profiler)
 
-    def add_reporters(self, describe_settings: Callable[[], Mapping[str, Any]]) -> None:
-        """Add the callbacks that report the steps and the settings of the engine, and those that a record of the inputs
-        asks for."""
+    def add_reporters(self, watch: AbstractContextManager[object], read_settings: Callable[[], LiveSettings]) -> None:
+        """Add the callbacks that report the steps and the settings in force (see `SettingsRecorder`), and those that a
+        record of the inputs asks for."""
         self.callbacks.add(self.reporter)
-        self.callbacks.add(EngineSettingsRecorder(self.append_event, describe_settings))
+        self.callbacks.add(SettingsRecorder(self, watch, read_settings))
         if os.environ.get(RECORD_VARIABLE) == "1":
             self.callbacks.add(CollectionRecorder(self.append_event))
 

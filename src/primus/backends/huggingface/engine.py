@@ -18,15 +18,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from primus.backends.huggingface import settings_in_force
 from primus.checkpoint.weights import WeightReader
 from primus.config.exports.hugging_face import format_model_config
 from primus.config.schema import ModelSpec, Trainer
 from primus.data.training.masks import split_inputs_and_targets
 from primus.errors import PrimusError
 from primus.session.engine import StepValues
-from primus.session.engine_settings import describe_torch_settings
 from primus.session.rates import read_peak_host_memory
+from primus.session.settings_in_force import LiveSetting
 from primus.session.torch_processes import TorchProcesses
+from primus.session.torch_settings import StepWatch
 
 
 class TransformersEngine:
@@ -49,6 +51,7 @@ class TransformersEngine:
         if processes.world > 1:
             self._shard_model()
         self.optimizer = self._build_optimizer()
+        self._watch = StepWatch(self.model)
 
     def load_weights(self, weights: WeightReader) -> None:
         names = dict(self.model.named_parameters())  # a tied head is listed once, as the embedding
@@ -104,13 +107,11 @@ class TransformersEngine:
         load(state, checkpoint_id=folder, **self._list_process_arguments())
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
-    def describe_settings(self) -> dict[str, Any]:
-        return {
-            **describe_torch_settings(self.model, [self.optimizer]),
-            "compute_dtype": "bfloat16" if self._trainer.training.bf16 else "float32",
-            "attention": str(self.model.config._attn_implementation),
-            "recompute_activations": bool(self.model.is_gradient_checkpointing),
-        }
+    def watch_step(self) -> StepWatch:
+        return self._watch
+
+    def read_settings(self) -> list[LiveSetting]:
+        return settings_in_force.read_settings(self.model, self.optimizer, self._watch, self._processes.world)
 
     def read_memory(self) -> int:
         if self._device.type == "cuda":

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +15,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from primus.backends.jax.model import ModelSettings
+from primus.backends.jax.settings_in_force import read_settings
 from primus.backends.jax.sharding import DATA, JaxLayout, choose_residual_sharding, shard_batch, shard_weight
 from primus.backends.jax.stacking import Shapes, group_names, is_stacked, stack_shapes
-from primus.backends.jax.step import TrainState, build_evaluation, build_optimizer, build_step, find_decayed_weights
+from primus.backends.jax.step import TrainState, build_evaluation, build_optimizer, build_step
 from primus.checkpoint.family import list_hub_shapes
 from primus.checkpoint.weights import WeightReader
 from primus.config.exports.hugging_face import format_model_config
@@ -29,6 +29,7 @@ from primus.runs.files import write_text
 from primus.session import array_files
 from primus.session.engine import StepValues
 from primus.session.jax_processes import read_peak_memory
+from primus.session.settings_in_force import LiveSetting
 
 
 class JaxEngine:
@@ -66,6 +67,7 @@ class JaxEngine:
             for key, shape in stack_shapes(self._shapes).items()
         }
         self._state: TrainState | None = None
+        self._last_inputs: tuple[Array, ...] = ()
 
     @property
     def data_rank(self) -> int:
@@ -88,8 +90,9 @@ class JaxEngine:
 
     def step(self, batches: Sequence[NDArray[np.int64]], learning_rate: float) -> StepValues:
         tokens, targets = self._place_batches(batches)
+        self._last_inputs = (tokens, targets, jnp.float32(learning_rate))
         with jax.set_mesh(self._mesh):
-            self._state, numbers = self._step(self._get_state(), tokens, targets, jnp.float32(learning_rate))
+            self._state, numbers = self._step(self._get_state(), *self._last_inputs)
         # Reading the values waits for the step.
         loss, grad_norm, skipped = (value.item() for value in jax.device_get(numbers))
         return StepValues(loss=loss, grad_norm=grad_norm, skipped=skipped)
@@ -104,26 +107,14 @@ class JaxEngine:
             total_loss, total_tokens = total_loss + loss.item(), total_tokens + num_tokens.item()
         return total_loss, total_tokens
 
-    def describe_settings(self) -> dict[str, Any]:
-        """Settings of the compiled step; those of the optimizer are arguments of optax, which keeps no record."""
-        weights, config = self.weights, self._trainer.optimizer
-        sizes = {name: math.prod(weight.shape) for name, weight in weights.items()}
-        decays = find_decayed_weights(weights)
-        return {
-            "parameters": sum(sizes.values()),
-            "parameter_dtype": ", ".join(sorted({str(weight.dtype) for weight in weights.values()})),
-            "compute_dtype": str(self._settings.compute_dtype),
-            "recompute_activations": self._settings.recompute,
-            "vocab_rows": weights["model.embed_tokens.weight"].shape[0],
-            "weight_decay": config.weight_decay,
-            "decayed_parameters": sum(size for name, size in sizes.items() if decays[name]),
-            "undecayed_parameters": sum(size for name, size in sizes.items() if not decays[name]),
-            "adam_beta1": config.adam_beta1,
-            "adam_beta2": config.adam_beta2,
-            "adam_eps": config.adam_eps,
-            "clip_grad": config.clip_grad,
-            "compiled": True,
-        }
+    def watch_step(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def read_settings(self) -> list[LiveSetting]:
+        with jax.set_mesh(self._mesh):
+            # JAX keeps the trace of the first call.
+            step = self._step.trace(self._get_state(), *self._last_inputs).jaxpr  # type: ignore[attr-defined]
+        return read_settings(self._get_state(), self._optimizer, step, self._mesh, self._trainer.optimizer.adam_eps)
 
     def load_weights(self, weights: WeightReader) -> None:
         _check_shapes({name: info.shape for name, info in weights.list_tensors().items()}, self._shapes)

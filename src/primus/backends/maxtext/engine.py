@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from primus.backends.maxtext.layout import MaxTextLayout
 from primus.backends.maxtext.settings import has_hub_weights, uses_default_rope
+from primus.backends.maxtext.settings_in_force import read_settings
 from primus.backends.maxtext.weights import WeightPlace, list_places
 from primus.checkpoint.weights import WeightReader
 from primus.config.exports.hugging_face import format_model_config
@@ -34,6 +34,7 @@ from primus.runs.files import write_text
 from primus.session import array_files
 from primus.session.engine import StepValues
 from primus.session.jax_processes import read_peak_memory
+from primus.session.settings_in_force import LiveSetting
 
 MODEL = "model."
 """Prefix of the model in the names of the state."""
@@ -113,24 +114,11 @@ class MaxTextEngine:
             total_tokens += int(found["evaluation/total_weights"].item())
         return total_loss, total_tokens
 
-    def describe_settings(self) -> dict[str, Any]:
-        """Settings of MaxText's configuration, and the types and sizes of the parameters."""
-        config, parameters = self._config, jax.tree.leaves(nnx.filter_state(self._state.model, nnx.Param))
-        return {
-            "parameters": sum(math.prod(each.shape) for each in parameters),
-            "parameter_dtype": ", ".join(sorted({str(each.dtype) for each in parameters})),
-            "compute_dtype": str(config.dtype),
-            "attention": config.attention,
-            "decoder_block": config.decoder_block.value,
-            "remat_policy": config.remat_policy,
-            "weight_decay": config.adam_weight_decay,
-            "adam_beta1": config.adam_b1,
-            "adam_beta2": config.adam_b2,
-            "adam_eps": config.adam_eps,
-            "clip_grad": config.gradient_clipping_threshold,
-            "mesh": {axis: size for axis, size in self._layout.mesh.shape.items() if size > 1},
-            "compiled": True,
-        }
+    def watch_step(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def read_settings(self) -> list[LiveSetting]:
+        return read_settings(self._config, self._state, dict(self._layout.mesh.shape), self._trainer)
 
     def load_weights(self, weights: WeightReader) -> None:
         self._set_weights(lambda name: weights.read(name).float().numpy(), weights.list_tensors())

@@ -21,7 +21,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from primus.backends.megatron import checkpoint
+from primus.backends.megatron import checkpoint, settings_in_force
 from primus.backends.megatron.batches import BatchOptions, ModelBatch, iterate_batches
 from primus.backends.megatron.config import (
     build_ddp_config,
@@ -34,7 +34,8 @@ from primus.backends.megatron.schedule import build_scheduler
 from primus.backends.megatron.weights import copy_weights
 from primus.config.schema import Trainer
 from primus.session.engine import StepValues
-from primus.session.engine_settings import describe_torch_settings
+from primus.session.settings_in_force import LiveSetting
+from primus.session.torch_settings import StepWatch
 
 if TYPE_CHECKING:
     from primus.checkpoint.weights import WeightReader
@@ -124,6 +125,7 @@ class MegatronEngine:
         self._allows_update = True
         self._watch_grad_norm()
         self._forward_backward = get_forward_backward_func()
+        self._watch = StepWatch(self._model)
         self.num_steps = 0
         """Optimizer steps, those of the checkpoint included."""
 
@@ -200,18 +202,11 @@ class MegatronEngine:
             self._scheduler.num_steps = self.num_steps * self._global_batch_size if scheduled is None else scheduled
             self._scheduler.step(0)
 
-    def describe_settings(self) -> dict[str, Any]:
-        """Settings read back from this process's part of the model, its optimizer and its configuration."""
-        config = self.config
-        return {
-            **describe_torch_settings(self._model, [self._optimizer]),
-            "compute_dtype": str(config.params_dtype).removeprefix("torch."),
-            "attention": str(getattr(config.attention_backend, "name", config.attention_backend)),
-            "recompute_granularity": config.recompute_granularity,
-            "bias_activation_fusion": config.bias_activation_fusion,
-            "apply_rope_fusion": config.apply_rope_fusion,
-            "clip_grad": self._optimizer.config.clip_grad,
-        }
+    def watch_step(self) -> StepWatch:
+        return self._watch
+
+    def read_settings(self) -> list[LiveSetting]:
+        return settings_in_force.read_settings(self._model, self._optimizer, self.config, self.trainer, self._watch)
 
     def read_memory(self) -> int:
         """Peak memory of this process in bytes."""

@@ -18,8 +18,10 @@ from primus.backends.megatron.config import collect_values
 from primus.backends.megatron.engine import EngineParts, ExtraFields, MegatronEngine, wrap_model
 from primus.backends.megatron_bridge.model import BridgedModel
 from primus.backends.megatron_bridge.settings import BridgeSettings
+from primus.backends.megatron_bridge.settings_in_force import add_adapter_settings
 from primus.checkpoint.formats.open import split_revision
 from primus.config.schema import Trainer
+from primus.session.settings_in_force import LiveSetting
 from primus.session.weights import open_base_weights
 
 if TYPE_CHECKING:
@@ -112,10 +114,8 @@ class BridgeEngine(MegatronEngine):
             return
         self.num_steps, _ = checkpoint.load_checkpoint(folder, self._adapter_state, self._optimizer)
 
-    def describe_settings(self) -> dict[str, Any]:
-        """Settings read back from the model, its optimizer and its configuration, and the number of weights trained."""
-        trained = sum(weight.numel() for weight in self.gpt_model.parameters() if weight.requires_grad)
-        return {**super().describe_settings(), "trained_parameters": trained}
+    def read_settings(self) -> list[LiveSetting]:
+        return add_adapter_settings(super().read_settings(), self.gpt_model)
 
     @property
     def _adapter_state(self) -> Any:

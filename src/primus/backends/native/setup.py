@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -15,6 +14,7 @@ from primus.backends.native.compilation import CompileDecision
 from primus.backends.native.optimizer import build_optimizer
 from primus.backends.native.rewind import Rewind, read_rewinds, set_aside, set_aside_undone
 from primus.backends.native.samples import TextSampler
+from primus.backends.native.settings_in_force import read_settings
 from primus.backends.native.spikes import LossWindow
 from primus.backends.native.step import Trainable, prepare_model
 from primus.backends.native.step_timer import StepTimer
@@ -25,15 +25,16 @@ from primus.config.schema import Experiment, Trainer
 from primus.data.training.masks import DocumentHandling, build_document_handling
 from primus.model import flops_per_token
 from primus.runs.attempt import Attempt
-from primus.session.adapter_settings import AdapterSettings, read_settings
+from primus.session.adapter_settings import AdapterSettings
+from primus.session.adapter_settings import read_settings as read_adapter_settings
 from primus.session.bad_steps import BadStepDetector
 from primus.session.compute_timer import ComputeTimer
-from primus.session.engine_settings import describe_torch_settings
 from primus.session.open_session import open_session
 from primus.session.resume import CheckpointSearch, ResumePoint
 from primus.session.session import Session
 from primus.session.setup_report import report_setup
 from primus.session.torch_processes import TorchProcesses, describe_torch_engine, seed_everything
+from primus.session.torch_settings import StepWatch
 from primus.session.tuned_kernels import use_tuned_kernels
 from primus.session.tuned_products import add_tuned_products
 from primus.session.weights import open_base_weights, open_loaded_weights
@@ -83,7 +84,7 @@ def set_up_training(
         compiled=decision.compiled,
     )
     report_setup(training, compiled=decision.compiled, compile_reason=decision.reason)
-    _add_callbacks(training, environ)
+    _add_callbacks(training, environ, decision.reason)
     return training
 
 
@@ -94,7 +95,7 @@ def _build_loss_window(trainer: Trainer, processes: TorchProcesses) -> LossWindo
     return LossWindow(config.loss_spike_window, config.loss_spike_factor, processes.device)
 
 
-def _add_callbacks(training: Training, environ: Mapping[str, str]) -> None:
+def _add_callbacks(training: Training, environ: Mapping[str, str], compile_reason: str) -> None:
     """Add the callbacks in the order in which every moment calls them.
 
     A step is reported before a plug-in sees it, and judged last: bad steps raise, and must be reported by then.
@@ -104,7 +105,8 @@ def _add_callbacks(training: Training, environ: Mapping[str, str]) -> None:
     add_tuned_products(training, environ, compiled=training.compiled)
     callbacks.add(training.step_timer)
     callbacks.add(TextSampler(training))
-    training.add_reporters(partial(_describe_settings, training))
+    watch = StepWatch(training.model, is_compiled=training.compiled)
+    training.add_reporters(watch, partial(read_settings, training, watch, compile_reason))
     for choice in training.choices:
         callbacks.build(choice, training)
     callbacks.add(training.bad_steps)
@@ -112,15 +114,6 @@ def _add_callbacks(training: Training, environ: Mapping[str, str]) -> None:
     training.initial_callback_state = callbacks.collect_state()
     if training.start is not None:
         callbacks.restore_state(training.start.callback_state)
-
-
-def _describe_settings(training: Training) -> Mapping[str, Any]:
-    return {
-        **describe_torch_settings(training.model, [training.optimizer]),
-        "trained_parameters": sum(weight.numel() for weight in training.model.parameters() if weight.requires_grad),
-        "compiled": training.compiled,
-        "compute_dtype": "bfloat16" if training.trainer.training.bf16 else "float32",
-    }
 
 
 def _read_run_rewinds(search: CheckpointSearch, processes: TorchProcesses) -> list[Rewind]:
@@ -200,7 +193,7 @@ def _build_trainable(
     training = trainer.training
     built = model.build_model(trainer.model, "meta", training.seed)
     built.documents = documents
-    settings = read_settings(trainer.backend_args, AdapterSettings)
+    settings = read_adapter_settings(trainer.backend_args, AdapterSettings)
     if settings.peft != "none":
         adapters.add_adapters(built, settings)
     trainable = prepare_model(

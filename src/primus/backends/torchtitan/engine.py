@@ -18,6 +18,7 @@ from torchtitan.components.checkpointer.base import DATALOADER
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.trainer import Trainer as TitanTrainer
 
+from primus.backends.torchtitan import settings_in_force
 from primus.backends.torchtitan.components import CheckedOptimizers, StepMetrics, StepRateSchedule
 from primus.backends.torchtitan.families import find_family
 from primus.backends.torchtitan.layout import TitanLayout
@@ -29,9 +30,10 @@ from primus.config.schema import Trainer
 from primus.data.training.masks import compute_document_positions, split_inputs_and_targets
 from primus.session.compute_timer import ComputeTimer
 from primus.session.engine import MicroBatches, StepValues
-from primus.session.engine_settings import describe_torch_settings
 from primus.session.optimizer_settings import keep_settings
 from primus.session.rates import read_peak_host_memory
+from primus.session.settings_in_force import LiveSetting
+from primus.session.torch_settings import StepWatch
 
 
 class TorchTitanEngine:
@@ -58,6 +60,7 @@ class TorchTitanEngine:
         # Samples are counted by the session, and an empty entry would be missing when the checkpoint is read.
         self._titan.checkpointer.states.pop(DATALOADER, None)
         self._timer = self._build_timer(device)
+        self._watch = StepWatch(self.model)
         data = trainer.data
         self._needs_positions = (
             data.reset_position_ids or data.reset_attention_mask or find_family(trainer.model) == "gpt_oss"
@@ -153,9 +156,11 @@ class TorchTitanEngine:
         with keep_settings(lambda: [group for each in self._titan.optimizers for group in each.param_groups]):
             manager.dcp_load(state, checkpoint_id=str(folder), from_hf=False, from_quantized=False)
 
-    def describe_settings(self) -> dict[str, Any]:
-        """Settings read back from the first part of the model, and from all optimizers."""
-        return describe_torch_settings(self.model, self._titan.optimizers)
+    def watch_step(self) -> StepWatch:
+        return self._watch
+
+    def read_settings(self) -> list[LiveSetting]:
+        return settings_in_force.read_settings(self._titan, self._experiment, self._watch)
 
     def read_memory(self) -> int:
         """Peak memory of this process in bytes: of the device, or on a CPU resident."""

@@ -9,8 +9,10 @@ from pathlib import Path
 from msgspec import Struct
 
 from primus.config.flags import Positional
+from primus.engine_keys import format_yaml_value
 from primus.report import table
 from primus.runs import events, store, summary
+from primus.runs.settings_in_force import SettingInForce, read_settings_in_force
 from primus.runs.store import Run, RunMetadata
 from primus.task import TaskContext
 
@@ -35,7 +37,8 @@ def run(options: Options, context: TaskContext) -> None:
     found = store.find_run(options.run, Path(options.workspace))
     metadata, item = found.read_metadata(), summary.summarize_run(found)
     steps = events.read_steps(found.events)[-LAST_STEPS:]
-    values = {"metadata": metadata, "summary": item, "last_steps": steps}
+    settings = read_settings_in_force(events.read_events(found.events))
+    values = {"metadata": metadata, "summary": item, "last_steps": steps, "settings_in_force": settings}
     context.result(
         values,
         "\n\n".join(
@@ -43,6 +46,7 @@ def run(options: Options, context: TaskContext) -> None:
             for part in [
                 _format_run_facts(metadata, item),
                 _format_last_steps(steps),
+                _format_settings_in_force(settings),
                 _format_tensorboard_command(found),
                 _format_file_list(found),
             ]
@@ -91,6 +95,21 @@ def _format_last_steps(steps: list[events.Event]) -> str:
         [table.format_number(step.get(name)) if name != "step" else str(step[name]) for name in names] for step in steps
     ]
     return table.format_table(["step", "loss", "grad norm", "lr", "tokens/s"], rows, right=range(5))
+
+
+def _format_settings_in_force(settings: list[SettingInForce]) -> str:
+    """Those that differ from what was asked for, then those that nobody asked for; the others are counted."""
+    order = ("not in force", "explained", "not asked")
+    shown = sorted((each for each in settings if each.state in order), key=lambda each: order.index(each.state))
+    if not shown:
+        return ""
+    rows = []
+    for each in shown:
+        asked = "" if each.state == "not asked" else format_yaml_value(each.asked)
+        reason = "not in force" if each.state == "not in force" else each.reason
+        rows.append([each.key, asked, format_yaml_value(each.in_force), reason])
+    title = f"settings in force after the first step; {len(settings) - len(shown)} others are as asked"
+    return f"{title}\n{table.format_table(['setting', 'asked', 'in force', ''], rows)}"
 
 
 def _format_tensorboard_command(found: Run) -> str:

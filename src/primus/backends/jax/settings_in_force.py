@@ -1,0 +1,126 @@
+"""The settings in force of a run of JAX, read from its arrays, its traced step and a probe of its optimizer."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jax.sharding import Mesh
+
+from primus.backends.jax.sharding import DATA, TENSOR
+from primus.backends.jax.step import TrainState, find_decayed_weights
+from primus.session.settings_in_force import APPLIED_NORM, LiveSetting
+
+PRODUCT = "dot_general"
+LOSS_PRODUCTS = 3
+"""Products of a chunk of the loss, forward and backward; a recomputed layer has more."""
+PROBE_TOLERANCE = 1e-3
+"""Relative, of a number that float32 arithmetic shows."""
+
+
+def read_settings(
+    state: TrainState, optimizer: optax.GradientTransformation, step: Any, mesh: Mesh, asked_eps: float
+) -> list[LiveSetting]:
+    """The settings that the objects of the engine have after its first step.
+
+    Args:
+        state: After it.
+        optimizer: That has updated the state.
+        step: Its jaxpr.
+        mesh: The devices.
+        asked_eps: Epsilon of Adam in the experiment, by which a gradient is chosen that shows the real one.
+    """
+    weights = state.weights
+    sizes, decays = {name: math.prod(each.shape) for name, each in weights.items()}, find_decayed_weights(weights)
+    found = {
+        "parameters": sum(sizes.values()),
+        "parameter_dtype": ", ".join(sorted({str(each.dtype) for each in weights.values()})),
+        "moment_dtype": ", ".join(sorted({str(each.dtype) for each in jax.tree.leaves(state.optimizer) if each.ndim})),
+        "vocab_rows": weights["model.embed_tokens.weight"].shape[0],
+        "decayed_parameters": sum(size for name, size in sizes.items() if decays[name]),
+        "undecayed_parameters": sum(size for name, size in sizes.items() if not decays[name]),
+        "optimizer_class": type(_get_moments(state.optimizer)).__qualname__,
+        "compile": True,
+        "sharding": " x ".join(f"{axis}={size}" for axis, size in mesh.shape.items()),
+        "tensor_model_parallel_size": mesh.shape[TENSOR],
+        "deterministic": "xla_gpu_deterministic_ops=true" in os.environ.get("XLA_FLAGS", ""),
+        **dict(_read_trace(step)),
+    }
+    if mesh.shape[DATA] > 1:  # else there is nothing to shard
+        found["use_distributed_optimizer"] = any(DATA in str(each.sharding) for each in weights.values())
+    return [
+        *(LiveSetting(key=key, value=value) for key, value in found.items()),
+        *_measure_optimizer(state, optimizer, asked_eps),
+    ]
+
+
+def _read_trace(step: Any) -> Iterator[tuple[str, Any]]:
+    """What the traced step computes: the types of its matrix products, and what is recomputed."""
+    equations = list(_list_equations(step))
+    narrow = [_get_operand_type(each) == jnp.bfloat16 for each in equations if each.primitive.name == PRODUCT]
+    yield "bf16", all(narrow) if all(narrow) or not any(narrow) else sum(narrow) > len(narrow) / 2
+    yield (
+        "recompute_activations",
+        any(
+            sum(inner.primitive.name == PRODUCT for inner in _list_equations(each.params["jaxpr"])) > LOSS_PRODUCTS
+            for each in equations
+            if each.primitive.name in ("remat2", "checkpoint")
+        ),
+    )
+
+
+def _list_equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a jaxpr and of those inside of it."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield equation
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else [value]:
+                if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
+                    yield from _list_equations(inner)
+
+
+def _get_operand_type(equation: Any) -> Any:
+    return equation.invars[0].aval.dtype
+
+
+def _measure_optimizer(
+    state: TrainState, optimizer: optax.GradientTransformation, asked_eps: float
+) -> Iterator[LiveSetting]:
+    """The numbers of the optimizer, which optax keeps in closures: by its update of two weights of 1."""
+    update, start = optimizer.update, optimizer.init
+
+    @jax.jit  # one compilation, of a fraction of a second
+    def measure(moments: Any) -> dict[str, Array]:
+        weights = {"probe.matrix": jnp.ones((1, 1)), "probe.vector": jnp.ones(1)}
+        gradients = jax.tree.map(jnp.ones_like, weights)
+        updates, after = update(gradients, start(weights), weights)
+        # A gradient of the size of epsilon, which then halves the update.
+        tiny, _ = update(jax.tree.map(lambda one: one * asked_eps, gradients), start(weights), weights)
+        adam = _get_moments(after)
+        squares = [jnp.square(each.astype(jnp.float32)).sum() for each in jax.tree.leaves(moments)]
+        return {
+            "adam_beta1": 1 - adam.mu["probe.vector"][0],
+            "adam_beta2": 1 - adam.nu["probe.vector"][0],
+            "adam_eps": asked_eps * (1 / tiny["probe.vector"][0] - 1),
+            "weight_decay": updates["probe.matrix"][0, 0] - updates["probe.vector"][0],
+            APPLIED_NORM: jnp.sqrt(sum(squares)) / adam.mu["probe.vector"][0],
+        }
+
+    adam = _get_moments(state.optimizer)
+    found = {key: value.item() for key, value in jax.device_get(measure(adam.mu)).items()}
+    if int(adam.count) != 1:
+        del found[APPLIED_NORM]  # the moments are those of several gradients
+    for key, value in found.items():
+        yield LiveSetting(key=key, value=value, tolerance=PROBE_TOLERANCE)
+
+
+def _get_moments(state: optax.OptState) -> Any:
+    """The part of the optimizer's state that has the moments."""
+    (adam,) = [each for each in state if isinstance(each, optax.ScaleByAdamState)]
+    return adam
