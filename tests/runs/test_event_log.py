@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.small_disk import fill_disk, mount_small_disk
 from primus.runs import events
 from primus.runs.events import EventLog
 
@@ -22,6 +23,33 @@ def test_what_is_appended_is_read_in_order(tmp_path: Path) -> None:
     assert [event["kind"] for event in found] == ["run_started", "step"]
     assert found[1]["text"] == "a\nb \u2028 é"
     assert found[0]["time"] <= found[1]["time"]
+
+
+def test_events_that_a_full_disk_does_not_take_are_written_when_it_does(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with mount_small_disk(tmp_path / "disk", 1) as disk:
+        log = EventLog(disk / "events.jsonl")
+        log.append("step", step=1)
+        ballast = fill_disk(disk)
+        # The last page of the file still takes some of these, the last of them in part.
+        for step in range(2, 202):
+            log.append("step", step=step, text="x" * 50)
+        ballast.unlink()
+        log.append("step", step=202)
+        log.close()
+        assert [event["step"] for event in events.read_events(disk / "events.jsonl")] == list(range(1, 203))
+        assert capfd.readouterr().err.count("events.jsonl cannot be written") == 1
+
+
+def test_events_that_a_disk_takes_only_at_the_end_are_written_on_closing(tmp_path: Path) -> None:
+    with mount_small_disk(tmp_path / "disk", 1) as disk:
+        log = EventLog(disk / "events.jsonl")
+        ballast = fill_disk(disk)
+        log.append("step", step=1)
+        ballast.unlink()
+        log.close()
+        assert [event["step"] for event in events.read_events(disk / "events.jsonl")] == [1]
 
 
 def test_there_are_no_events_where_there_is_no_file(tmp_path: Path) -> None:

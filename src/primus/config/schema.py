@@ -196,6 +196,8 @@ class CheckpointConfig(ConfigGroup, frozen=True, kw_only=True):
     """Number of newest checkpoints to keep; all when null."""
     async_save: bool = True
     """Write checkpoints in the background."""
+    max_failed_saves: Positive = 3
+    """Checkpoints in a row that cannot be written before the run fails; a failed last one fails it, too."""
     disable_last_saving: bool = False
     """Skip the checkpoint after the last step."""
     auto_continue_train: bool = False

@@ -70,7 +70,8 @@ class Attempt:
 
     def say(self, text: str) -> None:
         """Print a human-readable line: rank 0 on the console, every rank in its own log."""
-        print(text, flush=True)
+        with contextlib.suppress(OSError):  # a full disk; Python keeps the text for the next line
+            print(text, flush=True)
         if self.console is not None:
             try:
                 print(text, file=self.console, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,12 +28,33 @@ class EventLog:
         # processes do not mix, and a process that is killed loses none.
         self._file = path.open("ab", buffering=0)
         self._encode = msgspec.json.Encoder().encode
+        self._unwritten = b""
+        """Events that a full disk has not taken."""
 
     def append(self, kind: str, **fields: Any) -> None:
-        """Append an event of `kind`; `fields` must be JSON values."""
-        self._file.write(self._encode({"time": round(time.time(), 6), "kind": kind, **redact_tree(fields)}) + b"\n")
+        """Append an event of `kind`; `fields` must be JSON values.
+
+        What cannot be written is kept for the next call: a full disk does not end a training that may free it.
+        """
+        line = self._encode({"time": round(time.time(), 6), "kind": kind, **redact_tree(fields)}) + b"\n"
+        had_all, data = not self._unwritten, self._unwritten + line
+        self._unwritten = self._write(data)
+        if self._unwritten and had_all:
+            print("events.jsonl cannot be written: events are kept until it can be", file=sys.stderr)
+
+    def _write(self, data: bytes) -> bytes:
+        """Write lines; returns what is left to write."""
+        try:
+            num_bytes = self._file.write(data)
+        except OSError:
+            num_bytes = 0
+        # A disk that fills up takes a part of a line, behind which another writer may append: repeat it on a new line.
+        begin = data.rfind(b"\n", 0, num_bytes) + 1
+        return (b"\n" if num_bytes > begin else b"") + data[begin:]
 
     def close(self) -> None:
+        if self._unwritten and self._write(self._unwritten):
+            print("events.jsonl lacks the last events of this process", file=sys.stderr)
         self._file.close()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,18 +65,39 @@ class ArraySource(NamedTuple):
         return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
-def save_arrays(path: Path, arrays: Mapping[str, ArraySource], is_writer: bool) -> None:
-    """Write `arrays`, gathered from all processes one at a time, to `path`; only the writer touches the disk."""
-    if not is_writer:
+def save_arrays(files: Mapping[Path, Mapping[str, ArraySource]], is_writer: bool) -> None:
+    """Write the arrays of each file, gathered from all processes one at a time; only the writer touches the disk.
+
+    Raises:
+        OSError: A file cannot be written; also then every array is gathered, as the other processes expect.
+    """
+    failure: OSError | None = None
+    for path, arrays in files.items():
+        failure = _save_file(path, arrays, is_writer and failure is None) or failure
+    if failure is not None:
+        raise failure
+
+
+def _save_file(path: Path, arrays: Mapping[str, ArraySource], is_writer: bool) -> OSError | None:
+    values = (array.gather_values() for array in arrays.values())
+    try:
+        if is_writer:
+            _write_values(path, _format_header(arrays), values)
+    except OSError as error:
+        return error
+    finally:
         # Gathering is a collective: each process takes part in the same order, also where it drops the values.
-        for array in arrays.values():
-            array.gather_values()
-        return
+        for _ in values:
+            pass
+    return None
+
+
+def _write_values(path: Path, header: bytes, values: Iterable[NDArray[Any]]) -> None:
     with path.open("wb") as file:
-        file.write(_format_header(arrays))
-        for array in arrays.values():
+        file.write(header)
+        for value in values:
             # As bytes: the buffer protocol has no format for bfloat16.
-            file.write(np.ascontiguousarray(array.gather_values()).reshape(-1).view(np.uint8).data)
+            file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
         # The manifest that is written next says that the checkpoint is complete: its data must be on disk by then.
         file.flush()
         os.fsync(file.fileno())

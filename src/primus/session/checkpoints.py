@@ -7,17 +7,24 @@ written by rename: a folder without one was interrupted, and no reader loads it.
 Files may be written while training continues: in a daemon thread, from a copy that the backend took on the training
 thread. Collectives of training and of the writer must not mix on one process group, so the thread uses a separate one.
 At most one checkpoint is being written; the next `save` waits for it.
+
+A write that fails in one process fails in all of them: each gives its problem to the others before the manifest is
+written and after it. It is tried twice; then the checkpoint is reported as failed, its folder is deleted, and training
+continues until `max_failed` checkpoints in a row have failed. Only what the processes have agreed on counts, because
+they notice the end of a thread at different steps.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +34,7 @@ from primus.checkpoint.checksum import choose_algorithm
 from primus.checkpoint.manifest import CheckpointManifest, FileEntry
 from primus.checkpoint.shape import Shape
 from primus.errors import PrimusError
+from primus.runs.files import sync_to_disk
 from primus.session.processes import Processes, find_first_problem
 
 WriteFiles = Callable[[Path], None]
@@ -35,6 +43,8 @@ TakeState = Callable[[], WriteFiles]
 """Takes the state to save, on the training thread."""
 
 GIB = 1 << 30
+PROBE_BYTES = 1 << 20
+"""Size of the file that shows whether the disk takes any more: larger than the small files of any engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +59,22 @@ class CheckpointSettings:
     """Id of the run."""
     keep_last_n: int | None
     """Checkpoints to keep; all when None."""
+    max_failed: int = 1
+    """Failed checkpoints in a row after which the run must end."""
     model: Shape
     data_fingerprint: str
+    retry_s: float = 2.0
+    """Time before a failed write is tried again: the server of a file system may be back."""
+
+
+@dataclass(frozen=True)
+class FailedCheckpoint:
+    """A checkpoint that could not be written."""
+
+    step: int
+    error: PrimusError
+    num_failed: int
+    """Checkpoints in a row that have failed."""
 
 
 @dataclass(frozen=True)
@@ -74,71 +98,98 @@ class CheckpointSaver:
         settings: Where and how.
         processes: Those that write together.
         saved: Called in this thread, from any method, when a checkpoint has become complete.
+        failed: The same when one has failed.
+        waits: Called with the step of a checkpoint that is still being written when the next one is due.
     """
 
     def __init__(
-        self, settings: CheckpointSettings, processes: Processes, saved: Callable[[SavedCheckpoint], None]
+        self,
+        settings: CheckpointSettings,
+        processes: Processes,
+        saved: Callable[[SavedCheckpoint], None],
+        failed: Callable[[FailedCheckpoint], None] = lambda failed: None,
+        waits: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.settings, self.processes = settings, processes
         self.last_step: int | None = None
-        """Step of the newest checkpoint that was started."""
-        self._saved = saved
+        """Step of the newest checkpoint that was started and has not failed."""
+        self.failure: FailedCheckpoint | None = None
+        """The newest checkpoint, if it has failed."""
+        self._saved, self._failed, self._waits = saved, failed, waits
         self._writing: _CheckpointWrite | None = None
+        self._last_bytes = 0
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether so many checkpoints in a row have failed that the run must end."""
+        return self.failure is not None and self.failure.num_failed >= self.settings.max_failed
 
     def save(self, take_state: TakeState, position: TrainingPosition, num_bytes: int, in_thread: bool) -> None:
-        """Write a checkpoint.
+        """Write a checkpoint; a failure is reported, and does not raise.
 
         Args:
             take_state: Called in every process when the folder is there; what it returns runs in a thread if
-                `in_thread`, and must then write a copy.
+                `in_thread`, and must then write a copy. It may be called twice.
             position: Of the run; not changed by the caller afterwards.
-            num_bytes: Approximate size of the files of all processes together, which must be free on the disk.
+            num_bytes: Approximate size of the files of all processes together, which must be free on the disk; that of
+                the checkpoint before if it is 0.
             in_thread: Return as soon as the folder is there, and write while training continues.
-
-        Raises:
-            PrimusError: This checkpoint, or the one before it, cannot be written.
         """
         # One checkpoint at a time: a second writer would double the memory, and could overtake the first.
+        if self._writing is not None and not self._writing.is_over:
+            self._waits(self._writing.step)
         self.finish_writing()
         started = time.monotonic()
-        writing = _CheckpointWrite(self.settings, self.processes, position, num_bytes)
+        writing = _CheckpointWrite(self.settings, self.processes, position, num_bytes or self._last_bytes)
         # A collective, on the training thread: all processes are at the same step here.
-        writing.prepare_folder()
-        if in_thread:
-            # The copy is complete when `take_state` returns: the next step may overwrite the weights.
-            writing.start_thread(take_state())
-        else:
-            writing.write(take_state())
+        if writing.prepare_folder():
+            if in_thread:
+                # The copy is complete when `take_state` returns: the next step may overwrite the weights.
+                writing.start_thread(take_state())
+            else:
+                writing.write(take_state())
         writing.wait_s = time.monotonic() - started
-        # Set only if the write has started, so that a failed `save` can be repeated for the same step.
         self._writing, self.last_step = writing, position.step
         if not in_thread:
             self.finish_writing()
 
     def poll(self) -> None:
-        """Report a checkpoint that has become complete; neither waits nor communicates.
-
-        Raises:
-            PrimusError: It could not be written.
-        """
+        """Report a checkpoint that has become complete or has failed; neither waits nor communicates."""
         if self._writing is not None and self._writing.is_over:
             # The thread has ended, so this neither waits nor communicates: processes may get here at
             # different steps.
             self.finish_writing()
 
     def finish_writing(self, timeout_s: float | None = None) -> None:
-        """Wait until the checkpoint that is being written is complete, at most `timeout_s`.
+        """Wait until the checkpoint that is being written is complete or has failed, at most `timeout_s`.
 
         Raises:
-            PrimusError: It could not be written.
+            PrimusError: A peer of this process was lost while it was written.
         """
         if self._writing is None or not self._writing.wait(timeout_s):
             return
         # Cleared before the result is read, which may raise: a failed write is reported once.
         writing, self._writing = self._writing, None
-        saved = writing.take_result()
-        if saved is not None:
-            self._saved(saved)
+        error = writing.find_failure()
+        if error is None:
+            self.failure = None
+            if writing.saved is not None:
+                self._last_bytes = writing.saved.total_bytes
+                self._saved(replace(writing.saved, wait_s=writing.wait_s))
+            return
+        self.last_step = None
+        self.failure = FailedCheckpoint(writing.step, error, self.failure.num_failed + 1 if self.failure else 1)
+        self._failed(self.failure)
+
+    def check_last(self) -> None:
+        """Wait for the checkpoint that is being written, and check that the newest one has not failed.
+
+        Raises:
+            PrimusError: It has: the steps since the one before it are in no checkpoint.
+        """
+        self.finish_writing()
+        if self.failure is not None:
+            raise self.failure.error
 
 
 class _CheckpointWrite:
@@ -153,25 +204,41 @@ class _CheckpointWrite:
         self._group = processes.writer_group  # made here, where every process arrives in the same order
         self._started = time.monotonic()
         self._thread: threading.Thread | None = None
-        self._saved: SavedCheckpoint | None = None
-        self._error: BaseException | None = None
+        self._problem = ""
+        """Why it has failed, the same in every process."""
+        self._lost: BaseException | None = None
+        """A peer is gone, so that the processes could not agree."""
+        self.saved: SavedCheckpoint | None = None
+        """The complete checkpoint, on the first process."""
         self.wait_s = 0.0
         """Time that the training thread has waited for this checkpoint."""
+
+    @property
+    def step(self) -> int:
+        return self._position.step
 
     @property
     def is_over(self) -> bool:
         return self._thread is None or not self._thread.is_alive()
 
-    def prepare_folder(self) -> None:
+    def prepare_folder(self) -> bool:
         """Create an empty folder for the checkpoint; replaces the incomplete one of a killed writer.
 
-        Raises:
-            PrimusError: It cannot be created, or the disk has too little space.
+        Returns:
+            Whether it is there, and the disk has enough space.
         """
-        # All processes wait for the folder, and all raise if it cannot be created: no process stays in a collective.
-        problem = self._processes.broadcast_from_first(self._make_folder() if self._processes.is_first else "")
-        if problem:
-            raise self._build_failure(problem)
+        # All processes wait for the folder: none writes if it cannot be created.
+        return self._try_twice(
+            lambda: self._processes.broadcast_from_first(self._make_folder() if self._processes.is_first else "")
+        )
+
+    def _try_twice(self, action: Callable[[], str]) -> bool:
+        """Whether `action`, which gives the problem on which the processes have agreed, succeeds at once or later."""
+        self._problem = action()
+        if self._problem:
+            time.sleep(self._settings.retry_s)
+            self._problem = action()
+        return not self._problem
 
     def _make_folder(self) -> str:
         """Create the folder; returns the problem, if there is one."""
@@ -180,6 +247,11 @@ class _CheckpointWrite:
                 # A complete checkpoint of this step is only there if the step was repeated: the new one replaces it.
                 folders.remove_checkpoint(self._folder)
             self._folder.mkdir(parents=True)
+            # The writer of an engine may not agree with its peers on the failure of a small file.
+            probe = self._folder / "probe"
+            probe.write_bytes(bytes(PROBE_BYTES))
+            sync_to_disk(probe)
+            probe.unlink()
         except OSError as error:
             return error.strerror or str(error)
         return self._find_lack_of_space()
@@ -209,30 +281,52 @@ class _CheckpointWrite:
         return self.is_over
 
     def write(self, write_files: WriteFiles) -> None:
-        """Write all of it; `take_result` returns or raises the outcome."""
+        """Write all of it; `find_failure` has the outcome."""
+        # May run in the writer thread. All collectives in here use the writer group.
         try:
-            # May run in the writer thread. All collectives in here use the writer group.
-            write_files(self._folder)
-            self._complete_checkpoint()
-        except BaseException as error:  # the edge of a thread; `take_result` raises it
-            # torch's CheckpointException derives from BaseException alone; a signal's KeyboardInterrupt passes.
+            self._try_twice(partial(self._write_checkpoint, write_files))
+        except BaseException as error:  # the edge of a thread; `find_failure` raises it
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
-            self._error = error
+            self._lost = error
 
-    def take_result(self) -> SavedCheckpoint | None:
-        """The complete checkpoint, on the first process; None on the others.
+    def _write_checkpoint(self, write_files: WriteFiles) -> str:
+        """Write the files and the manifest; returns the problem of the first process that has one."""
+        if self._problem:
+            # The second time: the folder has a part of the files.
+            self._problem = self._agree(self._make_folder() if self._processes.is_first else "")
+            if self._problem:
+                return self._problem
+        problem = _find_problem(lambda: write_files(self._folder))
+        entries: list[FileEntry] = []
+        if not problem:
+            problem = _find_problem(lambda: entries.extend(self._list_own_entries()))
+        # A barrier as well: behind it every file of every process is written.
+        gathered = self._processes.all_gather_values((entries, problem), self._group)
+        problem = find_first_problem([problem for _, problem in gathered])
+        if not problem and self._processes.is_first:
+            written = self._build_manifest([entry for entries, _ in gathered for entry in entries])
+            problem = _find_problem(lambda: self._complete_checkpoint(written))
+        # Only the first process has written the manifest.
+        return self._agree(problem)
+
+    def _agree(self, problem: str) -> str:
+        return find_first_problem(self._processes.all_gather_values(problem, self._group))
+
+    def find_failure(self) -> PrimusError | None:
+        """Why it could not be written, once it is over; its folder is then deleted.
 
         Raises:
-            PrimusError: It could not be written; its folder is deleted.
+            PrimusError: A peer of this process was lost.
         """
-        if self._error is None:
-            return self._saved and replace(self._saved, wait_s=self.wait_s)
-        # torch's writer reports a full disk as "unexpected pos" (caffe2/serialize/inline_container.cc)
-        raise self._build_failure(self._find_lack_of_space() or format_reason(self._error)) from self._error
+        if self._lost is not None:
+            raise self._build_failure(format_reason(self._lost)) from self._lost
+        if not self._problem:
+            return None
+        return self._build_failure(self._find_lack_of_space() or self._problem)
 
     def _build_failure(self, reason: str) -> PrimusError:
-        """The error to raise; deletes the incomplete checkpoint."""
+        """The error; deletes the incomplete checkpoint."""
         if self._processes.is_first:
             with suppress(OSError):
                 folders.remove_checkpoint(self._folder)
@@ -242,37 +336,28 @@ class _CheckpointWrite:
             " checkpoint before",
         )
 
-    def _complete_checkpoint(self) -> None:
-        """Write the manifest once every process has written its files; then delete older checkpoints."""
-        entries, problem = self._list_own_entries()
-        # A barrier as well: behind it every file of every process is written.
-        gathered = self._processes.all_gather_values((entries, problem), self._group)
-        problem = find_first_problem([problem for _, problem in gathered])
-        if problem:
-            raise OSError(problem)
-        if not self._processes.is_first:
-            return
-        # Only the first process gets here; the others have no further part in the checkpoint.
-        written = self._build_manifest([entry for entries, _ in gathered for entry in entries])
+    def _complete_checkpoint(self, written: CheckpointManifest) -> None:
+        """Write the manifest, on the first process; then delete older checkpoints."""
         # From here on the checkpoint counts. Older ones are deleted only afterwards.
         manifest.write_manifest(self._folder, written)
         seconds = time.monotonic() - self._started
-        self._saved = SavedCheckpoint(self._position.step, self._folder, written.total_bytes, seconds)
-        if self._settings.keep_last_n is not None:
+        self.saved = SavedCheckpoint(self._position.step, self._folder, written.total_bytes, seconds)
+        if self._settings.keep_last_n is None:
+            return
+        try:
             # Never the one that was just written: it is the newest complete one.
             folders.prune_checkpoints(self._settings.folder, self._settings.keep_last_n)
+        except OSError as error:  # the new checkpoint is as good as without it
+            print(f"older checkpoints could not be deleted: {error}", file=sys.stderr)
 
-    def _list_own_entries(self) -> tuple[list[FileEntry], str]:
+    def _list_own_entries(self) -> list[FileEntry]:
         """Entries of the files that this process wrote; the first process adds those that belong to no process."""
         # torch.distributed.checkpoint names files __RANK_NUMBER.distcp, and its metadata .metadata.
         own = f"__{self._processes.rank}_"
         algorithm = choose_algorithm()
-        try:
-            names = sorted(path.relative_to(self._folder).as_posix() for path in _iterate_files(self._folder))
-            mine = [n for n in names if _owns_file(own, n, self._processes.is_first)]
-            return [manifest.build_entry(self._folder, name, algorithm) for name in mine], ""
-        except OSError as error:
-            return [], error.strerror or str(error)
+        names = sorted(path.relative_to(self._folder).as_posix() for path in _iterate_files(self._folder))
+        mine = [name for name in names if _owns_file(own, name, self._processes.is_first)]
+        return [manifest.build_entry(self._folder, name, algorithm) for name in mine]
 
     def _build_manifest(self, files: list[FileEntry]) -> CheckpointManifest:
         return CheckpointManifest(
@@ -303,6 +388,18 @@ def _owns_file(prefix: str, name: str, is_first: bool) -> bool:
     return base.startswith(prefix) or (is_first and not base.startswith("__"))
 
 
+def _find_problem(action: Callable[[], None]) -> str:
+    """The failure of `action` in one line; empty if it succeeds."""
+    try:
+        action()
+    except BaseException as error:
+        # torch's CheckpointException derives from BaseException alone; a signal's KeyboardInterrupt passes.
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        return format_reason(error)
+    return ""
+
+
 def format_reason(error: BaseException) -> str:
     """The first failure in one line."""
     failures = getattr(error, "failures", None)
@@ -310,4 +407,6 @@ def format_reason(error: BaseException) -> str:
         error = next(iter(failures.values()))[0]
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
-    return (str(error) or type(error).__name__).splitlines()[0]
+    if "unexpected pos" in str(error):  # caffe2/serialize/inline_container.cc, on a full disk too
+        return "torch's writer was cut short, as by a full disk"
+    return f"{type(error).__name__}: {error}".splitlines()[0]

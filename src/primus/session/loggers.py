@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
 from collections.abc import Mapping
 from importlib import import_module
@@ -81,10 +83,14 @@ class TensorBoardLogger:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        if self._writer is None:
-            self._open_writer()
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        try:
+            if self._writer is None:
+                self._open_writer()
+            self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        except OSError as error:  # a full disk ends tensorboard's thread; the next step begins another file
+            print(f"TensorBoard lacks values up to step {step}: {error}", file=sys.stderr)
+            self._writer, self._first_step = None, step
 
     def discard_steps_after(self, step: int) -> None:
         self._first_step = step
@@ -93,7 +99,8 @@ class TensorBoardLogger:
 
     def close(self) -> None:
         if self._writer is not None:
-            self._writer.close()
+            with contextlib.suppress(OSError):
+                self._writer.close()
 
     def _open_writer(self) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter

@@ -201,6 +201,7 @@ def interrupt(run: EngineRun) -> None:
     # The time until SIGKILL is short: a step that is saved already is not written again.
     if not run.session.is_saved():
         save(run)
+    run.session.saver.check_last()
     run.session.report_interrupt()
 
 
@@ -215,3 +216,4 @@ def finish(run: EngineRun) -> None:
     if not session.trainer.checkpoint.disable_last_saving and not session.is_saved():
         save(run)
     session.callbacks.call("after_train")
+    session.saver.check_last()

@@ -67,6 +67,7 @@ def open_session(
     search = _build_search(trainer, attempt, processes, engine.backend, prepare_search)
     start = _find_start(search, attempt, data, trainer.model)
     callbacks = CallbackList()
+    reporter = _build_reporter(experiment, attempt, processes, start, environ)
     session = Session(
         experiment=experiment,
         attempt=attempt,
@@ -76,10 +77,10 @@ def open_session(
         global_batch_size=global_batch_size,
         callbacks=callbacks,
         choices=choices,
-        reporter=_build_reporter(experiment, attempt, processes, start, environ),
+        reporter=reporter,
         rates=_build_rates(trainer, engine, global_batch_size),
         search=search,
-        saver=_build_saver(experiment, attempt, processes, data, engine, callbacks),
+        saver=_build_saver(experiment, attempt, processes, data, engine, callbacks, reporter),
         bad_steps=BadStepDetector(trainer.training),
         start=start,
         step=start.step if start else 0,
@@ -218,6 +219,7 @@ def _build_saver(
     data: Datasets,
     engine: EngineInfo,
     callbacks: CallbackList,
+    reporter: TrainingReporter,
 ) -> CheckpointSaver:
     config = experiment.trainer.checkpoint
     settings = CheckpointSettings(
@@ -226,7 +228,14 @@ def _build_saver(
         folder=own_folder(config, attempt.run),
         run=attempt.run.id,
         keep_last_n=config.keep_last_n,
+        max_failed=config.max_failed_saves,
         model=build_shape(experiment.trainer.model),
         data_fingerprint=data.fingerprint,
     )
-    return CheckpointSaver(settings, processes, partial(callbacks.call, "after_save"))
+    return CheckpointSaver(
+        settings,
+        processes,
+        saved=partial(callbacks.call, "after_save"),
+        failed=partial(reporter.report_failed_save, config.max_failed_saves),
+        waits=reporter.report_wait_for_save,
+    )

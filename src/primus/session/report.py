@@ -11,6 +11,7 @@ from msgspec import structs
 from primus.callback import Callback, EvaluationReport, ProfileReport, SavedCheckpoint, StepReport
 from primus.process import measure_core_wait
 from primus.runs.attempt import Attempt
+from primus.session.checkpoints import FailedCheckpoint
 from primus.session.loggers import Logger, Scalars
 from primus.session.progress import ProgressBar
 from primus.session.step_line import format_evaluation_line, format_step_line
@@ -104,6 +105,19 @@ class TrainingReporter(Callback):
             time_s=round(saved.seconds, 3),
             wait_s=round(saved.wait_s, 3),
         )
+
+    def report_failed_save(self, limit: int, failed: FailedCheckpoint) -> None:
+        """Report a checkpoint that could not be written; the run fails after `limit` in a row."""
+        left = limit - failed.num_failed
+        others = f"the run fails after {left} more" if left else f"the last of {limit} in a row: the run fails"
+        self.print_line(f"{failed.error.problem} ({others})")
+        self.append_event(
+            "checkpoint_failed", step=failed.step, problem=failed.error.problem, failed_in_a_row=failed.num_failed
+        )
+
+    def report_wait_for_save(self, step: int) -> None:
+        """Report that training waits, because the checkpoint of `step` is still being written."""
+        self.print_line(f"the disk is slow: training waits for the checkpoint of step {step}, and the next one is due")
 
     def after_profile(self, report: ProfileReport) -> None:
         steps = f"steps {report.first_step} to {report.last_step}"

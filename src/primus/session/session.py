@@ -33,7 +33,7 @@ from primus.session.report import TrainingReporter
 from primus.session.resume import CheckpointSearch, ResumePoint
 from primus.session.settings_in_force import LiveSettings, SettingsRecorder
 
-CONTINUE, FINISH, INTERRUPT = 0, 1, 2
+CONTINUE, FINISH, INTERRUPT, GIVE_UP = 0, 1, 2, 3
 """Request of a process before a step; the largest of all processes decides, so that they stop after the same step."""
 LARGEST_EXPONENT = 20.0
 """Perplexity is e to the loss, at most to this; Megatron-LM `evaluate_and_print_results`."""
@@ -148,6 +148,9 @@ class Session:
         """CONTINUE, FINISH or INTERRUPT: the same in every process. Called before each step.
 
         A run that takes turns with others waits here for its turn: other processes wait for the first one.
+
+        Raises:
+            PrimusError: Too many checkpoints in a row could not be written.
         """
         turn = self.turns.wait() if self.turns else None
         if turn is not None:
@@ -159,8 +162,14 @@ class Session:
         own = CONTINUE if self.stop_reason is None else FINISH
         if self.attempt.stop_signal is not None:
             own = INTERRUPT
-        # A signal reaches processes at different times, and all must stop after the same step.
-        return self.processes.all_reduce_max(own)
+        if self.saver.has_given_up:
+            own = GIVE_UP
+        # A signal reaches processes at different times, and so does the end of a write in a thread; all must stop after
+        # the same step.
+        action = self.processes.all_reduce_max(own)
+        if action == GIVE_UP:
+            self.saver.check_last()
+        return action
 
     def advance(self, learning_rate: float, **numbers: Any) -> None:
         """Count a step that was taken, and report it.
@@ -223,9 +232,6 @@ class Session:
             num_bytes: Size of the files of all processes together, if it is known: the disk must have it.
             in_thread: Write while training continues.
             compiled: Whether the steps were taken by a compiled model.
-
-        Raises:
-            PrimusError: It cannot be written; its folder is deleted.
         """
         # The phase has a longer hang time-out, which ends with the heartbeat of the phase `train`.
         # Callbacks may change their state in `before_save`, so it is collected afterwards.

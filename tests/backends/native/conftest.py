@@ -85,7 +85,11 @@ class Workers:
 
     def wait_for_step(self, step: int) -> None:
         """Return once a step is recorded in this attempt."""
-        self._wait_until(lambda: any(event["step"] >= step for event in attempt_events(self.run, self.number, "step")))
+        self.wait_for_event("step", step)
+
+    def wait_for_event(self, kind: str, step: int = 0) -> None:
+        """Return once this attempt has recorded an event of a kind at `step` or later."""
+        self._wait_until(lambda: any(event["step"] >= step for event in attempt_events(self.run, self.number, kind)))
 
     def wait_for_checkpoint(self, step: int) -> None:
         """Return once the checkpoint of a step is complete."""

@@ -30,6 +30,7 @@ def saver(folder: Path, keep_last_n: int | None = None) -> tuple[CheckpointSaver
         keep_last_n=keep_last_n,
         model={"num_layers": 2},
         data_fingerprint="data",
+        retry_s=0.0,
     )
     return CheckpointSaver(settings, ALONE, saved.append), saved
 
@@ -88,7 +89,7 @@ def test_a_failed_write_is_an_error_and_keeps_the_checkpoint_before_it(tmp_path:
 
     def write_second() -> None:
         save(writer, weight, 2, is_async)
-        writer.finish_writing()
+        writer.check_last()
 
     with file_size_limit(1 << 20), pytest.raises(PrimusError, match="the checkpoint of step 2 could not be written"):
         write_second()
@@ -102,8 +103,9 @@ def test_a_failed_write_is_an_error_and_keeps_the_checkpoint_before_it(tmp_path:
 def test_a_checkpoint_that_does_not_fit_on_disk_is_not_started(tmp_path: Path) -> None:
     writer, _ = saver(tmp_path)
     huge = torch.empty(1 << 50, device="meta")
+    save(writer, huge, 3)
     with pytest.raises(PrimusError, match=r"step 3 .* no space left: it needs 4194304.000 GiB, and .* are free"):
-        save(writer, huge, 3)
+        writer.check_last()
     assert folders.list_checkpoints(tmp_path) == []
 
 
@@ -121,8 +123,9 @@ def test_what_a_killed_writer_left_is_replaced(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     writer, _ = saver(tmp_path / "file")
+    save(writer, torch.ones(10), 1)
     with pytest.raises(PrimusError, match=r"file/step_00000001: Not a directory"):
-        save(writer, torch.ones(10), 1)
+        writer.check_last()
 
 
 def test_a_tensor_of_another_size_cannot_be_loaded(tmp_path: Path) -> None:

@@ -90,21 +90,25 @@ def test_micro_batches_give_the_mean_over_all_their_tokens() -> None:
     assert accumulated.grad_norm == pytest.approx(single.grad_norm, rel=1e-5)
 
 
-def test_a_step_clips_the_global_norm_before_adamw() -> None:
+@pytest.mark.parametrize("clip_grad", [0.5, 1000.0, 0.0])
+def test_a_step_clips_a_norm_above_the_limit_before_adamw_and_keeps_one_below(clip_grad: float) -> None:
     ours, optimizer = trainable()
     plain, plain_optimizer = trainable()
     micro_batches = batches(2)
-    result = step(ours, optimizer, micro_batches)
+    result = train_step(ours, optimizer, micro_batches, learning_rate=1e-2, clip_grad=clip_grad)
     tokens = sum((targets != IGNORED).sum() for _, targets in micro_batches)
     for inputs, targets in micro_batches:
-        plain.model(inputs, targets, 1.0 / tokens).backward()
-    norm = torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 0.5)
+        plain.model(inputs, targets, 1.0 / tokens.double()).backward()
+    norm = torch.nn.utils.clip_grad_norm_(plain.model.parameters(), clip_grad or torch.inf)
+    assert 0.5 < norm < 1000.0
     plain_optimizer.param_groups[0]["lr"] = plain_optimizer.param_groups[1]["lr"] = 1e-2
     plain_optimizer.step()
-    assert norm > 0.5
     assert result.grad_norm == pytest.approx(norm.item(), rel=1e-6)
     for weight, expected in zip(ours.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-6)
+    # The first step of AdamW hardly depends on the scale of the gradient; its moments do.
+    for moments, expected in zip(optimizer.state.values(), plain_optimizer.state.values(), strict=True):
+        torch.testing.assert_close(moments["exp_avg"], expected["exp_avg"], rtol=1e-4, atol=1e-8)
 
 
 def test_the_gradient_is_cleared_after_a_step() -> None:

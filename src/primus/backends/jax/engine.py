@@ -124,8 +124,11 @@ class JaxEngine:
 
     def save(self, folder: Path) -> None:
         state, is_writer = self._get_state(), self._layout.process == 0
-        array_files.save_arrays(folder / array_files.WEIGHTS_FILE, self._split_weights(state.weights), is_writer)
-        array_files.save_arrays(folder / array_files.OPTIMIZER_FILE, self._list_moments(state), is_writer)
+        files = {
+            folder / array_files.WEIGHTS_FILE: self._split_weights(state.weights),
+            folder / array_files.OPTIMIZER_FILE: self._list_moments(state),
+        }
+        array_files.save_arrays(files, is_writer)
         if is_writer:
             # With it the folder is one that Hugging Face's libraries load.
             write_text(folder / array_files.CONFIG_FILE, format_model_config(self._trainer.model).text)

@@ -125,15 +125,15 @@ class MaxTextEngine:
 
     def save(self, folder: Path) -> None:
         is_writer = jax.process_index() == 0
-        arrays = self._list_arrays()
+        arrays, files = self._list_arrays(), {}
         if self._has_hub_weights:
             weights = {name: arrays.pop(name) for name in self._list_weights()}
-            array_files.save_arrays(folder / array_files.WEIGHTS_FILE, self._split_weights(weights), is_writer)
-            if is_writer:
-                # With it the folder is one that Hugging Face's libraries load.
-                write_text(folder / array_files.CONFIG_FILE, format_model_config(self._trainer.model).text)
+            files[folder / array_files.WEIGHTS_FILE] = self._split_weights(weights)
         sources = {name: array_files.ArraySource(array) for name, array in arrays.items()}
-        array_files.save_arrays(folder / array_files.OPTIMIZER_FILE, sources, is_writer)
+        array_files.save_arrays({**files, folder / array_files.OPTIMIZER_FILE: sources}, is_writer)
+        if self._has_hub_weights and is_writer:
+            # With it the folder is one that Hugging Face's libraries load.
+            write_text(folder / array_files.CONFIG_FILE, format_model_config(self._trainer.model).text)
 
     def load(self, folder: Path) -> None:
         if self._has_hub_weights:

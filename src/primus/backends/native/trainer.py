@@ -186,7 +186,7 @@ def interrupt(training: Training) -> None:
     _report_steps(training, training.step_timer.take_pending())
     training.announce_interrupt()
     _save_unless_saved(training)
-    training.saver.finish_writing()
+    training.saver.check_last()
     training.report_interrupt()
 
 
@@ -202,6 +202,7 @@ def finish(training: Training) -> None:
         _save_unless_saved(training)
     training.saver.finish_writing()
     training.callbacks.call("after_train")
+    training.saver.check_last()
 
 
 def _report_steps(training: Training, reports: Iterable[StepReport]) -> None:

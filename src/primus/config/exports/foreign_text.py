@@ -35,6 +35,7 @@ OWN_KEYS = frozenset(
     loss_spike_policy loss_spike_factor loss_spike_window max_rewinds optimizer keep_last_n wandb_exp_name
     disable_wandb disable_tensorboard wandb_project create_attention_mask_in_dataloader async_save
     init dataloader schedule fim_rate fim_spm_rate fim_prefix_token fim_middle_token fim_suffix_token tokenizer_type
+    max_failed_saves
     """.split()
 )
 """Keys of this package's own machinery, which no file of another framework needs."""
