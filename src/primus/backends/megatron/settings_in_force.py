@@ -90,7 +90,7 @@ def _read_backend_settings(trainer: Trainer, objects: Mapping[str, Any]) -> Iter
 def _find_arguments() -> Any:
     """The arguments of Megatron-LM, after it has validated and changed them; None with megatron-core alone."""
     module = sys.modules.get(ARGUMENTS)
-    return module.get_args() if module is not None else None
+    return getattr(module, "_GLOBAL_ARGS", None)  # Megatron-Bridge imports the module without parsing arguments
 
 
 def _simplify(value: Any) -> Any:
