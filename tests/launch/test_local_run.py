@@ -70,7 +70,8 @@ def test_a_run_that_is_done_leaves_everything_in_its_folder(tmp_path: Path) -> N
     assert (told["task"], told["runtimes"], told["attempts"]) == ("tiny", ["direct"], 1)
     assert told["outcome"] == {"state": "done", "exit_code": 0, "reason": "", "first_failure": None}
     assert told["created"] <= told["started"] <= told["ended"]
-    assert [event["kind"] for event in events(tmp_path)] == ["run_started", "step", "attempt_ended", "run_ended"]
+    kinds = [event["kind"] for event in events(tmp_path)]
+    assert kinds == ["run_started", "step", "machine_load", "attempt_ended", "run_ended"]
     assert (run / "logs/rank_0.log").read_text().startswith("rank 0 of 1 does end\n")
     beat = json.loads((run / "logs/attempt_0/rank_0.heartbeat.json").read_text())
     assert (beat["phase"], beat["step"]) == ("exit", 1)
