@@ -58,6 +58,15 @@ def find_tokenizer_size(name: str) -> int | None:
         return None
 
 
+def find_vocabulary_size(file: str) -> int | None:
+    """Largest token id + 1 of a vocab.json of GPT-2's kind; None if it cannot be read."""
+    try:
+        ids = msgspec.json.decode(Path(os.path.expanduser(file)).read_bytes(), type=dict[str, int])
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return max(ids.values(), default=-1) + 1 or None
+
+
 def find_data_tokenizer(prefix: Path) -> tuple[str, int] | None:
     """Name and size of the tokenizer that token files were made with; None if no manifest states it."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -210,6 +211,30 @@ def test_the_vocabulary_is_that_of_the_tokenizer_or_of_the_model_with_the_shape(
     other = shape.replace("--num-layers 32", "--num-layers 31")
     with pytest.raises(UsageError, match="vocab_size not found"):
         format_result(read_script(tmp_path, other))
+
+
+SHAPE = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 8 --micro-batch-size 1"
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "size"),
+    [("vocab.json", {"a": 0, "b": 7}, 8), ("gpt2-vocab.json", None, 50257), ("v.json", None, None)],
+)
+def test_the_vocabulary_of_a_bpe_is_that_of_its_file_or_is_asked_for(
+    name: str, tokens: dict[str, int] | None, size: int | None, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    if tokens:
+        file.write_text(json.dumps(tokens))
+    config = read_script(tmp_path, f"torchrun pretrain_gpt.py {SHAPE} --vocab-file {file} --merge-file m.txt")
+    assert config.model.get("vocab_size") == size
+    assert ("--vocab-file" in list_reasons(config)) == (tokens is None)
+
+
+@pytest.mark.parametrize(("flag", "has_bias"), [("", True), ("--disable-bias-linear", False)])
+def test_linear_layers_have_a_bias_unless_the_script_disables_it(flag: str, has_bias: bool, tmp_path: Path) -> None:
+    config = read_script(tmp_path, f"torchrun pretrain_gpt.py {SHAPE} --swiglu --normalization RMSNorm {flag}")
+    assert config.model["add_bias_linear"] is has_bias
 
 
 def test_a_value_of_the_command_line_completes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ key of the schema means the same here, unless it is listed below; any other argu
 from __future__ import annotations
 
 from functools import cache
+from pathlib import PurePath
 from typing import Any
 
 from primus.config.frameworks.known_keys import KnownKey, read_megatron_arguments
@@ -15,6 +16,7 @@ from primus.config.layer_pattern import parse_layer_pattern
 from primus.config.schema import OWNERS
 from primus.config.schema_keys import list_switch_keys
 from primus.config.source import parse_scalar
+from primus.config.vocabulary import find_vocabulary_size
 from primus.errors import find_nearest
 
 RENAMED = {
@@ -34,6 +36,7 @@ NEGATED = {
 
 DEFAULTS: dict[str, Any] = {
     "untie_embeddings_and_output_weights": False,
+    "add_bias_linear": True,
     "norm_epsilon": 1e-5,
     "init_method_std": 0.02,
     "rotary_base": 10000.0,
@@ -96,7 +99,9 @@ SAMPLES = {"train_samples": "train_iters", "lr_decay_samples": "lr_decay_iters",
 """Lengths in samples, which are steps times the global batch size."""
 
 GPT2_VOCABULARY = 50257
-"""Tokens of GPT-2's vocab.json (huggingface.co/openai-community/gpt2), which Megatron-LM's GPT scripts name."""
+"""Tokens of GPT-2's vocab.json (huggingface.co/openai-community/gpt2)."""
+GPT2_FILE = "gpt2-vocab.json"
+"""Name of that file in Megatron-LM's README, which scripts keep."""
 _TOKENIZERS = ("NullTokenizer", "MultimodalTokenizer", "NullMultimodalTokenizer")
 
 
@@ -203,11 +208,21 @@ class MegatronFlags:
         if blend is not None:
             self.target.set_key("train_data_path", blend if isinstance(blend, list) else str(blend))
         kind = self.flags.get("tokenizer_type")
-        has_file = "vocab_file" in self.flags or any(other.key == "--vocab-file" for other in self.target.others)
-        if has_file and kind in (None, "GPT2BPETokenizer") and "vocab_size" not in self.flags:
-            self.target.set_key("vocab_size", GPT2_VOCABULARY)
+        if "vocab_file" in self.flags and kind in (None, "GPT2BPETokenizer") and "vocab_size" not in self.flags:
+            self.read_vocabulary(str(self.flags["vocab_file"]))
         if kind in _TOKENIZERS:
             self.read_null_tokenizer(str(self.take("tokenizer_type")))
+
+    def read_vocabulary(self, file: str) -> None:
+        """Size of the vocabulary from GPT-2's kind of file; any tokenizer of this kind may stand in it."""
+        size = find_vocabulary_size(file)
+        if size is None and PurePath(file).name == GPT2_FILE:
+            size = GPT2_VOCABULARY
+            self.target.add_other("--vocab-file", file, f"vocab_size {size} is that of GPT-2, by the name of the file")
+        if size is None:
+            self.target.add_other("--vocab-file", file, "states the vocab_size, and is not on this machine")
+        else:
+            self.target.set_key("vocab_size", size)
 
     def read_null_tokenizer(self, kind: str) -> None:
         """Megatron-LM's null tokenizer adds a token, and the embedding is padded to a multiple."""
