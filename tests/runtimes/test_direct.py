@@ -12,7 +12,7 @@ from primus.errors import UsageError
 from primus.interpreter import build_module_command
 from primus.launch.plan import LaunchPlan, PlanContext, Variable
 from primus.machine.assumed_machine import build_assumed_machine
-from primus.machine.facts import Cpu, MachineFacts
+from primus.machine.facts import Cpu, MachineFacts, Memory
 from primus.runtimes.direct import Options, wrap
 
 WORKER = LaunchPlan(argv=("python", "-m", "primus.worker", "/run", "0"), env={"A": Variable("file", "e.yaml:1")})
@@ -30,6 +30,20 @@ def planned(devices: int = 0, environ: dict[str, str] | None = None, **options: 
 def test_one_process_is_plain_python() -> None:
     assert planned().argv == WORKER.argv
     assert planned(devices=8, single=True).argv == WORKER.argv
+
+
+@pytest.mark.parametrize(("nproc", "memory_gib", "fitting"), [(257, None, 256), (100, 16, 64)])
+def test_more_processes_than_a_machine_can_be_meant_for_are_refused(
+    nproc: int, memory_gib: int | None, fitting: int
+) -> None:
+    memory = Memory(total_bytes=memory_gib << 30 if memory_gib else None)
+    facts = MachineFacts(cpu=Cpu(usable=16), memory=memory)
+    place = structs.replace(context(), facts=lambda master: facts)
+    with pytest.raises(UsageError, match=f"{nproc} processes do not fit") as caught:
+        wrap(WORKER, Options(nproc=nproc), place)
+    assert f"at most {fitting}" in caught.value.hint
+    assert wrap(WORKER, Options(nproc=fitting), place).layout
+    assert wrap(WORKER, Options(nproc=nproc, oversubscribe=True), place).layout
 
 
 def test_every_device_gets_a_process_of_torchrun() -> None:

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from primus.machine.tuned_files import TunedSettings
 
 LEVEL = "node"
+PROCESSES_PER_CORE = 16
+MOST_UNCHECKED = 64
+"""Processes that are never too many for the cores: a dry run may be for the node of a cluster."""
+LEAST_MEMORY = 256 << 20
+"""Bytes of memory that a worker needs before it has a model: what `import torch` takes."""
 LAUNCH_LAYERS = ("hook", "patch", "experiment", "--env")
 """Layers of variables that are set for this launch."""
 
@@ -36,6 +41,8 @@ class Options(Struct, frozen=True, kw_only=True):
 
     nproc: Annotated[int | None, Meta(extra={"aliases": ("--nproc-per-node", "--nproc_per_node")})] = None
     """Processes on this node (default: GPUS_PER_NODE, else one per accelerator, else 1)."""
+    oversubscribe: bool = False
+    """Start more processes than fit the cores, devices and memory of this machine."""
     nnodes: int | None = None
     """Number of nodes; start each with its own --node-rank (default: NNODES or the scheduler's number, else 1)."""
     node_rank: int | None = None
@@ -73,6 +80,8 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
         UsageError: The layout or a variable is invalid.
     """
     shape = build_layout(options, context)
+    if context.starts_workers and not options.oversubscribe:
+        _check_processes(shape, context.facts(shape.master_of_several))
     from_files = variables.parse_variables(options.env_file, "--env-file", {})
     typed = (from_files, variables.parse_variables(options.env, "--env", context.environ))
     given = plan.env | typed[0] | typed[1]
@@ -106,6 +115,24 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
     return structs.replace(
         plan, argv=argv, env=env, files=files, layout=shape, notes=notes, actions=tuple(ordered), policy=policy
     )
+
+
+def _check_processes(shape: ClusterLayout, facts: MachineFacts) -> None:
+    """Check that a machine can be meant for so many processes.
+
+    Raises:
+        UsageError: There are more than its cores, devices or memory allow.
+    """
+    fitting = max(MOST_UNCHECKED, PROCESSES_PER_CORE * (facts.cpu.usable or 1), len(facts.partitions))
+    if facts.memory.total_bytes:
+        fitting = min(fitting, max(1, facts.memory.total_bytes // LEAST_MEMORY))
+    if shape.nproc > fitting:
+        memory = f", {facts.memory.total_bytes / 2**30:.0f} GiB of memory" if facts.memory.total_bytes else ""
+        machine = f"{facts.cpu.usable or 1} processors, {len(facts.partitions)} devices{memory}"
+        raise UsageError(
+            f"{shape.sources.get('nproc', 'nproc')}: {shape.nproc} processes do not fit this machine ({machine})",
+            f"use at most {fitting}, or add --oversubscribe if you mean it",
+        )
 
 
 def list_patch_files(options: Options) -> tuple[str, ...]:
