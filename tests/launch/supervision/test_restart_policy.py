@@ -132,7 +132,7 @@ def test_limits_hold_for_any_history(results: list[AttemptResult], max_restarts:
         assert (found.action, found.delay_s) == ("restart", 0)
     elif found.action == "restart":
         assert 1 <= used <= max_restarts and without_progress < MAX_WITHOUT_PROGRESS
-        assert 10 <= found.delay_s <= 10 * 2**6
+        assert found.delay_s == 10 * 2 ** (used - 1)
         assert results[-1].action != "stop"
     assert can_exclude or not found.exclude
     assert found.reason

@@ -15,8 +15,6 @@ NO_RESTART_CODE = 93
 """Exit code that tells a scheduler not to restart the job (a convention of nvidia-resiliency-ext)."""
 MAX_WITHOUT_PROGRESS = 3
 """Failures in a row without a newer checkpoint after which the job stops (the limit of nvidia-resiliency-ext)."""
-MAX_DOUBLINGS = 6
-"""Limit of the back-off: 32 minutes with the default delay."""
 FAILURES = frozenset(("failed", "hang", "lost node"))
 """Kinds of results that count as failures."""
 
@@ -83,7 +81,7 @@ def decide_restart(
         return RestartDecision(action="stop", reason=reason)
     return RestartDecision(
         action="restart",
-        delay_s=policy.backoff_s * 2 ** min(used - 1, MAX_DOUBLINGS),
+        delay_s=policy.backoff_s * 2 ** (used - 1),
         exclude=exclude,
         reason=f"restart {used} of {policy.max_restarts}",
     )
