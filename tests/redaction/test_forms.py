@@ -33,6 +33,14 @@ SECRET = "k9XcanaryQ7"
         f"eyJhbGciOiJIUzI1NiJ9.{SECRET}canary.x",
         f"sk-proj-{SECRET}canarycanary",
         f"AIza{SECRET}canarycanarycanarycanary",
+        *(
+            f"{vendor}{SECRET}canarycanary"
+            for vendor in ("nvapi-", "xoxb-", "sk_live_", "rk_test_", "whsec_", "ya29.", "npm_", "pypi-", "dckr_pat_")
+        ),
+        f"hvs.{SECRET}canarycanary",
+        f"github_pat_{SECRET}canarycanary",
+        f"glpat-{SECRET}canarycanary",
+        f"https://hooks.slack.com/services/{SECRET}",
     ],
 )
 def test_a_secret_is_found_by_its_form(text: str) -> None:

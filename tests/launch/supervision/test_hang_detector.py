@@ -41,6 +41,21 @@ def test_a_rank_behind_the_others_hangs_while_they_make_progress() -> None:
     assert hangs.is_hanging(15)
 
 
+def test_progress_within_a_step_is_progress() -> None:
+    hangs = HangDetector(10, (0,), now=0)
+    for now in range(1, 60, 8):
+        hangs.observe_heartbeats(now, {0: beat(5, at=now)})
+        assert not hangs.is_hanging(now + 9)
+    assert hangs.is_hanging(now + 10.1)
+
+
+def test_a_rank_of_another_node_waits_for_one_of_the_same_step_that_is_not_late() -> None:
+    hangs = HangDetector(10, (0,), now=0)
+    hangs.observe_heartbeats(1, {0: beat(5)})
+    assert hangs.is_blocking(2, step=5) and hangs.is_blocking(2, step=6) and not hangs.is_blocking(2, step=4)
+    assert not hangs.is_blocking(12, step=5), "it is late itself"
+
+
 @pytest.mark.parametrize(
     ("phase", "times"), [("init", 3), ("compile", 6), ("checkpoint", 3), ("eval", 3), ("train", 1)]
 )
