@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from fakes.disk_steps import record_disk_steps
 from primus.checkpoint import checksum, folders, manifest
 from primus.checkpoint.manifest import CheckpointManifest
 from primus.checkpoint.shape import FIELDS, build_shape, check_same_shape
@@ -50,6 +51,17 @@ def test_a_manifest_reads_back_as_written(tmp_path: Path) -> None:
     assert path.name == "step_00000100"
     assert manifest.read_manifest(path) == describing(path, 100)
     assert manifest.find_damage(path, describing(path, 100)) == ""
+
+
+def test_a_checkpoint_is_complete_only_once_its_manifest_and_its_folder_are_on_disk(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, 100)
+    (path / manifest.MANIFEST_NAME).unlink()
+    with record_disk_steps(path) as steps:
+        manifest.write_manifest(path, describing(path, 100))
+    assert steps == [("sync", ".manifest.json.tmp"), ("rename", "manifest.json"), ("sync", ".")]
+    with record_disk_steps(tmp_path) as steps:
+        manifest.write_manifest(path, describing(path, 100))
+    assert steps[-1] == ("sync", "."), "the name of the folder itself"
 
 
 @given(st.binary(min_size=1, max_size=200), st.data())

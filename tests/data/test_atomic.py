@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fakes.disk_steps import record_disk_steps
 from primus.data import atomic
 from primus.errors import PrimusError
 
@@ -94,3 +95,21 @@ def test_staged_files_have_their_names_only_once_published(tmp_path: Path) -> No
     with atomic.stage_files({tmp_path / "c": b"3"}):
         pass
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_each_staged_file_is_on_disk_before_its_name_and_its_name_before_the_next_file(tmp_path: Path) -> None:
+    with record_disk_steps(tmp_path) as steps, atomic.stage_files({tmp_path / "a": b"1", tmp_path / "b": b"2"}) as go:
+        go()
+    a, b = (atomic.build_temporary_path(tmp_path / name).name for name in "ab")
+    assert steps == [
+        *(("sync", a), ("sync", b)),
+        *(("rename", "a"), ("sync", "."), ("rename", "b"), ("sync", ".")),
+    ]
+
+
+def test_a_deleted_file_is_gone_from_the_disk_before_anything_else_happens(tmp_path: Path) -> None:
+    (tmp_path / "old").touch()
+    with record_disk_steps(tmp_path) as steps:
+        atomic.delete_file(tmp_path / "old")
+        atomic.delete_file(tmp_path / "absent")
+    assert steps == [("delete", "old"), ("sync", ".")]

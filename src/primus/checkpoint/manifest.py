@@ -86,8 +86,9 @@ def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
         # Before the rename: a power cut must not leave a name without content.
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    # The rename itself is durable once the folder is.
+    # The rename is durable once the folder is, and the folder once its own name is.
     sync_to_disk(folder)
+    sync_to_disk(folder.parent)
 
 
 def read_manifest(folder: Path) -> CheckpointManifest | None:

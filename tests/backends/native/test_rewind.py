@@ -325,6 +325,19 @@ def test_a_state_that_has_consumed_skipped_data_is_undone() -> None:
     assert [is_undone(sample, rewinds) for sample in (9, 10, 11, 20, 21)] == [False, False, True, True, False]
 
 
+def test_a_rewind_renames_the_checkpoints_of_its_own_run_only(make_run: MakeRun, train: Train) -> None:
+    run, other = make_run("run", save_interval=4), make_run("other", save_interval=2)
+    train(run)
+    train(other)
+    # One folder of both, as where `save:` names that of another run.
+    for step in (2, 6):
+        shutil.move(other.checkpoints / f"step_{step:08d}", run.checkpoints)
+    assert rewind.set_aside_undone(run.checkpoints, run, [rewound(4, 16)]) == [
+        f"step_{step:08d}.set_aside_1" for step in (4, 8)
+    ]
+    assert sorted(path.name for path in run.checkpoints.glob("step_????????")) == ["step_00000002", "step_00000006"]
+
+
 def test_a_damaged_file_of_rewinds_is_an_error(make_run: MakeRun, train: Train) -> None:
     run = make_run()
     (run.directory / "rewinds.json").write_text("[{")
