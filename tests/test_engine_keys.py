@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args
 
+import msgspec
 import pytest
+from msgspec import structs
 
 import primus
-from primus.config.schema import OWNERS, ModelSpec, Trainer, TrainingConfig
-from primus.engine_keys import check_key_rules, list_key_differences, read_key_rules
+from primus import registry
+from primus.backend import BACKENDS
+from primus.backends.megatron.support import CHECKOUT_KEYS
+from primus.config.schema import GROUPS, OWNERS, DataConfig, Experiment, ModelSpec, Trainer, TrainingConfig
+from primus.engine_keys import KeyRule, check_key_rules, list_key_differences, read_key_rules
 from primus.errors import UsageError
 
 SPEC = ModelSpec(num_layers=1, hidden_size=8, ffn_hidden_size=8, num_attention_heads=1, vocab_size=16)
@@ -23,9 +30,8 @@ bf16: {field: type, differs: rounds elsewhere}
 
 
 def build_trainer(**model: object) -> Trainer:
-    from msgspec.structs import replace
-
-    return Trainer(model=replace(SPEC, **model), training=TrainingConfig(recompute_activations=True, bf16=False))
+    training = TrainingConfig(recompute_activations=True, bf16=False)
+    return Trainer(model=structs.replace(SPEC, **model), training=training)
 
 
 @pytest.fixture
@@ -60,3 +66,39 @@ def test_differences_list_refused_settings_first_and_leave_out_those_that_are_of
     # Off, although it is on by default.
     assert TrainingConfig().bf16
     assert list_key_differences(rules, Trainer(model=SPEC, training=TrainingConfig(bf16=False))) == []
+
+
+def list_names(annotation: Any) -> Iterator[Any]:
+    """The values of each Literal in a type."""
+    for each in get_args(annotation):
+        yield from list_names(each) if get_args(each) else [each]
+
+
+def choose_refused_value(key: str, rule: KeyRule) -> Any:
+    """A value of the key's type that the rule does not accept."""
+    (field,) = (each for each in structs.fields(GROUPS[OWNERS[key]]) if each.name == key)
+    for value in (True, False, 2, 3, 0.5, *list_names(field.type), "x", "M"):
+        try:
+            valid = msgspec.convert(value, field.type) == value
+        except (msgspec.ValidationError, TypeError):
+            continue
+        if valid and value != field.default and value not in rule.accepts:
+            return value
+    raise AssertionError(f"no value for {key}")
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda folder: folder.name)
+def test_each_refused_value_is_refused_before_a_launch(engine: Path, device: str) -> None:
+    backend = registry.load_plug_in(BACKENDS, engine.name)
+    training = TrainingConfig(device=device)  # type: ignore[arg-type]
+    base = Trainer(model=SPEC, framework=engine.name, data=DataConfig(mock_data=True), training=training)
+    refused = {key: rule for key, rule in read_key_rules(engine).items() if rule.refused}
+    if engine.name == "megatron" and device != "cpu":  # a worker may have a checkout of Megatron-LM
+        refused = {key: rule for key, rule in refused.items() if key not in CHECKOUT_KEYS}
+    assert len(refused) > 5
+    for key, rule in refused.items():
+        group = structs.replace(getattr(base, OWNERS[key]), **{key: choose_refused_value(key, rule)})
+        with pytest.raises(UsageError, match=f"^{key}: .* does not support") as caught:
+            backend.check(Experiment(exp_name="x", trainer=structs.replace(base, **{OWNERS[key]: group})))
+        assert rule.refused in str(caught.value)

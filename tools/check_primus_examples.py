@@ -110,8 +110,9 @@ def find_kind(example: CheckedExample) -> str:
 
 
 def shorten_reason(problem: str) -> str:
-    """A problem without its file and line, so that equal ones are counted together."""
-    return re.sub(r"^[\w./ \-]+\.yaml(:\d+)?:? ?", "", problem).replace("|", " ")
+    """A problem without its file, line and pattern of layers, so that equal ones are counted together."""
+    reason = re.sub(r"^[\w./ \-]+\.yaml(:\d+)?:? ?", "", problem).replace("|", " ")
+    return re.sub(r"^(hybrid_layer_pattern): .*?: ", r"\1: ", reason)
 
 
 if __name__ == "__main__":

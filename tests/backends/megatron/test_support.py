@@ -42,7 +42,7 @@ def build_experiment(**changes: Any) -> Experiment:
     ("changes", "message"),
     [
         ({"model": {"hybrid_layer_pattern": "M*"}}, "hybrid_layer_pattern: M*: megatron does not support"),
-        ({"model": {"post_layernorm": True, "hybrid_layer_pattern": "*"}}, "post_layernorm: true: megatron does not"),
+        ({"model": {"post_layernorm": True}}, "post_layernorm: true: megatron does not"),
         ({"model": {"rope_type": "yarn"}}, "rope_type: yarn: megatron supports it only with multi_latent_attention"),
         ({"model": LATENT}, "multi_latent_attention: true: megatron supports it only with Transformer Engine"),
         ({"model": {"window_size": 32}}, "window_size: 32: megatron supports it only with Transformer Engine"),

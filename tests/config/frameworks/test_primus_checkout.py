@@ -11,7 +11,7 @@ import pytest
 
 from primus.config.load import load_experiment
 from primus.errors import UsageError
-from primus.experiment import CONFIG_FILE, format_files, resolve_experiment
+from primus.experiment import CONFIG_FILE, format_files, resolve_settings
 
 CHECKOUT = Path(os.environ.get("PRIMUS_TEST_PRIMUS_CHECKOUT", "/nonexistent"))
 TOOL = Path(__file__).parents[3] / "tools/check_primus_examples.py"
@@ -30,29 +30,38 @@ def load_tool() -> ModuleType:
     return tool
 
 
-def test_most_examples_that_train_language_models_are_accepted() -> None:
+def test_examples_that_train_language_models_are_accepted_unless_no_engine_has_their_layers() -> None:
     tool = load_tool()
     checked = [
         example
         for example in tool.check_examples(CHECKOUT)
         if example.framework in ("megatron", "torchtitan") and "diffusion" not in example.file
     ]
-    accepted = [example for example in checked if not example.problem or tool.lacks_files(example)]
+    refused = [example for example in checked if example.problem and not tool.lacks_files(example)]
+    others = [example for example in refused if ": megatron does not support " not in example.problem]
     assert len(checked) > 300
-    assert len(accepted) / len(checked) > 0.9
+    assert len(others) / len(checked) < 0.02, others
+    assert len(refused) / len(checked) < 0.15
 
 
 def test_an_accepted_example_written_to_a_run_folder_means_the_same(tmp_path: Path) -> None:
-    for file in sorted((CHECKOUT / "examples").rglob("configs/MI300X/*.yaml")):
-        if file.parts[-4] not in ("megatron", "torchtitan"):
-            continue
+    files = [
+        file
+        for folder in ("megatron", "torchtitan")
+        for file in sorted((CHECKOUT / "examples" / folder).rglob("configs/MI300X/*.yaml"))
+    ]
+    num_accepted = 0
+    for file in files:
         try:
-            resolved = resolve_experiment(file, (), {})
+            resolved = resolve_settings(file, (), {}, absent=[])
         except UsageError:
             continue
+        num_accepted += 1
         for name, text in format_files(resolved).items():
             target = tmp_path / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text)
         again = load_experiment(tmp_path / CONFIG_FILE, environ=None)  # translated again, as a copy is
         assert again.experiment == resolved.experiment, file
+    assert len(files) > 80
+    assert num_accepted / len(files) > 0.9

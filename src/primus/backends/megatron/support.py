@@ -54,14 +54,15 @@ def check(experiment: Experiment) -> None:
     """Accept an experiment that Megatron can train, as far as the launching machine can know.
 
     The workers may have more than megatron-core: Transformer Engine, or a checkout of Megatron-LM. They check the rest,
-    `check_core`, when they start; here only an experiment for CPUs is checked completely.
+    `check_core`, when they start; here only an experiment for CPUs is checked completely, and of the others what no
+    worker trains.
 
     Raises:
         UsageError: A value is not supported; the message names its key and the fix.
     """
     trainer = experiment.trainer
+    _check_keys(trainer, has_checkout=trainer.training.device != "cpu")
     model_checks.check(trainer.model)
-    _raise_first(_find_shape_problems(trainer.model))
     check_engine_data(trainer.data)
     check_setting_names(trainer.backend_args)
     check_loop(trainer, NAME)
@@ -95,8 +96,13 @@ def check_driver(trainer: Trainer, driver: MegatronDriver) -> None:
     if driver.checkout is None:
         check_core(trainer, has_engine_layers=driver.uses_transformer_engine)
         return
-    rules = {key: rule for key, rule in read_key_rules(FOLDER).items() if key not in CHECKOUT_KEYS}
-    check_key_rules(NAME, rules, trainer)
+    _check_keys(trainer, has_checkout=True)
+
+
+def _check_keys(trainer: Trainer, *, has_checkout: bool) -> None:
+    """Accept the values that `keys.yaml` does; with a checkout of Megatron-LM, those of more keys."""
+    rules = read_key_rules(FOLDER)
+    check_key_rules(NAME, {k: rule for k, rule in rules.items() if not has_checkout or k not in CHECKOUT_KEYS}, trainer)
 
 
 def check_core(trainer: Trainer, *, has_engine_layers: bool) -> None:
@@ -109,7 +115,7 @@ def check_core(trainer: Trainer, *, has_engine_layers: bool) -> None:
     Raises:
         UsageError: A value is not supported; the message names its key and the fix.
     """
-    check_key_rules(NAME, read_key_rules(FOLDER), trainer)
+    _check_keys(trainer, has_checkout=False)
     has_own_stages = model_checks.has_own_stages(trainer.backend_args)
     model_checks.check_parallel(
         trainer.model, trainer.parallel, trainer.training.seq_length, has_own_stages=has_own_stages
@@ -152,19 +158,6 @@ def _list_transformer_engine_settings(trainer: Trainer) -> Iterator[tuple[str, A
     yield "window_size", model.window_size, None
     yield "fp8", trainer.training.fp8, None
     yield "context_parallel_size", trainer.parallel.context_parallel_size, 1
-
-
-def _find_shape_problems(spec: ModelSpec) -> Iterator[MegatronProblem]:
-    """Shapes that no release of Megatron-LM has either."""
-    if spec.global_kv_channels is not None or spec.moe_parallel_dense:
-        yield MegatronProblem(
-            "global_kv_channels: megatron does not support heads of several widths", "choose another model or framework"
-        )
-    if spec.post_layernorm and spec.hybrid_layer_pattern is not None:
-        yield MegatronProblem(
-            "post_layernorm: true: megatron does not support Gemma's norms and windowed layers",
-            "choose another model or framework",
-        )
 
 
 def _find_model_problems(spec: ModelSpec) -> Iterator[MegatronProblem]:

@@ -28,9 +28,9 @@ def check(experiment: Experiment) -> None:
     """
     trainer = experiment.trainer
     settings = read_settings(trainer.backend_args, BridgeSettings)
+    check_key_rules(NAME, read_key_rules(FOLDER), trainer)
     model_checks.check(trainer.model)
     _check_model(trainer, settings)
-    check_key_rules(NAME, read_key_rules(FOLDER), trainer)
     _check_adapters(trainer, settings)
     _check_layout(trainer)
     check_setting_names(list_megatron_settings(trainer.backend_args))
