@@ -65,7 +65,7 @@ def test_as_json_they_are_complete(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_where_there_are_none_the_places_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown("runs show", capsys) == f"no hooks in {Path.cwd()}/config/primus/hooks, hooks\n"
+    assert shown("runs show", capsys) == f"no hooks in {Path.cwd()}/config/primus/hooks, runner/helpers/hooks, hooks\n"
 
 
 def test_an_unknown_backend_is_told(capsys: pytest.CaptureFixture[str]) -> None:
