@@ -88,7 +88,7 @@ def test_large_tensors_are_written_and_read_in_rows(tmp_path: Path, monkeypatch:
 def test_rows_of_a_file_are_those_of_its_tensor(tmp_path: Path) -> None:
     tensors = {"before": torch.randn(3), "values": torch.randn(6, 4, 2), "bytes": torch.arange(10, dtype=torch.int8)}
     tensors["halves"], tensors["none"] = torch.randn(5, 3).half(), torch.zeros(0, 4)
-    AdapterFiles({}, tensors).write(tmp_path / "file")
+    AdapterFiles("hf:org/small", {}, tensors).write(tmp_path / "file")
     file = SafetensorsFile(tmp_path / "file" / adapter.WEIGHTS_FILE)
     for name, tensor in tensors.items():
         for rows in (None, slice(2, 4), slice(1, None), slice(0, 1), slice(0, 0)):
@@ -213,10 +213,26 @@ def test_a_name_of_the_hub_is_found_in_the_cache_and_else_refused_offline(
 
 
 def test_adapters_name_the_revision_of_their_model_as_peft_does(tmp_path: Path) -> None:
-    config = adapter.build_config({}, "org/small@v2", 8, 16, 0.0, 2)
+    adapter.AdapterFiles("hf:org/small@v2", adapter.build_config({}, 8, 16, 0.0, 2), {}).write(tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["revision"]) == ("org/small", "v2")
-    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     assert adapter.find_base(tmp_path) == "hf:org/small@v2"
+
+
+def test_adapters_name_a_folder_from_their_own_place_and_one_in_the_cache_by_its_model(tmp_path: Path) -> None:
+    base, cached = tmp_path / "shared/models/own", tmp_path / "hub/models--org--small/snapshots/abc"
+    folder = tmp_path / "shared/runs/r/checkpoints/step_00000004/adapter"
+    for path in (base, cached):
+        path.mkdir(parents=True)
+    assert adapter.name_base(f"hf:{cached}", folder) == ("org/small", "abc")
+    adapter.AdapterFiles(str(base), adapter.build_config({}, 8, 16, 0.0, 2), {}).write(folder)
+    assert str(tmp_path) not in (folder / "adapter_config.json").read_text()
+    (tmp_path / "shared").rename(tmp_path / "moved")
+    moved = tmp_path / "moved" / folder.relative_to(tmp_path / "shared")
+    assert Path(adapter.find_base(moved)).resolve() == tmp_path / "moved/models/own"
+    (tmp_path / "moved/models/own").rmdir()
+    with pytest.raises(UsageError, match=r"adapter_config.json: its model \.\./.*models/own does not exist"):
+        adapter.find_base(moved)
 
 
 @pytest.mark.parametrize("given", ["checkpoints", "checkpoints/20", "checkpoints/20/items"])

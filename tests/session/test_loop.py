@@ -114,6 +114,20 @@ def test_a_stopped_run_saves_and_resumes_with_the_losses_of_an_undisturbed_one(
     assert [file.name for file in found.files] == ["logits.npy"]
 
 
+@pytest.mark.parametrize(("interval", "end"), [(None, "no checkpoint"), (4, "the newest checkpoint is of step 4")])
+def test_a_run_that_does_not_save_its_last_step_says_so(
+    make_run: Callable[..., Run],
+    train: Train,
+    capfd: pytest.CaptureFixture[str],
+    interval: int | None,
+    end: str,
+) -> None:
+    train(make_run(save_interval=interval, disable_last_saving=True))
+    wanted = f"step 6 is not saved, by disable_last_saving: true; {end}"
+    lines = [line for line in capfd.readouterr().out.splitlines() if "is not saved" in line]
+    assert len(lines) == 1 and wanted in lines[0]
+
+
 def test_a_step_that_is_not_finite_ends_the_run(make_run: Callable[..., Run], train: Train) -> None:
     run = make_run()
     with pytest.raises(FinalError, match="step 3: the loss or the gradient is not finite"):

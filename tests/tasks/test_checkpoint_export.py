@@ -191,13 +191,15 @@ def test_a_fine_tuned_model_stops_at_the_end_of_a_turn(here: Path, tokens: Path,
             f"base_model.model.{name.removesuffix('.weight')}.lora_A.weight": torch.ones(2, columns),
             f"base_model.model.{name.removesuffix('.weight')}.lora_B.weight": torch.ones(rows, 2),
         }
-        AdapterFiles(build_config(parts, str(base), 2, 4, 0.0, SPEC.num_layers), parts).write(checkpoint / "adapter")
+        AdapterFiles(str(base), build_config(parts, 2, 4, 0.0, SPEC.num_layers), parts).write(checkpoint / "adapter")
     out = convert("chat")
     assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == [0, 301]
     assert ("adapters merged" in (out / "README.md").read_text()) == merges_adapter
     if merges_adapter:  # peft writes a card of the adapter, which says nothing of the merged model
         shutil.copytree(checkpoint / "adapter", here / "alone")
         (here / "alone" / "README.md").write_text("of the adapter")
+        config = here / "alone" / "adapter_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": str(base)}))
         assert "of the adapter" not in (convert(here / "alone") / "README.md").read_text()
     # The published model itself stays as it was.
     same = convert(base)

@@ -213,7 +213,7 @@ def finish(run: EngineRun) -> None:
         evaluate_validation(run)
     if session.data.test is not None and session.trainer.training.eval_iters:
         evaluate(run, session.data.test, "test")
-    if not session.trainer.checkpoint.disable_last_saving and not session.is_saved():
+    if session.should_save_at_end():
         save(run)
     session.callbacks.call("after_train")
     session.saver.check_last()

@@ -199,8 +199,16 @@ class Session:
         return find_evaluation_interval(self.trainer.training) is not None and self.evaluated_step != self.step
 
     def is_save_due(self) -> bool:
-        """Whether to save now; after the last step, `disable_last_saving` and `is_saved` decide."""
+        """Whether to save now; `should_save_at_end` decides for the last step."""
         return self._is_due(self.trainer.checkpoint.save_interval)
+
+    def should_save_at_end(self) -> bool:
+        """Whether to save after the last step; says if the run ends without a checkpoint of it."""
+        if self.is_saved() or not self.trainer.checkpoint.disable_last_saving:
+            return not self.is_saved()
+        newest = f"the newest checkpoint is of step {self.saver.last_step}" if self.saver.last_step else "no checkpoint"
+        self.print_line(f"step {self.step} is not saved, by disable_last_saving: true; {newest}")
+        return False
 
     def is_saved(self) -> bool:
         """Whether there is nothing to save: this step was saved or loaded already, or is the beginning."""

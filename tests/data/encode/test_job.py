@@ -230,6 +230,15 @@ def test_bad_documents_that_are_allowed_are_listed(tmp_path: Path, tokenizer_fil
         make(lines, tokenizer_file, tmp_path / "out", max_bad=1)
 
 
+def test_new_token_files_have_no_list_of_bad_documents_of_the_old_ones(tmp_path: Path, tokenizer_file: Path) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", ["fox", None])
+    make(lines, tokenizer_file, tmp_path / "out", max_bad=1)
+    assert (tmp_path / "out_text_document.bad.jsonl").exists()
+    write_lines(lines, ["fox", "dogs"])
+    assert make(lines, tokenizer_file, tmp_path / "out", existing="replace").manifest.bad_documents == 0
+    assert not (tmp_path / "out_text_document.bad.jsonl").exists()
+
+
 def test_input_without_text_is_an_error(tmp_path: Path, tokenizer_file: Path) -> None:
     with pytest.raises(UsageError, match="no text in"):
         make(write_lines(tmp_path / "a.jsonl", ["", ""]), tokenizer_file, tmp_path / "out")

@@ -146,7 +146,10 @@ def test_an_interrupted_shuffle_goes_on_with_the_shards_that_are_left(
     assert (found.bin, found.idx) == (expected.bin, expected.idx)
 
 
-def test_a_damaged_file_of_a_sorted_shard_is_noticed(tmp_path: Path, corpus: Path, tokenizer_file: Path) -> None:
+@pytest.mark.parametrize("suffix", shuffle.SUFFIXES)
+def test_a_damaged_file_of_a_sorted_shard_is_noticed(
+    tmp_path: Path, corpus: Path, tokenizer_file: Path, suffix: str
+) -> None:
     merge = shuffle.merge_sorted
 
     def fail(queue: ShardQueue, rows: list[ShardResult], dtype: np.dtype[np.uint16]) -> object:
@@ -156,12 +159,13 @@ def test_a_damaged_file_of_a_sorted_shard_is_noticed(tmp_path: Path, corpus: Pat
         patch.setattr(shuffle, "merge_sorted", fail)
         with pytest.raises(PrimusError, match="stopped"):
             encoded(corpus, tokenizer_file, tmp_path / "out")
-    keys = sorted((tmp_path / ".out.work").glob("*/*.keys"))[2]
-    content = bytearray(keys.read_bytes())
-    content[5] ^= 1
-    keys.write_bytes(content)
-    with pytest.raises(PrimusError, match=r"keys: damaged since it was written"):
+    damaged = sorted((tmp_path / ".out.work").glob(f"*/*.{suffix}"))[2]
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    with pytest.raises(PrimusError, match=rf"{suffix}: damaged since it was written: its checksum differs"):
         encoded(corpus, tokenizer_file, tmp_path / "out")
+    assert not list(tmp_path.glob("out_text_document*"))
     assert merge is shuffle.merge_sorted
     again = encoded(corpus, tokenizer_file, tmp_path / "out")
     assert again.bin == encoded(corpus, tokenizer_file, tmp_path / "other").bin

@@ -269,21 +269,26 @@ def test_rows_and_the_template_are_checked_before_a_launch(tmp_path: Path, monke
     good, bad = converse("q", "a"), {"text": "x"}
     data = DataConfig(sft_data_path=write_rows(tmp_path / "a.jsonl", [good] * 4), tokenizer_model=str(tmp_path / "tok"))
     write_tokenizer(tmp_path / "tok")
-    assert check_rows(data) == 4
+    assert check_rows(data) == []
     for rows, valid in (([good, bad], None), ([good], [good, bad])):
         path = write_rows(tmp_path / "b.jsonl", rows)
         other = write_rows(tmp_path / "valid.jsonl", valid) if valid else None
         with pytest.raises(UsageError, match=f"{'valid' if valid else 'b'}.jsonl:2: unknown form"):
             check_rows(structs.replace(data, sft_data_path=path, sft_valid_data_path=other))
-    write_rows(tmp_path / "a.jsonl", [good, good, good, bad])
+    assert check_rows(structs.replace(data, sft_valid_data_path="hf:org/rows")) == [
+        "hf:org/rows: its rows are checked when training begins, not before the launch"
+    ]
     monkeypatch.setattr(row_check, "CHECKED_ROWS", 3)
-    assert check_rows(data) == 3
+    late = [f"{tmp_path}/a.jsonl: rows after 3 are checked when training begins"]
+    for rows, notes in (([good] * 3, []), ([good] * 4, late), ([*[good] * 4, bad], late)):
+        write_rows(tmp_path / "a.jsonl", rows)
+        assert check_rows(data) == notes
     pairs = write_rows(tmp_path / "pairs.jsonl", [{"prompt": "p", "completion": "c"}])
     bare = write_tokenizer(tmp_path / "bare", None)
-    assert check_rows(structs.replace(data, sft_data_path=pairs, tokenizer_model=bare)) == 1
+    assert check_rows(structs.replace(data, sft_data_path=pairs, tokenizer_model=bare)) == []
     with pytest.raises(UsageError, match=r"a.jsonl:1: the tokenizer .*bare has no chat template"):
         check_rows(structs.replace(data, tokenizer_model=bare))
-    assert check_rows(structs.replace(data, tokenizer_model="owner/of-the-hub")) == 3
+    assert check_rows(structs.replace(data, tokenizer_model="owner/of-the-hub")) == late
     refusing = write_tokenizer(tmp_path / "refusing", "{{ raise_exception('no') }}")
     with pytest.raises(UsageError, match="refuses the messages: no"):
         check_rows(structs.replace(data, tokenizer_model=refusing))

@@ -66,6 +66,7 @@ def test_named_datasets_are_listed_without_importing_them() -> None:
         (["--dataset", "python-stdlb", "--tokenizer", "bpe:300"], 2, "did you mean 'python-stdlib'?"),
         ([*GOOD, "--tokenizer", "{}/t.json", "--clean", "minimal"], 2, "t.json: no such tokenizer"),
         ([*GOOD, "--tokenizer", "bpe:many", "--dedup", "exact"], 2, "like bpe:8192"),
+        ([*GOOD, "--tokenizer", "bpe:300", "--dedup", "exact", "--max-removed", "1"], 2, "or give --dedup minhash"),
         ([*GOOD, "--tokenizer", "bpe:300", "--dedup", "exact", "--clean", "minmal"], 2, "did you mean 'minimal'?"),
     ],
 )
@@ -94,3 +95,14 @@ def test_text_is_cleaned_and_copies_are_removed_before_it_is_tokenized(tmp_path:
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"out.clean", "out.unique"}
     [again] = json.loads(prepare(*words, "--clean", "minimal", "--dedup", "exact", json_wanted=True).stdout)
     assert not again["made"]
+
+
+def test_most_documents_are_removed_as_near_duplicates_only_if_asked(tmp_path: Path) -> None:
+    text = "the quick brown fox jumps over the lazy dog and runs away from seven toxic wizards of the number"
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"{text} {each}"}) + "\n" for each in range(40)))
+    words = ("--input", tmp_path / "a.jsonl", "--tokenizer", "bpe:280", "--output", tmp_path / "out")
+    refused = prepare(*words, "--dedup", "minhash")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "39 of 40 documents (98%)" in refused.stderr and "--max-removed 1 removes them" in refused.stderr
+    [result] = json.loads(prepare(*words, "--dedup", "minhash", "--max-removed", 1, json_wanted=True).stdout)
+    assert result["documents"] == 1

@@ -16,10 +16,9 @@ from primus.errors import UsageError
 class Numbers:
     """Sample i is [tag, i]."""
 
-    samples_per_epoch = 1000
-
     def __init__(self, tag: int) -> None:
         self.tag = tag
+        self.samples_per_epoch = 1000 + tag
 
     def __getitem__(self, index: int) -> np.ndarray:
         return np.array([self.tag, index])
@@ -82,6 +81,10 @@ def test_the_order_of_a_blend_never_changes() -> None:
 def test_progress_tells_how_often_each_file_has_been_seen() -> None:
     progress = blend_of([3, 1]).compute_progress(4000)
     assert [(str(part.prefix), part.samples, part.epochs) for part in progress] == [("0", 3000, 3.0), ("1", 1000, 1.0)]
+
+
+def test_an_epoch_of_a_blend_is_an_epoch_of_each_dataset() -> None:
+    assert blend_of([8, 1, 1]).samples_per_epoch == 1000 + 1001 + 1002
 
 
 @pytest.mark.parametrize("weights", [[1.0, 0.0], [1.0, -0.5], [math.nan, 1.0], [math.inf, 1.0], [1e-30, 1e30]])

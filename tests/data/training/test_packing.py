@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -198,6 +199,21 @@ def test_a_length_that_contradicts_its_pointers_is_noticed_when_its_block_is_rea
     dataset = PackedDataset(IndexedTokens(prefix), 64)
     with pytest.raises(PrimusError, match="sequence 7 does not end where the next one begins"):
         dataset[0]
+
+
+@pytest.mark.parametrize("mapped", [2, 64])
+def test_pointers_that_are_not_in_order_are_refused_before_a_sample_is_read(
+    write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch, mapped: int
+) -> None:
+    monkeypatch.setattr(packing, "BLOCK", 2)
+    monkeypatch.setattr(packing, "MAPPED_POINTERS", mapped)
+    prefix = write_tokens("x", numbered([10] * 12))
+    content = bytearray(idx_path(prefix).read_bytes())
+    # Sequence 6, the first of a block, moves into the bytes of sequence 1: no sequence lies beyond the file.
+    struct.pack_into("<q", content, HEADER.size + 4 * 12 + 8 * 6, 22)
+    idx_path(prefix).write_bytes(content)
+    with pytest.raises(PrimusError, match=r"x.idx: corrupt, its pointers are not in order"):
+        PackedDataset(IndexedTokens(prefix), 4)
 
 
 def test_mock_samples_are_random_and_repeat(write_tokens: WriteTokens) -> None:

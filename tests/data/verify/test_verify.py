@@ -425,6 +425,19 @@ def test_a_document_without_a_sequence_is_found(tmp_path: Path) -> None:
     )
 
 
+def test_sequences_before_the_first_document_are_found(tmp_path: Path) -> None:
+    prefix, documents = write(tmp_path / "x", "uint16")
+    content = bytearray(idx_path(prefix).read_bytes())
+    place = 34 + 12 * len(documents)
+    # Document 1 begins where it began, so that every document is after the one before it, and 0 is lost.
+    borders = np.frombuffer(bytes(content), "<i8", len(documents) + 1, place)[1:]
+    struct.pack_into("<q", content, 18 + 8, len(documents))
+    content[place:] = borders.tobytes()
+    idx_path(prefix).write_bytes(content)
+    place_of_first = f"(byte {place:,}, document 0)"
+    assert f"the first document begins at sequence 1, not 0 {place_of_first}" in said(check(prefix))
+
+
 def test_a_manifest_that_says_another_largest_token_is_found(copied: Path) -> None:
     facts = json.loads(manifest_path(copied).read_text())
     manifest_path(copied).write_text(json.dumps({**facts, "max_token_id": facts["max_token_id"] + 1}))

@@ -19,7 +19,7 @@ from primus.backends.megatron.engine import EngineParts, ExtraFields, MegatronEn
 from primus.backends.megatron_bridge.model import BridgedModel
 from primus.backends.megatron_bridge.settings import BridgeSettings
 from primus.backends.megatron_bridge.settings_in_force import add_adapter_settings
-from primus.checkpoint.formats.open import split_revision
+from primus.checkpoint.formats.adapter import name_base
 from primus.config.schema import Trainer
 from primus.session.settings_in_force import LiveSetting
 from primus.session.weights import open_base_weights
@@ -99,11 +99,13 @@ class BridgeEngine(MegatronEngine):
             return
         checkpoint.save_checkpoint(folder, self._adapter_state, self._optimizer, self.num_steps)
         if self._bridged.bridge is not None:
+            load, model = self.trainer.checkpoint.load, self.trainer.model
             self._bridged.bridge.save_hf_adapter(
                 [self.gpt_model],
                 folder / ADAPTER_FOLDER,
                 self._adapters,
-                base_model_name_or_path=self._name_base(),
+                # Megatron-Bridge writes no revision.
+                base_model_name_or_path=name_base(load, folder / ADAPTER_FOLDER)[0] if load else model.hf_name,
                 show_progress=False,
             )
 
@@ -120,13 +122,6 @@ class BridgeEngine(MegatronEngine):
     @property
     def _adapter_state(self) -> Any:
         return AdapterState(self.gpt_model)
-
-    def _name_base(self) -> str:
-        """The model that the adapters belong to, as peft names it; Megatron-Bridge writes no revision."""
-        load = self.trainer.checkpoint.load
-        if not load:
-            return self.trainer.model.hf_name
-        return split_revision(load.removeprefix("hf:"))[0] if load.startswith("hf:") else load
 
 
 def _build_adapters(settings: BridgeSettings) -> Any:

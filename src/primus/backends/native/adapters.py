@@ -6,11 +6,9 @@ Shape suffixes: D input width, R rank, F output width.
 from __future__ import annotations
 
 import math
-import os
 import zlib
 from collections.abc import Iterator
 from fnmatch import fnmatch
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -98,12 +96,8 @@ def collect_adapter_files(model: Transformer, load: str) -> AdapterFiles:
     assert model.adapters is not None
     settings = model.adapters
     tensors = dict(_iterate_tensors(model))
-    path = Path(os.path.expanduser(load.removeprefix("hf:")))
-    base = str(path.resolve()) if path.exists() else load.removeprefix("hf:")
-    config = build_config(
-        tensors, base, settings.peft_dim, settings.peft_alpha, settings.peft_dropout, model.spec.num_layers
-    )
-    return AdapterFiles(config, tensors)
+    sizes = settings.peft_dim, settings.peft_alpha, settings.peft_dropout
+    return AdapterFiles(load, build_config(tensors, *sizes, model.spec.num_layers), tensors)
 
 
 def _iterate_tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:

@@ -185,7 +185,8 @@ def interrupt(training: Training) -> None:
     """Save, and leave the remaining steps to the next attempt."""
     _report_steps(training, training.step_timer.take_pending())
     training.announce_interrupt()
-    _save_unless_saved(training)
+    if not training.is_saved():
+        save(training)
     training.saver.check_last()
     training.report_interrupt()
 
@@ -198,8 +199,8 @@ def finish(training: Training) -> None:
         evaluate_validation(training)
     if training.data.test is not None and trainer.training.eval_iters:
         evaluate(training, training.data.test, "test")
-    if not trainer.checkpoint.disable_last_saving:
-        _save_unless_saved(training)
+    if training.should_save_at_end():
+        save(training)
     training.saver.finish_writing()
     training.callbacks.call("after_train")
     training.saver.check_last()
@@ -213,9 +214,3 @@ def _report_steps(training: Training, reports: Iterable[StepReport]) -> None:
     """
     for report in reports:
         training.callbacks.call("after_report", report)
-
-
-def _save_unless_saved(training: Training) -> None:
-    """Save, unless this step was saved or loaded already, or is the beginning."""
-    if not training.is_saved():
-        save(training)

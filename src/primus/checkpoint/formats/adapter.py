@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from primus.checkpoint.formats.open import ADAPTER_CONFIG, ADAPTER_FOLDER, split_revision
+from primus.checkpoint.formats.open import (
+    ADAPTER_CONFIG,
+    ADAPTER_FOLDER,
+    CACHED_MODEL,
+    HUB_PREFIX,
+    split_revision,
+)
 from primus.checkpoint.formats.safetensors_file import SafetensorsFile, build_header
 from primus.checkpoint.weights import TensorDict, TensorInfo, WeightReader
 from primus.errors import PrimusError, UsageError
@@ -29,16 +35,20 @@ OTHER_FORMS = ("use_dora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "m
 class AdapterFiles(NamedTuple):
     """An adapter in memory."""
 
+    load: str
+    """The checkpoint of the model under it, as `load:` names it."""
     config: dict[str, Any]
     tensors: dict[str, Tensor]
 
     def write(self, folder: Path) -> None:
         """Write both files into a new folder."""
         folder.mkdir(parents=True, exist_ok=True)
+        base, revision = name_base(self.load, folder)
+        config = {"base_model_name_or_path": base, "revision": revision or None, **self.config}
         blocks = [tensor.contiguous().numpy().tobytes() for tensor in self.tensors.values()]
         header = build_header(TensorDict(self.tensors).list_tensors(), {"format": "pt"})
         write_bytes(folder / WEIGHTS_FILE, header + b"".join(blocks))
-        write_text(folder / ADAPTER_CONFIG, json.dumps(self.config, indent=2) + "\n")
+        write_text(folder / ADAPTER_CONFIG, json.dumps(config, indent=2) + "\n")
 
 
 def has_adapter(checkpoint: Path) -> bool:
@@ -52,18 +62,31 @@ def name_parts(weight: str) -> tuple[str, str]:
     return module + DOWN, module + UP
 
 
+def name_base(load: str, folder: Path) -> tuple[str, str]:
+    """The model under an adapter in `folder`, as adapter_config.json names it, and its revision.
+
+    It is a name of the hub; for a folder outside of the hub's cache it is the path from `folder`, so that the two can
+    be moved together, and the file says nothing about the machine.
+    """
+    name = load.removeprefix(HUB_PREFIX)
+    path = Path(os.path.expanduser(name)).resolve()
+    if not path.exists():
+        return split_revision(name)
+    # huggingface_hub, guides/manage-cache: models--ORGANIZATION--NAME/snapshots/COMMIT
+    if path.parent.name == "snapshots" and path.parent.parent.name.startswith(CACHED_MODEL):
+        return path.parent.parent.name.removeprefix(CACHED_MODEL).replace("--", "/"), path.name
+    return os.path.relpath(path, folder.resolve()), ""
+
+
 def build_config(
-    tensors: Mapping[str, Tensor], base: str, rank: int, alpha: int, dropout: float, num_layers: int
+    tensors: Mapping[str, Tensor], rank: int, alpha: int, dropout: float, num_layers: int
 ) -> dict[str, Any]:
-    """adapter_config.json of adapters; `base` is a folder, or the name of a model on the hub."""
-    name, revision = (base, "") if Path(base).exists() else split_revision(base)
+    """adapter_config.json of adapters, without the name of their model."""
     modules = [name.removeprefix(PREFIX).removesuffix(DOWN) for name in tensors if name.endswith(DOWN)]
     short = sorted({name.rpartition(".")[2] for name in modules})
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": name,
-        "revision": revision or None,
         "r": rank,
         "lora_alpha": alpha,
         "lora_dropout": dropout,
@@ -96,10 +119,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def find_base(folder: Path) -> str:
-    """The checkpoint that an adapter belongs to, as `load:` names it.
+    """The checkpoint that an adapter belongs to, as `load:` names it; a relative path begins at the adapter.
 
     Raises:
-        UsageError: The adapter does not say it.
+        UsageError: The adapter does not say it, or it was moved.
     """
     config = read_config(folder)
     base, revision = config.get("base_model_name_or_path"), config.get("revision")
@@ -107,8 +130,14 @@ def find_base(folder: Path) -> str:
         raise UsageError(
             f"{folder / ADAPTER_CONFIG}: the adapter does not name its model", "set base_model_name_or_path in it"
         )
-    if Path(os.path.expanduser(base)).exists():
-        return str(base)
+    for path in (folder / base, Path(os.path.expanduser(base))):
+        if path.exists():
+            return str(path)
+    if base.startswith((".", "/", "~")):
+        raise UsageError(
+            f"{folder / ADAPTER_CONFIG}: its model {base} does not exist",
+            "write the place of the model into base_model_name_or_path, as a path or a name of the Hugging Face Hub",
+        )
     return f"hf:{base}@{revision}" if revision else f"hf:{base}"
 
 

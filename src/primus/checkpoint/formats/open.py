@@ -192,6 +192,10 @@ def must_download(given: str) -> bool:
     return name != given and not Path(os.path.expanduser(name)).exists() and _find_cached_model(name) is None
 
 
+CACHED_MODEL = "models--"
+"""Begins the name of a model's folder in the hub's cache."""
+
+
 def split_revision(name: str) -> tuple[str, str]:
     """Model and revision of ``NAME@REVISION``: a branch, a tag or a commit; empty for the default branch."""
     model, _, revision = name.partition("@")
@@ -237,7 +241,7 @@ def _find_cached_model(name: str) -> Path | None:
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
     cache = Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
     model, revision = split_revision(name)
-    repository = cache / f"models--{model.replace('/', '--')}"
+    repository = cache / f"{CACHED_MODEL}{model.replace('/', '--')}"
     reference = repository / "refs" / (revision or "main")  # of a branch or tag: a file with the commit
     commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else revision
     if not commit:

@@ -11,27 +11,32 @@ from primus.data.instruction.chat_template import build_missing_template_error, 
 from primus.data.instruction.examples import HUB, read_examples
 
 CHECKED_ROWS = 10_000
-"""Rows of a file that are read: 0.1 s. An error in a later row is one of the worker."""
+"""Rows of a file that are read: 0.1 s."""
 
 
-def check_rows(data: DataConfig) -> int:
-    """Check the first rows of local files, and that the tokenizer renders their conversations; gives their number.
+def check_rows(data: DataConfig) -> list[str]:
+    """Check the first rows of local files, and that the tokenizer renders their conversations.
+
+    Returns:
+        A note for each source with rows that only the workers check, when training begins.
 
     Raises:
         UsageError: A row is damaged, in none of the known forms, or a conversation without a chat template.
     """
-    count = 0
-    for source in (data.sft_data_path, data.sft_valid_data_path):
-        if source is None or source.startswith(HUB):
+    notes = []
+    for source in filter(None, (data.sft_data_path, data.sft_valid_data_path)):
+        if source.startswith(HUB):
+            notes.append(f"{source}: its rows are checked when training begins, not before the launch")
             continue
-        conversation = None
-        for number, example in enumerate(islice(read_examples(source), CHECKED_ROWS), 1):
-            count += 1
+        conversation, rows = None, read_examples(source)
+        for number, example in enumerate(islice(rows, CHECKED_ROWS), 1):
             if conversation is None and example.messages is not None:
                 conversation = (f"{source}:{number}", example.messages)
         if conversation is not None:
             _check_template(data.tokenizer_model, *conversation)
-    return count
+        if next(rows, None) is not None:
+            notes.append(f"{source}: rows after {CHECKED_ROWS:,} are checked when training begins")
+    return notes
 
 
 def _check_template(name: str | None, where: str, messages: list[dict[str, object]]) -> None:

@@ -11,6 +11,7 @@ from primus.data import readers
 from primus.data.catalog import hub
 from primus.data.encode import trained
 from primus.data.encode.job import EncodeJob, PreparedTokens, load_job_tokenizer
+from primus.data.filter.dedup.recipe import MAX_REMOVED
 from primus.data.shards.workers import Show
 from primus.errors import PrimusError, UsageError
 from primus.messages import Say
@@ -27,6 +28,8 @@ class EncodeSteps:
     """Cleaning recipe; see `primus.data.filter.cleaning.recipe.load_recipe`."""
     dedup: Literal["none", "exact", "minhash"] = "none"
     """Remove exact duplicates, or also near-duplicates."""
+    max_removed: float = MAX_REMOVED
+    """Largest share of documents that may be removed as near-duplicates: more is an error."""
     data_path: Path = Path("data")
     """Folder for downloaded datasets of the hub."""
     split: str = "train"
@@ -114,8 +117,8 @@ def _remove_duplicates(steps: EncodeSteps, job: EncodeJob, say: Say, show: Show)
     from primus.data.filter.dedup.recipe import DedupRecipe
 
     assert steps.dedup != "none"
-    request = DedupJob(recipe=DedupRecipe(method=steps.dedup), **_filter_settings(job, "--dedup", "unique"))
-    return _filter_input(job, request, say, show)
+    recipe, settings = DedupRecipe(method=steps.dedup), _filter_settings(job, "--dedup", "unique")
+    return _filter_input(job, DedupJob(recipe=recipe, max_removed=steps.max_removed, **settings), say, show)
 
 
 def _filter_settings(job: EncodeJob, option: str, suffix: str) -> dict[str, Any]:

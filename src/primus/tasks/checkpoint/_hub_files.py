@@ -87,9 +87,9 @@ def _find_base(found: FoundCheckpoint, load: str | None) -> FoundCheckpoint | No
     from primus.checkpoint.formats.adapter import find_base
     from primus.checkpoint.formats.open import find_checkpoint, must_download
 
-    if load is None and found.format == "peft":
-        load = find_base(found.folder)
     try:
+        if load is None and found.format == "peft":
+            load = find_base(found.folder)
         return find_checkpoint(load) if load and not must_download(load) else None
     except PrimusError:  # it was moved or removed since
         return None

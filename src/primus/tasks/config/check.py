@@ -37,11 +37,12 @@ def run(options: Options, context: TaskContext) -> None:
     """
     resolved = experiment.resolve_experiment(Path(options.config), context.overrides, context.environ, options.stage)
     trainer = resolved.experiment.trainer
+    notes = list(resolved.notes)
     if trainer.data.sft_data_path:
         from primus.data.instruction.row_check import check_rows  # for fine-tuning only
 
-        check_rows(trainer.data)
-    notes = [*resolved.notes, *_check_memory(trainer, options, context)]
+        notes += check_rows(trainer.data)
+    notes += _check_memory(trainer, options, context)
     text = f"{options.config}: valid ({trainer.framework}, {resolved.experiment.exp_name})"
     value = {"config": options.config, "valid": True, "framework": trainer.framework, "notes": notes}
     context.result(value, "\n".join([text, *(f"  note: {note}" for note in notes)]))

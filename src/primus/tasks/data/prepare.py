@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from primus.data.catalog.listing import list_named_datasets
 from primus.data.encode.options import EncodeOptions, check_packages, make_job, output_prefix, summarize_prepared
+from primus.data.filter.dedup.recipe import MAX_REMOVED
 from primus.errors import UsageError
 from primus.task import TaskContext
 
@@ -30,6 +31,8 @@ class Options(EncodeOptions, frozen=True, kw_only=True):
     """Clean the text first by this recipe, such as fineweb or a file; the result is in PREFIX.clean."""
     dedup: Literal["none", "exact", "minhash"] = "none"
     """Remove exact duplicates, or near-duplicates too; the result is in PREFIX.unique."""
+    max_removed: Annotated[float, Meta(ge=0, le=1)] = MAX_REMOVED
+    """With --dedup minhash: largest share of documents to remove as near-duplicates; more is an error."""
     verify: bool = True
     """Verify the token files afterwards."""
 
@@ -53,6 +56,7 @@ def run(options: Options, context: TaskContext) -> None:
     before = steps.EncodeSteps(
         clean=options.clean,
         dedup=options.dedup,
+        max_removed=options.max_removed,
         data_path=Path(options.data_path),
         split=options.split,
         num_samples=options.num_samples,
@@ -81,6 +85,8 @@ def _choose_output_prefix(options: Options) -> Path:
         raise UsageError("both --input and --dataset", "give one of them")
     if not options.tokenizer:
         raise UsageError("no tokenizer", "give --tokenizer PATH, a hub name, or bpe:VOCAB to train one on the text")
+    if options.max_removed != MAX_REMOVED and options.dedup != "minhash":
+        raise UsageError(f"--max-removed with --dedup {options.dedup}", "remove it, or give --dedup minhash")
     if options.output:
         return output_prefix(options.output)
     if not options.dataset:

@@ -37,12 +37,13 @@ def prepare_new_run(file: str, stage: str, context: TaskContext) -> LaunchJob:
     resolved = experiment.resolve_experiment(
         Path(file), context.overrides, context.environ, stage, is_elsewhere=context.runs_elsewhere
     )
-    for note in () if context.dry_run else resolved.notes:  # a dry run prints them with the plan
-        print(f"note: {note}", file=sys.stderr)
     if resolved.experiment.trainer.data.sft_data_path:
         from primus.data.instruction.row_check import check_rows  # for fine-tuning only
 
-        check_rows(resolved.experiment.trainer.data)
+        notes = check_rows(resolved.experiment.trainer.data)
+        resolved = structs.replace(resolved, notes=(*resolved.notes, *notes))
+    for note in () if context.dry_run else resolved.notes:  # a dry run prints them with the plan
+        print(f"note: {note}", file=sys.stderr)
     files = experiment.ExperimentFiles(resolved)
     continues = resolved.experiment.trainer.checkpoint.auto_continue_train
     same = _find_same_runs(resolved, files) if continues else []

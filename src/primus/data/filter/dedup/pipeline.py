@@ -134,7 +134,8 @@ def _check_removed(plan: DedupPlan, num_documents: int, num_near: int) -> None:
     raise PrimusError(
         f"{num_near:,} of {num_documents:,} documents ({num_near / num_documents:.0%}) would be removed as"
         f" near-duplicates, more than the share {plan.max_removed:g}{numbers if plan.recipe.normalize_numbers else ''}",
-        "`data dedup --max-removed 1` removes them, and its report shows samples; `--method exact` removes equal texts",
+        "--max-removed 1 removes them, and the report shows samples; `data dedup --method exact` and"
+        " `data prepare --dedup exact` remove equal texts",
     )
 
 
