@@ -160,6 +160,11 @@ def test_time_limits_are_read_as_sbatch_does(text: str, seconds: int | None) -> 
     assert limit_s(text) == seconds
 
 
+@pytest.mark.parametrize("count", ["2", "2-4", "1k", "1-2M", "1,3,5-7", "1-9:2"])
+def test_every_count_of_nodes_that_slurm_reads_is_accepted(count: str) -> None:
+    assert parse(["sbatch", "-N", count]).slurm == ("-N", count)
+
+
 @pytest.mark.parametrize(
     ("words", "problem", "hint"),
     [
@@ -178,6 +183,9 @@ def test_time_limits_are_read_as_sbatch_does(text: str, seconds: int | None) -> 
         ("sbatch --wrap hostname", "slurm: --wrap cannot be used here", "write the task after"),
         ("sbatch -n 16 -N 2", "slurm: Slurm starts one launcher on each node", "remove --ntasks"),
         ("sbatch --ntasks-per-node 8", "slurm: Slurm starts one launcher on each node", "remove --ntasks"),
+        ("srun -N all", "slurm: --nodes all: not a number of nodes", "such as -N 2"),
+        ("sbatch --nodes=2+1", "slurm: --nodes 2+1: not a number of nodes", "such as -N 2"),
+        ("sbatch --nodes=-2", "slurm: --nodes -2: not a number of nodes", "such as -N 2"),
         ("srun --requeue", "slurm srun does not support --requeue", "use slurm sbatch"),
         ("srun --follow", "slurm srun does not support --follow", "use slurm sbatch"),
         ("sbatch -N 2-4 --spare-nodes 1", "slurm: --spare-nodes needs a fixed number of nodes", "such as -N 4"),

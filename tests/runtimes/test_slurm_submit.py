@@ -23,6 +23,10 @@ modules: {pre_trainer: {framework: abacus, model: tiny, overrides: {mock_data: t
 HOSTILE = "a 'b' \"c\" $(touch evil) `id` \\ * ; & | < > # = , \u00e9\u4e2d"
 
 
+ACCEPTED = '[ "$1" != --test-only ] || exit 0'
+"""srun answers that it would accept the request."""
+
+
 class Place:
     """A folder with an experiment, and a Slurm."""
 
@@ -275,6 +279,43 @@ def test_an_interrupt_leaves_the_job_running(place: Place) -> None:
 
 
 def test_a_step_that_never_began_is_recorded(place: Place) -> None:
-    place.slurm.answers(srun="exit 5")
+    place.slurm.answers(srun=f"{ACCEPTED}; exit 5")
     place.primus("slurm", "-N", "2", *TASK, code=5)
     assert place.metadata.outcome.reason == "srun exited with code 5, before any node started"
+
+
+@pytest.mark.parametrize(("rejection", "code"), [(255, 2), (1, 1)])
+def test_a_step_that_slurm_does_not_accept_leaves_no_run(place: Place, rejection: int, code: int) -> None:
+    place.slurm.answers(srun=f"{ACCEPTED}; exit 0")
+    place.primus("slurm", "srun", *TASK)
+    before, latest = place.runs, os.readlink(place.folder / "out" / "night" / "latest")
+    place.slurm.answers(srun=f"echo 'srun: error: no such queue' >&2; exit {rejection}")
+    said = place.primus("slurm", "srun", *TASK, code=code)
+    assert "primus-cli: Slurm rejected the step: no such queue\n" in said
+    assert place.runs == before
+    assert os.readlink(place.folder / "out" / "night" / "latest") == latest
+
+
+def test_a_step_whose_nodes_have_written_something_is_no_rejected_one(place: Place) -> None:
+    writes = f"mkdir -p '{place.folder}/out/night/latest/logs'; exit 1"
+    place.slurm.answers(srun=writes)
+    assert "srun exited with code 1, before any node started" in place.primus("slurm", "srun", *TASK, code=1)
+    assert len(place.slurm.calls("srun")) == 1, "Slurm is not asked"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_node_that_cannot_plan_its_job_says_why_in_the_run(place: Place, rank: int) -> None:
+    hook = place.folder / "hooks" / "train" / "warm.sh"
+    hook.parent.mkdir(parents=True)
+    hook.write_text("# primus: twice\n")
+    launcher = f'export SLURM_NODEID={rank}; while [ "${{1##*/}}" != primus-cli ]; do shift; done; "$@"'
+    place.slurm.answers(srun=f"{ACCEPTED}; {launcher}; exit $?")
+    said = place.primus("slurm", "srun", *TASK, code=2)
+    outcome = place.metadata.outcome
+    assert (outcome.state, outcome.exit_code) == ("failed", 2)
+    assert outcome.reason.endswith("hooks/train/warm.sh:1: '# primus:' has no setting 'twice'")
+    assert outcome.reason.startswith("node 1 (") == (rank == 1)
+    assert "before any node started" not in said
+    # A command that a user types for a run that is queued, or has ended, changes nothing in it.
+    place.primus("direct", "--", "train", "pretrain", "--run", str(place.runs[-1]), "--lr", "3", code=2)
+    assert place.metadata.outcome == outcome

@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 
 from fakes import cli
+from primus.errors import UsageError
+from primus.launch.jobs import run_claims
+from primus.launch.plan import LaunchJob
+from primus.launch.request import LaunchRequest
+from primus.launch.run_folder import make_run_folder
 from primus.runs import lock
-from primus.runs.store import Run, RunOutcome, list_runs
+from primus.runs.store import Run, RunOutcome, create_run_id, list_runs
+from primus.task import TaskContext
+from primus.tasks.train._job import prepare_new_run
 
 EXPERIMENT = """\
 exp_name: night
@@ -100,3 +107,43 @@ def test_a_run_whose_launcher_died_is_continued_here_and_from_another_host(begun
     assert f"continuing {begun.directory.relative_to(tmp_path)}" in again.stdout
     assert "checking whether it is still active" in again.stdout
     assert lock.read_record(begun.directory / lock.FILE) is None
+
+
+def test_the_same_command_typed_twice_in_one_moment_starts_one_run(tmp_path: Path) -> None:
+    (tmp_path / "night.yaml").write_text(EXPERIMENT)
+    # Both have listed the runs before either has created its own.
+    first, second, other = (plan(tmp_path, *words) for words in ((), (), ("--auto_continue_train", "false")))
+    run = create(first, tmp_path)
+    with pytest.raises(UsageError, match=f"has just started .*{run.id}"):
+        create(second, tmp_path)
+    assert create(other, tmp_path), "runs that continue nothing are independent"
+    assert len(list_runs(tmp_path / "out" / "night")) == 2
+
+
+def test_a_run_that_its_command_has_created_but_not_locked_yet_is_not_started_again(tmp_path: Path) -> None:
+    (tmp_path / "night.yaml").write_text(EXPERIMENT)
+    run = create(plan(tmp_path), tmp_path)
+    late = plan(tmp_path)
+    late.check_start()  # nobody holds the run yet
+    with run.hold_lock(), pytest.raises(UsageError, match="has just started"):
+        create(late, tmp_path)
+    with run_claims.hold_for_submission(run, {}), pytest.raises(UsageError, match="another command is starting"):
+        late.check_start()
+    late.check_start()
+
+
+def plan(folder: Path, *words: str) -> LaunchJob:
+    """A run of the experiment, planned by a command of its own."""
+    config = (
+        EXPERIMENT.replace("workspace: out", f"workspace: {folder / 'out'}")
+        .replace("abacus", "native")
+        .replace("tiny", "llama_quickstart.yaml")
+    )
+    (folder / "night.yaml").write_text(config)
+    context = TaskContext(environ={}, overrides=words)
+    return prepare_new_run(str(folder / "night.yaml"), "pre_trainer", context)
+
+
+def create(job: LaunchJob, folder: Path) -> Run:
+    request = LaunchRequest(runtimes=(), task="train pretrain", words=())
+    return make_run_folder(folder / "out" / "night" / create_run_id(), job, request, ())

@@ -14,7 +14,7 @@ from fakes.slurm import FakeSlurm
 from primus.launch.jobs import job_states, submissions
 from primus.launch.jobs.job_states import JobState
 from primus.launch.jobs.submissions import Submission
-from primus.runs.store import Run, RunMetadata, RunOutcome, create_run
+from primus.runs.store import Run, RunMetadata, RunOutcome, State, create_run
 
 
 def run_id(number: str) -> str:
@@ -249,6 +249,18 @@ def test_a_run_that_nobody_could_record_ends_with_its_job(desk: Desk, raw: str, 
     outcome = run.read_metadata().outcome
     assert (outcome.state, outcome.exit_code) == (state, code)
     assert raw in outcome.reason or state == "done"
+
+
+@pytest.mark.parametrize("state", ["running", "failed"])
+def test_a_job_cancelled_between_two_attempts_ends_with_the_code_of_a_cancellation(desk: Desk, state: State) -> None:
+    run = desk.submitted("11")
+    ended = None if state == "running" else time.time() + 1
+    failure = RunOutcome(state=state, exit_code=None if state == "running" else 7, reason="rank 3 failed")
+    run.update_metadata(attempts=2, ended=ended, outcome=failure)
+    desk.slurm.answers(squeue="echo '11|CANCELLED|None|n1|n1'")
+    said = desk.jobs("wait", "11", code=143)
+    assert "run interrupted: job 11 of slurm was cancelled" in said.stdout + said.stderr
+    assert ("before that: rank 3 failed" in said.stdout + said.stderr) == (state == "failed")
 
 
 def test_to_wait_ends_as_the_job_does_or_in_time(desk: Desk) -> None:

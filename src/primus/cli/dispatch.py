@@ -17,6 +17,7 @@ from primus.errors import EXIT_OK
 from primus.launch.command import Command, parse_segment_options
 from primus.launch.invocation import Invocation
 from primus.launch.plan import LaunchPlan, PlanContext, redact_plan
+from primus.launch.planning_failure import record_planning_failure
 from primus.launch.request import LaunchRequest
 from primus.machine.facts import MachineFacts
 from primus.runs.files import to_json
@@ -34,7 +35,8 @@ def run_command(command: Command, words: tuple[str, ...], environ: Mapping[str, 
         parse_segment_options(segment)
     if not command.request.task:
         return _run_runtime_command(command, environ)
-    invocation = _make_invocation(command, words, environ)
+    with record_planning_failure(command.request.words, environ):
+        invocation = _make_invocation(command, words, environ)
     if registry.load_plug_in(RUNTIMES, command.request.runtimes[0].name).LEVEL != "node":
         return _run_remotely(invocation)
     if invocation.job is None:
@@ -137,7 +139,8 @@ def _run_with_workers(invocation: Invocation) -> int:
     """Plan the workers of the job and run the task, which starts them; gives the exit code of the task."""
     from primus.launch.prepare import prepare_launch
 
-    launch = prepare_launch(invocation)
+    with record_planning_failure(invocation.request.words, invocation.plan_context.environ):
+        launch = prepare_launch(invocation)
     if invocation.command.options.dry_run:
         return _show_plan(launch.plan, invocation.command, f"run folder: {launch.directory}")
     for note in launch.plan.notes:

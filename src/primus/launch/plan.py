@@ -113,6 +113,9 @@ class LaunchJob(Struct, frozen=True, kw_only=True):
     check_start: Callable[[], None] = lambda: None
     """Raises UsageError if the job must not start now; called on the machine that creates its run folder, before
     that."""
+    check_new: Callable[[str], None] = lambda run_id: None
+    """Raises UsageError if the job must not create the run with this id, because the same command has created one since
+    this job was planned; called while no other run can be created."""
     amend: Callable[[tuple[str, ...]], LaunchJob] | None = None
     """Returns the job with further overrides, which hooks may add; None if the job accepts none."""
     patches: tuple[str, ...] = ()

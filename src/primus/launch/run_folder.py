@@ -11,6 +11,7 @@ from primus import __version__, process
 from primus.launch.plan import LaunchJob
 from primus.launch.request import LaunchRequest, redact_request
 from primus.redaction import fingerprint_key, redact_args
+from primus.runs import lock
 from primus.runs.files import to_json, write_json, write_text
 from primus.runs.store import Run, RunMetadata, create_run
 
@@ -19,11 +20,15 @@ def make_run_folder(directory: Path, job: LaunchJob, request: LaunchRequest, com
     """Create the run folder `directory` of `job`; `command` is the typed command.
 
     Raises:
-        PrimusError: It cannot be created.
+        PrimusError: It cannot be created, or the job must not start beside a run that has just started.
     """
     fingerprint_key.keep()  # so that later runs have comparable fingerprints
-    run = create_run(directory, _make_metadata(directory, job, request, command))
-    write_files(directory, job)
+    metadata = _make_metadata(directory, job, request, command)
+    # Held until the configuration is written, by which the same command at the same time recognizes this run.
+    with lock.hold_workspace(Path(job.workspace)):
+        job.check_new(directory.name)
+        run = create_run(directory, metadata)
+        write_files(directory, job)
     write_json(directory / "request.json", redact_request(request))
     return run
 

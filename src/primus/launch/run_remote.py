@@ -157,7 +157,8 @@ def _run_in_folder(remote: RemoteLaunch, say: Say) -> int:
     latest = _read_latest(remote)
     run = _open_run(remote) if remote.needs_folder else None
     try:
-        if run is None or not remote.plan.files:
+        # Nodes, and a container on each, resume the run that the command holds which started their step.
+        if run is None or (remote.job.resume and not remote.plan.files):
             return _run_outermost(remote, run, say)
         return _run_claimed(remote, run, say)
     except SubmissionRejected:
@@ -171,9 +172,7 @@ def _run_in_folder(remote: RemoteLaunch, say: Say) -> int:
 def _run_claimed(remote: RemoteLaunch, run: Run, say: Say) -> int:
     from primus.launch.jobs import run_claims
 
-    with run_claims.hold_for_submission(
-        run, remote.context.environ
-    ):  # the files are for a scheduler, and may belong to another job by now
+    with run_claims.hold_for_submission(run, remote.context.environ):  # it may belong to another job by now
         return _run_outermost(remote, run, say)
 
 

@@ -57,7 +57,7 @@ def hold_run(directory: Path) -> Iterator[bool]:
     The record is written while flock is held, and emptied before the lock is released.
     """
     with os.fdopen(os.open(directory / FILE, os.O_RDWR | os.O_CREAT, 0o666), "r+") as file:
-        if not _lock_file(file, fcntl.LOCK_EX):
+        if not lock_file(file, fcntl.LOCK_EX):
             yield False
             return
         import threading  # only by a process that executes a run
@@ -78,6 +78,20 @@ def hold_run(directory: Path) -> Iterator[bool]:
                 os.ftruncate(file.fileno(), 0)
 
 
+@contextlib.contextmanager
+def hold_workspace(workspace: Path) -> Iterator[None]:
+    """Keep other commands of this user from starting a run in `workspace` while open, for the time of a few files.
+
+    A file system without locks, or a folder that cannot be written, gives no protection, and no error.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            workspace.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context((workspace / f".start.{os.getuid()}.lock").open("w"))  # others may not open it
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def find_holder(directory: Path) -> LockHolder | None:
     """The process that executes the run; changes nothing and does not wait.
 
@@ -89,7 +103,7 @@ def find_holder(directory: Path) -> LockHolder | None:
         with path.open() as file:
             # A shared lock, so that several readers do not see each other as holders. One try, because the caller does
             # not wait.
-            if not _lock_file(file, fcntl.LOCK_SH, tries=1):
+            if not lock_file(file, fcntl.LOCK_SH, tries=1):
                 return record or LockHolder(host=os.uname().nodename, pid=0)
             # The clock of a file server may be ahead of this host's, so the sign of the age means nothing.
             age_s = abs(time.time() - os.fstat(file.fileno()).st_mtime)
@@ -111,6 +125,12 @@ def is_renewed(directory: Path, holder: LockHolder) -> bool:
             return True
         time.sleep(POLL_S)
     return False
+
+
+def is_held_here(directory: Path) -> bool:
+    """Whether a process of this host executes the run."""
+    holder = find_holder(directory)
+    return holder is not None and holder.host == os.uname().nodename
 
 
 def read_record(path: Path) -> LockHolder | None:
@@ -136,8 +156,11 @@ def _write_record(file: int, renewal: int) -> None:
         os.pwrite(file, msgspec.json.encode(record).ljust(RECORD_BYTES), 0)
 
 
-def _lock_file(file: TextIO, kind: int, tries: int = 10) -> bool:
-    """Lock `file` until it is closed. It retries, because `find_holder` holds a shared lock for a moment."""
+def lock_file(file: TextIO, kind: int, tries: int = 10) -> bool:
+    """Lock `file` until it is closed; gives False if another process holds it.
+
+    It retries, because readers hold a shared lock for a moment.
+    """
     for _ in range(tries):
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)

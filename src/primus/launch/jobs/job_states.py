@@ -14,6 +14,7 @@ changes a job or its record.
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ from primus.runtime import JOB_RUNTIMES
 
 State = Literal["queued", "running", "done", "failed", "cancelled", "gone", "unknown"]
 ENDED: frozenset[State] = frozenset(("done", "failed", "cancelled"))
+CANCELLED_RUN = 128 + signal.SIGTERM
+"""Exit code of a run whose job is cancelled after it has started, as its ranks report the signal."""
 NUM_GONE = 5
 """Consecutive answers "gone" before it is believed: some servers register a job seconds after they accept it."""
 GONE_AFTER_S = 120.0
@@ -180,6 +183,10 @@ def report_end(submission: Submission, state: JobState, say: Callable[[str], Non
     A job that its scheduler stopped at the time limit has exit code 124, regardless of the record of its run.
     """
     outcome = _read_outcome(submission)
+    if outcome is not None and outcome.state == "failed" and state.state == "cancelled":
+        # Cancelled while it waited for a restart after the failure, which the cancellation did not cause.
+        say(f"primus-cli: run interrupted: {_describe_end(submission, state)}; before that: {outcome.reason}")
+        return CANCELLED_RUN
     # A job that is not over may still write its outcome, so the recorded one may be old.
     if outcome is None or state.state in ("queued", "running", "unknown"):
         return find_exit_code_of_job(state)
@@ -236,8 +243,10 @@ def record_end(submission: Submission, state: JobState) -> None:
             run.update_metadata(ended=time.time(), outcome=RunOutcome(state="done", exit_code=EXIT_OK))
         return
     run_state: Literal["interrupted", "failed"] = "failed" if state.state == "failed" else "interrupted"
-    reason = _describe_end(submission, state)
-    outcome = RunOutcome(state=run_state, exit_code=find_exit_code_of_job(state), reason=reason)
+    # As when its nodes have recorded the cancellation: they had no time to while they started again.
+    is_stopped = state.state == "cancelled" and run.read_metadata().attempts > 0
+    code = CANCELLED_RUN if is_stopped else find_exit_code_of_job(state)
+    outcome = RunOutcome(state=run_state, exit_code=code, reason=_describe_end(submission, state))
     run.update_metadata(ended=time.time(), outcome=outcome)
 
 

@@ -9,7 +9,10 @@ from collections.abc import Iterator, Mapping
 from primus.errors import PrimusError
 from primus.launch.jobs.job_states import query_state
 from primus.launch.jobs.submissions import read_holder
+from primus.runs import lock
 from primus.runs.store import Run
+
+FILE = ".submission.lock"
 
 
 def check_free(run: Run, environ: Mapping[str, str]) -> None:
@@ -35,6 +38,15 @@ def is_held(run: Run, environ: Mapping[str, str]) -> bool:
     return False
 
 
+def is_being_submitted(run: Run) -> bool:
+    """Whether a command is submitting this run, or waits for its step."""
+    try:
+        with (run.directory / FILE).open() as file:
+            return not lock.lock_file(file, fcntl.LOCK_SH, tries=1)
+    except OSError:
+        return False
+
+
 @contextlib.contextmanager
 def hold_for_submission(run: Run, environ: Mapping[str, str]) -> Iterator[None]:
     """Hold `run` from before its submission until the record of the job is written.
@@ -49,12 +61,8 @@ def hold_for_submission(run: Run, environ: Mapping[str, str]) -> Iterator[None]:
     """
     # The file stays: a lock on a removed file would not exclude a command that creates a new one. The kernel releases
     # flock when the process ends, also after SIGKILL, so no lock outlives its command.
-    with (run.directory / ".submission.lock").open("w") as file:
-        is_ours = True
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            is_ours = False
+    with (run.directory / FILE).open("w") as file:
+        is_ours = lock.lock_file(file, fcntl.LOCK_EX)
         check_free(run, environ)
         if not is_ours:
             raise PrimusError(

@@ -64,6 +64,9 @@ INSTEAD = {
 }
 """Commands of primus for those of Slurm that this runtime does not take."""
 
+NODE_COUNT = re.compile(r"\d+[km]?([-:,]\d+[km]?)*", re.IGNORECASE)
+"""A number, range or list of numbers (sbatch(1), --nodes); k and m multiply by 1,024 and 1,048,576."""
+
 REFUSED = {
     "wrap": "write the task after ' -- '",
     "multi-prog": "write the task after ' -- '",
@@ -256,6 +259,9 @@ def _check_slurm_options(typed: Sequence[SlurmOption]) -> None:
                 f"slurm: --export: the value of {name} would be readable by everyone on the cluster",
                 f"set {name} in your shell: the job inherits its variables",
             )
+    given_nodes = find_option_value(typed, "nodes")
+    if given_nodes is not None and not NODE_COUNT.fullmatch(given_nodes):
+        raise UsageError(f"slurm: --nodes {given_nodes}: not a number of nodes", "such as -N 2, or a range: -N 2-4")
     per_node, tasks, nodes = (
         find_option_value(typed, "ntasks-per-node"),
         find_option_value(typed, "ntasks"),

@@ -10,12 +10,17 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from primus.errors import PrimusError
+from primus.errors import PrimusError, UsageError, find_nearest
 from primus.launch.jobs.job_states import JobState, State
 from primus.launch.jobs.submissions import Submission
+from primus.launch.run_remote import SubmissionRejected
 from primus.runs.store import Run
+from primus.runtimes.slurm.options import KNOWN
 
 LIMIT_S = 30.0
+OPTION_ERROR = 255
+"""Exit code of srun and sbatch for an option that they cannot read; 1 for a request that the controller rejects
+(observed with 22.05)."""
 PREFIXES = ("SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SCONTROL_")
 """Prefixes of variables with which users filter and format the output of these commands."""
 
@@ -88,6 +93,19 @@ def run_query(argv: Sequence[str], environ: Mapping[str, str] | None = None, lim
             f"{argv[0]} cannot be started: {error.strerror}", "run it on a node of a Slurm cluster"
         ) from None
     return CommandAnswer(done.returncode, done.stdout, done.stderr.strip())
+
+
+def make_rejection(what: str, problem: str, code: int | None) -> SubmissionRejected:
+    """The error for a request that Slurm rejects with the message `problem` and the exit code `code` of its command."""
+    error: type[PrimusError] = UsageError if code == OPTION_ERROR else PrimusError
+    return SubmissionRejected.from_error(error(f"Slurm rejected the {what}: {problem}", _suggest_option(problem)))
+
+
+def _suggest_option(problem: str) -> str:
+    """The nearest option of primus or Slurm, if Slurm does not recognize one."""
+    match = re.search(r"unrecognized option '--([^'=]+)", problem)
+    option = find_nearest(match[1], KNOWN) if match else None
+    return f"did you mean '--{option}'?" if option else ""
 
 
 def query_states(submissions: Sequence[Submission]) -> dict[str, JobState]:

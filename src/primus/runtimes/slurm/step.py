@@ -22,7 +22,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from primus.errors import EXIT_OK, PrimusError
@@ -32,7 +32,7 @@ from primus.launch.run_remote import RemoteLaunch, conclude_remote
 from primus.launch.signals import INSISTS_AFTER_S
 from primus.messages import Say
 from primus.process import set_parent_death_signal
-from primus.runs.store import Run, State
+from primus.runs.store import Run, RunMetadata, State
 from primus.runtimes.slurm import queries
 from primus.runtimes.slurm.options import find_option_value, parse
 
@@ -52,6 +52,7 @@ def run_step(remote: RemoteLaunch, run: Run | None, environ: Mapping[str, str], 
 
     Raises:
         PrimusError: srun cannot be started.
+        SubmissionRejected: Slurm does not accept the request.
     """
     has_terminal = find_option_value(parse(remote.request.runtimes[0].words).slurm_options, "pty") is not None
     before = run.read_metadata() if run else None
@@ -71,7 +72,25 @@ def run_step(remote: RemoteLaunch, run: Run | None, environ: Mapping[str, str], 
     if relay.first is not None and code != EXIT_OK:
         code = 128 + relay.first if relay.is_withdrawn or run is not None else code
         reason, state = signal.Signals(relay.first).name, "interrupted"
+    if run is not None and before is not None and code != EXIT_OK and relay.first is None:
+        _check_accepted(run, before, remote.plan.argv, environ)
     return conclude_remote(run, before, code, reason, state=state)
+
+
+def _check_accepted(run: Run, before: RunMetadata, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Find out whether srun failed because Slurm does not accept the request at all.
+
+    Raises:
+        SubmissionRejected: It does not. The run folder, in which no node has written anything, is then removed.
+    """
+    now = run.read_metadata()
+    if (now.attempts, now.outcome) != (before.attempts, before.outcome) or (run.directory / "logs").exists():
+        return
+    # srun has the same exit codes for a rejected request and a failed task.
+    answer = queries.run_query([argv[0], "--test-only", *argv[1:]], environ, QUERY_LIMIT_S)
+    if answer.code:
+        problem = re.sub(r"(?m)^(srun: )?(error|allocation failure): ", "", answer.err).replace("\n", "; ")
+        raise queries.make_rejection("step", problem, answer.code)
 
 
 class SignalRelay:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, PrimusError, UsageError, find_nearest
+from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, PrimusError, UsageError
 from primus.launch.jobs import job_states, submissions
 from primus.launch.jobs import logs as job_logs
 from primus.launch.jobs.submissions import Submission
@@ -27,7 +27,7 @@ from primus.runs.events import EventLog
 from primus.runs.files import to_json
 from primus.runs.store import Run, RunOutcome
 from primus.runtimes.slurm import queries, script, step
-from primus.runtimes.slurm.options import KNOWN, Options, SlurmOption, find_option_value, parse
+from primus.runtimes.slurm.options import Options, SlurmOption, find_option_value, parse
 
 SUBMIT_LIMIT_S = 120.0
 """Time for sbatch to respond; it retries a busy controller itself (slurm.conf(5), MessageTimeout, 10 s by default)."""
@@ -179,14 +179,7 @@ def _find_job_after_timeout(
         raise PrimusError(unknown, f"before you submit it again, check: squeue --me --name={name}") from None
     if number is not None:
         return number
-    raise SubmissionRejected(f"Slurm rejected the job: {problem}", _suggest_option(problem))
-
-
-def _suggest_option(problem: str) -> str:
-    """The nearest option of primus or Slurm, if Slurm does not recognize one."""
-    match = re.search(r"unrecognized option '--([^'=]+)", problem)
-    option = find_nearest(match[1], KNOWN) if match else None
-    return f"did you mean '--{option}'?" if option else ""
+    raise queries.make_rejection("job", problem, answer.code)
 
 
 def _get_array_place(typed: tuple[SlurmOption, ...]) -> dict[str, str]:

@@ -55,6 +55,7 @@ def prepare_new_run(file: str, stage: str, context: TaskContext) -> LaunchJob:
     job = structs.replace(
         _build_training_job(resolved, files, resume=unfinished),
         check_start=partial(_check_ended, same, context),
+        check_new=partial(_check_only_run, same, resolved, files),
         notes=resolved.notes,
     )
     return _allow_hook_changes(job, resolved, resolve, keeps=unfinished)
@@ -321,6 +322,24 @@ def _check_ended(same: Sequence[Run], context: TaskContext) -> None:
             )
 
 
+def _check_only_run(same: Sequence[Run], resolved: Resolved, files: Mapping[str, str], run_id: str) -> None:
+    """Check that the same command has not started a run since `same` was listed.
+
+    Raises:
+        UsageError: It has, and would train beside the run `run_id`.
+    """
+    if not resolved.experiment.trainer.checkpoint.auto_continue_train:
+        return
+    known = {run_id, *(run.id for run in same)}
+    # One of `same` may have been created but not locked when `_check_ended` looked at it.
+    new = (run for run in _find_same_runs(resolved, files) if run.id not in known or lock.is_held_here(run.directory))
+    if started := next(new, None):
+        raise UsageError(
+            f"auto_continue_train: the same command has just started {started.directory}",
+            f"wait for it (runs show {started.id}), or start another run with --auto_continue_train false",
+        )
+
+
 def _find_user(run: Run, context: TaskContext) -> str:
     """Description of the process or queued job that executes `run`; empty if there is none. A dry run asks no
     scheduler.
@@ -339,6 +358,8 @@ def _find_user(run: Run, context: TaskContext) -> str:
     try:
         from primus.launch.jobs import run_claims
 
+        if run_claims.is_being_submitted(run):
+            return f"another command is starting {run.directory}"
         # Only for a run without an outcome: a query takes time, and schedulers are shared.
         run_claims.check_free(run, context.environ)
     except PrimusError as error:

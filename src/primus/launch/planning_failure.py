@@ -1,0 +1,41 @@
+"""Record in a run folder why a node of its job could not even plan it, such as a hook with an invalid declaration."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from primus.errors import PrimusError
+
+
+@contextlib.contextmanager
+def record_planning_failure(words: Sequence[str], environ: Mapping[str, str]) -> Iterator[None]:
+    """While open, an error on a node of a job is recorded as the outcome of the run that `words` name by ``--run``.
+
+    The machine that waits for the job would otherwise know only the exit code of the launcher. A command that a user
+    types records nothing: its run may be queued, and start later.
+    """
+    try:
+        yield
+    except PrimusError as error:
+        from primus.launch.run_remote import RANKS, node_rank
+
+        if "--run" in words[:-1] and any(name in environ for name in RANKS):
+            _record(Path(words[words.index("--run") + 1]), node_rank(environ), error)
+        raise
+
+
+def _record(directory: Path, rank: int, error: PrimusError) -> None:
+    from primus.runs.store import Run, RunOutcome
+
+    run = Run(directory)
+    with contextlib.suppress(PrimusError, OSError):
+        # Another node may execute the run already, and keeps its record.
+        if run.is_active() or run.read_metadata().outcome.state in ("running", "done"):
+            return
+        reason = f"node {rank} ({socket.gethostname()}): {error.problem}" if rank else error.problem
+        outcome = RunOutcome(state="failed", exit_code=error.exit_code, reason=reason)
+        run.update_metadata(ended=time.time(), outcome=outcome)
