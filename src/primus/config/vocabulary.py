@@ -14,6 +14,29 @@ _PIECES = 1
 """Field of the pieces in a SentencePiece model (sentencepiece_model.proto)."""
 
 
+PUBLISHED_SIZES = {
+    "gpt2": 50257,
+    "gpt2-medium": 50257,
+    "gpt2-large": 50257,
+    "gpt2-xl": 50257,
+    "gpt-neox-20b": 50432,
+    "bloom": 250880,
+    "falcon-7b": 65024,
+    "mistral-7b-v0.1": 32000,
+    "mistral-7b-v0.3": 32768,
+    "mistral-nemo-2407": 131072,
+    "qwen1.5-0.5b": 151936,
+    "qwen1.5-1.8b": 151936,
+    "qwen1.5-4b": 151936,
+    "qwen1.5-7b": 151936,
+    "qwen1.5-14b": 152064,
+    "qwen1.5-72b": 152064,
+    "starcoder": 49152,
+    "gemma-7b": 256000,
+}
+"""`vocab_size` in the config.json of models on the Hugging Face Hub of which there is no preset, by name."""
+
+
 class _AddedToken(Struct):
     id: int
 

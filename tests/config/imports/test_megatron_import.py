@@ -277,7 +277,7 @@ def test_a_result_that_cannot_be_trained_is_written_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, output = tmp_path / "pretrain.sh", tmp_path / "new.yaml"
-    file.write_text(SCRIPT.replace("--bf16", '--bf16 --step-batch-size-schedule "0:16 2B:64"'))
+    file.write_text(SCRIPT.replace("--bf16", "--bf16 --lr-warmup-iters 900"))
     command = ["direct", "--", "config", "import", str(file), "--output", str(output)]
     assert main([*command]) == 0
     reason = f"`config check` refuses the result: {output}:"

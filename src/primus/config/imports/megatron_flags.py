@@ -7,16 +7,20 @@ key of the schema means the same here, unless it is listed below; any other argu
 from __future__ import annotations
 
 from functools import cache
+from math import prod
 from pathlib import PurePath
-from typing import Any
+from typing import Any, get_args
+
+from msgspec import structs
 
 from primus.config.frameworks.known_keys import KnownKey, read_megatron_arguments
 from primus.config.imports.foreign_config import ForeignConfig
+from primus.config.imports.megatron_defaults import IMPLIED, NEEDED, list_defaults
 from primus.config.layer_pattern import parse_layer_pattern
-from primus.config.schema import OWNERS
+from primus.config.schema import OWNERS, DataConfig
 from primus.config.schema_keys import list_switch_keys
 from primus.config.source import parse_scalar
-from primus.config.vocabulary import find_vocabulary_size
+from primus.config.vocabulary import PUBLISHED_SIZES, find_vocabulary_size
 from primus.errors import find_nearest
 
 RENAMED = {
@@ -24,8 +28,15 @@ RENAMED = {
     "rope_scaling_factor": "rotary_scaling_factor",
     "activation_func_clamp_value": "activation_clamp",
     "fp8_format": "fp8",
+    "tokenizer_name_or_path": "tokenizer_model",
+    "checkpoint_activations": "recompute_activations",
+    "batch_size": "micro_batch_size",
+    "model_parallel_size": "tensor_model_parallel_size",
+    "encoder_num_layers": "num_layers",
+    "encoder_seq_length": "seq_length",
+    "add_qkv_bias_linear": "add_qkv_bias",
 }
-"""Arguments that have another name here."""
+"""Arguments that have another name here; also of Megatron-DeepSpeed and of early Megatron-LM."""
 
 NEGATED = {
     "disable_bias_linear": "add_bias_linear",
@@ -34,75 +45,16 @@ NEGATED = {
 }
 """Flags that set a key to false."""
 
-DEFAULTS: dict[str, Any] = {
-    "untie_embeddings_and_output_weights": False,
-    "add_bias_linear": True,
-    "norm_epsilon": 1e-5,
-    "init_method_std": 0.02,
-    "rotary_base": 10000.0,
-    "bf16": False,
-    "seed": 1234,
-    "lr_decay_style": "linear",
-    "min_lr": 0.0,
-    "weight_decay": 0.01,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.999,
-    "adam_eps": 1e-8,
-    "clip_grad": 1.0,
-    "use_distributed_optimizer": False,
-    "distributed_timeout_minutes": 10,
-    "async_save": False,
-    "log_interval": 100,
-    "eval_interval": 1000,
-    "eval_iters": 100,
-    "split": "969, 30, 1",
-    "num_workers": 2,
-    "moe_router_topk": 2,
-    "moe_aux_loss_coeff": 0.0,
-    "moe_router_pre_softmax": False,
-    "moe_router_norm_topk_prob": False,
-}
-"""What Megatron-LM does without the argument, where primus may do otherwise."""
+LENGTHS = ("train", "lr_decay", "lr_warmup", "lr_wsd_decay")
+"""What is counted in steps (`_iters`), in samples, or, by Megatron-DeepSpeed, in tokens."""
+GATES = {"swiglu": "silu", "geglu": "gelu"}
+"""Activation by the value of `--glu-activation` of Megatron-DeepSpeed and Pai-Megatron-Patch."""
 
-IMPLIED = {
-    "use_mcore_models": (True,),
-    "swiglu": (True,),
-    "group_query_attention": (True,),
-    "normalization": ("RMSNorm",),
-    "position_embedding_type": ("rope", "yarn"),
-    "use_rotary_position_embeddings": (True,),
-    "no_position_embedding": (True,),
-    "hidden_dropout": (0, 0.0),
-    "attention_dropout": (0, 0.0),
-    "rotary_interleaved": (False,),
-    "save_retain_interval": (None,),
-    "moe_router_load_balancing_type": ("none", "aux_loss", "seq_aux_loss"),
-    "ckpt_format": ("torch_dist", "torch"),
-    "make_vocab_size_divisible_by": (1, 128),
-    "dataloader_type": ("single",),
-    "mmap_bin_files": (True,),
-    "no_mmap_bin_files": (True,),
-    "check_for_nan_in_loss_and_grad": (True,),
-}
-"""Arguments whose values state what primus always does."""
-
-NEEDED = {
-    "swiglu": "the feed-forward is gated (SwiGLU) in primus; this script's is not",
-    "normalization": "the norm is RMSNorm in primus; Megatron-LM's default is LayerNorm",
-    "position_embedding_type": "positions are rotary in primus; Megatron-LM's default is learned_absolute",
-    "hidden_dropout": "primus trains without dropout; Megatron-LM's default is 0.1",
-    "attention_dropout": "primus trains without dropout; Megatron-LM's default is 0.1",
-}
-"""What Megatron-LM does otherwise where an argument is absent."""
-
-SAMPLES = {"train_samples": "train_iters", "lr_decay_samples": "lr_decay_iters", "lr_warmup_samples": "lr_warmup_iters"}
-"""Lengths in samples, which are steps times the global batch size."""
-
-GPT2_VOCABULARY = 50257
-"""Tokens of GPT-2's vocab.json (huggingface.co/openai-community/gpt2)."""
 GPT2_FILE = "gpt2-vocab.json"
 """Name of that file in Megatron-LM's README, which scripts keep."""
-_TOKENIZERS = ("NullTokenizer", "MultimodalTokenizer", "NullMultimodalTokenizer")
+TOKENIZERS = get_args(next(field.type for field in structs.fields(DataConfig) if field.name == "tokenizer_type"))
+"""Types of tokenizers that primus knows by the same name."""
+NULL_TOKENIZERS = ("NullTokenizer", "MultimodalTokenizer", "NullMultimodalTokenizer")
 
 
 class MegatronFlags:
@@ -114,7 +66,7 @@ class MegatronFlags:
 
     def translate(self) -> None:
         """Set the keys of `target`, and report each argument without one."""
-        for name, value in DEFAULTS.items():
+        for name, value in list_defaults(self.flags):
             self.target.set_key(name, value)
         self.read_model()
         self.read_schedule()
@@ -128,12 +80,15 @@ class MegatronFlags:
     def take(self, name: str, default: Any = None) -> Any:
         return self.flags.pop(name, default)
 
+    def add_other(self, name: str, value: Any, reason: str = "") -> None:
+        self.target.add_other(f"--{name.replace('_', '-')}", value, reason)
+
     def read_model(self) -> None:
         """Arguments that together say one thing about the model."""
+        said = {"swiglu": self.read_gate(), "position_embedding_type": self.flags.get("use_rotary_position_embeddings")}
         for name, problem in NEEDED.items():
-            value = self.flags.get(name)
-            if value is None and not (name == "position_embedding_type" and self._has_rope()):
-                self.target.add_other(f"--{name.replace('_', '-')} (absent)", None, problem)
+            if name not in self.flags and not said.get(name):
+                self.add_other(f"{name} (absent)", None, problem)
         heads = self.flags.get("num_attention_heads")
         groups = self.take("num_query_groups")
         if self.take("group_query_attention") and groups is not None:
@@ -148,8 +103,18 @@ class MegatronFlags:
         self.read_rope()
         self.read_experts()
 
-    def _has_rope(self) -> bool:
-        return bool(self.flags.get("use_rotary_position_embeddings"))
+    def read_gate(self) -> bool:
+        """Whether the feed-forward is gated by other means than `--swiglu`: of forks, or of gpt-oss, with a clamp."""
+        kind = self.flags.get("glu_activation")
+        if kind in GATES:
+            self.target.set_key("ffn_activation", GATES[self.take("glu_activation")])
+            return True
+        names = ("quick_geglu", "glu_linear_offset")
+        if [self.flags.get(name) for name in names] == [True, 1] and "activation_func_clamp_value" in self.flags:
+            for name in names:
+                self.add_other(name, self.take(name))
+            return True
+        return False
 
     def read_rope(self) -> None:
         """Llama 3's scaling, whose other constants are fixed in Megatron-LM, or yarn."""
@@ -168,6 +133,9 @@ class MegatronFlags:
         """Which layers have experts, and how they are balanced."""
         if "num_experts" in self.flags and "moe_ffn_hidden_size" not in self.flags and "ffn_hidden_size" in self.flags:
             self.target.set_key("moe_ffn_hidden_size", self.flags["ffn_hidden_size"])
+        if self.flags.get("first_k_dense_replace") == -1:  # of MindSpeed: no dense layer
+            self.add_other("first_k_dense_replace", self.take("first_k_dense_replace"))
+            self.flags["moe_layer_freq"] = abs(self.flags.get("moe_layer_freq", 1))
         freq = self.take("moe_layer_freq")
         pattern = parse_layer_pattern(freq)
         if freq == 1:
@@ -175,7 +143,7 @@ class MegatronFlags:
         elif isinstance(pattern, list) and pattern == sorted(pattern):
             self.target.set_key("first_k_dense_replace", pattern.count(0))
         elif freq is not None:
-            self.target.add_other("--moe-layer-freq", freq, "primus has dense layers only at the start, or each n-th")
+            self.add_other("moe_layer_freq", freq, "primus has dense layers only at the start, or each n-th")
         if self.flags.get("moe_router_score_function") == "sigmoid":
             self.target.set_key("moe_router_norm_topk_prob", True)  # Megatron-LM always renormalizes these
         if self.flags.get("window_attn_skip_freq") == 2:  # full attention in every second layer
@@ -188,19 +156,38 @@ class MegatronFlags:
 
     def read_schedule(self) -> None:
         """Lengths in samples as steps; a warm-up share replaces a number of steps."""
-        batch = self.flags.get("global_batch_size")
-        for name, key in SAMPLES.items():
-            samples = self.take(name)
-            if samples is None:
-                continue
-            if isinstance(samples, int) and isinstance(batch, int) and batch > 0:
-                self.target.set_key(key, samples // batch)
-            else:
-                self.target.add_other(f"--{name.replace('_', '-')}", samples, "needs --global-batch-size to be steps")
+        for name in LENGTHS:
+            self.read_length(name)
+        for name in ("rampup_batch_size", "step_batch_size_schedule"):
+            if name in self.flags:
+                reason = (
+                    "the script begins with smaller batches; primus trains with global_batch_size from the first step"
+                )
+                self.add_other(name, self.take(name), reason)
+        number = self.flags.get("eval_iters")
+        if isinstance(number, int) and number < 0:
+            self.target.set_key("eval_iters", 0)
+            reason = "Megatron-LM evaluates nothing then, some forks the whole set; set eval_iters"
+            self.add_other("eval_iters", self.take("eval_iters"), reason)
         style = self.flags.get("lr_wsd_decay_style")
         if self.flags.get("lr_decay_style") == "WSD" and style != "linear":
             self.take("lr_wsd_decay_style")
-            self.target.add_other("--lr-wsd-decay-style", style or "exponential", "primus decays WSD linearly")
+            self.add_other("lr_wsd_decay_style", style or "exponential", "primus decays WSD linearly")
+
+    def read_length(self, name: str) -> None:
+        """A length in samples or tokens as steps. The shortest one ends the training; elsewhere tokens go first."""
+        lengths = [self.take(f"{name}_iters")]
+        for unit, divisors in (("samples", ["global_batch_size"]), ("tokens", ["global_batch_size", "seq_length"])):
+            count = self.take(f"{name}_{unit}")
+            sizes = [size for size in map(self.flags.get, divisors) if isinstance(size, int) and size > 0]
+            if isinstance(count, int) and len(sizes) == len(divisors):
+                lengths.append(count // prod(sizes))
+            elif count is not None:
+                needed = " and ".join(divisors)
+                self.add_other(f"{name}_{unit}", count, f"needs {needed} to be steps")
+        steps = [each for each in lengths if each is not None]
+        if steps:
+            self.target.set_key(f"{name}_iters", min(steps) if name == "train" else steps[-1])
 
     def read_data(self) -> None:
         """Megatron-LM's data_path is the blend of token files; here that name means a folder of datasets."""
@@ -210,19 +197,38 @@ class MegatronFlags:
         kind = self.flags.get("tokenizer_type")
         if "vocab_file" in self.flags and kind in (None, "GPT2BPETokenizer") and "vocab_size" not in self.flags:
             self.read_vocabulary(str(self.flags["vocab_file"]))
-        if kind in _TOKENIZERS:
+        if kind in NULL_TOKENIZERS:
             self.read_null_tokenizer(str(self.take("tokenizer_type")))
+        elif kind is not None and kind not in TOKENIZERS:
+            self.read_other_tokenizer(str(self.take("tokenizer_type")))
+        if "fim_rate" in self.flags and not self.flags.get("fim_data"):
+            self.add_other("fim_rate", self.take("fim_rate"))
+        if self.flags.get("fim_data"):
+            self.add_other("fim_data", self.take("fim_data"))
 
     def read_vocabulary(self, file: str) -> None:
         """Size of the vocabulary from GPT-2's kind of file; any tokenizer of this kind may stand in it."""
         size = find_vocabulary_size(file)
         if size is None and PurePath(file).name == GPT2_FILE:
-            size = GPT2_VOCABULARY
-            self.target.add_other("--vocab-file", file, f"vocab_size {size} is that of GPT-2, by the name of the file")
+            size = PUBLISHED_SIZES["gpt2"]
+            self.add_other("vocab_file", file, f"vocab_size {size} is that of GPT-2, by the name of the file")
         if size is None:
-            self.target.add_other("--vocab-file", file, "states the vocab_size, and is not on this machine")
+            self.add_other("vocab_file", file, "states the vocab_size, and is not on this machine")
         else:
             self.target.set_key("vocab_size", size)
+
+    def read_other_tokenizer(self, kind: str) -> None:
+        """Kinds of forks: the first two are tokenizers of transformers, and most of the others are."""
+        model = self.flags.get("tokenizer_model") or self.flags.get("tokenizer_name_or_path")
+        if kind == "TokenizerFromFile" and not model:
+            model = self.take("vocab_file")
+            self.target.set_key("tokenizer_model", model)
+        reason = "not a tokenizer of Megatron-LM; set tokenizer_type and tokenizer_model"
+        if model:
+            self.target.set_key("tokenizer_type", "HuggingFaceTokenizer")
+            is_same = kind in ("PretrainedFromHF", "TokenizerFromFile")
+            reason = "" if is_same else "not a tokenizer of Megatron-LM, and read as HuggingFaceTokenizer"
+        self.add_other("tokenizer_type", kind, reason)
 
     def read_null_tokenizer(self, kind: str) -> None:
         """Megatron-LM's null tokenizer adds a token, and the embedding is padded to a multiple."""
@@ -230,7 +236,7 @@ class MegatronFlags:
         if self.flags.get("make_vocab_size_divisible_by") == 1 and isinstance(size, int):
             self.target.set_key("vocab_size", size + 1)
             del self.flags["vocab_size"]
-            self.target.add_other("--tokenizer-type", kind)
+            self.add_other("tokenizer_type", kind)
             return
         self.target.add_other(
             "--tokenizer-type", kind, "Megatron-LM adds a token and pads the embedding; vocab_size stays as written"
@@ -238,38 +244,45 @@ class MegatronFlags:
 
     def translate_flag(self, name: str, value: Any) -> None:
         """Set the key of one argument, or report it."""
-        shown = f"--{name.replace('_', '-')}"
         if name in NEGATED and value is True:
             self.target.set_key(NEGATED[name], False)
             return
+        if name == "recompute_activations":  # validate_args: selective, where the key here means whole layers
+            self.target.settings["recompute_granularity"] = "selective"
+            return
+        if name == "zero_stage" and value in (1, 2, 3):
+            self.target.set_key("use_distributed_optimizer", True)
+            return
         key = RENAMED.get(name, name)
         if key in OWNERS and value is True and key not in list_switch_keys():
-            self.target.add_other(shown, None, "has no value in the script")
+            self.add_other(name, None, "has no value in the script")
         elif key in OWNERS:
             self.target.set_key(key, _convert_value(key, value))
         elif name in IMPLIED and any(value == known for known in IMPLIED[name]):
-            self.target.add_other(shown, value)
+            self.add_other(name, value)
         elif name.startswith("no_") and name[3:] in list_switch_keys() and value is True:
             self.target.set_key(name[3:], False)
         elif name in NEEDED:
-            self.target.add_other(shown, value, NEEDED[name])
+            self.add_other(name, value, NEEDED[name])
+        elif name in list_arguments() and list_arguments()[name][1].effect == "other":
+            self.add_other(name, value, "of another task or optimizer: the result pre-trains with AdamW")
         elif name in list_arguments():
-            self.set_argument(shown, value, *list_arguments()[name])
+            self.set_argument(name, value, *list_arguments()[name])
         else:
-            self.target.add_other(shown, value, self.describe_unknown(name))
+            self.add_other(name, value, self.describe_unknown(name))
 
-    def set_argument(self, shown: str, value: Any, dest: str, argument: KnownKey) -> None:
+    def set_argument(self, name: str, value: Any, dest: str, argument: KnownKey) -> None:
         """Set an argument of Megatron-LM under its own name."""
         if argument.kind == "switch" and value is True:
             value = argument.stores
         elif value is True and argument.kind != "bool":
-            self.target.add_other(shown, None, "has no value in the script")
+            self.add_other(name, None, "has no value in the script")
             return
         elif argument.nargs is not None and not isinstance(value, list):
             value = [value]
         elif argument.nargs is None and isinstance(value, list):
             if argument.kind not in ("str", "text"):
-                self.target.add_other(shown, value, f"takes one value, and has {len(value)}")
+                self.add_other(name, value, f"takes one value, and has {len(value)}")
                 return
             value = " ".join(map(str, value))  # a path with a blank, which is not quoted in the script
         self.target.settings[dest] = value

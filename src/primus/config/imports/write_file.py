@@ -182,32 +182,28 @@ def _fill_vocabulary(config: ForeignConfig) -> None:
     """Size of the vocabulary from the tokenizer, where the file gives only that."""
     if "vocab_size" in config.model:
         return
-    tokenizer = config.settings.get("tokenizer_model")
-    size = _find_tokenizer_size(str(tokenizer)) if tokenizer else None
-    if size is None:
-        size = _find_size_by_shape(config)
+    tokenizer = config.settings.get("tokenizer_model") or config.settings.get("vocab_file")
+    by_shape = _find_size_by_shape(config.model)
+    size = _find_tokenizer_size(str(tokenizer)) if tokenizer else by_shape
     if size is not None:
         config.model["vocab_size"] = size
+        if not tokenizer:
+            config.add_other("vocab_size", None, f"not stated; {size} is that of the published model with this shape")
     elif tokenizer and "num_layers" in config.model:  # else the whole shape is missing, which says so
+        known = f"; the published model with this shape has {by_shape}" if by_shape else ""
         raise UsageError(
             f"{config.origin}: the file states no vocab_size, and the tokenizer {tokenizer} is not on this machine",
-            "add --vocab_size N",
+            f"add --vocab_size N{known}",
         )
 
 
 def _find_tokenizer_size(tokenizer: str) -> int | None:
     """Size of a tokenizer on this machine, or of a preset's with the same name."""
-    from primus.config.vocabulary import find_tokenizer_size  # not for files that give the size
+    from primus.config.vocabulary import PUBLISHED_SIZES, find_tokenizer_size  # not for files that give the size
 
     models = map(load_model, registry.list_plug_ins("models"))
-    return find_tokenizer_size(tokenizer) or next(
-        (
-            model.vocab_size
-            for model in models
-            if _strip_model_name(model.hf_name) == _strip_model_name(tokenizer) != ""
-        ),
-        None,
-    )
+    sizes = {_strip_model_name(model.hf_name): model.vocab_size for model in models if model.hf_name}
+    return find_tokenizer_size(tokenizer) or (PUBLISHED_SIZES | sizes).get(_strip_model_name(tokenizer))
 
 
 def _strip_model_name(hub_name: str) -> str:
@@ -216,16 +212,12 @@ def _strip_model_name(hub_name: str) -> str:
     return name.removesuffix("-instruct").removesuffix("-base").removesuffix("-hf")
 
 
-def _find_size_by_shape(config: ForeignConfig) -> int | None:
+def _find_size_by_shape(shape: dict[str, Any]) -> int | None:
     """Size of the vocabulary of the published models with the same numbers of layers, heads and experts, and widths."""
-    wanted = _list_sizes(config.model)
+    wanted = _list_sizes(shape)
     models = [load_model(name) for name in registry.list_plug_ins("models")]
     sizes = {model.vocab_size for model in models if _list_sizes(msgspec.to_builtins(model)) == wanted}
-    if len(sizes) != 1:
-        return None
-    size = sizes.pop()
-    config.add_other("vocab_size", None, f"not stated; {size} is that of the published model with this shape")
-    return size
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _list_sizes(model: dict[str, Any]) -> tuple[Any, ...]:
