@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import threading
@@ -147,3 +148,40 @@ def plan(folder: Path, *words: str) -> LaunchJob:
 def create(job: LaunchJob, folder: Path) -> Run:
     request = LaunchRequest(runtimes=(), task="train pretrain", words=())
     return make_run_folder(folder / "out" / "night" / create_run_id(), job, request, ())
+
+
+def test_a_run_that_changed_settings_leave_behind_is_named_with_both_ways_on(begun: Run, tmp_path: Path) -> None:
+    changed = train(tmp_path, "--train_iters", "5", "--micro_batch_size", "2")
+    assert changed.returncode == 0, changed.stderr
+    where = begun.directory.relative_to(tmp_path)
+    assert f"note: auto_continue_train: {where} ended early and is not resumed, because settings differ:" in (
+        changed.stderr
+    )
+    assert "micro_batch_size 2 instead of 1, train_iters 5 instead of 3;" in changed.stderr
+    assert f"`--load {where}/checkpoints` begins a new run at its step 1" in changed.stderr
+    assert f"`--run {where}`" in changed.stderr
+    assert len(list_runs(tmp_path / "out" / "night")) == 2
+
+    planned = train(tmp_path, "--micro_batch_size", "2", before=("--dry-run",))
+    assert "auto_continue_train" not in planned.stdout + planned.stderr, "the newest run of the model is done"
+
+
+@pytest.mark.parametrize("how", ["it is executed", "it is done", "it has another model", "the settings are the same"])
+def test_a_run_is_not_named_as_left_behind_where(begun: Run, tmp_path: Path, how: str) -> None:
+    words = {
+        "it has another model": ("--num_layers", "3"),
+        "the settings are the same": (),
+    }.get(how, ("--micro_batch_size", "2"))
+    if how == "it is done":
+        begun.update_metadata(outcome=RunOutcome(state="done"))
+    with begun.hold_lock() if how == "it is executed" else contextlib.nullcontext():
+        found = train(tmp_path, *words, before=("--dry-run",))
+    assert found.returncode == 0, found.stderr
+    assert "ended early" not in found.stdout + found.stderr
+    resumes = f"resumes {begun.id} from its newest checkpoint" in found.stdout
+    assert resumes == (how == "the settings are the same")
+
+
+def test_a_plan_has_the_note_about_a_run_that_is_left_behind(begun: Run, tmp_path: Path) -> None:
+    planned = train(tmp_path, "--lr", "0.5", before=("--dry-run",))
+    assert "note: auto_continue_train: " in planned.stdout and "lr 0.5 instead of " in planned.stdout

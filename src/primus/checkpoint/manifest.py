@@ -41,6 +41,8 @@ class CheckpointManifest(Struct, frozen=True, kw_only=True):
     """Optimizer steps taken."""
     consumed_samples: int
     """Samples that these steps consumed or skipped."""
+    global_batch_size: int | None = None
+    """Samples in a step; None in a checkpoint of an engine or of an earlier version."""
     recent_losses: list[float] = []
     """Losses before the step, oldest first; empty if the run does not look for loss spikes."""
     callbacks: dict[str, Any] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 
 from msgspec import Struct
@@ -91,13 +92,17 @@ def measure_folder_size(directory: Path) -> int:
 
 def flatten_run_settings(run: Run) -> dict[str, object]:
     """Every value of the run's configuration by flat key."""
+    paths = [run.directory / "config" / name for name in ("primus_config.yaml", "model_config.yaml")]
+    return flatten_settings(path.read_text(encoding="utf-8") for path in paths if path.is_file())
+
+
+def flatten_settings(texts: Iterable[str]) -> dict[str, object]:
+    """Every value of the resolved files of an experiment by flat key."""
     import yaml
 
     found: dict[str, object] = {}
-    for name in ("primus_config.yaml", "model_config.yaml"):
-        path = run.directory / "config" / name
-        if path.is_file():
-            found |= _flatten_overrides(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    for text in texts:
+        found |= _flatten_overrides(yaml.safe_load(text) or {})
     return found
 
 

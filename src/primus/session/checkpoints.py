@@ -63,6 +63,7 @@ class CheckpointSettings:
     """Failed checkpoints in a row after which the run must end."""
     model: Shape
     data_fingerprint: str
+    global_batch_size: int | None = None
     retry_s: float = 2.0
     """Time before a failed write is tried again: the server of a file system may be back."""
 
@@ -365,6 +366,7 @@ class _CheckpointWrite:
             run=self._settings.run,
             step=self._position.step,
             consumed_samples=self._position.consumed_samples,
+            global_batch_size=self._settings.global_batch_size,
             recent_losses=list(self._position.recent_losses),
             callbacks=dict(self._position.callbacks),
             model=self._settings.model,

@@ -60,12 +60,13 @@ def open_session(
     # First what needs no data: a missing package is reported before minutes of preparing.
     check_packages(trainer.logging)
     choices = choose_callbacks(trainer.training.callbacks)
-    global_batch_size = _find_global_batch_size(trainer.training, engine.data_size)
     # A separate phase, with a longer hang time-out: the order of a large corpus may be built, or awaited.
     attempt.beat("data")
-    data = open_data(trainer, attempt, global_batch_size, order_samples)
     search = _build_search(trainer, attempt, processes, engine.backend, prepare_search)
-    start = _find_start(search, attempt, data, trainer.model)
+    start = search.find_start()
+    global_batch_size = _find_global_batch_size(trainer.training, engine.data_size, start, attempt)
+    data = open_data(trainer, attempt, global_batch_size, order_samples)
+    _report_start(start, search, attempt, data, trainer.model)
     callbacks = CallbackList()
     reporter = _build_reporter(experiment, attempt, processes, start, environ)
     session = Session(
@@ -80,7 +81,7 @@ def open_session(
         reporter=reporter,
         rates=_build_rates(trainer, engine, global_batch_size),
         search=search,
-        saver=_build_saver(experiment, attempt, processes, data, engine, callbacks, reporter),
+        saver=_build_saver(experiment, attempt, processes, data, global_batch_size, engine, callbacks, reporter),
         bad_steps=BadStepDetector(trainer.training),
         start=start,
         step=start.step if start else 0,
@@ -99,13 +100,19 @@ def _open_turns(environ: Mapping[str, str], processes: Processes, attempt: Attem
     return step_turns.TurnWaiter(Path(folder), lambda: attempt.stop_signal is not None)
 
 
-def _find_global_batch_size(training: TrainingConfig, data_size: int) -> int:
-    """Sequences in one optimizer step: as configured, or one micro batch for each replica of the model.
+def _find_global_batch_size(
+    training: TrainingConfig, data_size: int, start: ResumePoint | None, attempt: Attempt
+) -> int:
+    """Sequences in one optimizer step: as configured, else as the run had it, else one micro batch for each replica of
+    the model.
 
     Raises:
         UsageError: The micro batches of all replicas do not divide it.
     """
-    global_batch_size = training.global_batch_size or training.micro_batch_size * data_size
+    # With another number of processes, a resumed run would otherwise continue with other batches.
+    is_own = start is not None and not start.weights_only and start.manifest.run == attempt.run.id
+    before = start.manifest.global_batch_size if start is not None and is_own else None
+    global_batch_size = training.global_batch_size or before or training.micro_batch_size * data_size
     num_micro_batches(global_batch_size, training.micro_batch_size, data_size)
     return global_batch_size
 
@@ -130,20 +137,21 @@ def _build_search(
     return search
 
 
-def _find_start(search: CheckpointSearch, attempt: Attempt, data: Datasets, model: ModelSpec) -> ResumePoint | None:
-    """The checkpoint to start from, printed and recorded."""
-    start = search.find_start()
+def _report_start(
+    start: ResumePoint | None, search: CheckpointSearch, attempt: Attempt, data: Datasets, model: ModelSpec
+) -> None:
+    """Check that the data is that of the checkpoint to start from, which is printed and recorded."""
     if start is None and search.config.load is not None:
         from primus.checkpoint.formats.saved_shape import list_other_settings
 
         attempt.say(f"starting from the weights of {search.config.load}")
         for difference in list_other_settings(search.config.load, model):
             attempt.say(f"note: {difference}; the weights were trained with the setting of the checkpoint")
-        return None
+        return
     if start is None:
         if attempt.number > 0:
             attempt.say("no usable checkpoint of this run: training starts from scratch")
-        return None
+        return
     check_same_data(start, attempt.run, data.fingerprint, search.config.allow_other_data)
     what = "the weights of" if start.weights_only else "step"
     name = start.folder.name if start.weights_only else str(start.step)
@@ -160,7 +168,6 @@ def _find_start(search: CheckpointSearch, attempt: Attempt, data: Datasets, mode
         weights_only=start.weights_only,
         world_size=start.manifest.world_size,
     )
-    return start
 
 
 def _format_start(start: ResumePoint, run: Run) -> str:
@@ -217,6 +224,7 @@ def _build_saver(
     attempt: Attempt,
     processes: Processes,
     data: Datasets,
+    global_batch_size: int,
     engine: EngineInfo,
     callbacks: CallbackList,
     reporter: TrainingReporter,
@@ -231,6 +239,7 @@ def _build_saver(
         max_failed=config.max_failed_saves,
         model=build_shape(experiment.trainer.model),
         data_fingerprint=data.fingerprint,
+        global_batch_size=global_batch_size,
     )
     return CheckpointSaver(
         settings,

@@ -91,6 +91,25 @@ def test_another_number_of_processes_resumes_within_rounding(
         assert loss == pytest.approx(expected, rel=2e-5), f"step {step}"
 
 
+def test_a_run_keeps_its_batch_when_the_number_of_processes_changes(
+    make_run: MakeRun, train: Train, start_workers: Callable[..., Any]
+) -> None:
+    """`global_batch_size` is a micro batch of each process here."""
+    run, undisturbed = make_run("run", save_interval=4), make_run("undisturbed", global_batch_size=4)
+    train(undisturbed)
+    start_workers(run, world=2).succeed()
+    shutil.rmtree(run.checkpoints / "step_00000008")
+
+    train(run, number=1)
+
+    assert [step["global_batch_size"] for step in events.read_steps(run.events)] == [4] * 8
+    for (step, loss, _), (_, expected, _) in zip(losses(run), losses(undisturbed), strict=True):
+        assert loss == pytest.approx(expected, rel=2e-5), f"step {step}"
+    third = make_run("third", load=str(run.directory), train_iters=9)
+    train(third)
+    assert events.read_steps(third.events)[-1]["global_batch_size"] == 2, "another run has its own"
+
+
 def test_a_signal_ends_the_run_with_a_checkpoint_of_its_last_step(
     make_run: MakeRun, train: Train, start_workers: Callable[..., Any]
 ) -> None:

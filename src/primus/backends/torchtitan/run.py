@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 
+from msgspec import structs
+
 from primus.backends.torchtitan.layout import plan_layout
 from primus.backends.torchtitan.log_messages import write_engine_messages
 from primus.backends.torchtitan.support import check_for_cpu
@@ -50,6 +52,9 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
             compiles=trainer.training.compile is True,
         )
         session = open_session(experiment, attempt, processes, info, os.environ)
+        # A resumed run keeps its batch, also with another number of processes.
+        resumed = structs.replace(trainer.training, global_batch_size=session.global_batch_size)
+        layout = plan_layout(resumed, trainer.parallel, attempt.world_size)
         with join_single_process(processes), _set_local_rank(attempt.local_rank):
             attempt.beat("init")
             folder = attempt.run.directory / "torchtitan"

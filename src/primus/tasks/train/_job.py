@@ -13,17 +13,21 @@ from msgspec import structs
 
 from primus import experiment, patch, registry
 from primus.backend import BACKENDS
+from primus.checkpoint import folders
 from primus.config import checks
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import Experiment
+from primus.engine_keys import format_yaml_value
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.launch.plan import LaunchJob, Variable
 from primus.machine import tuned_files
 from primus.machine.facts import DeviceKind
 from primus.machine.workload import build_workload
 from primus.runs import lock
+from primus.runs.differences import compare_mappings
 from primus.runs.files import read_json
-from primus.runs.store import Run, list_runs
+from primus.runs.store import Run, is_damaged_run, list_runs
+from primus.runs.summary import flatten_run_settings, flatten_settings
 from primus.task import TaskContext
 
 COMPARED = (experiment.CONFIG_FILE, experiment.MODEL_FILE)
@@ -40,23 +44,28 @@ def prepare_new_run(file: str, stage: str, context: TaskContext) -> LaunchJob:
     if resolved.experiment.trainer.data.sft_data_path:
         from primus.data.instruction.row_check import check_rows  # for fine-tuning only
 
-        notes = check_rows(resolved.experiment.trainer.data)
-        resolved = structs.replace(resolved, notes=(*resolved.notes, *notes))
-    for note in () if context.dry_run else resolved.notes:  # a dry run prints them with the plan
-        print(f"note: {note}", file=sys.stderr)
+        row_notes = check_rows(resolved.experiment.trainer.data)
+        resolved = structs.replace(resolved, notes=(*resolved.notes, *row_notes))
     files = experiment.ExperimentFiles(resolved)
     continues = resolved.experiment.trainer.checkpoint.auto_continue_train
-    same = _find_same_runs(resolved, files) if continues else []
-    unfinished = _find_unfinished_run(same, resolved)
+    others = _list_earlier_runs(resolved) if continues else []
+    same = [run for run in others if _is_same(run, files)]
+    unfinished = _find_unfinished_run(same)
+    notes = resolved.notes
+    if continues and unfinished is None and (left := _find_run_left_behind(others, files)):
+        notes = (*notes, _describe_run_left_behind(left, files))
+    for note in () if context.dry_run else notes:  # a dry run prints them with the plan
+        print(f"note: {note}", file=sys.stderr)
 
     def resolve(extra: tuple[str, ...]) -> Resolved:
         return experiment.resolve_experiment(Path(file), (*extra, *context.overrides), context.environ, stage)
 
+    job = _build_training_job(resolved, files, resume=unfinished)
     job = structs.replace(
-        _build_training_job(resolved, files, resume=unfinished),
+        job,
         check_start=partial(_check_ended, same, context),
         check_new=partial(_check_only_run, same, resolved, files),
-        notes=resolved.notes,
+        notes=(*notes, *job.notes),
     )
     return _allow_hook_changes(job, resolved, resolve, keeps=unfinished)
 
@@ -291,19 +300,52 @@ def _open_existing_run(directory: str) -> Run:
     return run
 
 
-def _find_same_runs(resolved: Resolved, files: Mapping[str, str]) -> list[Run]:
-    """Runs of the same configuration, newest first."""
+def _list_earlier_runs(resolved: Resolved) -> list[Run]:
+    """The runs of the same name that can be read, newest first."""
     asked = resolved.experiment
-    return [run for run in reversed(list_runs(Path(asked.workspace) / asked.exp_name)) if _is_same(run, files)]
+    return [
+        run for run in reversed(list_runs(Path(asked.workspace) / asked.exp_name)) if not is_damaged_run(run.directory)
+    ]
 
 
-def _find_unfinished_run(same: Sequence[Run], resolved: Resolved) -> Run | None:
+def _find_unfinished_run(same: Sequence[Run]) -> Run | None:
     """The newest run of the same configuration, if it ended early and has a checkpoint."""
-    for run in same:
-        ended_early = run.read_metadata().outcome.state != "done"
-        save = resolved.experiment.trainer.checkpoint.save
-        return run if ended_early and _has_checkpoint(run, save) else None
-    return None
+    return same[0] if same and _is_unfinished(same[0]) else None
+
+
+def _is_unfinished(run: Run) -> bool:
+    return run.read_metadata().outcome.state != "done" and bool(_list_complete_checkpoints(run))
+
+
+def _list_complete_checkpoints(run: Run) -> list[Path]:
+    """Those of a run, oldest first, in its own folder or in that of its `save:`."""
+    save = flatten_run_settings(run).get("save")
+    return [
+        found
+        for found in folders.list_checkpoints(Path(str(save)) if save else run.checkpoints)
+        if folders.is_complete(found)
+    ]
+
+
+def _find_run_left_behind(others: Sequence[Run], files: Mapping[str, str]) -> Run | None:
+    """The newest run of the same model, if it ended early and could go on, but for settings that have changed."""
+    model = {experiment.MODEL_FILE: files[experiment.MODEL_FILE]}
+    newest = next((run for run in others if _has_files(run, model)), None)
+    is_left = newest is not None and not newest.is_active() and not _is_same(newest, files) and _is_unfinished(newest)
+    return newest if is_left else None
+
+
+def _describe_run_left_behind(run: Run, files: Mapping[str, str]) -> str:
+    changes = compare_mappings(flatten_run_settings(run), flatten_settings(files[name] for name in COMPARED))
+    settings = ", ".join(
+        f"{each.what} {format_yaml_value(each.b)} instead of {format_yaml_value(each.a)}" for each in changes
+    )
+    checkpoint = _list_complete_checkpoints(run)[-1]
+    return (
+        f"auto_continue_train: {run.directory} ended early and is not resumed, because settings differ: {settings};"
+        f" `--load {checkpoint.parent}` begins a new run at its step {folders.parse_step(checkpoint)} with these"
+        f" settings, and `--run {run.directory}` instead of `--config` resumes it with its own"
+    )
 
 
 def _check_ended(same: Sequence[Run], context: TaskContext) -> None:
@@ -332,7 +374,8 @@ def _check_only_run(same: Sequence[Run], resolved: Resolved, files: Mapping[str,
         return
     known = {run_id, *(run.id for run in same)}
     # One of `same` may have been created but not locked when `_check_ended` looked at it.
-    new = (run for run in _find_same_runs(resolved, files) if run.id not in known or lock.is_held_here(run.directory))
+    same = [run for run in _list_earlier_runs(resolved) if _is_same(run, files)]
+    new = (run for run in same if run.id not in known or lock.is_held_here(run.directory))
     if started := next(new, None):
         raise UsageError(
             f"auto_continue_train: the same command has just started {started.directory}",
@@ -368,11 +411,7 @@ def _find_user(run: Run, context: TaskContext) -> str:
 
 
 def _is_same(run: Run, files: Mapping[str, str]) -> bool:
-    """Whether a run can be read and has the configuration of `files`; the origins of its values do not matter."""
-    try:
-        run.read_metadata()
-    except PrimusError:
-        return False
+    """Whether a run has the configuration of `files`; the origins of its values do not matter."""
     asked = {name: files[name] for name in COMPARED}
     before_hooks = {BEFORE_HOOKS + Path(name).name: text for name, text in asked.items()}
     return _has_files(run, before_hooks if (run.directory / BEFORE_HOOKS).is_dir() else asked)
@@ -381,11 +420,6 @@ def _is_same(run: Run, files: Mapping[str, str]) -> bool:
 def _has_files(run: Run, files: dict[str, str]) -> bool:
     paths = {run.directory / name: text for name, text in files.items()}
     return all(path.is_file() and path.read_text(encoding="utf-8") == text for path, text in paths.items())
-
-
-def _has_checkpoint(run: Run, save: str | None) -> bool:
-    folder = Path(save) if save else run.checkpoints
-    return any(folder.glob("step_*/manifest.json"))
 
 
 def _check_world_size(run: Run, world_size: int, is_forced: bool) -> None:
