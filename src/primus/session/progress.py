@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, TextIO
+import contextlib
+import io
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+MIN_TEXT_WIDTH = 60
+"""Columns of a terminal from which the bar has a text: loss and rate take about 30, steps and time left 20."""
+
+
+class TerminalFile(io.FileIO):
+    """A terminal that may be closed while the run goes on: what is written then goes nowhere."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        with contextlib.suppress(OSError):
+            return super().write(data)
+        return memoryview(data).nbytes
 
 
 class ProgressBar:
@@ -18,16 +38,30 @@ class ProgressBar:
     """
 
     def __init__(self, terminal: str, total: int, done: int) -> None:
-        from rich.console import Console
+        from rich.console import Console, ConsoleDimensions
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._file: TextIO = open(terminal, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+        class TerminalConsole(Console):
+            """Has the size of its terminal at this moment: rich asks the standard streams, which are the rank's log."""
+
+            @property  # type: ignore[misc]  # rich's can be set, this one is the terminal's
+            def size(self) -> ConsoleDimensions:
+                try:
+                    columns, lines = os.get_terminal_size(self.file.fileno())
+                except OSError:
+                    columns, lines = 0, 0
+                return ConsoleDimensions(columns or 80, lines or 25)
+
+        terminal_file = io.BufferedWriter(TerminalFile(terminal, "w"))
+        self._file = io.TextIOWrapper(terminal_file, encoding="utf-8", errors="backslashreplace")
         self._progress = Progress(
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("{task.description}"),
             TimeRemainingColumn(),
-            console=Console(file=self._file, force_terminal=True),
+            TextColumn("{task.description}"),
+            console=TerminalConsole(file=self._file, force_terminal=True),
+            # Steps may take minutes, with evaluations and saves between them: the last 1,000 steps give the time left.
+            speed_estimate_period=math.inf,
             transient=True,
             redirect_stdout=False,  # they are the rank's log
             redirect_stderr=False,
@@ -35,9 +69,15 @@ class ProgressBar:
         self._task: Any = self._progress.add_task("", total=total, completed=done)
         self._progress.start()
 
+    @property
+    def width(self) -> int:
+        """Columns of the terminal at this moment."""
+        return self._progress.console.width
+
     def update(self, step: int, text: str) -> None:
-        """Draw the bar at `step`, followed by `text`."""
-        self._progress.update(self._task, completed=step, description=text)
+        """Draw the bar at `step`, followed by `text` if the terminal has room for it beside steps and time left."""
+        shown = text if self.width >= MIN_TEXT_WIDTH else ""
+        self._progress.update(self._task, completed=step, description=shown)
 
     def print(self, text: str) -> None:
         """Print a line above the bar."""

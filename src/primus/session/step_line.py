@@ -1,4 +1,4 @@
-"""The lines of steps and evaluations, in the format that parsers of Megatron-LM's logs read."""
+"""The lines of steps and evaluations: for logs as parsers of Megatron-LM's logs read them, and short for a terminal."""
 
 from __future__ import annotations
 
@@ -32,6 +32,33 @@ def format_step_line(reports: Sequence[StepReport], train_iters: int, now: float
         f"number of skipped iterations: {sum(report.skipped for report in reports):3d}",
     ]
     return f" [{_format_clock(now)}] " + " | ".join(segments) + " |"
+
+
+def format_short_step_line(reports: Sequence[StepReport], train_iters: int, width: int) -> str:
+    """The line of the same steps for a terminal: as many of its values, most important first, as `width` has room
+    for."""
+    last = reports[-1]
+    counted = [report for report in reports if not report.skipped] or list(reports)
+    seconds = sum(report.step_time_s for report in reports)
+    num_skipped = sum(report.skipped for report in reports)
+    share = len(reports) * last.step_time_s / seconds
+    values = [
+        f"step {last.step:{len(str(train_iters))}d}/{train_iters}",
+        f"loss {_compute_mean(report.loss for report in counted):.4f}",
+        *([f"{num_skipped} skipped"] if num_skipped else []),
+        f"{share * last.tokens_per_s:,.0f} tokens/s",
+        f"{seconds / len(reports):.3g} s/step",
+        f"grad norm {last.grad_norm:.3g}",
+        f"lr {last.learning_rate:.3g}",
+        *([] if last.mfu is None else [f"MFU {share * last.mfu:.1%}"]),
+        f"{share * last.tflops_per_device:.3g} TFLOP/s/device",
+    ]
+    line = values[0]
+    for value in values[1:]:
+        if len(line) + 2 + len(value) > width:
+            break
+        line += f"  {value}"
+    return line
 
 
 def format_evaluation_line(step: int, loss: float, perplexity: float, now: float) -> str:

@@ -205,8 +205,8 @@ def test_lines_stand_above_the_bar_of_the_launching_terminal(
     reader.join(30)
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", b"".join(pieces).decode())
     for step in (1, 8):
-        assert shown.count(f"iteration        {step}/       8") == 1
-    assert "validation loss at iteration 8" in shown
+        assert shown.count(f"step {step}/8") == 1
+    assert "validation loss at step 8" in shown
     assert re.search(r"\b[1-8]/8\b.*tokens/s", shown), "the bar"
     assert "iteration        1/       8" in capfd.readouterr().out, "the log of the rank has the lines as well"
 
