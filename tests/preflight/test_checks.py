@@ -373,6 +373,14 @@ LOG = {
     "amdgpu 0000:05:00.0: reset init context\n" * 9: "ok",
     "pcieport 0000:00:01.0: AER: Corrected error received, severity=Corrected": "ok",
     "EXT4-fs (vda): mounted filesystem": "ok",
+    "igc 0000:03:00.0 enp3s0: NIC Link is Down\nigc 0000:03:00.0 enp3s0: NIC Link is Up 2500 Mbps": "ok",
+    "igc 0000:03:00.0 enp3s0: NIC Link is Down\nigc 0000:04:00.0 enp4s0: NIC Link is Up 2500 Mbps": "warn",
+    "ixgbe 0000:3b:00.0 eth1: NIC Link is Down\nixgbe 0000:3b:00.0 eth1: NIC Link is Up 10 Gbps\n" * 4: "ok",
+    "ixgbe 0000:3b:00.0 eth1: NIC Link is Down\nixgbe 0000:3b:00.0 eth1: NIC Link is Up 10 Gbps\n" * 5: "warn",
+    "EDAC MC1: 1 CE memory read error on CPU_SrcID#1_Ha#0_Chan#1_DIMM#1\n" * 9: "ok",
+    "EDAC MC1: 0 CE memory read error on CPU_SrcID#1_Ha#0_Chan#1_DIMM#1\n" * 10: "warn",
+    "EDAC MC1: 10 CE memory read error on CPU_SrcID#1_Ha#0_Chan#1_DIMM#1": "warn",
+    "blk_update_request: I/O error, dev loop7, sector 0 op 0x1:(WRITE) flags 0x800 phys_seg 0 prio class 0": "ok",
 }
 
 

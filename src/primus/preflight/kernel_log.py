@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
+from msgspec import Struct
+
 from primus.diagnosis.signature import Signature
 from primus.diagnosis.signature_files import get_signature_table
 from primus.preflight.finding import CheckFinding
@@ -16,15 +18,65 @@ CHECK = "host.kernel_log"
 LIMIT_S = 3.0
 DAMAGE = ("gpu-uncorrectable-ecc", "gpu-lost", "gpu-ipc-handle")
 """Signatures of failed runs that indicate damage of the node although they are not kernel messages."""
+
+
+class SuspectPattern(Struct, frozen=True):
+    """Lines that are not signs of a failure of a device but should be looked at."""
+
+    regex: str
+    """Regular expression, case-insensitive; its group `count` is the number of events in a line."""
+    reason: str = "it may indicate damage (AMD-AGI/Primus node_smoke)"
+    advice: str = "check the named device; drain the node if it recurs"
+    name: str = ""
+    """Name in the report, instead of the expression."""
+    count: int = 1
+    """Events that are needed."""
+
+    def count_events(self, lines: Iterable[str]) -> int:
+        """Number of events in `lines`, each of which matches."""
+        found = (re.search(self.regex, line, re.IGNORECASE) for line in lines)
+        # "0 CE memory read error" of skx_edac is one error: it counts those that it could not report.
+        return sum(max(1, int(match.groupdict().get("count") or 1)) for match in found if match)
+
+
 SUSPECT = (
-    r"gpu reset",
-    r"hung_task",
-    r"page allocation failure",
-    r"hardware error",
-    r"\*ERROR\*",
-    r"amdgpu.*(error|fail|timeout)",
+    SuspectPattern("gpu reset"),
+    SuspectPattern(
+        r"hung_task|blocked for more than \d+ seconds",
+        "processes were stuck in the kernel, usually while they waited for storage (Linux kernel/hung_task.c)",
+        "check the drive or file server that the call trace below the line waits for",
+        "hung task",
+    ),
+    SuspectPattern(
+        r"\bI/O error,? (on )?dev (?!fd\d|sr\d|loop\d)",
+        "a drive did not read or write (Linux block/blk-core.c)",
+        "check the drive that the line names",
+        "I/O error",
+    ),
+    SuspectPattern(
+        "critical temperature reached",
+        "a part of the node was so hot that it shuts down (Linux drivers/thermal/thermal_core.c)",
+        "check the node's cooling",
+        "critical temperature",
+    ),
+    SuspectPattern(
+        "NIC Link is Down",
+        "a network interface lost its link (Linux drivers/net/ethernet/intel)",
+        "check the cable and the switch port of the interface that the line names",
+        "link down",
+    ),
+    SuspectPattern(
+        r"EDAC (\w+ )?\w+: (?P<count>\d+) CE\b",
+        "a memory module has many corrected errors, which may become uncorrectable (Linux drivers/edac/edac_mc.c)",
+        "replace the memory module that the line names",
+        "corrected memory errors",
+        count=10,  # in a day for one module: mcelog.conf(5), ce-error-threshold
+    ),
+    SuspectPattern("page allocation failure"),
+    SuspectPattern("hardware error"),
+    SuspectPattern(r"\*ERROR\*"),
+    SuspectPattern("amdgpu.*(error|fail|timeout)"),
 )
-"""Patterns that are not signs of a failure but should be looked at (AMD-AGI/Primus node_smoke)."""
 
 _HARMLESS = re.compile(
     r"severity[=:] ?correct(ed|able)|HEST: Enabling Firmware First"
@@ -80,30 +132,34 @@ def find_signatures(lines: Iterable[str], hours: float) -> Iterator[CheckFinding
             subject=signature.name,
         )
     for pattern in SUSPECT:
-        yield from make_finding(
-            [line for line in suspects if re.search(pattern, line, re.IGNORECASE)],
-            1,
-            "warn",
-            reason="it may indicate damage (AMD-AGI/Primus node_smoke)",
-            advice="check the named device; drain the node if it recurs",
-            subject=pattern,
-        )
+        hits = [line for line in suspects if re.search(pattern.regex, line, re.IGNORECASE)]
+        words = {"reason": pattern.reason, "advice": pattern.advice, "subject": pattern.name or pattern.regex}
+        if pattern.count_events(hits) >= pattern.count:
+            yield from make_finding(hits, 1, "warn", **words)
 
 
 def _drop_recovered_lines(lines: Iterable[str]) -> list[str]:
-    """The lines without those of a GPU that precede the driver's message that no recovery is needed any more (Xid
-    154)."""
+    """The lines without those that a later message of the driver ends: a GPU needs no recovery any more (Xid 154), or a
+    link is up again, unless it went down `NUM_FLAPS` times."""
     kept: list[str] = []
+    num_downs: dict[str, int] = {}
     for line in lines:
-        recovered = _RECOVERED.search(line)
-        if recovered:
+        if recovered := _RECOVERED.search(line):
             kept = [before for before in kept if f"Xid ({recovered[1]})" not in before]
+        elif is_up := _LINK_UP.search(line):
+            downs = [before for before in kept if f"{is_up[1]} NIC Link is Down" in before]
+            num_downs[is_up[1]] = num_downs.get(is_up[1], 0) + len(downs)
+            if num_downs[is_up[1]] < NUM_FLAPS:
+                kept = [before for before in kept if before not in downs]
         else:
             kept.append(line)
     return kept
 
 
 _RECOVERED = re.compile(r"NVRM: Xid \(([^)]*)\): 154,.*to 0x0 \(None\)")
+_LINK_UP = re.compile(r"(\S+) NIC Link is Up")
+NUM_FLAPS = 5
+"""Losses of a link that are worth a look although it is up again, as for `kernel-link-down`."""
 
 
 @functools.cache
@@ -117,7 +173,7 @@ def _list_damage_signatures() -> tuple[Signature, ...]:
 @functools.cache
 def _compile_suspect_pattern() -> re.Pattern[str]:
     texts = (re.escape(pattern.text) for signature in _list_damage_signatures() for pattern in signature.patterns)
-    return re.compile("|".join([*texts, *SUSPECT]), re.IGNORECASE)
+    return re.compile("|".join([*texts, _LINK_UP.pattern, *(each.regex for each in SUSPECT)]), re.IGNORECASE)
 
 
 _TIMESTAMP = re.compile(r"\[\s*(\d+\.\d+)\]")
