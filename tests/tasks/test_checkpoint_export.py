@@ -13,12 +13,14 @@ import pytest
 import torch
 import yaml
 
-from engine_python import engine_python
+from engine_python import engine_python, engine_variables
+from fakes import cli
 from primus.checkpoint.conversion import write_checkpoint
 from primus.checkpoint.convert import TargetSettings, plan_conversion, write_conversion
 from primus.checkpoint.formats.adapter import AdapterFiles, build_config
 from primus.checkpoint.formats.engine_folders import plan_native
 from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint
+from primus.checkpoint.formats.safetensors_file import SafetensorsFile
 from primus.checkpoint.initial_weights import InitialWeights
 from primus.cli.main import main
 from primus.config.load import load_model
@@ -83,6 +85,16 @@ def write_base(folder: Path, tokenizer: bytes, **generation: Any) -> Path:
     settings = TargetSettings("huggingface", hub_files=files)
     write_conversion(plan_conversion(opened, settings), folder, lambda _: None)
     return folder
+
+
+def write_chat_base(folder: Path, tokens: Path) -> Path:
+    """A published model whose tokenizer has the marks of the chat template as ids 300 and 301."""
+    described = json.loads(Path(f"{tokens}.tokenizer.json").read_text())
+    described["added_tokens"] += [
+        {**described["added_tokens"][0], "id": 300 + number, "content": mark}
+        for number, mark in enumerate(("<|im_start|>", "<|im_end|>"))
+    ]
+    return write_base(folder, json.dumps(described).encode())
 
 
 def convert(source: object, to: str = "huggingface", *words: object) -> Path:
@@ -174,12 +186,7 @@ def test_a_run_that_began_from_published_weights_has_their_template_and_not_thei
 
 @pytest.mark.parametrize("merges_adapter", [False, True])
 def test_a_fine_tuned_model_stops_at_the_end_of_a_turn(here: Path, tokens: Path, merges_adapter: bool) -> None:
-    described = json.loads(Path(f"{tokens}.tokenizer.json").read_text())
-    described["added_tokens"] += [
-        {**described["added_tokens"][0], "id": 300 + number, "content": mark}
-        for number, mark in enumerate(("<|im_start|>", "<|im_end|>"))
-    ]
-    base = write_base(here / "base", json.dumps(described).encode())
+    base = write_chat_base(here / "base", tokens)
     (here / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     sft = {"sft_data_path": "rows.jsonl", "tokenizer_model": str(base), "load": f"hf:{base}", "finetune": True}
     folder = save_run("chat", "post_trainer", **sft)
@@ -259,6 +266,63 @@ def test_transformers_generates_text_by_the_example_of_the_card_and_no_further_f
     for folder, found in json.loads(done.stdout.splitlines()[-1]).items():
         assert found["ids"] == expected.encode(found["text"]), folder
         assert (found["ends"], found["pad"]) == (0, 0) and 0 < found["new"] <= 3, folder
+
+
+TRAINED: dict[str, Any] = {
+    "train_iters": 3,
+    "eval_iters": 0,
+    "lr_warmup_iters": 0,
+    "lr": 1e-2,
+    "seq_length": 64,
+    "micro_batch_size": 2,
+    "global_batch_size": 2,
+    "bf16": False,
+    "device": "cpu",
+    "disable_last_saving": False,
+    "disable_tensorboard": True,
+}
+TUNED = {"sft_data_path": "rows.jsonl", "tokenizer_model": "base", "load": "hf:base", "finetune": True}
+CASES = [
+    *((engine, "pre_trainer", {}) for engine in ("native", "torchtitan", "megatron", "huggingface", "jax")),
+    *((engine, "post_trainer", {}) for engine in ("native", "megatron")),
+    ("native", "post_trainer", {"peft": "lora", "peft_dim": 4}),
+]
+
+
+@pytest.mark.engine("huggingface")
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("engine", "stage", "settings"),
+    [pytest.param(*case, marks=[pytest.mark.engine(case[0])] if case[0] != "native" else []) for case in CASES],
+)
+def test_the_model_that_an_engine_has_trained_generates_text_in_transformers(
+    here: Path, tokens: Path, engine: str, stage: str, settings: dict[str, Any]
+) -> None:
+    base = write_chat_base(here / "base", tokens)
+    rows = (
+        {"messages": [{"role": "user", "content": f"{n}+1?"}, {"role": "assistant", "content": f"{n + 1}"}]}
+        for n in range(9)
+    )
+    (here / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    is_tuned = stage == "post_trainer"
+    data = {**TUNED, "split": "100,0,0"} if is_tuned else {"train_data_path": str(tokens), "split": "100,0,0"}
+    module = {"framework": engine, "model": "tiny.yaml", "overrides": {**TRAINED, **data, **settings}}
+    Path("exp.yaml").write_text(yaml.safe_dump({"exp_name": "trained", "modules": {stage: module}}))
+    words = ("direct", "--", "train", "posttrain" if is_tuned else "pretrain", "--config", "exp.yaml")
+    done = cli.run(*words, cwd=here, timeout_s=280, **engine_variables("huggingface"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    out = convert("trained")
+    name = "model.layers.1.mlp.down_proj.weight"
+    trained, first = (SafetensorsFile(folder / "model.safetensors").read(name) for folder in (out, base))
+    assert not torch.equal(trained.float(), first.float())
+    command = [engine_python("huggingface"), "-c", GENERATE, str(out)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stderr[-3000:]
+    found = json.loads(run.stdout.splitlines()[-1])[str(out)]
+    tokenizer = base / "tokenizer.json" if is_tuned else f"{tokens}.tokenizer.json"
+    assert found["ids"] == load_tokenizer(str(tokenizer), parse_special_tokens=True).encode(found["text"])
+    assert found["ends"] == ([0, 301] if is_tuned else 0) and 0 < found["new"] <= 3
 
 
 ANSWER = """
