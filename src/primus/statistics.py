@@ -275,19 +275,19 @@ def find_steady_window(values: Sequence[float]) -> SteadyWindow:
     center = median(late)
     clipped = clip_outliers(values, MAX_DEVIATIONS, late)
     total, squares = 0.0, 0.0
-    errors: dict[int, float] = {}
+    errors = [0.0] * (n // 2 + 1)
     for start in range(n - 1, -1, -1):
         deviation = clipped[start] - center
         total, squares = total + deviation, squares + deviation * deviation
         count = n - start
         if start <= n // 2:
             errors[start] = max(squares - total * total / count, 0.0) / (count * count)
-    best = min(sorted(errors), key=errors.__getitem__)
+    best = min(range(len(errors)), key=errors.__getitem__)
     # A minimum in the last tenth of the allowed range says that the best cut may lie beyond it.
     if best > 0.45 * n:
         return SteadyWindow(n // 2, False)
     limit = errors[best] * (1 + WARM_UP_GAIN)
-    return SteadyWindow(min(start for start, error in errors.items() if error <= limit), True)
+    return SteadyWindow(next(start for start, error in enumerate(errors) if error <= limit), True)
 
 
 def thin_series(values: Sequence[float], statistic: Statistic, limit: int = MAX_SERIES) -> list[float]:

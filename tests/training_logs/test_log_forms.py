@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from primus.comparison.log_result import LogFacts, list_notes, summarize_log
 from primus.errors import UsageError
 from primus.training_logs.find_logs import find_logs
 from primus.training_logs.read_log import TrainingLog, read_log
@@ -153,3 +154,95 @@ def test_losses_of_mlperf_may_have_lines_of_their_own(tmp_path: Path) -> None:
     log = read_lines(tmp_path, lines)
     assert (log.format, list_steps(log)) == ("mlperf", [1, 2])
     assert (log.steps.columns["loss"][-1], log.steps.columns["learning_rate"][-1]) == (2.0, 4e-4)
+
+
+@pytest.mark.parametrize("callback_first", [True, False])
+def test_a_record_that_llama_factory_prints_twice_counts_once(callback_first: bool, tmp_path: Path) -> None:
+    lines = []
+    for number in range(1, 5):
+        prefix = f"[INFO|2026-02-03 04:05:{10 * number}] llamafactory.train.callbacks:143 >> "
+        pair = [
+            prefix + f"{{'loss': {number}.2500, 'learning_rate': 4.9e-05, 'epoch': 0.0{number}, 'throughput': 2.67}}",
+            f"{{'loss': {number}.25003, 'grad_norm': 0.75, 'learning_rate': 4.9e-05, 'epoch': 0.0{number}}}",
+        ]
+        lines += pair if callback_first else reversed(pair)
+    log = read_lines(tmp_path, lines)
+    assert list_steps(log) == [1, 2, 3, 4]
+    # The callback's own log has no other records, and a time stamp in each.
+    log = read_lines(tmp_path, [line for line in lines if "throughput" in line])
+    assert (list_steps(log), log.steps.columns["step_time_s"][-1]) == ([1, 2, 3, 4], 10.0)
+
+
+def test_two_equal_records_of_one_trainer_are_two_steps(tmp_path: Path) -> None:
+    log = read_lines(tmp_path, ["{'loss': 0.5, 'learning_rate': 1e-05, 'epoch': 0.1}"] * 2)
+    assert list_steps(log) == [1, 2]
+
+
+def test_bars_of_torchtune_give_steps_and_times_and_do_not_repeat_its_lines(tmp_path: Path) -> None:
+    bars = [
+        f"{1 + step // 3}|{step}|Loss: 2.{step}: {step}0%|##   | {step}/9 [00:{4 * step:02}<00:30,  4.00s/it]"
+        for step in (1, 2, 2, 3, 4)
+    ]
+    log = read_lines(tmp_path, bars)
+    assert list_steps(log) == [1, 2, 3, 4]
+    assert list(log.steps.columns["loss"]) == [2.1, 2.2, 2.3, 2.4]
+    assert log.steps.columns["step_time_s"][1:].tolist() == [4.0, 4.0, 4.0]
+    both = [text for bar in bars for text in (bar, f"Step {bar.split('|')[1]} | loss:2.{bar.split('|')[1]}11 lr:1e-05")]
+    del both[4:6]  # the line of a step is printed once
+    log = read_lines(tmp_path, both)
+    assert (list_steps(log), log.num_ranks, log.num_repeated) == ([1, 2, 3, 4], 1, 0)
+    assert (log.steps.columns["loss"][-1], log.steps.columns["step_time_s"][-1]) == (2.411, 4.0)
+
+
+def test_iterations_of_litgpt_between_two_steps_are_part_of_the_next_step(tmp_path: Path) -> None:
+    lines = [
+        f"Epoch 1 | iter {number} step {number // 3} | loss train: 4.{number}, val: n/a | iter time: "
+        f"{100 * number}.00 ms{' (step)' if number % 3 == 0 else ''} remaining time: 0:10:00"
+        for number in range(1, 10)
+    ]
+    log = read_lines(tmp_path, lines)
+    assert list_steps(log) == [1, 2, 3]
+    assert list(log.steps.columns["loss"]) == [4.3, 4.6, 4.9]
+    assert list(log.steps.columns["step_time_s"]) == pytest.approx([0.6, 1.5, 2.4])
+
+
+def test_validation_of_automodel_is_an_evaluation_of_its_step(tmp_path: Path) -> None:
+    step = "2026-05-06 07:08:09 | INFO | root | step 4 | epoch 0 | loss 0.5 | grad_norm 1.0 | lr 1.00e-05 | mem 2.0 GiB"
+    name = '2026-05-06 07:08:19 | INFO | root | [val] name "held out" | step 4 | epoch 0 | loss 0.75 | lr 1.00e-05'
+    plain = "2026-05-06 07:08:29 | INFO | root | [val] step 4 | epoch 0 | loss 0.8 | lr 1.00e-05 | num_label_tokens 7"
+    log = read_lines(tmp_path, [step, name, plain])
+    assert (list_steps(log), list(log.steps.columns["loss"])) == ([5], [0.5])
+    assert [each.values for each in log.evaluations] == [{"step": 5, "loss": 0.75}, {"step": 5, "loss": 0.8}]
+
+
+def test_losses_of_routers_are_columns_and_not_part_of_the_loss(tmp_path: Path) -> None:
+    megatron = format_megatron(11).replace(
+        "| grad norm", "| load_balancing_loss: 1.02E+00 | z_loss: 3.0E-02 | grad norm"
+    )
+    values = read_lines(tmp_path, [megatron]).steps.columns
+    assert (values["loss"][0], values["load_balancing_loss"][0], values["router_z_loss"][0]) == (3.11, 1.02, 0.03)
+    maxtext = (
+        "completed step: 3, seconds: 1.5, TFLOP/s/device: 90.1, Tokens/s/device: 800.5, total_weights: 4096, "
+        "loss: 8.520, lm_loss: 8.500, perplexity: 4914.769, moe_lb_loss: 0.020"
+    )
+    values = read_lines(tmp_path, [maxtext]).steps.columns
+    assert (values["loss"][0], values["load_balancing_loss"][0]) == (8.5, 0.02)
+
+
+@pytest.mark.parametrize(("status", "note"), [("success", "time to train: 10.25 min"), ("aborted", "status aborted")])
+def test_the_time_to_train_of_mlperf_is_that_of_a_run_that_reached_its_target(
+    status: str, note: str, tmp_path: Path
+) -> None:
+    def write(key: str, time_ms: int, **fields: object) -> str:
+        return ":::MLLOG " + json.dumps({"key": key, "time_ms": time_ms, **fields})
+
+    log = read_lines(
+        tmp_path,
+        [
+            write("run_start", 1_000_000, event_type="INTERVAL_START"),
+            write("train_loss", 1_500_000, value=3.25, metadata={"samples_count": 1536}),
+            write("run_stop", 1_615_000, event_type="INTERVAL_END", metadata={"status": status}),
+        ],
+    )
+    assert summarize_log(log, LogFacts()).time_to_train_s == (615.0 if status == "success" else None)
+    assert any(note in each for each in list_notes(log, {}))

@@ -21,6 +21,7 @@ from primus.comparison.result import (
     StepInterruption,
 )
 from primus.comparison.step_metrics import compute_performance
+from primus.training_logs.formats.mlperf import TIME_TO_TRAIN
 from primus.training_logs.read_log import TrainingLog
 
 GIB = 1 << 30
@@ -68,6 +69,8 @@ class LogSummary(Struct, frozen=True, kw_only=True):
     memory_gib: float | None = None
     first_loss: float | None = None
     last_loss: float | None = None
+    time_to_train_s: float | None = None
+    """Of a run of MLPerf that reached its target."""
 
 
 def list_known_settings(log: TrainingLog, facts: LogFacts) -> dict[str, int]:
@@ -107,6 +110,7 @@ def summarize_log(log: TrainingLog, facts: LogFacts) -> LogSummary:
         memory_gib=max(steps.list_finite("memory_gib"), default=None),
         first_loss=losses[0] if losses else None,
         last_loss=losses[-1] if losses else None,
+        time_to_train_s=float(log.settings[TIME_TO_TRAIN]) if TIME_TO_TRAIN in log.settings else None,
     )
 
 
@@ -176,6 +180,7 @@ def list_notes(log: TrainingLog, known: Mapping[str, int]) -> list[str]:
         notes.append(f"the compressed file is damaged or cut off ({log.damage}): what follows is not read")
     if log.num_nonfinite_losses:
         notes.append(f"steps without a finite loss: {log.num_nonfinite_losses}")
+    notes += _list_target_notes(log.settings)
     if log.step_note:
         notes.append(log.step_note)
     if log.has_derived_times:
@@ -191,6 +196,15 @@ def list_notes(log: TrainingLog, known: Mapping[str, int]) -> list[str]:
     if missing and not log.steps.list_finite("tokens_per_s_per_device"):
         notes.append(f"no rate of tokens: add {' and '.join(missing)}")
     return notes
+
+
+def _list_target_notes(settings: Mapping[str, str]) -> list[str]:
+    """Whether a run of MLPerf reached its target, and when."""
+    if TIME_TO_TRAIN in settings:
+        return [f"time to train: {float(settings[TIME_TO_TRAIN]) / 60:.2f} min"]
+    if "run_stop_ms" in settings and settings["status"] != "success":
+        return [f"the run did not reach its target: status {settings['status']}"]
+    return []
 
 
 def _compute_rate(log: TrainingLog, known: Mapping[str, int], step_time_s: float | None) -> float | None:

@@ -155,6 +155,8 @@ def scope() -> Iterator[None]:
         _known.pop()
 
 
+NUMBERS = frozenset((int, float, bool, type(None)))
+"""Types of JSON values that hold no text."""
 HIDDEN_VARIABLE = "PRIMUS_HIDDEN_VARIABLES"
 """Variable with the names of secret variables whose names do not indicate it, for processes on other machines."""
 
@@ -225,16 +227,19 @@ def redact_tree(value: Any) -> Any:
     return _redact_strings(value) if holds_secret("\n".join(_list_strings(value))) else value
 
 
-def _list_strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _list_strings(key)
-            yield from _list_strings(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _list_strings(item)
+def _list_strings(value: Any) -> list[str]:
+    strings: list[str] = []
+    rest = [value]
+    while rest:
+        item = rest.pop()
+        if isinstance(item, str):
+            strings.append(item)
+        elif isinstance(item, Mapping):
+            rest += [*item.keys(), *item.values()]
+        elif isinstance(item, (list, tuple)):
+            # Most long lists are of numbers.
+            rest += [each for each in item if type(each) not in NUMBERS]
+    return strings
 
 
 def _redact_strings(value: Any) -> Any:

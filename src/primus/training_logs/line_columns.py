@@ -83,6 +83,10 @@ class LayoutColumns:
         """Whether the lines of both have the same text between their digits."""
         return np.array_equal(self._text, other._text)
 
+    def count(self, word: bytes) -> int:
+        """How often a word without digits stands in each line of the layout."""
+        return self._text.tobytes().count(word)
+
     def find(self, lines_NL: Bytes) -> tuple[NDArray[np.bool_], Bytes]:
         """Which lines have this layout, and the digits of those."""
         digits_NL = lines_NL - self._text
@@ -234,10 +238,13 @@ class ColumnScanner:
                 is_rest[places] = False
                 parts.append((places, rows, columns))
         others = []
-        for line in np.flatnonzero(is_rest).tolist():
-            start, end = starts[line], ends[line]
-            if block.find(self._anchor, start, end) >= 0:
-                others.append((line, block[start:end]))
+        # Most blocks have no anchor but in the lines that are read: then the others need not be looked at one by one.
+        num_anchors = sum(columns.count(self._anchor) * len(places) for places, _, columns in parts)
+        rest = np.flatnonzero(is_rest)
+        if len(rest) and block.count(self._anchor) > num_anchors:
+            for line, start, end in zip(rest.tolist(), starts[rest].tolist(), ends[rest].tolist(), strict=True):
+                if block.find(self._anchor, start, end) >= 0:
+                    others.append((line, block[start:end]))
         if not parts:
             return ScannedBlock(None, np.zeros(0, np.intp), others, None, len(starts))
         places = np.concatenate([each[0] for each in parts])

@@ -14,8 +14,10 @@ from msgspec import Struct, field, structs
 
 from primus.errors import UsageError, did_you_mean
 from primus.training_logs.formats import run_events, tensorboard
+from primus.training_logs.formats.automodel import AutomodelReader
 from primus.training_logs.formats.deepspeed import DeepSpeedReader
 from primus.training_logs.formats.huggingface import STATE_FILE, HuggingFaceReader, read_trainer_state
+from primus.training_logs.formats.litgpt import LitGptReader
 from primus.training_logs.formats.llm_foundry import LlmFoundryReader
 from primus.training_logs.formats.maxtext import MaxTextReader
 from primus.training_logs.formats.megatron import MegatronReader
@@ -23,8 +25,10 @@ from primus.training_logs.formats.megatron_bridge import MegatronBridgeReader
 from primus.training_logs.formats.mlperf import MlperfReader
 from primus.training_logs.formats.nanotron import NanotronReader
 from primus.training_logs.formats.nemo import NeMoReader
+from primus.training_logs.formats.olmo_core import OlmoCoreReader
 from primus.training_logs.formats.primus import PrimusReader
 from primus.training_logs.formats.torchtitan import TorchtitanReader
+from primus.training_logs.formats.torchtune import TorchtuneReader
 from primus.training_logs.log_step import LogStep
 from primus.training_logs.log_stream import LogStream, open_log, select_lines, split_blocks
 from primus.training_logs.step_merger import LogAttempt, StepMerger
@@ -36,7 +40,8 @@ if TYPE_CHECKING:
 
 READERS: tuple[type[StepReader], ...] = (
     *(PrimusReader, MegatronBridgeReader, MegatronReader, NeMoReader, TorchtitanReader, MaxTextReader),
-    *(NanotronReader, LlmFoundryReader, HuggingFaceReader, DeepSpeedReader, MlperfReader),
+    *(NanotronReader, LlmFoundryReader, AutomodelReader, TorchtuneReader, LitGptReader, OlmoCoreReader),
+    *(HuggingFaceReader, DeepSpeedReader, MlperfReader),
 )
 """The most specific one first: of several that read a log, the first one that finds losses is taken."""
 AUTO = "auto"

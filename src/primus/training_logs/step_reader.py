@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import date
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from primus.training_logs.log_step import LogStep
 
@@ -19,11 +19,20 @@ TIME_STAMP = re.compile(rb"(\d{4})-?(\d\d)-?(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,
 RANK = re.compile(rb"\[(?:rank[ -]?|default|Rank )(\d+)(?:/\d+)?\]|^ *(\d+): ")
 """Ranks as torchrun (`[default7]:`), torch.distributed (`[rank7]:`), Primus (`[rank-7/8]`), DeepSpeed and
 `srun --label` (`7: `) print them."""
+BAR = re.compile(rb"\| *(\d+)/(\d+) \[((?:\d+:)?\d+:\d\d)<")
 GIB = 1 << 30
 
 
 class LogLineError(ValueError):
     """A line looks like that of a step, but cannot be read: it is cut off, or mixed with another one."""
+
+
+class BarPosition(NamedTuple):
+    """What a progress bar of tqdm shows."""
+
+    step: int
+    time_s: float
+    """Since its start."""
 
 
 class LogEvaluation(LogStep):
@@ -167,6 +176,20 @@ def parse_rank(text: bytes) -> int | None:
     """Rank in the prefix of a line."""
     span = find_rank(text)
     return int(text[slice(*span)]) if span else None
+
+
+def find_bar(line: bytes) -> BarPosition | None:
+    """The newest progress bar of tqdm in a line."""
+    found = next(reversed(list(BAR.finditer(line))), None)
+    return BarPosition(int(found[1]), parse_duration(found[3])) if found else None
+
+
+def parse_duration(text: bytes) -> float:
+    """Seconds of `h:mm:ss` or `mm:ss`."""
+    seconds = 0.0
+    for part in text.split(b":"):
+        seconds = 60 * seconds + int(part)
+    return seconds
 
 
 def set_value(values: dict[str, float], name: str, value: float | None) -> None:

@@ -23,8 +23,12 @@ FIELDS = (
     "samples_per_s",
     "num_skipped",
     "energy_j_per_device",
+    "load_balancing_loss",
+    "router_z_loss",
+    "mtp_loss",
 )
-"""Values that a log may have for a step. A rate is that of all devices, unless its name says otherwise."""
+"""Values that a log may have for a step. A rate is that of all devices, unless its name says otherwise. The loss is
+that of the next token, where a log has it apart from the losses of the router and of multi-token prediction."""
 MAX_STEPS = 1 << 18
 """Most steps that are kept; of a longer log every second one, every fourth, and so on, so that memory is bounded."""
 
@@ -84,6 +88,8 @@ class StepTable:
         column = self.columns.get(name)
         if column is None:
             return []
+        if math.isfinite(sum(column)):
+            return list(column)
         return [value if math.isfinite(value) else None for value in column]
 
     def list_finite(self, name: str) -> list[float]:

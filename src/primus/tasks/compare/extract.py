@@ -37,7 +37,7 @@ class Options(Struct, frozen=True, kw_only=True):
     `-` reads standard input."""
     format: str = "auto"
     """Format of the logs: primus, megatron, megatron-bridge, nemo, torchtitan, maxtext, nanotron, llm-foundry,
-    huggingface, deepspeed, mlperf, tensorboard; auto recognizes it."""
+    automodel, torchtune, litgpt, olmo-core, huggingface, deepspeed, mlperf, tensorboard; auto recognizes it."""
     output: str | None = None
     """Folder of the results, one JSON file for each run; none are written when omitted."""
     platform: Literal["amd", "nvidia", "cpu"] | None = None

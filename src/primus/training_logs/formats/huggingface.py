@@ -11,30 +11,50 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
 
 from primus.training_logs.log_step import LogStep
-from primus.training_logs.step_reader import NUMBER, LogEvaluation, LogLineError, StepReader, parse_number
+from primus.training_logs.step_reader import (
+    NUMBER,
+    BarPosition,
+    LogEvaluation,
+    LogLineError,
+    StepReader,
+    find_bar,
+    parse_duration,
+    parse_number,
+    parse_time_stamp,
+)
 
 RECORD = re.compile(rb"\{[^{}]*['\"](?:eval_)?(?:loss|train_runtime)['\"]:[^{}]*\}")
-PAIR = re.compile(rb"['\"]([\w/()]+)['\"]: *['\"]?([-+.\w]+(?:,\d+)?)")
+PAIR = re.compile(rb"['\"]([\w/() ]+)['\"]: *['\"]?([-+.\w]+(?:,\d+)?)")
 ELAPSED = re.compile(
     rb"['\"]elapsed_time['\"]: *['\"](?:(\d+) ?d(?:ays?)?,? *)?(?:(\d+)h *)?(?:(\d+)m *)?(?:(\d+)s|(\d[\d:]+))"
 )
-BAR = re.compile(rb"\| *(\d+)/(\d+) \[((?:\d+:)?\d+:\d\d)<")
 FIELDS = {
     "loss": "loss",
     "grad_norm": "grad_norm",
     "learning_rate": "learning_rate",
+    "lr": "learning_rate",
+    "aux_loss": "load_balancing_loss",
     "tokens_per_second_per_gpu": "tokens_per_s_per_device",
+    "tokens/train_per_sec_per_gpu": "tokens_per_s_per_device",
     "num_input_tokens_seen": "consumed_tokens",
     "num_tokens": "consumed_tokens",
+    "total_tokens": "consumed_tokens",
+    "tokens/total": "consumed_tokens",
     "memory(GiB)": "memory_gib",
+    "memory/device_mem_reserved(gib)": "memory_gib",
+    "memory/device_mem_reserved (GiB)": "memory_gib",
+    "memory/device_reserved (GiB)": "memory_gib",
 }
+"""Those with a unit in brackets are of ms-swift and Axolotl."""
+CALLBACK = re.compile(rb"callbacks(?:\.py)?:\d+\D.*>> $")
+"""What stands before a record of LLaMA-Factory's callback, which repeats that of the Trainer with fewer digits."""
 STEPS = ("step", "global_step/max_steps", "current_steps")
 MAX_INTERVALS = 1000
 STATE_FILE = "trainer_state.json"
@@ -67,7 +87,7 @@ class HuggingFaceReader(StepReader):
         super().__init__()
         self._num_records = 0
         self._epoch = 0.0
-        self._bar: tuple[int, float] | None = None
+        self._bar: BarPosition | None = None
         """Step and time of the newest progress bar."""
         self._record_bar: int | None = None
         """Step of the bar at the last record."""
@@ -76,6 +96,8 @@ class HuggingFaceReader(StepReader):
         """Number of a record, and step of the bar then."""
         self._epochs: list[tuple[int, EpochRange]] = []
         """Numbers of the first and the last record that was counted, and their epochs."""
+        self._last_record = (False, math.nan, math.nan)
+        """Whether the last record was of LLaMA-Factory's callback, its loss and its epoch."""
 
     @classmethod
     def recognizes(cls, line: bytes) -> bool:
@@ -117,15 +139,14 @@ class HuggingFaceReader(StepReader):
         return (fewest, likely, most) if fewest else (0.0, 0.0, 0.0)
 
     def read_line(self, line: bytes) -> Iterable[LogStep]:
-        for found in BAR.finditer(line):
-            self._bar = int(found[1]), _parse_clock(found[3])
+        self._bar = find_bar(line) or self._bar
         records = list(RECORD.finditer(line))
         for found in records:
-            yield from self._read_record(found[0])
+            yield from self._read_record(found[0], line[: found.start()])
         if not records and re.search(rb"\{['\"]loss['\"]: ", line):
             raise LogLineError("a record that is cut off")
 
-    def _read_record(self, text: bytes) -> Iterable[LogStep]:
+    def _read_record(self, text: bytes, prefix: bytes) -> Iterable[LogStep]:
         texts = {name.decode(): value for name, value in PAIR.findall(text)}
         wrong = next((value for value in texts.values() if b"," in value), None)
         if wrong is not None:  # Python and JSON have no separator of thousands
@@ -138,7 +159,7 @@ class HuggingFaceReader(StepReader):
         step = steps[0] if steps else float(self._num_records)
         if "eval_loss" in numbers:
             yield LogEvaluation({"step": step, "loss": numbers["eval_loss"]})
-        if "loss" not in numbers:
+        if "loss" not in numbers or self._repeats_last(numbers, CALLBACK.search(prefix) is not None):
             return
         if not steps:
             step = self._count_record(numbers.get("epoch", math.nan))
@@ -146,8 +167,16 @@ class HuggingFaceReader(StepReader):
                 self._epochs = [*self._epochs[:1], (self._num_records, EpochRange.parse(texts["epoch"].decode()))]
         values = {FIELDS[name]: value for name, value in numbers.items() if name in FIELDS}
         elapsed = ELAPSED.search(text)
-        time_s = _parse_elapsed(elapsed) if elapsed else self._bar[1] if self._bar else None
+        time_s = _parse_elapsed(elapsed) if elapsed else self._bar.time_s if self._bar else parse_time_stamp(prefix)
         yield LogStep({"step": step, **values}, time_s=time_s)
+
+    def _repeats_last(self, numbers: Mapping[str, float], is_of_callback: bool) -> bool:
+        """Whether a record is the last one again, from the other of the Trainer and LLaMA-Factory's callback."""
+        loss, epoch = numbers["loss"], numbers.get("epoch", math.nan)
+        was_of_callback, last_loss, last_epoch = self._last_record
+        self._last_record = (is_of_callback, loss, epoch)
+        is_same = abs(loss - last_loss) < 1e-4 and abs(epoch - last_epoch) < 0.01
+        return is_same and is_of_callback != was_of_callback
 
     def _count_record(self, epoch: float) -> float:
         if epoch < self._epoch:
@@ -156,9 +185,9 @@ class HuggingFaceReader(StepReader):
             self._record_bar = None
         self._epoch = epoch if math.isfinite(epoch) else self._epoch
         self._num_records += 1
-        if self._bar and self._record_bar is not None and self._bar[0] - self._record_bar > 0:
-            self._intervals = [*self._intervals, self._bar[0] - self._record_bar][-MAX_INTERVALS:]
-        self._record_bar = self._bar[0] if self._bar else None
+        if self._bar and self._record_bar is not None and self._bar.step - self._record_bar > 0:
+            self._intervals = [*self._intervals, self._bar.step - self._record_bar][-MAX_INTERVALS:]
+        self._record_bar = self._bar.step if self._bar else None
         if self._record_bar is not None:
             self._places = [*self._places, (self._num_records, self._record_bar)][-MAX_INTERVALS:]
         return float(self._num_records)
@@ -187,11 +216,4 @@ def read_trainer_state(data: bytes) -> list[LogStep]:
 
 def _parse_elapsed(found: re.Match[bytes]) -> float:
     days, hours, minutes, seconds = (int(group or 0) for group in found.groups()[:4])
-    return 86400 * days + 3600 * hours + 60 * minutes + seconds + (_parse_clock(found[5]) if found[5] else 0.0)
-
-
-def _parse_clock(text: bytes) -> float:
-    seconds = 0.0
-    for part in text.split(b":"):
-        seconds = 60 * seconds + int(part)
-    return seconds
+    return 86400 * days + 3600 * hours + 60 * minutes + seconds + (parse_duration(found[5]) if found[5] else 0.0)

@@ -21,7 +21,11 @@ FIELDS = {
     b"TFLOP/s": "tflops_per_device",
     b"Tokens/s/device": "tokens_per_s_per_device",
     b"loss": "loss",
+    b"moe_lb_loss": "load_balancing_loss",
+    b"mtp_loss": "mtp_loss",
 }
+NEXT_TOKEN = (b"lm_loss", b"main_model_loss")
+"""The loss without those of the router and of multi-token prediction, which `loss` contains."""
 
 
 class MaxTextReader(StepReader):
@@ -41,11 +45,12 @@ class MaxTextReader(StepReader):
         if evaluation:
             yield LogEvaluation({"step": float(evaluation[1]) + 1, "loss": parse_number(evaluation[2])})
         for found, _, text in split_steps(STEP, line):
+            texts = {name.strip(): value for name, _, value in (part.partition(b": ") for part in text.split(b", "))}
             values = {"step": float(found[1]) + 1}
-            for part in text.split(b", "):
-                name, _, value = part.partition(b": ")
-                if name.strip() in FIELDS:
-                    values[FIELDS[name.strip()]] = parse_number(value)
+            values |= {FIELDS[name]: parse_number(value) for name, value in texts.items() if name in FIELDS}
+            next_token = next((texts[name] for name in NEXT_TOKEN if name in texts), None)
+            if next_token:
+                values["loss"] = parse_number(next_token)
             if "step_time_s" not in values or "loss" not in values:
                 raise LogLineError("no time or no loss")
             yield LogStep(values)

@@ -17,6 +17,8 @@ from primus.training_logs.log_step import LogStep
 from primus.training_logs.step_reader import LogEvaluation, LogLineError, StepReader, set_value
 
 TOKEN = b":::MLLOG "
+TIME_TO_TRAIN = "time_to_train_s"
+"""Setting with the seconds from `run_start` to `run_stop` of a run that reached its target: MLPerf's score."""
 STATISTICS = {
     "throughput": "samples_per_s",
     "train_step_time": "step_time_s",
@@ -83,6 +85,9 @@ class MlperfReader(StepReader):
         elif found.key == "run_stop":
             self.settings["status"] = str(found.metadata.get("status"))
             self.settings["run_stop_ms"] = str(found.time_ms)
+            if "run_start_ms" in self.settings and self.settings["status"] == "success":
+                passed_ms = found.time_ms - float(self.settings["run_start_ms"])
+                self.settings[TIME_TO_TRAIN] = str(passed_ms / 1000)
         elif found.key == "run_start":
             self.settings["run_start_ms"] = str(found.time_ms)
         elif found.event_type == "POINT_IN_TIME" and isinstance(found.value, (int, float, str)):
