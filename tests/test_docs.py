@@ -37,6 +37,24 @@ def test_every_link_and_path_of_a_page_leads_somewhere(page: Path) -> None:
     assert not wrong
 
 
+def list_examples(text: str) -> set[str]:
+    """Paths of the checkout's examples that a text names; a path behind another folder belongs to another checkout."""
+    return {path.rstrip(".") for path in re.findall(r"(?<![\w/~}])(?:\./)?(examples/[\w./-]*\w)", text)}
+
+
+def test_examples_that_a_page_names_exist() -> None:
+    # documents.md quotes the documents of another project, whose files its test supplies.
+    named = {page: list_examples(page.read_text(encoding="utf-8")) for page in PAGES if page.name != "documents.md"}
+    assert sum(map(len, named.values())) > 20
+    missing = {page.name: [path for path in paths if not (ROOT / path).exists()] for page, paths in named.items()}
+    assert {page: paths for page, paths in missing.items() if paths} == {}
+
+
+def test_a_named_example_is_noticed_in_prose_and_commands() -> None:
+    text = "Run `--config=examples/a.yaml`, see ./examples/b/c.sh. Not ~/Primus/examples/d.yaml, ${HOME}/examples/e.\n"
+    assert list_examples(text) == {"examples/a.yaml", "examples/b/c.sh"}
+
+
 def test_lines_of_prose_have_at_most_120_characters() -> None:
     long = [
         f"{page.relative_to(ROOT)}:{number}"
