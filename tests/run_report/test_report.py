@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import socket
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+import browser
 
 pytest.importorskip("numpy")
 
@@ -217,6 +220,35 @@ def test_the_page_is_self_contained_and_has_the_curves(make_run: MakeRun) -> Non
     assert "<script" not in text
     assert not re.findall(r'(?:src|href)="(?!#)', text), "nothing is loaded from elsewhere"
     assert "NaN" not in text and "inf" not in re.findall(r' d="([^"]*)"', text)
+
+
+MEASURE = """<script>
+document.querySelector("main").style.width = "420px";
+const tables = [...document.querySelectorAll(".wide")];
+const cut = tables.filter(each => each.scrollWidth > each.clientWidth).map(each => each.innerText.slice(0, 40));
+document.title = JSON.stringify({tables: tables.length, cut});
+</script>"""
+"""Names the tables of a page that are wider than a window of 420 pixels. Headless browsers make none below 500."""
+
+
+def test_no_table_is_cut_in_a_narrow_window(make_run: MakeRun, tmp_path: Path) -> None:
+    events = [
+        {"kind": "training_ended", "core_wait_share": 0.6},
+        {"kind": "profile", "first_step": 5, "last_step": 5, "files": ["t.json"]},
+        {"kind": "eval", "step": 30, "loss": 4.0, "time_s": 9.0},
+    ]
+    run = make_run([(3.0, 0.5), *[(1.0, 0.3)] * 28, (2.5, 0.0)], after=events, mfu=0.4, tflops_per_device=412.5)
+    writer = TraceWriter()
+    writer.add_kernel("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_tn>", 0, 40)
+    writer.add_kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 40, 100, 13)
+    writer.write(run.directory / "t.json")
+    page = tmp_path / "report.html"
+    page.write_text(format_html(build_report(run)).replace("</body>", f"{MEASURE}</body>"))
+    found = re.search("<title>(.*?)</title>", browser.dom(page))
+    assert found is not None
+    measured = json.loads(html.unescape(found[1]))
+    assert measured["tables"] >= 5
+    assert measured["cut"] == []
 
 
 def test_of_many_ranks_the_slowest_are_shown(make_run: MakeRun) -> None:

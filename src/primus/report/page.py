@@ -8,7 +8,7 @@ from collections.abc import Sequence
 MANY_SECTIONS = 4
 """Number of sections from which a page starts with a table of contents."""
 
-STACKED_COLUMNS = 5
+STACKED_COLUMNS = 4
 """Columns from which each cell of a row is a line on a narrow screen, with the name of its column in front."""
 
 SIGNS = {"ok": "&#10003;", "info": "i", "warn": "!", "unknown": "?", "fail": "&#10005;"}
