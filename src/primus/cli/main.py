@@ -135,6 +135,10 @@ def _run_words(words: list[str], environ: Mapping[str, str]) -> int:
     if first in ("--version", "-V", "version"):
         print(f"primus {__version__}")
         return EXIT_OK
+    if first == "completion":
+        from primus.cli import completion
+
+        return completion.run(words[words.index(first) + 1 :])
     command = parse_command(ours)
     if command.is_help:
         from primus.cli import help_text

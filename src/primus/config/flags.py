@@ -98,13 +98,18 @@ def convert_flag_value(flag: Flag, value: Any, what: str) -> Any:
     try:
         return msgspec.convert(value, flag.kind, strict=False)
     except msgspec.ValidationError as error:
-        choices = [str(choice) for kind in _list_union_members(flag.kind) for choice in _list_choices(kind)]
+        choices = list_choices(flag)
         reason = str(error).replace("`", "").replace("Expected", "expected").split(" - at")[0]
         reason = reason.replace(" | null", "").replace("null | ", "")
         typed = value if isinstance(value, list) else [str(value)]
         wrong = next((word for word in typed if word not in choices), "")
         hint = did_you_mean(wrong, choices) if choices else ""
         raise UsageError(f"{what}: {_format_name(flag)} {' '.join(typed)}: {reason}", hint) from None
+
+
+def list_choices(flag: Flag) -> list[str]:
+    """The values that the flag can have, if it has a fixed set of them."""
+    return [str(choice) for kind in _list_union_members(flag.kind) for choice in _list_choices(kind)]
 
 
 def _list_choices(kind: Any) -> list[Any]:

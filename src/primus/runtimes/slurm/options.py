@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from primus.config.flags import Positional
 from primus.errors import UsageError, did_you_mean, find_nearest
 from primus.redaction import is_secret_name
 
@@ -86,7 +85,7 @@ class SlurmOption(Struct, frozen=True):
 class Options(Struct, frozen=True, kw_only=True):
     """Run on a Slurm cluster, one launcher on each node."""
 
-    command: Positional = "srun"
+    command: Annotated[Literal["srun", "sbatch"], Meta(extra={"positional": True})] = "srun"
     """srun: run in the foreground; sbatch: submit a batch job."""
     slurm: Annotated[tuple[str, ...], Meta(extra={"positional": True})] = ()
     """Options of srun or sbatch, passed through: -N 2, -p gpu, --time=2:00:00, --exclusive, ..."""

@@ -1,0 +1,104 @@
+"""Completion of command lines for bash and zsh: the shell asks `primus-cli completion words` at each Tab."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from primus import registry
+from primus.config import flags
+from primus.config.experiment_file import MODULE_KEYS, TOP_KEYS
+from primus.config.schema import OWNERS
+from primus.errors import EXIT_OK, PrimusError, UsageError, did_you_mean
+from primus.launch.command import GLOBAL_WORDS, HELP_WORDS, INSTALLATION_TASKS, is_runtime
+from primus.runtime import RUNTIMES
+from primus.task import TASKS
+
+SCRIPTS = {
+    # The tilde of a typed `~/primus-cli` is not expanded in COMP_WORDS. No candidates: names of files.
+    "bash": """\
+_primus_cli() {
+    local IFS=$'\\n' command=${COMP_WORDS[0]/#\\~/$HOME}
+    COMPREPLY=($("$command" completion words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+}
+complete -o bashdefault -o default -F _primus_cli primus-cli""",
+    "zsh": """\
+#compdef primus-cli
+_primus_cli() {
+    local -a found
+    found=(${(f)"$(${~words[1]} completion words "${(@)words[2,CURRENT]}" 2>/dev/null)"})
+    if (( $#found )); then compadd -a found; else _files; fi
+}
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
+compdef _primus_cli primus-cli""",
+}
+"""Scripts that a shell loads, by its name."""
+
+
+def run(words: Sequence[str]) -> int:
+    """`primus-cli completion SHELL` prints the script; `completion words WORD...` what may stand for the last word.
+
+    Raises:
+        UsageError: There is no script for the shell.
+    """
+    if words[:1] == ["words"]:
+        print("\n".join(list_candidates(words[1:])))
+        return EXIT_OK
+    if len(words) != 1 or words[0] not in SCRIPTS:
+        given = " ".join(words)
+        raise UsageError(f"completion: no script for '{given}'", did_you_mean(given, SCRIPTS))
+    print(SCRIPTS[words[0]])
+    return EXIT_OK
+
+
+def list_candidates(words: Sequence[str]) -> list[str]:
+    """What the last of `words` may become, sorted; empty where it is a value of the user, such as a file."""
+    *before, typed = words or [""]
+    with contextlib.suppress(PrimusError):  # the command line is wrong further left: nothing fits
+        return sorted({word for word in _list_words(before) if word.startswith(typed)})
+    return []
+
+
+def _list_words(before: Sequence[str]) -> list[str]:
+    """All words that may follow `before`."""
+    segments: list[list[str]] = [[]]
+    for word in before:
+        if word == "--":
+            segments.append([])
+        else:
+            segments[-1].append(word)
+    is_first = len(segments) == 1
+    words = [word for word in segments[-1] if word not in GLOBAL_WORDS]
+    runtimes = registry.list_plug_ins("runtimes")
+    tasks = registry.list_plug_ins("tasks")
+    if not words:
+        heads = INSTALLATION_TASKS if is_first else [name.split()[0] for name in tasks]
+        return [*runtimes, *heads, *(_list_global_words() if is_first else ())]
+    if is_runtime(words[0]):
+        module: Any = registry.load_plug_in(RUNTIMES, words[0])
+        commands = [word for word in module.COMMANDS if len(words) == 1]
+        return [*commands, *_list_option_words(module.Options, words[1:]), "--"]
+    name = next((name for length in (2, 1) if (name := " ".join(words[:length])) in tasks), None)
+    if name is None:
+        return [task.split()[1] for task in tasks if len(words) == 1 and task.split()[0] == words[0]]
+    task = registry.load_plug_in(TASKS, name)
+    own = words[len(name.split()) :]
+    keys = [f"--{key}" for key in (*TOP_KEYS, *MODULE_KEYS, *OWNERS)] if task.OVERRIDES else []
+    found = _list_option_words(task.choose_options(own), own)
+    return [*found, *keys] if HELP_WORDS[0] in found else found  # else they are values of an option
+
+
+def _list_global_words() -> list[str]:
+    return [*(word for word in GLOBAL_WORDS if "_" not in word), *HELP_WORDS, "--config", "--version", "completion"]
+
+
+def _list_option_words(options: type[Any], words: Sequence[str]) -> list[str]:
+    """Values of the option that ends `words`, if it lacks one; else the options, and values without a name."""
+    named = {name: flag for flag in flags.list_flags(options) for name in flag.names if not flag.is_positional}
+    last = named.get(words[-1]) if words else None
+    if last is not None and not last.is_switch:
+        return flags.list_choices(last)
+    positional = next((flag for flag in flags.list_flags(options) if flag.is_positional and not words), None)
+    values = flags.list_choices(positional) if positional else []
+    return [*values, *(name for name in named if "_" not in name and name.startswith("--")), *HELP_WORDS]
