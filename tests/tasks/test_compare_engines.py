@@ -39,6 +39,23 @@ def train(experiment, attempt):
     bigram_engine.BigramEngine = Changed
     bigram_engine.train_bigrams(experiment, attempt)
 """
+SHIFTED = """
+STAGES = ("pre_trainer", "post_trainer")
+
+def check(experiment):
+    pass
+
+def train(experiment, attempt):
+    from primus.backends import native
+    from primus.backends.native import trainer
+    train_step = trainer.train_step
+    def train_step_with_error(*given, **options):
+        result = train_step(*given, **options)
+        result.values[0] += 2e-6
+        return result
+    trainer.train_step = train_step_with_error
+    native.train(experiment, attempt)
+"""
 FAILING = """
 from primus.errors import FinalError
 
@@ -74,6 +91,7 @@ def file(tmp_path: Path) -> Path:
     for name, error in {"exact": 0.0, "near": 1e-7, "wrong": 1e-3, "slow": 0.0}.items():
         pause = 0.1 if name == "slow" else 0
         (folder / f"{name}.py").write_text(PLUG_IN.format(tests=str(TESTS), error=error, pause=pause))
+    (folder / "shifted.py").write_text(SHIFTED)
     (folder / "broken.py").write_text(FAILING)
     (folder / "missing.py").write_text(MISSING)
     return write_experiment(tmp_path, "pre_trainer", SETTINGS)
@@ -113,6 +131,24 @@ def test_engines_that_agree_give_exit_code_0_and_a_picture(file: Path) -> None:
         "comparison.json",
         "comparison.svg",
     ]
+
+
+def test_where_engines_disagree_float64_tells_which_one_is_right(file: Path) -> None:
+    done = compare(file, "shifted,native", "--json", "--global_batch_size", "null")
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    shifted, native = found["engines"]
+    assert found["reference"] == "native in float64" and (shifted["engine"], native["engine"]) == ("shifted", "native")
+    assert shifted["first_step_above"] == 1 and shifted["loss_differences"] == pytest.approx([2e-6] * 3, rel=0.1)
+    assert native["first_step_above"] is None and 0 < native["max_loss_difference"] < 1e-7
+    assert native["same_tokens"] is shifted["same_tokens"] is True
+
+
+def test_without_a_reference_in_float64_the_first_engine_stays_the_reference(file: Path) -> None:
+    done = compare(file, "exact,wrong", "--num_experts", "4")
+    assert done.returncode == 1
+    assert "no reference in float64 tells which engine is right: " in done.stdout
+    assert any(line.split()[:3] == ["exact", "3", "reference"] for line in done.stdout.splitlines())
 
 
 def test_an_engine_that_fails_does_not_stop_the_others_and_names_its_cause(file: Path) -> None:

@@ -194,10 +194,9 @@ def measure_applied_norm(optimizers: Iterable[Any]) -> float | None:
                 float(state.get("step", 0)) != 1 or "exp_avg" not in state for state in states
             ):
                 return None
-            norms += [
-                torch.linalg.vector_norm(state["exp_avg"], dtype=torch.float32) / (1 - group["betas"][0])
-                for state in states
-            ]
+            for moment in (state["exp_avg"] for state in states):
+                wide_dtype = torch.promote_types(moment.dtype, torch.float32)
+                norms.append(torch.linalg.vector_norm(moment, dtype=wide_dtype) / (1 - group["betas"][0]))
     if not norms:
         return None
     whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]

@@ -57,7 +57,7 @@ def _take_local_part(gradient: Tensor) -> Tensor:
 
 
 def _sum_of_squares(parts: Sequence[Tensor]) -> Tensor:
-    """The sum of squares of float32 tensors, in float64."""
+    """The sum of squares of tensors, in float64."""
     norms = torch.cat([norms.double() for part in parts for norms in _compute_row_norms(part)])
     return torch.stack([chunk.sum() for chunk in norms.square_().split(CHUNK_ROWS)]).sum()
 

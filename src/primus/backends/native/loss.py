@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from primus.backends.native.ops import choose_wide_dtype
+
 IGNORED = -100
 """Target of a token that has no loss; the convention of torch's and Hugging Face's cross-entropy."""
 
@@ -92,7 +94,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if not any(ctx.needs_input_grad):
                 continue
             # Rows are weighted in the narrow matrices [c, D], which is much less work than in [c, V].
-            weights_c1 = (weights_c1 / totals_c1).to(_choose_wide_dtype(hidden_TD.dtype))
+            weights_c1 = (weights_c1 / totals_c1).to(choose_wide_dtype(hidden_TD.dtype))
             grad_hidden.append((grad_cV @ weight_VD).mul_(weights_c1))
             if ctx.needs_input_grad[1]:
                 weighted_cD = (hidden_cD * weights_c1).to(hidden_cD.dtype)
@@ -132,7 +134,7 @@ def _compute_losses_and_gradient(hidden_cD: Tensor, weight_VD: Tensor, index_c1:
 def _compute_in_tiles(hidden_cD: Tensor, weight_VD: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     num_tokens = hidden_cD.shape[0]
     # The product is a tile already; no copy into a larger tensor is needed.
-    if num_tokens <= TILE and hidden_cD.dtype == _choose_wide_dtype(hidden_cD.dtype):
+    if num_tokens <= TILE and hidden_cD.dtype == choose_wide_dtype(hidden_cD.dtype):
         return _exponentiate_by_softmax(hidden_cD @ weight_VD.t(), index_c1)
     losses_c1, totals_c1 = hidden_cD.new_empty((2, num_tokens, 1), dtype=torch.float64)
     grad_cV = hidden_cD.new_empty((num_tokens, weight_VD.shape[0]))
@@ -144,7 +146,7 @@ def _compute_in_tiles(hidden_cD: Tensor, weight_VD: Tensor, index_c1: Tensor) ->
 
 def _exponentiate_logits(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """See `_compute_losses_and_gradient`; for GPUs and for the compiler, without reading values on the host."""
-    wide_cV = logits_cV.to(_choose_wide_dtype(logits_cV.dtype))
+    wide_cV = logits_cV.to(choose_wide_dtype(logits_cV.dtype))
     largest_c1 = wide_cV.amax(1, keepdim=True)
     exponentials_cV = (wide_cV - largest_c1).exp()
     totals_c1 = _sum_rows(exponentials_cV)
@@ -162,7 +164,7 @@ def _exponentiate_by_softmax(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tenso
     Each is within 1e-6, but torch adds them up in as many partial sums as a vector register has elements: the rows of
     trained models, which differ more than random ones, then add up to 1 + 7e-6. Hence the sum of its results counts.
     """
-    exponentials_cV = torch.softmax(logits_cV, 1, dtype=_choose_wide_dtype(logits_cV.dtype))
+    exponentials_cV = torch.softmax(logits_cV, 1, dtype=choose_wide_dtype(logits_cV.dtype))
     totals_c1 = _sum_rows(exponentials_cV)
     targets_c1 = exponentials_cV.gather(1, index_c1)
     losses_c1 = (totals_c1 / targets_c1).log()
@@ -180,11 +182,6 @@ def _sum_rows(values_cV: Tensor) -> Tensor:
     return parts.double().sum(1, keepdim=True) + values_cV[:, :rest].sum(1, keepdim=True).double()
 
 
-def _choose_wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which logits are exponentiated: float32, or that of a wider model."""
-    return torch.promote_types(dtype, torch.float32)
-
-
 def _split_spans(length: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
@@ -193,7 +190,7 @@ def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     """total + left @ right, in float32 or wider from the second chunk on."""
     if total is None:
         return left @ right
-    wide_dtype = _choose_wide_dtype(left.dtype)
+    wide_dtype = choose_wide_dtype(left.dtype)
     if left.dtype == wide_dtype:
         return total.addmm_(left, right)
     return total.to(wide_dtype).add_(left @ right)

@@ -87,7 +87,7 @@ class Transformer(nn.Module):
     """Token ids to hidden states, or with targets to their loss."""
 
     frequencies: Tensor
-    """Rotary frequencies [C / 2], float32; not part of the state."""
+    """Rotary frequencies [C / 2], in float32 or wider; not part of the state."""
 
     def __init__(self, spec: ModelSpec) -> None:
         check_model(spec)

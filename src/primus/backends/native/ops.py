@@ -20,13 +20,18 @@ QUERY_ROWS = 128
 """Queries in one block of the attention's backward pass: the scores of a block stay in the cache."""
 
 
+def choose_wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums and exponentials: float32, or that of a wider model."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def rms_norm(x: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
     """x / rms(x) * weight over the last dimension, in float32 inside (arXiv 1910.07467, equation 4)."""
     if _is_eager_on_cpu(x):
         return _RMSNorm.apply(x, weight_D, epsilon)
-    wide = x.float()
+    wide = x.to(choose_wide_dtype(x.dtype))
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-    return (wide * scale * weight_D.float()).to(x.dtype)
+    return (wide * scale * weight_D.to(wide.dtype)).to(x.dtype)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -87,7 +92,7 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
         # One fused pass in float32 instead of square, mean and their float32 copies of a bf16 `x`.
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=choose_wide_dtype(x.dtype))
         scale = (norm.square_() / x.shape[-1]).add_(epsilon).rsqrt_()
         # `scale` is one number for each row; the normalized rows are cheaper to compute again than to keep.
         ctx.save_for_backward(x, weight_D, scale)
@@ -97,7 +102,8 @@ class _RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor):
         x, weight_D, scale = ctx.saved_tensors
-        grad, weight = grad.float(), weight_D.float()
+        wide_dtype = choose_wide_dtype(x.dtype)
+        grad, weight = grad.to(wide_dtype), weight_D.to(wide_dtype)
         normed = x * scale
         # Shared by both gradients: its column sums are the weight's, its weighted row sums the input's.
         product = grad * normed

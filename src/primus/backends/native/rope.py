@@ -28,7 +28,7 @@ def compute_tables(frequencies_R: Tensor, sequence: int, dtype: torch.dtype) -> 
 
     The pair (i, i + C / 2) of channels becomes (x cos - y sin, y cos + x sin): the sine of the first half is negative.
     """
-    positions_S = torch.arange(sequence, dtype=torch.float32, device=frequencies_R.device)
+    positions_S = torch.arange(sequence, dtype=frequencies_R.dtype, device=frequencies_R.device)
     angles_SR = torch.outer(positions_S, frequencies_R)
     cosine_SR, sine_SR = angles_SR.cos(), angles_SR.sin()
     cosine_SC, sine_SC = torch.cat((cosine_SR, cosine_SR), 1), torch.cat((-sine_SR, sine_SR), 1)

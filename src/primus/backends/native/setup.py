@@ -39,6 +39,9 @@ from primus.session.tuned_kernels import use_tuned_kernels
 from primus.session.tuned_products import add_tuned_products
 from primus.session.weights import open_base_weights, open_loaded_weights
 
+FLOAT64_VARIABLE = "PRIMUS_NATIVE_FLOAT64"
+"""Variable that makes native train one process in float64 if it is 1: the reference by which engines are judged."""
+
 
 def set_up_training(
     experiment: Experiment, attempt: Attempt, processes: TorchProcesses, environ: Mapping[str, str]
@@ -68,7 +71,8 @@ def set_up_training(
     decision = _decide_compile(trainer, processes, session.global_batch_size, start, environ)
     if decision.compiled:
         use_tuned_kernels(session, environ)
-    trainable, optimizer = _build_model_and_optimizer(session, processes, decision.compiled)
+    dtype = torch.float64 if environ.get(FLOAT64_VARIABLE) == "1" else torch.float32
+    trainable, optimizer = _build_model_and_optimizer(session, processes, decision.compiled, dtype)
     window = _build_loss_window(trainer, processes)
     bad_steps = BadStepDetector(trainer.training, window)
     if start is not None:
@@ -146,12 +150,12 @@ def _decide_compile(
 
 
 def _build_model_and_optimizer(
-    session: Session, processes: TorchProcesses, compiled: bool
+    session: Session, processes: TorchProcesses, compiled: bool, dtype: torch.dtype
 ) -> tuple[Trainable, torch.optim.AdamW]:
     """The model and its optimizer, with their initial state or that of the checkpoint."""
     trainer = session.trainer
     documents = build_document_handling(trainer.data, session.data.eod_id)
-    trainable = _build_trainable(trainer, processes, compiled, documents)
+    trainable = _build_trainable(trainer, processes, compiled, documents, dtype)
     optimizer = build_optimizer(trainable.model, trainer.optimizer)
     load_start(session, session.start, trainable.model, optimizer, processes)
     return trainable, optimizer
@@ -187,11 +191,15 @@ def load_start(
 
 
 def _build_trainable(
-    trainer: Trainer, processes: TorchProcesses, compiled: bool, documents: DocumentHandling | None
+    trainer: Trainer,
+    processes: TorchProcesses,
+    compiled: bool,
+    documents: DocumentHandling | None,
+    dtype: torch.dtype,
 ) -> Trainable:
     """The model, sharded if there are several processes; its weights are not filled yet."""
     training = trainer.training
-    built = model.build_model(trainer.model, "meta", training.seed)
+    built = model.build_model(trainer.model, "meta", training.seed, dtype)
     built.documents = documents
     settings = read_adapter_settings(trainer.backend_args, AdapterSettings)
     if settings.peft != "none":

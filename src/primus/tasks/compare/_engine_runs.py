@@ -26,6 +26,14 @@ from primus.tasks.compare._parity import EngineSteps
 
 RECORD_VARIABLE = "PRIMUS_RECORD_BATCHES"
 """As in primus.session.batch_record, which imports numpy."""
+FLOAT64_VARIABLE = "PRIMUS_NATIVE_FLOAT64"
+"""As in primus.backends.native.setup, which imports torch."""
+FLOAT64 = "native in float64"
+ONE_PROCESS = (
+    *("--tensor_model_parallel_size", "1", "--pipeline_model_parallel_size", "1", "--context_parallel_size", "1"),
+    *("--expert_model_parallel_size", "1", "--sequence_parallel", "false"),
+)
+"""The layout of the reference in float64; it has the batch of the engines, whatever theirs is."""
 
 
 def take_steps(engine: str, file: Path, stage: Stage, overrides: Sequence[str], context: TaskContext) -> EngineSteps:
@@ -45,6 +53,18 @@ def take_steps(engine: str, file: Path, stage: Stage, overrides: Sequence[str], 
     nproc = context.layout.nproc if context.layout else None
     child = train_in_child(file, words, {**context.environ, RECORD_VARIABLE: "1"}, nproc, stage)
     return _add_result(known, child)
+
+
+def take_float64_steps(
+    file: Path, stage: Stage, overrides: Sequence[str], context: TaskContext, judged: EngineSteps
+) -> EngineSteps:
+    """Train on native in float64, with the batch of an engine that took steps; a failure is part of the result."""
+    (first, *_) = events.read_steps(Run(Path(judged.run or "")).events)
+    words = [*overrides, *ONE_PROCESS, "--bf16", "false", "--fp8", "null", "--compile", "false"]
+    words += ["--allow_settings_not_in_force", "true"]  # no key asks for float64
+    words += ["--framework", "native", "--global_batch_size", str(first["global_batch_size"])]
+    variables = {**context.environ, RECORD_VARIABLE: "1", FLOAT64_VARIABLE: "1"}
+    return _add_result(EngineSteps(engine=FLOAT64), train_in_child(file, words, variables, 1, stage))
 
 
 def find_settings(engine: str, trainer: Trainer) -> list[KeyDifference]:

@@ -35,7 +35,7 @@ class Options(Struct, frozen=True, kw_only=True):
     config: str
     """Experiment file."""
     engines: str = DEFAULT_ENGINES
-    """Engines, separated by commas; the first one that trains is the reference."""
+    """Engines, separated by commas; the first one that trains is the reference while all agree."""
     steps: int = 20
     """Optimizer steps of each engine."""
     tolerance: float | None = None
@@ -48,15 +48,20 @@ class EngineComparison(Struct, frozen=True, kw_only=True):
     """The result of `compare engines`."""
 
     reference: str | None
-    """Engine that the others are compared with; None if none took a step."""
+    """What the engines are compared with: the first one that trained or, where they disagree, native in float64; None
+    if none took a step."""
     tolerance: ParityTolerance
     reference_steps: EngineSteps | None
     engines: list[EngineParity]
     output: str
+    float64_problem: str = ""
+    """Why native in float64 cannot judge engines that disagree, for example because it does not support the model."""
 
 
 def run(options: Options, context: TaskContext) -> int:
     """Train on each engine, one after the other, and print the comparison.
+
+    Where engines disagree, native trains in float64, and all are compared with it: one that is right is not blamed.
 
     Exit codes: 0 if all engines agree, 1 if one differs by more than the tolerance or fails, 3 if all that are
     installed agree and another one is not installed, 128 + the signal after an interruption.
@@ -81,13 +86,25 @@ def run(options: Options, context: TaskContext) -> int:
         _write_files(comparison, taken, folder)
         if taken[-1].interrupted_by is not None:
             break
+    if taken[-1].interrupted_by is None and any(each.first_step_above for each in comparison.engines):
+        context.say("engines disagree: training native in float64, which judges them")
+        words = [*overrides, "--exp_name", f"compare-{experiment.exp_name}-float64"]
+        judged = next(each for each in taken if each.losses)
+        truth = _engine_runs.take_float64_steps(file, experiment.stage, words, context, judged)
+        context.say(f"{truth.engine}: {_format_end(truth)}")
+        comparison = compare_engines(taken, tolerance, folder, truth)
+        _write_files(comparison, [*taken, truth], folder)
     context.result(comparison, f"\n{format_comparison(comparison)}\n\nfiles: {folder}")
     return _choose_exit_code(comparison, taken[-1].interrupted_by)
 
 
-def compare_engines(taken: Sequence[EngineSteps], tolerance: ParityTolerance, folder: Path) -> EngineComparison:
-    """The comparison of all engines with the first one that took its steps; if none did, with one that took some."""
-    able = [each for each in taken if each.losses]
+def compare_engines(
+    taken: Sequence[EngineSteps], tolerance: ParityTolerance, folder: Path, truth: EngineSteps | None = None
+) -> EngineComparison:
+    """The comparison of all engines with `truth` if it took its steps, else with the first one that took its steps; if
+    none did, with one that took some.
+    """
+    able = [each for each in ([truth] if truth else []) + list(taken) if each.losses]
     reference = next((each for each in able if not each.problem), able[0] if able else None)
     nothing = EngineSteps(engine="")
     others = [each for each in taken if each is not reference]
@@ -97,6 +114,7 @@ def compare_engines(taken: Sequence[EngineSteps], tolerance: ParityTolerance, fo
         reference_steps=reference,
         engines=[_parity.compare_steps(reference or nothing, each, tolerance) for each in others],
         output=str(folder),
+        float64_problem=truth.problem if truth else "",
     )
 
 
@@ -104,6 +122,8 @@ def format_comparison(comparison: EngineComparison) -> str:
     """A table of the engines, then problems and the settings in which they cannot agree."""
     everyone = [*([comparison.reference_steps] if comparison.reference_steps else []), *comparison.engines]
     problems = [f"{each.engine}: {_format_problem(each)}" for each in everyone if each.problem]
+    if comparison.float64_problem:
+        problems.append(f"no reference in float64 tells which engine is right: {comparison.float64_problem}")
     remarks: dict[str, list[str]] = {}
     for each in everyone:
         for text in [*map(_format_setting, each.settings), *each.notes, *_list_nonfinite_steps(each)]:
