@@ -13,8 +13,11 @@ from primus.config.imports.foreign_config import ForeignConfig
 from primus.config.imports.launch_line import BASE_CONFIG, FURTHER, LaunchLine, find_launches, find_other_program
 from primus.config.imports.maxtext import read_maxtext
 from primus.config.imports.megatron_flags import MegatronFlags, list_arguments
-from primus.config.imports.sandbox.probe_script import Doubt, Note, ScriptProbe, list_assigned_words, probe_script
+from primus.config.imports.sandbox.probe_script import ScriptProbe, probe_script
 from primus.config.imports.sandbox.run_script import RunRecord
+from primus.config.imports.sandbox.script_facts import Doubt
+from primus.config.imports.sandbox.script_notes import Note
+from primus.config.imports.sandbox.trace import list_assigned_words
 from primus.config.imports.shell_script import ShellScript, interpret_script
 from primus.config.imports.shell_variables import find_unknown_parts, format_unknown
 from primus.config.schema import OWNERS

@@ -1,0 +1,204 @@
+"""A script is read as bash runs it; what depends on its cluster, its arguments or this shell is seen and said."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from primus.config.imports.launch_line import find_launches
+from primus.config.imports.read_file import read_foreign_file
+from primus.config.imports.sandbox.probe_script import ScriptProbe, probe_script
+from primus.config.imports.sandbox.run_script import RunRecord
+from primus.config.imports.sandbox.script_runs import Arguments
+
+NOBODY = 65534
+COMMAND = "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 8"
+
+
+def choose(records: list[RunRecord]) -> Arguments | None:
+    launches = find_launches([record.words for record in records])
+    return launches[0].arguments if launches else None
+
+
+def probe(folder: Path, text: str, *args: str, **environ: str) -> ScriptProbe:
+    script = folder / "run.sh"
+    script.write_text(text)
+    found = probe_script(text, script, args, environ, choose)
+    if found.unavailable:
+        pytest.skip(f"no sandbox here: {found.unavailable}")
+    return found
+
+
+def get_arguments(found: ScriptProbe) -> dict[str, str]:
+    assert found.arguments is not None, found
+    return {name: " ".join(values) for name, values in found.arguments.items()}
+
+
+def list_facts(found: ScriptProbe) -> dict[str, str]:
+    return {doubt.name: " and ".join(doubt.facts) for doubt in found.doubts}
+
+
+SIZES = f"""\
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --size) SIZE=$2; shift 2 ;;
+    *) STAGE=$1; shift ;;
+  esac
+done
+if [ "$SIZE" = 9B ]; then SHAPE="--ffn-hidden-size 90"; elif [ "$SIZE" = 2B ]; then SHAPE="--ffn-hidden-size 20"; fi
+{COMMAND} $SHAPE --split "$STAGE" $EXTRA
+"""
+
+
+def test_a_script_gets_its_arguments(tmp_path: Path) -> None:
+    found = get_arguments(probe(tmp_path, SIZES, "warm", "--size", "2B"))
+    assert found == {"num-layers": "2", "hidden-size": "8", "ffn-hidden-size": "20", "split": "warm"}
+
+
+@pytest.mark.parametrize("condition", ['[ "$1" -ge 300 ]', "(( $1 > 299 ))", '[[ "$1" == 300 ]]'])
+def test_what_depends_on_an_argument_that_is_not_given_is_said(tmp_path: Path, condition: str) -> None:
+    text = f"if {condition}; then WIDTH=1; else WIDTH=2; fi\n{COMMAND} --ffn-hidden-size $WIDTH\n"
+    found = probe(tmp_path, text)
+    assert "300" in found.candidates["1"]
+    assert "--ffn-hidden-size" in next(note.text for note in found.notes if "arguments" in note.subject)
+    assert get_arguments(probe(tmp_path, text, "300"))["ffn-hidden-size"] == "1"
+
+
+def test_calls_of_other_scripts_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts/common.conf").write_text('WIDTH=64\nlaunch() { torchrun pretrain_gpt.py "$@"; }\n')
+    (tmp_path / "parts/train.sh").write_text(
+        'cd "$(dirname "$0")"\nsource common.conf\nlaunch --num-layers "$1" --hidden-size $WIDTH --lr $RATE\n'
+    )
+    text = "export RATE=3\nsrun --nodes 2 bash -c 'parts/train.sh 7'\n"
+    (tmp_path / "parts/train.sh").chmod(0o755)
+    assert get_arguments(probe(tmp_path, text)) == {"num-layers": "7", "hidden-size": "64", "lr": "3"}
+    assert get_arguments(probe(tmp_path, "RATE=4 sbatch parts/train.sh 9\n"))["lr"] == "4"
+
+
+def test_a_file_outside_of_the_checkout_is_not_read(tmp_path: Path) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (tmp_path / "outside.sh").write_text("RATE=5\n")
+    found = probe(inside, f"source ../outside.sh\n{COMMAND} --lr $RATE\n")
+    assert "lr" not in get_arguments(found) or get_arguments(found)["lr"] == ""
+    assert "../outside.sh" in found.notes[0].subject
+    assert "is not here" in found.notes[0].text
+
+
+@pytest.mark.parametrize(
+    ("fact", "condition", "named"),
+    [
+        ("GPUS=$(rocm-smi --list | wc -l)", "(( GPUS > 100 ))", "wc -l"),
+        ("GPUS=$(rocm-smi --list | wc -l)", "(( GPUS*2>=9 ))", "rocm-smi"),  # computed
+        ("N=$SLURM_NNODES", "(( N>=700 ))", "SLURM_NNODES"),
+        ("N=$SLURM_NNODES", "[ $N -lt 65 ]", "SLURM_NNODES"),
+        ("", '[[ "$(hostname)" == login* ]]', "hostname"),
+        ("", "[ -d /scratch/project ]", "/scratch/project exists"),
+        ("case $HOSTNAME in frontier*) X=1 ;; esac", "[[ -n $X ]]", "HOSTNAME"),
+        ("", "nvidia-smi", "nvidia-smi"),
+    ],
+)
+def test_a_condition_on_a_fact_of_the_cluster_is_seen(tmp_path: Path, fact: str, condition: str, named: str) -> None:
+    text = f"{fact}\nif {condition}; then LR=1; else LR=2; fi\n{COMMAND} --lr $LR\n"
+    found = probe(tmp_path, text)
+    assert list(list_facts(found)) == ["lr"]
+    assert named in list_facts(found)["lr"]
+
+
+def test_what_does_not_depend_on_the_cluster_is_certain(tmp_path: Path) -> None:
+    text = (
+        "N=${SLURM_NNODES:-1}\nVPP=2\nP='--lr 3'\nif (( VPP > 1 )); then P=\"$P --min-lr 1\"; fi\n"
+        'for ((i = 0; i < 3; i++)); do P+=" --split $i"; done\n'
+        f"torchrun --nnodes $N --master_addr $(hostname) {COMMAND.partition(' ')[2]} $P --bf16 $NOTHING\n"
+    )
+    found = probe(tmp_path, text)
+    assert not found.doubts
+    assert get_arguments(found)["min-lr"] == "1"
+    assert get_arguments(found)["split"] == "2"
+    assert get_arguments(found)["bf16"] == ""
+
+
+def test_a_default_of_the_script_is_kept_and_the_variable_named(tmp_path: Path) -> None:
+    found = probe(tmp_path, f"N=${{WORLD_SIZE:-8}}\n{COMMAND} --global-batch-size $((N * 4))\n")
+    assert get_arguments(found)["global-batch-size"] == "32"
+    assert [doubt.is_kept for doubt in found.doubts] == [True]
+
+
+def test_a_variable_that_is_set_nowhere_is_empty_and_said(tmp_path: Path) -> None:
+    found = probe(tmp_path, f"{COMMAND} --save /runs/$MY_NAME\n")
+    assert get_arguments(found)["save"] == "/runs/"
+    assert [note.subject for note in found.notes] == ["$MY_NAME"]
+    found = probe(tmp_path, f"{COMMAND} --save /runs/$MY_NAME\n", MY_NAME="alpha")
+    assert get_arguments(found)["save"] == "/runs/alpha"
+    assert "alpha in this shell; it changes --save" in found.notes[0].text
+
+
+def test_names_inside_of_a_command_of_a_variable_are_named(tmp_path: Path) -> None:
+    text = f'CMD="{COMMAND} --save /x/\\$SLURM_JOB_ID"\nsrun bash -c "$CMD"\n'
+    assert list_facts(probe(tmp_path, text)) == {"save": "$SLURM_JOB_ID"}
+
+
+@pytest.mark.parametrize("strict", ["set -x -e", "set -euo pipefail", "set -o pipefail -o errexit", "set -ex"])
+def test_a_script_that_ends_at_an_error_is_read_past_it(tmp_path: Path, strict: str) -> None:
+    text = (
+        f"{strict}\nsource /cluster/start-prod\nif (( SLURM_NNODES > 4 )); then L=1; else L=2; fi\n{COMMAND} --lr $L\n"
+    )
+    found = probe(tmp_path, text)
+    assert get_arguments(found)["hidden-size"] == "8"
+    assert any("ends at an error here" in note.text for note in found.notes)
+    assert list_facts(found) == {"lr": "$SLURM_NNODES"}  # also in such a script
+
+
+def test_a_launch_line_of_maxtext_in_a_script_is_read(tmp_path: Path) -> None:
+    script = tmp_path / "7b.sh"
+    script.write_text(
+        "STEPS=${1:-15}\nexport RUN=llama\n"
+        "python3 -m MaxText.train MaxText/configs/base.yml model_name=llama2-7b steps=$STEPS run_name=$RUN-1\n"
+    )
+    found = read_foreign_file(script, {}, args=("40",))
+    assert found.framework == "maxtext"
+    assert found.settings["train_iters"] == 40
+
+
+def test_an_ordinary_user_can_read_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("every other test of this file shows it")
+    if not shutil.which("setpriv"):
+        pytest.skip("needs setpriv")
+    python = tmp_path / "python"
+    drop = f"setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups"
+    # The program may lie in a folder of root: it is opened before root is given up.
+    python.write_text(f'#!/bin/bash\nexec {drop} {Path(sys.executable).resolve()} "$1" "$2" /dev/fd/3 3< "$3"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    found = probe(tmp_path, f"{COMMAND} --save $UID --load $(id -u)\n")
+    assert get_arguments(found)["save"] == "1000"
+
+
+def test_without_bash_the_static_part_is_read_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    script = tmp_path / "run.sh"
+    script.write_text(f"LR=3\n{COMMAND} --lr $LR --save $(hostname)\n")
+    found = read_foreign_file(script, {})
+    reasons = {each.key: each.reason for each in found.warnings}
+    assert "read without bash, because there is no sandbox (it needs bash on Linux)" in reasons["the script"]
+    assert found.settings["lr"] == 3
+    assert "$(hostname)" in reasons["--save"]
+
+
+def test_without_namespaces_the_static_part_is_read_and_said(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(f"LR=3\n{COMMAND} --lr $LR --num-attention-heads 2 --vocab-size 9\n")
+    command = [sys.executable, "-m", "primus", "direct", "--", "config", "import", str(tmp_path / "run.sh")]
+    limit = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
+    shell = ["unshare", "--user", "--map-root-user", "bash", "-c", limit, "bash"]
+    if subprocess.run([*shell, "true"], capture_output=True).returncode != 0:
+        pytest.skip("no user namespace here whose limit can be set")
+    done = subprocess.run([*shell, *command], capture_output=True, text=True)
+    assert "read without bash, because there is no sandbox (" in done.stderr, done.stderr
+    assert "lr: 3" in done.stdout
