@@ -88,7 +88,8 @@ def save_types() -> dict[str, bool]:
     arrays["scalar"] = jax.numpy.int32(7)
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "arrays"
-        array_files.save_arrays(path, {key: array_files.ArraySource(each) for key, each in arrays.items()}, True)
+        sources = {key: array_files.ArraySource(each) for key, each in arrays.items()}
+        array_files.save_arrays({path: sources}, is_writer=True)
         saved = array_files.open_arrays(path)
         return {
             key: saved[key].dtype == each.dtype and bool((saved[key] == each).all()) for key, each in arrays.items()
