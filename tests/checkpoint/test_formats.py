@@ -176,6 +176,39 @@ def test_sharded_files_have_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert_equal(open_checkpoint(str(target)).weights, hub)
 
 
+KNOWN_BY_VLLM = {
+    *("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "Qwen2ForCausalLM", "Qwen2MoeForCausalLM"),
+    *("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "DeepseekForCausalLM", "DeepseekV2ForCausalLM"),
+    *("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "GptOssForCausalLM"),
+}
+"""Of `_TEXT_GENERATION_MODELS` in vLLM's model_executor/models/registry.py."""
+
+
+# No config.json is written for the other two, and the command says so.
+@pytest.mark.parametrize("kind", sorted(set(SPECS) - {"deepseek_moe", "glm4_moe"}))
+def test_an_export_has_what_the_loader_of_vllm_expects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """As of vLLM's registry.py (architectures) and weight_utils.py (it drops files that the index does not name)."""
+    monkeypatch.setattr("primus.checkpoint.formats.huggingface.SHARD_BYTES", 20_000)
+    spec = SPECS[kind]
+    target = write(TensorDict(draw_hub_tensors(spec)), spec, tmp_path / "out", TargetSettings("huggingface", "bf16"))
+    config = json.loads((target / "config.json").read_text())
+    assert len(config["architectures"]) == 1 and set(config["architectures"]) <= KNOWN_BY_VLLM
+    assert config["dtype"] == config["torch_dtype"] == "bfloat16"
+    assert config["vocab_size"] == spec.vocab_size and config["max_position_embeddings"] > 0
+    placed = json.loads((target / "model.safetensors.index.json").read_text())["weight_map"]
+    assert ("lm_head.weight" in placed) == (not config["tie_word_embeddings"])
+    found = {}
+    for file in target.glob("*.safetensors"):
+        content = file.read_bytes()
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        assert header.pop("__metadata__") == {"format": "pt"}
+        found |= dict.fromkeys(header, file.name)
+    assert found == placed
+    assert not [file for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for file in target.glob(pattern)]
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_weights_are_cast_except_the_bias_that_balances_experts(tmp_path: Path, dtype: Any) -> None:
     spec = SPECS["deepseek_v3"]

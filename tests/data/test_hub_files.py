@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,13 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from engine_python import run_engine
 from primus.data.hub_files import HubFiles, TokenizerFiles
 from primus.data.instruction.chat_template import ChatTemplate
 from primus.data.instruction.encode import find_turn_end
+from primus.data.tokenizers.load import load_tokenizer
 from primus.data.tokenizers.trained import train_byte_level_bpe
+from primus.errors import PrimusError
 
 TURNS = (
     "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<turn_end>\n{% endfor %}"
@@ -110,19 +115,85 @@ def test_the_end_of_a_turn_is_the_special_token_behind_an_answer(template: str, 
     assert find_turn_end(ChatTemplate("t", template, {}), ("<end>", "<turn_end>", "end>")) == expected
 
 
-def test_a_sentencepiece_model_gets_the_class_that_reads_it(tmp_path: Path) -> None:
+KINDS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "llama": {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "byte_fallback": True},
+    "gemma": {
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "byte_fallback": True,
+        "add_dummy_prefix": False,
+        "user_defined_symbols": ["<turn>"],
+    },
+}
+TEXTS = [
+    "a line of 7 words",
+    "  two  spaces,\n\tand a tab ",
+    "na\u00efve \u65e5\u672c \ufb01 \uff21",
+    "",
+    " x",
+    "x__\u2581 y",
+]
+
+
+def train_sentencepiece(folder: Path, kind: str, model_type: str) -> Path:
     spm = pytest.importorskip("sentencepiece")
-    (tmp_path / "t.txt").write_text("\n".join(f"a line of {number} words" for number in range(200)))
-    model = tmp_path / "tok" / "tokenizer.model"
-    model.parent.mkdir()
+    folder.mkdir()
+    (folder / "text").write_text("".join(f"{line}\n" for line in inspect.getsource(argparse).splitlines()))
+    prefix = str(folder / "tokenizer")
+    sizes = {"vocab_size": 500, "minloglevel": 2, "input_sentence_size": 400}
     spm.SentencePieceTrainer.train(
-        input=str(tmp_path / "t.txt"),
-        model_prefix=str(model.with_suffix("")),
-        vocab_size=60,
-        model_type="bpe",
-        minloglevel=2,
+        input=str(folder / "text"), model_prefix=prefix, model_type=model_type, **sizes, **KINDS[kind]
     )
-    files, config, generation = build(model.parent)
-    assert files["tokenizer.model"] == model.read_bytes() and "tokenizer.json" not in files
-    assert (config["tokenizer_class"], config["bos_token"], config["eos_token"]) == ("LlamaTokenizer", "<s>", "</s>")
+    return folder
+
+
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sentencepiece_model_gets_a_tokenizer_json_with_its_ids(tmp_path: Path, kind: str, model_type: str) -> None:
+    folder = train_sentencepiece(tmp_path / "tok", kind, model_type)
+    files, config, generation = build(folder)
+    own = load_tokenizer(str(folder), fast=False)
+    assert files["tokenizer.model"] == own.content
+    assert (config["tokenizer_class"], config["bos_token"]) == ("PreTrainedTokenizerFast", "<s>")
     assert generation == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+    made = Tokenizer.from_str(files["tokenizer.json"].decode())
+    texts = [*TEXTS, *(["one <turn> two<turn>"] if kind == "gemma" else [])]
+    for text in texts:
+        ids = own.encode(text)
+        assert made.encode(text, add_special_tokens=False).ids == ids, text
+        assert made.encode(text).ids == [1, *ids]
+        assert 0 in ids or made.decode(ids) == own.exact.decode(ids)
+
+
+@pytest.mark.engine("huggingface")
+@pytest.mark.slow
+def test_transformers_gives_the_ids_of_the_sentencepiece_model(tmp_path: Path) -> None:
+    kinds = {
+        (kind, model): train_sentencepiece(tmp_path / f"{kind}-{model}", kind, model)
+        for kind in KINDS
+        for model in ("bpe", "unigram")
+    }
+    expected = {}
+    for folder in kinds.values():
+        own, out = load_tokenizer(str(folder), fast=False), tmp_path / f"out-{folder.name}"
+        out.mkdir()
+        for name, content in build(folder)[0].items():
+            (out / name).write_bytes(content)
+        expected[str(out)] = [[1, *own.encode(text)] for text in TEXTS]
+    code = f"""
+import json
+from transformers import AutoTokenizer
+tokenizers = {{name: AutoTokenizer.from_pretrained(name) for name in {list(expected)}}}
+print(json.dumps({{name: [each(text)["input_ids"] for text in {TEXTS!r}] for name, each in tokenizers.items()}}))
+"""
+    assert json.loads(run_engine("huggingface", code).splitlines()[-1]) == expected
+
+
+def test_a_sentencepiece_model_whose_rules_transformers_lacks_is_refused(tmp_path: Path) -> None:
+    folder = train_sentencepiece(tmp_path / "tok", "defaults", "unigram")
+    content = (folder / "tokenizer.model").read_bytes()
+    # Field 24 of the trainer's settings (number 2): white space is a suffix.
+    (folder / "tokenizer.model").write_bytes(content + b"\x12\x03\xc0\x01\x01")
+    with pytest.raises(PrimusError, match=r"no tokenizer.json gives the ids of this SentencePiece model"):
+        build(folder)

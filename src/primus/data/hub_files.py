@@ -15,7 +15,7 @@ import msgspec
 
 from primus.data.instruction.chat_template import get_token, open_files, read_chat_template
 from primus.data.instruction.encode import find_turn_end
-from primus.data.tokenizers import tokenizer_json
+from primus.data.tokenizers import sentencepiece_json, tokenizer_json
 from primus.data.tokenizers.document_ends import SPECIAL_TOKENS, TOKENIZER_CONFIG
 from primus.data.tokenizers.load import load_tokenizer
 from primus.data.tokenizers.tokenizer import Tokenizer
@@ -27,8 +27,8 @@ OPTIONAL_FILES = (
 )
 MODEL_DOCUMENTS = ("README.md", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "USE_POLICY.md")
 """Of a published model; they describe its weights as they were published."""
-CLASSES = {".json": "PreTrainedTokenizerFast", ".model": "LlamaTokenizer"}
-"""Classes of transformers that take a tokenizer.json as it is, and a SentencePiece model."""
+TOKENIZER_CLASS = "PreTrainedTokenizerFast"
+"""Class of transformers that takes a tokenizer.json as it is."""
 
 HubFiles = Mapping[str, bytes]
 """Content of files by name."""
@@ -67,6 +67,9 @@ class TokenizerFiles:
             others: Files from elsewhere for the same tokenizer, for what is absent next to it.
             max_length: Longest text of the model, for a tokenizer_config.json that is absent.
             ends_turns: Whether the model was trained on conversations, so that generation stops at the end of a turn.
+
+        Raises:
+            PrimusError: transformers has no tokenizer with the ids of this one.
         """
         files = {**others, **self.others, f"tokenizer{self.tokenizer.file_suffix}": self.tokenizer.content}
         given, special, generation = (
@@ -75,6 +78,8 @@ class TokenizerFiles:
         vocabulary = _read_vocabulary(self.tokenizer)
         tokens = _choose_special_tokens({**special, **given}, self.tokenizer, vocabulary)
         config = given if "tokenizer_class" in given else _complete_config(given, self.tokenizer, tokens, max_length)
+        if self.tokenizer.file_suffix == ".model" and "tokenizer_class" not in given:
+            files["tokenizer.json"] = sentencepiece_json.build_tokenizer_json(self.tokenizer)
         files[TOKENIZER_CONFIG] = _encode_changed(config, files.get(TOKENIZER_CONFIG))
         template = read_chat_template(files.get, self.tokenizer.name) if ends_turns or not generation else None
         turn_end = find_turn_end(template, self.tokenizer.special_strings) if template else ""
@@ -114,7 +119,7 @@ def _complete_config(
 ) -> dict[str, Any]:
     """tokenizer_config.json of a tokenizer without a class."""
     return {
-        "tokenizer_class": CLASSES[tokenizer.file_suffix],
+        "tokenizer_class": TOKENIZER_CLASS,
         "clean_up_tokenization_spaces": False,
         **({} if max_length is None else {"model_max_length": max_length}),
         **{f"{name}_token": token for name, token in tokens.items()},

@@ -117,7 +117,10 @@ def _find_tokenizer(origin: CheckpointOrigin, spec: ModelSpec, given: str | None
     if chosen is None:
         return ExportedFiles({}, None, problems[0] if problems else "the checkpoint and its run name none")
     is_tuned = origin.trainer is not None and origin.trainer.data.sft_data_path is not None
-    files_by_name = chosen.build_files(others, spec.max_position_embeddings, ends_turns=is_tuned)
+    try:
+        files_by_name = chosen.build_files(others, spec.max_position_embeddings, ends_turns=is_tuned)
+    except PrimusError as error:
+        return ExportedFiles({}, None, error.problem)
     return ExportedFiles(files_by_name, chosen.tokenizer.name)
 
 
