@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -169,13 +170,9 @@ def test_a_sentencepiece_model_gets_a_tokenizer_json_with_its_ids(tmp_path: Path
 @pytest.mark.engine("huggingface")
 @pytest.mark.slow
 def test_transformers_gives_the_ids_of_the_sentencepiece_model(tmp_path: Path) -> None:
-    kinds = {
-        (kind, model): train_sentencepiece(tmp_path / f"{kind}-{model}", kind, model)
-        for kind in KINDS
-        for model in ("bpe", "unigram")
-    }
     expected = {}
-    for folder in kinds.values():
+    for kind, model in itertools.product(KINDS, ("bpe", "unigram")):
+        folder = train_sentencepiece(tmp_path / f"{kind}-{model}", kind, model)
         own, out = load_tokenizer(str(folder), fast=False), tmp_path / f"out-{folder.name}"
         out.mkdir()
         for name, content in build(folder)[0].items():

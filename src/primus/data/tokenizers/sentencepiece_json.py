@@ -23,7 +23,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 SPACE = "\u2581"
 
 
-class Piece(NamedTuple):
+class VocabularyPiece(NamedTuple):
     """A piece of the vocabulary."""
 
     text: str
@@ -77,13 +77,13 @@ def _read_bytes(fields: dict[int, Any], number: int) -> bytes:
     return value
 
 
-def _parse_piece(message: Any) -> Piece:
+def _parse_piece(message: Any) -> VocabularyPiece:
     fields = dict(read_fields(message))
     (score,) = struct.unpack("<f", _read_bytes(fields, 2) or bytes(4))
-    return Piece(_read_bytes(fields, 1).decode(), score, int(fields.get(3, NORMAL)))
+    return VocabularyPiece(_read_bytes(fields, 1).decode(), score, int(fields.get(3, NORMAL)))
 
 
-def _build_model(pieces: list[Piece], trainer: dict[int, Any]) -> Any:
+def _build_model(pieces: list[VocabularyPiece], trainer: dict[int, Any]) -> Any:
     from tokenizers import models
 
     has_bytes = bool(trainer.get(BYTE_FALLBACK, False))
@@ -101,7 +101,7 @@ def _build_model(pieces: list[Piece], trainer: dict[int, Any]) -> Any:
     )
 
 
-def _list_merges(pieces: list[Piece], vocabulary: dict[str, int]) -> Iterator[tuple[float, int, str, str]]:
+def _list_merges(pieces: list[VocabularyPiece], vocabulary: dict[str, int]) -> Iterator[tuple[float, int, str, str]]:
     """All pairs of pieces that are a piece together: SentencePiece merges the one with the highest score first."""
     for number, piece in enumerate(pieces):
         if piece.kind != NORMAL:
