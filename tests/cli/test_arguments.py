@@ -125,7 +125,7 @@ PRETRAIN = "-- train pretrain --config e.yaml"
         (f"direct {PRETRAIN} --train_iter 5", "--train_iter: unknown key 'train_iter'", "did you mean 'train_iters'?"),
         (f"direct {PRETRAIN} stray", "unexpected word 'stray'", "overrides are written --name value"),
         (f"direct {PRETRAIN} -- --lr 1", "task 'train pretrain': unexpected word '--'", ""),
-        ("direct -- train pretrain --replay nothing", "nothing is not a run folder", "list the runs with: runs list"),
+        ("direct -- train pretrain --replay nothing", "no run 'nothing' in output", "the workspace has no runs"),
         (
             "direct -- train pretrain --run . --lr 1",
             "--run resumes a run unchanged and does not accept --lr",

@@ -225,7 +225,7 @@ def test_names_of_runs_are_found_in_every_task_and_a_wrong_one_names_the_nearest
     capsys.readouterr()
     assert main(["direct", "--", "checkpoint", "show", "brids", "--workspace", "runs"]) == 2
     error = capsys.readouterr().err
-    assert "no folder brids, and no run 'brids' in runs" in error and "did you mean 'birds'?" in error
+    assert "brids: no such file or folder, and no run 'brids' in runs" in error and "did you mean 'birds'?" in error
 
 
 GENERATE = """

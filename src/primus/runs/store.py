@@ -267,3 +267,19 @@ def find_run(name: str, workspace: Path) -> Run:
     raise UsageError(
         f"no run '{name}' in {workspace}", did_you_mean(name, known) if known else "the workspace has no runs"
     )
+
+
+def find_place(word: str, workspace: Path) -> str:
+    """The folder of the run that `word` names as in `find_run`, or `word` where it is a path.
+
+    Raises:
+        UsageError: It is neither, or several ids have this prefix.
+    """
+    if os.path.lexists(os.path.expanduser(word)):
+        return word
+    try:
+        return str(find_run(word, workspace).directory)
+    except UsageError as error:
+        if "/" in word:  # a path, whose absence its reader reports
+            return word
+        raise UsageError(f"{word}: no such file or folder, and {error.problem}", error.hint) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from primus.errors import UnfitError, UsageError
+from primus.errors import UnfitError
 from primus.runs import store
 
 if TYPE_CHECKING:
@@ -57,14 +56,7 @@ def find_place(given: str, options: SourceOptions) -> str:
     Raises:
         UsageError: It is neither, or several runs have a name that begins so.
     """
-    if given.startswith("hf:") or os.path.lexists(os.path.expanduser(given)):
-        return given
-    try:
-        return str(store.find_run(given, Path(options.workspace)).directory)
-    except UsageError as error:
-        if "/" in given:
-            return given
-        raise UsageError(f"no folder {given}, and {error.problem}", error.hint) from None
+    return given if given.startswith("hf:") else store.find_place(given, Path(options.workspace))
 
 
 def check_torch() -> None:

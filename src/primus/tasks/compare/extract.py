@@ -20,6 +20,7 @@ from primus.comparison.log_result import (
 from primus.comparison.result import save_result
 from primus.errors import UsageError
 from primus.report.table import format_number, format_table
+from primus.runs import store
 from primus.task import TaskContext
 from primus.training_logs.find_logs import LogGroup, find_logs
 from primus.training_logs.merge_logs import read_log_group
@@ -33,7 +34,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `compare extract`."""
 
     what: Annotated[tuple[str, ...], Meta(extra={"positional": True})]
-    """Logs, event files of TensorBoard, runs, or folders with them; ranks and attempts in a folder are merged.
+    """Logs, event files of TensorBoard, runs (folder, run id or experiment), or folders with them; ranks and attempts
+    in a folder are merged.
     `-` reads standard input."""
     format: str = "auto"
     """Format of the logs: primus, megatron, megatron-bridge, nemo, torchtitan, maxtext, nanotron, llm-foundry,
@@ -52,6 +54,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Number of devices, if the log does not say it; for tokens per second."""
     seq_length: Annotated[int, Meta(ge=1)] | None = None
     """Tokens of a sample, if the log does not say it; for tokens per second."""
+    workspace: str = "./output"
+    """Folder that holds all run folders."""
 
 
 class ExtractedLog(Struct, frozen=True, kw_only=True):
@@ -80,7 +84,8 @@ def run(options: Options, context: TaskContext) -> None:
     Raises:
         UsageError: A word names no log, or a log has no steps.
     """
-    groups = find_logs(options.what)
+    workspace = Path(options.workspace)
+    groups = find_logs([word if word == "-" else store.find_place(word, workspace) for word in options.what])
     extracted, skipped = [], []
     for group in groups:
         try:

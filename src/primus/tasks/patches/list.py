@@ -22,7 +22,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `patches list`."""
 
     run: str | None = None
-    """Show the patches of this run instead of those of this machine."""
+    """Show the patches of this run (folder, run id or experiment) instead of those of this machine."""
     workspace: str = "./output"
     """Folder that holds all run folders."""
 

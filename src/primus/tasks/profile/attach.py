@@ -37,7 +37,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `profile attach`."""
 
     run: Positional
-    """Running training: folder, id or its beginning, or name of an experiment (its newest run)."""
+    """Active run: folder, id or its beginning, or name of an experiment (its newest run)."""
     tool: Annotated[Literal["rocprofv3", "nsys", "py-spy"], Meta(extra={"aliases": ("--with",)})] = "py-spy"
     """Profiler: rocprofv3 for kernels of AMD GPUs, nsys for NVIDIA GPUs, py-spy for Python."""
     rank: Annotated[int, Meta(ge=0)] = 0

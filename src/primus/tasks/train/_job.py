@@ -26,12 +26,14 @@ from primus.machine.workload import build_workload
 from primus.runs import lock
 from primus.runs.differences import compare_mappings
 from primus.runs.files import read_json
-from primus.runs.store import Run, is_damaged_run, list_runs
+from primus.runs.store import Run, find_run, is_damaged_run, list_runs
 from primus.runs.summary import flatten_run_settings, flatten_settings
 from primus.task import TaskContext
 
 COMPARED = (experiment.CONFIG_FILE, experiment.MODEL_FILE)
 """Files that identify a run's configuration."""
+WORKSPACE = Path("output")
+"""Where the names of runs are looked up: the workspace of an experiment that does not set one."""
 BEFORE_HOOKS = "config/before_hooks/"
 """Folder of a run whose configuration was changed by hooks: these files before the change."""
 
@@ -70,13 +72,13 @@ def prepare_new_run(file: str, stage: str, context: TaskContext) -> LaunchJob:
     return _allow_hook_changes(job, resolved, resolve, keeps=unfinished)
 
 
-def prepare_resumed_run(directory: str, context: TaskContext) -> LaunchJob:
-    """The run in `directory`, resumed."""
+def prepare_resumed_run(name: str, context: TaskContext) -> LaunchJob:
+    """The run that `name` means, resumed."""
     if context.overrides:
         raise UsageError(
             f"--run resumes a run unchanged and does not accept {context.overrides[0]}", "start a new run with --config"
         )
-    run = _open_existing_run(directory)
+    run = find_run(name, WORKSPACE)
     resolved = experiment.load_run_experiment(run, context.environ)
     job = _build_training_job(resolved, {}, resume=run)
     if not context.runs_elsewhere:
@@ -87,7 +89,7 @@ def prepare_resumed_run(directory: str, context: TaskContext) -> LaunchJob:
     return _allow_hook_changes(job, resolved, partial(_resolve_run_experiment, run), keeps=run)
 
 
-def prepare_replay(directory: str, context: TaskContext, *, is_forced: bool) -> LaunchJob:
+def prepare_replay(name: str, context: TaskContext, *, is_forced: bool) -> LaunchJob:
     """A new run with the configuration, the variables and the data of another.
 
     Raises:
@@ -97,7 +99,7 @@ def prepare_replay(directory: str, context: TaskContext, *, is_forced: bool) -> 
         raise UsageError(f"--replay repeats a run unchanged and does not accept {context.overrides[0]}")
     from primus.runs import patch_records
 
-    run = _open_existing_run(directory)
+    run = find_run(name, WORKSPACE)
     resolved = experiment.load_run_experiment(run, context.environ)
     numeric = _compare_numeric_settings(run, resolved, context)
     if numeric and not is_forced:
@@ -291,13 +293,6 @@ def _find_secret_settings(asked: Experiment) -> dict[str, Variable]:
         return {}
     text = msgspec.json.encode(settings).decode()
     return {experiment.SETTINGS_VARIABLE: Variable(text, ", ".join(settings), is_secret=True)}
-
-
-def _open_existing_run(directory: str) -> Run:
-    run = Run(Path(directory).resolve())
-    if not (run.directory / "metadata.json").is_file():
-        raise UsageError(f"{directory} is not a run folder: it has no metadata.json", "list the runs with: runs list")
-    return run
 
 
 def _list_earlier_runs(resolved: Resolved) -> list[Run]:

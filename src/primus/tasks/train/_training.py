@@ -13,7 +13,7 @@ from primus.backend import BACKENDS
 from primus.config.schema import Stage
 from primus.errors import EXIT_OK, UsageError
 from primus.launch.plan import LaunchJob
-from primus.runs.store import Run
+from primus.runs.store import find_run
 from primus.task import TaskContext, launch_and_report
 from primus.tasks.train import _preflight
 
@@ -27,11 +27,11 @@ class TrainingOptions(Struct, frozen=True, kw_only=True):
     config: Annotated[str | None, Meta(extra={"aliases": ("--exp",)})] = None
     """Experiment file."""
     replay: str | None = None
-    """Run folder to repeat with the same configuration, variables and data."""
+    """Run (folder, run id or experiment) to repeat with the same configuration, variables and data."""
     force: bool = False
     """Replay even if differences may change the losses; the run records them."""
     run: str | None = None
-    """Run folder to resume, or one that was planned on another machine."""
+    """Run (folder, run id or experiment) to resume, or one that was planned on another machine."""
     preflight: _preflight.Depth | None = None
     """Check each node before the run starts; full also measures performance (default: $PRIMUS_PREFLIGHT or off)."""
     preflight_ignore: tuple[str, ...] = ()
@@ -83,7 +83,9 @@ class TrainingTask(Struct, frozen=True):
 
     def _read_experiment_name(self, options: TrainingOptions, context: TaskContext) -> str:
         if options.run:
-            found = experiment.load_run_experiment(Run(Path(options.run)), context.environ)
+            from primus.tasks.train._job import WORKSPACE
+
+            found = experiment.load_run_experiment(find_run(options.run, WORKSPACE), context.environ)
         else:
             assert options.config
             file = Path(options.config)
