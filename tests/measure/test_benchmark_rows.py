@@ -105,6 +105,58 @@ def test_sampling_ends_when_the_median_is_known() -> None:
     assert timing.interval_s is not None and timing.interval_s[1] - timing.interval_s[0] > 0.01 * timing.median_s
 
 
+def test_sampling_ends_at_its_time_limit_though_the_median_is_not_known() -> None:
+    clock = DeviceClock(call_s=0.0, resolution_s=1e-9)
+    calls = 0
+
+    def call() -> None:
+        nonlocal calls
+        calls += 1
+        clock.now_s += 1e-3 if calls % 2 else 2e-3
+        time.sleep(2e-4)
+
+    effort = structs.replace(BRIEF, calls=100_000, measure_s=0.2, precision=0.001, fewest_calls=20)
+    started = time.perf_counter()
+    timing = measure_call(call, clock, effort)
+    # The clock of the device would allow 66 samples in that time, and the wall clock not many more than 1000.
+    assert 20 <= timing.n < 2000 and time.perf_counter() - started < 20
+    few = structs.replace(effort, measure_s=0.0, fewest_calls=7)
+    assert measure_call(call, clock, few).n >= 7
+
+
+def test_measurements_that_take_turns_see_the_machine_at_the_same_times() -> None:
+    clock, order = DeviceClock(call_s=1e-3, resolution_s=1e-9), list[str]()
+
+    def call() -> None:
+        order.append("product")
+        clock.call()
+
+    effort = structs.replace(BRIEF, calls=200, measure_s=30.0, fewest_calls=3)
+    timing = measure_call(call, clock, effort, beside=lambda: order.append("peak"))
+    assert (timing.n, timing.median_s) == (200, pytest.approx(1e-3))
+    first = order.index("peak")
+    assert order[first:].count("peak") >= 10
+    groups = "".join(name[1] for name in order[first:]).split("e")[1:]
+    assert max(map(len, groups)) <= 20, "no turn is longer than a tenth of the measurement"
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="the limits of a CPU are measured by a compiled loop")
+def test_the_peak_beside_a_product_is_the_median_of_its_turns_at_the_speed_of_that_time() -> None:
+    def count(rounds: int) -> float:
+        time.sleep(2e-3)
+        return 1e9
+
+    slow = device_peaks.PeakTurns(count, 2)
+    slow.measure()
+    assert 0 < slow.tflops <= 2 * 1e9 / 2e-3 / 1e12, "the operations of both threads by the time of the wall"
+    turns = device_peaks.create_peak_turns(CPU, "fp32", 1)
+    assert turns is not None
+    turns.measure()
+    assert 1e-5 < turns.tflops < 10
+    assert device_peaks.create_peak_turns(CPU, "fp8", 1) is None
+    assert device_peaks.create_peak_turns(torch.device("cuda"), "fp32", 1) is None, "it is in the profile of a GPU"
+
+
 def test_emptying_the_cache_is_not_timed() -> None:
     clock = DeviceClock(call_s=1e-3, resolution_s=1e-9)
 

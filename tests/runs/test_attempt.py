@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from primus.errors import FinalError
-from primus.runs.attempt import Attempt, HeartbeatWriter
+from primus.errors import FinalError, PrimusError
+from primus.runs.attempt import STOPPING, Attempt, HeartbeatWriter
 from primus.runs.store import Run
 
 WORKER = """
@@ -58,3 +60,25 @@ def test_an_unknown_phase_is_an_error(tmp_path: Path) -> None:
     finally:
         attempt.close()
     assert caught.value.hint == "did you mean 'train'?"
+
+
+def test_a_signal_ends_what_has_to_stop_at_once_and_only_marks_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "logs/attempt_0").mkdir(parents=True)
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    with closing(Attempt(Run(tmp_path), 0, rank=0, local_rank=0, world_size=1, console=None)) as attempt:
+        attempt.listen_for_signals()
+        try:
+            with attempt.stop_at_once():
+                pass
+            signal.raise_signal(signal.SIGTERM)
+            assert attempt.stop_signal == "SIGTERM", "outside of such a body a signal is noted only"
+            attempt.stop_signal = None
+            reached: list[str] = []
+            with pytest.raises(PrimusError, match="interrupted by SIGUSR1"), attempt.stop_at_once():
+                reached.append(str(signal.raise_signal(signal.SIGUSR1)))
+            with pytest.raises(PrimusError, match="interrupted by SIGUSR1"), attempt.stop_at_once():
+                reached.append("the body")
+            assert reached == [], "a body that begins after the signal does not run"
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

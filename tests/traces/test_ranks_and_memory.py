@@ -8,6 +8,7 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
+from primus.traces.format import format_memory  # noqa: E402 - needs numpy
 from primus.traces.memory import MEMORY_CATEGORIES, report_memory  # noqa: E402 - needs numpy
 from primus.traces.ranks import compare_ranks  # noqa: E402
 from primus.traces.trace import Trace, read_trace  # noqa: E402
@@ -37,6 +38,14 @@ def test_the_rank_that_others_wait_for_is_found_on_clocks_that_differ(tmp_path: 
     assert (found.median_skew_us, found.largest_skew_us, found.straggler) == (30, 30, 1)
 
 
+def write_single_allocation(file: Path) -> Path:
+    """A trace of a host, whose allocator counts from the start of the profile."""
+    writer = TraceWriter()
+    writer.add("cpu_op", "aten::mm", 10, 20)
+    writer.add_memory(12, 1000, 0xA, 1000)
+    return writer.write(file)
+
+
 def test_allocations_are_categorised_by_when_they_are_made_and_released(tmp_path: Path) -> None:
     writer = TraceWriter()
     writer.add("cpu_op", "aten::mm", 10, 20)
@@ -60,7 +69,7 @@ def test_allocations_are_categorised_by_when_they_are_made_and_released(tmp_path
         writer.add_memory(time, size, address, total)
     found = report_memory(read_trace(writer.write(tmp_path / "trace.json")))
     assert found is not None
-    assert (found.device, found.peak_bytes, found.bytes_before) == ("host", 6300, 5000)
+    assert (found.device, found.peak_bytes, found.bytes_before, found.note) == ("host", 6300, 5000, "")
     levels = {
         sample.time_us: dict(zip(MEMORY_CATEGORIES, sample.bytes_by_category, strict=True)) for sample in found.samples
     }
@@ -70,5 +79,9 @@ def test_allocations_are_categorised_by_when_they_are_made_and_released(tmp_path
     assert levels[128.0] == {
         "before the profile": 0, "activation": 0, "gradient": 0, "optimizer state": 400, "temporary": 0,
     }  # fmt: skip
+    assert "within the profile" not in format_memory(found)
+    within = report_memory(read_trace(write_single_allocation(tmp_path / "host.json")))
+    assert within is not None and within.bytes_before == 0
+    assert "only what was allocated within the profile counts" in format_memory(within)
     owners = [(row.owner, row.category, row.bytes) for row in found.owners]
     assert owners[1:] == [("aten::mm", "activation", 1000), ("outside of operators", "temporary", 300)]

@@ -36,7 +36,7 @@ from primus.machine.profile import find_profile_by_name
 from primus.measure import collectives, telemetry
 from primus.measure.collectives import RankGroup
 from primus.measure.device import find_array_bytes, find_cache_bytes, find_free_bytes, own_device, share_cores
-from primus.measure.device_peaks import find_device_peaks
+from primus.measure.device_peaks import create_peak_turns, find_device_peaks
 from primus.measure.rank_groups import join_all_ranks, list_nodes, read_first_line, read_library_versions
 from primus.measure.roofline import build_row
 from primus.measure.timing import QUICK, Effort, create_clock, measure_call
@@ -216,8 +216,15 @@ class BenchmarkWorker:
             if not isinstance(measured, MeasuredCall):
                 raise TypeError(f"make_call returned {type(measured).__name__}, not primus.benchmark.MeasuredCall")
             flush = self._flush_cache if mode == "cold" else None
-            timing = measure_call(measured.call, self._clock, self._effort, flush)
-            row = build_row(case, measured, timing, self._part.peaks)
+            turns = None
+            if measured.flop:
+                turns = create_peak_turns(self.device, measured.dtype, torch.get_num_threads())
+            with self._attempt.stop_at_once():
+                timing = measure_call(measured.call, self._clock, self._effort, flush, turns.measure if turns else None)
+            peaks = self._part.peaks
+            if turns:
+                peaks = structs.replace(peaks, tflops={measured.dtype: turns.tflops})
+            row = build_row(case, measured, timing, peaks)
             wrong = measured.check() if measured.check else 0
         # A library reports a shape or a type that it does not offer, and a lack of memory, by these exceptions.
         except (RuntimeError, NotImplementedError, ValueError, TypeError, MemoryError, PrimusError) as error:
@@ -245,8 +252,7 @@ class BenchmarkWorker:
         """End the process if the body, which does `what`, takes longer than its time limits."""
         self._num_cases += 1
         self._attempt.beat("test", self._num_cases)
-        if self._attempt.stop_signal:
-            raise PrimusError(f"interrupted by {self._attempt.stop_signal}", "the rows so far are in the run folder")
+        self._attempt.raise_if_stopped()
         with self._watchdog.limit_time(what, num_limits):
             try:
                 yield

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -19,6 +21,7 @@ from primus.measure.timing import Clock, Effort, measure_call
 from primus.process import run_command
 from primus.report.table import format_size
 
+HostFunction = Callable[[int], float]
 SOURCE = Path(__file__).with_name("host_peak.c")
 ROUNDS = 1_000_000
 """Rounds of the registers' loop in one call: about 3 ms."""
@@ -60,25 +63,66 @@ def _read_profile(device: torch.device, launch_s: float) -> DevicePeaks:
 
 def _measure_host(num_threads: int) -> tuple[dict[str, float], str]:
     """TFLOP/s of multiply-adds on registers by data type, and how they were measured."""
+    functions = load_host_functions()
+    if isinstance(functions, str):
+        return {}, f"the peak of this CPU is not measured: {functions}"
+    found = {dtype: _measure_threads(function, num_threads) for dtype, function in functions.items()}
+    source = f"measured: multiply-adds on registers by {num_threads} thread{'s' * (num_threads > 1)}"
+    return found, f"{source}; of a product, in turns with it"
+
+
+@cache
+def load_host_functions() -> dict[str, HostFunction] | str:
+    """By data type, a function that does rounds of multiply-adds and returns their operations; or why there is none."""
     with tempfile.TemporaryDirectory(prefix="primus-peak-") as folder:
         library = Path(folder, "host_peak.so")
         words = ["cc", "-O2", "-march=native", "-shared", "-fPIC", "-o", str(library), str(SOURCE)]
         built = run_command(words, limit_s=COMPILE_S)
         if built.state != "ok":
-            return {}, f"the peak of this CPU is not measured: {built.problem}"
-        functions = ctypes.CDLL(str(library))
+            return built.problem
+        compiled = ctypes.CDLL(str(library))
     found = {}
     for dtype in ("fp32", "bf16"):
-        function = getattr(functions, f"run_{dtype}")
+        function = getattr(compiled, f"run_{dtype}")
         function.restype, function.argtypes = ctypes.c_double, [ctypes.c_long]
-        found[dtype] = _measure_threads(function, num_threads)
-    if found["fp32"]:  # without bf16 instructions, bf16 is converted and multiplied in fp32
-        found["bf16"] = found["bf16"] or found["fp32"]
-    tflops = {dtype: value for dtype, value in found.items() if value}
-    return tflops, f"measured: multiply-adds on registers by {num_threads} thread{'s' * (num_threads > 1)}"
+        if function(1) > 0:
+            found[dtype] = function
+    if "fp32" in found:  # without bf16 instructions, bf16 is converted and multiplied in fp32
+        found.setdefault("bf16", found["fp32"])
+    return found
 
 
-def _measure_threads(function: Callable[[int], float], num_threads: int) -> float:
+class PeakTurns:
+    """Measures the peak of a host again and again beside a product, which sees the same clock and other processes."""
+
+    def __init__(self, function: HostFunction, num_threads: int) -> None:
+        self._function = function
+        self._num_threads = num_threads
+        self._rates: list[float] = []
+
+    def measure(self) -> None:
+        """One turn."""
+        with ThreadPoolExecutor(self._num_threads) as pool:
+            for _ in range(REPEATS):
+                started = time.perf_counter()
+                flop = sum(pool.map(self._function, [ROUNDS] * self._num_threads))
+                self._rates.append(flop / (time.perf_counter() - started) / 1e12)
+
+    @property
+    def tflops(self) -> float:
+        """Median, as the rate of the product is."""
+        return statistics.median(self._rates)
+
+
+def create_peak_turns(device: torch.device, dtype: str, num_threads: int) -> PeakTurns | None:
+    """Turns of the peak beside a product of a data type; None for a GPU, whose peak is in its profile."""
+    functions = load_host_functions() if device.type == "cpu" else {}
+    if isinstance(functions, str) or dtype not in functions:
+        return None
+    return PeakTurns(functions[dtype], num_threads)
+
+
+def _measure_threads(function: HostFunction, num_threads: int) -> float:
     """TFLOP/s of all threads together; the best of some repeats, since a limit is wanted."""
 
     def measure_thread(rounds: int) -> float:

@@ -30,6 +30,8 @@ LONG_CALL_S = 0.1
 """A call from which on a single one says how many fit into the measurement."""
 NARROW_CALLS, NARROW_S = 100, 1.0
 """Samples, or seconds of them, before the interval of the median is looked at for the first time."""
+TURNS = 10
+"""Rounds of a measurement that takes turns with another one: each sees the machine at the same times."""
 MAX_RESAMPLED, RESAMPLES = 1000, 500
 """Samples after thinning, and resamples: an interval then takes 0.1 s, and its bounds vary by a tenth of its width."""
 
@@ -128,19 +130,24 @@ def create_clock(device: torch.device) -> Clock:
 
 
 def measure_call(
-    call: Callable[[], object], clock: Clock, effort: Effort, before: Callable[[], object] | None = None
+    call: Callable[[], object],
+    clock: Clock,
+    effort: Effort,
+    before: Callable[[], object] | None = None,
+    beside: Callable[[], object] | None = None,
 ) -> Timing:
     """Time `call` after a warm-up; sampling never waits for the device, so that its queue is never empty.
 
     Args:
         before: Called before each call outside of the measured time, such as a flush of the cache.
+        beside: Another measurement, which takes turns with this one.
     """
     is_settled, last_s = _warm_up(call, clock, effort)
     calls, sample_s = 1, last_s
     if last_s < LONG_CALL_S:
         calls, sample_s = _choose_calls_a_sample(call, clock) if before is None else (1, _time_one(call, clock))
     most = max(effort.fewest_calls, min(effort.calls, math.ceil(effort.measure_s / sample_s)))
-    samples, wall_s = _take_until_narrow(call, clock, effort, calls, most, sample_s, before)
+    samples, wall_s = _take_until_narrow(call, clock, effort, calls, most, sample_s, before, beside)
     # HIP events may report 0 for short intervals; one such sample makes the minimum and percentiles meaningless.
     if min(samples) <= 0:  # the clock did not advance: only the time of the whole loop is known
         samples = [wall_s / len(samples)] * len(samples)
@@ -156,21 +163,28 @@ def _take_until_narrow(
     most: int,
     sample_s: float,
     before: Callable[[], object] | None,
+    beside: Callable[[], object] | None,
 ) -> tuple[list[float], float]:
     """At most `most` samples and the seconds of their loops; with a precision sampling ends when it is reached."""
-    if effort.precision is None:
+    if effort.precision is None and beside is None:
         return _take_samples(call, clock, most, calls, before)
     samples: list[float] = []
     wall_s, started = 0.0, time.perf_counter()
     num_next = min(most, max(effort.fewest_calls, min(NARROW_CALLS, math.ceil(NARROW_S / sample_s))))
+    most_next = max(1, math.ceil(most / TURNS)) if beside else most
     while True:
+        num_next = min(num_next, most_next)
+        if beside:
+            beside()
         more, more_s = _take_samples(call, clock, num_next, calls, before)
         samples, wall_s = samples + more, wall_s + more_s
-        low, high = compute_median_interval(samples)
-        is_narrow = high - low <= effort.precision * statistics.median(samples)
         spent_s = time.perf_counter() - started
-        if is_narrow or len(samples) >= most or spent_s >= effort.measure_s:
+        if len(samples) >= most or (spent_s >= effort.measure_s and len(samples) >= effort.fewest_calls):
             return samples, wall_s
+        if effort.precision is not None and len(samples) >= effort.fewest_calls:
+            low, high = compute_median_interval(samples)
+            if high - low <= effort.precision * statistics.median(samples):
+                return samples, wall_s
         # Doubling keeps the number of intervals, whose computation leaves the device idle, logarithmic.
         per_sample_s = spent_s / len(samples)
         num_next = max(

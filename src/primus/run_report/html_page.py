@@ -91,6 +91,7 @@ def _make_memory(memory: MemoryReport) -> Html:
     return page.join_fragments(
         draw_area_chart(f"Memory of the {memory.device}", MEMORY_CATEGORIES, samples, "MiB"),
         page.make_paragraph(f"Peak: {table.format_size(memory.peak_bytes)}; the largest owners at the peak:"),
+        *([page.make_paragraph(f"{memory.note.capitalize()}.")] if memory.note else []),
         page.make_table(["allocated by", "category", "count", "size"], owners, [2, 3]),
     )
 

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -61,6 +61,7 @@ class Attempt:
         self.folder = run.attempt_folder(number)
         self.stop_signal: str | None = None
         """Name of the signal that asked the worker to stop; the trainer reads it between steps."""
+        self._stops_at_once = False
         self._events = EventLog(run.events) if rank == 0 else None
         self._asked_at: dict[int, float] = {}
         # From the first heartbeat on the launcher knows the process id, and any signal of it must find a handler.
@@ -104,6 +105,21 @@ class Attempt:
         for number in STOPPING:
             signal.signal(number, self._on_signal)
 
+    @contextlib.contextmanager
+    def stop_at_once(self) -> Iterator[None]:
+        """Raise PrimusError in the body as soon as a signal asks the worker to stop, between two bytecodes."""
+        self._stops_at_once = True
+        try:
+            self.raise_if_stopped()
+            yield
+        finally:
+            self._stops_at_once = False
+
+    def raise_if_stopped(self) -> None:
+        """Raise PrimusError if a signal has asked the worker to stop."""
+        if self.stop_signal:
+            raise PrimusError(f"interrupted by {self.stop_signal}", "the results so far are in the run folder")
+
     def record_failure(self, error: BaseException, exit_code: int) -> None:
         """Write the reason to the file in which the launcher looks for the first failing rank."""
         problem = error.problem if isinstance(error, PrimusError) else f"{type(error).__name__}: {error}"
@@ -130,14 +146,16 @@ class Attempt:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        # Runs in the main thread between two bytecodes, and only sets attributes: the trainer saves when it reads
-        # `stop_signal`.
+        # Runs in the main thread between two bytecodes, and only sets attributes, except in the body of
+        # `stop_at_once`: the trainer saves when it reads `stop_signal`.
         insists = now - self._asked_at.setdefault(number, now) > INSISTS_AFTER_S
         if insists and number != signal.SIGUSR1:
             # The default action gives the exit status of a killed process, which a handler cannot produce.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.stop_signal = self.stop_signal or signal.Signals(number).name
+        if self._stops_at_once:
+            self.raise_if_stopped()
 
 
 def write_stacks_when_asked(folder: Path, rank: int) -> None:

@@ -144,6 +144,7 @@ def format_memory(found: MemoryReport) -> str:
     return "\n".join(
         [
             f"memory of the {found.device}: peak {size} {format_us(found.peak_time_us)} after the start: {parts}",
+            *([found.note] if found.note else []),
             table.format_table(["allocated by", "category", "count", "at the peak"], rows, right=(2, 3)),
         ]
     )

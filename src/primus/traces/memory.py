@@ -60,6 +60,16 @@ class MemoryReport(Struct, frozen=True, kw_only=True):
     owners: list[MemoryOwner]
     """Of the peak, the largest first."""
 
+    @property
+    def note(self) -> str:
+        """What the figures do not contain; empty if the allocator has counted what was there before."""
+        if self.bytes_before:
+            return ""
+        return (
+            "only what was allocated within the profile counts: weights, gradients and optimizer state from before it "
+            "are not in these figures"
+        )
+
 
 def report_memory(trace: Trace) -> MemoryReport | None:
     """The memory of the device, or of the host where the trace has no other; None without allocations."""
