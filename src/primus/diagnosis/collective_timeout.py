@@ -98,17 +98,19 @@ def _find_lagging_ranks(by_rank: dict[int, _WatchdogReport]) -> CollectiveTimeou
 
 
 def _find_other_works(by_rank: dict[int, _WatchdogReport]) -> CollectiveTimeout | None:
-    """The ranks whose work is older than that of the others, without the numbers of process groups."""
-    works = {rank: report for rank, report in by_rank.items() if report.sequence is not None}
+    """The ranks whose work is older than that of the others, or another operation, within one process group."""
+    works = {rank: report for rank, report in sorted(by_rank.items()) if report.sequence is not None}
     newest = max((report.sequence or 0 for report in works.values()), default=0)
-    behind = tuple(sorted(rank for rank, report in works.items() if report.sequence != newest))
-    if not behind or any(report.enqueued for report in by_rank.values()):
+    behind = tuple(rank for rank, report in works.items() if report.sequence != newest)
+    first = behind[0] if behind else min(works, default=-1)
+    others = (rank for rank in works if rank not in behind and works[rank].operation != works[first].operation)
+    ahead = next((rank for rank in works if rank not in behind), -1) if behind else next(others, -1)
+    if ahead < 0 or len({group for report in by_rank.values() for group in report.enqueued}) > 1:
         return None
-    first, ahead = behind[0], min(works.keys() - set(behind))
+    why = f"{'it lags' if len(behind) == 1 else 'they lag'}, or " if behind else ""
     reason = (
-        f"a collective timed out: {_format_ranks(behind)} waited in {_describe_work(works[first])}, rank {ahead} in "
-        f"{_describe_work(works[ahead])}: {'it lags' if len(behind) == 1 else 'they lag'}, or the ranks call different "
-        "collectives"
+        f"a collective timed out: {_format_ranks(behind or (first,))} waited in {_describe_work(works[first])}, "
+        f"rank {ahead} in {_describe_work(works[ahead])}: {why}the ranks call different collectives"
     )
     return CollectiveTimeout(missing=behind, reason=reason)
 
