@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import structs
@@ -63,6 +64,8 @@ def rank_causes(scans: Sequence[LogScan], evidence: RunEvidence, seen_before: Ca
         timeout = _find_collective_timeout(scans, kept, evidence)
         return structs.replace(diagnosis, **_answer_with_effects(causes, evidence, victims, timeout))
     rank, host, local_rank = _find_group_place(ordered[0], evidence)
+    # A node must not be excluded because it reports another one, which schedulers know by name and lines by address.
+    is_blamed = any(hit.signature.find_blamed_host(hit.text) for hit in ordered[0])
     if rank is None and host is None:
         rank, host = first_rank, first_host
     return structs.replace(
@@ -70,7 +73,7 @@ def rank_causes(scans: Sequence[LogScan], evidence: RunEvidence, seen_before: Ca
         first_rank=rank,
         first_host=host,
         first_local_rank=local_rank,
-        action=cause.action,
+        action="retry" if cause.action == "exclude" and is_blamed else cause.action,
         reason=cause.summary + format_place(rank, host, local_rank),
     )
 
@@ -308,7 +311,13 @@ def _build_evidence(hit: SignatureHit, evidence: RunEvidence) -> Evidence:
 def _find_group_place(
     group: Sequence[SignatureHit], evidence: RunEvidence
 ) -> tuple[int | None, str | None, int | None]:
-    """Rank, host and local rank of the first hit that has a rank, else of the first with a local rank or a host."""
+    """Rank, host and local rank of the first hit that has a rank, else of the first with a local rank or a host.
+
+    Several lines may blame several hosts: the one that most lines blame counts.
+    """
+    blamed = Counter(host for hit in group if (host := group[0].signature.find_blamed_host(hit.text)))
+    if blamed:
+        return None, blamed.most_common(1)[0][0], None
     for hit in group:
         if hit.rank is not None:
             return hit.rank, hit.host or evidence.find_host(hit.rank), hit.local_rank

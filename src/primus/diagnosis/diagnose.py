@@ -18,7 +18,7 @@ from primus.diagnosis.line_shapes import is_progress
 from primus.diagnosis.logs import LogContent, LogFile
 from primus.diagnosis.python_exception import LoggedException
 from primus.diagnosis.run_evidence import RunEvidence
-from primus.diagnosis.scan import LogScan, LogScanner, is_message
+from primus.diagnosis.scan import LogScan, LogScanner, is_block_field, is_message
 from primus.diagnosis.signature import UNCAUGHT_EXCEPTION, Signature
 from primus.diagnosis.signature_files import get_signature_table
 from primus.errors import PrimusError, UsageError
@@ -42,6 +42,8 @@ NUM_TAILS = 512
 file system."""
 KERNEL_S = 3600.0
 """Time before the last change of the logs within which kernel messages count."""
+LAUNCHER_REPORT = "worker-group-failed"
+"""The signature of launchers' lines that name a failed rank."""
 KILLS = ("killed", "died-silently")
 """Signatures after which the kernel log is read: the kernel may have killed the process for memory."""
 CODE_ERRORS = ("IndexError", "KeyError", "NameError", "UnboundLocalError", "ZeroDivisionError", "RecursionError")
@@ -100,7 +102,7 @@ def diagnose_run(
         diagnosis = _add_log_ending(diagnosis, evidence, everything, is_failure=True)
         if not diagnosis.reason and recorded:
             diagnosis = structs.replace(diagnosis, reason=log_line.shorten_line((recorded[0].data or b"").decode()))
-        diagnosis = _place_symptom(diagnosis)
+    diagnosis = _place_lead(diagnosis)
     return structs.replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
@@ -138,7 +140,8 @@ def diagnose_logs(
     diagnosis = rank_causes(scans, RunEvidence(), lambda name: False)
     if diagnosis.cause is None:
         is_failure = diagnosis.first_rank is not None
-        diagnosis = _place_symptom(_add_log_ending(diagnosis, RunEvidence(), everything, is_failure=is_failure))
+        diagnosis = _add_log_ending(diagnosis, RunEvidence(), everything, is_failure=is_failure)
+    diagnosis = _place_lead(diagnosis)
     return structs.replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
@@ -260,7 +263,8 @@ def _add_log_ending(
         first_host=host or log_line.find_host(ending.error),
     )
     has_effects = any(cause.role in ("symptom", "cascade") and not cause.survived for cause in diagnosis.causes)
-    if ending.signature and not ending.is_known and (ending.exception or not has_effects):
+    is_whole = ending.exception is not None and not ending.exception.is_cut
+    if ending.signature and not ending.is_known and (is_whole or not has_effects):
         cause = _build_ending_cause(ending, ending.signature, diagnosis)
         reason = diagnosis.reason if has_reason else cause.summary
         return structs.replace(diagnosis, causes=(cause, *diagnosis.causes), reason=reason)
@@ -272,17 +276,26 @@ def _add_log_ending(
     return diagnosis
 
 
-def _place_symptom(diagnosis: Diagnosis) -> Diagnosis:
-    """The diagnosis with the place that the lines of a symptom blame, if no report names the rank that failed first."""
+def _place_lead(diagnosis: Diagnosis) -> Diagnosis:
+    """The diagnosis with a place, if no report names the rank that failed first.
+
+    The lines of a symptom blame a place; else that counts which a launcher reports to have failed.
+    """
     lead = diagnosis.lead
-    if (
-        lead is None
-        or diagnosis.first_rank is not None
-        or not get_signature_table().by_name[lead.signature].blames_writer
-    ):
+    if lead is None or diagnosis.first_rank is not None:
         return diagnosis
+    if lead.role == "root" and (diagnosis.first_host is not None or diagnosis.first_local_rank is not None):
+        return diagnosis
+    signature = get_signature_table().by_name[lead.signature]
+    blamed = next((host for each in lead.evidence if (host := signature.find_blamed_host(each.text))), None)
+    if blamed:
+        return structs.replace(diagnosis, first_host=blamed)
+    if not signature.blames_writer:
+        return diagnosis
+    reports = (cause for cause in diagnosis.causes if cause.signature == LAUNCHER_REPORT and not cause.survived)
+    lines = [each for cause in (lead, *reports) for each in cause.evidence]
     first = next((each for each in lead.evidence if each.rank is not None), None) or next(
-        (each for each in lead.evidence if each.local_rank is not None or each.host), None
+        (each for each in lines if each.rank is not None or each.local_rank is not None or each.host), None
     )
     if first is None:
         return diagnosis
@@ -396,7 +409,7 @@ def _find_error_line(lines: Sequence[str]) -> tuple[int | None, Signature | None
     """Index of the last line that reports a fatal error or an error that a signature explains, with the signature."""
     for index in range(len(lines) - 1, max(-1, len(lines) - NUM_FATAL - 1), -1):
         text = lines[index]
-        if python_exception.is_frame(log_line.strip_rank_prefix(text)):
+        if python_exception.is_frame(log_line.strip_rank_prefix(text)) or is_block_field(text):
             continue
         if not _ERROR.search(text) or _NO_ERROR.search(text) or not is_message(text):
             if _FATAL.search(text):

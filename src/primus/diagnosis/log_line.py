@@ -16,11 +16,12 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 _RANK = re.compile(
     r"\[rank[ -]?(\d+)(?:/\d+)?\]|\[(?:[^\[\]]*\b)?Rank (\d+)\]"
-    r"|\brank\s*[:=]?\s*(\d+)(?: was killed| ended with| on | of \d|\))"
+    r"|\b[Rr]ank\s*[:=]?\s*(\d+)"
+    r"(?: was killed| ended with| with PID | \(PID \d+\) exited| crashed with| on | of \d|\)|\]| \| )"
 )
 _BLAMED_RANK = re.compile(r"\bUnexpected result \S+ on rank (\d+)\b|\b[Rr]ank (\d+): found (?:NaN|Inf)\b")
 """Megatron-LM's checks of results name the rank that had the value; the line's prefix is the rank that prints."""
-_LOCAL_RANK = re.compile(r"local_rank:? (\d+)|^\s*\[default(\d+)\]:")
+_LOCAL_RANK = re.compile(r"local_rank:? (\d+)|^\s*\[default(\d+)\]:|'local_rank %s FAILED .*', (\d+)\)")
 """torchrun numbers the ranks of each node from 0 in its reports and in the prefixes of `--tee`."""
 _TASK = re.compile(r"\btask (\d+): |^ *(\d+): ")
 _NO_HOST = (
@@ -34,9 +35,11 @@ _HOST = re.compile(
     r"srun: error: ([\w.-]+): task|\[NODE-\d+\(([\w.-]+)\)\]|\] attempt \d+ on ([\w.-]+)|^\s*host\s+: ([\w.-]+)"
     r"|srun: error: Node failure on ([\w.-]+)"
     r"|\*\*\* (?:STEP|JOB) \S+ ON ([\w.-]+)(?![\w.-]| CANCELLED AT \S+ DUE TO NODE FAILURE)"
-    r"|^(?:\[[^\]]*\]:? ?)?([A-Za-z][\w.-]*):\d+:\d+ \[\d+\]"
+    r"|^(?:\[[^\]]*\](?:<std\w+>)?:? ?|\([^)]*\) )*((?=[\w.-]*[A-Za-z])\w[\w.-]*):\d+:\d+ \[\d+\]"
     r"|\bnode ([\w.-]+), device \d"
     r"|connect to host ([\w.-]+) port|Connection to ([\w.-]+) closed|^\S+@([\w.-]+): Permission denied \("
+    r"|^(?:\S+ +)?(?:pod/)?([a-z0-9][\w.-]*) +\d+/\d+ +\w+(?:BackOff|Error|Killed|Evicted)\b"
+    r"|\bWorker IP address: ([\d.]+)"
     r"|\bfailed on node ([\w.-]+):|\bon node ([\w-]*\d[\w-]*)\b|\bnode: ([\w-]*\d[\w-]*)\b"
     r"|\bPod: (?:[\w-]+\.)?([\w-]+) exited with code|\bpod ([\w-]+-\d+) container"
     r"|^(?:\[[\d.]+\] )?\[([A-Za-z][\w.-]*):\d+(?::\d+)?\]"
@@ -44,7 +47,8 @@ _HOST = re.compile(
     r"|^(?:[\w-]+\.)?([a-z][\w-]*\d) \[std(?:err|out)\] "
     rf"|^(?={_HOST_PREFIX})([^:]+):"
 )
-"""srun and Slurm, Primus, NCCL, ssh, Kubernetes' operators, Open MPI and UCX, syslog, milabench, and pdsh.
+"""srun and Slurm, Primus, NCCL, ssh, `kubectl get pods`, Ray, Kubernetes' operators, Open MPI and UCX, syslog,
+milabench, and pdsh.
 
 Where Slurm ends a step because a node is lost, the line names the node that writes it, which is another one.
 """

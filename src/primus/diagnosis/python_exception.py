@@ -17,6 +17,8 @@ _EXCEPTION = re.compile(
     r"(?::\s*(?P<message>.*))?$"
 )
 """A line that names an exception by the usual ends of names; `Name: message` of any name counts below a traceback."""
+_UNCAUGHT = re.compile(r"\b[Uu]ncaught (?:exception:? )?(?P<type>(?:\w+\.)*\w*(?:Error|Exception))\b(?::\s*(?P<message>.*))?$")
+"""What a program logs of an exception that ends it."""
 _ANY_EXCEPTION = re.compile(rf"^(?P<type>{_NAME})(?::\s+(?P<message>.*))?$")
 _TRACEBACK = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>\S+))?')
@@ -27,6 +29,10 @@ _REPORT = re.compile(
     r"|SystemExit)$"
 )
 """Exceptions by which a launcher reports that a process failed, which may have raised another one."""
+_LAUNCHER = re.compile(r"torch/distributed/(?:run|launch|launcher/\w+|elastic/.*)\.py$|/runpy\.py$|/bin/torchrun$")
+"""Files of a launcher, whose traceback reports a failed process."""
+CUT = "traceback without its exception"
+"""Stands for the type of an exception whose traceback is cut at the end of a log."""
 _IGNORED = "Exception ignored in"
 """Begins the line before the traceback of an exception that Python could not raise, such as one of a `__del__`."""
 _LIBRARY = re.compile(r"(?:site|dist)-packages/|/lib/python\d|^<|/conda/pkgs/|\.pyx$")
@@ -66,6 +72,11 @@ class LoggedException(Struct, frozen=True, kw_only=True):
     """Lines of the traceback without rank prefixes."""
 
     @property
+    def is_cut(self) -> bool:
+        """Whether the log ends within the traceback."""
+        return self.type == CUT
+
+    @property
     def origin(self) -> str:
         """`user code` or `library`, by the file that raised it; empty if the log has no traceback."""
         if not self.frames:
@@ -80,7 +91,8 @@ class LoggedException(Struct, frozen=True, kw_only=True):
         """Where it was raised, and which user code called the library that raised it."""
         if not self.frames:
             return ""
-        place = f"raised at {self.frames[-1].format_place()} ({self.origin})"
+        verb = "cut at" if self.is_cut else "raised at"
+        place = f"{verb} {self.frames[-1].format_place()} ({self.origin})"
         caller = next((frame for frame in reversed(self.frames) if not frame.is_library), None)
         if self.origin == "library" and caller:
             place += f", called from {caller.format_place()}"
@@ -123,7 +135,20 @@ def find_last_exception(lines: Sequence[str]) -> LoggedException | None:
         if not is_report:
             return exception
         report = exception
-    return report
+    return report or _find_cut_traceback(lines)
+
+
+def _find_cut_traceback(lines: Sequence[str]) -> LoggedException | None:
+    """The traceback with which `lines` end before they tell its exception; none of a launcher, which reports others."""
+    end = next((index for index in range(len(lines) - 1, -1, -1) if lines[index].strip()), -1)
+    prefix, body = split_rank_prefix(lines[end]) if end >= 0 else ("", "")
+    if not body.startswith("  ") and not is_frame(body):
+        return None
+    traceback = tuple(_collect_traceback(lines, end + 1, prefix))
+    frames = tuple(_parse_frames(traceback))
+    if not frames or _LAUNCHER.search(frames[-1].file):
+        return None
+    return LoggedException(type=CUT, message="", index=end, frames=frames, traceback=traceback)
 
 
 def _is_ignored(lines: Sequence[str], index: int, prefix: str) -> bool:
@@ -142,7 +167,7 @@ def _is_ignored(lines: Sequence[str], index: int, prefix: str) -> bool:
 def _match_exception(body: str, lines: Sequence[str], index: int) -> re.Match[str] | None:
     """The exception that a line without its rank prefix names."""
     body = body.removeprefix("E   ").strip() if body.startswith("E   ") else body.rstrip()
-    found = _EXCEPTION.match(body)
+    found = _EXCEPTION.match(body) or _UNCAUGHT.search(body)
     if found:
         return found
     return _ANY_EXCEPTION.match(body) if body and _follows_frame(lines, index) else None

@@ -32,8 +32,9 @@ SOURCE_DISTANCE = 3
 """Lines between a frame of a traceback and its source, if several ranks write into one log."""
 LAST_LINES = 8
 """A warning among the last ones may be what the program still tried."""
+TRACEBACK_HEAD = b"Traceback (most recent call last)"
 LOOK_BACK = 200
-"""Lines before a hit in which a time is looked for."""
+"""Lines before a hit in which a time, or the head of a traceback, is looked for."""
 
 _EXIT_CODE = re.compile(
     r"(?i)\b(?:(?:exit|exited with|exits with return|return)[ _]?code|(?:exit|exited with) status)\b"
@@ -270,10 +271,7 @@ def _build_hit(
     log, near = scan.log, scan.mtime
     own = _find_kernel_time(window, text, near) if log.is_kernel else lines_of.find_time(text, near)
     time = own if own is not None else _find_earlier_time(window, index, near)
-    rank = log.rank if log.rank is not None else lines_of.find_rank(text, log.local_to_rank is None)
-    local_rank = lines_of.find_local_rank(text)
-    if rank is None and local_rank is not None and log.local_to_rank is not None:
-        rank = local_rank + log.local_to_rank
+    rank, local_rank = _find_ranks(window, index, text, log)
     return SignatureHit(
         signature=signature,
         log=log,
@@ -291,6 +289,19 @@ def _build_hit(
         survived=index < survived[0] or _is_retried(text),
         is_doubtful=index < survived[1],
     )
+
+
+def _find_ranks(window: LogWindow, index: int, text: str, log: LogFile) -> tuple[int | None, int | None]:
+    """Rank and local rank that a line names; for an exception without them, the rank that its traceback's head names."""
+    rank = log.rank if log.rank is not None else lines_of.find_rank(text, log.local_to_rank is None)
+    local_rank = lines_of.find_local_rank(text)
+    if rank is None and local_rank is None and not text.startswith(" ") and window.lines[index - 1].startswith(b"  "):
+        head = next((raw for raw in reversed(window.lines[max(0, index - LOOK_BACK) : index]) if raw[:2] != b"  "), b"")
+        if TRACEBACK_HEAD in head:
+            rank = lines_of.find_rank(lines_of.decode_plain_text(head))
+    if rank is None and local_rank is not None and log.local_to_rank is not None:
+        rank = local_rank + log.local_to_rank
+    return rank, local_rank
 
 
 def _is_retried(text: str) -> bool:
@@ -318,7 +329,12 @@ def _find_earlier_time(window: LogWindow, index: int, near: float) -> float | No
     return None
 
 
-_FIELD = re.compile(r"^\s*(time|host|rank|exitcode)\s+: (\S+)")
+_FIELD = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: (\S+)")
+
+
+def is_block_field(text: str) -> bool:
+    """Whether a line is a field of torchrun's report of failed ranks."""
+    return _FIELD.search(lines_of.strip_rank_prefix(text)) is not None
 
 
 def _parse_root_cause_block(log: LogFile, window: LogWindow, index: int, near: float) -> RootCauseBlock:

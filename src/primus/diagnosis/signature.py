@@ -78,6 +78,8 @@ class Signature(Struct, frozen=True, kw_only=True):
     """Signatures after which this one is a consequence, if the same rank or an unknown one shows them."""
     by_victim: bool | None = None
     """Whether the rank that writes the line is a victim, so that it did not fail first; default: for a cascade."""
+    blames: str = ""
+    """Regular expression whose group is the host that the line blames, in place of the one that writes it."""
     is_kernel: bool = False
     """Whether it is a message of the kernel."""
     systems: tuple[str, ...] = ("any",)
@@ -88,6 +90,11 @@ class Signature(Struct, frozen=True, kw_only=True):
     def blames_writer(self) -> bool:
         """Whether the rank that writes the line may have failed first."""
         return self.role != "cascade" if self.by_victim is None else not self.by_victim
+
+    def find_blamed_host(self, line: str) -> str | None:
+        """The host that `line` blames, if it is another one than the writer's."""
+        found = compile_regex(self.blames).search(line) if self.blames else None
+        return found[1] if found else None
 
     def matches(self, line: str) -> bool:
         """Whether one of its patterns matches `line`."""

@@ -89,7 +89,7 @@ _TOKEN_SCHEMES = frozenset(("http", "https", "ws", "wss", "ftp", "ftps"))
 
 _NAMED = _Pattern(r"""(?<![\w.])(?P<option>--)?(?P<name>[A-Za-z_][\w.-]{0,100})(?P<is>["']?\s{0,2}[=:]\s{0,2}|\s+)""")
 _VALUE = _Pattern(r"""(?:"(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s"',;&)]+)""")
-_PLAIN = frozenset(("none", "null", "true", "false", "nan", "error"))
+_PLAIN = frozenset(("none", "null", "true", "false", "yes", "no", "on", "off", "nan", "error"))
 
 
 def find_secrets(text: str, naming: Naming = "none", *, is_value: bool = False) -> Iterator[Span]:
