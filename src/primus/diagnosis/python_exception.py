@@ -17,7 +17,9 @@ _EXCEPTION = re.compile(
     r"(?::\s*(?P<message>.*))?$"
 )
 """A line that names an exception by the usual ends of names; `Name: message` of any name counts below a traceback."""
-_UNCAUGHT = re.compile(r"\b[Uu]ncaught (?:exception:? )?(?P<type>(?:\w+\.)*\w*(?:Error|Exception))\b(?::\s*(?P<message>.*))?$")
+_UNCAUGHT = re.compile(
+    r"\b[Uu]ncaught (?:exception:? )?(?P<type>(?:\w+\.)*\w*(?:Error|Exception))\b(?::\s*(?P<message>.*))?$"
+)
 """What a program logs of an exception that ends it."""
 _ANY_EXCEPTION = re.compile(rf"^(?P<type>{_NAME})(?::\s+(?P<message>.*))?$")
 _TRACEBACK = "Traceback (most recent call last)"

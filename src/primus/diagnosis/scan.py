@@ -292,7 +292,7 @@ def _build_hit(
 
 
 def _find_ranks(window: LogWindow, index: int, text: str, log: LogFile) -> tuple[int | None, int | None]:
-    """Rank and local rank that a line names; for an exception without them, the rank that its traceback's head names."""
+    """Rank and local rank that a line names; for an exception without them, that of its traceback's head."""
     rank = log.rank if log.rank is not None else lines_of.find_rank(text, log.local_to_rank is None)
     local_rank = lines_of.find_local_rank(text)
     if rank is None and local_rank is None and not text.startswith(" ") and window.lines[index - 1].startswith(b"  "):
