@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from primus.config.schema import GROUPS, OWNERS, Trainer
+from primus.config.source import format_yaml_value
 from primus.errors import UsageError
 
 FILE_NAME = "keys.yaml"
@@ -91,13 +92,6 @@ def check_key_rules(engine: str, rules: KeyRules, trainer: Trainer, hint: str = 
                 f"{difference.key}: {value}: {engine} does not support {difference.reason}",
                 hint or _format_remedy(rules, difference.key),
             )
-
-
-def format_yaml_value(value: Any) -> str:
-    """A value as it is written in YAML."""
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _read_value(trainer: Trainer, key: str) -> Any:

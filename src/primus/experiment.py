@@ -19,6 +19,7 @@ from primus.config.load import Resolved, load_experiment
 from primus.config.schema import GROUPS, OWNERS, Experiment, Trainer
 from primus.config.source import dump_yaml
 from primus.errors import PrimusError, UsageError
+from primus.published_models import check_published_model
 from primus.redaction import MASK, holds_secret, is_secret_name, learn, redact_value
 from primus.runs.files import to_json
 from primus.runs.store import Run
@@ -117,7 +118,7 @@ def resolve_settings(
     learn(resolved.experiment.env)
     _check_names(resolved)
     _check_settings(resolved, absent)
-    return resolved
+    return structs.replace(resolved, notes=(*resolved.notes, *check_published_model(resolved)))
 
 
 def _check_names(resolved: Resolved) -> None:

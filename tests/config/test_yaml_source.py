@@ -9,10 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from primus.config.source import Leaf, dump_yaml, parse_scalar, read_yaml, strip_origins, substitute_variables
+from primus.config.source import (
+    Leaf,
+    dump_yaml,
+    format_yaml_value,
+    parse_scalar,
+    read_yaml,
+    strip_origins,
+    substitute_variables,
+)
 from primus.errors import UsageError
 
 
@@ -271,3 +280,11 @@ def test_any_text_is_a_mapping_or_one_error(tmp_path_factory: pytest.TempPathFac
 @given(texts | confusing)
 def test_any_word_is_some_value(text: str) -> None:
     parse_scalar(text)
+
+
+@pytest.mark.parametrize("value", [1e-05, 1.5e-07, 3e20, 0.1, 5e5, 1e16, -1e-9, True, None, 7, ""])
+def test_a_formatted_value_is_the_same_in_both_versions_of_yaml(value: object) -> None:
+    text = format_yaml_value(value)
+    assert yaml.safe_load(text) == value  # version 1.1
+    assert parse_scalar(text) == value  # numbers of version 1.2
+    assert type(yaml.safe_load(text)) is type(value)

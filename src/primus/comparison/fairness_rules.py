@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from primus.config.schema import OWNERS
-from primus.engine_keys import format_yaml_value
+from primus.config.source import format_yaml_value
 
 FILE = Path(__file__).with_name("fairness_rules.yaml")
 

@@ -15,7 +15,7 @@ from primus.config.frameworks.megatron import VARIABLE
 from primus.config.frameworks.translation import find_translator
 from primus.config.schema import GROUPS, OWNERS, ConfigGroup, Stage
 from primus.config.schema_keys import ZERO_IS_NONE, list_switch_keys, needs_value
-from primus.config.source import Leaf
+from primus.config.source import Leaf, format_yaml_value
 
 
 def format_json_schema(framework: str | None = None) -> dict[str, Any]:
@@ -139,15 +139,9 @@ def _format_table(group: type[ConfigGroup]) -> str:
     docs = read_field_docs(group)
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for field in msgspec.structs.fields(group):
-        default = "required" if field.required else f"`{_format_yaml(field.default)}`"
+        default = "required" if field.required else f"`{format_yaml_value(field.default)}`"
         rows.append(f"| `{field.name}` | {type_name(field.type)} | {default} | {docs.get(field.name, '')} |")
     return "\n".join(rows)
-
-
-def _format_yaml(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return '""' if value == "" else str(value)
 
 
 def type_name(kind: Any) -> str:

@@ -267,6 +267,18 @@ def dump_yaml(value: Any) -> str:
     return yaml.dump(value, Dumper=_SourceDumper, sort_keys=False, allow_unicode=True)
 
 
+def format_yaml_value(value: Any) -> str:
+    """A scalar as it is written in YAML, of either version: 1.1 reads `1e-05` as text."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(value)
+    if isinstance(value, float) and "e" in text and "." not in text:
+        return text.replace("e", ".0e")
+    return text or '""'
+
+
 def _describe_syntax_error(shown: str, text: str, error: yaml.MarkedYAMLError) -> str:
     mark = error.problem_mark or error.context_mark
     line = mark.line if mark else 0

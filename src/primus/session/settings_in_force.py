@@ -16,8 +16,7 @@ from msgspec import Struct, structs
 
 from primus.callback import Callback, StepReport
 from primus.config.schema import OWNERS, Trainer
-from primus.config.source import flatten_settings
-from primus.engine_keys import format_yaml_value
+from primus.config.source import flatten_settings, format_yaml_value
 from primus.errors import UsageError
 from primus.runs.settings_in_force import EVENT, SettingInForce, SettingState
 from primus.session.processes import find_first_problem

@@ -12,7 +12,8 @@ from primus.config.frameworks.known_keys import KnownKey, read_maxtext_keys
 from primus.config.frameworks.maxtext_names import MODELS, RENAMED, UNDECAYED
 from primus.config.load import load_model
 from primus.config.schema import OWNERS, ModelSpec, Trainer
-from primus.engine_keys import format_yaml_value, read_key_rules
+from primus.config.source import format_yaml_value
+from primus.engine_keys import read_key_rules
 from primus.errors import UsageError, did_you_mean
 
 MODEL_NAME = "model_name"

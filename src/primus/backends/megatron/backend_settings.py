@@ -10,7 +10,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from primus.config.frameworks.known_keys import KnownKey, read_megatron_arguments, read_primus_keys
-from primus.engine_keys import format_yaml_value
+from primus.config.source import format_yaml_value
 from primus.errors import UsageError, did_you_mean
 
 FOLDER = Path(__file__).parent

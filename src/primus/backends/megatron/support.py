@@ -11,7 +11,8 @@ from msgspec import Struct
 from primus import model_checks
 from primus.backends.megatron.backend_settings import check_setting_effects, check_setting_names
 from primus.config.schema import DataConfig, Experiment, ModelSpec, Trainer
-from primus.engine_keys import check_key_rules, format_yaml_value, read_key_rules
+from primus.config.source import format_yaml_value
+from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import UsageError
 from primus.session.checks import check_loop, check_session
 

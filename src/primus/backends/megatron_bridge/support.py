@@ -9,7 +9,8 @@ from primus.backends.megatron.backend_settings import check_setting_names
 from primus.backends.megatron_bridge.settings import BridgeSettings, list_megatron_settings
 from primus.config.exports.hugging_face import format_model_config
 from primus.config.schema import Experiment, Trainer
-from primus.engine_keys import check_key_rules, format_yaml_value, read_key_rules
+from primus.config.source import format_yaml_value
+from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import UsageError
 from primus.session.adapter_settings import check_targets, read_settings
 from primus.session.checks import check_loop, check_session

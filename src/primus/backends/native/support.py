@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import structs
 
 from primus import model_checks
 from primus.checkpoint.folders import is_foreign
 from primus.config.schema import Experiment, ModelSpec, ParallelConfig, Trainer
+from primus.config.source import format_yaml_value
 from primus.errors import UsageError
 from primus.session.adapter_settings import AdapterSettings, check_targets, read_settings
 from primus.session.checks import check_no_backend_args, check_session
@@ -73,7 +72,7 @@ def _check_adapters(trainer: Trainer) -> None:
 
 def _refuse_fields(fields: dict[str, str], group: ModelSpec | ParallelConfig, hint: str) -> None:
     for field, what in fields.items():
-        raise UsageError(f"{field}: {_format_yaml_value(getattr(group, field))}: native does not support {what}", hint)
+        raise UsageError(f"{field}: {format_yaml_value(getattr(group, field))}: native does not support {what}", hint)
 
 
 def _find_unsupported_model_fields(spec: ModelSpec) -> dict[str, str]:
@@ -112,8 +111,3 @@ def _find_unsupported_layout_fields(parallel: ParallelConfig) -> dict[str, str]:
         "sequence_parallel": (parallel.sequence_parallel, "sequence parallelism"),
     }
     return {field: what for field, (is_asked, what) in asked.items() if is_asked}
-
-
-def _format_yaml_value(value: Any) -> str:
-    """A value as it is written in YAML."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

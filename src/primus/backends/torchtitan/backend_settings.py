@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from primus.config.source import flatten_settings
-from primus.engine_keys import format_yaml_value, read_key_rules
+from primus.config.source import flatten_settings, format_yaml_value
+from primus.engine_keys import read_key_rules
 from primus.errors import UsageError, did_you_mean
 
 MODE = "activation_checkpoint.mode"

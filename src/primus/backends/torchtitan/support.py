@@ -9,7 +9,8 @@ from pathlib import Path
 from primus.backends.torchtitan.backend_settings import check_settings
 from primus.backends.torchtitan.families import find_family
 from primus.config.schema import OWNERS, Experiment, ModelSpec, ParallelConfig, Trainer
-from primus.engine_keys import KeyRules, check_key_rules, format_yaml_value, read_key_rules
+from primus.config.source import format_yaml_value
+from primus.engine_keys import KeyRules, check_key_rules, read_key_rules
 from primus.errors import UsageError
 from primus.model import num_query_groups
 from primus.session.checks import check_loop, check_session

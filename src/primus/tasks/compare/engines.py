@@ -9,7 +9,8 @@ from msgspec import Struct
 
 from primus.config.schedule import find_decay_end
 from primus.config.schema import Trainer
-from primus.engine_keys import KeyDifference, format_yaml_value
+from primus.config.source import format_yaml_value
+from primus.engine_keys import KeyDifference
 from primus.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFIT, UsageError
 from primus.experiment import resolve_settings
 from primus.report import page, table

@@ -12,6 +12,7 @@ from primus import experiment
 from primus.config.convert import DEFAULT
 from primus.config.load import Resolved
 from primus.config.schema import GROUPS
+from primus.config.source import format_yaml_value
 from primus.redaction import redact_tree, redact_value
 from primus.task import TaskContext
 
@@ -65,12 +66,6 @@ def _select_values(values: dict[str, dict[str, Any]], is_changed_only: bool) -> 
 
 
 def _format_section(title: str, values: dict[str, dict[str, Any]]) -> str:
-    left = {key: f"  {key}: {_format_value(item['value'])}" for key, item in values.items()}
+    left = {key: f"  {key}: {format_yaml_value(item['value'])}" for key, item in values.items()}
     width = min(60, max(map(len, left.values())))
     return "\n".join([f"{title}:", *(f"{left[key]:<{width}}  # {item['origin']}" for key, item in values.items())])
-
-
-def _format_value(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return repr(value) if value == "" else str(value)

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from primus.config.flags import Positional
-from primus.engine_keys import format_yaml_value
+from primus.config.source import format_yaml_value
 from primus.report import table
 from primus.runs import events, store, summary
 from primus.runs.settings_in_force import SettingInForce, read_settings_in_force
