@@ -8,7 +8,12 @@ import pytest
 
 from primus.config.experiment_file import MODULE_KEYS, TOP_KEYS
 from primus.config.foreign_keys import list_synonyms, read_foreign_keys
-from primus.config.key_hints import build_unknown_keys_error, find_engine, find_synonym_hint
+from primus.config.key_hints import (
+    build_unknown_keys_error,
+    build_unknown_section_error,
+    find_engine,
+    find_synonym_hint,
+)
 from primus.config.schema import OWNERS
 from primus.config.source import Leaf, Tree
 
@@ -97,3 +102,11 @@ def test_no_setting_of_an_engine_hides_a_synonym() -> None:
             "its names are those of groups"
         )
     assert find_engine("nobody_has_this") == ""
+
+
+def test_adapters_beside_the_modules_get_the_place_where_they_have_an_effect() -> None:
+    item = {"dim": Leaf(16, "exp.yaml:3")}
+    error = build_unknown_section_error("lora", item, TOP_KEYS, "experiment file", "overrides")
+    assert error.problem == "exp.yaml:3: unknown key 'lora' in the experiment file"
+    assert "no effect in Primus" in error.hint
+    assert "peft: lora under 'overrides:'" in error.hint

@@ -49,6 +49,11 @@ def build_unknown_section_error(
         within: Key that holds the settings.
     """
     hint = f"put it under '{within}:'" if key in OWNERS else did_you_mean(key, list(valid))
+    if key in ("lora", "peft"):
+        hint = (
+            "settings of adapters at this level have no effect in Primus, which reads those of a module;"
+            " fine-tune with them by framework: megatron_bridge or native, peft: lora under 'overrides:'"
+        )
     return UsageError(f"{find_origin(item)}: unknown key '{key}' in the {what}", hint)
 
 

@@ -41,6 +41,8 @@ systems."""
 SHORT_WARMUP = 10
 """Share of a run shorter than its preset's warm-up, 1 in this many steps, that warms up."""
 
+CHECKOUT_PRESETS = "/primus/configs/"
+"""Part of the origin of settings in the presets of a Primus checkout."""
 STAGES: tuple[str, ...] = get_args(Stage)
 COMMANDS = {"pre_trainer": "train pretrain", "post_trainer": "train posttrain"}
 """The command that trains a module."""
@@ -106,9 +108,10 @@ def load_experiment(
         notes += (f"{file}: the settings of module pre_trainer are those of fine-tuning: trained as {stage}",)
     context = LayerContext(stage=stage, written=frozenset(written), typed=frozenset(flat), model=presets.model)
     settings, found = _translate_settings(settings, context, translator, engine)
+    settings, dropped = _drop_unknown_preset_keys(settings, engine_keys)
     trainer, origins = _make_trainer(module, settings, engine_keys, engine or translator)
     trainer, shortened = _shorten_preset_warmup(trainer, origins)
-    notes += shortened
+    notes += dropped + shortened
     return structs.replace(_make_experiment(file, tree, top, stage, trainer, origins), notes=(*notes, *found))
 
 
@@ -384,17 +387,33 @@ def _shorten_preset_warmup(trainer: Trainer, origins: dict[str, str]) -> tuple[T
 
 
 def _is_preset_origin(origin: str) -> bool:
-    return origin.startswith("preset:") or "/primus/configs/" in origin
+    return origin.startswith("preset:") or CHECKOUT_PRESETS in origin
+
+
+def _drop_unknown_preset_keys(settings: Tree, engine_keys: Collection[str]) -> tuple[Tree, tuple[str, ...]]:
+    """`settings` without unknown keys of Primus' own presets, whose releases differ; a note lists those that are on."""
+    unknown = {
+        key: item
+        for key, item in _find_unknown_settings(settings, engine_keys).items()
+        if CHECKOUT_PRESETS in find_origin(item)
+    }
+    listed = [f"{key} {item.value}" for key, item in unknown.items() if isinstance(item, Leaf) and item.value]
+    note = f"unknown settings of Primus' presets, not applied: {', '.join(sorted(listed))}"
+    return {key: item for key, item in settings.items() if key not in unknown}, (note,) if listed else ()
+
+
+def _find_unknown_settings(settings: Tree, engine_keys: Collection[str]) -> Tree:
+    return {
+        key: item
+        for key, item in settings.items()
+        if key not in OWNERS and key != "backend_args" and key not in engine_keys
+    }
 
 
 def _reject_unknown_settings(
     settings: Tree, engine_keys: Collection[str] = (), translator: Translator | None = None
 ) -> None:
-    unknown = {
-        key: item
-        for key, item in settings.items()
-        if key not in OWNERS and key != "backend_args" and key not in engine_keys
-    }
+    unknown = _find_unknown_settings(settings, engine_keys)
     if unknown:
         from primus.config.key_hints import build_unknown_keys_error  # imported only for errors
 

@@ -309,7 +309,10 @@ class _TreeReader:
             key = str(_construct_value(self.loader, key_node))
             if key in seen:
                 first = seen[key].start_mark.line + 1
-                raise UsageError(f"{self.format_place(key_node)}: key '{key}' is given twice", f"first in line {first}")
+                raise UsageError(
+                    f"{self.format_place(key_node)}: key '{key}' is given twice, first in line {first}",
+                    "remove one of the two; loaders that accept both, such as PyYAML's, take the last",
+                )
             if id(key_node) in own:  # keys that `<<` merges in may be overridden
                 seen[key] = key_node
             _learn_secrets(key, value_node)

@@ -14,6 +14,7 @@ from primus.config.schema import OWNERS
 from primus.config.source import dump_yaml
 from primus.errors import UsageError
 from primus.experiment import resolve_experiment
+from primus.published_models import list_model_differences
 
 SYNTHETIC = {
     "run_name": "a_training",
@@ -130,6 +131,21 @@ def test_what_is_not_possible_names_the_key_and_the_way_out(
     tmp_path: Path, settings: dict[str, Any], said: str
 ) -> None:
     assert said in find_problem(tmp_path, **settings)
+
+
+def test_a_named_model_stands_over_presets_that_copy_base_yml(tmp_path: Path) -> None:
+    copy = {
+        "base_emb_dim": 2048, "base_num_decoder_layers": 16, "base_mlp_dim": 7168, "kv_lora_rank": 512,
+        "rope_factor": 40, "rope_type": "default", "num_experts": 1, "num_experts_per_tok": 1, "shared_experts": 1,
+        "logits_via_embedding": True, "override_model_config": True, "attention_type": "global",
+    }  # fmt: skip
+    for name, preset in (("mixtral-8x7b", "mixtral_8x7B"), ("deepseek2-16b", "deepseek_v2_lite")):
+        spec = resolve(tmp_path, model=copy | {"model_name": name}).experiment.trainer.model
+        published = load_model(preset)
+        assert list(list_model_differences(spec, published)) == []
+        assert spec.num_layers == published.num_layers
+    written = resolve(tmp_path, model=copy | {"model_name": "llama2-7b"}, base_emb_dim=1024)
+    assert written.experiment.trainer.model.hidden_size == 1024
 
 
 def test_an_unknown_model_is_an_error_with_the_nearest_name(tmp_path: Path) -> None:

@@ -105,6 +105,26 @@ def test_presets_of_the_checkout_that_holds_the_experiment_are_read(tmp_path: Pa
     assert (trainer.model.vocab_size, trainer.model.hf_name) == (128256, "meta-llama/Llama-3.1-8B")
 
 
+def test_unknown_keys_of_presets_in_a_checkout_are_listed_if_they_are_on(tmp_path: Path) -> None:
+    preset = tmp_path / "primus/configs/modules/megatron/pre_trainer.yaml"
+    preset.parent.mkdir(parents=True)
+    preset.write_text(
+        "use_warp_drive: false\nwarp_factor: 9\nwarp_cores: null\nuse_turbo_parallel_linear: true\nlr: 0.5\n"
+    )
+    file = tmp_path / "examples/megatron/exp.yaml"
+    file.parent.mkdir(parents=True)
+    (file.parent / "shape.yaml").write_text(dump_yaml(MODEL))
+    module = {"framework": "megatron", "config": "pre_trainer.yaml", "model": "shape.yaml"}
+    file.write_text(dump_yaml({"modules": {"pre_trainer": module | {"overrides": {"mock_data": True}}}}))
+    resolved = load_experiment(file, environ={})
+    assert resolved.experiment.trainer.optimizer.lr == 0.5
+    assert "unknown settings of Primus' presets, not applied: warp_factor 9" in resolved.notes
+    written = {"mock_data": True, "use_warp_drive": False}
+    file.write_text(dump_yaml({"modules": {"pre_trainer": module | {"overrides": written}}}))
+    with pytest.raises(UsageError, match=r"exp.yaml:\d+: unknown key 'use_warp_drive'"):
+        load_experiment(file, environ={})
+
+
 def test_without_a_checkout_the_preset_of_the_same_name_is_used(tmp_path: Path) -> None:
     file = write_experiment(tmp_path, {})
     file.write_text(file.read_text().replace("shape.yaml", "deepseek_v3.yaml"))

@@ -28,6 +28,7 @@ from primus.config.frameworks.translation import (
     rename_keys,
     settle_other_keys,
 )
+from primus.config.schema import OWNERS
 from primus.config.source import Leaf, Tree
 from primus.errors import did_you_mean
 
@@ -88,6 +89,7 @@ class MaxtextTranslator:
     def translate(self, settings: Tree, context: LayerContext) -> TranslatedSettings:
         work = ForeignSettings(settings)
         if not context.is_schema:
+            _restore_model(work, context)
             self.apply_rules(work)
         self.settle_rest(work, context)
         return work.finish()
@@ -113,6 +115,21 @@ class MaxtextTranslator:
         settle_other_keys(work, context, read_maxtext_keys().keys, _keep_setting)
 
 
+def _restore_model(work: ForeignSettings, context: LayerContext) -> None:
+    """Put the model that `model_name` names over presets that copy base.yml.
+
+    MaxText does so whether or not `override_model_config` is set, which is about the command line.
+    """
+    if not context.model or work.read("model_name", "default") == "default":
+        return
+    work.drop(*(key for key in work.tree if _is_of_model(key) and key not in context.written))
+    work.tree |= {key: item for key, item in context.model.items() if key not in work.tree}
+
+
+def _is_of_model(key: str) -> bool:
+    return OWNERS.get(key) == "model" or key in ("logits_via_embedding", "shared_experts")
+
+
 def _translate_model(work: ForeignSettings) -> None:
     item, name = work.tree.get("model_name"), work.take("model_name", "default")
     is_named = isinstance(item, Leaf) and name != "default"
@@ -121,6 +138,7 @@ def _translate_model(work: ForeignSettings) -> None:
         work.drop("decoder_block", "mlp_activations", "attention_type")
     else:
         _translate_decoder(work)
+    _drop_unused_defaults(work)
     if "logits_via_embedding" in work.tree or not (is_named or "untie_embeddings_and_output_weights" in work.tree):
         origin, is_tied = work.find_origin("logits_via_embedding"), work.take("logits_via_embedding", False)
         work.put("untie_embeddings_and_output_weights", not is_tied, origin)
@@ -149,14 +167,18 @@ def _translate_decoder(work: ForeignSettings) -> None:
     work.drop("mlp_activations")
     if work.take("attention_type", "global") == "mla":
         work.put("multi_latent_attention", True, "attention_type")
-    elif not work.read("multi_latent_attention"):
+    if "max_position_embeddings" not in work.tree:  # a length that only yarn depends on
+        work.put("max_position_embeddings", work.read("seq_length", 2048), work.find_origin("seq_length"))
+
+
+def _drop_unused_defaults(work: ForeignSettings) -> None:
+    """Drop what base.yml states for every model, where the model has no such layers."""
+    if not work.read("multi_latent_attention"):
         work.drop_unused(*LATENT)
     if work.read("num_experts", 1) == 1:
         work.drop_unused("num_experts", *EXPERTS)
     if work.read("rope_type", "default") == "default":
         work.drop_unused(*SCALING)
-    if "max_position_embeddings" not in work.tree:  # a length that only yarn depends on
-        work.put("max_position_embeddings", work.read("seq_length", 2048), work.find_origin("seq_length"))
 
 
 def _decides(work: ForeignSettings, name: str, *keys: str) -> bool:
