@@ -17,7 +17,7 @@ from primus.checkpoint import folders
 from primus.config import checks
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import Experiment
-from primus.engine_keys import format_yaml_value
+from primus.config.source import format_yaml_value
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.launch.plan import LaunchJob, Variable
 from primus.machine import tuned_files
