@@ -325,23 +325,42 @@ def test_the_model_that_an_engine_has_trained_generates_text_in_transformers(
     assert found["ends"] == ([0, 301] if is_tuned else 0) and 0 < found["new"] <= 3
 
 
-ANSWER = """
-import re, sys
-with open(sys.argv[1] + "/README.md", encoding="utf-8") as card:
+ANSWERS = """
+import json, re, sys
+questions = ["What is the capital of France?", "Name three colors.", "Write a line of Python that prints 7.", "2+2?"]
+with open(sys.argv[2] + "/README.md", encoding="utf-8") as card:
     code = re.search(r"```python\\n(.*?)```", card.read(), re.S)[1]
-exec(code.replace("FOLDER", sys.argv[1]))
-assert output[0, -1] == model.generation_config.eos_token_id, "it stops by itself"
+for folder in sys.argv[1:]:
+    scope = {"print": lambda *words: None}
+    exec(code.replace("FOLDER", folder), scope)
+    tokenizer, model = scope["tokenizer"], scope["model"]
+    answers = []
+    for question in questions:
+        chat = [{"role": "user", "content": question}]
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        answers.append(model.generate(**ids, max_new_tokens=24, do_sample=False)[0].tolist())
+    print(json.dumps([tokenizer.decode(scope["output"][0]), scope["output"][0, -1].item(), answers]))
 """
 
 
 @pytest.mark.engine("huggingface")
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(not PUBLISHED, reason="$PRIMUS_PUBLISHED_MODEL names no folder of SmolLM2-135M-Instruct")
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-def test_published_weights_answer_after_a_chain_of_conversions(here: Path) -> None:
+def test_published_weights_are_the_same_bits_and_answers_after_a_chain_of_conversions(here: Path) -> None:
     source = Path(PUBLISHED)
-    for to in ("megatron", "torchtitan", "native", "huggingface"):
+    for to in ("native", "megatron", "torchtitan", "huggingface"):
         source = convert(source, to)
-    command = [engine_python("huggingface"), "-c", ANSWER, str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.stdout.strip() == "The capital of France is Paris.", done.stderr[-3000:]
+    before, after = (SafetensorsFile(folder / "model.safetensors") for folder in (Path(PUBLISHED), source))
+    assert before.list_tensors() == after.list_tensors()
+    for name in before.list_tensors():
+        assert torch.equal(*(file.read(name).view(torch.int32) for file in (before, after))), name
+    command = [engine_python("huggingface"), "-c", ANSWERS, PUBLISHED, str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-3000:]
+    published, converted = map(json.loads, done.stdout.splitlines()[-2:])
+    assert converted == published
+    text, last, answers = converted
+    assert "The capital of France is Paris." in text and len(set(map(tuple, answers))) == 4
+    assert last == json.loads((source / "generation_config.json").read_text())["eos_token_id"], "it stops by itself"

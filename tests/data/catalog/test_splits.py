@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fakes import cli
 from local_hub import LocalHub, Repo
 from primus.data import readers
 from primus.data.catalog.dataset_folders import find_dataset_folder
@@ -135,6 +137,25 @@ def test_rows_of_splits_are_fetched(
     assert len(hub.log) == requests
     with pytest.raises(UsageError, match="contains me/data with split"):
         fetch_dataset(FetchJob(dataset="me/data", output=tmp_path / "out", split="train", streaming=streaming))
+
+
+@pytest.mark.parametrize("task", ["fetch", "prepare"])
+def test_the_commands_take_a_slice_of_the_hub(hub: LocalHub, tmp_path: Path, task: str) -> None:
+    """By the hub's own client in a process of its own, as a user has it: rows 58 to 61 are in two files."""
+    words = ["--split", "train[58:62]", "--data-path", "d"]
+    words += ["me/data"] if task == "fetch" else ["--dataset", "me/data", "--tokenizer", "bpe:257"]
+    variables = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
+    done = cli.run("--json", "direct", "--", "data", task, *words, cwd=tmp_path, timeout_s=60, **variables)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / find_dataset_folder(Path("d"), "me/data", "train[58:62]")
+    files = readers.find_files(str(folder))
+    items = (item for file in files for item in readers.read_documents(file))
+    found = [item.text for item in items if isinstance(item, readers.TextDocument)]
+    assert found == ["58", "59", "60", "61"]
+    if task == "prepare":
+        (made,) = json.loads(done.stdout)
+        assert (made["documents"], made["tokens"]) == (4, 4 * 3)
+    assert not hub.sent("train-2"), "no row of it is wanted"
 
 
 def test_whole_splits_are_fetched_as_they_are(hub: LocalHub, tmp_path: Path) -> None:

@@ -237,9 +237,11 @@ def _list_files(job: FetchJob, say: Say) -> tuple[SplitListing, tuple[FileSlice,
     listing = msgspec.structs.replace(listings[parts[0].split], split=job.split, files=files)
     if all(part.is_whole for part in parts) or _limit_documents(job) is not None:
         return listing, None
-    say(f"{job.dataset}: counting the rows of {len(files)} files to resolve the split '{job.split}'")
-    # A slice from the end or in percent needs the number of all rows before any is fetched.
-    counts = {file.path: _count_rows(job, listing, file) for file in files}
+    say(f"{job.dataset}: counting the rows of its files to resolve the split '{job.split}'")
+    counts: dict[str, int] = {}
+    for name, each in listings.items():
+        ends = [part.end for part in parts if part.split == name]
+        counts |= _count_files(job, each, None if None in ends else max(filter(None, ends), default=0))
     slices = tuple(_list_slices(parts, listings, counts))
     if not slices:
         raise UsageError(f"split '{job.split}': selects none of {sum(counts.values()):,} rows", "select more rows")
@@ -252,12 +254,23 @@ def _list_slices(
     """Rows of files for the parts of splits."""
     for part in parts:
         files, before = listings[part.split].files, 0
+        files = tuple(file for file in files if file.path in counts)
         rows = part.select_rows(sum(counts[file.path] for file in files))
         for file in files:
             first, last = max(rows.start - before, 0), min(rows.stop - before, counts[file.path])
             if first < last:
                 yield FileSlice(file=file, first=first, last=last)
             before += counts[file.path]
+
+
+def _count_files(job: FetchJob, listing: SplitListing, end: int | None) -> dict[str, int]:
+    """Rows of each file, up to the file with row `end`; a slice from the end or in percent needs those of all files."""
+    counts: dict[str, int] = {}
+    for file in listing.files:
+        if end is not None and sum(counts.values()) >= end:
+            break
+        counts[file.path] = _count_rows(job, listing, file)
+    return counts
 
 
 def _count_rows(job: FetchJob, listing: SplitListing, file: HubFile) -> int:

@@ -41,7 +41,12 @@ class SplitPart(Struct, frozen=True, kw_only=True):
     @property
     def num_first(self) -> int | None:
         """Number of rows if the part is the first rows of the split; None if it depends on the size of the split."""
-        is_known = not self.is_percent and not self.first and self.last is not None and self.last >= 0
+        return self.end if not self.first else None
+
+    @property
+    def end(self) -> int | None:
+        """One past the last row that the part may have; None if it depends on the size of the split."""
+        is_known = not self.is_percent and (self.first or 0) >= 0 and self.last is not None and self.last >= 0
         return self.last if is_known else None
 
     def select_rows(self, num_rows: int) -> range:
