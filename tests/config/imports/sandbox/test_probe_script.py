@@ -81,6 +81,20 @@ def test_calls_of_other_scripts_are_followed(tmp_path: Path) -> None:
     assert get_arguments(probe(tmp_path, "RATE=4 sbatch parts/train.sh 9\n"))["lr"] == "4"
 
 
+def test_a_script_that_trains_only_in_its_checkout_is_started_there(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "pretrain_gpt.py").write_text("large\n")
+    (tmp_path / "jobs").mkdir()
+    text = f"[ -f pretrain_gpt.py ] || exit 1\n{COMMAND} --data-cache-path $PWD/cache\n"
+    found = probe(tmp_path / "jobs", text)
+    assert get_arguments(found)["data-cache-path"] == f"{tmp_path}/cache"
+    assert [note.text for note in found.notes] == [
+        f"read as started in {tmp_path}: in its own folder, it trains nothing"
+    ]
+    assert not found.doubts
+    assert get_arguments(probe(tmp_path, text))["data-cache-path"] == f"{tmp_path}/cache"
+
+
 def test_a_file_outside_of_the_checkout_is_not_read(tmp_path: Path) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()

@@ -63,6 +63,8 @@ def probe_script(
     if first.result.unavailable:
         return ScriptProbe(unavailable=first.result.unavailable)
     placeholders = _quote_placeholders(runner) if ": syntax error" in first.result.errors else []
+    if first.arguments is None:
+        _choose_folder(runner)
     base, token, groups = _run_groups(runner)
     if base.arguments is None and _STRICT.search(runner.text):
         base, token, groups = _run_groups(runner, is_lenient=True)
@@ -83,6 +85,13 @@ def probe_script(
             *variable_notes,
         ],
     )
+
+
+def _choose_folder(runner: ScriptRunner) -> None:
+    """Start the script in its checkout, if it trains there and not in its own folder."""
+    folder, runner.cwd = runner.cwd, str(runner.roots[-1])
+    if runner.cwd == folder or runner.run(RunState()).arguments is None:
+        runner.cwd = folder
 
 
 def _run_groups(runner: ScriptRunner, is_lenient: bool = False) -> tuple[ScriptRun, ScriptRun, list[ScriptRun]]:

@@ -46,6 +46,8 @@ class Note(Struct, frozen=True):
 def list_run_notes(runner: ScriptRunner, base: ScriptRun) -> Iterator[Note]:
     """What is missing here, and what the run had to take for given to reach the command."""
     yield from _list_missing_files(base)
+    if runner.cwd != runner.folder:
+        yield Note("the script", f"read as started in {runner.cwd}: in its own folder, it trains nothing")
     state = base.state
     if state.has_files and (files := list_tests(base.result)):
         shown = ", ".join(path.removesuffix(INSIDE) for path in files[:MOST_SHOWN])

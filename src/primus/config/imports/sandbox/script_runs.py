@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from primus.config.imports.sandbox.run_script import RunRecord, RunRequest, RunResult, run_script
-from primus.config.imports.sandbox.trace import TOKEN_LENGTH, list_missing, list_tests, list_trace
+from primus.config.imports.sandbox.trace import INSIDE, TOKEN_LENGTH, list_missing, list_tests, list_trace
 
 Arguments = Mapping[str, tuple[str, ...]]
 """Values by argument of the command that is looked for."""
@@ -83,6 +83,8 @@ class ScriptRunner:
         self.path = str(path.absolute())
         self.folder = os.path.dirname(self.path)
         self.roots = _find_roots(path)
+        self.cwd = self.folder
+        """Folder in which the script is started."""
         self.args = args
         self.choose = choose
         self.files = {self.path: text}
@@ -147,7 +149,7 @@ class ScriptRunner:
         shell = {name: self.environ[name] for name in self.list_shell_variables() if name != hidden}
         return RunRequest(
             argv=[self.path, *(self.args if state.args is None else state.args)],
-            cwd=self.folder,
+            cwd=self.cwd,
             files={**dict.fromkeys((path for path in state.present if path not in self.files), "1\n"), **self.files},
             folders=list(self.folders),
             programs=list(self.programs),
@@ -160,7 +162,7 @@ class ScriptRunner:
         )
 
     def _add_missing(self, result: RunResult) -> bool:
-        """Add what a run missed; whether there was anything new."""
+        """Add what a run missed or asked for, and is here; whether there was anything new."""
         before = (len(self.files), len(self.folders), len(self.programs))
         cwds = list(dict.fromkeys(entry["cwd"] for entry in list_trace(result)))[:MOST_CWDS] or [self.folder]
         for match in list_missing(result):
@@ -176,22 +178,34 @@ class ScriptRunner:
                     self.folders[os.path.dirname(path)] = None
             if "/" in name and not match["folder"] and re.fullmatch(r"[\w./+@-]+", name):
                 self.programs[name] = None
+        for path in list_tests(result):
+            file = self._resolve(Path(path.removesuffix(INSIDE)))
+            if file and file.is_dir():
+                self.folders[path.removesuffix(INSIDE)] = None
+            elif file and path not in self.files:
+                self.files[path] = self._read_file(path) or "1\n"
         return before != (len(self.files), len(self.folders), len(self.programs))
 
     def _read_file(self, path: str) -> str | None:
         """Text of a file of the script's folder or checkout; None if it is not one that it may read."""
-        relative = os.path.relpath(path, self.folder)
-        for root in self.roots:
-            file = Path(path) if relative.startswith("..") else root / relative
-            try:
-                real = file.resolve()
-                is_inside = any(real.is_relative_to(each) for each in self.roots)
-                is_hidden = any(part.startswith(".") for part in real.relative_to(self.roots[-1]).parts)
-                if is_inside and not is_hidden and real.suffix in _READABLE and real.stat().st_size <= LARGEST_FILE:
-                    return real.read_text(encoding="utf-8").replace("\r\n", "\n")
-            except (OSError, ValueError):
-                continue
+        relative = os.path.relpath(path, self.cwd)
+        paths = [Path(path)] if relative.startswith("..") else [root / relative for root in self.roots]
+        file = next(filter(None, map(self._resolve, paths)), None)
+        try:
+            if file and file.suffix in _READABLE and file.stat().st_size <= LARGEST_FILE:
+                return file.read_text(encoding="utf-8").replace("\r\n", "\n")
+        except (OSError, ValueError):
+            pass
         return None
+
+    def _resolve(self, path: Path) -> Path | None:
+        """A file or folder of the script's folder or checkout; None if it is not there, or hidden."""
+        try:
+            real = path.resolve()
+            is_hidden = any(part.startswith(".") for part in real.relative_to(self.roots[-1]).parts)
+            return real if not is_hidden and real.exists() else None
+        except (OSError, ValueError):
+            return None
 
 
 def _find_roots(path: Path) -> list[Path]:
