@@ -180,6 +180,10 @@ def test_what_a_script_writes_is_in_a_limited_memory(host: Host) -> None:
     assert ["report", "end"] in [record.words for record in result.records] or "No space left" in result.errors
 
 
+def test_a_script_has_a_limited_memory_of_its_own(host: Host) -> None:
+    assert "cannot allocate" in host.run("printf -v A %300000000s x").errors
+
+
 def test_root_does_not_run_a_script_as_root(host: Host) -> None:
     result = host.run('report "$UID" "$EUID"')
     assert ["report", "1000", "1000"] in [record.words for record in result.records]
