@@ -303,6 +303,24 @@ def test_a_folder_that_cannot_be_written_is_named_and_another_one_asked_for(chec
     assert "/dev/null/venv cannot be created" in failed.stderr and "PRIMUS_VENV=" in failed.stderr
 
 
+def test_an_environment_whose_python_this_user_cannot_execute_is_told_from_a_folder_without_permission(
+    checkout: Checkout, tmp_path: Path
+) -> None:
+    private = tmp_path / "python3.11"
+    private.touch(mode=0o600)
+    assert checkout.run().returncode == 0
+    (checkout.venv / "bin" / "python").unlink()
+    (checkout.venv / "bin" / "python").symlink_to(private)
+    # Neither it nor the folder that a container uses instead can be made, even by root.
+    Path(f"{checkout.venv}.lock").unlink()
+    for name in (".venv", f".venv-{(checkout.venv / 'primus-place').read_text().strip()}"):
+        (checkout.root / f"{name}.lock").mkdir()
+    failed = checkout.run("x")
+    assert failed.returncode == 1
+    assert f"this user cannot execute {private}, the Python of {checkout.venv}" in failed.stderr
+    assert "PRIMUS_VENV=" in failed.stderr and "not writable" not in failed.stderr
+
+
 def test_another_folder_can_be_named(checkout: Checkout, tmp_path: Path) -> None:
     checkout.env["PRIMUS_VENV"] = str(tmp_path / "elsewhere")
     assert answer(checkout.run())["prefix"] == str(tmp_path / "elsewhere")

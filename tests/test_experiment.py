@@ -306,3 +306,10 @@ def test_files_that_only_the_nodes_have_become_notes_and_are_checked_there(small
 def test_what_can_be_seen_from_here_is_refused_here(small: Path, words: list[str], problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         experiment.resolve_experiment(small, words, {}, is_elsewhere=True)
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
+def test_a_variable_that_the_launcher_sets_for_each_rank_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "exp.yaml").write_text(f"env: {{NCCL_DEBUG: INFO, {name}: '5'}}\n{SMALL}")
+    with pytest.raises(UsageError, match=f"exp.yaml:1: env.{name}: the launcher sets it for each rank"):
+        experiment.resolve_experiment(tmp_path / "exp.yaml", (), {})

@@ -19,6 +19,7 @@ from primus.config.load import Resolved, load_experiment
 from primus.config.schema import GROUPS, OWNERS, Experiment, Trainer
 from primus.config.source import dump_yaml
 from primus.errors import PrimusError, UsageError
+from primus.machine.cluster import RANK_VARIABLES
 from primus.published_models import check_published_model
 from primus.redaction import MASK, holds_secret, is_secret_name, learn, redact_value
 from primus.runs.files import to_json
@@ -122,7 +123,11 @@ def resolve_settings(
 
 
 def _check_names(resolved: Resolved) -> None:
-    """Reject secrets in settings that name folders."""
+    """Reject secrets in settings that name folders, and variables that the launcher sets for each rank."""
+    for name in RANK_VARIABLES:
+        if name in resolved.experiment.env:
+            where = resolved.origins[f"env.{name}"]
+            raise UsageError(f"{where}: env.{name}: the launcher sets it for each rank", "remove it")
     for key in NAMES:
         if holds_secret(getattr(resolved.experiment, key)):
             raise UsageError(

@@ -135,7 +135,7 @@ def test_the_reference_names_every_key_once() -> None:
     [
         ("train_iters", "integer >= 1"),
         ("global_batch_size", "integer >= 1 or null"),
-        ("lr", "number > 0"),
+        ("lr", "number > 0 and <= 1000"),
         ("adam_beta1", "number >= 0 and < 1"),
         ("lr_warmup_fraction", "number >= 0 and <= 1 or null"),
         ("compile", "boolean or `auto`"),

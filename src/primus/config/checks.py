@@ -13,6 +13,7 @@ from primus.config.schedule import find_decay_end, find_evaluation_interval, fin
 from primus.config.schema import DataConfig, ParallelConfig
 from primus.config.token_files import WITHOUT_VALIDATION_DATA, count_documents, parse_split, parse_weighted_prefixes
 from primus.config.vocabulary import find_data_tokenizer, find_tokenizer_size
+from primus.endless_files import check_has_end
 from primus.errors import AbsentFileError, UsageError
 
 
@@ -178,6 +179,8 @@ def _check_instructions(resolved: Resolved, absent: list[str] | None) -> None:
     data, origins = resolved.experiment.trainer.data, resolved.origins
     for key in ("sft_data_path", "sft_valid_data_path"):
         path = getattr(data, key)
+        if path:
+            check_has_end(Path(os.path.expanduser(path)), f"{origins[key]}: {key}: {path}")
         with collect_absent(absent):
             if path and not path.startswith("hf:") and not Path(os.path.expanduser(path)).is_file():
                 hint = "name a JSONL file, or hf:OWNER/NAME"

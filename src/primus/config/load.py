@@ -461,6 +461,11 @@ def _check_names(experiment: Mapping[str, str], origins: Mapping[str, str]) -> N
         if not value.isprintable():
             raise UsageError(f"{origins[key]}: {key} {value!r} holds a control character", "use printable characters")
     exp_name = experiment["exp_name"]
+    if exp_name.startswith("-") or exp_name != exp_name.strip():  # an option, or blanks that nobody sees
+        raise UsageError(
+            f"{origins['exp_name']}: exp_name {exp_name!r} begins with '-', or begins or ends with a blank",
+            "use letters, digits, '.', '_' and '-'",
+        )
     if "/" in exp_name or exp_name in ("", ".", "..") or len(os.fsencode(exp_name)) > LONGEST_NAME:
         raise UsageError(
             f"{origins['exp_name']}: exp_name {exp_name!r} cannot name a folder",

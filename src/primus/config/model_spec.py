@@ -9,8 +9,12 @@ from msgspec import Meta, Struct
 
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
-PositiveFloat = Annotated[float, Meta(gt=0)]
-NonNegativeFloat = Annotated[float, Meta(ge=0)]
+LARGEST = 1e12
+"""Above it a number is a slip, and its products soon leave the range of fp32."""
+PositiveFloat = Annotated[float, Meta(gt=0, le=LARGEST)]
+NonNegativeFloat = Annotated[float, Meta(ge=0, le=LARGEST)]
+LearningRate = Annotated[float, Meta(gt=0, le=1e3)]
+"""1 is common with optimizers that normalize their step; nothing trains with thousands."""
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 BelowOne = Annotated[float, Meta(ge=0, lt=1)]
 

@@ -13,6 +13,7 @@ from primus.config.docs import read_field_docs, read_summary
 from primus.config.experiment_file import ExperimentFile, ModuleFile
 from primus.config.frameworks.megatron import VARIABLE
 from primus.config.frameworks.translation import find_translator
+from primus.config.model_spec import LARGEST
 from primus.config.schema import GROUPS, OWNERS, ConfigGroup, Stage
 from primus.config.schema_keys import ZERO_IS_NONE, list_switch_keys, needs_value
 from primus.config.source import Leaf, format_yaml_value
@@ -156,6 +157,6 @@ def _name_kind(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(_name_kind(option) for option in schema["anyOf"])
     bounds = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    limits = [f"{sign} {schema[key]:g}" for key, sign in bounds.items() if key in schema]
+    limits = [f"{sign} {schema[key]:g}" for key, sign in bounds.items() if schema.get(key, LARGEST) < LARGEST]
     name = re.sub("^array$", "list", schema.get("type", "any"))
     return " ".join([name, " and ".join(limits)]).strip()

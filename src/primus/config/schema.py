@@ -11,7 +11,15 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from primus.config.model_spec import BelowOne, Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat
+from primus.config.model_spec import (
+    BelowOne,
+    Fraction,
+    LearningRate,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+)
 from primus.config.model_spec import ConfigGroup as ConfigGroup
 from primus.config.model_spec import ModelSpec as ModelSpec
 
@@ -136,7 +144,7 @@ class OptimizerConfig(ConfigGroup, frozen=True, kw_only=True):
 
     optimizer: Literal["adam", "adamw"] = "adamw"
     """Optimizer; both names mean AdamW with decoupled weight decay, as in Megatron."""
-    lr: PositiveFloat = 3e-4
+    lr: LearningRate = 3e-4
     """Peak learning rate."""
     min_lr: NonNegativeFloat = 0.0
     """Learning rate at the end of the decay."""

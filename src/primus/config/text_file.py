@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from primus.endless_files import check_has_end
 from primus.errors import UsageError, did_you_mean
 
 MOST_BYTES = 16 << 20
@@ -25,6 +26,7 @@ def read_config_text(path: Path, shown: str) -> str:
     Raises:
         UsageError: The file cannot be read, is larger than `MOST_BYTES`, or is not UTF-8 text.
     """
+    check_has_end(path, shown)
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)

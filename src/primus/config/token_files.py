@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from primus.endless_files import check_has_end
 from primus.errors import AbsentFileError, UsageError, did_you_mean
 
 SHARES = ("training", "validation", "test")
@@ -49,12 +50,16 @@ def resolve_prefix(given: str, key: str) -> Path:
 
     Raises:
         AbsentFileError: The pair does not exist; the message names the nearest.
+        UsageError: One of them is a device.
     """
     path = Path(os.path.expanduser(given))
     if path.suffix in (".bin", ".idx"):
         path = path.with_suffix("")
     for candidate in (path, path.parent / f"{path.name}_text_document"):
         if _has_files(candidate):
+            for suffix in (".idx", ".bin"):
+                file = candidate.parent / f"{candidate.name}{suffix}"
+                check_has_end(file, f"{key}: {file}")
             return candidate
     folder = path if path.is_dir() else path.parent
     if not folder.is_dir():

@@ -14,6 +14,7 @@ from primus import registry
 from primus.data.readers import remote
 from primus.data.readers.compression import DAMAGED, open_decompressed
 from primus.data.readers.kinds import COLUMNS, KNOWN, RECORDS, TABLES, detect_kind, is_kept_in_trees, is_remote
+from primus.endless_files import check_has_end
 from primus.errors import PrimusError, UsageError, did_you_mean
 
 SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
@@ -42,6 +43,7 @@ def find_files(given: str) -> list[str]:
         return _list_matching_files(given)
     if not path.exists():
         raise UsageError(f"{given}: no such file or folder", _suggest_path(given, path))
+    check_has_end(path, given)
     if not detect_kind(str(path)):
         raise UsageError(f"{given}: unsupported kind of text file", KNOWN)
     if not path.is_file():

@@ -8,6 +8,7 @@ from pathlib import Path
 from primus.data.tokenizers import byte_level, hub, tiktoken
 from primus.data.tokenizers.content import is_json
 from primus.data.tokenizers.document_ends import DeclaredEnd, find_declared, read_sibling_file
+from primus.endless_files import check_has_end
 from primus.errors import UsageError
 
 FILES = "a tokenizer.json, a SentencePiece .model, a .tiktoken file, a folder that has one, or a hub name"
@@ -72,6 +73,7 @@ def _find_local_file(path: Path, name: str) -> Path | None:
     Raises:
         UsageError: `path` is local, but does not contain a tokenizer.
     """
+    check_has_end(path, str(path))
     if path.is_file():
         return path
     if path.is_dir():
