@@ -346,6 +346,15 @@ def test_setup_passes_the_engines_on_once_the_environment_is_there(checkout: Che
     assert again["argv"] == ["--dry-run", "setup", "--engine", "all"] and len(checkout.installs()) == 2
 
 
+def test_setup_passes_packages_of_the_user_on_beside_engines_and_alone(checkout: Checkout) -> None:
+    alone = answer(checkout.run("setup", "--with", "wandb", "--with=mlflow"))
+    assert alone["argv"] == ["setup", "--with", "wandb,mlflow"]
+    beside = answer(checkout.run("setup", "--with", "wandb", "--engine", "jax"))
+    assert beside["argv"] == ["setup", "--engine", "jax", "--with", "wandb"]
+    without_name = checkout.run("setup", "--with")
+    assert without_name.returncode == 2 and "--with needs a package" in without_name.stderr
+
+
 def test_a_dry_setup_makes_nothing(checkout: Checkout) -> None:
     for words in (["--dry-run"], ["--engine", "all", "--dry-run"]):
         done = checkout.run("setup", *words)

@@ -92,6 +92,23 @@ def test_a_second_setup_installs_nothing_and_changed_pins_update_the_environment
     assert shop.leftovers() == set()
 
 
+@pytest.mark.parametrize("with_uv", [False, True], ids=["pip", "uv"])
+def test_a_package_of_the_user_is_added_to_the_environment_and_changes_nothing_in_it(
+    shop: EngineShop, with_uv: bool
+) -> None:
+    if with_uv:
+        use_uv(shop)
+    make_wheel(shop.wheels, "tracker", "3.1", {"tracker.py": ""}, ("small-base",))
+    done = shop.run("setup", "--engine", "small", "--with", "tracker")
+    assert done.returncode == 0, done.stderr
+    assert f"installing tracker into {shop.prefix}" in done.stderr
+    assert shop.installed() == {"small-base": "2.0", "small-core": "1.2", "tracker": "3.1"}
+    make_wheel(shop.wheels, "greedy", "1.0", {"greedy.py": ""}, ("small-base>2.0",))
+    refused = shop.run("setup", "--engine", "small", "--with", "greedy")
+    assert refused.returncode == 3 and "greedy cannot be installed" in refused.stderr
+    assert shop.installed()["small-base"] == "2.0"
+
+
 def test_a_dry_run_prints_what_would_be_installed_and_touches_nothing(shop: EngineShop) -> None:
     done = shop.run("--dry-run", "setup", "--engine", "small")
     assert done.returncode == 0, done.stderr
@@ -230,6 +247,8 @@ def test_a_folder_that_cannot_be_made_is_named_with_another_choice(shop: EngineS
     [
         (["--engine", "smal"], "did you mean 'small'?"),
         ([], "setup needs an engine"),
+        (["--with", "--index-url=x"], "expected"),
+        (["--with=tracker,-r"], "--with -r: not the name of a package"),
         (["--engine", "bare"], "use an image"),
     ],
 )

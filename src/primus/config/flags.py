@@ -126,8 +126,9 @@ def _make_flag(field: msgspec.structs.FieldInfo) -> Flag:
     default = None if field.required else field.default
     if extra.get("positional"):
         return Flag(field.name, (field.name,), field.type, field.required, default, is_positional=True)
-    dashed = "--" + field.name.replace("_", "-")
-    names = tuple(dict.fromkeys([*extra.get("short", ()), dashed, f"--{field.name}", *extra.get("aliases", ())]))
+    name = field.name.removesuffix("_")  # of a word of Python: with_
+    dashed = "--" + name.replace("_", "-")
+    names = tuple(dict.fromkeys([*extra.get("short", ()), dashed, f"--{name}", *extra.get("aliases", ())]))
     return Flag(field.name, names, field.type, field.required, default)
 
 

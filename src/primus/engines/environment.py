@@ -247,11 +247,11 @@ def _build_environment(
     building: Path, record: EnvironmentRecord, engine: EngineRequirement, log: TextIO, say: Say
 ) -> None:
     """Make the environment in `building`, and import the engine there."""
-    _run_logged([sys.executable, "-m", "venv", "--without-pip", "--prompt", record.engine, str(building)], log)
+    run_logged([sys.executable, "-m", "venv", "--without-pip", "--prompt", record.engine, str(building)], log)
     site = next(building.glob("lib/python3*/site-packages"), None)
     if site is None:
         raise UnfitError(
-            f"{sys.executable} cannot create environments: {_read_complaint(log)}",
+            f"{sys.executable} cannot create environments: {read_complaint(log)}",
             "Debian, Ubuntu: apt install python3-venv",
         )
     lines = "".join(f"import site; site.addsitedir({folder!r})\n" for folder in record.shared)
@@ -298,9 +298,9 @@ def _install_packages(
     environ.setdefault("UV_HTTP_RETRIES", "1")
     size = f" (about {wanted.download_mb} MB)" if wanted.download_mb else ""
     say(f"installing {wanted.describe(requirements)} with {'uv' if uv else 'pip'}{size}")
-    if _run_logged(command, log, environ, say):
+    if run_logged(command, log, environ, say):
         raise UnfitError(
-            f"{engine.title} cannot be installed: {_read_complaint(log)}",
+            f"{engine.title} cannot be installed: {read_complaint(log)}",
             f"the whole log: {log.name}; mirrors and machines without network: docs/engines.md",
         )
 
@@ -316,13 +316,13 @@ def _verify_imports(building: Path, engine: EngineRequirement, log: TextIO) -> N
     # PYTHONPATH may name another copy of the engine, which would be imported instead.
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environ |= engine.import_variables
-    if _run_logged(command, log, environ, limit_s=IMPORT_TIMEOUT_S):
+    if run_logged(command, log, environ, limit_s=IMPORT_TIMEOUT_S):
         raise UnfitError(
-            f"the installed {engine.title} cannot be imported: {_read_complaint(log)}", f"the whole log: {log.name}"
+            f"the installed {engine.title} cannot be imported: {read_complaint(log)}", f"the whole log: {log.name}"
         )
 
 
-def _run_logged(
+def run_logged(
     command: Sequence[str],
     log: TextIO,
     environ: Mapping[str, str] | None = None,
@@ -364,7 +364,7 @@ def _run_logged(
     return code
 
 
-def _read_complaint(log: TextIO) -> str:
+def read_complaint(log: TextIO) -> str:
     """What the last command in the log says went wrong, in one line.
 
     pip gives the reason first, and general advice at the end; uv adds a cause; Python ends with its error.

@@ -126,6 +126,8 @@ class LaunchJob(Struct, frozen=True, kw_only=True):
     """Backend of the experiment, which may have its own hooks."""
     engines: tuple[str, ...] = ()
     """Engines of its backend, preferred first: the interpreter of the one that is installed starts the workers."""
+    packages: tuple[str, ...] = ()
+    """Further packages that its workers import, such as that of an experiment tracker."""
     allows_any_version: bool = False
     """Whether an engine is used in another version than the supported ones."""
     workload: JobWorkload | None = None

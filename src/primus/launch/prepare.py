@@ -86,6 +86,10 @@ def plan_attempt(
         from primus.machine import accelerators  # a task without workers runs in the launcher
 
         accelerators.check_launch(job.device, context.facts(folded.layout.master_of_several), workers, folders)
+    if job.packages:
+        from primus.launch.worker_packages import check_worker_packages  # for a run with a tracker only
+
+        check_worker_packages(job.packages, engine, workers)
     patch.list_chosen_names(workers)  # rejects unknown names before anything starts
     return Launch(
         job=job,

@@ -15,6 +15,7 @@ import msgspec
 
 from primus.config.schema import Experiment, LoggingConfig
 from primus.config.source import flatten_settings
+from primus.config.trackers import format_missing_package, list_tracker_packages
 from primus.errors import PrimusError, UnfitError
 from primus.redaction import redact_tree
 from primus.runs.store import Run
@@ -36,11 +37,12 @@ class Logger(Protocol):
 
 def check_packages(config: LoggingConfig) -> None:
     """Raises UnfitError if the package of a requested logger is not installed."""
-    for package, is_off in (("wandb", config.disable_wandb), ("mlflow", config.disable_mlflow)):
-        if not is_off and not find_spec(package):
+    # The launcher has checked as well, except for an engine that it installed.
+    for package in list_tracker_packages(config):
+        if not find_spec(package):
             raise UnfitError(
-                f"disable_{package} is false, but the package {package} is not installed",
-                f"pip install {package}, or set disable_{package}: true",
+                f"{format_missing_package(package)} in {sys.prefix}",
+                f"{sys.executable} -m pip install {package}, or set disable_{package}: true",
             )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from primus.engines.environment import list_changes, make_environment
+from primus.engines.extra_packages import install_extra_packages, parse_requirements
 from primus.engines.requirement import EngineRequirement, list_engines, read_engine
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.task import TaskContext
@@ -20,15 +21,18 @@ class Options(Struct, frozen=True, kw_only=True):
 
     engine: tuple[str, ...] = ()
     """Engine such as torchtitan, several separated by commas, or all; may be repeated."""
+    with_: tuple[str, ...] = ()
+    """Packages to install as well, such as the tracker wandb, separated by commas: into the environments of the named
+    engines, else into that of primus."""
 
 
 def plan_notes(options: Options, context: TaskContext) -> Sequence[str]:
     """What would be made and installed."""
-    return [
-        line
-        for name, engine in _list_chosen(options.engine).items()
-        for line in list_changes(name, engine, context.environ)
+    extra = parse_requirements(options.with_)
+    lines = [
+        line for name, engine in _list_chosen(options).items() for line in list_changes(name, engine, context.environ)
     ]
+    return [*lines, *([f"installs {', '.join(extra)}"] if extra else [])]
 
 
 def run(options: Options, context: TaskContext) -> None:
@@ -39,9 +43,14 @@ def run(options: Options, context: TaskContext) -> None:
     """
     failures: list[PrimusError] = []
     made = {}
-    for name, engine in _list_chosen(options.engine).items():
+    extra = parse_requirements(options.with_)
+    if extra and not options.engine:
+        install_extra_packages(sys.executable, extra, _say)
+    for name, engine in _list_chosen(options).items():
         try:
             made[name] = make_environment(name, engine, context.environ, _say)
+            if extra:
+                install_extra_packages(made[name].python, extra, _say)
         except PrimusError as error:
             failures.append(error)
     if made or not failures:
@@ -57,14 +66,14 @@ def _say(text: str) -> None:
     print(f"primus-cli: {text}", file=sys.stderr, flush=True)
 
 
-def _list_chosen(words: Sequence[str]) -> dict[str, EngineRequirement]:
+def _list_chosen(options: Options) -> dict[str, EngineRequirement]:
     """The named engines; `all` are those that setup can install on this Python.
 
     Raises:
-        UsageError: None is named, or one is unknown.
+        UsageError: None is named, nor a package, or an engine is unknown.
     """
-    names = [name for word in words for name in word.split(",") if name]
-    if not names:
+    names = [name for word in options.engine for name in word.split(",") if name]
+    if not names and not options.with_:
         raise UsageError("setup needs an engine", f"--engine {ALL}, or one of: {', '.join(_list_installable())}")
     wanted = [each for name in names for each in (_list_installable() if name == ALL else [name])]
     return {name.lower().replace("_", "-"): read_engine(name) for name in wanted}

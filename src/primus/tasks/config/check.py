@@ -7,9 +7,11 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from primus import experiment, training_memory
+from primus import experiment, registry, training_memory
+from primus.backend import BACKENDS
 from primus.config.schema import Trainer
-from primus.errors import UsageError
+from primus.config.trackers import list_tracker_packages
+from primus.errors import UnfitError, UsageError
 from primus.machine.assumed_machine import build_assumed_machine
 from primus.task import TaskContext
 
@@ -43,9 +45,27 @@ def run(options: Options, context: TaskContext) -> None:
 
         notes += check_rows(trainer.data)
     notes += _check_memory(trainer, options, context)
+    notes += _check_packages(trainer, context)
     text = f"{options.config}: valid ({trainer.framework}, {resolved.experiment.exp_name})"
     value = {"config": options.config, "valid": True, "framework": trainer.framework, "notes": notes}
     context.result(value, "\n".join([text, *(f"  note: {note}" for note in notes)]))
+
+
+def _check_packages(trainer: Trainer, context: TaskContext) -> list[str]:
+    """A note if the environment of the workers on this machine lacks the package of a tracker."""
+    names = list_tracker_packages(trainer.logging)
+    if not names:
+        return []
+    from primus.engines.choice import choose_engine
+    from primus.launch.worker_packages import check_worker_packages
+
+    try:
+        engines = tuple(registry.load_plug_in(BACKENDS, trainer.framework).ENGINES)
+        engine = choose_engine(engines, context.environ, allows_any_version=trainer.training.allow_version)
+        check_worker_packages(names, engine, context.environ)
+    except UnfitError as error:  # another machine may have it
+        return [f"{error.problem}; {error.hint}"]
+    return []
 
 
 def _check_memory(trainer: Trainer, options: Options, context: TaskContext) -> list[str]:
