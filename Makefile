@@ -9,7 +9,7 @@ in_parallel = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 in_venv = venv="$(or $(VENV),$$(./primus-cli setup --dev))" && PATH="$$venv/bin:$$PATH" &&
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engines test-newer-python test retest test-cluster quick core lint format golden docs bench
+.PHONY: help setup engines test-newer-python test retest test-cluster quick core lint format golden docs mutants bench
 
 help:  ## list these
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -53,6 +53,9 @@ golden:  ## renew the golden files; then read what changed with git diff
 
 docs:  ## write the pages that are made from the package itself
 	@$(in_venv) python docs/generate.py
+
+mutants:  ## plant faults in modules, and see which ones no test notices: ARGS="src/primus/registry.py --number 20"
+	@$(in_venv) python tools/mutants.py $(ARGS)
 
 bench:  ## measure against peers, and record the results in benchmarks/results
 	@$(in_venv) python benchmarks/launch_time.py
