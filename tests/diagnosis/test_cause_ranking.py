@@ -1,0 +1,130 @@
+"""Which of several causes is the first, and whose failure it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from diagnosis import folders
+from primus.diagnosis.diagnose import diagnose_logs, diagnose_run
+from primus.runs.store import Run
+
+DISK = "OSError: [Errno 28] No space left on device"
+MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+DENIED = "PermissionError: [Errno 13] Permission denied: '/data/index.npy'"
+TORCHRUN = """
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-01-10_12:00:09
+  host      : node7
+  rank      : 5 (local_rank: 1)
+  exitcode  : 1 (pid: 4711)
+  error_file: <N/A>
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return folders.make(tmp_path)
+
+
+def test_an_error_that_training_survived_ranks_after_the_cause(run: Run) -> None:
+    steps = [folders.PROGRESS.format(step=step) for step in (4, 5, 6)]
+    folders.rank(run, 0, DISK, *steps, MEMORY)
+    found = diagnose_run(run, kernel=False)
+    assert [(cause.signature, cause.survived) for cause in found.causes] == [
+        ("gpu-out-of-memory", False),
+        ("disk-full", True),
+    ]
+    assert found.cause is not None and found.first_rank == 0
+
+
+def test_what_training_survived_once_is_fatal_where_the_rank_reports_it(run: Run) -> None:
+    steps = [folders.PROGRESS.format(step=step) for step in (4, 5, 6)]
+    folders.rank(run, 0, DISK, *steps, DISK)
+    folders.error(run, 0, DISK, after_s=9.0)
+    cause = diagnose_run(run, kernel=False).cause
+    assert cause is not None and (cause.signature, cause.survived) == ("disk-full", False)
+
+
+def test_between_equal_causes_the_rank_that_failed_first_has_its_own(run: Run) -> None:
+    folders.rank(run, 0, MEMORY)
+    folders.rank(run, 3, DISK)
+    folders.error(run, 3, "killed by exit code 1", after_s=5.0)
+    folders.error(run, 0, "killed by exit code 1", after_s=9.0)
+    found = diagnose_run(run, kernel=False)
+    assert (found.first_rank, folders.names(found.causes)) == (3, ["disk-full", "gpu-out-of-memory"])
+
+
+@pytest.mark.parametrize(("before", "first"), [(True, (None, None)), (False, (5, "node7"))])
+def test_only_lines_below_the_report_of_torchrun_belong_to_its_rank(
+    tmp_path: Path, before: bool, first: object
+) -> None:
+    path = tmp_path / "console.log"
+    path.write_text("\n".join([DISK, TORCHRUN] if before else [TORCHRUN.replace("error_file: <N/A>", DISK)]))
+    evidence = diagnose_logs([path]).causes[0].evidence[0]
+    assert (evidence.rank, evidence.host) == first
+
+
+def test_of_ranks_without_a_report_the_first_that_fell_silent_is_blamed(run: Run) -> None:
+    for number, silent_since in enumerate((50.0, 20.0, 30.0)):
+        folders.beat(run, number, "train", silent_since)
+    folders.beat(run, 3, "exit", 1.0)
+    found = diagnose_run(run, kernel=False)
+    assert (found.first_rank, found.first_host) == (1, "node0")
+
+
+def test_where_no_rank_exited_no_silent_rank_is_blamed(run: Run) -> None:
+    for number in range(3):
+        folders.beat(run, number, "train", 10.0 + number)
+    assert diagnose_run(run, kernel=False).first_rank is None
+
+
+def test_an_error_of_the_system_far_from_an_operation_is_not_its_reason(tmp_path: Path) -> None:
+    operation = "slurmstepd: error: pyxis: failed to import docker image"
+    for distance, first in ((60, "permission-denied"), (61, "image-not-pulled")):
+        path = tmp_path / f"{distance}.log"
+        path.write_text("\n".join([DENIED, *["-"] * (distance - 1), operation]) + "\n")
+        assert diagnose_logs([path]).causes[0].signature == first
+
+
+def test_of_several_peers_the_one_that_most_lines_blame_is_first_and_no_node_is_excluded(tmp_path: Path) -> None:
+    peers = ("10.0.0.3", "10.0.0.7", "10.0.0.7")
+    line = (
+        "n{n}:91:123 [0] net_ib.cc:881 NCCL WARN NET/IB : Got completion from peer {peer}<49577> with error 12, len 0"
+    )
+    path = tmp_path / "console.log"
+    path.write_text("\n".join(line.format(n=number, peer=peer) for number, peer in enumerate(peers)))
+    found = diagnose_logs([path])
+    assert (found.first_rank, found.first_host, found.action) == (None, "10.0.0.7", "retry")
+    assert found.causes[0].action == "exclude"
+
+
+def test_a_host_that_srun_reports_is_the_place_of_a_cause_that_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "slurm-17.out"
+    path.write_text(f"{MEMORY}\nsrun: error: node17: tasks 8-15: Exited with exit code 1\n")
+    found = diagnose_logs([path])
+    assert (found.first_host, found.causes[0].signature) == ("node17", "gpu-out-of-memory")
+
+
+def test_a_rank_missing_among_those_that_report_is_the_gap_in_a_merged_log(tmp_path: Path) -> None:
+    caught = (
+        "[rank{rank}]:[E1206 18:44:12.1 ProcessGroupNCCL.cpp:607] [Rank {rank}] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=88, OpType=ALLGATHER, NumelIn=64) ran for 600061 milliseconds before timing out.\n"
+        "terminate called after throwing an instance of 'c10::DistBackendError'"
+    )
+    path = tmp_path / "console.log"
+    path.write_text("\n".join(caught.format(rank=rank) for rank in (0, 1, 2, 4, 5, 7, 8)))
+    found = diagnose_logs([path])
+    assert found.lead is not None and found.lead.signature == "collective-timeout"
+    assert found.first_rank == 3 and "ranks 3, 6 did not report it, 7 others did" in found.reason
+
+
+def test_a_traceback_that_the_log_cuts_off_is_told_with_its_last_frame(tmp_path: Path) -> None:
+    path = tmp_path / "rank_2.log"
+    path.write_text('Traceback (most recent call last):\n  File "/work/train.py", line 7, in main\n    model.step(\n')
+    found = diagnose_logs([path])
+    assert found.cause is not None and found.cause.signature == "uncaught-exception"
+    assert "cut at /work/train.py:7 in main (user code)" in found.reason
