@@ -55,11 +55,11 @@ Where Slurm ends a step because a node is lost, the line names the node that wri
 _TIMESTAMP = r"\[?20\d\d-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\]? (?:std(?:out|err) [FP] )?"
 _RANK_PREFIX = (
     r"\s{0,3}\[(?:default|rank)[ -]?\d+\]:? ?|\s{0,3}\d+: |\s{0,3}\([\w.-]+ pid=\d+(?:, ip=[\d.]+)?\) ?"
-    r"|[\w.-]+ \[std(?:err|out)\] |[\w.-]+ {1,9}\|{1,2} "
+    r"|[\w.-]+ \[std(?:err|out)\] |[\w.-]+ {1,9}\|{1,2} |(?:ERROR|CRITICAL) \d\d-\d\d [\d:]{8} \[?[\w.]+:\d+\] ?"
 )
 _PREFIX = re.compile(rf"^(?:{_RANK_PREFIX}|{_HOST_PREFIX}|{_TIMESTAMP})+")
 _TIMESTAMPS = re.compile(_TIMESTAMP)
-"""Prefixes of torchrun, srun --label, Ray, pdsh, log collectors and container runtimes."""
+"""Prefixes of torchrun, srun --label, Ray, pdsh, log collectors, vLLM's logger and container runtimes."""
 
 _WARNING = re.compile(
     r"^\[W\d* ?[\d:. ]*\S*:\d+\]|^W\d{4} \d\d:|^(?:\S+ ){0,3}: W \S+:\d+\]|^\S* ?\S*: W \w+/|\[WARNING *\]"
