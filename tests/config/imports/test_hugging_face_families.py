@@ -62,6 +62,7 @@ def counts() -> list[int]:
     return list(json.loads(found.splitlines()[-1]))
 
 
+@pytest.mark.slow
 @pytest.mark.engine("huggingface")
 @pytest.mark.parametrize("index", range(len(FILES)), ids=lambda index: f"{index}-{FILES[index]['model_type']}")
 def test_parameters_equal_those_of_the_model_that_transformers_builds(

@@ -11,6 +11,7 @@ import pytest
 from primus.config.imports.foreign_config import make_model
 from primus.config.imports.read_file import read_foreign_file
 from primus.config.load import load_model
+from primus.config.schema import ModelSpec
 from primus.errors import UsageError
 from primus.model import count_parameters
 
@@ -337,6 +338,34 @@ def test_what_tools_add_to_a_file_has_no_effect_on_training(key: str, tmp_path: 
 )
 def test_what_a_family_has_and_primus_does_not_is_a_warning(values: dict[str, Any], told: str, tmp_path: Path) -> None:
     assert told in {each.key for each in read_foreign_file(write_json(tmp_path, values), {}).warnings}
+
+
+def read_model(values: dict[str, Any], folder: Path) -> ModelSpec:
+    """The model of a config.json."""
+    return make_model(read_foreign_file(write_json(folder, values), {}))
+
+
+def test_one_group_of_experts_limits_nothing(tmp_path: Path) -> None:
+    spec = read_model(FILES["deepseek_v3"] | {"n_group": 1, "topk_group": 1}, tmp_path)
+    assert (spec.moe_router_num_groups, spec.moe_router_group_topk) == (None, None)
+    spec = read_model(FILES["deepseek_v3"] | {"n_group": 2, "topk_group": 1}, tmp_path)
+    assert (spec.moe_router_num_groups, spec.moe_router_group_topk) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("layers", "every"),
+    [
+        ({"no_rope_layer_interval": 3}, 3),
+        ({"no_rope_layer_interval": 2}, 2),
+        ({"no_rope_layers": [1, 1, 0, 1, 1, 0]}, 3),
+        ({"no_rope_layers": [1, 1, 1, 0, 1, 1]}, 4),
+        ({"no_rope_layers": [1, 1, 1, 1, 1, 1]}, None),
+    ],
+)
+def test_layers_without_rope_are_every_nth(layers: dict[str, Any], every: int | None, tmp_path: Path) -> None:
+    config = read_foreign_file(write_json(tmp_path, {"model_type": "smollm3", "num_hidden_layers": 6} | layers), {})
+    assert config.model.get("no_rope_freq") == every
+    assert "no_rope_layers" not in {each.key for each in config.warnings}
 
 
 def test_an_impossible_shape_names_key_and_value(tmp_path: Path) -> None:

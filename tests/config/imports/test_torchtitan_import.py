@@ -223,6 +223,19 @@ def test_a_pipeline_after_0_3_sums_up_its_passes(tmp_path: Path) -> None:
     assert (config.settings["micro_batch_size"], config.settings["global_batch_size"]) == (2, 16)
 
 
+@pytest.mark.parametrize(("stages", "is_split"), [(1, False), (2, True), (4, True)])
+def test_a_pipeline_after_0_3_without_a_global_batch_is_told(stages: int, is_split: bool, tmp_path: Path) -> None:
+    counts = "num_tokens_per_microbatch_per_dp_rank=1024, max_context_length=512"
+    parallel = f"parallelism=ParallelismConfig(pipeline_parallel_degree={stages}, num_pp_microbatches=4)"
+    text = PYTHON.replace("local_batch_size=8, seq_len=2 * 1024", counts)
+    text = text.replace("activation_checkpoint=FullAC.Config()", parallel)
+    config = read_text(tmp_path, "configs.py", text, "base")
+    assert config.settings["micro_batch_size"] == 2
+    told = [each.reason for each in config.warnings if each.key == "parallelism.pipeline_parallel_microbatch_size"]
+    assert bool(told) == is_split
+    assert all("global size depends on the devices" in each for each in told)
+
+
 def test_defaults_that_the_file_does_not_state_are_listed(tmp_path: Path) -> None:
     text = " ".join(format_result(read_text(tmp_path, "a.toml", OLD)).replace("#", "").split())
     listed = text.partition("defaults of torchtitan: ")[2]
