@@ -153,3 +153,10 @@ def test_the_users_file_is_read(tmp_path: Path) -> None:
     assert "note: direct: --env=SHOWN=yes, ~/.primus.yaml:1" in done.stdout, done.stderr
     done = cli.run("--no-config", "--dry-run", "direct", "--", "runs", "list", cwd=tmp_path, **home)
     assert "SHOWN" not in done.stdout
+
+
+def test_a_switch_that_is_on_by_default_is_turned_off_and_what_is_typed_turns_it_on_again(tmp_path: Path) -> None:
+    assert runtimes("container -- runs list", "container: {devices: false}", tmp_path)["container"] == ("--no-devices",)
+    assert runtimes("container -- runs list", "container: {devices: true}", tmp_path)["container"] == ("--devices",)
+    typed = runtimes("container --devices -- runs list", "container: {devices: false}", tmp_path)["container"]
+    assert typed == ("--devices",)

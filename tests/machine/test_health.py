@@ -307,3 +307,53 @@ def test_the_kernels_files_come_first(tmp_path: Path) -> None:
     assert first.processes == (Process(pid=4242, name="python3", memory_bytes=1024),)
     assert second.processes == () and second.power_w is None and first.sources["power_w"] == "kernel"
     assert found.calls == ()
+
+
+def test_no_answer_about_processes_is_unknown_and_an_empty_table_is_none(tmp_path: Path) -> None:
+    script = 'case $1 in --query-compute-apps*) exit 9;; esac; exec {python} {folder}/nvidia_smi.py "$@"'
+    nvidia_smi(tmp_path, GPU, GPU)
+    environ = tool(tmp_path, "nvidia-smi", script.format(python=sys.executable, folder=tmp_path))
+    assert [card.processes for card in read_health(machine("nvidia"), environ).devices] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("bits", "reasons"),
+    [
+        ("0x40", ("hw_thermal_slowdown",)),
+        ("0x88", ("hw_slowdown", "hw_power_brake_slowdown")),
+        ("0x20", ("sw_thermal_slowdown",)),
+        ("0x113", ()),  # idle, application clocks, sync boost, display clocks
+    ],
+)
+def test_each_reason_for_a_low_clock_that_is_a_fault_is_named(
+    tmp_path: Path, bits: str, reasons: tuple[str, ...]
+) -> None:
+    environ = nvidia_smi(tmp_path, GPU | {"clocks_event_reasons.active": bits})
+    assert read_health(machine("nvidia"), environ).devices[1].throttle == reasons
+
+
+@pytest.mark.parametrize("cell", ["memory.total", "memory.used"])
+def test_a_card_that_lost_one_of_its_memory_values_does_not_count_as_one_without_memory(
+    tmp_path: Path, cell: str
+) -> None:
+    other = {"memory.total": "memory.used", "memory.used": "memory.total"}[cell]
+    card = GPU | {other: "[N/A]", cell: "[GPU is lost]"}
+    assert read_health(machine("nvidia"), nvidia_smi(tmp_path, card)).devices[1].shares_host_memory is None
+
+
+@pytest.mark.parametrize(("cell", "flag"), [("1", True), ("0", False), ("Yes", True), ("No", False), ("[N/A]", None)])
+def test_a_flag_of_remapped_rows_is_a_word_or_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cell: str, flag: bool | None
+) -> None:
+    monkeypatch.setitem(ROWS, "pending", cell)
+    rows = read_health(machine("nvidia"), nvidia_smi(tmp_path, GPU)).devices[1].remapping
+    assert rows is not None and rows.is_pending is flag
+
+
+def test_a_query_that_is_killed_in_a_later_pass_counts_as_a_hung_tool(tmp_path: Path) -> None:
+    refuses = (
+        "case $* in *gpu_recovery_action*) echo 'Field \"gpu_recovery_action\" is not a valid field'; exit 2;; esac"
+    )
+    environ = tool(tmp_path, "nvidia-smi", f"sleep 0.3; {refuses}; sleep 60")
+    found = read_health(machine("nvidia"), environ, timeout_s=1.0)
+    assert next(call for call in found.calls if "query-gpu" in call.tool).seconds == 1.0

@@ -779,3 +779,26 @@ def test_a_laptop_without_accelerators_is_fit() -> None:
     report = check.run(node(laptop, expected=NodeExpectations(folders=(("/tmp", "workspace"),))))
     assert report.host == "laptop"
     assert [f for f in report.findings if f.status in ("fail", "unknown") and f.check != "storage.free"] == []
+
+
+@pytest.mark.parametrize("reason", ["sw_power_cap", "ppt", "SW_Power_Cap"])
+def test_a_device_at_its_power_limit_is_healthy(reason: str) -> None:
+    held = [each for each in vitals(throttle=(reason,))(node(GPUS)) if each.check == "gpu.throttle"]
+    assert held and find_worst_status(held) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [("/usr/bin/dcgm-exporter", "ok"), ("rocm-smi-daemon", "ok"), ("rocm-smi-daemo", "fail"), ("dcgm-export", "fail")],
+)
+def test_a_program_that_only_monitors_is_known_by_its_whole_name(name: str, status: Status) -> None:
+    found = [
+        each for each in vitals(processes=(Process(pid=7, name=name),))(node(GPUS)) if each.check == "gpu.processes"
+    ]
+    assert find_worst_status(found) == status
+
+
+def test_a_name_that_the_kernel_has_cut_is_known_and_this_process_does_not_count() -> None:
+    running = (Process(pid=7, name="rocm-smi-daemon-of-us"[:15]), Process(pid=os.getpid(), name="python3"))
+    found = [each for each in vitals(processes=running)(node(GPUS)) if each.check == "gpu.processes"]
+    assert find_worst_status(found) == "ok"

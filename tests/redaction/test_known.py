@@ -126,3 +126,17 @@ def test_a_stream_and_a_file_are_redacted(tmp_path: Path) -> None:
     assert stream.getvalue() == f"x {MASK}\n"
     assert log.read_bytes() == b"\xff\xfe before <secret> after\n<secret>\n"
     assert clean.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("value", ["a7x9", "hu7te", "4071882390", "1234567890123", "abcdef"])
+def test_the_shortest_values_that_are_learnt(value: str) -> None:
+    with redaction.scope():
+        redaction.learn({"A_TOKEN": value})
+        assert redact(f"x {value} y") == f"x {MASK} y"
+
+
+@pytest.mark.parametrize("value", ["a7x", "abcde", "407188239"])
+def test_the_longest_values_that_are_too_ordinary_to_be_learnt(value: str) -> None:
+    with redaction.scope():
+        redaction.learn({"A_TOKEN": value})
+        assert redact(f"x {value} y") == f"x {value} y"

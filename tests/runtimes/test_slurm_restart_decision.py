@@ -196,3 +196,42 @@ def test_a_list_of_nodes_is_read_in_its_order(nodes: str, names: list[str]) -> N
 def test_numbers_of_nodes_keep_their_width(numbers: list[int], width: int) -> None:
     written = [str(number).zfill(width) for number in numbers]
     assert queries.expand_node_list(f"n[{','.join(written)}]") == [f"n{number}" for number in written]
+
+
+def test_a_lost_node_does_not_requeue_a_job_that_makes_no_progress(job: StepOfJob) -> None:
+    job.record()
+    for attempt in range(3):  # the first counts as the start, and three more write nothing
+        attempt_history.record_attempt_result(job.run, AttemptResult(attempt=attempt, kind="failed"))
+    job.run.update_metadata(attempts=4)
+    job.environ |= {"SLURM_JOB_NODELIST": "n[1-2]", "RESPONDING": "n1"}
+    job.slurm.answers(srun=RESPONDING)
+    assert summary(job.decide(1, num_nodes=2, restarts=9, can_requeue=True)) == ("stop", 1)
+
+
+def test_more_lost_nodes_than_spare_ones_queue_the_job_again(job: StepOfJob) -> None:
+    job.record()
+    job.environ |= {"SLURM_JOB_NODELIST": "n[1-4]", "RESPONDING": "n1 n4"}
+    job.slurm.answers(srun=RESPONDING)
+    assert summary(job.decide(1, num_nodes=3, restarts=2, can_requeue=True)) == ("requeue",)
+
+
+def test_a_job_that_stops_has_the_exit_code_of_its_run_and_not_that_of_a_killed_task(job: StepOfJob) -> None:
+    job.record(AttemptResult(attempt=0, kind="failed"))
+    job.run.update_metadata(ended=2e9, outcome=RunOutcome(state="failed", exit_code=9, reason="rank 3"))
+    assert summary(job.decide(143)) == ("stop", 9)
+
+
+@pytest.mark.parametrize(("is_warned", "state"), [(True, "interrupted"), (False, "failed")])
+def test_a_run_whose_nodes_recorded_no_end_is_interrupted_by_a_preemption_and_else_failed(
+    job: StepOfJob, is_warned: bool, state: str
+) -> None:
+    job.record()
+    job.decide(9, is_warned=is_warned)
+    assert job.run.read_metadata().outcome.state == state
+
+
+@pytest.mark.parametrize("state", ["allocated*", "idle*", "down", "down$", "fail"])
+def test_a_node_that_does_not_respond_or_is_down_is_found(job: StepOfJob, state: str) -> None:
+    (job.slurm.folder / "sinfo").write_text(f"#!/bin/sh\necho 'n1|allocated'\necho 'n2|{state}'\necho 'n3|mixed'\n")
+    (job.slurm.folder / "sinfo").chmod(0o755)
+    assert queries.find_down_nodes(["n1", "n2", "n3"], job.environ) == {"n2"}

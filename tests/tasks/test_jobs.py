@@ -7,6 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fakes import cli
@@ -316,3 +317,60 @@ def test_a_number_that_slurm_gives_again_is_another_job(tmp_path: Path) -> None:
     assert job_states.query_state(old, environ).state == "done"
     newer = Submission(runtime="slurm", id="5", name="b", directory=str(tmp_path / "run"), submitted=time.time() + 60)
     assert job_states._read_known_end(newer, environ) is None
+
+
+def test_a_cancellation_that_slurm_refuses_with_exit_code_0_is_an_error(desk: Desk) -> None:
+    desk.submitted("11")
+    refusal = "echo 'scancel: error: Kill job error on job id 11: Access denied' >&2; exit 0"
+    desk.slurm.answers(squeue="echo '11|RUNNING|None|n1|n1'", scancel=refusal)
+    assert "Access denied" in desk.jobs("cancel", "11", code=1).stderr
+
+
+def test_an_interrupted_run_whose_job_slurm_has_forgotten_is_cancelled_and_not_done(desk: Desk) -> None:
+    run = desk.submitted("11")
+    run.update_metadata(outcome=RunOutcome(state="interrupted", exit_code=143, reason="SIGTERM"))
+    gone = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+    desk.slurm.answers(squeue=gone, sacct="exit 1", scontrol="exit 1")
+    shown = json.loads(desk.jobs("show", "11", as_json=True).stdout)["state"]
+    assert (shown["state"], shown["exit_code"]) == ("cancelled", 143)
+
+
+def test_the_end_that_nodes_recorded_is_not_replaced_by_the_answer_of_the_scheduler(desk: Desk) -> None:
+    run = desk.submitted("11")
+    own = RunOutcome(state="failed", exit_code=7, reason="rank 3: out of memory")
+    run.update_metadata(ended=100.0, outcome=own)
+    desk.slurm.answers(squeue="echo '11|NODE_FAIL|None|n1|n1'", scontrol="echo 'JobState=NODE_FAIL ExitCode=1:0'")
+    desk.jobs("show", "11")
+    assert run.read_metadata().outcome == own
+
+
+def test_a_run_that_another_job_has_taken_over_is_neither_ended_nor_reported_by_the_earlier_one(desk: Desk) -> None:
+    run = desk.submitted("11")
+    earlier = submissions.Submission(runtime="slurm", id="7", name="night", directory=str(run.directory), submitted=1.0)
+    submissions.remember_submission(earlier, desk.environ, print)
+    (run.directory / submissions.RECORD).write_bytes(
+        msgspec.json.encode(Submission(**{**msgspec.structs.asdict(earlier), "id": "11", "submitted": 11.0}))
+    )
+    run.update_metadata(attempts=1, started=12.0, outcome=RunOutcome(state="running"))
+    desk.slurm.answers(squeue="echo '7|CANCELLED|None|n1|n1'")
+    desk.jobs("wait", "7", code=130)
+    assert run.read_metadata().outcome.state == "running"
+    run.update_metadata(ended=13.0, outcome=RunOutcome(state="failed", exit_code=9, reason="rank 0"))
+    assert "rank 0" not in desk.jobs("wait", "7", code=130).stderr
+
+
+def test_the_outcome_of_an_earlier_job_of_the_same_run_is_not_that_of_this_one(desk: Desk) -> None:
+    run = desk.submitted("11", submitted=50.0)
+    run.update_metadata(ended=40.0, outcome=RunOutcome(state="failed", exit_code=9, reason="of the job before"))
+    desk.slurm.answers(squeue="echo '11|FAILED|NonZeroExitCode|n1|n1'", scontrol="echo 'JobState=FAILED ExitCode=4:0'")
+    assert "of the job before" not in desk.jobs("wait", "11", code=4).stderr
+
+
+@pytest.mark.parametrize(("age_s", "state"), [(10.0, "planned"), (500.0, "interrupted")])
+def test_a_deleted_job_ends_its_run_only_once_it_must_have_been_registered(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, age_s: float, state: str
+) -> None:
+    run = desk.submitted("11", submitted=time.time() - age_s)
+    submission = job_states.read_json(run.directory / submissions.RECORD, Submission)
+    job_states._record_answer(submission, JobState(state="gone", is_deleted=True), desk.environ)
+    assert run.read_metadata().outcome.state == state

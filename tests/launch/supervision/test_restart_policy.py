@@ -152,3 +152,9 @@ def test_a_job_that_never_saves_stops_after_three_attempts(max_restarts: int) ->
     while decide_restart(policy, results).action == "restart":
         results.append(AttemptResult(attempt=len(results), kind="failed"))
     assert len(results) == min(max_restarts + 1, MAX_WITHOUT_PROGRESS)
+
+
+def test_an_attempt_without_a_checkpoint_does_not_make_the_old_one_count_as_progress_again() -> None:
+    # 20 was written by the first attempt; the second found no checkpoint folder, the third resumed from 20 again.
+    assert count_failures(make_results("failed@20", "failed", "failed@20")) == (3, 2)
+    assert count_failures(make_results("failed@20", "failed", "failed@21")) == (1, 0)
