@@ -12,6 +12,7 @@ import string
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,6 +22,7 @@ from fakes import cli
 from fakes.engines import Engines
 from fakes.tools import is_gone
 from primus.cli.main import main
+from primus.runtimes.container import lifecycle
 
 EXPERIMENT = """\
 modules: {pre_trainer: {framework: abacus, model: tiny, overrides: {mock_data: true, seq_length: 8, train_iters: 2}}}
@@ -353,3 +355,72 @@ def test_the_watchdog_ends_with_its_launcher(engines: Engines, tmp_path: Path) -
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     assert not [line for line in left.splitlines() if "watchdog.py" in line and str(engines.folder) in line]
     assert sys.executable
+
+
+def test_a_container_whose_client_died_is_stopped_and_gives_its_devices_back(engines: Engines, tmp_path: Path) -> None:
+    engines.inside(f"echo mine >{engines.folder}/ps; kill -KILL $$")
+    with cli.started(*container("docker", "--grace", "4"), "--", "runs", "list", cwd=tmp_path) as process:
+        process.communicate(timeout=20)
+    assert process.returncode == 137
+    assert "docker stop -t 4 mine" in engines.calls
+
+
+def test_the_watchdog_outlives_signals_to_it(engines: Engines, tmp_path: Path) -> None:
+    import psutil
+
+    engines.inside(LIVES.format(folder=engines.folder))
+    with cli.started(*container("docker", "--grace", "2"), "--", "runs", "list", cwd=tmp_path) as process:
+        cli.wait_for((engines.folder / "pid").exists, "the container runs")
+        (engines.folder / "ps").write_text("mine\n")
+        watchdogs = [
+            each for each in psutil.Process(process.pid).children() if "watchdog.py" in " ".join(each.cmdline())
+        ]
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            watchdogs[0].send_signal(number)
+        process.kill()
+        cli.wait_for(lambda: "docker stop -t 2 mine" in engines.calls, "the container ends")
+
+
+def test_a_second_signal_does_not_extend_the_grace_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    clock, waits, killed = [100.0], [], []
+
+    def select(readers: list[int], *others: object) -> tuple[list[int], list[int], list[int]]:
+        waits.append(others[-1])
+        if len(waits) > 2:
+            return [], [], []
+        clock[0] += 4
+        os.write(write, bytes([signal.SIGTERM]))
+        return readers, [], []
+
+    monkeypatch.setattr(lifecycle.select, "select", select)
+    monkeypatch.setattr(lifecycle.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(lifecycle, "_kill_container", lambda launch, label: killed.append(label))
+    launch = SimpleNamespace(grace_s=10.0, say=lambda text: None)
+    lifecycle._wait_for_deadline(launch, "mine", read)  # type: ignore[arg-type]
+    os.close(read)
+    os.close(write)
+    assert waits == [None, 10.0, 6.0], "no limit without a signal; 10 s after the first; 4 s have passed at the second"
+    assert killed == ["mine"]
+
+
+@pytest.mark.parametrize(("rank", "state"), [("0", "failed"), ("1", "planned")])
+def test_node_0_alone_records_that_its_container_cannot_start(
+    engines: Engines, tmp_path: Path, rank: str, state: str
+) -> None:
+    assert cli.run(*container("docker", "--shell"), "--", *TRAIN, cwd=tmp_path).returncode == 0
+    run = next(tmp_path.glob("output/night/2*/metadata.json")).parent
+    words = ("--mount", "/not/here:/data", "--", "train", "pretrain", "--run", str(run))
+    failed = cli.run(*container("docker", *words), cwd=tmp_path, NODE_RANK=rank, NNODES="2")
+    assert failed.returncode == 2 and "/not/here" in failed.stderr
+    assert json.loads((run / "metadata.json").read_text())["outcome"]["state"] == state
+
+
+def test_apptainer_gets_the_hard_limits_of_this_user(engines: Engines, tmp_path: Path) -> None:
+    engines.inside(f"echo $(ulimit -S -n) $(ulimit -H -n) >{engines.folder}/limits")
+    words = [sys.executable, "-m", "primus", *container("apptainer"), "--", "runs", "list"]
+    lowered = ["sh", "-c", 'ulimit -S -n 256 && exec "$@"', "sh", *words]
+    env = {**cli.environment(), "PATH": engines.path}
+    subprocess.run(lowered, cwd=tmp_path, env=env, check=True, capture_output=True, timeout=60)
+    soft, hard = (engines.folder / "limits").read_text().split()
+    assert soft == hard != "256"

@@ -336,3 +336,25 @@ def test_a_job_is_no_path(api: Api, workplace: Path, name: str) -> None:
         with pytest.raises(UsageError, match="is not the name of a job"):
             ask(place, name, {})
     assert api.requests == []
+
+
+INTERRUPTED = (
+    HASTY
+    + """
+import primus.runtimes.kubernetes.objects as o
+create, count = o.KubernetesClient.create_object, []
+def create_object(self, *arguments):
+    count.append(1)
+    create(self, *arguments)
+    if len(count) == 2:
+        raise KeyboardInterrupt
+o.KubernetesClient.create_object = create_object
+"""
+)
+
+
+def test_an_interrupt_between_two_objects_leaves_none(api: Api, workplace: Path) -> None:
+    k8s(api, workplace, *CREATE, code=130, before=INTERRUPTED, HF_TOKEN="canary")
+    posted = [path for method, path, _ in api.requests if method == "POST"]
+    assert len(posted) == 2
+    assert api.objects == {}

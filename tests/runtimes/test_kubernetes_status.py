@@ -98,3 +98,11 @@ def test_used_gpus_are_not_told_to_who_may_not_see_pods() -> None:
     view = status.build_node_view(node, None)
     assert (view.gpus, view.gpus_used, view.model, view.is_ready) == (8, None, "H100", False)
     assert view.message == "cordoned: accepts no new pods"
+
+
+def test_the_log_is_that_of_the_new_pod_while_the_old_one_terminates() -> None:
+    old = pod(0, "Running", "old")
+    old["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    views = status.build_job_view(job(), [pod(0, "Running", "new"), old], ()).pods
+    found = status.find_newest_pod(views, 0)
+    assert found is not None and found.name == "new"
