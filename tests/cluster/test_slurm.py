@@ -293,3 +293,10 @@ def test_cells_of_a_comparison_are_jobs_that_the_next_command_waits_for(cluster:
     assert len(list(jobs.glob("*/2*"))) == 2, "no job is submitted twice"
     results = [load_result(path) for path in sorted((cluster.folder / "output/rival/results").glob("*.json"))]
     assert [len(each.steps.number) for each in results] == [12, 12]
+
+
+@pytest.mark.parametrize(("options", "code"), [(("-p", "nope"), 1), (("-t", "soon"), 2), (("-N", "some"), 2)])
+def test_a_step_that_slurm_rejects_leaves_no_run(cluster: Cluster, options: tuple[str, str], code: int) -> None:
+    task = ("--", "train", "pretrain", "--config", "light.yaml", "--exp_name", "rejected")
+    cluster.primus("slurm", "srun", *options, *task, code=code)
+    assert not (cluster.folder / "output" / "rejected").exists()

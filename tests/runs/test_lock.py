@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import time
 from pathlib import Path
 
@@ -39,3 +40,14 @@ def test_a_record_that_stays_the_same_is_of_a_dead_holder(tmp_path: Path, monkey
         holder = lock.read_record(tmp_path / lock.FILE)
         assert holder is not None and not lock.is_renewed(tmp_path, holder)
         assert lock.is_renewed(tmp_path, structs.replace(holder, renewal=holder.renewal - 1))
+
+
+def test_a_workspace_is_held_for_one_command_at_a_time_and_needs_no_permission(tmp_path: Path) -> None:
+    with lock.hold_workspace(tmp_path / "new"):
+        (file,) = (tmp_path / "new").iterdir()
+        with file.open("w") as other:
+            assert not lock.lock_file(other, fcntl.LOCK_EX, tries=1)
+    with file.open("w") as other:
+        assert lock.lock_file(other, fcntl.LOCK_EX, tries=1)
+    with lock.hold_workspace(file / "below a file"):  # gives no protection, and no error
+        pass
