@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from primus import errors
 from primus.errors import (
     PrimusError,
     UnfitError,
@@ -23,6 +25,13 @@ from primus.errors import (
 def test_each_kind_has_its_exit_code(kind: type[PrimusError], code: int) -> None:
     assert kind("no").exit_code == code
     assert isinstance(kind("no"), PrimusError)
+
+
+def test_exit_codes_are_those_of_the_page_and_of_the_shell() -> None:
+    codes = (errors.EXIT_OK, errors.EXIT_FAILED, errors.EXIT_USAGE, errors.EXIT_UNFIT)
+    assert codes == (0, 1, 2, 3)
+    assert errors.EXIT_TIMED_OUT == 124, "timeout(1)"
+    assert errors.EXIT_INTERRUPTED == 128 + signal.SIGINT
 
 
 def test_the_hint_stands_below_the_problem() -> None:
@@ -86,6 +95,16 @@ def test_the_edit_distance_is_one_of_alignments(a: str, b: str) -> None:
 
     assert edit_distance(a, b, limit=20) == plain(len(a), len(b))
     assert edit_distance(a, b, limit=1) > 1 or plain(len(a), len(b)) <= 1
+
+
+@pytest.mark.parametrize(("a", "b"), [("abcd", "bacd"), ("abcd", "acbd"), ("abcd", "abdc"), ("train", "trian")])
+def test_two_letters_that_changed_places_are_one_edit(a: str, b: str) -> None:
+    assert edit_distance(a, b, limit=3) == edit_distance(b, a, limit=3) == 1
+
+
+def test_letters_that_changed_places_over_another_are_more_than_one_edit() -> None:
+    assert edit_distance("abcd", "cbad", limit=3) == 2
+    assert edit_distance("ca", "abc", limit=3) == 3, "no letter is edited twice"
 
 
 def test_what_a_terminal_would_obey_is_spelled_out() -> None:

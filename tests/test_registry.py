@@ -117,6 +117,28 @@ def test_a_task_of_a_folder_may_be_a_package(write: Write, capsys: pytest.Captur
     assert capsys.readouterr().out == "called here\n"
 
 
+def test_an_error_is_placed_in_the_innermost_file_of_the_user(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper = write("lib/my_parts.py", "def check(e):\n    return {}['lr']\n")
+    monkeypatch.syspath_prepend(helper.parent)
+    write("backends/mine.py", "import my_parts\ndef check(e): return my_parts.check(e)\ntrain = print\n")
+    with pytest.raises(KeyError) as caught:
+        registry.load_plug_in(BACKENDS, "mine").check(None)  # type: ignore[arg-type]
+    assert registry.find_failing_plug_in(caught.value) == (f"{helper}:2", True)
+
+
+def test_an_error_of_this_package_alone_blames_no_plug_in() -> None:
+    with pytest.raises(UsageError) as caught:
+        registry.find_plug_in_file("tasks", "nothing")
+    assert registry.find_failing_plug_in(caught.value) is None
+
+
+def test_only_tasks_may_lie_in_the_folder_of_subcommands(write: Write) -> None:
+    assert list(registry._list_folders("tasks"))[-1] == registry.PACKAGE / registry.SUBCOMMANDS
+    assert list(registry._list_folders("backends"))[-1] == registry.PACKAGE / "backends"
+
+
 def test_a_plug_in_is_imported_once(write: Write) -> None:
     write("backends/once.py", "check = train = print\n")
     assert registry.load_plug_in(BACKENDS, "once") is registry.load_plug_in(BACKENDS, "ONCE")

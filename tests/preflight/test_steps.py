@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from fakes import cli
 from primus.machine.cluster import ClusterLayout
@@ -46,4 +47,8 @@ def test_a_node_that_never_comes_is_lost_and_the_others_are_let_go() -> None:
 
 
 def test_a_follower_whose_leader_is_gone_ends() -> None:
-    steps.follow_steps(layout(1, cli.find_free_port()), "n1", square, int, 0.5)
+    performed: list[int] = []
+    started = time.monotonic()
+    steps.follow_steps(layout(1, cli.find_free_port()), "n1", performed.append, int, 60.0, 0.5)
+    assert 0.5 <= time.monotonic() - started < 30, "it waits as long as the leader may take to come, and no longer"
+    assert performed == []

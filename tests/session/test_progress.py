@@ -101,6 +101,7 @@ def test_a_narrow_terminal_gets_the_most_important_values() -> None:
 
 
 def test_the_short_line_tells_of_skipped_steps_and_means() -> None:
+    assert "loss 8.2500  1 skipped" in format_short_step_line([report(skipped=True)], 300, 400), "all were skipped"
     fast = report(1, step_time_s=1.0, tokens_per_s=8192.0, loss=2.0, mfu=0.8)
     slow = report(2, step_time_s=3.0, tokens_per_s=8192 / 3, loss=4.0, mfu=0.8 / 3, skipped=True)
     line = format_short_step_line([fast, slow], 300, 400)
