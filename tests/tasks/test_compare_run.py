@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fakes import cli
 from primus.cli.main import main
 from primus.comparison.archive import load_results
 from primus.comparison.result import load_result
+from primus.errors import PrimusError
 from primus.runs.store import list_runs
 
 ENGINE = '''\
@@ -228,6 +230,19 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
+def rewrite_archive(source: Path, target: Path, problem: str) -> None:
+    """An archive as somebody makes it who unpacks one, edits the results and packs them again."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            data = old.read(name)
+            is_result = name.endswith("identical_1.json")
+            if problem == "added" and is_result:
+                new.writestr(name.replace("_1.json", "_2.json"), data)
+            if problem == "removed" and is_result:
+                continue
+            new.writestr(name, data.replace(b"1", b"2") if problem == "changed" and is_result else data)
+
+
 def test_an_archive_has_the_results_and_a_purge_removes_only_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,6 +255,12 @@ def test_an_archive_has_the_results_and_a_purge_removes_only_them(
     loaded = load_results([tmp_path / "night.zip"])
     assert [result.cell.name for result in loaded.results] == ["cpu_fast_small_identical_1"]
     assert [Path(skipped.file).name for skipped in loaded.skipped] == ["notes.json"]
+
+    for problem in ("changed", "added", "removed"):
+        rewrite_archive(tmp_path / "night.zip", tmp_path / "other.zip", problem)
+        with pytest.raises(PrimusError, match=f"results/.*json was {problem} after compare wrap"):
+            load_results([tmp_path / "other.zip"])
+    (tmp_path / "other.zip").unlink()
 
     before = sorted(tmp_path.rglob("*"))
     assert call_compare("purge", "output") == 0

@@ -6,6 +6,7 @@ and profiles are not part of it. Results of several machines are compared by giv
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,9 @@ RUN_FILES = ("metadata.json", "request.json", "plan.json", "events.jsonl", "conf
 """Files of a run folder that an archive has; secrets were removed when they were written."""
 LARGEST_LOG = 16 << 20
 """Logs above this size are not archived."""
+CHECKSUMS = "SHA256SUMS"
+"""Member with the digests of all others, in the form of sha256sum(1): a result that was edited later is noticed. It is
+no signature: whoever edits both is not."""
 MOST_BYTES = 256 << 20
 """Largest result that is read from an archive: a million steps. A few bytes of an archive may become gigabytes."""
 
@@ -87,9 +91,13 @@ def write_archive(folder: ComparisonFolder, output: Path, *, has_runs: bool) -> 
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+            # The name of the comparison is the top folder, so that archives of several can be unpacked together.
+            top, sums = Path(folder.path.resolve().name), []
             for file in files:
-                # The name of the comparison is the top folder, so that archives of several can be unpacked together.
-                archive.write(file, Path(folder.path.resolve().name) / file.relative_to(folder.path))
+                data, name = file.read_bytes(), file.relative_to(folder.path).as_posix()
+                archive.writestr(zipfile.ZipInfo.from_file(file, top / name), data, zipfile.ZIP_DEFLATED)
+                sums.append(f"{hashlib.sha256(data).hexdigest()}  {name}\n")
+            archive.writestr(str(top / CHECKSUMS), "".join(sums))
         os.replace(temporary, output)
     except OSError as error:
         raise PrimusError(
@@ -134,6 +142,7 @@ def _list_files(path: Path) -> Iterator[tuple[str, bytes | None]]:
 def _list_archive(path: Path) -> Iterator[tuple[str, bytes | None]]:
     try:
         with zipfile.ZipFile(path) as archive:
+            _check_members(path, archive)
             for member in archive.infolist():
                 parts = Path(member.filename).parts
                 is_json = parts and parts[-1].endswith(".json") and parts[-1] != RECORD
@@ -142,6 +151,28 @@ def _list_archive(path: Path) -> Iterator[tuple[str, bytes | None]]:
                     yield f"{path}:{member.filename}", archive.read(member) if is_small else None
     except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
         raise PrimusError(f"{path}: cannot be read: {error}", "copy the archive again") from None
+
+
+def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
+    """Compare the results with the digests of the archive, if it has them.
+
+    Raises:
+        PrimusError: A result was changed, added or removed.
+    """
+    names = archive.namelist()
+    for sums in [Path(name) for name in names if Path(name).name == CHECKSUMS]:
+        recorded = {
+            str(sums.parent / name): digest
+            for digest, _, name in (line.partition("  ") for line in archive.read(str(sums)).decode().splitlines())
+        }
+        results = sums.parent / RESULTS
+        found = {name for name in names if Path(name).parent == results}
+        for name in sorted(found | {name for name in recorded if Path(name).parent == results}):
+            is_small = name in found and archive.getinfo(name).file_size <= MOST_BYTES
+            digest = hashlib.sha256(archive.read(name)).hexdigest() if is_small else None
+            if digest != recorded.get(name):
+                what = "changed" if name in recorded and name in found else "added" if name in found else "removed"
+                raise PrimusError(f"{path}: {name} was {what} after compare wrap", "use the archive as it was made")
 
 
 def _read_file(path: Path) -> bytes:

@@ -104,6 +104,7 @@ def _list_own_paths(folder: ComparisonFolder) -> Iterator[Path]:
     link = folder.picture_link
     if link.is_symlink() and os.readlink(link).startswith(f"{folder.path.name}/"):
         yield link
+    yield from sorted(folder.runs.glob(lock.START_LOCKS))
     for name in record.cells:
         yield folder.find_log(name)
         yield from (run.directory for run in store.list_runs(folder.runs / name))

@@ -78,6 +78,10 @@ def hold_run(directory: Path) -> Iterator[bool]:
                 os.ftruncate(file.fileno(), 0)
 
 
+START_LOCKS = ".start.*.lock"
+"""Files of `hold_workspace` in a workspace, one for each user."""
+
+
 @contextlib.contextmanager
 def hold_workspace(workspace: Path) -> Iterator[None]:
     """Keep other commands of this user from starting a run in `workspace` while open, for the time of a few files.
