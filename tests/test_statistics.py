@@ -9,6 +9,7 @@ from statistics import fmean, median
 import pytest
 
 from primus.statistics import (
+    _fit_autoregression,
     bootstrap_interval,
     bootstrap_ratio,
     choose_block_length,
@@ -115,6 +116,16 @@ def test_the_error_of_a_mean_of_a_series_includes_its_autocorrelation(correlatio
     reach = [compute_t_quantile(0.975, max(1, int(each.freedom))) * each.error for each in found]
     covered = sum(abs(each.mean - 1) <= r for each, r in zip(found, reach, strict=True))
     assert covered >= 0.9 * TRIALS
+
+
+def test_the_autoregression_of_a_series_with_two_weights_is_found() -> None:
+    rng = random.Random(5)
+    values = [0.0, 0.0]
+    for _ in range(4000):
+        values.append(1.2 * values[-1] - 0.6 * values[-2] + rng.gauss(0, 1))
+    weights, rest = _fit_autoregression(values)
+    assert weights == pytest.approx([1.2, -0.6], abs=0.05)
+    assert rest == pytest.approx(1, abs=0.05)
 
 
 def test_values_that_alternate_have_a_smaller_error_and_equal_ones_have_none() -> None:

@@ -54,6 +54,15 @@ def test_every_option_of_every_runtime_is_completed() -> None:
             assert flag.is_positional or set(flag.names) & set(found), flag.field
 
 
+def test_words_are_printed_for_the_script_and_commands_only_as_the_first_word(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["completion", "words", "direct", "--", "config", "ch"]) == 0
+    assert capsys.readouterr().out == "check\n"
+    assert "logs" in complete("primus-cli kubernetes ")
+    assert "logs" not in complete("primus-cli kubernetes --follow ")
+
+
 def test_an_unknown_shell_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "fish"]) == 2
     assert "bash" in capsys.readouterr().err
