@@ -95,6 +95,21 @@ def test_a_script_that_trains_only_in_its_checkout_is_started_there(tmp_path: Pa
     assert get_arguments(probe(tmp_path, text))["data-cache-path"] == f"{tmp_path}/cache"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"DATA=<path to data>/text\n{COMMAND} --data-path $DATA\n",
+        f"{COMMAND} --data-path <path to data>/text\n",
+        f'OPTIONS="--data-path <path to data>/text"\nsrun sh -c "{COMMAND} $OPTIONS"\n',
+        f'DATA="<path to data>/text"\nCMD="{COMMAND} --data-path $DATA"\nsrun sh -c "$CMD"\n',
+    ],
+)
+def test_a_placeholder_in_angle_brackets_is_a_value_and_said(tmp_path: Path, text: str) -> None:
+    found = probe(tmp_path, text)
+    assert get_arguments(found)["data-path"] == "PATH_TO_DATA/text"
+    assert [note.subject for note in found.notes] == ["<path to data>"]
+
+
 def test_a_file_outside_of_the_checkout_is_not_read(tmp_path: Path) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()

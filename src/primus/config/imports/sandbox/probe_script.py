@@ -27,7 +27,7 @@ from primus.config.imports.sandbox.script_notes import (
 from primus.config.imports.sandbox.script_runs import Arguments, RunState, ScriptRun, ScriptRunner
 from primus.config.imports.sandbox.trace import list_trace
 
-_PLACEHOLDER = re.compile(r"(?<==)<[^<>\n]+>[\w./-]*")
+_PLACEHOLDER = re.compile(r"(?<=[=\"'\w.] |.[=\"'])<[A-Za-z][^<>\n|&;()$]*>")
 _STRICT = re.compile(r"\bset\b(?: [-+]?\w+)*? (?:-\w*[eu]|-o (?:errexit|nounset))|^#!.* -\w*[eu]", re.MULTILINE)
 
 
@@ -62,8 +62,8 @@ def probe_script(
     first = runner.run(RunState())
     if first.result.unavailable:
         return ScriptProbe(unavailable=first.result.unavailable)
-    placeholders = _quote_placeholders(runner) if ": syntax error" in first.result.errors else []
-    if first.arguments is None:
+    placeholders = _name_placeholders(runner, first.result.errors)
+    if first.arguments is None and (not placeholders or runner.run(RunState()).arguments is None):
         _choose_folder(runner)
     base, token, groups = _run_groups(runner)
     if base.arguments is None and _STRICT.search(runner.text):
@@ -101,8 +101,14 @@ def _run_groups(runner: ScriptRunner, is_lenient: bool = False) -> tuple[ScriptR
     return next((run for run in groups if run.arguments), groups[0]), token, groups
 
 
-def _quote_placeholders(runner: ScriptRunner) -> list[str]:
-    """Quote values such as `<path to data>`, which bash takes for redirections; the values."""
+def _name_placeholders(runner: ScriptRunner, errors: str) -> list[str]:
+    """Values such as `<path to data>`, which bash takes for redirections, become words: PATH_TO_DATA."""
     text = runner.files[runner.path]
-    runner.files[runner.path] = _PLACEHOLDER.sub(lambda match: f"'{match[0]}'", text)
-    return _PLACEHOLDER.findall(text)
+    found = list(dict.fromkeys(_PLACEHOLDER.findall(text)))
+    if (
+        not any(f"{value[1:-1].split()[0]}: No such file" in errors for value in found)
+        and ": syntax error" not in errors
+    ):
+        return []
+    runner.files[runner.path] = _PLACEHOLDER.sub(lambda match: re.sub(r"\W+", "_", match[0][1:-1]).upper(), text)
+    return found

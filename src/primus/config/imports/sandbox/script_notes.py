@@ -133,10 +133,10 @@ def _list_missing_files(base: ScriptRun) -> Iterator[Note]:
 
 
 def _is_appended(base: ScriptRun, other: ScriptRun, name: str) -> bool:
-    """Whether only further words stand behind an argument: `$@` at the end of a command."""
+    """Whether only further words stand behind an argument, or behind none: `$@` in a command."""
     words = (other.arguments or {}).get(name)
     rest = tuple(word for word in words or () if not TOKEN.search(word))
-    return words is not None and rest == (base.arguments or {}).get(name)
+    return words is not None and rest == (base.arguments or {}).get(name, ())
 
 
 def strip_shell(line: str) -> str:
