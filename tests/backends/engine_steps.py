@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+import trained_weights
 from numpy.typing import NDArray
 
 from primus.backends.native import model as native_model
@@ -24,6 +25,7 @@ from primus.data.training.masks import split_inputs_and_targets
 from primus.session.engine import Engine
 
 STEPS = 20
+TRAINED_STEPS = 4
 SEQUENCE, MICRO_BATCH, NUM_MICRO_BATCHES = 32, 4, 2
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {
@@ -87,22 +89,30 @@ def compute_rates(trainer: Trainer) -> list[float]:
     return [compute_learning_rate(step + 1, trainer.optimizer, STEPS) for step in range(STEPS)]
 
 
-def train_native(trainer: Trainer, eod_id: int | None = None) -> Steps:
+def train_native(
+    trainer: Trainer,
+    eod_id: int | None = None,
+    *,
+    weights: TensorDict | None = None,
+    tokens: NDArray[np.int64] | None = None,
+) -> Steps:
+    """Steps of native in float64, by which engines are judged."""
     from primus.checkpoint.renaming import EngineNames
     from primus.data.training.masks import DocumentHandling
 
     model = native_model.build_model(trainer.model, "cpu", seed=1)
-    weights = EngineNames(draw_weights(trainer), trainer.model, "native")
+    named = EngineNames(weights or draw_weights(trainer), trainer.model, "native")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(weights.read(name))
+            parameter.copy_(named.read(name))
+    model.to(torch.float64)
     data = trainer.data
     if eod_id is not None:
         model.documents = DocumentHandling(eod_id, data.reset_position_ids, data.reset_attention_mask)
     trainable = native_step.prepare_model(model, device="cpu", bf16=trainer.training.bf16)
     optimizer = build_optimizer(model, trainer.optimizer)
     found = []
-    for batches, rate in zip(draw_tokens(), compute_rates(trainer), strict=True):
+    for batches, rate in zip(draw_tokens() if tokens is None else tokens, compute_rates(trainer), strict=False):
         pairs = [split_inputs_and_targets(batch, eod_id if data.eod_mask_loss else None) for batch in batches]
         tensors = [tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in pair) for pair in pairs]
         result = native_step.train_step(
@@ -112,9 +122,16 @@ def train_native(trainer: Trainer, eod_id: int | None = None) -> Steps:
     return found
 
 
-def train_engine(engine: Engine, trainer: Trainer, first: int = 0, last: int = STEPS) -> Steps:
+def train_engine(
+    engine: Engine,
+    trainer: Trainer,
+    first: int = 0,
+    last: int = STEPS,
+    *,
+    tokens: NDArray[np.int64] | None = None,
+) -> Steps:
     """Steps `first` to `last` of an engine that has its weights."""
-    batches, rates = draw_tokens(), compute_rates(trainer)
+    batches, rates = draw_tokens() if tokens is None else tokens, compute_rates(trainer)
     values = [engine.step(list(batches[step]), rates[step]) for step in range(first, last)]
     return [[value.loss, value.grad_norm] for value in values]
 
@@ -137,3 +154,16 @@ def compare_with_native(
     engine = build_engine(trainer, eod_id)
     engine.load_weights(draw_weights(trainer))
     return measure_differences(native or train_native(trainer, eod_id), train_engine(engine, trainer))
+
+
+def compare_trained_model(build_engine: Callable[[Trainer, int | None], Engine]) -> dict[str, float]:
+    """Differences of an engine from native where both begin with trained weights and a vocabulary of real size."""
+    trainer = build_trainer("llama")
+    trainer = msgspec.structs.replace(trainer, model=trained_weights.enlarge_vocabulary(trainer.model))
+    weights = trained_weights.train_weights(trainer.model)
+    shape = (TRAINED_STEPS, NUM_MICRO_BATCHES, MICRO_BATCH, SEQUENCE + 1)
+    tokens = trained_weights.draw_frequent_tokens(trainer.model, *shape, seed=99)
+    engine = build_engine(trainer, None)
+    engine.load_weights(weights)
+    steps = train_engine(engine, trainer, last=TRAINED_STEPS, tokens=tokens)
+    return measure_differences(train_native(trainer, weights=weights, tokens=tokens), steps)

@@ -20,6 +20,7 @@ from primus.checkpoint.formats.open import open_checkpoint
 from primus.checkpoint.formats.optimizer_state import open_training_state
 from primus.checkpoint.weights import TensorDict
 from primus.config.schema import Trainer
+from primus.patches import torch_cpu_log_softmax
 from primus.session.torch_processes import TorchProcesses, join_processes
 
 ALONE = TorchProcesses(0, 1, torch.device("cpu"), timedelta(minutes=1))
@@ -37,6 +38,7 @@ def compare_kinds() -> dict[str, dict[str, float]]:
     masked = engine_steps.build_trainer("llama", data={"eod_mask_loss": True})
     recomputed = engine_steps.build_trainer("llama", training={"recompute_activations": True})
     return found | {
+        "trained": engine_steps.compare_trained_model(build_engine),
         "masked": engine_steps.compare_with_native(build_engine, masked, 7),
         "recomputed": engine_steps.compare_with_native(build_engine, recomputed),
     }
@@ -79,4 +81,5 @@ def compare_processes() -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    torch_cpu_log_softmax.apply()
     print(json.dumps(globals()[sys.argv[1]]()))

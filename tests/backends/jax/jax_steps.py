@@ -27,10 +27,11 @@ def build_engine(trainer: Trainer, eod_id: int | None = None) -> JaxEngine:
 
 
 def compare_kinds() -> dict[str, dict[str, float]]:
-    return {
+    found = {
         kind: engine_steps.compare_with_native(build_engine, engine_steps.build_trainer(kind))
         for kind in engine_steps.KINDS
     }
+    return found | {"trained": engine_steps.compare_trained_model(build_engine)}
 
 
 def compare_settings() -> dict[str, dict[str, float]]:

@@ -52,7 +52,7 @@ def assert_within_tolerance(found: dict[str, dict[str, float]]) -> None:
 
 def test_losses_of_each_family_are_those_of_native(one_device: dict[str, Any]) -> None:
     found = one_device["compare_kinds"]
-    assert set(found) == {"llama", "llama-tied", "qwen2.5", "qwen3"}
+    assert set(found) == {"llama", "llama-tied", "qwen2.5", "qwen3", "trained"}
     assert_within_tolerance(found)
 
 

@@ -15,6 +15,7 @@ from backends.torchtitan.runs import (
     STEPS_OF_PROCESSES,
     build_trainer,
     draw_tokens,
+    measure_trained_model,
     train_by_engine,
     train_native,
     write_start,
@@ -69,6 +70,11 @@ def compare(tmp_path: Path, runs: list[tuple[str, dict[str, Any]]], world: int) 
 
 def test_one_process_has_the_losses_of_native(tmp_path: Path) -> None:
     compare(tmp_path, [(kind, {}) for kind in KINDS], world=1)
+
+
+def test_a_trained_model_has_the_losses_of_float64(tmp_path: Path) -> None:
+    losses = measure_trained_model(tmp_path, "megatron", SCRIPT)
+    assert losses[0] <= FIRST_LOSS and max(losses) <= LOSS, losses
 
 
 def test_two_processes_have_the_losses_of_native_in_every_layout(tmp_path: Path) -> None:

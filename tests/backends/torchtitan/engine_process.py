@@ -23,7 +23,7 @@ from backends.engine_service import serve_requests, split_batches
 from primus.checkpoint.weights import TensorDict
 from primus.config.schema import Trainer
 
-PATCHES_OF_ENGINE = ("torchtitan-without-gpu", "pipeline-micro-batches", "torch-cpu-norm")
+PATCHES_OF_ENGINE = ("torchtitan-without-gpu", "pipeline-micro-batches", "torch-cpu-norm", "torch-cpu-log-softmax")
 
 
 def run_request(request: dict[str, Any]) -> dict[str, Any]:

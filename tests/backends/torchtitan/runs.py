@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from backends.engine_processes import ask_engine
-from primus.backends.native.model import Transformer, build_model
+from backends.trained_weights import draw_frequent_tokens, enlarge_vocabulary, train_weights
+from primus.backends.native.model import Transformer, build_model, load_weights
 from primus.backends.native.optimizer import build_optimizer
 from primus.backends.native.step import prepare_model, train_step
 from primus.checkpoint.renaming import HubNames
@@ -20,6 +21,7 @@ from primus.config.schedule import compute_learning_rate
 from primus.config.schema import ModelSpec, OptimizerConfig, Trainer, TrainingConfig
 
 STEPS = 20
+TRAINED_STEPS = 4
 STEPS_OF_PROCESSES = 8
 """Steps of several processes, which wait for each other at every collective."""
 SEQUENCE, MICRO_BATCH, GLOBAL_BATCH = 32, 2, 8
@@ -107,9 +109,14 @@ def compute_rates(trainer: Trainer) -> list[float]:
     return [compute_learning_rate(step, trainer.optimizer, STEPS) for step in range(1, STEPS + 1)]
 
 
-def train_native(trainer: Trainer, tokens: Any, steps: int = STEPS) -> Steps:
-    """Losses and gradient norms of native, in one process."""
+def train_native(
+    trainer: Trainer, tokens: Any, steps: int = STEPS, dtype: torch.dtype = torch.float64, weights: Any = None
+) -> Steps:
+    """Losses and gradient norms of native in one process; in float64, by which engines are judged."""
     model = build_native_model(trainer)
+    if weights is not None:
+        load_weights(model, weights)
+    model.to(dtype)
     trainable = prepare_model(model, device="cpu", bf16=trainer.training.bf16)
     optimizer = build_optimizer(model, trainer.optimizer)
     found = []
@@ -129,6 +136,20 @@ def write_start(folder: Path, trainer: Trainer) -> dict[str, str]:
     hub = HubNames(TensorDict(build_native_model(trainer).state_dict()), trainer.model, "native")
     torch.save({name: hub.read(name).contiguous() for name in hub.list_tensors()}, weights)
     return {"tokens": str(tokens), "weights": str(weights)}
+
+
+def measure_trained_model(folder: Path, engine: str, script: Path) -> list[float]:
+    """Differences of the losses of an engine from native's in float64, from trained weights."""
+    trainer = build_trainer("llama")
+    trainer = msgspec.structs.replace(trainer, framework=engine, model=enlarge_vocabulary(trainer.model))
+    weights = train_weights(trainer.model)
+    tokens = draw_frequent_tokens(trainer.model, TRAINED_STEPS, GLOBAL_BATCH, SEQUENCE + 1, seed=99)
+    np.save(folder / "tokens.npy", tokens)
+    torch.save({name: weights.read(name) for name in weights.list_tensors()}, folder / "weights.pt")
+    start = {"tokens": str(folder / "tokens.npy"), "weights": str(folder / "weights.pt"), "last": TRAINED_STEPS}
+    (found,) = train_by_engine(folder, [(trainer, start)], engine=engine, script=script)
+    expected = train_native(trainer, tokens, TRAINED_STEPS, weights=weights)
+    return [abs(mine[0] - native[0]) for mine, native in zip(found["steps"], expected, strict=True)]
 
 
 def train_by_engine(
