@@ -56,7 +56,7 @@ def compute_log_softmax(logits: Tensor, dim: int, half_to_float: bool) -> Tensor
     if not is_last or logits.dtype != torch.float32 or logits.shape[-1] < PART:
         return found
     rest = logits.shape[-1] % PART
-    for rows in found.view(-1, logits.shape[-1]).split(ROWS):
+    for rows in torch.split(found.view(-1, logits.shape[-1]), ROWS):
         exponentials = rows.exp()
         parts = exponentials[:, rest:].unflatten(1, (-1, PART)).sum(2).double().sum(1, keepdim=True)
         rows -= (parts + exponentials[:, :rest].sum(1, keepdim=True)).log().float()
