@@ -58,6 +58,6 @@ def compute_log_softmax(logits: Tensor, dim: int, half_to_float: bool) -> Tensor
     rest = logits.shape[-1] % PART
     for rows in torch.split(found.view(-1, logits.shape[-1]), ROWS):
         exponentials = rows.exp()
-        parts = exponentials[:, rest:].unflatten(1, (-1, PART)).sum(2).double().sum(1, keepdim=True)
+        parts = exponentials[:, rest:].reshape(len(rows), -1, PART).sum(2).double().sum(1, keepdim=True)
         rows -= (parts + exponentials[:, :rest].sum(1, keepdim=True)).log().float()
     return found
