@@ -128,3 +128,22 @@ def test_a_traceback_that_the_log_cuts_off_is_told_with_its_last_frame(tmp_path:
     found = diagnose_logs([path])
     assert found.cause is not None and found.cause.signature == "uncaught-exception"
     assert "cut at /work/train.py:7 in main (user code)" in found.reason
+
+
+@pytest.mark.parametrize(("steps", "loss", "survived"), [(2, "2.1", False), (3, "2.1", True), (3, "nan", False)])
+def test_three_steps_with_a_finite_loss_show_that_an_error_of_a_shared_log_did_no_harm(
+    tmp_path: Path, steps: int, loss: str, survived: bool
+) -> None:
+    path = tmp_path / "console.log"
+    done = [f" iteration {step}/100 | lm loss: {loss} | learning rate: 1e-4 |" for step in range(steps)]
+    path.write_text("\n".join([DISK, *done]) + "\n")
+    causes = {cause.signature: cause for cause in diagnose_logs([path]).causes}
+    assert causes["disk-full"].survived is survived
+
+
+def test_the_address_in_the_report_of_torchrun_is_no_server_that_failed(tmp_path: Path) -> None:
+    path = tmp_path / "console.log"
+    path.write_text(
+        "  exitcode  : 1 (pid: 47)\n  traceback : To enable traceback see: https://pytorch.org/errors.html\n"
+    )
+    assert "hub-unreachable" not in folders.names(diagnose_logs([path]).causes)

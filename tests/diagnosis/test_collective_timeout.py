@@ -67,3 +67,19 @@ def test_the_rank_of_a_line_without_a_prefix_is_that_of_the_watchdog() -> None:
     reports = [(None, CAUGHT.format(rank=rank).partition(":")[2]) for rank in (0, 1, 3)]
     found = find_missing_ranks(reports, [], 4)
     assert found and found.missing == (2,)
+
+
+def test_ranks_that_call_different_collectives_are_told_and_none_is_said_to_lag(tmp_path: Path) -> None:
+    found = diagnose(tmp_path, CAUGHT.format(rank=0), CAUGHT.format(rank=1).replace("ALLREDUCE", "BROADCAST"))
+    assert found.first_rank is None and found.reason == (
+        "a collective timed out: rank 0 waited in 7753 (ALLREDUCE, 544997376 elements), rank 1 in 7753 (BROADCAST, "
+        "544997376 elements): the ranks call different collectives"
+    )
+
+
+def test_works_of_two_process_groups_are_not_compared(tmp_path: Path) -> None:
+    works = [CAUGHT.format(rank=0), CAUGHT.format(rank=1).replace("7753", "9120")]
+    same = [ENQUEUED.format(rank=rank, group="1", enqueued=9125) for rank in range(2)]
+    other = [ENQUEUED.format(rank=rank, group=str(rank), enqueued=9125) for rank in range(2)]
+    assert diagnose(tmp_path, *works, *same).first_rank == 0
+    assert diagnose(tmp_path, *works, *other).first_rank is None
