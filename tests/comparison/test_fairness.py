@@ -93,6 +93,22 @@ def test_each_class_of_unfairness_is_caught_by_its_own_rule(name: str) -> None:
     assert any(reason.startswith(rule) for reason in verdict.list_reasons())
 
 
+def test_other_load_is_unfair_above_a_twentieth_of_the_machine() -> None:
+    def judge_load(share: float) -> PairVerdict:
+        return judge(make_result(load=ResultLoad(other_cpu_share=share)), make_result("jax"))
+
+    assert list_unfair(judge_load(0.051)) == ["other load"]
+    assert judge_load(0.05).status == "fair"
+    assert "51%" not in judge_load(0.049).list_reasons()
+
+
+@pytest.mark.parametrize("key", ["parallelism.enable_y", "micro_batch_size"])
+def test_a_difference_that_only_the_class_tuned_allows_is_said_in_the_class_identical(key: str) -> None:
+    sides = [change_engine(make_result(name), key, **{key: number}) for number, name in enumerate(("a", "b"), 2)]
+    verdict = judge(*sides)
+    assert verdict.status != "fair" and any(f"setting {key}" in reason for reason in verdict.list_reasons())
+
+
 def test_other_load_is_the_same_for_runs_that_took_turns_with_each_other() -> None:
     def load(framework: str, group: str) -> ComparisonResult:
         result = make_result(framework)

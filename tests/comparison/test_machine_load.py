@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,24 @@ def test_clocks_and_throttling_are_those_of_all_processors(tmp_path: Path, monke
         pass
     (sample,) = recorder.summarize_load().samples
     assert sample.cpu_mhz == 2500 and sample.throttled == []
+
+
+def test_values_of_gpus_are_in_the_sample_that_read_them_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_load, "HOST_INTERVAL_S", 0.001)
+    has_three = threading.Event()
+    calls = 0
+
+    def count_no_throttling() -> int:
+        nonlocal calls
+        calls += 1  # once before the first sample, and once in each
+        if calls > 3:
+            has_three.set()
+        return 0
+
+    monkeypatch.setattr(machine_load, "count_throttling", count_no_throttling)
+    devices = {"gpu_data": [{"gpu": 0, **METRIC}, {"gpu": 1, **METRIC}]}
+    environ = amd_smi(tmp_path, list=LISTED, metric=devices, process=[], bad_pages=[], static={"gpu_data": []})
+    with LoadRecorder(machine(), environ) as recorder:
+        assert has_three.wait(60)
+    first, second, third = recorder.summarize_load().samples[:3]
+    assert first.device_power_w == [239, 239] and second.device_power_w == third.device_power_w == []

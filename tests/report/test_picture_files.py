@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import struct
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from primus.report.charts import list_ticks
 from primus.report.picture_files import BROWSERS, SCALE, write_pictures
-from primus.report.point_charts import ChartPoint, draw_interval_chart
+from primus.report.point_charts import ChartPoint, PlacedPoint, draw_interval_chart, draw_scatter
 
 
 @pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason="no browser is installed")
@@ -36,3 +38,19 @@ def test_ticks_of_an_axis_are_round_numbers(low: float, high: float, labels: lis
     assert [label for _, label in list_ticks(low, high)] == labels
     assert all(low <= value <= high for value, _ in list_ticks(low, high))
     assert [label for _, label in list_ticks(1, 3, whole=True)] == ["1", "2", "3"]
+
+
+def test_labels_of_points_that_are_near_stand_apart_and_within_the_picture() -> None:
+    points = [
+        PlacedPoint(label=f"an engine with a name, {number}", x=900 + number, y=800 - number) for number in range(6)
+    ]
+    chart = str(draw_scatter("Speed and energy", "J", "tokens/s", [*points, PlacedPoint(label="far", x=10, y=10)]))
+    found = re.findall(r'<text [^>]*?x="([\d.]+)" y="([\d.]+)"[^>]*>an engine', chart)
+    heights = sorted(float(y) for _, y in found)
+    assert heights[0] > 44, "below the title"
+    assert len(heights) == 6 and min(b - a for a, b in pairwise(heights)) >= 14
+    ends = re.findall(r'<text [^>]*?class="end"[^>]*>an engine', chart)
+    assert all(float(x) + 7 * 24 < 880 for x, _ in found) or ends, "left of points near the edge"
+    far = re.search(r'<text [^>]*?y="([\d.]+)"[^>]*>far', chart)
+    mark = re.search(r'<circle [^>]*?cy="([\d.]+)"[^>]*><title>far', chart)
+    assert far and mark and float(far[1]) == float(mark[1]) + 4, "a label that meets no other one is beside its point"

@@ -149,3 +149,12 @@ def test_what_both_engines_had_alike_explains_nothing_whatever_was_asked_for(mak
 def test_a_run_that_recorded_no_settings_in_force_is_compared_by_its_configuration(make_run: MakeRun) -> None:
     a, b = make_run(NOISY), record_settings(make_run(FASTER, name=OTHER), compile=True)
     assert compare_runs(a, b).candidates == []
+
+
+def test_what_one_engine_states_as_off_and_the_other_does_not_state_is_no_difference(make_run: MakeRun) -> None:
+    a = record_settings(make_run(NOISY), peft="none", fp8=None, sharding="fsdp", recompute="none")
+    b = record_settings(
+        make_run(NOISY, name=OTHER), tensor_model_parallel_size=1, pipeline_model_parallel_size=2, recompute="full"
+    )
+    found = {each.what for each in compare_runs(a, b).candidates if each.kind == "in force"}
+    assert found == {"sharding", "pipeline_model_parallel_size", "recompute"}

@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import os
+import re
 import shutil
 import struct
 import zipfile
@@ -281,6 +282,8 @@ def test_the_answer_names_the_faster_cell_first_and_says_why_there_is_none() -> 
     faster = answer((0.2, 0.1))
     assert len(faster) == 1 and faster[0].startswith("b is ") and " times as fast as a (98%: " in faster[0]
     assert 1.9 < float(faster[0].split()[2]) < 2.1
+    low, high = (float(each) for each in re.findall(r"98%: ([\d.]+) to ([\d.]+)", faster[0])[0])
+    assert low < float(faster[0].split()[2]) < high
     assert answer((0.1, 0.2))[0].startswith("a is ")
     assert answer((0.1, 0.1))[0].startswith("a and b show no difference in speed")
     refused = answer((0.2, 0.1), precision="bfloat16")

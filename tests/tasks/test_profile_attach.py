@@ -73,7 +73,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     return write
 
 
-ROCPROF = 'while [ "$1" != "-d" ]; do shift; done; echo trace > "$2/out.pftrace"'
+ROCPROF = '[ "$1" = --help ] && exit; while [ "$1" != "-d" ]; do shift; done; echo trace > "$2/out.pftrace"'
 
 
 def attach(run: Run, *words: str) -> int:
@@ -92,6 +92,18 @@ def test_rocprofv3_attaches_to_the_worker_and_not_to_its_shell(
     assert (event["rank"], event["tool"]) == (1, "rocprofv3")
     assert (run.directory / event["files"][0]).read_text() == "trace\n"
     assert json.loads(capsys.readouterr().out)["pid"] == pid
+
+
+@pytest.mark.parametrize("has_option", [True, False])
+def test_rocprofv3_writes_before_it_returns_where_it_has_an_option_for_it(
+    has_option: bool, run: Run, start: Start, tool: Tool
+) -> None:
+    start(0, ROCP_TOOL_ATTACH="1")
+    option = "--attach-sync-output" if has_option else "--other"
+    called = tool("rocprofv3", f'if [ "$1" = --help ]; then echo "usage: {option}"; exit 0; fi\n{ROCPROF}')
+    assert attach(run, "--with", "rocprofv3", "--seconds", "1") == 0
+    attached = [line for line in called.read_text().splitlines() if line.startswith("--attach ")]
+    assert len(attached) == 1 and ("--attach-sync-output" in attached[0]) == has_option
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ SIZE = 6.0
 NUM_SHAPES = 5
 MOST_LETTERS = 44
 NOTE_LETTERS, NOTE_ROW = 88, 16.0
+LABEL_ROW, LETTER_WIDTH = 14.0, 7.0
+"""Of the labels beside points, in pixels."""
 
 
 class ChartPoint(Struct, frozen=True, kw_only=True):
@@ -147,11 +149,37 @@ def draw_scatter(title: str, x_unit: str, y_unit: str, points: Sequence[PlacedPo
             line = sorted((point for point in points if point.kind == kind), key=lambda point: point.x)
             if len(line) > 1:
                 parts.append(draw_path([place(point) for point in line], f"line c{kind % NUM_COLORS}", ""))
-    for point in points:
-        x, y = place(point)
+    places = [place(point) for point in points]
+    for point, (x, y), (start, label_y) in zip(points, places, _spread_labels(points, places), strict=True):
+        is_left = start < x
+        if label_y != y:
+            parts.append(draw_path([(x, y), (x - 9 if is_left else x + 9, label_y)], "grid", ""))
         parts.append(draw_mark(x, y, point.kind, point.label, is_hollow=point.is_hollow))
-        parts.append(draw_text(x + 10, y + 4, point.label[:MOST_LETTERS], ""))
+        text = point.label[:MOST_LETTERS]
+        parts.append(draw_text(x - 10 if is_left else x + 10, label_y + 4, text, "end" if is_left else ""))
     return wrap_chart(parts, bottom + BOTTOM)
+
+
+def _spread_labels(points: Sequence[PlacedPoint], places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Where the label of each point begins, left of a point near the edge, and its height: that of the point, or the
+    nearest at which it meets no other label."""
+    taken: list[tuple[float, float, float]] = []
+    for point, (x, y) in zip(points, places, strict=True):
+        width = 10 + LETTER_WIDTH * len(point.label[:MOST_LETTERS])
+        x = x - width if x + width > WIDTH else x
+        end = x + width
+        shifts = (side * row * LABEL_ROW for row in range(2 * len(points) + 1) for side in (-1, 1))
+        label_y = next(
+            y + shift
+            for shift in shifts
+            if y + shift > TOP
+            and not any(
+                abs(y + shift - other_y) < LABEL_ROW and x < other_end and other_x < end
+                for other_x, other_end, other_y in taken
+            )
+        )
+        taken.append((x, end, label_y))
+    return [(x, label_y) for x, _, label_y in taken]
 
 
 def draw_mark(x: float, y: float, kind: int, label: str, *, is_hollow: bool = False) -> Html:

@@ -128,14 +128,14 @@ def compare_runs(a: Run, b: Run) -> RunComparison:
 def list_candidates(a: Run, b: Run) -> list[ExplainedDifference]:
     """Differences that can change speed or loss: settings, then the machine, variables and packages."""
     asked = compare_mappings(summary.flatten_run_settings(a), summary.flatten_run_settings(b))
-    in_force = [_read_settings_in_force(run) for run in (a, b)]
+    x, y = (_read_settings_in_force(run) for run in (a, b))
     # What both engines have alike explains nothing, whatever they were asked for.
-    alike = {key for key in in_force[0].keys() & in_force[1].keys() if in_force[0][key] == in_force[1][key]}
+    alike = {key for key in x.keys() & y.keys() if x[key] == y[key]}
     found = [_build_candidate("setting", each, find_effects(each.what)) for each in asked if each.what not in alike]
     known = {each.what for each in asked}
     found += [
         _build_candidate("in force", each, find_effects(each.what))
-        for each in (compare_mappings(*in_force) if all(in_force) else [])
+        for each in (compare_mappings(_drop_off(x, y), _drop_off(y, x)) if x and y else [])
         if each.what not in known
     ]
     for part in get_args(SpeedPart):
@@ -150,6 +150,15 @@ def list_candidates(a: Run, b: Run) -> list[ExplainedDifference]:
 def _read_settings_in_force(run: Run) -> dict[str, Any]:
     found = read_settings_in_force(events.read_events(run.events))
     return {each.key: each.in_force for each in found if each.key not in MEASURED}
+
+
+def _drop_off(settings: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without those that do nothing and that the other engine does not state at all."""
+    return {
+        key: value
+        for key, value in settings.items()
+        if key in other or not (value in (None, "none") or (key.endswith("_parallel_size") and value == 1))
+    }
 
 
 def _read_facts(run: Run, part: SpeedPart) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from primus.task import TaskContext
 PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 PATIENCE_S = 120.0
 """Time that a tool may take beyond the recording, to attach and to write."""
+SYNC_OUTPUT = "--attach-sync-output"
 INSTALL = {
     "rocprofv3": "it is a part of ROCm 7 (rocprofiler-sdk); use an image of ROCm, or add /opt/rocm/bin to PATH",
     "nsys": "install Nsight Systems, or use an image of NVIDIA that has it",
@@ -130,6 +131,9 @@ def _run_tool(worker: WorkerProcess, tool: str, options: Options, folder: Path) 
     if options.tool == "rocprofv3":
         # rocm.docs.amd.com, rocprofiler-sdk: "Using rocprofv3 to attach to a running process".
         words = ["--attach", pid, "--attach-duration-msec", f"{seconds * 1000:.0f}", "--kernel-trace"]
+        # Since ROCm 7.14 files are complete when the tool returns only with this option; older ones refuse it.
+        if SYNC_OUTPUT in run_command([tool, "--help"], limit_s=30).text:
+            words.append(SYNC_OUTPUT)
         return run_command([tool, *words, "-d", str(folder), "--output-format", "pftrace"], limit_s=limit).problem
     return _run_nsys(tool, seconds, folder)
 
@@ -141,7 +145,8 @@ def _run_nsys(tool: str, seconds: float, folder: Path) -> str:
     if not sessions:
         raise UsageError(
             "nsys attaches only to processes that it has launched, and none is running here",
-            "start the workers under `nsys launch`, or record with: train --profile steps=5:8",
+            "primus does not start workers under `nsys launch`: record steps with train --profile steps=5:8, or start"
+            " the whole command under it: nsys launch --session-new=primus ./primus-cli direct ...",
         )
     name = sessions[-1][-1]
     started = run_command(
