@@ -1,0 +1,37 @@
+"""Native trains alike on each device: the steps of float64 on the CPU, within the rounding of float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from primus.backends.native.model import build_model
+from primus.backends.native.optimizer import build_optimizer
+from primus.backends.native.step import prepare_model, train_step
+from primus.config.load import load_model
+from primus.config.schema import OptimizerConfig
+
+STEPS = 8
+RATE = 1e-2
+
+
+def train(device: str, dtype: torch.dtype) -> list[tuple[float, float]]:
+    """Loss and gradient norm of each step of the model `tiny`."""
+    spec = load_model("tiny.yaml")
+    model = build_model(spec, "cpu", seed=3).to(dtype)
+    trainable = prepare_model(model, device=device, bf16=False)
+    optimizer = build_optimizer(trainable.model, OptimizerConfig(lr=RATE))
+    tokens = torch.randint(spec.vocab_size, (4, 33), generator=torch.Generator().manual_seed(5)).to(device)
+    batch = (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+    results = [train_step(trainable, optimizer, [batch], learning_rate=RATE, clip_grad=1.0) for _ in range(STEPS)]
+    return [(result.loss, result.grad_norm) for result in results]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_device_takes_the_steps_of_float64(device: str) -> None:
+    """Tolerances: those of `compare engines` in float32."""
+    found, expected = train(device, torch.float32), train("cpu", torch.float64)
+    assert expected[0][0] - expected[-1][0] > 0.1, "it learns, so that an error would show"
+    for step, (mine, exact) in enumerate(zip(found, expected, strict=True), 1):
+        assert mine[0] == pytest.approx(exact[0], abs=5e-5), f"step {step}"
+        assert mine[1] == pytest.approx(exact[1], rel=1e-4), f"step {step}"
