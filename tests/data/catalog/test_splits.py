@@ -158,6 +158,12 @@ def test_the_commands_take_a_slice_of_the_hub(hub: LocalHub, tmp_path: Path, tas
     assert not hub.sent("train-2"), "no row of it is wanted"
 
 
+def test_a_slice_that_ends_with_a_file_reads_no_other_one(hub: LocalHub, tmp_path: Path) -> None:
+    job = FetchJob(dataset="me/data", output=tmp_path / "out", split="train[50:60]")
+    assert numbers_of(tmp_path / "out", job) == list(range(50, 60))
+    assert hub.sent("train-0") and not hub.sent("train-1") and not hub.sent("train-2")
+
+
 def test_whole_splits_are_fetched_as_they_are(hub: LocalHub, tmp_path: Path) -> None:
     fetched = fetch_dataset(FetchJob(dataset="me/data", output=tmp_path / "out", split="train+test"))
     names = ["train-0.jsonl", "train-1.parquet", "train-2.jsonl", "test-0.jsonl"]
