@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
+from primus import endless_files
 from primus.config.text_file import read_config_text
 from primus.config.token_files import resolve_prefix
 from primus.data.readers.files import find_files
@@ -40,3 +42,10 @@ def test_pipes_files_behind_descriptors_and_absent_files_pass(tmp_path: Path) ->
     assert read_config_text(Path(f"/dev/fd/{reading}"), "pipe") == "b: 2\n"
     os.close(reading)
     check_has_end(tmp_path / "absent", "absent")
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFBLK, stat.S_IFCHR])
+def test_drives_and_terminals_are_devices(monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
+    monkeypatch.setattr(endless_files.os, "stat", lambda path: os.stat_result((kind | 0o600, *[0] * 9)))
+    with pytest.raises(UsageError, match="/dev/sda: a device, not a file"):
+        check_has_end(Path("/dev/sda"), "/dev/sda")

@@ -802,3 +802,10 @@ def test_a_name_that_the_kernel_has_cut_is_known_and_this_process_does_not_count
     running = (Process(pid=7, name="rocm-smi-daemon-of-us"[:15]), Process(pid=os.getpid(), name="python3"))
     found = [each for each in vitals(processes=running)(node(GPUS)) if each.check == "gpu.processes"]
     assert find_worst_status(found) == "ok"
+
+
+def test_a_program_that_the_user_allows_is_known_by_the_name_that_the_kernel_has_cut() -> None:
+    allowed = node(GPUS, expected=NodeExpectations(allowed_processes=("our-gpu-monitoring-agent",)))
+    for name, status in (("our-gpu-monitor", "ok"), ("our-gpu-monito", "fail")):
+        findings = vitals(processes=(Process(pid=7, name=name),))(allowed)
+        assert find_worst_status(each for each in findings if each.check == "gpu.processes") == status
