@@ -118,6 +118,11 @@ def test_defaults_of_a_feature_hold_only_with_it(argument: str, values: dict[str
     assert not (plain.model | plain.settings).keys() & values.keys()
 
 
+def test_only_a_negative_number_of_evaluations_is_a_warning() -> None:
+    assert "--eval-iters" in list_reasons(translate(f"{SHAPE} --eval-iters -1"))
+    assert "--eval-iters" not in list_reasons(translate(f"{SHAPE} --eval-iters 0"))
+
+
 def test_a_rate_without_its_switch_has_no_effect() -> None:
     assert "fim_rate" not in translate(f"{SHAPE} --fim-rate 0.5").settings
     assert translate(f"{SHAPE} --fim-rate 0.25 --fim-data").settings["fim_rate"] == 0.25
@@ -152,6 +157,11 @@ def test_what_primus_always_does_is_a_warning_unless_the_script_says_it(name: st
         ("--eval-iters -1", "eval_iters", 0),
         ("--eval-iters 0", "eval_iters", 0),
         ("--eval-iters 1", "eval_iters", 1),
+        ("--swiglu --hidden-size 1024", "ffn_hidden_size", 2688),  # two thirds of 4 h, in multiples of 64
+        ("--hidden-size 1024", "ffn_hidden_size", 4096),
+        ("--tokenizer-type NullTokenizer --vocab-size 99 --make-vocab-size-divisible-by 1", "vocab_size", 100),
+        ("--make-vocab-size-divisible-by 64", "make_vocab_size_divisible_by", 64),
+        ("--make-vocab-size-divisible-by 128", "make_vocab_size_divisible_by", None),
     ],
 )
 def test_arguments_of_forks_and_of_other_ages_have_their_key(flags: str, key: str, value: Any) -> None:

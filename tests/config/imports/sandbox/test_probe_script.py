@@ -110,6 +110,11 @@ def test_a_placeholder_in_angle_brackets_is_a_value_and_said(tmp_path: Path, tex
     assert [note.subject for note in found.notes] == ["<path to data>"]
 
 
+def test_a_hidden_file_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / ".keys.sh").write_text("RATE=5\n")
+    assert get_arguments(probe(tmp_path, f"source .keys.sh\n{COMMAND} --lr $RATE\n"))["lr"] == ""
+
+
 def test_a_file_outside_of_the_checkout_is_not_read(tmp_path: Path) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
