@@ -156,5 +156,6 @@ def test_what_one_engine_states_as_off_and_the_other_does_not_state_is_no_differ
     b = record_settings(
         make_run(NOISY, name=OTHER), tensor_model_parallel_size=1, pipeline_model_parallel_size=2, recompute="full"
     )
-    found = {each.what for each in compare_runs(a, b).candidates if each.kind == "in force"}
-    assert found == {"sharding", "pipeline_model_parallel_size", "recompute"}
+    found = {each.what: each.a for each in compare_runs(a, b).candidates if each.kind == "in force"}
+    assert found.keys() == {"sharding", "pipeline_model_parallel_size", "recompute"}
+    assert found["recompute"] == "none", "what both state is shown as stated"

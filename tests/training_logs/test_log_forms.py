@@ -184,7 +184,7 @@ def test_bars_of_torchtune_give_steps_and_times_and_do_not_repeat_its_lines(tmp_
         for step in (1, 2, 2, 3, 4)
     ]
     log = read_lines(tmp_path, bars)
-    assert list_steps(log) == [1, 2, 3, 4]
+    assert (list_steps(log), log.num_repeated) == ([1, 2, 3, 4], 0)
     assert list(log.steps.columns["loss"]) == [2.1, 2.2, 2.3, 2.4]
     assert log.steps.columns["step_time_s"][1:].tolist() == [4.0, 4.0, 4.0]
     both = [text for bar in bars for text in (bar, f"Step {bar.split('|')[1]} | loss:2.{bar.split('|')[1]}11 lr:1e-05")]
