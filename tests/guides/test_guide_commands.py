@@ -55,6 +55,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "examples/megatron/configs/MI300X" / FINEWEB.name).write_text(fineweb)
     write_tokens(folder / "data/fineweb/llama3.1/fineweb_text_document")
     (folder / "data/fineweb/fineweb_megatron.json").write_text('{"text": "some words"}\n')
+    (folder / "site").mkdir()
+    (folder / "site/wandb.py").touch()
     (folder / "config.env").write_text("DATASET=bc\nFRAMEWORK=prim\nMBS=1\nDP=8\nGA=8\n")
     (folder / "data/tokenizers/llama3.1").mkdir(parents=True)
     (folder / "data/tokenizers/llama3.1/tokenizer.model").write_bytes(b"")
@@ -77,7 +79,8 @@ def run_command(text: str, folder: Path, **variables: str) -> subprocess.Complet
     environ |= {
         "XDG_STATE_HOME": str(folder / "state"),
         "DATA_PATH": str(folder / "data"),
-        "GPUS_PER_NODE": "8",  # the machine of the guides
+        "GPUS_PER_NODE": "8",  # the machine of the guides, whose image has the tracker of its experiment
+        "PYTHONPATH": str(folder / "site"),
         "VIRTUAL_ENV": sys.prefix,
         "PATH": f"{folder}/bin{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }

@@ -180,7 +180,7 @@ def test_a_rewind_restores_the_state_of_the_checkpoint(make_run: MakeRun, train:
 
 
 def test_a_rewind_to_the_initial_weights_restores_the_initial_state(make_run: MakeRun, train: Train) -> None:
-    bad = {"lr": 1e30, "lr_decay_style": "constant", "clip_grad": 0.0, "save_interval": 100, "max_nonfinite_steps": 1}
+    bad = {"lr": 1e3, "lr_decay_style": "constant", "clip_grad": 0.0, "save_interval": 100, "max_nonfinite_steps": 1}
     run = make_run(callbacks=["moments"], nonfinite_policy="rewind", max_rewinds=1, **bad)
     with pytest.raises(PrimusError, match="1 rewinds have not helped"):
         train(run)

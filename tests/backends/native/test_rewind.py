@@ -267,7 +267,7 @@ def test_the_first_step_that_is_not_finite_may_end_the_run(
 
 
 def test_rewinds_that_do_not_help_end_the_run(make_run: MakeRun, train: Train) -> None:
-    settings = {"lr": 1e30, "lr_decay_style": "constant", "clip_grad": 0.0, "save_interval": 1, "train_iters": 40}
+    settings = {"lr": 1e3, "lr_decay_style": "constant", "clip_grad": 0.0, "save_interval": 1, "train_iters": 40}
     run = make_run(**settings, nonfinite_policy="rewind", max_nonfinite_steps=2, max_rewinds=3)
     with pytest.raises(FinalError, match="3 rewinds have not helped"):
         train(run)
