@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -42,9 +43,9 @@ class Terminal:
         os.write(self._leader, keys)
 
     def wait_for(self, condition: str, timeout_s: float = 60) -> None:
-        """Returns once the text `condition` was shown."""
+        """Returns once a text that matches the pattern `condition` was shown."""
         deadline = time.monotonic() + timeout_s
-        while condition not in self.shown:
+        while not re.search(condition, self.shown):
             assert time.monotonic() < deadline and self._read(), f"{condition!r} was not shown:\n{self.shown}"
 
     def ended(self, timeout_s: float = 60) -> int:
@@ -109,7 +110,7 @@ def training(*runtime: str, cwd: Path, experiment: str, **environ: str | None) -
     (cwd / "e.yaml").write_text(experiment)
     words = [sys.executable, "-m", "primus.cli.main", *runtime, "--", "train", "pretrain", "--config", "e.yaml"]
     with opened(words, cwd, cli.environment(**environ)) as terminal:
-        terminal.wait_for("iteration ", 100)
+        terminal.wait_for(r"iteration +\d|step +\d", 100)  # the second where the workers see the terminal
         yield terminal
 
 

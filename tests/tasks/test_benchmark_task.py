@@ -14,6 +14,7 @@ from fakes import cli
 from primus import registry
 from primus.benchmark import BENCHMARKS
 from primus.errors import UsageError
+from primus.runs.lock import START_LOCKS
 
 EXPERIMENT = """\
 modules:
@@ -247,7 +248,8 @@ def test_the_other_benchmarks_measure_every_case(
     rows = measure_rows(tmp_path, *words)
     assert [row["case"][column] for row in rows] == found
     assert all(row["value"] > 0 and not row["problem"] for row in rows)
-    assert [path.name for path in (tmp_path / "output").iterdir() if path.name.startswith(".")] == []
+    hidden = {path.name for path in (tmp_path / "output").glob(".*")}
+    assert hidden == {path.name for path in (tmp_path / "output").glob(START_LOCKS)}
 
 
 def test_the_products_of_a_layer_are_summed_by_direction(tmp_path: Path) -> None:
