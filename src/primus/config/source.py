@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Union
 
+import yaml
 from msgspec import Struct
 
 from primus.config.text_file import format_path, read_config_text
 from primus.errors import UsageError
-from primus.quick_imports import compile_patterns_on_use
 from primus.redaction import is_secret_name, learn
-
-with compile_patterns_on_use():
-    import yaml
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NOT_OURS = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp")

@@ -223,7 +223,9 @@ def _until_closed(master: int, shown: list[bytes]) -> None:
 
 
 def test_steps_that_are_not_finite_are_skipped_and_end_the_run(make_run: MakeRun, train: Train) -> None:
-    run = make_run(lr=1e3, weight_decay=1e12, lr_decay_style="constant", max_nonfinite_steps=3, save_interval=1, clip_grad=0.0)
+    run = make_run(
+        lr=1e3, weight_decay=1e12, lr_decay_style="constant", max_nonfinite_steps=3, save_interval=1, clip_grad=0.0
+    )
     with pytest.raises(PrimusError, match=r"steps \d+ to \d+: the loss or the gradient is not finite") as error:
         train(run)
     assert "lower lr" in error.value.hint
