@@ -234,10 +234,11 @@ the name that users type. Every file below is in [examples/plug-ins](../examples
 The command loads the file, compares its members with the contract of its kind, and checks their types with mypy if it
 is installed. Without files it checks every plug-in of `PRIMUS_PLUGINS`. The exit code is 1 if a file fails.
 
-The launcher makes the same comparison when it loads a plug-in. A plug-in that lacks a required member is refused with
-the file, the member and its signature. A function that returns a value of another type is reported in the same way
-when it is called. Optional members that a file leaves out get the defaults below. Functions take their arguments by
-position, so you may name the parameters freely. Hooks and YAML files are checked when they are read.
+The launcher compares the members as well when it loads a plug-in. A plug-in that lacks a required member, or whose
+function takes other arguments, is refused with the file, the member and its signature. A function that returns a value
+of another class is reported in the same way when it is called; the types of elements and fields are left to mypy.
+Optional members that a file leaves out get the defaults below. Functions take their arguments by position, so you may
+name the parameters freely. Hooks and YAML files are checked when they are read.
 
 Errors: raise `primus.errors.UsageError(problem, hint)` for a mistake of the user (exit code 2), `PrimusError` for any
 other failure with a known cause (1), `UnfitError` for a machine that cannot run the task (3). The user sees the
