@@ -117,7 +117,7 @@ def find_price(prices: Sequence[DevicePrice], device: str) -> DevicePrice | None
 
 def _find_peak(result: ComparisonResult) -> float | None:
     precision = result.precision or str(result.settings.get("precision", "bf16"))
-    dtype = "fp8" if precision.startswith("fp8") else DTYPES.get(precision, precision)
+    dtype = next((width for width in ("fp8", "fp4") if width in precision), DTYPES.get(precision, precision))
     known = next((each for each in get_args(Dtype) if each == dtype), None)
     return find_peak_tflops(result.gpu_info.device_name, known) if known and result.gpu_info.device_name else None
 
