@@ -442,3 +442,30 @@ def test_a_value_typed_last_shows_those_of_the_file_and_of_the_shell_that_it_bea
     )
     lost = [(lost.layer, lost.value) for lost in choice("NCCL_DEBUG", result).overrode]
     assert lost == [("--env", "VERSION"), ("user", "WARN"), ("experiment", "INFO")]
+
+
+@pytest.mark.parametrize(
+    ("values", "layout", "problems"),
+    [
+        ({"MODE": "off", "OVERRIDE_FILE": "/t.txt"}, ONE, []),
+        ({"MODE": "always", "CACHE_PATH": "/c"}, ONE, ["valid values are off, cache, tune"]),
+        ({"MODE": "cache"}, ONE, ["no effect without HIPBLASLT_TUNING_CACHE_PATH"]),
+        ({"MODE": "cache", "CACHE_PATH": "/c"}, ONE, []),
+        ({"MODE": "tune", "CACHE_PATH": "/c"}, ONE, ["8 processes write one file"]),
+        ({"MODE": "tune", "CACHE_PATH": "/c"}, TWO, ["16 processes write one file"]),
+        ({"MODE": "tune", "CACHE_PATH": "/c"}, ClusterLayout(nproc=1), []),
+        ({"MODE": "cache", "CACHE_PATH": "/c", "OVERRIDE_FILE": "/t.txt"}, ONE, ["ignores HIPBLASLT_TUNING_OVERRIDE"]),
+    ],
+)
+def test_settings_of_hipblaslt_that_cancel_each_other_are_warned_of(
+    values: dict[str, str], layout: ClusterLayout, problems: list[str]
+) -> None:
+    environ = {f"HIPBLASLT_TUNING_{name}": value for name, value in values.items()}
+    found = [each for each in decided(environ=environ, layout=layout).warnings if "HIPBLASLT" in each]
+    assert len(found) == len(problems) and all(part in each for part, each in zip(problems, found, strict=True))
+
+
+def test_a_deterministic_run_refuses_kernels_that_are_chosen_by_timing() -> None:
+    environ = {"PRIMUS_DETERMINISTIC": "1", "HIPBLASLT_TUNING_MODE": "tune"}
+    with pytest.raises(UsageError, match="HIPBLASLT_TUNING_MODE=off"):
+        decided(environ=environ)

@@ -135,3 +135,14 @@ def test_stage_0_lets_transformer_engine_tune_and_a_dry_run_writes_nothing(monke
     assert not Path("output").exists()
     assert call_stage("0", monkeypatch) == 0
     assert read_variables()["TE_HIPBLASLT_TUNING_RUN_COUNT"] == "10"
+
+
+def test_the_use_of_tuned_products_is_refused_where_hipblaslt_would_ignore_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HIPBLASLT_TUNING_MODE", "cache")
+    assert call_stage("3", monkeypatch) == 2
+    assert "HIPBLASLT_TUNING_MODE=cache: hipBLASLt ignores" in capsys.readouterr().err
+    monkeypatch.setenv("HIPBLASLT_TUNING_MODE", "off")
+    assert call_stage("3", monkeypatch) == 2
+    assert "does not exist" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from primus.cli.main import main
+from primus.errors import PrimusError
 from primus.runs import lock
 from primus.tuning import hipblaslt
 from primus.tuning.claim import claim_host, claim_work
@@ -111,6 +112,16 @@ def test_the_columns_of_older_versions_are_read(
 ) -> None:
     monkeypatch.setenv("COLUMNS_OF", "old")
     assert {shape["solution"] for shape in read_result(capsys)["shapes"]} == {"41024", "42048"}
+
+
+def test_a_file_without_a_version_is_read_if_its_solutions_have_names() -> None:
+    row = "transA,m,solution_index,kernel_name\nT,64,7,Cijk_x\n"
+    found = hipblaslt.parse_tuning_file(row, "tuned.txt")
+    assert (found.version, [entry.values["kernel_name"] for entry in found.entries]) == ("", ["Cijk_x"])
+    assert hipblaslt.parse_tuning_file(hipblaslt.format_tuning_file("", found.entries), "x") == found
+    for text in ("transA,m,solution_index\nT,64,7\n", row.splitlines()[0], ""):
+        with pytest.raises(PrimusError, match="not a tuning file|damaged"):
+            hipblaslt.parse_tuning_file(text, "tuned.txt")
 
 
 def test_shapes_that_fail_are_named_and_the_others_are_tuned(capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,6 +104,26 @@ def test_later_runs_use_a_local_copy_of_what_is_faster(capfd: pytest.CaptureFixt
     assert Path("seen.txt").read_text() == ""
 
 
+def test_hipblaslt_reads_what_was_tuned_as_its_cache_unless_it_has_another_one(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIPBLASLT_TUNING_MODE", "cache")
+    assert "HIPBLASLT_TUNING_MODE=cache: hipBLASLt ignores" in call(TUNE, capfd, 2)
+    monkeypatch.setenv("HIPBLASLT_TUNING_MODE", "off")
+    call(TUNE, capfd)
+    dry = "--json --dry-run " + TRAIN
+    monkeypatch.delenv("HIPBLASLT_TUNING_MODE")
+    plan = json.loads(call(dry.format("--env HIPBLASLT_TUNING_MODE=cache "), capfd))
+    assert "HIPBLASLT_TUNING_OVERRIDE_FILE" not in plan["env"]
+    assert plan["files"][plan["env"]["HIPBLASLT_TUNING_CACHE_PATH"]["value"]] == Path("tuned.txt").read_text()
+    monkeypatch.setenv("HIPBLASLT_TUNING_CACHE_PATH", "/own.txt")
+    for mode in ("cache", "tune"):
+        monkeypatch.setenv("HIPBLASLT_TUNING_MODE", mode)
+        plan = json.loads(call(dry.format(""), capfd))
+        assert not plan["files"] and "HIPBLASLT_TUNING_OVERRIDE_FILE" not in plan["env"]
+        assert any(f"not used: HIPBLASLT_TUNING_MODE={mode} reads" in note for note in plan["notes"])
+
+
 def test_what_is_not_faster_is_not_kept(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_GAIN", "1")
     assert "not used by later runs: the interval contains no gain" in call(TUNE, capfd)

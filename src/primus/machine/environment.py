@@ -17,7 +17,13 @@ from msgspec import Struct
 from primus.errors import PrimusError
 from primus.machine import profile
 from primus.machine.cluster import ClusterLayout
-from primus.machine.environment_checks import check_determinism, check_interfaces, find_conflicts, find_dubious_values
+from primus.machine.environment_checks import (
+    check_determinism,
+    check_interfaces,
+    find_conflicts,
+    find_dubious_values,
+    find_runtime_tuning_problems,
+)
 from primus.machine.facts import Device, MachineFacts
 from primus.machine.framework import Framework, find_framework
 from primus.machine.network import SOCKET_VARIABLES, Network, validate_network_variables
@@ -65,6 +71,7 @@ DETERMINISTIC_SETTINGS: dict[str, Settings] = {
     "amd": {
         "ROCBLAS_DEFAULT_ATOMICS_MODE": Setting(value="0", reason="no atomics in matrix products", source=_PRIMUS),
         "PRIMUS_TURBO_AUTO_TUNE": Setting(value="0", reason="no kernels chosen by timing", source=_PRIMUS),
+        "HIPBLASLT_TUNING_MODE": Setting(value="off", reason="no kernels chosen by timing", source="hipBLASLt guide"),
         "TE_HIPBLASLT_TUNING_RUN_COUNT": Setting(value="0", reason="no kernels chosen by timing", source=_PRIMUS),
         "TE_HIPBLASLT_TUNING_ALGO_COUNT": Setting(value="0", reason="no kernels chosen by timing", source=_PRIMUS),
     },
@@ -130,14 +137,17 @@ def build_environment(
     check_interfaces(chosen)
     if rocm_library and any(device.vendor == "amd" for device in facts.devices):
         _add_library(chosen, rocm_library)
-    problems = (*warnings, *network.warnings, *_find_problems(chosen, user.list_values(), facts))
+    problems = (*warnings, *network.warnings, *_find_problems(chosen, user.list_values(), facts, layout))
     return Environment(variables=dict(sorted(chosen.items())), warnings=problems)
 
 
-def _find_problems(chosen: Mapping[str, VariableChoice], user: Mapping[str, str], facts: MachineFacts) -> Iterator[str]:
+def _find_problems(
+    chosen: Mapping[str, VariableChoice], user: Mapping[str, str], facts: MachineFacts, layout: ClusterLayout | None
+) -> Iterator[str]:
     yield from validate_network_variables(user, facts)
     yield from find_conflicts(chosen)
     yield from find_dubious_values(chosen, facts)
+    yield from find_runtime_tuning_problems(chosen, layout.nproc * layout.nnodes if layout else 1)
 
 
 def _list_last_layers(

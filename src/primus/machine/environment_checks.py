@@ -9,6 +9,7 @@ from primus.errors import UsageError
 from primus.machine.facts import MachineFacts
 from primus.machine.network import SOCKET_VARIABLES
 from primus.machine.tree import parse_int
+from primus.machine.tuned_files import HIPBLASLT_VARIABLE, RUNTIME_CACHE, RUNTIME_MODES, RUNTIME_TUNING
 from primus.machine.variable_choice import AMD_ONLY, DETERMINISTIC, VariableChoice
 
 USER_LAYERS = ("experiment", "user", "--env")
@@ -72,3 +73,21 @@ def find_dubious_values(chosen: Mapping[str, VariableChoice], facts: MachineFact
         yield f"NCCL_IB_TIMEOUT={timeout}: valid values are 1 to 22 (exponent of two)"
     if "RCCL_DEBUG" in chosen:
         yield "RCCL does not read RCCL_DEBUG; set NCCL_DEBUG"
+
+
+def find_runtime_tuning_problems(chosen: Mapping[str, VariableChoice], num_processes: int) -> Iterator[str]:
+    """Settings of hipBLASLt's runtime tuning that do not do what their names say (hipBLASLt documentation)."""
+    values = {name: chosen[name].value or "" if name in chosen else "" for name in (RUNTIME_TUNING, RUNTIME_CACHE)}
+    mode = values[RUNTIME_TUNING]
+    if mode in ("", "off"):
+        return
+    shown = f"{RUNTIME_TUNING}={mode}"
+    if mode not in RUNTIME_MODES:
+        yield f"{shown}: valid values are {', '.join(RUNTIME_MODES)}"
+        return
+    if not values[RUNTIME_CACHE]:
+        yield f"{shown} has no effect without {RUNTIME_CACHE}"
+    elif mode == "tune" and num_processes > 1:
+        yield f"{shown}: {num_processes} processes write one file; tune with one process, then use the mode cache"
+    if HIPBLASLT_VARIABLE in chosen and chosen[HIPBLASLT_VARIABLE].value:
+        yield f"{shown}: hipBLASLt ignores {HIPBLASLT_VARIABLE}"

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, structs
 
+from primus.errors import UsageError
 from primus.machine.facts import MachineFacts
 from primus.machine.profile import Setting
 from primus.runs.state_folder import find_state_folder
@@ -25,6 +26,10 @@ TABLE_FILE = "config/tuned_gemm.json"
 differently."""
 HIPBLASLT_VARIABLE = "HIPBLASLT_TUNING_OVERRIDE_FILE"
 """File of solutions that hipBLASLt uses instead of its heuristic (hipBLASLt documentation, offline tuning)."""
+RUNTIME_TUNING, RUNTIME_CACHE = "HIPBLASLT_TUNING_MODE", "HIPBLASLT_TUNING_CACHE_PATH"
+"""With a mode of `cache` or `tune`, newer versions of hipBLASLt read the solutions of this cache, whose rows are those
+of a tuning file, and ignore the override file (hipBLASLt documentation, runtime tuning)."""
+RUNTIME_MODES = ("off", "cache", "tune")
 TUNABLEOP_VARIABLE = "PYTORCH_TUNABLEOP_FILENAME"
 """File of solutions that TunableOp takes; PyTorch puts the number of the device before its suffix
 (torch/cuda/tunable.py, "File Input and Output")."""
@@ -117,13 +122,26 @@ class TunedSettings(Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
+def check_override_is_read(environ: Mapping[str, str]) -> None:
+    """Check that hipBLASLt reads an override file.
+
+    Raises:
+        UsageError: It reads a cache instead.
+    """
+    mode = environ.get(RUNTIME_TUNING, "")
+    if mode in RUNTIME_MODES[1:]:
+        raise UsageError(
+            f"${RUNTIME_TUNING}={mode}: hipBLASLt ignores {HIPBLASLT_VARIABLE} in this mode", f"unset {RUNTIME_TUNING}"
+        )
+
+
 def build_tuned_settings(
     environ: Mapping[str, str], facts: MachineFacts, *, torch: str | None, threads: str, experiment: str
 ) -> TunedSettings:
     """How the workers of a node use what was tuned for its device; changes nothing.
 
     Args:
-        environ: Names the store.
+        environ: The variables of the user; names the store.
         facts: The machine.
         torch: Version of PyTorch that the workers import.
         threads: Threads of a process on the CPU.
@@ -162,9 +180,14 @@ def _use_gpu_file(environ: Mapping[str, str], facts: MachineFacts, torch: str | 
         file = msgspec.json.decode(path.read_bytes(), type=TunedText)
     except (OSError, msgspec.MsgspecError):
         reason, file = f"{path} is damaged", None
+    mode = environ.get(RUNTIME_TUNING, "") if kind == HIPBLASLT else ""
+    if mode == "tune" or (mode == "cache" and environ.get(RUNTIME_CACHE)):
+        return TunedSettings(notes=(f"tuned: {name}: not used: {RUNTIME_TUNING}={mode} reads {RUNTIME_CACHE}",))
     if file is None or reason:
         return TunedSettings(notes=(f"tuned: {name}: not used: {reason}; run tune gemm again",))
     copies = _copy_to_local_disk(kind, file, len(facts.devices), f"tuned: {name}: {file.summary}")
+    if mode == "cache":
+        copies = structs.replace(copies, variable=RUNTIME_CACHE)
     variables = {**(TUNABLEOP_SETTINGS if kind == TUNABLEOP else {}), copies.variable: copies.value}
     return TunedSettings(_make_settings(variables, "gemm"), copies)
 

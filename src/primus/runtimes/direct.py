@@ -255,13 +255,12 @@ def _find_tuned_settings(
     from primus.machine.tuned_files import build_tuned_settings
     from primus.site_folders import find_distribution
 
-    name = "OMP_NUM_THREADS"
-    threads = by_user[name].value if name in by_user else context.environ.get(name)
+    environ = {**context.environ, **{name: variable.value for name, variable in by_user.items()}}
     return build_tuned_settings(
-        context.environ,
+        environ,
         facts,
         torch=find_distribution("torch", folders),
-        threads=threads or str(max(1, (facts.cpu.usable or 1) // shape.nproc)),
+        threads=environ.get("OMP_NUM_THREADS") or str(max(1, (facts.cpu.usable or 1) // shape.nproc)),
         experiment=context.name,
     )
 

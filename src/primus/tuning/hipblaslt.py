@@ -17,7 +17,9 @@ CHOSEN = ("--algo_method", "--solution_index")
 ALIASES = {"soulution_index": "solution_index"}
 """Older versions misspell the column."""
 VERSION = "Git Version:"
-"""First line of a tuning file; solution indices are valid for this version of the library only."""
+"""First line of a tuning file; solution indices without names are valid for this version of the library only."""
+NAMES = ("kernel_name", "solution_name")
+"""Columns by which newer versions recognize a solution; a file with them may have no version."""
 
 
 class GemmProblem(Struct, frozen=True, kw_only=True):
@@ -110,16 +112,17 @@ def build_problem(product: MatrixProduct, calls: int) -> GemmProblem | None:
 
 
 def parse_tuning_file(text: str, place: str) -> TuningFile:
-    """Read a tuning file: the version, then a header and a line of values for each problem.
+    """Read a tuning file: the version unless solutions have names, then a header and a line for each problem.
 
     Raises:
         PrimusError: It is cut off or not a tuning file.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines or not lines[0].startswith(VERSION):
+    version = lines[0].removeprefix(VERSION).strip() if lines and lines[0].startswith(VERSION) else ""
+    if not version and not (lines and set(NAMES) & set(lines[0].split(","))):
         raise PrimusError(f"{place}: not a tuning file: the first line is not '{VERSION}'")
     entries = []
-    rest = lines[1:]
+    rest = lines[1:] if version else lines
     for header, line in zip(rest[::2], rest[1::2], strict=False):
         names, values = header.split(","), line.split(",")
         if len(names) != len(values) or "transA" not in names:
@@ -128,12 +131,13 @@ def parse_tuning_file(text: str, place: str) -> TuningFile:
         entries.append(TunedProblem(header=header, line=line, values=named))
     if not entries or len(rest) % 2:
         raise PrimusError(f"{place}: damaged: it ends without the values of a problem")
-    return TuningFile(version=lines[0].removeprefix(VERSION).strip(), entries=entries)
+    return TuningFile(version=version, entries=entries)
 
 
 def format_tuning_file(version: str, entries: Sequence[TunedProblem]) -> str:
     """The text of a tuning file."""
-    return "".join([f"{VERSION} {version}\n", *(f"    {entry.header}\n    {entry.line}\n" for entry in entries)])
+    first = [f"{VERSION} {version}\n"] if version else []
+    return "".join([*first, *(f"    {entry.header}\n    {entry.line}\n" for entry in entries)])
 
 
 def build_bench_command(program: str, problem: GemmProblem, options: Mapping[str, str]) -> list[str]:

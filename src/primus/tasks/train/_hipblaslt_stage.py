@@ -21,13 +21,13 @@ from msgspec import structs
 from primus import registry
 from primus.errors import PrimusError, UsageError
 from primus.launch.plan import LaunchJob, Variable
+from primus.machine.tuned_files import HIPBLASLT_VARIABLE, check_override_is_read
 from primus.runs.files import write_text
 from primus.task import TASKS, TaskContext
 from primus.tuning import hipblaslt
 
 SWITCH = "PRIMUS_HIPBLASLT_TUNING"
 STAGE = "PRIMUS_HIPBLASLT_TUNING_STAGE"
-OVERRIDE = "HIPBLASLT_TUNING_OVERRIDE_FILE"
 ONLINE, LOG, TUNE, USE = range(4)
 ONLINE_VARIABLES = {"TE_HIPBLASLT_TUNING_RUN_COUNT": "10", "TE_HIPBLASLT_TUNING_ALGO_COUNT": "50"}
 """The values of AMD-AGI/Primus."""
@@ -55,7 +55,7 @@ def add_stage_variables(job: LaunchJob, stage: int, environ: Mapping[str, str]) 
     """The training job of a stage; changes nothing on disk.
 
     Raises:
-        UsageError: Stage 3 has no tuned file.
+        UsageError: Stage 3 has no tuned file, or hipBLASLt would not read it.
         PrimusError: The tuned file is damaged.
     """
     source = f"${STAGE}={stage}"
@@ -66,11 +66,12 @@ def add_stage_variables(job: LaunchJob, stage: int, environ: Mapping[str, str]) 
         node = environ.get("NODE_RANK") or environ.get("SLURM_NODEID") or "0"
         # %i is the process id: processes of a node must not write into one file.
         log = folder.absolute() / f"dump_hipblaslt_gemm_shape_{node}_%i.txt"
-        values = {"HIPBLASLT_LOG_MASK": LOG_MASK, "HIPBLASLT_LOG_FILE": str(log), OVERRIDE: ""}
+        values = {"HIPBLASLT_LOG_MASK": LOG_MASK, "HIPBLASLT_LOG_FILE": str(log), HIPBLASLT_VARIABLE: ""}
         notes = (f"products are logged to {folder}",)
     elif stage == USE:
+        check_override_is_read(environ)
         tuned, local = read_tuned_file(job.name, environ)
-        values = {OVERRIDE: str(local)}
+        values = {HIPBLASLT_VARIABLE: str(local)}
         notes = (f"{len(tuned.entries)} tuned products of hipBLASLt {tuned.version} are used",)
     variables = {name: Variable(value, source) for name, value in values.items()}
     return structs.replace(job, env={**variables, **job.env}, notes=(*job.notes, *notes))

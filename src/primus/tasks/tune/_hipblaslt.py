@@ -36,6 +36,8 @@ class HipblasltTuner(Struct, frozen=True):
         return Path(self.options.output or "./output/tune/hipblaslt.txt")
 
     def collect_problems(self) -> list[GemmProblem]:
+        if self.options.config is not None:
+            tuned_files.check_override_is_read(self.context.environ)
         if self.options.shapes:
             return hipblaslt.read_problems(map(Path, self.options.shapes))
         resolved = _products.resolve_experiment(self.options, self.context)
@@ -46,8 +48,9 @@ class HipblasltTuner(Struct, frozen=True):
     def tune_problem(self, problem: GemmProblem, gpu: str, folder: Path) -> str:
         result = folder / "result.txt"
         environ = {**self.context.environ, "HIPBLASLT_TUNING_FILE": str(result), "HIP_VISIBLE_DEVICES": gpu}
-        # A file in force would be what is measured.
-        environ.pop(tuned_files.HIPBLASLT_VARIABLE, None)
+        # A file in force would be what is measured, and so would a cache.
+        for name in (tuned_files.HIPBLASLT_VARIABLE, tuned_files.RUNTIME_TUNING, tuned_files.RUNTIME_CACHE):
+            environ.pop(name, None)
         command = hipblaslt.build_bench_command(self.options.bench, problem, BENCH_OPTIONS)
         answer = run_command(command, environ, limit_s=self.options.timeout, ends_with_caller=True)
         if answer.state == "missing":
