@@ -120,7 +120,7 @@ def test_a_file_without_a_version_is_read_if_its_solutions_have_names() -> None:
     assert (found.version, [entry.values["kernel_name"] for entry in found.entries]) == ("", ["Cijk_x"])
     assert hipblaslt.parse_tuning_file(hipblaslt.format_tuning_file("", found.entries), "x") == found
     for text in ("transA,m,solution_index\nT,64,7\n", row.splitlines()[0], ""):
-        with pytest.raises(PrimusError, match="not a tuning file|damaged"):
+        with pytest.raises(PrimusError, match=r"not a tuning file|damaged"):
             hipblaslt.parse_tuning_file(text, "tuned.txt")
 
 
