@@ -17,7 +17,7 @@ from primus.runs.store import Run, RunOutcome
 
 if TYPE_CHECKING:
     from primus.launch.plan import LaunchJob
-    from primus.machine.variable_choice import Assignment
+    from primus.machine.environment.variable_choice import Assignment
     from primus.runs.attempt import Attempt
 
 

@@ -13,7 +13,7 @@ from primus.comparison.evidence import collect_evidence
 from primus.comparison.fairness import PairVerdict, judge_pair
 from primus.comparison.result import ComparisonResult, ResultDevice
 from primus.machine import profile
-from primus.machine.environment import DETERMINISTIC_SETTINGS
+from primus.machine.environment.precedence import DETERMINISTIC_SETTINGS
 from primus.runs.speed_facts import find_speed_rule, read_speed_table
 
 Change = Callable[[ComparisonResult], ComparisonResult]

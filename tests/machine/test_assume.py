@@ -7,7 +7,7 @@ import pytest
 from primus.errors import UsageError
 from primus.machine import profile
 from primus.machine.assumed_machine import build_assumed_machine
-from primus.machine.network import choose_network
+from primus.machine.network.selection import choose_network
 
 
 def test_a_model_alone_is_a_usual_node() -> None:

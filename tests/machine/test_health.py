@@ -15,7 +15,7 @@ from machines.tree import HERE
 from primus.machine.facts import Device, MachineFacts, Partition, Vendor
 from primus.machine.health import read_health
 from primus.machine.probe import probe
-from primus.machine.vitals import Process, RowRemapping
+from primus.machine.tools.vitals import Process, RowRemapping
 
 METRIC = {
     "usage": {"gfx_activity": {"value": 7, "unit": "%"}},

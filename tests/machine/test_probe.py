@@ -13,11 +13,11 @@ import pytest
 from fakes.tools import tool
 from machines.tree import HERE, grow
 from primus.errors import UsageError
-from primus.machine import smi
-from primus.machine.environment import build_environment
+from primus.machine.environment.precedence import build_environment
 from primus.machine.facts import MachineFacts
-from primus.machine.network import Network
+from primus.machine.network.selection import Network
 from primus.machine.probe import probe
+from primus.machine.tools import smi
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
 
@@ -199,7 +199,7 @@ from pathlib import Path
 from primus.machine.probe import probe
 probe(Path({str(machine)!r}))
 probe(tools="never")
-print(*{{"psutil", "ctypes", "primus.machine.smi", "primus.machine.nvml"}}.intersection(sys.modules))
+print(*{{"psutil", "ctypes", "primus.machine.tools.smi", "primus.machine.nvidia.nvml"}}.intersection(sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "\n"

@@ -39,8 +39,8 @@ from primus.machine.facts import (
 from primus.machine.health import DeviceHealth, Health
 from primus.machine.health import read_health as machine_health
 from primus.machine.probe import probe
+from primus.machine.tools.vitals import Process, RowRemapping, ToolCall
 from primus.machine.tree import FileTree
-from primus.machine.vitals import Process, RowRemapping, ToolCall
 from primus.preflight import (
     check,
     gpu,

@@ -12,8 +12,8 @@ from msgspec import structs
 from fakes import cli
 from fakes.nodes import node as build_facts
 from primus.errors import UsageError
-from primus.machine import dimms
 from primus.machine.facts import Limits, MachineFacts, Memory, Software
+from primus.machine.host import dimms
 from primus.machine.tree import FileTree
 from primus.preflight import site, site_checks
 from primus.preflight.finding import CheckFinding

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from primus.config.schema import OWNERS
-from primus.machine import network
 from primus.machine.assumed_machine import build_assumed_machine
 from primus.machine.cluster import ClusterLayout
-from primus.machine.environment import build_environment
+from primus.machine.environment.precedence import build_environment
+from primus.machine.network import selection as network
 from primus.redaction import MASK, is_secret_name, redact_args, redact_value
 
 SECRET = "HF_TOKEN WANDB_API_KEY MLFLOW_TRACKING_PASSWORD AWS_SECRET_ACCESS_KEY GITHUB_PAT hf_token --api-key".split()

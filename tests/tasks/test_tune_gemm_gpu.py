@@ -16,7 +16,7 @@ import pytest
 
 from machines.tree import HERE
 from primus.cli.main import main
-from primus.machine.tuned_files import find_store
+from primus.runs.tuned_files import find_store
 
 ENGINE = '''\
 """Twice as fast with a tuning file of hipBLASLt, unless $NO_GAIN is set."""

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from primus.cli.main import main
-from primus.machine.tuned_files import find_store
+from primus.runs.tuned_files import find_store
 
 EXPERIMENT = """\
 exp_name: night

@@ -16,7 +16,7 @@ import pytest
 
 from machines.tree import HERE
 from primus.cli.main import main
-from primus.machine.tuned_files import find_store
+from primus.runs.tuned_files import find_store
 from primus.tuning.tunableop import parse_results
 
 TORCH = """\

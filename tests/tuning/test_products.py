@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from primus.errors import PrimusError
-from primus.machine.tuned_files import explain_mismatch, find_tuned_file, name_tuned_file
+from primus.runs.tuned_files import explain_mismatch, find_tuned_file, name_tuned_file
 from primus.tuning.hipblaslt import build_problem
 from primus.tuning.product_logs import parse_log, read_product_logs
 from primus.tuning.product_table import (

@@ -125,7 +125,7 @@ def _read_facts(environ: Mapping[str, str], is_dry_run: bool) -> Callable[[str |
 
     @cache
     def facts(master: str | None) -> MachineFacts:
-        from primus.machine.interfaces import parse_ip_address
+        from primus.machine.network.interfaces import parse_ip_address
         from primus.machine.probe import find_machine_root, probe
 
         is_known = master is not None and not (is_dry_run and parse_ip_address(master) is None)

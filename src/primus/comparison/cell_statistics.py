@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from primus.comparison.fact_checks import MOST_LOAD
 from primus.comparison.result import ComparisonResult
-from primus.machine.vitals import NORMAL_LIMITS
+from primus.machine.tools.vitals import NORMAL_LIMITS
 from primus.statistics import (
     MAX_CORRELATED,
     Interval,

@@ -15,7 +15,7 @@ from primus.comparison.fairness_rules import read_fairness_rules, translate_key,
 from primus.comparison.result import ComparisonResult
 from primus.config.load import load_model
 from primus.errors import PrimusError
-from primus.machine.vitals import NORMAL_LIMITS, POWER_LIMITS, UNCLEAR_LIMIT
+from primus.machine.tools.vitals import NORMAL_LIMITS, POWER_LIMITS, UNCLEAR_LIMIT
 from primus.model import detect_convention
 from primus.runs.speed_facts import SpeedPart, filter_packages
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from msgspec import Struct, field, structs
 
-from primus.machine import health_amd, health_nvidia, smi
+from primus.machine.amd import health as health_amd
 from primus.machine.facts import Device, MachineFacts, MachineProblem
+from primus.machine.nvidia import health as health_nvidia
+from primus.machine.tools import smi
+from primus.machine.tools.vitals import ToolCall, Vitals
 from primus.machine.tree import FileTree
-from primus.machine.vitals import ToolCall, Vitals
 
 LIMIT_S = smi.LIMIT_S
 

@@ -9,8 +9,10 @@ from typing import Literal
 from msgspec import structs
 
 from primus.errors import UsageError
-from primus.machine import host, interfaces, pci, profile
+from primus.machine import pci, profile
 from primus.machine.facts import Device, Link, MachineFacts, MachineProblem, RdmaDevice, Vendor
+from primus.machine.host import system as host
+from primus.machine.network import interfaces
 from primus.machine.tree import FileTree
 
 Tools = Literal["never", "missing", "all"]
@@ -110,7 +112,7 @@ def _find_failures(tree: FileTree, devices: Sequence[Device]) -> tuple[Device, .
 def _read_amd_gpus(tree: FileTree, functions: Sequence[pci.PciFunction]) -> Cards:
     if not tree.list_names(KFD) and pci.AMD not in {function.vendor for function in functions}:
         return (), ()
-    from primus.machine import amd
+    from primus.machine.amd import devices as amd
 
     return amd.read_gpus(tree, functions)
 
@@ -118,7 +120,7 @@ def _read_amd_gpus(tree: FileTree, functions: Sequence[pci.PciFunction]) -> Card
 def _read_nvidia_gpus(tree: FileTree, functions: Sequence[pci.PciFunction]) -> Cards:
     if not tree.list_names(NVIDIA_DRIVER) and pci.NVIDIA not in {function.vendor for function in functions}:
         return (), ()
-    from primus.machine import nvidia
+    from primus.machine.nvidia import devices as nvidia
 
     return nvidia.read_gpus(tree, functions)
 
@@ -126,7 +128,7 @@ def _read_nvidia_gpus(tree: FileTree, functions: Sequence[pci.PciFunction]) -> C
 def _read_rdma_devices(tree: FileTree) -> tuple[RdmaDevice, ...]:
     if not any(map(tree.list_names, FABRICS)) and not tree.may_ask:
         return ()
-    from primus.machine import rdma
+    from primus.machine.network import rdma
 
     return rdma.read_rdma_devices(tree)
 
@@ -134,7 +136,7 @@ def _read_rdma_devices(tree: FileTree) -> tuple[RdmaDevice, ...]:
 def _read_traffic_classes(tree: FileTree, rdma: Sequence[RdmaDevice]) -> tuple[int, int] | None:
     if not tree.may_ask or not any(device.kind == "ainic" for device in rdma):
         return None
-    from primus.machine import qos
+    from primus.machine.network import qos
 
     return qos.read_traffic_classes(tree)
 
@@ -158,6 +160,6 @@ def _add_tool_values(
     """The devices completed with the tools' values, and driver versions."""
     if tools == "never":
         return devices, {}
-    from primus.machine.tools import add_tool_values  # not needed if files have all values
+    from primus.machine.tools.device_values import add_tool_values  # not needed if files have all values
 
     return add_tool_values(tree, devices, environ, ask_all=tools == "all")

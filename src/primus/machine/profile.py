@@ -2,7 +2,7 @@
 
 A model is a YAML file of `machine/profiles`, an architecture (or a vendor's base) one of `machine/architectures`, a
 kind of NIC one of `machine/nics`; folders of `$PRIMUS_PLUGINS` add files or replace those of the same name. Settings
-that apply under a condition name it with `when:`; `primus.machine.environment` decides which conditions hold.
+that apply under a condition name it with `when:`; `primus.machine.environment.precedence` decides which ones hold.
 
 `extends:` in a model's or NIC's file takes over all keys of another file except those in NOT_INHERITED; mappings are
 merged by key, and null removes a key. `extends:` in an architecture's file names the layer below it.
@@ -21,8 +21,8 @@ from primus.config.data_file import DataFile, convert_data, read_data_file
 from primus.config.text_file import format_path
 from primus.errors import UsageError, did_you_mean
 from primus.machine.facts import Vendor
-from primus.machine.profile_checks import check_profile
-from primus.machine.profile_schema import (
+from primus.machine.profiles.checks import check_profile
+from primus.machine.profiles.schema import (
     CORES_PER_PROCESS,
     MIB,
     Condition,

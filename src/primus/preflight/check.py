@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Thread
 
 from primus.errors import format_error_place
-from primus.machine.network import find_roce_v2_index
+from primus.machine.network.selection import find_roce_v2_index
 from primus.preflight import (
     error_counts,
     gpu,

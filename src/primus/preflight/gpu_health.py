@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from primus.machine import health as machine_health
 from primus.machine.health import DeviceHealth, Health
-from primus.machine.vitals import NORMAL_LIMITS, Process
+from primus.machine.tools.vitals import NORMAL_LIMITS, Process
 from primus.preflight import gpu_memory, torch_devices
 from primus.preflight.finding import CheckFinding, Status
 from primus.preflight.node import PreflightNode, format_names, judge_value, report_info, report_ok, report_unknown

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from primus.machine.health import DeviceHealth
-from primus.machine.vitals import RowRemapping
+from primus.machine.tools.vitals import RowRemapping
 from primus.preflight.finding import CheckFinding, Status
 from primus.preflight.node import judge_value, report_info
 

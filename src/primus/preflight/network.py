@@ -7,8 +7,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import closing
 
-from primus.machine import network as machine_network
-from primus.machine.network import INSIDE, SOCKET_VARIABLES
+from primus.machine.network import selection as machine_network
+from primus.machine.network.selection import INSIDE, SOCKET_VARIABLES
 from primus.preflight.finding import CheckFinding
 from primus.preflight.node import PreflightNode, format_names, judge_value, report_info, report_ok, report_unknown
 from primus.preflight.ports import list_counted_ports

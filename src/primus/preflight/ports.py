@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
-from primus.machine import network as machine_network
 from primus.machine.facts import RdmaDevice, RdmaPort
+from primus.machine.network import selection as machine_network
 from primus.preflight.finding import CheckFinding
 from primus.preflight.node import PreflightNode, format_names, format_pcie, judge_value, report_info, report_ok
 

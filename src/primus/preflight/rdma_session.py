@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from msgspec import Struct
 
-from primus.machine.network import find_roce_v2_index
+from primus.machine.network.selection import find_roce_v2_index
 from primus.preflight import rdma_bandwidth, steps
 from primus.preflight.finding import CheckFinding
 from primus.preflight.node import PreflightNode

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from msgspec import structs
 
 from primus.errors import EXIT_INTERRUPTED, PrimusError
-from primus.machine import dimms
 from primus.machine.cluster import ClusterLayout
+from primus.machine.host import dimms
 from primus.machine.measurements import RankResult
 from primus.machine.profile import Floor
 from primus.preflight import error_counts, nic_health, performance, rdma_session, site_checks, storage_speed

@@ -10,8 +10,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from primus.machine import dimms
-from primus.machine.dimms import Dimm
+from primus.machine.host import dimms
+from primus.machine.host.dimms import Dimm
 from primus.preflight.finding import CheckFinding, Status
 from primus.preflight.node import PreflightNode, format_names, judge_value, report_unknown
 from primus.preflight.ports import list_counted_ports

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from primus.machine.measurements import BurnIn, LoadWindow, RankResult, Telemetry
-from primus.machine.vitals import NORMAL_LIMITS
+from primus.machine.tools.vitals import NORMAL_LIMITS
 from primus.preflight import fault_localization
 from primus.preflight.finding import CheckFinding, Status
 from primus.preflight.node import format_names, judge_value, report_info, report_unknown

@@ -43,7 +43,7 @@ class RunVariables(Struct, frozen=True, kw_only=True):
     """Variables of a run that can matter: those that the launch set, and of the shell's those in the table."""
 
     values: dict[str, str]
-    """Without empty ones: an empty value keeps a variable unset (primus.machine.environment)."""
+    """Without empty ones: an empty value keeps a variable unset (primus.machine.environment.precedence)."""
     sources: dict[str, str]
     """What set each of them: a layer of the launch such as `mi300x`, ``--env`` or ``shell``."""
 

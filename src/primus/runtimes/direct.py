@@ -23,8 +23,8 @@ from primus.machine.facts import MachineFacts
 from primus.runs.store import Run
 
 if TYPE_CHECKING:
-    from primus.machine.environment import Environment
-    from primus.machine.tuned_files import TunedSettings
+    from primus.machine.environment.precedence import Environment
+    from primus.runs.tuned_files import TunedSettings
 
 LEVEL = "node"
 PROCESSES_PER_CORE = 16
@@ -196,13 +196,13 @@ def _collect_node_variables(
 
     Variables that the user's shell already sets are not included.
     """
-    from primus.machine.environment import (
+    from primus.machine.environment.precedence import (
         build_environment,
         find_rocm_library,
         find_torch_version,
     )  # not for what starts no workers
-    from primus.machine.network import choose_network
-    from primus.machine.tuned_files import TunedSettings
+    from primus.machine.network.selection import choose_network
+    from primus.runs.tuned_files import TunedSettings
 
     facts = context.facts(shape.master_of_several)
     folders = sys.path if context.import_folders is None else context.import_folders
@@ -252,7 +252,7 @@ def _find_tuned_settings(
     folders: Sequence[str],
 ) -> TunedSettings:
     """What was tuned for the PyTorch in `folders`, and for the threads that a process on the CPU will have."""
-    from primus.machine.tuned_files import build_tuned_settings
+    from primus.runs.tuned_files import build_tuned_settings
     from primus.site_folders import find_distribution
 
     environ = {**context.environ, **{name: variable.value for name, variable in by_user.items()}}

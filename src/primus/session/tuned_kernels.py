@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from primus.errors import PrimusError
-from primus.machine.tuned_files import INDUCTOR_VARIABLE, explain_mismatch
+from primus.runs.tuned_files import INDUCTOR_VARIABLE, explain_mismatch
 from primus.session.session import Session
 from primus.tuning.kernel_cache import read_kernel_cache, unpack_cache
 

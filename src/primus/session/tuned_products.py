@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from primus.callback import Callback, StepReport
 from primus.errors import PrimusError
-from primus.machine.tuned_files import PRODUCTS_VARIABLE, TABLE_FILE, explain_mismatch
 from primus.runs.files import write_text
+from primus.runs.tuned_files import PRODUCTS_VARIABLE, TABLE_FILE, explain_mismatch
 from primus.tuning.product_table import (
     COMPARISON_VARIABLE,
     DEFAULT,

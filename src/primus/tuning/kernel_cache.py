@@ -12,8 +12,8 @@ from pathlib import Path
 from msgspec import structs
 
 from primus.errors import PrimusError
-from primus.machine.tuned_files import TunedFile
 from primus.runs.files import read_json, write_json
+from primus.runs.tuned_files import TunedFile
 
 FORMAT = 1
 

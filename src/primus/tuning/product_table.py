@@ -8,8 +8,8 @@ from pathlib import Path
 from msgspec import Struct, field, structs
 
 from primus.errors import PrimusError
-from primus.machine.tuned_files import TunedFile
 from primus.runs.files import read_json, write_json
+from primus.runs.tuned_files import TunedFile
 from primus.tuning.products import MatrixProduct
 
 FORMAT = 1

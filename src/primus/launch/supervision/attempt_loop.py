@@ -32,7 +32,7 @@ from primus.launch.supervision import attempt_history, flight_recorder, heartbea
 from primus.launch.supervision.attempt_monitor import FAILED_PEERS_S, AttemptMonitor, NodeAttempt
 from primus.launch.supervision.attempt_result import AttemptDecision, NodeResult, combine_node_results
 from primus.launch.supervision.restart_policy import AttemptResult, RestartDecision
-from primus.machine.cpu_load import compute_other_share, read_cpu_times
+from primus.machine.host.cpu_load import compute_other_share, read_cpu_times
 from primus.messages import Say
 from primus.runs.events import EventLog
 from primus.runs.run_steps import LOAD_EVENT

@@ -29,9 +29,9 @@ from primus.launch.supervision import heartbeats
 from primus.launch.supervision.agent_report import AGENT, AgentReport, RankExit, read_agent_report
 from primus.launch.supervision.attempt_monitor import AttemptMonitor
 from primus.launch.supervision.attempt_result import NodeResult
-from primus.machine import oom
 from primus.machine.cluster import RANK_VARIABLES, ClusterLayout
-from primus.machine.oom import OomKills
+from primus.machine.host import oom
+from primus.machine.host.oom import OomKills
 from primus.redaction import redact_file
 from primus.runs import events
 from primus.runs.attempt import LAUNCHER_VARIABLE

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from primus.launch.plan import LaunchPlan, PlanContext
-from primus.machine.oom import describe_oom, read_oom_kills
+from primus.machine.host.oom import describe_oom, read_oom_kills
 from primus.runs.store import Run, create_run_id
 from primus.runtimes.container import container_plan, engines
 from primus.runtimes.container.options import ContainerArguments, Options, find_misspelled_option, parse

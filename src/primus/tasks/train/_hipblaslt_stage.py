@@ -21,8 +21,9 @@ from msgspec import structs
 from primus import registry
 from primus.errors import PrimusError, UsageError
 from primus.launch.plan import LaunchJob, Variable
-from primus.machine.tuned_files import HIPBLASLT_VARIABLE, check_override_is_read
+from primus.machine.environment.hipblaslt import HIPBLASLT_VARIABLE
 from primus.runs.files import write_text
+from primus.runs.tuned_files import check_override_is_read
 from primus.task import TASKS, TaskContext
 from primus.tuning import hipblaslt
 

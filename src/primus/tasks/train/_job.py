@@ -21,10 +21,9 @@ from primus.config.source import format_yaml_value
 from primus.config.trackers import list_tracker_packages
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.launch.plan import LaunchJob, Variable
-from primus.machine import tuned_files
 from primus.machine.facts import DeviceKind
 from primus.machine.workload import build_workload
-from primus.runs import lock
+from primus.runs import lock, tuned_files
 from primus.runs.differences import compare_mappings
 from primus.runs.files import read_json
 from primus.runs.store import Run, find_run, is_damaged_run, list_runs

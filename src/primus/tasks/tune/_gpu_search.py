@@ -14,10 +14,10 @@ from typing import Any
 from msgspec import Struct, structs
 
 from primus.errors import PrimusError, UnfitError
-from primus.machine import tuned_files
-from primus.machine.tuned_files import TunedText
 from primus.report import table
+from primus.runs import tuned_files
 from primus.runs.files import write_json, write_text
+from primus.runs.tuned_files import TunedText
 from primus.task import TaskContext
 from primus.tasks.tune import _search
 from primus.tasks.tune._gemm_options import GemmOptions

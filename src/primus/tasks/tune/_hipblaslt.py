@@ -8,8 +8,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from primus.errors import PrimusError, UnfitError
-from primus.machine import tuned_files
+from primus.machine.environment.hipblaslt import HIPBLASLT_VARIABLE, RUNTIME_CACHE, RUNTIME_TUNING
 from primus.process import run_command
+from primus.runs import tuned_files
 from primus.runs.files import write_text
 from primus.task import TaskContext
 from primus.tasks.tune import _products
@@ -49,7 +50,7 @@ class HipblasltTuner(Struct, frozen=True):
         result = folder / "result.txt"
         environ = {**self.context.environ, "HIPBLASLT_TUNING_FILE": str(result), "HIP_VISIBLE_DEVICES": gpu}
         # A file in force would be what is measured, and so would a cache.
-        for name in (tuned_files.HIPBLASLT_VARIABLE, tuned_files.RUNTIME_TUNING, tuned_files.RUNTIME_CACHE):
+        for name in (HIPBLASLT_VARIABLE, RUNTIME_TUNING, RUNTIME_CACHE):
             environ.pop(name, None)
         command = hipblaslt.build_bench_command(self.options.bench, problem, BENCH_OPTIONS)
         answer = run_command(command, environ, limit_s=self.options.timeout, ends_with_caller=True)
@@ -76,7 +77,7 @@ class HipblasltTuner(Struct, frozen=True):
         return text
 
     def list_variables(self) -> dict[str, str]:
-        return {tuned_files.HIPBLASLT_VARIABLE: str(self.output.resolve())}
+        return {HIPBLASLT_VARIABLE: str(self.output.resolve())}
 
     def describe_validity(self) -> dict[str, str]:
         return tuned_files.describe_rocm(self.context.facts())

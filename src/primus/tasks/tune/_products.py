@@ -27,9 +27,9 @@ from primus import experiment, registry
 from primus.backend import BACKENDS
 from primus.config.load import Resolved
 from primus.errors import PrimusError, UnfitError, UsageError
-from primus.machine import tuned_files
 from primus.process import count_usable_cpus
 from primus.report import table
+from primus.runs import tuned_files
 from primus.runs.files import read_json, to_json, write_json
 from primus.runs.run_steps import load_run_steps
 from primus.task import TaskContext

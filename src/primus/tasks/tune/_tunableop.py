@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from primus import interpreter
 from primus.errors import PrimusError, UnfitError
-from primus.machine import tuned_files
 from primus.process import run_command
+from primus.runs import tuned_files
 from primus.runs.files import write_text
 from primus.site_folders import find_distribution
 from primus.task import TaskContext

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, structs
 from primus import experiment
 from primus.config.load import Resolved
 from primus.errors import PrimusError, UnfitError
-from primus.machine import tuned_files
+from primus.runs import tuned_files
 from primus.runs.files import read_json, to_json, write_json
 from primus.runs.run_steps import load_run_steps
 from primus.task import TaskContext

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from machines.tree import HERE
-from primus.machine import host, interfaces, rdma
+from primus.machine.host import system as host
+from primus.machine.network import interfaces, rdma
 from primus.machine.tree import FileTree
 
 RECORDED = HERE / "mi300x-8"

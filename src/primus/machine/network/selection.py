@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 
 from primus.machine import profile
 from primus.machine.facts import Interface, MachineFacts, RdmaDevice, RdmaPort
-from primus.machine.interfaces import parse_ip_address
+from primus.machine.network.interfaces import parse_ip_address
 from primus.machine.tree import build_sort_key, parse_int
 
 EXPECTED_VARIABLE = "PRIMUS_EXPECT_IB"

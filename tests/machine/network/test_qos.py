@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from primus.machine import qos
+from primus.machine.network import qos
 from primus.machine.tree import FileTree
 
 BLOCK = """

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from machines.tree import HERE, grow
-from primus.machine import rdma
 from primus.machine.facts import RdmaDevice
+from primus.machine.network import rdma
 from primus.machine.tree import FileTree
 
 RECORDED = HERE / "mi300x-8"

@@ -13,10 +13,10 @@ from primus.errors import PrimusError, UsageError
 from primus.machine import profile
 from primus.machine.assumed_machine import build_assumed_machine
 from primus.machine.cluster import ClusterLayout
-from primus.machine.environment import NEVER_SET, Environment, build_environment, find_rocm_library
+from primus.machine.environment.precedence import NEVER_SET, Environment, build_environment, find_rocm_library
+from primus.machine.environment.variable_choice import AMD_ONLY, VariableChoice
 from primus.machine.facts import MachineFacts, Software
-from primus.machine.network import Network, choose_network
-from primus.machine.variable_choice import AMD_ONLY, VariableChoice
+from primus.machine.network.selection import Network, choose_network
 from primus.machine.workload import JobWorkload
 
 

@@ -11,7 +11,7 @@ from msgspec import structs
 from primus import registry
 from primus.machine import pci
 from primus.machine.facts import Gid, MachineProblem, PcieLink, RdmaDevice, RdmaPort
-from primus.machine.interfaces import read_uevent
+from primus.machine.network.interfaces import read_uevent
 from primus.machine.profile import Nic, load_nic
 from primus.machine.tree import FileTree, build_sort_key
 from primus.process import run_command

@@ -12,12 +12,15 @@ from msgspec import structs
 from tests.machine.test_health import nvidia_smi
 
 from machines.tree import grow
-from primus.machine import health_nvidia, nvidia, nvml, pci
+from primus.machine import pci
 from primus.machine.facts import Device, MachineFacts
 from primus.machine.health import read_health
+from primus.machine.nvidia import devices as nvidia
+from primus.machine.nvidia import health as health_nvidia
+from primus.machine.nvidia import nvml
 from primus.machine.probe import probe
+from primus.machine.tools.vitals import RowRemapping
 from primus.machine.tree import FileTree
-from primus.machine.vitals import RowRemapping
 
 NVML = r"""
 #include <stdio.h>

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from machines.tree import HERE, grow
 from primus.machine.facts import Device, Gid, Interface, MachineFacts, RdmaDevice, RdmaPort
-from primus.machine.network import Network, choose_network, select_names, validate_network_variables
+from primus.machine.network.selection import Network, choose_network, select_names, validate_network_variables
 from primus.machine.probe import probe
 
 IPV4 = "0000:0000:0000:0000:0000:ffff:c0a8:640b"

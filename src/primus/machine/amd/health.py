@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from primus.machine import amd, pci, smi
+from primus.machine import pci
+from primus.machine.amd import devices as amd
 from primus.machine.facts import Device
-from primus.machine.smi import find_value, parse_integer, parse_number, parse_size
-from primus.machine.tree import FileTree
-from primus.machine.vitals import (
+from primus.machine.tools import smi
+from primus.machine.tools.smi import find_value, parse_integer, parse_number, parse_size
+from primus.machine.tools.vitals import (
     UNCLEAR_LIMIT,
     Process,
     ToolCall,
@@ -24,6 +25,7 @@ from primus.machine.vitals import (
     parse_answer,
     parse_percent,
 )
+from primus.machine.tree import FileTree
 
 Entry = dict[str, Any]
 PROCESSES = "sys/class/kfd/kfd/proc"

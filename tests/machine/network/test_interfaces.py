@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from machines.tree import HERE
-from primus.machine import interfaces
+from primus.machine.network import interfaces
 from primus.machine.tree import FileTree
 
 RECORDED = HERE / "mi300x-8"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from primus.machine.cpu_load import compute_other_share, read_busy_seconds
+from primus.machine.host.cpu_load import compute_other_share, read_busy_seconds
 
 
 def test_the_share_of_others_is_what_the_run_has_not_used_of_the_busy_time(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import TypeVar
 from msgspec import Struct
 
 from primus.machine import pci
+from primus.machine.tools.vitals import BANKS, Process, RowRemapping, Vitals
 from primus.machine.tree import FileTree
-from primus.machine.vitals import BANKS, Process, RowRemapping, Vitals
 
 LIMIT_S = 30.0
 """Without persistence mode the first call loads the driver, which takes seconds for each GPU; a call into a

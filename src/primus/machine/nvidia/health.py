@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from msgspec import Struct, structs
 
 from primus import process
-from primus.machine import pci, smi
+from primus.machine import pci
 from primus.machine.facts import Device
-from primus.machine.nvidia import LIBRARY
-from primus.machine.smi import parse_integer, parse_number, parse_size
-from primus.machine.tree import FileTree
-from primus.machine.vitals import (
+from primus.machine.nvidia.devices import LIBRARY
+from primus.machine.tools import smi
+from primus.machine.tools.smi import parse_integer, parse_number, parse_size
+from primus.machine.tools.vitals import (
     BANKS,
     Process,
     RowRemapping,
@@ -29,6 +29,7 @@ from primus.machine.vitals import (
     parse_answer,
     parse_percent,
 )
+from primus.machine.tree import FileTree
 
 TOOL = "nvidia-smi"
 GPU_FIELDS = (
@@ -102,7 +103,7 @@ def read_tool_vitals(
 
 def read_library_vitals(tree: FileTree, gpus: Sequence[Device], library: str = LIBRARY) -> dict[int, Vitals]:
     """Values of each GPU from NVML, for machines where nvidia-smi is not installed or does not respond."""
-    from primus.machine import nvml  # only on machines with NVIDIA GPUs
+    from primus.machine.nvidia import nvml  # only on machines with NVIDIA GPUs
 
     addresses = index_by_address(gpus)
     found = nvml.read_nvml_vitals(tree, library).items()

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
-from primus.machine import pci, profile, smi
+from primus.machine import pci, profile
 from primus.machine.facts import Device, MachineProblem, Partition, Vendor
+from primus.machine.tools import smi
 from primus.machine.tree import FileTree
 
 MEMORY_TOLERANCE = 0.01

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from primus.machine.oom import OomKills, describe_oom, read_free_memory, read_oom_kills
+from primus.machine.host.oom import OomKills, describe_oom, read_free_memory, read_oom_kills
 
 V1 = Path("/sys/fs/cgroup/memory")
 V2 = Path("/sys/fs/cgroup")
@@ -88,7 +88,7 @@ def limited() -> Iterator[Path]:
 def test_a_real_process_at_its_limit_is_counted(limited: Path) -> None:
     """Its parent is in the group as a launcher is, and reads the counters before and after."""
     script = (
-        "import os, subprocess, sys; from pathlib import Path; from primus.machine.oom import *\n"
+        "import os, subprocess, sys; from pathlib import Path; from primus.machine.host.oom import *\n"
         "(Path(sys.argv[1]) / 'cgroup.procs').write_text(str(os.getpid()))\n"
         "before = read_oom_kills()\n"
         "done = subprocess.run([sys.executable, '-c', 'x = bytearray(900 << 20)'])\n"

@@ -17,18 +17,18 @@ from msgspec import Struct
 from primus.errors import PrimusError
 from primus.machine import profile
 from primus.machine.cluster import ClusterLayout
-from primus.machine.environment_checks import (
+from primus.machine.environment.checks import (
     check_determinism,
     check_interfaces,
     find_conflicts,
     find_dubious_values,
     find_runtime_tuning_problems,
 )
+from primus.machine.environment.variable_choice import AMD_ONLY, DETERMINISTIC, Assignment, VariableChoice, merge_choice
 from primus.machine.facts import Device, MachineFacts
 from primus.machine.framework import Framework, find_framework
-from primus.machine.network import SOCKET_VARIABLES, Network, validate_network_variables
+from primus.machine.network.selection import SOCKET_VARIABLES, Network, validate_network_variables
 from primus.machine.profile import CORES_PER_PROCESS, Condition, Setting
-from primus.machine.variable_choice import AMD_ONLY, DETERMINISTIC, Assignment, VariableChoice, merge_choice
 from primus.machine.workload import JobWorkload
 
 Settings = Mapping[str, Setting]

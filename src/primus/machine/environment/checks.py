@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 
 from primus.errors import UsageError
+from primus.machine.environment.hipblaslt import HIPBLASLT_VARIABLE, RUNTIME_CACHE, RUNTIME_MODES, RUNTIME_TUNING
+from primus.machine.environment.variable_choice import AMD_ONLY, DETERMINISTIC, VariableChoice
 from primus.machine.facts import MachineFacts
-from primus.machine.network import SOCKET_VARIABLES
+from primus.machine.network.selection import SOCKET_VARIABLES
 from primus.machine.tree import parse_int
-from primus.machine.tuned_files import HIPBLASLT_VARIABLE, RUNTIME_CACHE, RUNTIME_MODES, RUNTIME_TUNING
-from primus.machine.variable_choice import AMD_ONLY, DETERMINISTIC, VariableChoice
 
 USER_LAYERS = ("experiment", "user", "--env")
 """Layers that hold the user's values; their conflicts with other layers are reported."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from primus.errors import UsageError
-from primus.machine.profile_schema import Dtype, Profile
+from primus.machine.profiles.schema import Dtype, Profile
 
 FORMULA_TOLERANCE = 0.002
 """Tolerance between a published AMD peak and units x clock x FLOP: the rounding of data sheets."""

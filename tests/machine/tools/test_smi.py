@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from primus.machine import profile, smi
+from primus.machine import profile
+from primus.machine.tools import smi
 
 MI210 = """{"gpu_data":[{"gpu":0,"asic":{"market_name":"AMD Instinct MI210","vendor_id":"0x1002","device_id":"0x740f",
 "oam_id":"N/A","num_compute_units":104,"target_graphics_version":"gfx90a"},"bus":{"max_pcie_width":16},

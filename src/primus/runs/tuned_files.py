@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from primus.errors import UsageError
+from primus.machine.environment.hipblaslt import HIPBLASLT_VARIABLE, RUNTIME_CACHE, RUNTIME_MODES, RUNTIME_TUNING
 from primus.machine.facts import MachineFacts
 from primus.machine.profile import Setting
 from primus.runs.state_folder import find_state_folder
@@ -24,12 +25,6 @@ PRODUCTS_VARIABLE = "PRIMUS_TUNED_GEMM"
 TABLE_FILE = "config/tuned_gemm.json"
 """The table of a run in its folder: a resumed or replayed run uses the same one, since another form rounds
 differently."""
-HIPBLASLT_VARIABLE = "HIPBLASLT_TUNING_OVERRIDE_FILE"
-"""File of solutions that hipBLASLt uses instead of its heuristic (hipBLASLt documentation, offline tuning)."""
-RUNTIME_TUNING, RUNTIME_CACHE = "HIPBLASLT_TUNING_MODE", "HIPBLASLT_TUNING_CACHE_PATH"
-"""With a mode of `cache` or `tune`, newer versions of hipBLASLt read the solutions of this cache, whose rows are those
-of a tuning file, and ignore the override file (hipBLASLt documentation, runtime tuning)."""
-RUNTIME_MODES = ("off", "cache", "tune")
 TUNABLEOP_VARIABLE = "PYTORCH_TUNABLEOP_FILENAME"
 """File of solutions that TunableOp takes; PyTorch puts the number of the device before its suffix
 (torch/cuda/tunable.py, "File Input and Output")."""

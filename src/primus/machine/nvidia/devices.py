@@ -13,7 +13,7 @@ from primus.machine import pci, profile
 from primus.machine.device_sources import Sourced, build_device
 from primus.machine.devices import MIG
 from primus.machine.facts import Device, Link, Partition, PcieLink
-from primus.machine.nvml import NvidiaReading, read_nvml
+from primus.machine.nvidia.nvml import NvidiaReading, read_nvml
 from primus.machine.profile import Profile
 from primus.machine.tree import FileTree
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from msgspec import Struct, structs
 
 from primus.machine.facts import Device
-from primus.machine.smi import NOT_UNDERSTOOD, parse_number
+from primus.machine.tools.smi import NOT_UNDERSTOOD, parse_number
 from primus.process import run_command
 
 Parsed = TypeVar("Parsed")

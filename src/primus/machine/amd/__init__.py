@@ -1,0 +1,1 @@
+"""AMD GPUs: the devices that the driver lists, and their health."""

@@ -1,0 +1,1 @@
+"""The host: processors, memory, limits, software, container and scheduler."""

@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: the devices that the driver lists, NVML, and the devices' health."""

@@ -1,0 +1,1 @@
+"""GPU models, one YAML file each, and the schema of these files."""
