@@ -39,7 +39,7 @@ from primus.measure import collectives, gemm, memory, storage  # noqa: E402
 from primus.measure.attention import AttentionShape, create_inputs, find_attention  # noqa: E402
 from primus.measure.device import find_array_bytes  # noqa: E402
 from primus.measure.timing import Effort, create_clock, measure_call  # noqa: E402
-from primus.preflight.storage_speed import parse_fio  # noqa: E402
+from primus.preflight.performance.storage_speed import parse_fio  # noqa: E402
 from primus.statistics import bootstrap_interval  # noqa: E402
 
 CALLS = 3

@@ -13,9 +13,9 @@ from primus.machine.facts import MachineFacts
 from primus.machine.probe import probe
 from primus.machine.topology import build_topology
 from primus.machine.tree import FileTree
-from primus.preflight import gpu, ports
-from primus.preflight.finding import CheckFinding
-from primus.preflight.node import PreflightNode
+from primus.preflight.checks import gpu, ports
+from primus.preflight.findings.finding import CheckFinding
+from primus.preflight.findings.node import PreflightNode
 from primus.report.topology_layout import PictureLayout
 
 

@@ -11,7 +11,7 @@ from primus import registry
 from primus.errors import UsageError
 from primus.machine import profile
 from primus.machine.profile import Profile
-from primus.preflight.thresholds import FLOORS
+from primus.preflight.findings.thresholds import FLOORS
 
 PROFILES = profile.load_all_profiles()
 

@@ -18,9 +18,9 @@ from primus.machine.facts import MachineFacts
 from primus.machine.measurements import BurnIn, MeasurementResults
 from primus.measure import burn_in, gemm, telemetry
 from primus.measure.timing import HostClock
-from primus.preflight import performance
-from primus.preflight.finding import CheckFinding
-from primus.preflight.performance_baselines import Demands
+from primus.preflight.findings.finding import CheckFinding
+from primus.preflight.performance import judge as performance
+from primus.preflight.performance.baselines import Demands
 from primus.runs.files import read_json
 
 pytestmark = pytest.mark.native

@@ -23,7 +23,8 @@ from primus.errors import EXIT_TIMED_OUT
 from primus.machine import measurements
 from primus.machine.measurements import Collective, MeasurementResults, Pair, RankMeasurements
 from primus.measure import collectives
-from primus.preflight import fault_localization, performance
+from primus.preflight.performance import fault_localization
+from primus.preflight.performance import judge as performance
 from primus.runs.files import read_json
 from primus.runs.store import RankFailure
 

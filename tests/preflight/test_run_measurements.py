@@ -12,7 +12,7 @@ from primus.machine.facts import MachineFacts
 from primus.machine.measurements import MeasuredFigure, RankMeasurements, RankResult
 from primus.machine.tree import FileTree
 from primus.preflight import run_measurements
-from primus.preflight.node import PreflightNode
+from primus.preflight.findings.node import PreflightNode
 from primus.preflight.options import Options
 from primus.runs.files import write_json
 from primus.runs.store import Run, RunOutcome

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import browser
-from primus.preflight.finding import ORDER
+from primus.preflight.findings.finding import ORDER
 from primus.report import page
 
 HOSTILE = "<script>alert('x')</script> & \"quoted\""

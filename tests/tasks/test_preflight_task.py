@@ -93,9 +93,9 @@ def test_a_management_tool_that_hangs_fails_the_node_within_its_limit(tmp_path: 
     path = f"{tools}:{Path(shutil.which('sh') or '/bin/sh').parent}"
     from primus.machine.facts import Device, MachineFacts
     from primus.machine.tree import FileTree
-    from primus.preflight import check
-    from primus.preflight.node import PreflightNode
-    from primus.preflight.thresholds import Thresholds
+    from primus.preflight import run_checks as check
+    from primus.preflight.findings.node import PreflightNode
+    from primus.preflight.findings.thresholds import Thresholds
 
     facts = MachineFacts(host="n", devices=(Device(index=0, vendor="nvidia"),))
     node = PreflightNode(facts=facts, tree=FileTree(), environ={"PATH": path}, limits=Thresholds(smi_limit_s=0.5))

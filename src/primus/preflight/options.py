@@ -14,11 +14,14 @@ from primus.errors import UsageError, did_you_mean
 from primus.machine import measurements
 from primus.machine.facts import DeviceKind, MachineFacts
 from primus.machine.measurements import MeasurementPlan
-from primus.preflight import collect_reports, performance, report, site, thresholds
-from primus.preflight.node import GROUPS, Group
-from primus.preflight.performance import Demands
-from primus.preflight.site import SiteExpectations
-from primus.preflight.thresholds import Thresholds
+from primus.preflight.findings import site, thresholds
+from primus.preflight.findings.node import GROUPS, Group
+from primus.preflight.findings.site import SiteExpectations
+from primus.preflight.findings.thresholds import Thresholds
+from primus.preflight.nodes import collect_reports
+from primus.preflight.performance import judge as performance
+from primus.preflight.performance.judge import Demands
+from primus.preflight.report import formats as report
 from primus.task import TaskContext
 
 MIB = 1 << 20

@@ -13,10 +13,14 @@ from primus.machine.cluster import ClusterLayout
 from primus.machine.host import dimms
 from primus.machine.measurements import RankResult
 from primus.machine.profile import Floor
-from primus.preflight import error_counts, nic_health, performance, rdma_session, site_checks, storage_speed
-from primus.preflight.finding import CheckFinding
-from primus.preflight.node import PreflightNode, format_ranges, judge_value, report_unknown
+from primus.preflight.checks import error_counts, nic_health
+from primus.preflight.checks import site as site_checks
+from primus.preflight.findings.finding import CheckFinding
+from primus.preflight.findings.node import PreflightNode, format_ranges, judge_value, report_unknown
 from primus.preflight.options import Options, build_demands, build_measurement_plan
+from primus.preflight.performance import judge as performance
+from primus.preflight.performance import storage_speed
+from primus.preflight.rdma import session as rdma_session
 from primus.runs.store import Run, RunOutcome
 from primus.task import TaskContext
 

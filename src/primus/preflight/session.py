@@ -22,11 +22,14 @@ from primus.machine.facts import MachineFacts
 from primus.machine.measurements import MeasurementPlan
 from primus.machine.probe import find_machine_root
 from primus.machine.tree import FileTree
-from primus.preflight import check, cluster, collect_reports, performance, rdma_session, report, site, site_checks
-from primus.preflight.cluster import ClusterReport
-from primus.preflight.collect_reports import PreflightDecision
-from primus.preflight.finding import CheckFinding, NodeReport
-from primus.preflight.node import NodeExpectations, PreflightNode, report_unknown
+from primus.preflight import run_checks as check
+from primus.preflight.checks import site as site_checks
+from primus.preflight.findings import site
+from primus.preflight.findings.finding import CheckFinding, NodeReport
+from primus.preflight.findings.node import NodeExpectations, PreflightNode, report_unknown
+from primus.preflight.nodes import cluster, collect_reports
+from primus.preflight.nodes.cluster import ClusterReport
+from primus.preflight.nodes.collect_reports import PreflightDecision
 from primus.preflight.options import (
     Options,
     build_limits,
@@ -35,6 +38,9 @@ from primus.preflight.options import (
     load_site,
     validate_check_names,
 )
+from primus.preflight.performance import judge as performance
+from primus.preflight.rdma import session as rdma_session
+from primus.preflight.report import formats as report
 from primus.preflight.run_measurements import (
     RUN,
     MeasuredFindings,

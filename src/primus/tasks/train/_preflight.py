@@ -83,7 +83,8 @@ def run_preflight(options: Options, depth: Depth, layout: ClusterLayout, context
     if depth == "full":
         _measure_in_subprocess(options, layout, context)
         return
-    from primus.preflight import report, session
+    from primus.preflight import session
+    from primus.preflight.report import formats as report
 
     checked = session.examine_node(options, structs.replace(context, layout=layout))
     if checked.overall_verdict != "pass":
@@ -96,7 +97,8 @@ def run_preflight(options: Options, depth: Depth, layout: ClusterLayout, context
 def _measure_in_subprocess(options: Options, layout: ClusterLayout, context: TaskContext) -> None:
     """Check and measure this node in a separate process: the launcher must not hold its devices."""
     from primus import process
-    from primus.preflight import report, session
+    from primus.preflight import session
+    from primus.preflight.report import formats as report
 
     ignored = [f"--ignore={name}" for name in options.ignore]
     on_node = ["direct", "--nproc", str(layout.nproc), "--nnodes", "1", "--node-rank", "0", "--no-hooks"]

@@ -1,0 +1,1 @@
+"""Checks of one node without load, by subject; each yields findings."""

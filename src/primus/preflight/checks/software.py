@@ -1,0 +1,230 @@
+"""Checks of installed software: versions, loadable libraries, and required programs."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from primus import interpreter
+from primus.bootstrap import torch_builds
+from primus.machine import profile
+from primus.preflight.findings.finding import CheckFinding
+from primus.preflight.findings.node import PreflightNode, format_names, judge_value, report_info, report_ok
+from primus.process import CommandResult
+
+LOAD_LIMIT_S = 20.0
+TOOL_LIMIT_S = 5.0
+COMPAT = "usr/local/cuda*/compat*/**/libcuda.so.*"
+"""Libraries that let data center devices run a newer CUDA version than their driver's (CUDA compatibility guide,
+forward compatibility); NGC images contain them."""
+PACKAGES = (
+    "torch",
+    "transformers",
+    "flash-attn",
+    "triton",
+    "transformer-engine",
+    "megatron-core",
+    "torchtitan",
+    "numpy",
+)
+"""Packages whose differences between nodes are reported."""
+
+
+class TorchInstallation:
+    """Properties of an installed PyTorch, read without importing it."""
+
+    def __init__(self, folder: Path) -> None:
+        text = (folder / "version.py").read_text(encoding="utf-8", errors="replace")
+        self.folder = folder
+        self.version = self._find_value(text, "__version__") or "unknown"
+        self.cuda = self._find_value(text, "cuda")
+        self.hip = self._find_value(text, "hip")
+
+    @staticmethod
+    def _find_value(text: str, name: str) -> str | None:
+        match = re.search(rf"^{name}(?::[^=]+)? = '([^']*)'", text, re.MULTILINE)
+        return match[1] if match else None
+
+    @property
+    def format_build(self) -> str:
+        return f"ROCm {self.hip}" if self.hip else f"CUDA {self.cuda}" if self.cuda else "CPU"
+
+
+def find_torch(path: list[str]) -> TorchInstallation | None:
+    """The PyTorch that Python would import from `path`."""
+    for entry in path:
+        if (Path(entry) / "torch" / "version.py").is_file():
+            return TorchInstallation(Path(entry) / "torch")
+    return None
+
+
+def check_torch(node: PreflightNode) -> Iterator[CheckFinding]:
+    """PyTorch is installed and built for these devices."""
+    yield from judge_torch(node, find_torch(sys.path))
+
+
+def judge_torch(node: PreflightNode, found: TorchInstallation | None) -> Iterator[CheckFinding]:
+    """Findings for an installed or missing PyTorch on a node with devices."""
+    text = f"{found.version}, built for {found.format_build}" if found else "not installed"
+    if not node.has_devices:
+        yield report_info("software.torch", text, "training needs it")
+        return
+    vendor = node.facts.devices[0].vendor
+    wanted = {"amd": "ROCm", "nvidia": "CUDA"}[vendor]
+    yield judge_value(
+        found is not None and found.format_build.startswith(wanted),
+        "fail" if found else "warn",
+        "software.torch",
+        text,
+        f"built for {wanted}",
+        f"the GPUs are from {vendor}, and training needs it",
+        f"install the build for {wanted} (pytorch.org/get-started); ./primus-cli setup installs a default one",
+    )
+    if found is None:
+        return
+    if wanted == "CUDA" and found.cuda:
+        yield _find_cuda_driver(node, found.folder / "version.py")
+
+
+def _find_cuda_driver(node: PreflightNode, file: Path) -> CheckFinding:
+    """The driver supports the CUDA version that PyTorch is built for; an installed toolkit does not matter."""
+    build, driver = torch_builds.read_build(file), node.facts.software.nvidia_driver
+    runs = torch_builds.find_cuda_of_driver(driver)
+    reason = "a driver runs builds of its CUDA major version and older ones (CUDA compatibility guide)"
+    if runs is None:
+        return report_info("software.cuda_driver", f"PyTorch for {build}, driver {driver or 'not known'}", reason)
+    hardware = torch_builds.Hardware(vendor="nvidia", driver=driver or "")
+    mismatch = torch_builds.find_mismatch(build, hardware)
+    has_compat = any(node.tree.root.glob(COMPAT))
+    return judge_value(
+        mismatch is None,
+        "warn" if has_compat else "fail",
+        "software.cuda_driver",
+        f"PyTorch for {build}, driver {driver} for CUDA {runs[0]}.{runs[1]}"
+        + (", forward compatibility package installed" if mismatch and has_compat else ""),
+        f"a driver for CUDA {build.version[0]} or newer",
+        reason,
+        "update the driver, or install an older build of PyTorch",
+    )
+
+
+def check_versions(node: PreflightNode) -> Iterator[CheckFinding]:
+    """Versions of Python and of the driver stack."""
+    held = node.facts.software
+    yield report_info("software.python", held.python or sys.version.split()[0])
+    for name, version in (
+        ("amd driver", held.amd_driver),
+        ("nvidia driver", held.nvidia_driver),
+        ("ROCm", held.rocm),
+        ("CUDA", held.cuda),
+    ):
+        if version:
+            yield report_info("software.stack", f"{name} {version}", subject=name)
+
+
+def check_libraries(node: PreflightNode) -> Iterator[CheckFinding]:
+    """The collective library can be loaded, as in a worker."""
+    if not node.has_devices or not node.tree.is_live:
+        return
+    name = "librccl.so.1" if node.facts.devices[0].vendor == "amd" else "libnccl.so.2"
+    found = find_torch(sys.path)
+    # A worker's library comes with torch, from its own folder or from a package next to it; the loader finds others.
+    bundled = [found.folder / "lib" / name, found.folder / "lib" / "librccl.so"] if found else []
+    bundled += [found.folder.parent / "nvidia" / "nccl" / "lib" / name] if found else []
+    path = next((str(candidate) for candidate in bundled if candidate.exists()), name)
+    answer = _load_library(node, path)
+    yield judge_value(
+        answer.state == "ok",
+        "warn",
+        "software.collectives",
+        path if answer.state == "ok" else answer.problem,
+        f"{name} loads",
+        "GPU processes communicate through it",
+        "install the build of PyTorch for these devices, or set LD_LIBRARY_PATH",
+    )
+    plugin = node.environ.get("NCCL_NET_PLUGIN")
+    if plugin and plugin != "none":
+        name = plugin if ".so" in plugin else f"libnccl-net-{plugin}.so"
+        answer = _load_library(node, name)
+        yield judge_value(
+            answer.state == "ok",
+            "warn",
+            "software.net_plugin",
+            name if answer.state == "ok" else answer.problem,
+            f"{name} loads",
+            "$NCCL_NET_PLUGIN",
+            "set LD_LIBRARY_PATH to its folder, or unset NCCL_NET_PLUGIN",
+        )
+    elif plugin is None:
+        yield from _list_nic_plugins(node)
+
+
+def _load_library(node: PreflightNode, name: str) -> CommandResult:
+    """Load a shared library in a separate process, since loading a broken one may end the process."""
+    code = f"import ctypes; ctypes.CDLL({name!r})"
+    return node.run_program(interpreter.build_code_command(sys.executable, code), LOAD_LIMIT_S)
+
+
+def _list_nic_plugins(node: PreflightNode) -> Iterator[CheckFinding]:
+    """Libraries that NCCL or RCCL need for NICs that they do not support themselves."""
+    kinds = {device.kind for device in node.facts.rdma if any(port.is_active for port in device.ports)}
+    for found in (profile.load_nic(kind) for kind in sorted(filter(None, kinds))):
+        if found is None or not found.plugins:
+            continue
+        loads = next((name for name in found.plugins if _load_library(node, name).state == "ok"), None)
+        yield judge_value(
+            loads is not None,
+            "warn",
+            "software.net_plugin",
+            loads or f"none of {format_names(found.plugins)} loads",
+            f"a plug-in for {found.title}",
+            "nodes otherwise communicate over slow TCP sockets",
+            "install aws-ofi-rccl or aws-ofi-nccl, and set LD_LIBRARY_PATH to its folder",
+        )
+
+
+def check_tools(node: PreflightNode) -> Iterator[CheckFinding]:
+    """Required programs are installed and run."""
+    for name in node.expected.tools:
+        answer = node.run_program([name, "--version"], TOOL_LIMIT_S)
+        is_there = answer.state in ("ok", "failed")  # some programs do not support --version
+        yield judge_value(
+            is_there,
+            "fail",
+            "software.tool",
+            answer.text.strip().partition("\n")[0][:80] or answer.problem,
+            "present",
+            "--require-tools",
+            f"install {name}, or put it on the PATH of this node",
+            subject=name,
+        )
+
+
+def check_packages(node: PreflightNode) -> Iterator[CheckFinding]:
+    """Hash of the installed Python packages, which nodes compare."""
+    installed = list_installed_packages()
+    digest = hashlib.sha256("\n".join(f"{name} {version}" for name, version in sorted(installed.items())).encode())
+    shown = [f"{name} {installed[name]}" for name in PACKAGES if name in installed]
+    yield report_ok(
+        "software.packages",
+        f"{len(installed)} packages, {digest.hexdigest()[:12]}; {format_names(shown) or 'no torch'}",
+        "the same on every node",
+    )
+
+
+def list_installed_packages() -> dict[str, str]:
+    """Version by name of the packages that this interpreter finds, from the names of their folders."""
+    found: dict[str, str] = {}
+    for entry in metadata.MetadataPathFinder.find_distributions():
+        folder = getattr(entry, "_path", None)
+        match = re.fullmatch(r"(.+?)-([^-]+)(-.*)?\.(dist|egg)-info", folder.name if folder else "")
+        if match:
+            found.setdefault(match[1].lower().replace("_", "-"), match[2])
+    return found
+
+
+CHECKS = (check_versions, check_torch, check_libraries, check_tools, check_packages)

@@ -1,0 +1,1 @@
+"""What the nodes of one preflight do together: steps, collected reports, comparison."""

@@ -1,0 +1,1 @@
+"""Judgement of measurements: devices, communication between ranks, endurance, storage."""

@@ -1,0 +1,1 @@
+"""RDMA bandwidth between the nodes, measured by perftest."""

@@ -1,0 +1,1 @@
+"""The report of a preflight as text, Markdown, HTML and JSON."""
