@@ -49,6 +49,24 @@ def test_what_training_survived_once_is_fatal_where_the_rank_reports_it(run: Run
     assert cause is not None and (cause.signature, cause.survived) == ("disk-full", False)
 
 
+def test_what_training_survived_once_is_fatal_below_the_last_step_of_its_log(run: Run) -> None:
+    steps = [folders.PROGRESS.format(step=step) for step in (4, 5, 6)]
+    folders.rank(run, 0, DISK, *steps, DISK)
+    folders.rank(run, 1, DISK, *steps)
+    cause = diagnose_run(run, kernel=False).cause
+    assert cause is not None and (cause.signature, cause.survived, cause.evidence[0].rank) == ("disk-full", False, 0)
+
+
+@pytest.mark.parametrize(("clock", "survived"), [("12:00:05", True), ("12:00:06", True), ("12:00:07", False)])
+def test_on_a_rank_without_steps_an_error_is_survived_until_the_last_step_of_the_others(
+    run: Run, clock: str, survived: bool
+) -> None:
+    steps = [f"2026-01-10 12:00:0{at} {folders.PROGRESS.format(step=at)}" for at in (4, 5, 6)]
+    folders.rank(run, 0, f"2026-01-10 12:00:03 {DISK}", *steps)
+    folders.rank(run, 1, f"2026-01-10 {clock} {DISK}", steps=0)
+    assert [cause.survived for cause in diagnose_run(run, kernel=False).causes] == [survived]
+
+
 def test_between_equal_causes_the_rank_that_failed_first_has_its_own(run: Run) -> None:
     folders.rank(run, 0, MEMORY)
     folders.rank(run, 3, DISK)
@@ -139,6 +157,22 @@ def test_three_steps_with_a_finite_loss_show_that_an_error_of_a_shared_log_did_n
     path.write_text("\n".join([DISK, *done]) + "\n")
     causes = {cause.signature: cause for cause in diagnose_logs([path]).causes}
     assert causes["disk-full"].survived is survived
+
+
+def test_the_host_of_a_cause_is_that_of_another_line_of_its_rank(tmp_path: Path) -> None:
+    path = tmp_path / "job.out"
+    abort = "12: MPICH ERROR [Rank 12] [job id 7.0] [Fri] [nid0042] - Abort(1): application called MPI_Abort"
+    path.write_text(f"12: {MEMORY}\n{abort}\n")
+    found = diagnose_logs([path])
+    assert (found.first_rank, found.first_host) == (12, "nid0042")
+
+
+def test_the_second_half_of_a_sentence_is_no_error_line(tmp_path: Path) -> None:
+    path = tmp_path / "console.log"
+    sentence = "The session ends when the servers are not reachable, which is either a failure of the network"
+    for tail, is_known in (("connection or an internal failure", False), ("Error: the connection failed", True)):
+        path.write_text(f"{sentence}\n{tail}\n")
+        assert (diagnose_logs([path]).lead is not None) is is_known
 
 
 def test_the_address_in_the_report_of_torchrun_is_no_server_that_failed(tmp_path: Path) -> None:

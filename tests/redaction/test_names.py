@@ -29,6 +29,7 @@ HARMLESS += "KEYBOARD PATH PATTERN AUTHOR MONKEY NCCL_DEBUG --lr TOKENS_PER_S NU
 HARMLESS += "PWD OLDPWD PINNED PIN_MEMORY BYPASS COMPASS num_passes forward_pass eos_token bos_token_id".split()
 HARMLESS += "moe_token_dispatcher_type calculate_per_token_loss token_drop_policy PUBLIC_KEY KEYS key_padding".split()
 HARMLESS += "GOOGLE_APPLICATION_CREDENTIALS_FILE SSH_AUTH_SOCK TOKEN_LENGTH QUERY_KEY_NORM COOKIECUTTER AUTHORS".split()
+HARMLESS += ["AssertionError", "jwt.exceptions.InvalidTokenError", "TokenException"]
 HARMLESS += ["--json-key", "--fim_prefix_token", "data.fim_suffix_token"]
 
 PROFILES = ("mi300x:8", "mi355x:8", "h100:8", "cpu")

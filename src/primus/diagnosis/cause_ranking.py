@@ -48,7 +48,7 @@ def rank_causes(scans: Sequence[LogScan], evidence: RunEvidence, seen_before: Ca
     failures = sorted(evidence.failures, key=lambda failure: failure.rank in victims)
     evidence = structs.replace(evidence, failures=tuple(failures))
     first_rank, first_host = _find_first_failure(evidence, blocks)
-    kept = _mark_survived_hits(_drop_other_attempts(hits))
+    kept = _mark_survived_hits(_drop_other_attempts(hits), scans)
     if not evidence.failures and not blocks:
         kept = _mark_harmless_warnings(kept)
     groups: dict[tuple[str, str], list[SignatureHit]] = {}
@@ -64,6 +64,8 @@ def rank_causes(scans: Sequence[LogScan], evidence: RunEvidence, seen_before: Ca
         timeout = _find_collective_timeout(scans, kept, evidence)
         return structs.replace(diagnosis, **_answer_with_effects(causes, evidence, victims, timeout))
     rank, host, local_rank = _find_group_place(ordered[0], evidence)
+    if rank is not None and host is None:
+        host = next((hit.host for hit in kept if hit.rank == rank and hit.host), None)
     # A node must not be excluded because it reports another one, which schedulers know by name and lines by address.
     is_blamed = any(hit.signature.find_blamed_host(hit.text) for hit in ordered[0])
     if rank is None and host is None:
@@ -115,16 +117,23 @@ def _drop_other_attempts(hits: Iterable[SignatureHit]) -> list[SignatureHit]:
     ]
 
 
-def _mark_survived_hits(hits: Sequence[SignatureHit]) -> list[SignatureHit]:
+def _mark_survived_hits(hits: Sequence[SignatureHit], scans: Sequence[LogScan]) -> list[SignatureHit]:
     """`hits`, where what training survived on one rank counts as survived on all that do not report it as a failure.
 
-    Often only one rank prints its steps, while all print the same warnings.
+    Often only one rank prints its steps, while all print the same warnings. A log with steps speaks for itself, and
+    what follows the last step of all may be fatal though it was not before.
     """
     harmless = {_get_hit_shape(hit) for hit in hits if hit.survived}
     fatal = {(hit.rank, hit.signature.name) for hit in hits if hit.log.name.endswith(ERROR_SUFFIX)}
+    with_steps = {scan.log.name for scan in scans if scan.has_steps}
+    last_step = max((scan.last_step for scan in scans if scan.last_step is not None), default=math.inf)
     return [
         structs.replace(hit, survived=True)
-        if hit.rank is not None and (hit.rank, hit.signature.name) not in fatal and _get_hit_shape(hit) in harmless
+        if hit.rank is not None
+        and hit.log.name not in with_steps
+        and (hit.time is None or hit.time <= last_step)
+        and (hit.rank, hit.signature.name) not in fatal
+        and _get_hit_shape(hit) in harmless
         else hit
         for hit in hits
     ]

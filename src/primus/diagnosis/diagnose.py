@@ -53,6 +53,9 @@ _FATAL = re.compile(
 )
 """Texts by which programs without exceptions report a fatal error."""
 _ERROR = re.compile(r"(?i)\b(?:errors?|fail(?:ed|ure)?|killed|died|dead|lost|aborted|no supported)\b|_FAILED\b")
+_PROSE = re.compile(r"[a-z][a-z,]* [a-z]")
+_SENTENCE = re.compile(r"^.{50,} [a-zA-Z]+,?\s*$")
+"""The line below a sentence that has not ended continues it, and names causes that are possible."""
 _NO_ERROR = re.compile(
     r"(?i)\bwarn(?:ing)?\b|\b(?:info|debug|note)\b|\b(?:no|0|without|ignor\w+) (?:\w+ )?errors?\b|\bamdgpu-arch\b"
 )
@@ -333,6 +336,8 @@ def _classify_error(headline: str, exception: LoggedException | None) -> Signatu
     For an assertion, the asserted expression comes before the words.
     """
     table = get_signature_table()
+    if exception is not None and exception.is_report:
+        return table.by_name[LAUNCHER_REPORT]
     asserted = exception.traceback[-1] if exception and exception.traceback else ""
     if asserted.lstrip().startswith("assert "):
         by_assertion = (each for each in table.signatures if each.traceback and re.search(each.traceback, asserted))
@@ -410,6 +415,8 @@ def _find_error_line(lines: Sequence[str]) -> tuple[int | None, Signature | None
     for index in range(len(lines) - 1, max(-1, len(lines) - NUM_FATAL - 1), -1):
         text = lines[index]
         if python_exception.is_frame(log_line.strip_rank_prefix(text)) or is_block_field(text):
+            continue
+        if index and _PROSE.match(text) and _SENTENCE.match(lines[index - 1]):
             continue
         if not _ERROR.search(text) or _NO_ERROR.search(text) or not is_message(text):
             if _FATAL.search(text):

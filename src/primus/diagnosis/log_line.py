@@ -17,11 +17,14 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _RANK = re.compile(
     r"\[rank[ -]?(\d+)(?:/\d+)?\]|\[(?:[^\[\]]*\b)?Rank (\d+)\]"
     r"|\b[Rr]ank\s*[:=]?\s*(\d+)"
-    r"(?: was killed| ended with| with PID | \(PID \d+\) exited| crashed with| on | of \d|\)|\]| \| )"
+    r"(?: was killed| ended with| with PID | \(PID \d+\) exited| crashed with| on | of \d|\)|\]| \| | \(local_rank)"
+    r'|"global_rank": (\d+)|^\[\d+,(\d+)\]<std'
 )
 _BLAMED_RANK = re.compile(r"\bUnexpected result \S+ on rank (\d+)\b|\b[Rr]ank (\d+): found (?:NaN|Inf)\b")
 """Megatron-LM's checks of results name the rank that had the value; the line's prefix is the rank that prints."""
-_LOCAL_RANK = re.compile(r"local_rank:? (\d+)|^\s*\[default(\d+)\]:|'local_rank %s FAILED .*', (\d+)\)")
+_LOCAL_RANK = re.compile(
+    r"local_rank:? (\d+)|^\s*\[default(\d+)\]:|'local_rank %s FAILED .*', (\d+)\)|^-- Process (\d+) terminated"
+)
 """torchrun numbers the ranks of each node from 0 in its reports and in the prefixes of `--tee`."""
 _TASK = re.compile(r"\btask (\d+): |^ *(\d+): ")
 _NO_HOST = (
@@ -33,7 +36,7 @@ _HOST_PREFIX = rf"(?!{_NO_HOST})(?:(?:\d+\.){{3}}\d+|[A-Za-z][\w-]*\d[\w.-]*): "
 """pdsh, which DeepSpeed uses, puts the host before each line."""
 _HOST = re.compile(
     r"srun: error: ([\w.-]+): task|\[NODE-\d+\(([\w.-]+)\)\]|\] attempt \d+ on ([\w.-]+)|^\s*host\s+: ([\w.-]+)"
-    r"|srun: error: Node failure on ([\w.-]+)"
+    r"|(?:srun|salloc): error: Node failure on ([\w.-]+)"
     r"|\*\*\* (?:STEP|JOB) \S+ ON ([\w.-]+)(?![\w.-]| CANCELLED AT \S+ DUE TO NODE FAILURE)"
     r"|^(?:\[[^\]]*\](?:<std\w+>)?:? ?|\([^)]*\) )*((?=[\w.-]*[A-Za-z])\w[\w.-]*):\d+:\d+ \[\d+\]"
     r"|\bnode ([\w.-]+), device \d"
@@ -45,21 +48,23 @@ _HOST = re.compile(
     r"|^(?:\[[\d.]+\] )?\[([A-Za-z][\w.-]*):\d+(?::\d+)?\]"
     r"|^[A-Z][a-z]{2} +\d+ [\d:]{8} ([\w.-]+) [\w./-]+(?:\[\d+\])?: |^20\d\d-\d\d-\d\dT\S+ ([a-z][\w.-]*\d[\w.-]*) "
     r"|^(?:[\w-]+\.)?([a-z][\w-]*\d) \[std(?:err|out)\] "
+    r'|"hostname": "([\w.-]+)"|\] \[([\w.-]+)\] - Abort\('
     rf"|^(?={_HOST_PREFIX})([^:]+):"
 )
 """srun and Slurm, Primus, NCCL, ssh, `kubectl get pods`, Ray, Kubernetes' operators, Open MPI and UCX, syslog,
-milabench, and pdsh.
+milabench, events of torchelastic, MPICH, and pdsh.
 
 Where Slurm ends a step because a node is lost, the line names the node that writes it, which is another one.
 """
 _TIMESTAMP = r"\[?20\d\d-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\]? (?:std(?:out|err) [FP] )?"
 _RANK_PREFIX = (
     r"\s{0,3}\[(?:default|rank)[ -]?\d+\]:? ?|\s{0,3}\d+: |\s{0,3}\([\w.-]+ pid=\d+(?:, ip=[\d.]+)?\) ?"
+    r"|(?:\[\d+,\d+\]<)?std(?:err|out)(?:>: ?|: )"
     r"|[\w.-]+ \[std(?:err|out)\] |[\w.-]+ {1,9}\|{1,2} |(?:ERROR|CRITICAL) \d\d-\d\d [\d:]{8} \[?[\w.]+:\d+\] ?"
 )
 _PREFIX = re.compile(rf"^(?:{_RANK_PREFIX}|{_HOST_PREFIX}|{_TIMESTAMP})+")
 _TIMESTAMPS = re.compile(_TIMESTAMP)
-"""Prefixes of torchrun, srun --label, Ray, pdsh, log collectors, vLLM's logger and container runtimes."""
+"""Prefixes of torchrun, srun --label, Ray, mpirun, accelerate, pdsh, log collectors, vLLM and container runtimes."""
 
 _WARNING = re.compile(
     r"^\[W\d* ?[\d:. ]*\S*:\d+\]|^W\d{4} \d\d:|^(?:\S+ ){0,3}: W \S+:\d+\]|^\S* ?\S*: W \w+/|\[WARNING *\]"

@@ -79,6 +79,11 @@ class LoggedException(Struct, frozen=True, kw_only=True):
         return self.type == CUT
 
     @property
+    def is_report(self) -> bool:
+        """Whether a launcher reports that a process failed."""
+        return _REPORT.search(self.type) is not None
+
+    @property
     def origin(self) -> str:
         """`user code` or `library`, by the file that raised it; empty if the log has no traceback."""
         if not self.frames:

@@ -108,6 +108,10 @@ class LogScan(Struct, kw_only=True):
     blocks: list[RootCauseBlock] = []
     world_size: int = 0
     """Ranks of the job; 0 if the log does not say."""
+    has_steps: bool = False
+    """Whether it reports steps."""
+    last_step: float | None = None
+    """When it reports the last one, if it tells."""
 
 
 _WORLD_SIZE = re.compile(rb"\b(?:n[Rr]anks|NRANKS|[Ww]orld[_ ][Ss]ize|WORLD[_ ]SIZE)\W{1,4}(\d{1,7})\b")
@@ -139,6 +143,8 @@ class LogScanner:
         if interesting:
             progress = {shape: each.is_done for shape, each in found.items() if each.is_progress}
             survived = _find_progress(scan.log, window, shapes, progress)
+            if survived[1] >= 0:
+                scan.has_steps, scan.last_step = True, _find_earlier_time(window, survived[1] + 1, scan.mtime)
             _collect_hits(scan, window, shapes, interesting, survived, self._table)
             scan.world_size = max(scan.world_size, _find_world_size(window.data))
 

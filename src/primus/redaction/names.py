@@ -30,8 +30,8 @@ _SUSPICIOUS = re.compile(
 )
 """Every secret name has one of these, so that most names need no closer look."""
 
-_PLACES = frozenset("FILE PATH DIR FOLDER SOCK SOCKET EXPIRY TTL TIMEOUT LIFETIME".split())
-"""Last words of names whose values describe a secret (its location, its lifetime) and are not secret."""
+_PLACES = frozenset("FILE PATH DIR FOLDER SOCK SOCKET EXPIRY TTL TIMEOUT LIFETIME ERROR EXCEPTION".split())
+"""Last words of names whose values describe a secret (its location, its lifetime, a message) and are not secret."""
 _NO_PASS = frozenset(
     "FORWARD BACKWARD SINGLE ONE TWO MULTI FIRST SECOND NUM MAX MIN LAST EACH BAND BY HIGH LOW".split()
 )
