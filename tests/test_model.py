@@ -19,7 +19,7 @@ from primus.model import (
     num_moe_layers,
     num_query_groups,
 )
-from primus.model_checks import check, check_parallel
+from primus.model_checks import check, check_parallel, find_parallel_problems, has_own_stages
 
 PUBLISHED = {
     # Equal to the tensor counts of the weights on the Hugging Face hub
@@ -309,6 +309,36 @@ LATENT = {
     "v_head_dim": 8,
 }
 
+LINEAR = dict.fromkeys(
+    ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"), 4
+)
+GROUPS = {"num_experts": 8, "moe_router_num_groups": 2}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_query_groups": 8},
+        {"num_attention_heads": 7, "kv_channels": 10},
+        {"window_layer_period": 2, "window_size": 8},
+        {"qk_layernorm_across_heads": True, "qk_layernorm": True},
+        LATENT | {"num_attention_heads": 7, "q_lora_rank": 4},
+        {"o_lora_rank": 4, "q_lora_rank": 4, "qk_pos_emb_head_dim": 2},
+        {"rope_type": "llama3", "rotary_scaling_factor": 8.0, "rope_low_freq_factor": 3.5},
+        {"rope_type": "yarn", "beta_slow": 32.0},
+        {"hybrid_layer_pattern": "M*", "mamba_head_dim": 32},
+        {"hybrid_layer_pattern": "*-", "mamba_head_dim": 60},  # a width that only a layer of kind M has
+        {"hybrid_layer_pattern": "GK", **LINEAR},
+        {"num_experts": 4, "moe_router_topk": 4},
+        {"num_experts": 4, "first_k_dense_replace": 1},
+        {"num_experts": 4, "moe_router_topk": 1, "moe_apply_probs_on_input": True},
+        GROUPS | {"moe_router_group_topk": 2, "moe_router_topk": 8},
+        GROUPS | {"moe_router_group_topk": 1, "moe_router_topk": 4},
+    ],
+)
+def test_a_shape_at_the_edge_of_what_can_be_built_is_accepted(changes: dict[str, object]) -> None:
+    check(dense(**changes))
+
 
 @pytest.mark.parametrize(
     ("changes", "key"),
@@ -343,6 +373,17 @@ LATENT = {
         ({"num_experts": 4, "moe_router_num_groups": 3, "moe_router_group_topk": 1}, "moe_router_num_groups"),
         ({"num_experts": 4, "moe_router_num_groups": 2, "moe_router_group_topk": 3}, "moe_router_group_topk"),
         ({"num_experts": 4, "moe_router_num_groups": 4, "moe_router_group_topk": 1}, "moe_router_group_topk"),
+        ({"num_experts": 4, "moe_apply_probs_on_input": True}, "moe_apply_probs_on_input"),
+        (LATENT | {"kv_lora_rank": None}, "kv_lora_rank"),
+        (LATENT | {"qk_head_dim": None}, "qk_head_dim"),
+        (LATENT | {"qk_pos_emb_head_dim": None}, "qk_pos_emb_head_dim"),
+        (LATENT | {"add_qkv_bias": True}, "add_qkv_bias"),
+        (LATENT | {"add_bias_linear": True}, "add_bias_linear"),
+        (LATENT | {"attention_sinks": True}, "attention_sinks"),
+        ({"o_lora_rank": 4, "kv_lora_rank": 16}, "kv_lora_rank"),
+        ({"hybrid_layer_pattern": "*K", **LINEAR, "linear_value_head_dim": None}, "linear_value_head_dim"),
+        ({"hybrid_layer_pattern": "H", "window_size": 8, "o_lora_rank": 4}, "q_lora_rank"),
+        ({"hybrid_layer_pattern": "S", "window_size": 8, "q_lora_rank": 4, "o_lora_rank": 4}, "dsa_indexer_n_heads"),
     ],
 )
 def test_an_impossible_shape_is_refused_by_the_key_to_change(changes: dict[str, object], key: str) -> None:
@@ -364,6 +405,7 @@ def test_an_impossible_shape_is_refused_by_the_key_to_change(changes: dict[str, 
         ("llama3.1_8B", {"sequence_parallel": True}, None, "sequence_parallel"),
         ("llama3.1_8B", {"context_parallel_size": 4}, 4100, "seq_length"),
         ("llama3.1_8B", {"tensor_model_parallel_size": 8, "sequence_parallel": True}, 4100, "seq_length"),
+        ("llama3.1_8B", {"context_parallel_size": 2}, 4098, "seq_length"),
     ],
 )
 def test_a_layout_that_does_not_divide_the_model_is_refused(
@@ -398,10 +440,45 @@ def test_the_message_names_the_line_where_the_key_was_set() -> None:
         ("llama3.1_405B", {"tensor_model_parallel_size": 8, "pipeline_model_parallel_size": 9}),
         ("deepseek_v3", {"expert_model_parallel_size": 64, "tensor_model_parallel_size": 4}),
         ("gpt_oss_120B", {"expert_model_parallel_size": 8, "sequence_parallel": True, "tensor_model_parallel_size": 2}),
+        ("deepseek_v3", {"tensor_model_parallel_size": 128}),  # latent attention shares no key/value heads
     ],
 )
 def test_a_layout_that_divides_the_model_is_accepted(name: str, layout: dict[str, object]) -> None:
     check_parallel(load_model(name), ParallelConfig(**layout), 8192)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "layout", "key"),
+    [
+        ({"ffn_hidden_size": 12}, {"tensor_model_parallel_size": 8}, "ffn_hidden_size 12"),
+        ({"num_experts": 4, "ffn_hidden_size": 16, "moe_ffn_hidden_size": 12}, {"tensor_model_parallel_size": 8},
+         "moe_ffn_hidden_size 12"),
+        ({"num_experts": 4, "ffn_hidden_size": 12, "moe_ffn_hidden_size": 16}, {"tensor_model_parallel_size": 8}, ""),
+        ({"num_experts": 4, "ffn_hidden_size": 12, "moe_ffn_hidden_size": 16, "first_k_dense_replace": 1},
+         {"tensor_model_parallel_size": 8}, "ffn_hidden_size 12"),
+        ({"num_attention_heads": 12, "hidden_size": 96, "ffn_hidden_size": 96, "num_query_groups": 4},
+         {"tensor_model_parallel_size": 6}, "num_query_groups 4"),
+        ({}, {"expert_model_parallel_size": 1}, ""),
+        ({"num_experts": 4}, {"expert_model_parallel_size": 4}, ""),
+    ],
+)  # fmt: skip
+def test_widths_of_dense_layers_and_of_experts_are_divided_where_there_are_such_layers(
+    changes: dict[str, object], layout: dict[str, object], key: str
+) -> None:
+    found = list(find_parallel_problems(dense(**changes), ParallelConfig(**layout), 64))  # type: ignore[arg-type]
+    assert [key for problem in found if key in problem.text] == ([key] if key else [])
+    assert len(found) == bool(key)
+
+
+def test_settings_of_megatron_lm_may_place_layers_unevenly_and_nothing_else() -> None:
+    assert has_own_stages({"decoder_first_pipeline_num_layers": 5})
+    assert not has_own_stages({"decoder_first_pipeline_num_layers": None, "seed": 5})
+    uneven = ParallelConfig(pipeline_model_parallel_size=3)
+    check_parallel(dense(num_layers=4), uneven, has_own_stages=True)
+    with pytest.raises(UsageError, match="pipeline_model_parallel_size: 3 does not divide num_layers 4"):
+        check_parallel(dense(num_layers=4), uneven)
+    with pytest.raises(UsageError, match="seq_length"):
+        check_parallel(dense(num_layers=3), replace(uneven, context_parallel_size=2), 66, has_own_stages=True)
 
 
 SHAPES = st.builds(
