@@ -135,9 +135,9 @@ def copy_checkout(folder: Path) -> None:
     """Copy the tracked files as they are now."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():
+        if os.path.lexists(ROOT / name):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
+            shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)  # recorded trees have links to folders
 
 
 def try_module(folder: Path, module: Path, options: argparse.Namespace) -> tuple[int, int]:

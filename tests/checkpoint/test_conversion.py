@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -447,6 +448,20 @@ def test_an_average_has_the_step_of_its_last_checkpoint(tmp_path: Path) -> None:
         write_model(Path(given[-1]), SPEC)
     assert open_average(given, None, False, lambda _: None).step == 30
     assert open_average(given[::-1], None, False, lambda _: None).step == 2
+
+
+def test_an_average_with_a_checkpoint_that_is_not_finite_names_it(tmp_path: Path) -> None:
+    given = []
+    for name in ("good", "diverged"):
+        tensors = draw_hub_tensors(SPEC)
+        if name == "diverged":
+            tensors["model.norm.weight"][1] = float("nan")
+        given.append(str(tmp_path / name))
+        write_checkpoint(Path(given[-1]), plan_native(TensorDict(tensors), SPEC, 1, None), "x")
+        write_model(Path(given[-1]), SPEC)
+    weights = open_average(given, None, False, lambda _: None).weights
+    with pytest.raises(PrimusError, match=r"diverged: .* has 1 values that are NaN or infinite"):
+        deque(map(weights.read, weights.list_tensors()), maxlen=0)
 
 
 class ShortWrites(io.RawIOBase):

@@ -259,8 +259,15 @@ def test_clean_removes_ended_containers_of_ours_only(engines: Engines, tmp_path:
     (engines.folder / "inspect-stranger").write_text(f"exited {labels('d', '1.0.x', **other)}\n")
     done = cli.run("container", "--engine", "docker", "--clean", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    removed = [call for call in engines.calls if call.split()[1] in ("stop", "rm", "kill")]
-    assert removed == ["docker stop -t 0 ended", "docker rm -f ended"]
+
+    def list_removals() -> list[str]:
+        return [call for call in engines.calls if call.split()[1] in ("stop", "rm", "kill")]
+
+    assert list_removals() == ["docker stop -t 0 ended", "docker rm -f ended"]
+    for options in ((), ("--clean",)):
+        (engines.folder / "calls").write_text("")
+        assert cli.run(*container("docker", *options, "--", "runs", "list"), cwd=tmp_path).returncode == 0
+        assert ("docker rm -f ended" in list_removals()) is bool(options)
 
 
 LIVES = 'echo $$ >"{folder}/pid"; trap "exit 9" TERM; while [ ! -e "{folder}/stopped" ]; do sleep 0.05; done'
@@ -417,10 +424,23 @@ def test_node_0_alone_records_that_its_container_cannot_start(
 
 
 def test_apptainer_gets_the_hard_limits_of_this_user(engines: Engines, tmp_path: Path) -> None:
-    engines.inside(f"echo $(ulimit -S -n) $(ulimit -H -n) >{engines.folder}/limits")
+    engines.inside(f"for name in n l; do ulimit -S -$name; ulimit -H -$name; done >{engines.folder}/limits")
     words = [sys.executable, "-m", "primus", *container("apptainer"), "--", "runs", "list"]
-    lowered = ["sh", "-c", 'ulimit -S -n 256 && exec "$@"', "sh", *words]
+    lowered = ["sh", "-c", 'ulimit -S -n 256 && ulimit -S -l 16 && exec "$@"', "sh", *words]
     env = {**cli.environment(), "PATH": engines.path}
     subprocess.run(lowered, cwd=tmp_path, env=env, check=True, capture_output=True, timeout=60)
-    soft, hard = (engines.folder / "limits").read_text().split()
-    assert soft == hard != "256"
+    files, most_files, locked, most_locked = (engines.folder / "limits").read_text().split()
+    assert files == most_files != "256" and locked == most_locked != "16"
+
+
+def test_of_the_launcher_s_children_only_those_of_the_container_are_killed() -> None:
+    marked = {**os.environ, lifecycle.MARK: "1.2.x"}
+    with (
+        subprocess.Popen(["sleep", "60"], env=marked) as inside,
+        subprocess.Popen(["sleep", "60"]) as hook,
+    ):
+        engine = SimpleNamespace(engine=SimpleNamespace(program="apptainer"))
+        lifecycle._kill_container(SimpleNamespace(container=engine), "")  # type: ignore[arg-type]
+        assert inside.wait(10) == -signal.SIGKILL
+        hook.terminate()
+        assert hook.wait(10) == -signal.SIGTERM, "nothing else has ended it"

@@ -622,6 +622,8 @@ renamed = next(number for number, (event, name) in enumerate(steps) if event == 
 deleted = [number for number, (event, name) in enumerate(steps[:renamed]) if name.endswith((".manifest.json", ".idx"))]
 assert len(deleted) == 2, steps
 assert all(steps[number + 1][0] == "sync" for number in deleted), steps
+names = [number for number, (event, name) in enumerate(steps) if event == "os.rename"]
+assert len(names) > 2 and all(steps[number + 1 : number + 2] == [("sync", "")] for number in names), steps
 """
 
 
