@@ -2,11 +2,13 @@
 
     python benchmarks/log_extraction.py --megabytes 200 --rounds 5
     python benchmarks/log_extraction.py --pipe-gigabytes 5
+    python benchmarks/log_extraction.py --before CHECKOUT --output record.json
 
 Logs are generated: lines of steps only, of Primus (pairs of values), one in which three of four lines say something
 else, and two of several ranks. Each is read in a process of its own, at its size and at a quarter of it. Memory grows
 with the steps that are kept, by 8 bytes for each value, until there are 262,144; then it is constant. The pipe shows
-that for a log of any size, without a file.
+that for a log of any size, without a file. The whole command, `compare extract --json`, is measured from its start to
+its end; with --before that of another checkout takes turns with it, and what counts is the median of the ratios.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from train_speed import machine
+
+HERE = Path(__file__).resolve().parents[1]
 STEP = (
     " [2025-05-27 {clock}] iteration {step:8d}/ 1000000 | consumed samples: {samples:12d} | elapsed time per iteration"
     " (ms): {ms:.1f} | throughput per GPU (TFLOP/s/GPU): {tflops:.1f} | learning rate: {lr:.6E} | global batch size: "
@@ -99,27 +104,46 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=float, default=200.0)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--before", type=Path, help="another checkout, whose command takes turns")
+    parser.add_argument("--output", type=Path, help="file of the record")
     parser.add_argument("--pipe-gigabytes", type=float, default=0.0, help="read a log of this size from a pipe instead")
     options = parser.parse_args()
     if options.pipe_gigabytes:
         read_pipe(options.pipe_gigabytes)
         return
     records = []
-    print(f"{'log':32} {'MB/s':>6} {'least':>6} {'MiB':>6} {'MiB, a quarter':>15}")
+    print(f"{'log':32} {'MB/s':>6} {'least':>6} {'MiB':>6} {'MiB, a quarter':>15} {'--json':>7} {'CPU time':>9}")
     with tempfile.TemporaryDirectory() as folder:
         for kind, lines in KINDS.items():
             files = [(Path(folder, f"{share}.log"), options.megabytes * share) for share in (1.0, 0.25)]
             steps = [write_log(file, lines(), size) for file, size in files]
-            rates, peaks = [], []
+            rates, peaks, commands, ratios = [], [], [], []
             for _ in range(options.rounds):
                 found = [read_in_process(file) for file, _ in files]
                 assert [each[2] for each in found] == steps and not any(each[3] for each in found)
                 rates.append(found[0][0])
                 peaks.append([each[1] for each in found])
+                commands.append(options.megabytes / measure_command(files[0][0], HERE))
+                if options.before:
+                    before = measure_command(files[0][0], options.before)
+                    ratios.append(options.megabytes / commands[-1] / before)
             whole, quarter = (max(peak[i] for peak in peaks) for i in (0, 1))
-            print(f"{kind:32} {statistics.median(rates):6.0f} {min(rates):6.0f} {whole:6.0f} {quarter:15.0f}")
-            records.append({"log": kind, "mb_per_s": rates, "peak_mib": whole, "peak_mib_of_a_quarter": quarter})
-    print(json.dumps(records))
+            ratio = f"{statistics.median(ratios):9.3f}" if ratios else ""
+            print(
+                f"{kind:32} {statistics.median(rates):6.0f} {min(rates):6.0f} {whole:6.0f} {quarter:15.0f}"
+                f" {statistics.median(commands):7.0f} {ratio}",
+                flush=True,
+            )
+            records.append(
+                {"log": kind, "mb_per_s": rates, "peak_mib": whole, "peak_mib_of_a_quarter": quarter,
+                 "json_command_mb_per_s": commands, "json_command_time_by_before": ratios}
+            )  # fmt: skip
+    record = {"machine": machine(1), "megabytes": options.megabytes, "logs": records}
+    text = json.dumps(record, indent=1) + "\n"
+    if options.output:
+        options.output.write_text(text)
+    else:
+        print(text, end="")
 
 
 def read_pipe(gigabytes: float) -> None:
@@ -133,6 +157,17 @@ def read_pipe(gigabytes: float) -> None:
     rate, peak, found, unread = json.loads(output)
     assert reader.returncode == 0 and found == steps and not unread
     print(f"{gigabytes:.1f} GB, {steps:,} steps: {rate:.0f} MB/s, at most {peak:.0f} MiB")
+
+
+def measure_command(file: Path, checkout: Path) -> float:
+    """CPU seconds of `compare extract --json` of a checkout, from start to end."""
+    words = [sys.executable, "-m", "primus", "--json", "direct", "--", "compare", "extract", str(file)]
+    process = subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(checkout / "src")}
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    assert status == 0
+    return usage.ru_utime + usage.ru_stime
 
 
 def read_in_process(file: Path) -> list[float]:

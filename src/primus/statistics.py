@@ -6,6 +6,8 @@ import functools
 import math
 import random
 from collections.abc import Callable, Sequence
+from itertools import accumulate, islice
+from operator import mul
 from statistics import NormalDist, fmean, median
 from typing import NamedTuple
 
@@ -273,15 +275,13 @@ def find_steady_window(values: Sequence[float]) -> SteadyWindow:
         return SteadyWindow(0, True)
     late = values[n // 2 :]
     center = median(late)
-    clipped = clip_outliers(values, MAX_DEVIATIONS, late)
-    total, squares = 0.0, 0.0
-    errors = [0.0] * (n // 2 + 1)
-    for start in range(n - 1, -1, -1):
-        deviation = clipped[start] - center
-        total, squares = total + deviation, squares + deviation * deviation
-        count = n - start
-        if start <= n // 2:
-            errors[start] = max(squares - total * total / count, 0.0) / (count * count)
+    deviations = [value - center for value in reversed(clip_outliers(values, MAX_DEVIATIONS, late))]
+    sums = zip(accumulate(deviations), accumulate(map(mul, deviations, deviations)), range(1, n + 1), strict=True)
+    errors = [
+        max(squares - total * total / count, 0.0) / (count * count)
+        for total, squares, count in islice(sums, n - n // 2 - 1, None)
+    ]
+    errors.reverse()
     best = min(range(len(errors)), key=errors.__getitem__)
     # A minimum in the last tenth of the allowed range says that the best cut may lie beyond it.
     if best > 0.45 * n:
@@ -375,7 +375,8 @@ def clip_outliers(values: Sequence[float], deviations: float, typical: Sequence[
     typical = values if typical is None else typical
     center = median(typical)
     reach = deviations * max(compute_mad(typical), 1e-6 * abs(center))
-    return [min(max(value, center - reach), center + reach) for value in values]
+    low, high = center - reach, center + reach
+    return [low if value < low else high if value > high else value for value in values]
 
 
 def _compute_autocovariances(values: Sequence[float], longest_lag: int) -> list[float]:

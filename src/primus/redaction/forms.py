@@ -77,7 +77,16 @@ _FORMS = (
     (_ASSIGNED_PASSWORD, "secret", ("password", "pwd", "access key", "secret")),
 )
 """Each pattern with words, one of which every match contains: a search for words is 100 times faster."""
-_FORM_WORDS = tuple((word, number) for number, (_, _, words) in enumerate(_FORMS) for word in words)
+_NUMERIC = b"0123456789,+ \n"
+"""Most of a long list of numbers. Words are searched in texts without it, and are without it themselves."""
+
+
+def _condense(text: str) -> str:
+    rest = text.encode("utf-8", "surrogatepass").translate(None, _NUMERIC)
+    return rest.decode("utf-8", "surrogatepass").lower()
+
+
+_FORM_WORDS = tuple((_condense(word), number) for number, (_, _, words) in enumerate(_FORMS) for word in words)
 
 # Prefixes and lengths are bounded: otherwise a long line of letters takes quadratic time.
 _AUTHORITY = _Pattern(r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,30})://(?P<rest>[^\s\"'<>|]*)")
@@ -100,8 +109,8 @@ def find_secrets(text: str, naming: Naming = "none", *, is_value: bool = False) 
         naming: Names before a value that are checked.
         is_value: Whether the text is a single value of a variable or a setting.
     """
-    lowered = text.lower()
-    for number in {number for word, number in _FORM_WORDS if word in lowered}:
+    condensed = _condense(text)
+    for number in {number for word, number in _FORM_WORDS if word in condensed}:
         form, group, _ = _FORMS[number]
         yield from (found.span(group) for found in form.compiled.finditer(text))
     if "://" in text:

@@ -238,7 +238,7 @@ def _list_strings(value: Any) -> list[str]:
             rest += [*item.keys(), *item.values()]
         elif isinstance(item, (list, tuple)):
             # Most long lists are of numbers.
-            rest += [each for each in item if type(each) not in NUMBERS]
+            rest += () if set(map(type, item)) <= NUMBERS else item
     return strings
 
 

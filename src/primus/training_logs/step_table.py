@@ -94,4 +94,5 @@ class StepTable:
 
     def list_finite(self, name: str) -> list[float]:
         """The finite values of a column."""
-        return [value for value in self.columns.get(name, ()) if math.isfinite(value)]
+        column = self.columns.get(name, ())
+        return list(column) if math.isfinite(sum(column)) else [value for value in column if math.isfinite(value)]

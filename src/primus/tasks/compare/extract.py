@@ -73,7 +73,8 @@ class ExtractedLog(Struct, frozen=True, kw_only=True):
     unread: list[UnreadLine]
     settings: dict[str, str]
     notes: list[str]
-    steps: dict[str, list[float | None]]
+    steps: dict[str, list[float]]
+    """Columns; JSON has null for a value that is missing or is not a finite number."""
     result: str | None = None
     """File of the result."""
 
@@ -123,7 +124,7 @@ def _extract(log: TrainingLog, group: LogGroup, options: Options) -> ExtractedLo
         unread=log.unread,
         settings=log.settings,
         notes=list_notes(log, list_known_settings(log, facts)),
-        steps={name: log.steps.list_values(name) for name in log.steps.columns},
+        steps={name: column.tolist() for name, column in log.steps.columns.items()},
         result=_write_result(log, group, facts, Path(options.output)) if options.output else None,
     )
 
