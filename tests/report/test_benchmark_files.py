@@ -203,7 +203,7 @@ def test_the_page_is_drawn_in_light_and_in_dark(tmp_path: Path) -> None:
     dark = browser.screenshot(page, tmp_path / "dark.png", is_dark=True).read_bytes()
     assert min(len(light), len(dark)) > 10_000
     assert light != dark
-    assert 'class="peak"' in browser.dom(page)
+    assert 'class="fill c6"' in browser.dom(page), "the limit of the device"
 
 
 def test_collectives_are_printed_as_nccl_tests_print_them() -> None:

@@ -22,7 +22,7 @@ def test_a_picture_is_written_in_its_own_size(tmp_path: Path) -> None:
     assert written == [tmp_path / "pictures/speed.png"]
     data = written[0].read_bytes()
     assert data.startswith(b"\x89PNG")
-    assert struct.unpack(">II", data[16:24]) == (880 * SCALE, 108 * SCALE)
+    assert struct.unpack(">II", data[16:24]) == (880 * SCALE, 97 * SCALE)
 
 
 @pytest.mark.parametrize(

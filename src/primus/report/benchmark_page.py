@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 
@@ -16,12 +15,13 @@ from primus.report.benchmark_table import (
     is_less_better,
     list_varying_names,
 )
-from primus.report.charts import draw_rect, draw_text
+from primus.report.charts import LETTER_WIDTH, ChartSize, Drawing, draw_in_sizes, draw_rect, draw_text, shorten
 from primus.report.page import Html, make_element
 from primus.report.table import format_duration, format_number, format_unit
 
-WIDTH, ROW_HEIGHT, LABEL_WIDTH, VALUE_WIDTH, TOP = 880.0, 24.0, 330.0, 170.0, 40.0
-"""Size of the picture in its own units."""
+ROW_HEIGHT, LABEL_WIDTH, VALUE_WIDTH = 24.0, 330.0, 170.0
+NARROW_ROW_HEIGHT, EDGE = 44.0, 8.0
+"""On narrow screens label and number stand above the bar."""
 MOST_BARS = 60
 """Rows of a picture; the table has all."""
 LABEL_LETTERS = 38
@@ -91,37 +91,34 @@ def _draw_bars(rows: Sequence[BenchmarkRow], unit: str) -> Html:
     ends = [row.interval[1] if row.interval else row.value or 0.0 for row in rows]
     peaks = [row.peak for row in rows if row.peak]
     highest = max([*ends, *peaks, 1e-12])
-    room = WIDTH - LABEL_WIDTH - VALUE_WIDTH
-    title = f"{format_unit(unit)}{_describe_unit(unit, peaks)}"
-    parts = [make_element("style", Html(STYLE)), draw_text(0, 20, title, "title")]
-    for number, (row, end) in enumerate(zip(rows, ends, strict=True)):
-        top, value = TOP + number * ROW_HEIGHT, row.value or 0.0
-        width = room * value / highest
-        tip = f"{format_case(row.case)}: {format_number(value)} {format_unit(unit)}"
-        parts += [
-            draw_text(LABEL_WIDTH - 8, top + 15, _format_label(row, names), "end"),
-            draw_rect(LABEL_WIDTH, top + 3, width, ROW_HEIGHT - 8, "value", tip),
-        ]
-        if row.interval:
-            low, high = (room * each / highest for each in row.interval)
-            parts.append(draw_rect(LABEL_WIDTH + low, top + 10, max(high - low, 1.0), 2, "spread", ""))
-        right = max(width, room * end / highest)
-        if row.peak:
-            place = room * row.peak / highest
-            right = max(right, place)
-            parts.append(draw_rect(LABEL_WIDTH + place - 1, top + 1, 2, ROW_HEIGHT - 4, "peak", ""))
-        share = f" ({row.share:.0%})" if row.share else ""
-        parts.append(draw_text(LABEL_WIDTH + right + 8, top + 15, f"{format_number(value)}{share}", ""))
-    height = TOP + len(rows) * ROW_HEIGHT + 8
-    return make_element(
-        "svg",
-        Html("\n".join(parts)),
-        xmlns="http://www.w3.org/2000/svg",
-        class_="bars",
-        viewBox=f"0 0 {WIDTH:g} {math.ceil(height)}",
-        role="img",
-        aria_label=f"{format_unit(unit)} of each row",
-    )
+
+    def draw(size: ChartSize) -> Drawing:
+        left, height = (EDGE, NARROW_ROW_HEIGHT) if size.is_narrow else (LABEL_WIDTH, ROW_HEIGHT)
+        scale = (size.width - left - (EDGE if size.is_narrow else VALUE_WIDTH)) / highest
+        parts = []
+        for number, (row, end) in enumerate(zip(rows, ends, strict=True)):
+            value, top = row.value or 0.0, number * height
+            share = f" ({row.share:.0%})" if row.share else ""
+            number_text, label = f"{format_number(value)}{share}", _format_label(row, names)
+            if size.is_narrow:  # on a line of their own
+                letters = int((size.width - 2 * EDGE) / LETTER_WIDTH) - len(number_text)
+                parts += [draw_text(left, top + 15, shorten(label, letters), "")]
+                parts += [draw_text(size.width - EDGE, top + 15, number_text, "end")]
+                top += NARROW_ROW_HEIGHT - ROW_HEIGHT
+            else:
+                right = left + scale * max(end, row.peak or 0.0)
+                parts += [draw_text(left - 8, top + 15, shorten(label, LABEL_LETTERS), "end")]
+                parts += [draw_text(right + 8, top + 15, number_text, "")]
+            tip = f"{format_case(row.case)}: {format_number(value)} {format_unit(unit)}"
+            parts.append(draw_rect(left, top + 3, scale * value, ROW_HEIGHT - 8, "fill c0", tip))
+            if row.interval:
+                low, high = (scale * each for each in row.interval)
+                parts.append(draw_rect(left + low, top + 10, max(high - low, 1.0), 2, "fill c1", ""))
+            if row.peak:
+                parts.append(draw_rect(left + scale * row.peak - 1, top + 1, 2, ROW_HEIGHT - 4, "fill c6", ""))
+        return parts, len(rows) * height
+
+    return draw_in_sizes(draw, f"{format_unit(unit)}{_describe_unit(unit, peaks)}")
 
 
 def _format_label(row: BenchmarkRow, names: Sequence[str]) -> str:
@@ -130,19 +127,9 @@ def _format_label(row: BenchmarkRow, names: Sequence[str]) -> str:
     words = [value for value in case.values() if isinstance(value, str) and value]
     numbers = {name: value for name, value in case.items() if not isinstance(value, str)}
     rank = {"rank": row.rank} if row.rank else {}
-    label = " ".join(filter(None, (*words, format_case({**numbers, **rank}))))
-    return label if len(label) <= LABEL_LETTERS else f"{label[: LABEL_LETTERS - 3]}..."
+    return " ".join(filter(None, (*words, format_case({**numbers, **rank}))))
 
 
 def _describe_unit(unit: str, peaks: Sequence[float]) -> str:
     better = "less is better" if is_less_better(unit) else "more is better"
     return f" ({better}{'; the line is the limit of the device' if peaks else ''})"
-
-
-STYLE = """
-.bars { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; width: 100%; }
-.bars text { fill: #1d1f24; } .bars .title { font-weight: 650; } .bars .end { text-anchor: end; }
-.bars .value { fill: #2456a6; } .bars .spread { fill: #e0a24a; } .bars .peak { fill: #b3261e; }
-@media (prefers-color-scheme: dark) {
-  .bars text { fill: #e6e7ea; } .bars .value { fill: #8ab4f8; } .bars .spread { fill: #c98a35; }
-  .bars .peak { fill: #ff8a80; } }"""

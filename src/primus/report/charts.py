@@ -1,26 +1,62 @@
-"""Charts as SVG, in light and dark: lines over steps, shares of a whole, layers over time."""
+"""Charts as SVG, in light and dark: lines over steps, shares of a whole, layers over time.
+
+Each chart is drawn twice, for wide and for narrow screens, of which a page shows one: a picture that is only made
+smaller has labels that nobody can read.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
-from primus.report.page import Html, make_element
+from primus.report.page import Html, join_fragments, make_element
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 880.0, 84.0, 24.0, 52.0, 44.0
+NARROW_SCREEN_PX = 800
+"""On narrower screens the narrow drawings are shown. At this width the labels of the wide ones have 11 pixels."""
+TOP, BOTTOM = 24.0, 34.0
+"""Above and below the area in which curves are drawn."""
 HEIGHT = 210.0
-"""Height of the area in which curves are drawn."""
-LEGEND_ROW = 18.0
+"""Of that area."""
+TITLE_ROW, LEGEND_ROW = 19.0, 19.0
+LETTER_WIDTH, TITLE_LETTER_WIDTH = 7.0, 8.4
+"""Mean width of a letter of a label, and of a title."""
 MOST_POINTS = 600
 """A longer curve is drawn by the smallest and the largest value of each part, which keeps spikes visible."""
 NUM_COLORS = 8
-NUM_TICKS = 5
-"""Wanted on an axis; round numbers give three to six."""
 MOST_DIGITS = 8
 """Behind the point of a label; more do not fit next to the axis."""
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "12 5", "4 2", "1 4", "9 3 2 3 2 3")
 """Of the lines, by color: they must be told apart without colors."""
 Points = Sequence[tuple[float, float | None]]
+
+
+class ChartSize(NamedTuple):
+    """Size of a drawing, in pixels of the screen for which it is made."""
+
+    name: str
+    width: float
+    left: float
+    """Space for the labels of the vertical axis."""
+    right: float
+    num_ticks: int
+    """Wanted on the horizontal axis."""
+
+    @property
+    def is_narrow(self) -> bool:
+        return self is NARROW
+
+
+WIDE = ChartSize("wide", 880.0, 84.0, 24.0, 5)
+NARROW = ChartSize("narrow", 352.0, 64.0, 12.0, 3)
+Drawing = tuple[list[Html], float]
+"""The parts of a chart, and their height."""
+
+
+def draw_in_sizes(draw: Callable[[ChartSize], Drawing], title: str) -> Html:
+    """The chart that `draw` makes, for wide and for narrow screens, below its title."""
+    return join_fragments(*(_wrap_chart(size, title, *draw(size)) for size in (WIDE, NARROW)))
 
 
 def draw_line_chart(
@@ -47,61 +83,73 @@ def draw_line_chart(
     first, last = (min(places), max(places)) if places else (0.0, 1.0)
     span = (last - first) or 1.0
 
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = (x - first) / span * (WIDTH - LEFT - RIGHT)
-        return LEFT + across, TOP + HEIGHT - (y - low) / (high - low) * HEIGHT
+    def draw(size: ChartSize) -> Drawing:
+        def place(x: float, y: float) -> tuple[float, float]:
+            across = (x - first) / span * (size.width - size.left - size.right)
+            return size.left + across, TOP + HEIGHT - (y - low) / (high - low) * HEIGHT
 
-    parts = [*_draw_scale(low, high, unit), *_draw_axis(first, last, axis)]
-    if shade is not None:
-        left, right = (place(min(max(edge, first), last), low)[0] for edge in shade[:2])
-        parts.append(draw_rect(left, TOP, right - left, HEIGHT, "shade", shade[2]))
-        parts.append(draw_text(left + 4, TOP + 14, shade[2], "soft"))
-    for index, (name, points) in enumerate(curves):
-        style = f"line c{index % NUM_COLORS}"
-        runs = _split_curve(_thin_out(points))
-        parts += [draw_path([place(x, y) for x, y in run], style, name) for run in runs]
-    legend, height = draw_line_legend([name for name, _ in curves])
-    moved = make_element("g", Html("\n".join(parts)), transform=f"translate(0 {height:g})")
-    return wrap_chart([draw_title(title), *legend, moved], TOP + height + HEIGHT + BOTTOM)
+        parts = [*_draw_scale(size, low, high, unit), *_draw_axis(size, first, last, axis)]
+        if shade is not None:
+            left, right = (place(min(max(edge, first), last), low)[0] for edge in shade[:2])
+            parts.append(draw_rect(left, TOP, right - left, HEIGHT, "shade", shade[2]))
+            parts.append(draw_text(left + 4, TOP + 14, shade[2], "soft"))
+        for index, (name, points) in enumerate(curves):
+            style = f"line c{index % NUM_COLORS}"
+            runs = _split_curve(_thin_out(points))
+            parts += [draw_path([place(x, y) for x, y in run], style, name) for run in runs]
+        legend, height = draw_legend(size, [name for name, _ in curves] if len(curves) > 1 else [], _draw_line_sample)
+        return [*parts, *shift_down(legend, TOP + HEIGHT + BOTTOM)], TOP + HEIGHT + BOTTOM + height
 
-
-def draw_title(title: str) -> Html:
-    """The title at the top of a chart."""
-    return make_element("text", title, x=f"{LEFT:g}", y="20", class_="title")
+    return draw_in_sizes(draw, title)
 
 
-def draw_line_legend(names: Sequence[str]) -> tuple[list[Html], float]:
-    """A piece of each line with its name, and the height of the rows beyond the first."""
-    if len(names) < 2:
-        return [], 0.0
-    parts, x, y = [], LEFT, 36.0
+def draw_legend(size: ChartSize, names: Sequence[str], draw_sample: Callable[[int, float, float], Html]) -> Drawing:
+    """A sample of each name with the name behind it, in as many rows as they need.
+
+    Args:
+        size: The size of the chart.
+        names: What the samples stand for.
+        draw_sample: Draws the one of that number, 26 pixels wide, around a height.
+    """
+    left = 8.0 if size.is_narrow else size.left
+    letters = int((size.width - left - 34) / LETTER_WIDTH)
+    parts, x, y = list[Html](), left, LEGEND_ROW / 2
     for index, name in enumerate(names):
-        width = 48 + 7 * len(name)
-        if x + width > WIDTH and x > LEFT:
-            x, y = LEFT, y + LEGEND_ROW
-        parts += [
-            draw_path([(x, y), (x + 26, y)], f"line c{index % NUM_COLORS}", ""),
-            draw_text(x + 32, y + 4, name, ""),
-        ]
+        text = shorten(name, letters)
+        width = 48 + LETTER_WIDTH * len(text)
+        if x + width > size.width and x > left:
+            x, y = left, y + LEGEND_ROW
+        parts += [draw_sample(index, x, y), draw_text(x + 32, y + 4, text, "")]
         x += width
-    return parts, y - 36.0
+    return parts, y + LEGEND_ROW / 2 if names else 0.0
+
+
+def _draw_line_sample(index: int, x: float, y: float) -> Html:
+    return draw_path([(x, y), (x + 26, y)], f"line c{index % NUM_COLORS}", "")
+
+
+def _draw_fill_sample(index: int, x: float, y: float) -> Html:
+    return draw_rect(x + 7, y - 6, 12, 12, f"fill c{index % NUM_COLORS}", "")
 
 
 def draw_share_bar(title: str, parts: Sequence[tuple[str, float]]) -> Html:
     """One bar, divided in proportion, with a legend of shares."""
     total = sum(value for _, value in parts) or 1.0
-    drawn = [make_element("text", title, x=f"{LEFT:g}", y="24", class_="title")]
-    x, width = LEFT, WIDTH - LEFT - RIGHT
-    for index, (name, value) in enumerate(parts):
-        length = width * value / total
-        drawn.append(draw_rect(x, 40, length, 34, f"fill c{index % NUM_COLORS}", f"{name}: {value / total:.1%}"))
-        x += length
-    for index, (name, value) in enumerate(parts):
-        column, row = index % 2, index // 2
-        left, y = LEFT + column * 390, 100 + row * 22
-        drawn.append(draw_rect(left, y - 10, 12, 12, f"fill c{index % NUM_COLORS}", ""))
-        drawn.append(draw_text(left + 20, y, f"{name}  {value / total:.1%}", ""))
-    return wrap_chart(drawn, 100 + 22 * math.ceil(len(parts) / 2))
+    labels = [f"{name}  {value / total:.1%}" for name, value in parts]
+
+    def draw(size: ChartSize) -> Drawing:
+        x, width = size.left, size.width - size.left - size.right
+        if size.is_narrow:
+            x, width = 8.0, size.width - 16
+        drawn = []
+        for index, (name, value) in enumerate(parts):
+            length = width * value / total
+            drawn.append(draw_rect(x, 4, length, 34, f"fill c{index % NUM_COLORS}", f"{name}: {value / total:.1%}"))
+            x += length
+        legend, height = draw_legend(size, labels, _draw_fill_sample)
+        return [*drawn, *shift_down(legend, 50)], 50 + height
+
+    return draw_in_sizes(draw, title)
 
 
 def draw_area_chart(
@@ -110,58 +158,54 @@ def draw_area_chart(
     """Layers over time that add up; each sample has a value for each name, and holds until the next."""
     high = max((sum(values) for _, values in samples), default=1.0) or 1.0
     last = max((time for time, _ in samples), default=1.0) or 1.0
-    parts = [*_draw_frame(title, names), *_draw_scale(0.0, high, unit), *_draw_axis(0.0, last, "ms")]
-    below = [0.0] * len(samples)
-    for index, name in enumerate(names):
-        above = [base + values[index] for base, (_, values) in zip(below, samples, strict=True)]
-        edge = [_place_area(time, value, last, high) for (time, _), value in zip(samples, above, strict=True)]
-        back = [_place_area(time, value, last, high) for (time, _), value in zip(samples, below, strict=True)]
-        parts.append(draw_path([*edge, *reversed(back)], f"fill c{index % NUM_COLORS}", name, is_closed=True))
-        below = above
-    return wrap_chart(parts, TOP + HEIGHT + BOTTOM)
+
+    def draw(size: ChartSize) -> Drawing:
+        def place(x: float, y: float) -> tuple[float, float]:
+            return size.left + x / last * (size.width - size.left - size.right), TOP + HEIGHT - y / high * HEIGHT
+
+        parts = [*_draw_scale(size, 0.0, high, unit), *_draw_axis(size, 0.0, last, "ms")]
+        below = [0.0] * len(samples)
+        for index, name in enumerate(names):
+            above = [base + values[index] for base, (_, values) in zip(below, samples, strict=True)]
+            edge = [place(time, value) for (time, _), value in zip(samples, above, strict=True)]
+            back = [place(time, value) for (time, _), value in zip(samples, below, strict=True)]
+            parts.append(draw_path([*edge, *reversed(back)], f"fill c{index % NUM_COLORS}", name, is_closed=True))
+            below = above
+        legend, height = draw_legend(size, names if len(names) > 1 else [], _draw_fill_sample)
+        return [*parts, *shift_down(legend, TOP + HEIGHT + BOTTOM)], TOP + HEIGHT + BOTTOM + height
+
+    return draw_in_sizes(draw, title)
 
 
-def _place_area(x: float, y: float, last: float, high: float) -> tuple[float, float]:
-    return LEFT + x / last * (WIDTH - LEFT - RIGHT), TOP + HEIGHT - y / high * HEIGHT
-
-
-def _draw_frame(title: str, names: Sequence[str]) -> Iterator[Html]:
-    yield make_element("text", title, x=f"{LEFT:g}", y="20", class_="title")
-    if len(names) < 2:
-        return
-    x = LEFT
-    for index, name in enumerate(names):
-        yield draw_rect(x, 30, 12, 12, f"fill c{index % NUM_COLORS}", "")
-        yield draw_text(x + 18, 40, name, "")
-        x += 36 + 7 * len(name)
-
-
-def _draw_scale(low: float, high: float, unit: str) -> Iterator[Html]:
+def _draw_scale(size: ChartSize, low: float, high: float, unit: str) -> Iterator[Html]:
     for value, label in list_ticks(low, high):
         y = TOP + HEIGHT * (1 - (value - low) / (high - low))
-        yield make_element("path", "", d=f"M{LEFT:g} {y:.1f} H{WIDTH - RIGHT:g}", class_="grid")
-        yield draw_text(LEFT - 8, y + 4, label, "soft end")
-    yield draw_text(LEFT - 8, TOP - 12, unit, "soft end")
+        yield make_element("path", "", d=f"M{size.left:g} {y:.1f} H{size.width - size.right:g}", class_="grid")
+        yield draw_text(size.left - 8, y + 4, label, "soft end")
+    yield draw_text(size.left - 8, TOP - 12, unit, "soft end")
 
 
-def _draw_axis(first: float, last: float, axis: str) -> Iterator[Html]:
+def _draw_axis(size: ChartSize, first: float, last: float, axis: str) -> Iterator[Html]:
     last = last if last > first else first + 1.0
-    for value, label in list_ticks(first, last, whole=axis == "step"):
+    for value, label in list_ticks(first, last, whole=axis == "step", count=size.num_ticks):
         share = (value - first) / (last - first)
-        kind = "soft" if share < 0.04 else "soft end" if share > 0.96 else "soft middle"
+        # A label in the middle of its tick must end within the picture.
+        edge = 0.15 if size.is_narrow else 0.04
+        kind = "soft" if share < edge else "soft end" if share > 1 - edge else "soft middle"
         text = f"{axis} {label}" if axis == "step" else f"{label} {axis}"
-        yield draw_text(LEFT + share * (WIDTH - LEFT - RIGHT), TOP + HEIGHT + 22, text, kind)
+        yield draw_text(size.left + share * (size.width - size.left - size.right), TOP + HEIGHT + 22, text, kind)
 
 
-def list_ticks(low: float, high: float, *, whole: bool = False) -> list[tuple[float, str]]:
-    """The multiples of 1, 2 or 5 times a power of ten from `low` to `high`, about five, and their labels.
+def list_ticks(low: float, high: float, *, whole: bool = False, count: int = 5) -> list[tuple[float, str]]:
+    """The multiples of 1, 2 or 5 times a power of ten from `low` to `high`, about `count`, and their labels.
 
     Args:
         low: First value of the axis.
         high: Its last value, above `low`.
         whole: Whether the axis counts something.
+        count: Wanted; round numbers give some more or less.
     """
-    rough = (high - low) / NUM_TICKS
+    rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= 0.999 * rough)
     step = max(step, 1.0) if whole else step
@@ -221,29 +265,46 @@ def draw_text(x: float, y: float, text: str, style: str) -> Html:
     return make_element("text", text, x=f"{x:.1f}", y=f"{y:.1f}", class_=style)
 
 
-def wrap_chart(parts: Sequence[Html], height: float) -> Html:
+def shift_down(parts: Sequence[Html], height: float) -> list[Html]:
+    """Parts as a group that begins at a height."""
+    return [make_element("g", Html("\n".join(parts)), transform=f"translate(0 {height:g})")] if parts else []
+
+
+def shorten(text: str, letters: int) -> str:
+    """The beginning of a text that is too long."""
+    return text if len(text) <= letters else f"{text[: letters - 3]}..."
+
+
+def _wrap_chart(size: ChartSize, title: str, parts: Sequence[Html], height: float) -> Html:
     """The picture of parts that use the styles of charts."""
-    ground = draw_rect(0, 0, WIDTH, height, "ground", "")
+    left = 8.0 if size.is_narrow else size.left
+    lines = textwrap.wrap(title, int((size.width - left) / TITLE_LETTER_WIDTH))
+    titles = [draw_text(left, 20 + TITLE_ROW * row, line, "title") for row, line in enumerate(lines)]
+    top = 10 + TITLE_ROW * len(lines)
+    content = [draw_rect(0, 0, size.width, top + height + 8, "ground", ""), *titles, *shift_down(parts, top)]
+    # The style of a page applies to all of its pictures. Without a size, the narrow one fills its screen.
+    style = [] if size.is_narrow else [make_element("style", Html(STYLE))]
+    fixed = {} if size.is_narrow else {"width": f"{size.width:g}", "height": f"{top + height + 8:g}"}
     return make_element(
         "svg",
-        Html("\n".join(["", make_element("style", Html(STYLE)), ground, *parts, ""])),
+        Html("\n".join(["", *style, *content, ""])),
         xmlns="http://www.w3.org/2000/svg",
-        class_="chart",
-        viewBox=f"0 0 {WIDTH:g} {height:g}",
-        width=f"{WIDTH:g}",
-        height=f"{height:g}",
+        class_=f"chart {size.name}",
+        viewBox=f"0 0 {size.width:g} {top + height + 8:g}",
+        **fixed,
         role="img",
     )
 
 
-STYLE = """
+STYLE = (
+    """
 .chart { --ground: #fff; --ink: #1d1f24; --soft: #5d636f; --grid: #e2e3e7; --c0: #0b62c4; --c1: #c2571a; --c2: #2f7d32;
   --c3: #8436a8; --c4: #8a6d00; --c5: #00798c; --c6: #b3261e; --c7: #7a7f8a; margin: 0.75rem 0;
   font-family: system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
 @media (prefers-color-scheme: dark) { .chart { --ground: #1c1f25; --ink: #e6e7ea; --soft: #a9afbb; --grid: #353a44;
   --c0: #6cb2ff; --c1: #f0a060; --c2: #7fcf83; --c3: #c7a6ee; --c4: #e0c35a; --c5: #5cc8d8; --c6: #ff8a80;
   --c7: #9aa0ac; } }
-.chart .ground { fill: var(--ground); } .chart text { font-size: 12px; fill: var(--ink); }
+.chart .ground { fill: var(--ground); } .chart text { font-size: 13px; fill: var(--ink); }
 .chart .title { font-size: 15px; font-weight: 650; } .chart .soft { fill: var(--soft); }
 .chart .end { text-anchor: end; } .chart .middle { text-anchor: middle; }
 .chart path { fill: none; } .chart .grid { stroke: var(--grid); }
@@ -252,8 +313,12 @@ STYLE = """
 .chart .limit { stroke: var(--c6); stroke-width: 1.6; stroke-dasharray: 6 3; }
 .chart .mark { stroke-width: 1.6; } .chart .mark.hollow { fill: var(--ground); }
 .chart .bound { stroke: var(--ink); stroke-width: 1.4; }
-""" + "".join(
-    f".chart .line.c{i} {{ stroke: var(--c{i}); stroke-dasharray: {dashes or 'none'}; }}"
-    f" .chart .fill.c{i} {{ fill: var(--c{i}); }} .chart .mark.c{i} {{ stroke: var(--c{i}); fill: var(--c{i}); }}\n"
-    for i, dashes in enumerate(DASHES)
+.chart.narrow { display: none; width: 100%; max-width: 28rem; }
+@media screen and (max-width: NARROWpx) { .chart.wide { display: none; } .chart.narrow { display: block; } }
+""".replace("NARROW", str(NARROW_SCREEN_PX - 1))
+    + "".join(
+        f".chart .line.c{i} {{ stroke: var(--c{i}); stroke-dasharray: {dashes or 'none'}; }}"
+        f" .chart .fill.c{i} {{ fill: var(--c{i}); }} .chart .mark.c{i} {{ stroke: var(--c{i}); fill: var(--c{i}); }}\n"
+        for i, dashes in enumerate(DASHES)
+    )
 )

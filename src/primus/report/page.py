@@ -139,7 +139,7 @@ th.number, td.number { text-align: right; white-space: nowrap; padding-inline: 0
 details { margin: 0.75rem 0; } summary { cursor: pointer; color: var(--accent); }
 svg { display: block; max-width: 100%; height: auto; }
 @media screen and (max-width: 56rem) {
-  section { overflow-x: auto; } svg.chart { max-width: none; }
+  section { overflow-x: auto; }
   .stacked thead { display: none; }
   .stacked tr { display: block; border-bottom: 1px solid var(--line); padding: 0.4rem 0; }
   .stacked tbody tr:last-child { border-bottom: 0; }
