@@ -12,6 +12,10 @@ SECRET = "k9XcanaryQ7"
 @pytest.mark.parametrize(
     "text",
     [
+        f"1.5,\n2.5,\n ya29.{SECRET}canarycanary, 3",
+        f"PRIVATE  KEY 12 of -----BEGIN EC PRIVATE KEY-----\n{SECRET}\n-----END EC PRIVATE KEY-----",
+        f"Server=h;Access Key={SECRET}",
+        f"\u0130stanbul 1, 2, 3: gh\u2019s token is hf_{SECRET}canarycanarycanary",
         f"https://{SECRET}@host/path",
         f"git+https://{SECRET}@github.com/o/r.git",
         f"https://user:{SECRET}@host",
