@@ -17,7 +17,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _RANK = re.compile(
     r"\[rank[ -]?(\d+)(?:/\d+)?\]|\[(?:[^\[\]]*\b)?Rank (\d+)\]"
     r"|\b[Rr]ank\s*[:=]?\s*(\d+)"
-    r"(?: was killed| ended with| with PID | \(PID \d+\) exited| crashed with| on | of \d|\)|\]| \| | \(local_rank)"
+    r"(?: was killed| ended with| status failed | with PID | \(PID \d+\) exited| crashed with| on | of \d|\)|\]| \| | \(local_rank)"
     r'|"global_rank": (\d+)|^\[\d+,(\d+)\]<std'
 )
 _BLAMED_RANK = re.compile(r"\bUnexpected result \S+ on rank (\d+)\b|\b[Rr]ank (\d+): found (?:NaN|Inf)\b")
@@ -49,7 +49,7 @@ _HOST = re.compile(
     r"|^[A-Z][a-z]{2} +\d+ [\d:]{8} ([\w.-]+) [\w./-]+(?:\[\d+\])?: |^20\d\d-\d\d-\d\dT\S+ ([a-z][\w.-]*\d[\w.-]*) "
     r"|^(?:[\w-]+\.)?([a-z][\w-]*\d) \[std(?:err|out)\] "
     r'|"hostname": "([\w.-]+)"|\] \[([\w.-]+)\] - Abort\('
-    rf"|^(?={_HOST_PREFIX})([^:]+):"
+    rf"|^(?:\s*\d+: )?(?={_HOST_PREFIX})([^:]+):"
 )
 """srun and Slurm, Primus, NCCL, ssh, `kubectl get pods`, Ray, Kubernetes' operators, Open MPI and UCX, syslog,
 milabench, events of torchelastic, MPICH, and pdsh.

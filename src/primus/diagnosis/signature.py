@@ -79,7 +79,7 @@ class Signature(Struct, frozen=True, kw_only=True):
     by_victim: bool | None = None
     """Whether the rank that writes the line is a victim, so that it did not fail first; default: for a cascade."""
     blames: str = ""
-    """Regular expression whose group is the host that the line blames, in place of the one that writes it."""
+    """Regular expression whose groups are the host that the line blames, in place of the one that writes it."""
     is_kernel: bool = False
     """Whether it is a message of the kernel."""
     systems: tuple[str, ...] = ("any",)
@@ -94,7 +94,7 @@ class Signature(Struct, frozen=True, kw_only=True):
     def find_blamed_host(self, line: str) -> str | None:
         """The host that `line` blames, if it is another one than the writer's."""
         found = compile_regex(self.blames).search(line) if self.blames else None
-        return found[1] if found else None
+        return next(group for group in found.groups() if group) if found else None
 
     def matches(self, line: str) -> bool:
         """Whether one of its patterns matches `line`."""
