@@ -17,7 +17,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _RANK = re.compile(
     r"\[rank[ -]?(\d+)(?:/\d+)?\]|\[(?:[^\[\]]*\b)?Rank (\d+)\]"
     r"|\b[Rr]ank\s*[:=]?\s*(\d+)"
-    r"(?: was killed| ended with| status failed | with PID | \(PID \d+\) exited| crashed with| on | of \d|\)|\]| \| | \(local_rank)"
+    r"(?: was killed| ended with| status failed | with PID | \(PID \d+\) exited| crashed with| on | of \d"
+    r"|\)|\]| \| | \(local_rank)"
     r'|"global_rank": (\d+)|^\[\d+,(\d+)\]<std'
 )
 _BLAMED_RANK = re.compile(r"\bUnexpected result \S+ on rank (\d+)\b|\b[Rr]ank (\d+): found (?:NaN|Inf)\b")
