@@ -150,3 +150,22 @@ def test_only_the_first_node_draws_progress_on_the_terminal() -> None:
     nodes = {"nnodes": 2, "master_addr": "head", "nproc": 1}
     shown = [wrap(WORKER, Options(**nodes, node_rank=rank), context(terminal="/dev/pts/7")).env for rank in (0, 1)]
     assert ["PRIMUS_PROGRESS" in env for env in shown] == [True, False]
+
+
+@pytest.mark.parametrize("nproc", [1, 8])
+def test_workers_that_nsys_launches_have_an_agent_that_reports_how_they_ended(nproc: int) -> None:
+    place = structs.replace(context(), directory="/output/night/20250101_000000-0001", attempt=2)
+    plan = wrap(WORKER, Options(nproc=nproc, attachable="nsys"), place)
+    session = "primus-20250101_000000-0001-2-0"
+    assert plan.argv[:3] == ("nsys", "launch", f"--session-new={session}")
+    agent = plan.argv.index("primus.elastic_agent")
+    assert agent > 5 and f"--nproc-per-node={nproc}" in plan.argv
+    assert plan.env["PRIMUS_NSYS_SESSION"].value == session
+    again = wrap(WORKER, Options(nproc=nproc, attachable="nsys"), structs.replace(place, attempt=3))
+    assert again.argv[2] != plan.argv[2], "nsys refuses a name that is in use"
+
+
+def test_rocprofv3_attaches_to_workers_with_its_variable() -> None:
+    plan = planned(attachable="rocprofv3")
+    assert plan.argv == WORKER.argv and plan.env["ROCP_TOOL_ATTACH"].value == "1"
+    assert not {"ROCP_TOOL_ATTACH", "PRIMUS_NSYS_SESSION"} & set(planned().env)

@@ -155,3 +155,45 @@ def test_nsys_needs_a_session_that_launched_the_worker(
     called = tool("nsys", started)
     assert attach(run, "--with", "nsys", "--seconds", "0.1") == 0
     assert "stop --session=mine" in called.read_text()
+
+
+def test_nsys_records_the_session_of_the_worker_and_no_other_one(run: Run, start: Start, tool: Tool) -> None:
+    start(0, PRIMUS_NSYS_SESSION="primus-of-this-run")
+    listed = 'sessions) echo "7 00:10 Launched 1 of-another-run";;'
+    called = tool("nsys", f'case "$1" in {listed} start) echo x > "${{3#--output=}}.nsys-rep";; esac')
+    assert attach(run, "--with", "nsys", "--seconds", "0.1") == 0
+    assert "stop --session=primus-of-this-run" in called.read_text() and "another" not in called.read_text()
+
+
+FAILING = """\
+import os
+from pathlib import Path
+
+
+def check(experiment):
+    pass
+
+
+def train(experiment, attempt):
+    Path("session.txt").write_text(os.environ["PRIMUS_NSYS_SESSION"])
+    raise ValueError("a rank that fails")
+"""
+EXPERIMENT = (
+    "{exp_name: e, workspace: output, modules: {pre_trainer: {framework: failing, model: tiny,"
+    " overrides: {mock_data: true, seq_length: 8, train_iters: 1}}}}\n"
+)
+
+
+def test_a_rank_that_fails_below_nsys_fails_the_run_though_nsys_ends_well(
+    tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plugins/backends").mkdir(parents=True)
+    (tmp_path / "plugins/backends/failing.py").write_text(FAILING)
+    monkeypatch.setenv("PRIMUS_PLUGINS", str(tmp_path / "plugins"))
+    (tmp_path / "e.yaml").write_text(EXPERIMENT)
+    launched = tool("nsys", 'shift; while [ "${1#--}" != "$1" ]; do shift; done; "$@"; exit 0')
+    words = ["direct", "--attachable", "nsys", "--no-hooks", "--", "train", "pretrain", "--config", "e.yaml"]
+    assert main(words) == EXIT_FAILED
+    assert "a rank that fails" in capsys.readouterr().err
+    assert f"launch --session-new={Path('session.txt').read_text()} --trace=cuda,nvtx" in launched.read_text()

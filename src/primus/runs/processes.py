@@ -15,6 +15,10 @@ from primus.runs.files import read_json
 from primus.runs.store import Run
 
 WORKER = "primus.worker"
+ROCPROF_ATTACH = "ROCP_TOOL_ATTACH"
+"""Variable with which rocprofv3 can attach to a process (rocprofiler-sdk, "Using rocprofv3 to attach")."""
+NSYS_SESSION = "PRIMUS_NSYS_SESSION"
+"""Variable of a process below `nsys launch`: the name of its session."""
 STALE_S = 10 * HEARTBEAT_INTERVAL_S
 """Age of a heartbeat from which its process is taken for dead. A live one may miss a few: its thread shares the
 interpreter with the training, and the file may lie on a slow shared file system."""

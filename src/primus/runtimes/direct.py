@@ -20,6 +20,7 @@ from primus.launch.supervision.agent_report import AGENT, name_agent_report_file
 from primus.machine.cluster import RANK_VARIABLES, ClusterLayout, find_layout
 from primus.machine.devices import count_devices, list_usable_devices
 from primus.machine.facts import MachineFacts
+from primus.runs.processes import NSYS_SESSION, ROCPROF_ATTACH
 from primus.runs.store import Run
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ MOST_UNCHECKED = 64
 """Processes that are never too many for the cores: a dry run may be for the node of a cluster."""
 LEAST_MEMORY = 256 << 20
 """Bytes of memory that a worker needs before it has a model: what `import torch` takes."""
+NSYS_OPTIONS = ("--trace=cuda,nvtx", "--trace-fork-before-exec=true", "--wait=primary")
+"""Of `nsys launch`, which records nothing until `nsys start`: the agent forks the workers (Nsight Systems user guide,
+CLI launch command switch options)."""
 LAUNCH_LAYERS = ("hook", "patch", "experiment", "--env")
 """Layers of variables that are set for this launch."""
 
@@ -61,6 +65,9 @@ class Options(Struct, frozen=True, kw_only=True):
     """Script (.sh, .py) to run on each node before the workers start; exit code 2: does not apply; may be repeated."""
     no_hooks: bool = False
     """Run no hooks."""
+    attachable: Literal["rocprofv3", "nsys"] | None = None
+    """Start the workers so that `profile attach` can record them later: with ROCP_TOOL_ATTACH=1, or under
+    `nsys launch`."""
     no_tuned: bool = False
     """Ignore the results of `tune` for this machine."""
     max_restarts: Annotated[int, Meta(ge=0)] = 0
@@ -102,10 +109,18 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
     if context.starts_workers:
         env = {name: variable for name, variable in env.items() if name not in RANK_VARIABLES}
         # Several processes of a node need an agent that starts them, and c10d one that numbers the nodes.
-        if shape.nproc > 1 or (shape.nnodes > 1 and options.rdzv_backend == "c10d"):
+        # Below a profiler it reports how they ended, whatever exit code the profiler has.
+        is_launched = options.attachable == "nsys"
+        if shape.nproc > 1 or is_launched or (shape.nnodes > 1 and options.rdzv_backend == "c10d"):
             argv = _build_agent_command(argv, shape, context, options.rdzv_backend)
         elif shape.nnodes > 1:
             env |= {name: Variable(value, "layout") for name, value in shape.make_rank_variables().items()}
+        if is_launched:
+            session = f"primus-{Path(context.directory).name}-{context.attempt}-{shape.node_rank}"
+            env |= {NSYS_SESSION: Variable(session, "--attachable")}
+            argv = ("nsys", "launch", f"--session-new={session}", *NSYS_OPTIONS, *argv)
+        elif options.attachable == "rocprofv3":
+            env |= {ROCPROF_ATTACH: Variable("1", "--attachable")}
     hooks = () if options.no_hooks else context.hooks()
     actions = hooks + patch_files.plan_patch_files(options.patch or context.patches, context.environ)
     ordered = sorted(actions, key=lambda action: STAGES.index(action.stage))

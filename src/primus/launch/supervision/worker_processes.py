@@ -153,6 +153,8 @@ def _make_node_result(
         kills: The kernel's counters of out-of-memory kills before the attempt.
     """
     report = _read_report(returncode, plan, run.attempt_folder(number))
+    if returncode == 0:  # a profiler that has started the agent may end well when the agent does not
+        returncode = next((each.exit_code for each in report.exits if each.exit_code), int(bool(report.error)))
     failures = []
     if returncode != 0:
         failures = _find_failures(report, run, number, monitor, kills)

@@ -19,7 +19,13 @@ from primus.errors import PrimusError, UnfitError, UsageError
 from primus.process import run_command
 from primus.runs import store
 from primus.runs.events import EventLog
-from primus.runs.processes import WorkerProcess, find_worker_process, read_process_environ
+from primus.runs.processes import (
+    NSYS_SESSION,
+    ROCPROF_ATTACH,
+    WorkerProcess,
+    find_worker_process,
+    read_process_environ,
+)
 from primus.runs.store import Run
 from primus.task import TaskContext
 
@@ -89,10 +95,10 @@ def _check_permission(worker: WorkerProcess, tool: str) -> None:
         )
     if tool == "nsys":
         return  # it does not trace: the worker must have been started by it
-    if tool == "rocprofv3" and environ.get("ROCP_TOOL_ATTACH") != "1":
+    if tool == "rocprofv3" and environ.get(ROCPROF_ATTACH) != "1":
         raise UnfitError(
-            f"rank {worker.rank} was started without ROCP_TOOL_ATTACH=1, which rocprofv3 needs to attach",
-            "start the run with: direct --env ROCP_TOOL_ATTACH=1",
+            f"rank {worker.rank} was started without {ROCPROF_ATTACH}=1, which rocprofv3 needs to attach",
+            "start the run with: direct --attachable rocprofv3",
         )
     scope = PTRACE_SCOPE.read_text().strip() if PTRACE_SCOPE.is_file() else "0"
     if scope != "0" and os.geteuid() != 0:
@@ -135,20 +141,26 @@ def _run_tool(worker: WorkerProcess, tool: str, options: Options, folder: Path) 
         if SYNC_OUTPUT in run_command([tool, "--help"], limit_s=30).text:
             words.append(SYNC_OUTPUT)
         return run_command([tool, *words, "-d", str(folder), "--output-format", "pftrace"], limit_s=limit).problem
-    return _run_nsys(tool, seconds, folder)
+    return _run_nsys(tool, _find_nsys_session(tool, worker), seconds, folder)
 
 
-def _run_nsys(tool: str, seconds: float, folder: Path) -> str:
-    """Start and stop a collection of the session that has launched the worker."""
+def _find_nsys_session(tool: str, worker: WorkerProcess) -> str:
+    """The session below which the worker runs, or the newest one if the user has launched the whole command."""
+    known = (read_process_environ(worker.pid) or {}).get(NSYS_SESSION)
+    if known:
+        return known
     listed = run_command([tool, "sessions", "list"], limit_s=30)
     sessions = [words for words in map(str.split, listed.text.splitlines()) if words and words[0].isdigit()]
     if not sessions:
         raise UsageError(
-            "nsys attaches only to processes that it has launched, and none is running here",
-            "primus does not start workers under `nsys launch`: record steps with train --profile steps=5:8, or start"
-            " the whole command under it: nsys launch --session-new=primus ./primus-cli direct ...",
+            f"nsys attaches only to processes that it has launched, and rank {worker.rank} is not one of them",
+            "start the run with: direct --attachable nsys; or record steps with train --profile steps=5:8",
         )
-    name = sessions[-1][-1]
+    return sessions[-1][-1]
+
+
+def _run_nsys(tool: str, name: str, seconds: float, folder: Path) -> str:
+    """Start and stop a collection of a session."""
     started = run_command(
         [tool, "start", f"--session={name}", f"--output={folder / 'report'}", "--sample=none"], limit_s=60
     )
