@@ -8,7 +8,7 @@ set of their words decides which of the signatures' texts can occur at all, and 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -33,6 +33,8 @@ SOURCE_DISTANCE = 3
 LAST_LINES = 8
 """A warning among the last ones may be what the program still tried."""
 TRACEBACK_HEAD = b"Traceback (most recent call last)"
+FIELDS_ABOVE = 4
+"""Lines of torchrun's report of a failed rank above one of its fields."""
 LOOK_BACK = 200
 """Lines before a hit in which a time, or the head of a traceback, is looked for."""
 
@@ -278,6 +280,7 @@ def _build_hit(
     own = _find_kernel_time(window, text, near) if log.is_kernel else lines_of.find_time(text, near)
     time = own if own is not None else _find_earlier_time(window, index, near)
     rank, local_rank = _find_ranks(window, index, text, log)
+    report = _read_report(window.lines[max(0, index - FIELDS_ABOVE) : index + 1]) if is_block_field(text) else {}
     return SignatureHit(
         signature=signature,
         log=log,
@@ -285,9 +288,9 @@ def _build_hit(
         index=index,
         text=text,
         around=around,
-        rank=rank,
+        rank=rank if rank is not None else _parse_int(report.get("rank")),
         local_rank=local_rank,
-        host=lines_of.find_host(text) or log.host,
+        host=lines_of.find_host(text) or _get_reported_host(report) or log.host,
         is_warning=lines_of.is_warning(text),
         is_last=not any(map(bytes.strip, window.lines[index + LAST_LINES :][:LAST_LINES])),
         time=time if time is not None else log.time,
@@ -343,19 +346,30 @@ def is_block_field(text: str) -> bool:
     return _FIELD.search(lines_of.strip_rank_prefix(text)) is not None
 
 
-def _parse_root_cause_block(log: LogFile, window: LogWindow, index: int, near: float) -> RootCauseBlock:
-    """The fields after torchrun's head line."""
+def _read_report(lines: Sequence[bytes]) -> dict[str, str]:
+    """The fields of torchrun's report of a failed rank."""
     fields: dict[str, str] = {}
-    for raw in window.lines[index + 1 : index + 10]:
+    for raw in lines:
         found = _FIELD.search(lines_of.strip_rank_prefix(lines_of.decode_plain_text(raw)))
         if found:
             fields.setdefault(found[1], found[2])
+    return fields
+
+
+def _get_reported_host(report: dict[str, str]) -> str | None:
+    host = report.get("host")
+    return None if host == "localhost" else host  # every node's name for itself
+
+
+def _parse_root_cause_block(log: LogFile, window: LogWindow, index: int, near: float) -> RootCauseBlock:
+    """The report after torchrun's head line."""
+    fields = _read_report(window.lines[index + 1 : index + 10])
     return RootCauseBlock(
         log=log,
         offset=window.offset,
         index=index,
         rank=_parse_int(fields.get("rank")),
-        host=None if fields.get("host") == "localhost" else fields.get("host"),  # every node's name for itself
+        host=_get_reported_host(fields),
         time=lines_of.find_time(fields.get("time", ""), near),
         exit_code=_parse_int(fields.get("exitcode")),
     )
