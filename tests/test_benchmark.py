@@ -16,6 +16,7 @@ from primus.errors import UsageError
         ("100:350:+100", [100, 200, 300]),
         ("100:350:100,7", [100, 200, 300, 7]),
         ("8:64", [8, 16, 32, 64]),
+        ("8:8", [8]),
     ],
 )
 def test_sizes_are_numbers_lists_and_ranges(text: str, sizes: list[int]) -> None:

@@ -138,6 +138,25 @@ def test_measurements_that_take_turns_see_the_machine_at_the_same_times() -> Non
     assert max(map(len, groups)) <= 20, "no turn is longer than a tenth of the measurement"
 
 
+def test_a_turn_of_the_peak_without_other_work_does_not_count_more_than_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = iter([*(time for turn in range(9) for time in (turn, turn + 0.5)), 9.0, 9.001])
+    monkeypatch.setattr("primus.measure.device_peaks.time.perf_counter", lambda: next(now))
+    turns = device_peaks.PeakTurns(lambda rounds: 1e12, 1)
+    turns.measure()
+    assert turns.tflops == 2.0, "a product is compared by its median, too"
+
+
+@pytest.mark.parametrize(("name", "gb_per_s"), [("AMD Instinct MI250X", 3277 / 2), ("AMD Instinct MI300X", 5300.0)])
+def test_the_memory_of_a_device_that_is_half_a_card_has_half_of_its_bandwidth(
+    name: str, gb_per_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    peaks = device_peaks._read_profile(torch.device("cuda"), launch_s=1e-6)
+    assert peaks.gb_per_s == pytest.approx(gb_per_s, rel=1e-3) and peaks.tflops["bf16"] > 100
+
+
 @pytest.mark.skipif(shutil.which("cc") is None, reason="the limits of a CPU are measured by a compiled loop")
 def test_the_peak_beside_a_product_is_the_median_of_its_turns_at_the_speed_of_that_time() -> None:
     def count(rounds: int) -> float:

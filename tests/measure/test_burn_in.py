@@ -15,6 +15,7 @@ from measure.test_communication import codes, started
 from primus.backends import native
 from primus.machine import measurements
 from primus.machine.facts import MachineFacts
+from primus.machine.health import DeviceHealth
 from primus.machine.measurements import BurnIn, MeasurementResults
 from primus.measure import burn_in, gemm, telemetry
 from primus.measure.timing import HostClock
@@ -143,6 +144,13 @@ for card in 0 1; do
   echo "${{row#, }}"
 done
 """
+
+
+def test_memory_errors_from_before_the_load_are_not_its_own() -> None:
+    samples = [DeviceHealth(index=0, ecc_uncorrectable=count) for count in (3, 3, 5)]
+    assert telemetry.summarize_device(0, samples).new_uncorrectable == 2
+    assert telemetry.summarize_device(0, samples[:2]).new_uncorrectable == 0
+    assert telemetry.summarize_device(0, [DeviceHealth(index=0)]).new_uncorrectable is None
 
 
 def test_telemetry_is_sampled_while_the_load_runs(tmp_path: Path) -> None:

@@ -54,6 +54,13 @@ def test_calls_shorter_than_the_clock_sees_are_batched() -> None:
     assert found.median_s == pytest.approx(2e-7, rel=0.05)
 
 
+def test_the_time_of_the_wall_is_that_of_one_call_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = DeviceClock(call_s=2e-5, resolution_s=1e-6)
+    monkeypatch.setattr("primus.measure.timing.time.perf_counter", lambda: clock.now_s)
+    found = measure_call(clock.call, clock, BRIEF)
+    assert found.calls > 1 and found.wall_s == pytest.approx(2e-5)
+
+
 def test_a_clock_that_stands_still_does_not_give_zero() -> None:
     clock = DeviceClock(call_s=0.0, resolution_s=1.0)
     found = measure_call(clock.call, clock, BRIEF)

@@ -26,14 +26,15 @@ MEASURE = """
 <script>
 onload = () => {
   const found = [...document.querySelectorAll("iframe")].map(frame => {
-    const inner = frame.contentDocument, root = inner.documentElement;
+    const inner = frame.contentDocument, boxes = [inner.documentElement, ...inner.querySelectorAll("section")];
+    const scroll = Math.max(...boxes.map(each => each.scrollWidth - each.clientWidth));
     const charts = [...inner.querySelectorAll("svg.chart")].filter(each => each.getBoundingClientRect().width > 0);
     const texts = charts.flatMap(chart => [...chart.querySelectorAll("text")].map(text => {
       const box = text.getBoundingClientRect(), frame = chart.getBoundingClientRect();
       return [text.textContent, parseFloat(getComputedStyle(text).fontSize) * chart.getScreenCTM().a,
               frame.left - box.left, box.right - frame.right, box.bottom - frame.bottom];
     }));
-    return {charts: charts.map(each => each.getAttribute("class")), scroll: root.scrollWidth - root.clientWidth, texts};
+    return {charts: charts.map(each => each.getAttribute("class")), scroll, texts};
   });
   const text = JSON.stringify(found).replace(/[&<]/g, c => "&#" + c.charCodeAt() + ";");
   document.body.innerHTML = "<pre>" + text + "</pre>";

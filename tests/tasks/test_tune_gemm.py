@@ -119,6 +119,8 @@ def test_a_file_without_a_version_is_read_if_its_solutions_have_names() -> None:
     found = hipblaslt.parse_tuning_file(row, "tuned.txt")
     assert (found.version, [entry.values["kernel_name"] for entry in found.entries]) == ("", ["Cijk_x"])
     assert hipblaslt.parse_tuning_file(hipblaslt.format_tuning_file("", found.entries), "x") == found
+    with pytest.raises(PrimusError, match="without the values of a problem"):
+        hipblaslt.parse_tuning_file(f"Git Version: a\n{row}{row.splitlines()[0]}\n", "cut off after a header")
     for text in ("transA,m,solution_index\nT,64,7\n", row.splitlines()[0], ""):
         with pytest.raises(PrimusError, match=r"not a tuning file|damaged"):
             hipblaslt.parse_tuning_file(text, "tuned.txt")

@@ -59,3 +59,9 @@ def test_a_newer_archive_replaces_the_older_one(kept: Path, tmp_path: Path) -> N
 def test_a_run_that_compiled_nothing_leaves_no_archive(tmp_path: Path) -> None:
     with pytest.raises(PrimusError, match="no kernels"):
         pack_cache(tmp_path / "empty", tmp_path / "cache.tar")
+
+
+@pytest.mark.parametrize(("warm_s", "is_faster"), [(1.9, True), (2.0, False), (3.0, False), (None, False)])
+def test_an_archive_is_faster_only_if_a_start_with_it_is(warm_s: float | None, is_faster: bool) -> None:
+    cache = KernelCache(archive="a.tar", sha256="0", num_files=1, cold_s=2.0, warm_s=warm_s)
+    assert cache.is_faster == is_faster

@@ -22,7 +22,7 @@ from primus.tuning.product_table import (
     read_product_table,
     write_product_table,
 )
-from primus.tuning.products import MatrixProduct, Order, read_product_list, sort_products, write_product_list
+from primus.tuning.products import MatrixProduct, Operator, Order, read_product_list, sort_products, write_product_list
 from primus.tuning.step_comparison import compare_step_times
 
 ONEDNN = """\
@@ -166,6 +166,27 @@ def test_the_steps_that_also_initialize_are_not_compared() -> None:
     slow_start = [9.0, 1.0, 1.0, 1.0] + [2.0, 1.0, 1.0, 2.0] * 6
     comparison = compare_step_times(slow_start, "night", 0.0)
     assert (comparison.ratio, comparison.low, comparison.high, comparison.num_steps) == (0.5, 0.5, 0.5, 24)
+
+
+def test_a_group_that_the_run_did_not_finish_is_not_compared() -> None:
+    complete = [1.0] * 4 + [2.0, 1.0, 1.0, 2.0] * 5
+    for rest in ([], [2.0], [2.0, 1.0, 1.0]):
+        comparison = compare_step_times([*complete, *rest], "night", 0.0)
+        assert (comparison.ratio, comparison.high, comparison.num_steps) == (0.5, 0.5, 20)
+
+
+@pytest.mark.parametrize(("operator", "batch"), [("mm", 1), ("addmm", 1), ("bmm", 2), ("baddbmm", 2)])
+def test_a_problem_of_hipblaslt_has_the_strides_of_a_batch_and_adds_what_pytorch_adds(
+    operator: Operator, batch: int
+) -> None:
+    product = MatrixProduct(operator=operator, m=8, n=4, k=2, batch=batch)
+    problem = build_problem(product, 1)
+    assert problem is not None
+    words = dict(zip(problem.args[::2], problem.args[1::2], strict=True))
+    assert words["--beta"] == ("1" if "add" in operator else "0")
+    # By columns: the result is n x m.
+    strides = {"--stride_a": "8", "--stride_b": "16", "--stride_c": "32", "--stride_d": "32"} if batch > 1 else {}
+    assert {name: value for name, value in words.items() if "stride" in name} == strides
 
 
 def test_too_few_steps_are_no_comparison() -> None:

@@ -193,12 +193,23 @@ def test_a_search_on_a_machine_with_other_work_is_not_steady() -> None:
     assert max(map(len, format_search_result(worse).splitlines())) < 170
 
 
-def make_trial_run(folder: Path, losses: Sequence[float | None], failure: RankFailure | None = None) -> Run:
+def make_trial_run(
+    folder: Path,
+    losses: Sequence[float | None],
+    failure: RankFailure | None = None,
+    rates: Sequence[float] | None = None,
+) -> Run:
     """A run of a step for each loss, which has failed if there is a failure."""
     run = Run(folder / "20250101_000000-0001")
     recorded: list[dict[str, object]] = [{"time": 0.0, "kind": "run_started", "step": 0, "device": "x"}]
     recorded += [
-        {"time": float(number), "kind": "step", "step": number, "loss": loss, "tokens_per_s": 10.0 * number}
+        {
+            "time": float(number),
+            "kind": "step",
+            "step": number,
+            "loss": loss,
+            "tokens_per_s": rates[number - 1] if rates else 10.0,
+        }
         for number, loss in enumerate(losses, 1)
     ]
     write_text(run.events, "".join(json.dumps(event) + "\n" for event in recorded))
@@ -221,6 +232,7 @@ def test_the_loss_of_a_trial_is_the_mean_of_its_last_tenth(tmp_path: Path) -> No
     [
         ("CUDA out of memory. Tried to allocate 2.00 GiB", "", "out of memory"),
         ("rank 0 exited", "gpu-out-of-memory", "out of memory"),
+        ("HIP Out Of Memory on device 3", "", "out of memory"),
         ("rank 0 exited\nmore", "nccl-timeout", "failed"),
     ],
 )
@@ -230,3 +242,48 @@ def test_a_trial_that_needs_too_much_memory_is_told_from_one_that_failed(
     failure = RankFailure(rank=0, host="a", time=0.0, problem=problem, exit_code=1, signature=signature)
     found = measure_run(make_trial_run(tmp_path, [], failure), {}, 9, "tokens_per_s")
     assert (found.state, found.reason) == (state, problem.splitlines()[0])
+
+
+def test_the_speed_of_a_trial_is_that_of_its_steady_steps(tmp_path: Path) -> None:
+    """The first step, which compiles, and the warm-up do not count; a rate is not the time of a token."""
+    rates = [1.0] + [20.0, 40.0, 60.0, 80.0] + [100.0] * 15
+    found = measure_run(make_trial_run(tmp_path, [1.0] * 20, rates=rates), {}, 20, "tokens_per_s")
+    assert found.value == pytest.approx(100.0) and found.cost == pytest.approx(0.01)
+    assert (found.low, found.high) == (pytest.approx(0.01), pytest.approx(0.01))
+
+
+def test_a_trial_needs_three_steady_steps_after_the_first_one(tmp_path: Path) -> None:
+    rates = [1.0] + [100.0] * 3
+    assert measure_run(make_trial_run(tmp_path / "a", [1.0] * 4, rates=rates), {}, 4, "tokens_per_s").value
+    with pytest.raises(UsageError, match="2 steady steps"):
+        measure_run(make_trial_run(tmp_path / "b", [1.0] * 3, rates=rates), {}, 3, "tokens_per_s")
+    slow_first = measure_run(make_trial_run(tmp_path / "c", [1.0] * 4, rates=[1.0, 90.0, 100.0, 110.0]), {}, 4,
+                             "tokens_per_s")  # fmt: skip
+    assert slow_first.value == pytest.approx(100.0)
+
+
+def test_intervals_that_touch_are_no_difference() -> None:
+    fast = TrialResult(settings={"a": "1"}, steps=9, cost=1.0, low=0.9, high=1.1)
+    slow = TrialResult(settings={}, steps=9, cost=1.2, low=1.1, high=1.3)
+    assert not fast.is_better(slow) and fast.is_better(structs.replace(slow, low=1.11))
+    assert fast.is_better(structs.replace(slow, low=None)) and not structs.replace(slow, high=None).is_better(fast)
+
+
+def test_what_failed_in_a_rung_takes_no_part_in_the_next_one() -> None:
+    trained: list[list[str]] = []
+
+    def measure_all(some: Sequence[Mapping[str, str]], steps: int) -> list[TrialResult]:
+        trained.append([each.get("a", "as written") for each in some])
+        state = {True: "done", False: "failed"}
+        return [
+            TrialResult(settings=dict(each), steps=steps, state=state[name in ("as written", "1")], cost=1.0)  # type: ignore[arg-type]
+            for each, name in zip(some, trained[-1], strict=True)
+        ]
+
+    search_best([{}, *({"a": str(number)} for number in range(11))], [6, 18], measure_all)
+    assert trained[1] == ["as written", "1"], "three would be kept"
+
+
+def test_each_rung_has_three_times_the_steps_of_the_one_before() -> None:
+    assert list_rungs(270, 4) == [10, 30, 90, 270]
+    assert list_rungs(90, 3) == [10, 30, 90] and list_rungs(20, 3) == [6, 6, 20] and list_rungs(4, 2) == [4, 4]
