@@ -30,6 +30,7 @@ from primus.comparison.result import (
     StepInterruption,
 )
 from primus.comparison.step_metrics import compute_performance
+from primus.config.number_formats import find_block_format
 from primus.config.schema import OWNERS, Trainer
 from primus.experiment import load_run_experiment
 from primus.machine.profile import find_peak_tflops
@@ -302,7 +303,11 @@ def _describe_machine(run: Run, started: Event, system: SystemInfo) -> ResultMac
 
 def _describe_flops(trainer: Trainer, started: Event) -> ResultFlops:
     training, device = trainer.training, str(started.get("device") or "")
-    peak = find_peak_tflops(device, "fp8" if training.fp8 else "bf16") if training.bf16 or training.fp8 else None
+    peak = None
+    if block_format := find_block_format(trainer):
+        peak = find_peak_tflops(device, "fp4" if "fp4" in block_format else "fp8")
+    elif training.fp8 or training.bf16:
+        peak = find_peak_tflops(device, "fp8" if training.fp8 else "bf16")
     return ResultFlops(
         flops_per_token=started.get("flops_per_token"),
         convention=str(started.get("flops_convention") or ""),
@@ -312,6 +317,8 @@ def _describe_flops(trainer: Trainer, started: Event) -> ResultFlops:
 
 
 def _describe_precision(trainer: Trainer, started: Event, engine: Mapping[str, Any]) -> str:
+    if block_format := find_block_format(trainer):
+        return block_format
     if trainer.training.fp8:
         return f"fp8 {trainer.training.fp8}"
     seen = {True: "bfloat16", False: "float32"}.get(engine["bf16"], engine["bf16"]) if "bf16" in engine else None

@@ -47,6 +47,10 @@ def build_experiment(**changes: Any) -> Experiment:
         ({"model": LATENT}, "multi_latent_attention: true: megatron supports it only with Transformer Engine"),
         ({"model": {"window_size": 32}}, "window_size: 32: megatron supports it only with Transformer Engine"),
         ({"training": {"fp8": "hybrid"}}, "fp8: hybrid: megatron supports it only with Transformer Engine"),
+        (
+            {"backend_args": {"fp4": "e2m1", "fp4_recipe": "nvfp4"}},
+            "fp4: e2m1: megatron supports it only with Transfor",
+        ),
         ({"parallel": {"context_parallel_size": 2}}, "context_parallel_size: 2: megatron supports it only with"),
         ({"training": {"compile": True}}, "compile: true: megatron does not support"),
         ({"data": {"reset_position_ids": True}}, "reset_position_ids: true: megatron does not support"),

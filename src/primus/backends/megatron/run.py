@@ -41,14 +41,20 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     from primus.config.checks import data_parallel_size
     from primus.session.loop import train_with_engine
     from primus.session.open_session import open_session
-    from primus.session.torch_processes import describe_torch_engine, join_run, join_single_process, seed_everything
+    from primus.session.torch_processes import (
+        describe_torch_engine,
+        device_name,
+        join_run,
+        join_single_process,
+        seed_everything,
+    )
 
     with explain_errors(), join_run(attempt, trainer) as processes:
         device = processes.device
         if device.type == "cpu":
             apply_cpu_patch(os.environ)
         driver = choose_driver(device.type)
-        check_driver(trainer, driver)
+        check_driver(trainer, driver, device_name(device))
         seed_everything(trainer.training.seed, trainer.training.deterministic)
         attempt.say(driver.format_choice())
         unused = list_unused_settings(trainer.backend_args, list_available(device.type, driver.uses_transformer_engine))

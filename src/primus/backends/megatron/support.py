@@ -15,6 +15,7 @@ from primus.config.source import format_yaml_value
 from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import UsageError
 from primus.session.checks import check_loop, check_session
+from primus.session.number_formats import check_number_format
 
 NAME = "megatron"
 FOLDER = Path(__file__).parent
@@ -88,12 +89,13 @@ def check_engine_data(data: DataConfig) -> None:
             )
 
 
-def check_driver(trainer: Trainer, driver: MegatronDriver) -> None:
-    """Accept an experiment in a worker, where the driver is known.
+def check_driver(trainer: Trainer, driver: MegatronDriver, device_name: str) -> None:
+    """Accept an experiment in a worker, where the driver and the device are known.
 
     Raises:
         UsageError: A value is not supported; the message names its key and the fix.
     """
+    check_number_format(trainer, device_name)
     if driver.checkout is None:
         check_core(trainer, has_engine_layers=driver.uses_transformer_engine)
         return
@@ -158,6 +160,7 @@ def _list_transformer_engine_settings(trainer: Trainer) -> Iterator[tuple[str, A
     yield "multi_latent_attention", model.multi_latent_attention, False
     yield "window_size", model.window_size, None
     yield "fp8", trainer.training.fp8, None
+    yield "fp4", trainer.backend_args.get("fp4"), None
     yield "context_parallel_size", trainer.parallel.context_parallel_size, 1
 
 

@@ -17,6 +17,7 @@ from primus.patch import PATCHES
 from primus.runs.attempt import Attempt
 from primus.session.adapter_settings import read_settings
 from primus.session.engine_errors import explain_import
+from primus.session.number_formats import check_number_format
 
 PACKAGE = "megatron-bridge"
 IMPORT_PATCH = "megatron-bridge-without-transformer-engine"
@@ -32,7 +33,13 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     from primus.config.checks import data_parallel_size
     from primus.session.loop import train_with_engine
     from primus.session.open_session import open_session
-    from primus.session.torch_processes import describe_torch_engine, join_run, join_single_process, seed_everything
+    from primus.session.torch_processes import (
+        describe_torch_engine,
+        device_name,
+        join_run,
+        join_single_process,
+        seed_everything,
+    )
 
     with explain_errors(), join_run(attempt, trainer) as processes:
         device = processes.device
@@ -41,6 +48,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
             apply_cpu_patch(os.environ)
         uses_transformer_engine = device.type == "cuda" and has_transformer_engine()
         _import_engine(uses_transformer_engine)
+        check_number_format(trainer, device_name(device))
         if not uses_transformer_engine:
             check_local_layers(trainer)
         seed_everything(trainer.training.seed, trainer.training.deterministic)

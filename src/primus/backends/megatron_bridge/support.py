@@ -55,6 +55,8 @@ def check_local_layers(trainer: Trainer) -> None:
                 " GPU",
                 f"remove {key}, or train in an image that has Transformer Engine",
             )
+    if trainer.backend_args.get("fp4"):
+        raise UsageError(f"fp4: {NAME} supports it only with Transformer Engine, which needs a GPU", "remove fp4")
     if trainer.model.multi_latent_attention:
         raise UsageError(
             f"multi_latent_attention: true: {NAME} supports it only with Transformer Engine, which needs a GPU",
