@@ -143,7 +143,8 @@ def test_other_numbers_of_devices_are_other_cells_and_drawn_as_scaling() -> None
     report = build_comparison_report(cells, [], ReportOptions())
     assert report.pairs[0].verdict.list_reasons()[0].startswith("setting world_size")
     pictures = dict(draw_comparison_pictures(report, cells))
-    assert pictures["scaling"].count('class="mark') == 2
+    wide, _, narrow = pictures["scaling"].partition("</svg>")
+    assert wide.count('class="mark') == 2 and narrow.count('class="mark') == 4, "with those of the legend"
 
 
 def test_speeds_are_compared_by_token_also_where_only_the_batch_size_is_stated() -> None:
