@@ -107,6 +107,12 @@ FAULTS = {
         "def drop(self):\n    check(self)\n    self.moe_token_dispatcher_type = 'allgather'\nC.__post_init__ = drop",
         "moe_token_dispatcher_type: asked alltoall, in force allgather",
     ),
+    "megatron pads the vocabulary further": Fault(
+        "megatron", {"backend_args": {"make_vocab_size_divisible_by": 96}},
+        "from megatron.core.models.gpt import GPTModel as M\nbuild = M.__init__\n"
+        "M.__init__ = lambda self, *args, **options: build(self, *args, **{**options, 'vocab_size': 1024})",
+        "make_vocab_size_divisible_by: asked 96, in force 1024",
+    ),
     "huggingface recomputes nothing": Fault(
         "huggingface", {"recompute_activations": True},
         "from transformers import PreTrainedModel\n"
@@ -171,8 +177,20 @@ def test_an_engine_that_drops_a_setting_ends_its_run_with_exit_code_2(name: str,
         ),
         (
             "megatron",
-            {"backend_args": {"recompute_granularity": "selective", "apply_rope_fusion": True}},
-            {"recompute_activations": "selective", "apply_rope_fusion": False, "clip_grad": 0.1},
+            {
+                "backend_args": {
+                    "recompute_granularity": "selective",
+                    "apply_rope_fusion": True,
+                    "make_vocab_size_divisible_by": 96,
+                }
+            },
+            {
+                "recompute_activations": "selective",
+                "apply_rope_fusion": False,
+                "clip_grad": 0.1,
+                "make_vocab_size_divisible_by": 96,
+                "vocab_rows": 576,
+            },
         ),
         ("huggingface", {"recompute_activations": True}, {"recompute_activations": True, "attention": "sdpa"}),
         ("jax", {"recompute_activations": True, "adam_eps": 1e-6}, {"adam_eps": 1e-6, "clip_grad": 0.1}),

@@ -76,7 +76,7 @@ PLANTED: dict[str, tuple[Change, str]] = {
         lambda each: change_settings(each, decayed_parameters=905, undecayed_parameters=0),
         "setting weight_decay_norms",
     ),
-    "padding of the vocabulary": (lambda each: change_settings(each, vocab_rows=512), "setting padded_vocab_size"),
+    "padding in the softmax": (lambda each: change_settings(each, padded_vocab_size=512), "setting padded_vocab_size"),
     "initial weights": (lambda each: change_inputs(each, weights="e" * 64), "initial weights"),
     "sequence length": (lambda each: change_settings(each, seq_length=64), "setting seq_length"),
     "other load": (lambda each: structs.replace(each, load=ResultLoad(other_cpu_share=0.4)), "other load"),
@@ -230,6 +230,12 @@ def test_initial_weights_without_a_hash_are_shown_by_the_first_loss_on_the_same_
     assert check.judgement == "not shown"
 
 
+def test_padding_outside_of_the_softmax_is_fair_between_engines_and_not_within_one() -> None:
+    padded = change_settings(make_result("megatron"), vocab_rows=512)
+    assert judge(make_result("native"), padded).status == "fair"
+    assert "setting vocab_rows" in list_unfair(judge(make_result("megatron"), padded))
+
+
 def test_names_and_values_of_frameworks_are_equivalent_where_they_mean_the_same() -> None:
     ours = translate_settings({"lr_warmup_iters": 50, "bf16": True, "optimizer": "adam"}, "mega", is_own_loop=False)
     nemo = {"optim.lr_scheduler.warmup_steps": 49, "trainer.precision": "bf16-mixed", "optim.config.optimizer": "adam"}
@@ -239,8 +245,7 @@ def test_names_and_values_of_frameworks_are_equivalent_where_they_mean_the_same(
     assert (selective["recompute"], whole["recompute"]) == ("selective", "full")
     padded = {"vocab_size": 128256, "make_vocab_size_divisible_by": 128, "tensor_model_parallel_size": 8}
     assert translate_settings(padded, "megatron", is_own_loop=True)["padded_vocab_size"] == 129024
-    part = {"vocab_size": 500, "vocab_rows": 256, "tensor_model_parallel_size": 2}
-    assert translate_settings(part, "megatron", is_own_loop=False)["padded_vocab_size"] == 512
+    assert translate_settings(padded, "megatron", is_own_loop=False)["padded_vocab_size"] == 128256
 
 
 def test_a_log_of_megatron_prints_the_rate_of_the_next_step() -> None:

@@ -147,8 +147,9 @@ def _resolve_settings(found: dict[str, Any], *, is_own_loop: bool) -> dict[str, 
         found["global_batch_size"] = math.prod(size for size in sizes if size is not None)
     _resolve_engine_settings(found)
     step = found.pop("make_vocab_size_divisible_by", None)
-    if step and is_own_loop and "vocab_size" in found and "padded_vocab_size" not in found:
-        unit = step * (found.get("tensor_model_parallel_size") or 1)
+    if "vocab_size" in found and "padded_vocab_size" not in found:
+        # The session keeps padding out of the softmax.
+        unit = step * (found.get("tensor_model_parallel_size") or 1) if step and is_own_loop else 1
         found["padded_vocab_size"] = math.ceil(found["vocab_size"] / unit) * unit
     return found
 
@@ -163,9 +164,6 @@ def _resolve_engine_settings(found: dict[str, Any]) -> None:
     sizes = [found.get(key) for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size")]
     if any(size not in (None, 1) for size in sizes):  # the count of one process
         found.pop("undecayed_parameters", None)
-    rows = found.get("padded_vocab_size")
-    if rows and rows < found.get("vocab_size", 0):  # the part of one process
-        found["padded_vocab_size"] = rows * (found.get("tensor_model_parallel_size") or 1)
 
 
 def _resolve_precision(found: dict[str, Any]) -> None:

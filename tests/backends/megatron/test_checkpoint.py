@@ -11,7 +11,7 @@ from backends.torchtitan.runs import write_start
 from primus.checkpoint.convert import TargetSettings, plan_conversion, write_conversion
 from primus.checkpoint.formats.open import open_checkpoint
 
-from .test_parity import EXPERTS, build, train_all, write_expert_start
+from .test_parity import EXPERTS, LAYOUTS, build, change, train_all, write_expert_start
 
 pytestmark = [pytest.mark.engine("megatron"), pytest.mark.slow]
 
@@ -73,3 +73,54 @@ def test_experts_continue_with_and_without_expert_parallelism(tmp_path: Path) ->
     for result in results:
         losses = [loss for loss, *_ in result["steps"]]
         assert losses == pytest.approx(expected[6:] if len(losses) == 1 else expected[3:6], abs=5e-5)
+
+
+def test_a_padded_vocabulary_is_in_no_export_and_continues_with_other_padding(tmp_path: Path) -> None:
+    """300 tokens: 512 rows over two processes, of which the second has 212 of padding, and 384 on one."""
+    import torch
+
+    one = build("llama-tied", model={"vocab_size": 300})
+    two = change(one, parallel=LAYOUTS["tensor"])
+    start = write_start(tmp_path / "start", one)
+    saved, exported = tmp_path / "saved", tmp_path / "exported"
+    (whole,) = train_all(tmp_path, [(one, {**start, "last": 6})])
+    (begun,) = train_all(tmp_path / "two", [(two, {**start, "last": 3, "save": str(saved)})], 2)
+    assert [loss for loss, *_ in begun["steps"]] == pytest.approx([loss for loss, *_ in whole["steps"][:3]], abs=1e-6)
+
+    state = read_embedding_state(saved)
+    assert {len(tensor) for tensor in state.values()} == {512}
+    assert all(not tensor[300:].any() and tensor[:300].any() for tensor in state.values())
+
+    opened = open_checkpoint(str(saved), one.model)
+    write_conversion(plan_conversion(opened, TargetSettings("huggingface")), exported, lambda _: None)
+    weights = open_checkpoint(str(exported)).weights.read("model.embed_tokens.weight")
+    assert torch.equal(weights, state["embedding.word_embeddings.weight"][:300])
+
+    converted = tmp_path / "converted"
+    write_conversion(plan_conversion(opened, TargetSettings("megatron", optimizer=True)), converted, lambda _: None)
+    (iteration,) = converted.glob("[ir]*")
+    resumes = [{**start, "load": str(folder), "first": 4, "last": 6} for folder in (saved, iteration)]
+    results = train_all(tmp_path / "again", [(two, each) for each in resumes], 2)
+    results += train_all(tmp_path, [(one, each) for each in resumes])
+    for result in results:
+        losses = [loss for loss, *_ in result["steps"]]
+        assert losses == pytest.approx([loss for loss, *_ in whole["steps"][3:]], abs=2e-6)
+
+
+def test_rows_of_padding_stay_zero_where_the_engine_draws_the_weights(tmp_path: Path) -> None:
+    trainer = build("llama", model={"vocab_size": 300}, training={"init": "engine"})
+    start = write_start(tmp_path / "start", trainer)
+    del start["weights"]
+    train_all(tmp_path, [(trainer, {**start, "last": 2, "save": str(tmp_path / "saved")})])
+    state = read_embedding_state(tmp_path / "saved")
+    assert all(len(tensor) == 384 and not tensor[300:].any() and tensor[:300].any() for tensor in state.values())
+
+
+def read_embedding_state(folder: Path) -> dict[str, Any]:
+    """The tensors of weights and optimizer with a row for each token, as they are in the files."""
+    from primus.checkpoint.formats.dcp import DcpFolder
+
+    files = DcpFolder(folder)
+    names = [name for name in files.list_tensors() if name.endswith(("word_embeddings.weight", "output_layer.weight"))]
+    assert len(names) >= 4  # masters and two moments, too
+    return {name: files.read(name) for name in names}

@@ -40,6 +40,14 @@ def build(kind: str, **changes: Any) -> Trainer:
     return replace(build_trainer(kind, **changes), framework="megatron")
 
 
+def change(trainer: Trainer, **groups: Any) -> Trainer:
+    """A trainer with other values in its groups, and with `backend_args` of its own."""
+    for group, values in groups.items():
+        new = values if group == "backend_args" else replace(getattr(trainer, group), **values)
+        trainer = replace(trainer, **{group: new})
+    return trainer
+
+
 def train_all(tmp_path: Path, requests: list[tuple[Trainer, dict[str, Any]]], world: int = 1) -> list[dict[str, Any]]:
     return train_by_engine(tmp_path / "engine", requests, world=world, engine="megatron", script=SCRIPT)
 
@@ -95,6 +103,23 @@ def test_stages_of_different_sizes_have_the_losses_of_native(tmp_path: Path) -> 
     for result in found:
         losses = [abs(mine[0] - other[0]) for mine, other in zip(result["steps"], native, strict=True)]
         assert max(losses) <= LOSS, losses
+
+
+def test_rows_that_pad_the_vocabulary_take_no_part_in_the_loss_of_any_layout(tmp_path: Path) -> None:
+    """389 tokens: 390, 392 or 512 rows, of which those of a whole rank may be padding."""
+    odd = {"model": {"vocab_size": 389}}
+    trainer = build("llama", **odd)
+    start = {**write_start(tmp_path / "start", trainer), "last": 4}
+    pads = {"parallel": LAYOUTS["tensor"], "backend_args": {"make_vocab_size_divisible_by": 200}}
+    layouts = [{}, {"parallel": LAYOUTS["tensor and sequence"]}, {"parallel": LAYOUTS["pipeline"]}, pads]
+    found = train_all(tmp_path / "two", [(change(trainer, **each), start) for each in layouts], 2)
+    exact = {"backend_args": {"make_vocab_size_divisible_by": 1}}
+    found += train_all(tmp_path / "one", [(change(trainer, **each), start) for each in (exact, {})])
+    expected = train_native(trainer, draw_tokens(trainer), 4)
+    for result in found:
+        for (loss, norm, _), (native_loss, native_norm) in zip(result["steps"], expected, strict=True):
+            assert loss == pytest.approx(native_loss, abs=1e-6)
+            assert norm == pytest.approx(native_norm, rel=1e-5)
 
 
 def test_experts_train_alike_in_one_process_and_over_two(tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ def build_experiment(**changes: Any) -> Experiment:
         ({"training": {"compile": True}}, "compile: true: megatron does not support"),
         ({"data": {"reset_position_ids": True}}, "reset_position_ids: true: megatron does not support"),
         (
-            {"model": {"vocab_size": 511}, "parallel": {"tensor_model_parallel_size": 2}},
-            "does not divide vocab_size 511",
+            {"backend_args": {"make_vocab_size_divisible_by": 0}},
+            "make_vocab_size_divisible_by: 0: must be an integer of at least 1",
         ),
         ({"parallel": {"pipeline_model_parallel_size": 3}}, "pipeline_model_parallel_size: 3"),
         (
@@ -84,6 +84,7 @@ def test_an_unsupported_value_is_refused_by_its_key(changes: dict[str, Any], mes
         {"model": {"rope_type": "llama3", "original_max_position_embeddings": 32, "rotary_scaling_factor": 4.0}},
         {"model": {"num_experts": 4, "moe_router_norm_topk_prob": True}},
         {"parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": True}},
+        {"model": {"vocab_size": 511}, "parallel": {"tensor_model_parallel_size": 2}},
         {"parallel": {"pipeline_model_parallel_size": 2}},
         {"backend_args": {"moe_z_loss_coeff": 1e-3, "overlap_grad_reduce": True}},
         {"data": {"dataloader": "engine"}, "training": {"init": "engine"}, "optimizer": {"schedule": "engine"}},

@@ -13,6 +13,8 @@ from tests.data.instruction.test_instruction_data import converse, write_rows, w
 from tests.engine_python import engine_variables
 
 from fakes import cli
+from primus.runs import events
+from primus.runs.settings_in_force import read_settings_in_force
 
 pytestmark = [pytest.mark.engine("megatron-bridge"), pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -55,6 +57,8 @@ def test_adapters_are_trained_saved_for_peft_and_resumed(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     run = (tmp_path / "output/lora/latest").resolve()
     first = read_losses(run)
+    live = {each.key: each.in_force for each in read_settings_in_force(events.read_events(run / "events.jsonl"))}
+    assert live["vocab_rows"] == 384, "padded as by Megatron-LM"
     adapter = json.loads((run / "checkpoints/step_00000004/adapter/adapter_config.json").read_text())
     assert (adapter["r"], adapter["lora_alpha"], adapter["peft_type"]) == (4, 8, "LORA")
     assert (run / "checkpoints/step_00000004/adapter/adapter_model.safetensors").stat().st_size > 0

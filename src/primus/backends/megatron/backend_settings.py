@@ -46,13 +46,21 @@ class MegatronSetting(Struct, frozen=True, forbid_unknown_fields=True):
     """What has the function that the setting chooses; megatron-core has a slower one, which computes the same."""
     values: list[str] = []
     """The values that need it; every value but false if there are none."""
+    minimum: int | None = None
     note: str = ""
 
     def accepts(self, value: Any) -> bool:
-        """Whether a value of YAML has the setting's type; null leaves the default."""
+        """Whether a value of YAML has the setting's type and is not too small; null leaves the default."""
         if value is None:
             return True
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if is_number and self.minimum is not None and value < self.minimum:
+            return False
         return isinstance(value, TYPES[self.type]) and (self.type == "bool" or not isinstance(value, bool))
+
+    def describe_type(self) -> str:
+        """What a value must be."""
+        return TYPE_NAMES[self.type] + (f" of at least {self.minimum}" if self.minimum is not None else "")
 
     def lacks(self, value: Any, available: Collection[str]) -> bool:
         """Whether a value has no effect with what is available of `needs`."""
@@ -79,7 +87,7 @@ def check_setting_names(settings: Mapping[str, Any]) -> None:
         if name in known:
             if not known[name].accepts(value):
                 raise UsageError(
-                    f"{_format_setting(name, value)}: must be {TYPE_NAMES[known[name].type]}",
+                    f"{_format_setting(name, value)}: must be {known[name].describe_type()}",
                     "docs/reference/engine-megatron.md lists the settings",
                 )
         elif name not in arguments:
@@ -131,13 +139,13 @@ def _changes_training(name: str, argument: KnownKey, value: Any) -> bool:
 
 
 def group_settings(settings: Mapping[str, Any], available: Collection[str]) -> dict[str, dict[str, Any]]:
-    """The fields that `settings` set, for each target: ``transformer``, ``ddp``, ``optimizer``.
+    """The fields that `settings` set, for each target: ``transformer``, ``ddp``, ``optimizer``, ``vocabulary``.
 
     Args:
         settings: Of the experiment.
         available: See `MegatronSetting.needs`.
     """
-    groups: dict[str, dict[str, Any]] = {"transformer": {}, "ddp": {}, "optimizer": {}}
+    groups: dict[str, dict[str, Any]] = {"transformer": {}, "ddp": {}, "optimizer": {}, "vocabulary": {}}
     known = read_settings()
     for name, value in settings.items():
         if name in known and value is not None and not known[name].lacks(value, available):

@@ -24,7 +24,7 @@ from megatron.core.utils import get_model_config
 
 from primus.backends.megatron.config import collect_values
 from primus.backends.megatron.engine import EngineParts
-from primus.backends.megatron.model import compute_frequencies
+from primus.backends.megatron.model import compute_frequencies, exclude_padding
 from primus.config.exports.megatron_script import list_arguments
 from primus.config.schema import Experiment, ModelSpec
 from primus.errors import UnfitError, UsageError
@@ -33,7 +33,8 @@ from primus.session.engine_errors import find_reason
 OWN_ARGUMENTS = frozenset(
     "--data-path --train-data-path --valid-data-path --test-data-path --split --mock-data --tokenizer-type"
     " --tokenizer-model --vocab-size --num-workers --save --save-interval --load --finetune --async-save"
-    " --tensorboard-dir --wandb-project --wandb-exp-name --eval-interval --eval-iters --global-batch-size".split()
+    " --make-vocab-size-divisible-by --tensorboard-dir --wandb-project --wandb-exp-name --eval-interval --eval-iters"
+    " --global-batch-size".split()
 )
 """Arguments of `pretrain_gpt.py` about what primus does itself: data, checkpoints, reports, evaluation."""
 CPU_ARGUMENTS = (
@@ -68,7 +69,7 @@ def build_checkout_parts(experiment: Experiment, device: torch.device, global_ba
         if device.type == "cpu":
             tensor_parallel.model_parallel_cuda_manual_seed(trainer.training.seed)
         chunks, optimizer, scheduler = training.setup_model_and_optimizer(
-            _find_model_provider(), ModelType.encoder_or_decoder
+            _find_model_provider(trainer.model.vocab_size), ModelType.encoder_or_decoder
         )
     if len(chunks) != 1:
         raise UsageError("virtual pipeline stages are not supported", "remove num_layers_per_virtual_pipeline_stage")
@@ -150,12 +151,17 @@ def format_argument(action: argparse.Action, value: Any) -> list[str]:
     return [option, *(str(each) for each in values)]
 
 
-def _find_model_provider() -> Any:
-    """The builder of GPT models that `pretrain_gpt.py` of this checkout passes on."""
+def _find_model_provider(vocab_size: int) -> Any:
+    """The builder of GPT models that `pretrain_gpt.py` of this checkout passes on, without padding in the loss."""
     from gpt_builders import gpt_builder
     from model_provider import model_provider
 
-    return partial(model_provider, gpt_builder)
+    def build(*args: Any, **options: Any) -> Any:
+        model = gpt_builder(*args, **options)
+        exclude_padding(model, vocab_size)
+        return model
+
+    return partial(model_provider, build)
 
 
 def _set_frequencies(model: Any, spec: ModelSpec) -> None:

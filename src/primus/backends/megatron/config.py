@@ -19,7 +19,20 @@ from primus.errors import UsageError
 from primus.model import expert_ffn_size, head_dim, list_layers, num_query_groups
 
 FOLDER = Path(__file__).parent
+VOCABULARY_DIVISOR, DEFAULT_DIVISOR = "make_vocab_size_divisible_by", 128
+"""Setting of `backend_args` and its default in Megatron-LM (megatron/training/arguments.py)."""
 Values = dict[str, Any]
+
+
+def find_vocabulary_divisor(trainer: Trainer) -> int:
+    """The number of which the rows of the vocabulary on each rank are a multiple."""
+    return int(trainer.backend_args.get(VOCABULARY_DIVISOR) or DEFAULT_DIVISOR)
+
+
+def compute_padded_vocab_size(trainer: Trainer) -> int:
+    """Rows of the embedding over all ranks (`vocab_size_with_padding` of Megatron-LM, megatron/training/tokenizer)."""
+    multiple = find_vocabulary_divisor(trainer) * trainer.parallel.tensor_model_parallel_size
+    return -(-trainer.model.vocab_size // multiple) * multiple
 
 
 def _list_expert_layers(trainer: Trainer) -> list[int] | int:
@@ -38,6 +51,7 @@ def _list_windowed_layers(trainer: Trainer) -> list[int] | None:
 
 
 CONVERSIONS: Mapping[str, Callable[[Trainer], Any]] = {
+    "vocab_size": compute_padded_vocab_size,
     "num_query_groups": lambda trainer: num_query_groups(trainer.model),
     "kv_channels": lambda trainer: head_dim(trainer.model),
     "untie_embeddings_and_output_weights": lambda trainer: not trainer.model.untie_embeddings_and_output_weights,

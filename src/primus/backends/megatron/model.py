@@ -17,6 +17,9 @@ from primus.backends.megatron.config import collect_values
 from primus.config.schema import ModelSpec, Trainer
 from primus.model import head_dim
 
+VOCABULARY_WEIGHTS = ("embedding.word_embeddings.weight", "output_layer.weight")
+"""Ends of the names of the weights with a row for each token."""
+
 
 class SequenceParallelNorm(nn.RMSNorm):
     """RMSNorm of the local layers; that of megatron-core refuses sequence parallelism.
@@ -45,6 +48,7 @@ def build_gpt_model(trainer: Trainer, config: TransformerConfig, use_transformer
     if not trainer.model.multi_latent_attention:
         # GPTModel knows one original length and one pair of frequency factors of llama3 rope, and an integer base.
         model.rotary_pos_emb.inv_freq = compute_frequencies(trainer.model)
+    exclude_padding(model, trainer.model.vocab_size)
     return model
 
 
@@ -54,6 +58,32 @@ def build_layers(config: TransformerConfig, use_transformer_engine: bool) -> Any
     if not use_transformer_engine:
         _replace_norms(block)
     return block
+
+
+def exclude_padding(model: nn.Module, vocab_size: int) -> None:
+    """Keep the rows that pad the vocabulary out of the softmax, the gradients and the optimizer: they stay zero.
+
+    Megatron-LM leaves them in the softmax, so that its loss depends on the layout. No token has their id, so the
+    embedding gives them no gradient; neither do their logits, which are the smallest number of their type here. It is
+    finite, because fused softmaxes subtract the largest logit of a rank, whose rows may all be padding.
+    """
+    rank = parallel_state.get_tensor_model_parallel_rank()
+
+    def find_padding(num_rows: int) -> slice:
+        return slice(min(max(vocab_size - rank * num_rows, 0), num_rows), num_rows)
+
+    def mask(layer: nn.Module, inputs: Any, outputs: tuple[Tensor, Tensor | None]) -> None:
+        logits = outputs[0]
+        padding = find_padding(logits.shape[-1])
+        if padding.start < padding.stop:
+            logits[..., padding] = torch.finfo(logits.dtype).min
+
+    for name, parameter in model.named_parameters():
+        if name.endswith(VOCABULARY_WEIGHTS):
+            parameter.data[find_padding(len(parameter))] = 0
+    for name, module in model.named_modules():
+        if name.endswith("output_layer"):
+            module.register_forward_hook(mask)
 
 
 def compute_frequencies(spec: ModelSpec) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from enum import Enum
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from primus.backends.megatron.backend_settings import read_settings as read_known_settings
+from primus.backends.megatron.config import VOCABULARY_DIVISOR, compute_padded_vocab_size
 from primus.config.schema import Trainer
 from primus.session.settings_in_force import APPLIED_NORM, LiveSetting, explain_settings
 from primus.session.torch_settings import StepWatch, measure_applied_norm, read_torch_settings
@@ -59,7 +61,14 @@ def read_settings(
         )
     if torch.distributed.get_world_size() == 1:  # else an optimizer may have a part of the gradient
         found[APPLIED_NORM] = measure_applied_norm(optimizers)
-    objects = {"transformer": config, "ddp": model.ddp_config, "optimizer": optimizer.config}
+    if found.get("vocab_rows"):
+        found["vocab_rows"] *= found["tensor_model_parallel_size"]  # those of all processes
+    objects = {
+        "transformer": config,
+        "ddp": model.ddp_config,
+        "optimizer": optimizer.config,
+        "vocabulary": _find_vocabulary_divisor(trainer, found.get("vocab_rows")),
+    }
     live = [LiveSetting(key=key, value=value) for key, value in found.items()]
     return [*explain_settings(live, dict(_list_reasons(trainer))), *_read_backend_settings(trainer, objects)]
 
@@ -85,6 +94,13 @@ def _read_backend_settings(trainer: Trainer, objects: Mapping[str, Any]) -> Iter
             yield LiveSetting(key=name, value=_simplify(getattr(arguments, name)))
         elif asked is not None:
             yield LiveSetting(key=name, value=None, reason="an argument of Megatron-LM's own training")
+
+
+def _find_vocabulary_divisor(trainer: Trainer, rows: int | None) -> SimpleNamespace:
+    """The divisor that was asked for if the embedding has its rows; else the largest one that gives those it has."""
+    is_asked = rows in (None, compute_padded_vocab_size(trainer))
+    divisor = trainer.backend_args.get(VOCABULARY_DIVISOR)
+    return SimpleNamespace(divisor=divisor if is_asked else (rows or 0) // trainer.parallel.tensor_model_parallel_size)
 
 
 def _find_arguments() -> Any:

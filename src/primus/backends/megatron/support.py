@@ -182,12 +182,6 @@ def _find_model_problems(spec: ModelSpec) -> Iterator[MegatronProblem]:
 def _find_layout_problems(trainer: Trainer) -> Iterator[MegatronProblem]:
     model, parallel = trainer.model, trainer.parallel
     tensor, stages = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
-    if model.vocab_size % tensor:
-        reason = "megatron would pad the vocabulary, which changes the loss"
-        yield MegatronProblem(
-            f"tensor_model_parallel_size: {tensor} does not divide vocab_size {model.vocab_size}: {reason}",
-            f"set vocab_size: {-(-model.vocab_size // tensor) * tensor}, or choose another size",
-        )
     chunk, own_layers = trainer.backend_args.get("recompute_num_layers"), model.num_layers // stages
     if trainer.backend_args.get("recompute_method") == "uniform" and (chunk or 0) > own_layers:
         yield MegatronProblem(

@@ -16,8 +16,14 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
 
-from primus.backends.megatron.config import build_fixed_values, collect_values
-from primus.backends.megatron.model import build_layers
+from primus.backends.megatron.config import (
+    VOCABULARY_DIVISOR,
+    build_fixed_values,
+    collect_values,
+    compute_padded_vocab_size,
+    find_vocabulary_divisor,
+)
+from primus.backends.megatron.model import build_layers, exclude_padding
 from primus.backends.megatron_bridge.settings import BridgeSettings
 from primus.config.exports.hugging_face import format_model_config
 from primus.config.schema import Trainer
@@ -29,16 +35,26 @@ if TYPE_CHECKING:
 
 
 class ReaderSource(StateSource):
-    """Weights of primus as Megatron-Bridge reads those of a folder of Hugging Face."""
+    """Weights of primus as Megatron-Bridge reads those of a folder of Hugging Face.
 
-    def __init__(self, weights: WeightReader) -> None:
-        self._weights, self._names = weights, sorted(weights.list_tensors())
+    Args:
+        weights: In hub names.
+        num_rows: Rows of the weights with a row for each token; zeros pad them, which Megatron-Bridge does not.
+    """
+
+    def __init__(self, weights: WeightReader, num_rows: int) -> None:
+        self._weights, self._names, self._num_rows = weights, sorted(weights.list_tensors()), num_rows
 
     def get_all_keys(self) -> list[str]:
         return self._names
 
     def load_tensors(self, keys: list[str]) -> dict[str, Tensor]:
-        return {key: self._weights.read(key) for key in keys}
+        return {key: self._read(key) for key in keys}
+
+    def _read(self, name: str) -> Tensor:
+        tensor = self._weights.read(name)
+        missing = self._num_rows - len(tensor) if name.endswith(("embed_tokens.weight", "lm_head.weight")) else 0
+        return nn.functional.pad(tensor, (0, 0, 0, missing)) if missing > 0 else tensor
 
 
 class BridgedModel:
@@ -65,6 +81,8 @@ class BridgedModel:
         self.module: nn.Module = self.config.provide(
             pre_process=parallel_state.is_pipeline_first_stage(), post_process=parallel_state.is_pipeline_last_stage()
         )
+        exclude_padding(self.module, trainer.model.vocab_size)
+        self._num_rows = compute_padded_vocab_size(trainer)
         if device.type == "cuda":
             self.module.cuda(device)
 
@@ -80,7 +98,7 @@ class BridgedModel:
                 "set init: engine, and load a run's checkpoint",
             )
         source = SimpleNamespace(
-            state=StateDict(ReaderSource(weights)),
+            state=StateDict(ReaderSource(weights, self._num_rows)),
             config=self.bridge.hf_pretrained,
             model_name_or_path="the experiment's weights",
         )
@@ -142,6 +160,8 @@ def _configure(
         "moe_aux_loss_coeff": trainer.model.moe_aux_loss_coeff,
         "cross_entropy_loss_fusion": uses_transformer_engine,
         "perform_initialization": True,
+        "should_pad_vocab": True,
+        VOCABULARY_DIVISOR: find_vocabulary_divisor(trainer),
         "_pg_collection": ProcessGroupCollection.use_mpu_process_groups(),
         **extra,
     }

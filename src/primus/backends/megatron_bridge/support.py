@@ -82,13 +82,7 @@ def _check_adapters(trainer: Trainer, settings: BridgeSettings) -> None:
 
 
 def _check_layout(trainer: Trainer) -> None:
-    model, parallel = trainer.model, trainer.parallel
-    tensor = parallel.tensor_model_parallel_size
-    if model.vocab_size % tensor:
-        raise UsageError(
-            f"tensor_model_parallel_size: {tensor} does not divide vocab_size {model.vocab_size}",
-            f"set vocab_size: {-(-model.vocab_size // tensor) * tensor}, or choose another size",
-        )
+    parallel = trainer.parallel
     if trainer.data.packed_sequence and parallel.pipeline_model_parallel_size > 1:
         raise UsageError(
             "packed_sequence: true is not supported with pipeline parallelism", "set pipeline_model_parallel_size: 1"

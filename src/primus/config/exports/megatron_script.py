@@ -296,7 +296,7 @@ def _list_data(data: DataConfig) -> Iterator[tuple[str, ...]]:
 
 
 def _list_vocabulary(trainer: Trainer) -> Iterator[tuple[str, ...]]:
-    """The tokenizer, and the size of the embedding: without padding, whose logits would change the softmax."""
+    """The tokenizer, and the size of the embedding: without padding, whose logits are in the softmax of Megatron-LM."""
     data, vocab_size = trainer.data, trainer.model.vocab_size
     if data.tokenizer_model and data.tokenizer_type != "ByteLevelBPE" and not data.mock_data:
         yield _flag("tokenizer_type", data.tokenizer_type)
@@ -304,12 +304,14 @@ def _list_vocabulary(trainer: Trainer) -> Iterator[tuple[str, ...]]:
         yield _flag("vocab_size", vocab_size)
         # Megatron-LM takes the size from the tokenizer, which is often smaller than the model's, and rounds it up to
         # a multiple of this and of the tensor-parallel size.
-        yield _flag("make_vocab_size_divisible_by", vocab_size // trainer.parallel.tensor_model_parallel_size)
+        divisor = -(-vocab_size // trainer.parallel.tensor_model_parallel_size)
     else:
         # The tokens are made already; the null tokenizer adds one end-of-document token to its size.
         yield _flag("tokenizer_type", "NullTokenizer")
         yield _flag("vocab_size", vocab_size - 1)
-        yield _flag("make_vocab_size_divisible_by", 1)
+        divisor = 1
+    if "make_vocab_size_divisible_by" not in _own_arguments(trainer):
+        yield _flag("make_vocab_size_divisible_by", divisor)
 
 
 def _list_words(blend: str | list[str | float] | None) -> list[str]:

@@ -54,7 +54,7 @@ IMPLIED = {
     "save_retain_interval": (None,),
     "moe_router_load_balancing_type": ("none", "aux_loss", "seq_aux_loss"),
     "ckpt_format": ("torch_dist", "torch"),
-    "make_vocab_size_divisible_by": (1, 128),
+    "make_vocab_size_divisible_by": (128,),
     "dataloader_type": ("single",),
     "mmap_bin_files": (True,),
     "no_mmap_bin_files": (True,),
