@@ -19,8 +19,8 @@ from .runs import train_by_engine
 pytestmark = [pytest.mark.engine("torchtitan", "huggingface"), pytest.mark.slow]
 
 SEQUENCE, VOCABULARY = 32, 256
-BF16_EXPERTS = 5e-3
-"""Largest difference of losses: torchtitan computes experts in bfloat16, transformers here in float32."""
+LOSS = 2e-5
+"""Largest difference of losses, which are near 9; both sides are in float32."""
 SHAPE = {
     "num_layers": 2,
     "hidden_size": 64,
@@ -224,4 +224,4 @@ def test_models_with_experts_and_latent_attention_have_the_losses_of_transformer
     for name, result, loss in zip(MODELS, found, expected, strict=True):
         total, count = result["evaluation"]
         assert loss > np.log(VOCABULARY) + 1
-        assert total / count == pytest.approx(loss, abs=BF16_EXPERTS), name
+        assert total / count == pytest.approx(loss, abs=LOSS), name

@@ -23,6 +23,7 @@ from primus.backends.torchtitan.components import (
     UnusedDataLoader,
     UnusedTokenizer,
 )
+from primus.backends.torchtitan.float32_experts import use_float32_experts
 from primus.backends.torchtitan.layout import TitanLayout
 from primus.backends.torchtitan.model_config import build_model_spec
 from primus.config.schedule import (
@@ -90,6 +91,9 @@ def build_trainer_config(trainer: Trainer, layout: TitanLayout, *, folder: Path,
     )
     _convert_to_fp8(config, trainer)
     apply_settings(config, trainer.backend_args)
+    # The compiler knows `torch._grouped_mm` in bfloat16 only.
+    if config.training.mixed_precision_param == "float32" and not training.fp8 and not config.compile.enable:
+        use_float32_experts(config.model_spec.model.layers)
     return config
 
 
