@@ -16,6 +16,7 @@ import yaml
 from fakes import cli
 from primus.config.schema import Stage
 from primus.report import page
+from primus.report.charts import select_wide
 from primus.tasks.compare import _engine_runs, _parity, _picture, engines
 from primus.tasks.compare._parity import FLOAT32, EngineSteps, compare_steps
 
@@ -264,18 +265,23 @@ def test_a_gradient_norm_is_compared_relative_to_its_size() -> None:
     assert compare_steps(reference, make_steps("b", 2.0, grad_norms=[100.05]), FLOAT32).first_step_above == 1
 
 
-def test_the_picture_shows_a_gap_where_a_loss_is_not_finite_and_a_mark_for_a_single_step() -> None:
-    picture = _picture.draw_parity_svg(make_steps("a", 2.0, 1.9, None, 1.8), [make_steps("b", 2.0)], FLOAT32)
-    paths = [each.get("d", "") for each in ElementTree.fromstring(picture).iter() if "engine-" in each.get("class", "")]
-    legend, losses = paths[:2], paths[2:4]
-    assert len(legend) == 2 and losses[0].count("M") == 2 and losses[0].count("L") == 1
-    assert losses[1].count("h") == 1
+def test_the_picture_shows_a_gap_where_a_loss_is_not_finite_and_a_dot_for_a_single_step() -> None:
+    picture = select_wide(_picture.draw_parity(make_steps("a", 2.0, 1.9, None, 1.8), [make_steps("b", 2.0)], FLOAT32))
+    lines = [each for each in ElementTree.fromstring(picture).iter() if "line c" in each.get("class", "")]
+    named = [line for line in lines if line[0].text]  # those of the legend have no tip
+    assert [(line[0].text, "dot" in line.get("class", "")) for line in named[:3]] == [
+        ("a", False),
+        ("a", True),
+        ("b", True),
+    ]
+    assert named[0].get("d", "").count("L") == 1
 
 
 def test_the_picture_shows_every_engine_and_the_tolerance() -> None:
     steps = [make_steps(name, 2.0, 1.9, None, 1.8) for name in ("native", "jax", "<torch>")]
-    picture = _picture.draw_parity_svg(steps[0], steps[1:], _parity.FLOAT32)
+    picture = _picture.draw_parity(steps[0], steps[1:], _parity.FLOAT32)
     assert isinstance(picture, page.Html)
-    texts = [element.text for element in ElementTree.fromstring(picture).iter() if element.tag.endswith("text")]
+    wide = ElementTree.fromstring(select_wide(picture))
+    texts = [element.text for element in wide.iter() if element.tag.endswith("text")]
     assert {"native", "jax", "<torch>", "tolerance 5e-05"} <= set(texts)
     assert "relative difference of the gradient norm" in picture and "tolerance 0.0001" in picture

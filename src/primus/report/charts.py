@@ -59,6 +59,11 @@ def draw_in_sizes(draw: Callable[[ChartSize], Drawing], title: str) -> Html:
     return join_fragments(*(_wrap_chart(size, title, *draw(size)) for size in (WIDE, NARROW)))
 
 
+def select_wide(chart: Html) -> Html:
+    """The wide drawing of a chart, as a picture of its own."""
+    return Html(chart[: chart.index("</svg>") + len("</svg>")])
+
+
 def draw_line_chart(
     title: str,
     curves: Sequence[tuple[str, Points]],
@@ -95,9 +100,9 @@ def draw_line_chart(
             parts.append(draw_text(left + 4, TOP + 14, shade[2], "soft"))
         for index, (name, points) in enumerate(curves):
             style = f"line c{index % NUM_COLORS}"
-            runs = _split_curve(_thin_out(points))
+            runs = split_curve(_thin_out(points))
             parts += [draw_path([place(x, y) for x, y in run], style, name) for run in runs]
-        legend, height = draw_legend(size, [name for name, _ in curves] if len(curves) > 1 else [], _draw_line_sample)
+        legend, height = draw_legend(size, [name for name, _ in curves] if len(curves) > 1 else [], draw_line_sample)
         return [*parts, *shift_down(legend, TOP + HEIGHT + BOTTOM)], TOP + HEIGHT + BOTTOM + height
 
     return draw_in_sizes(draw, title)
@@ -124,7 +129,8 @@ def draw_legend(size: ChartSize, names: Sequence[str], draw_sample: Callable[[in
     return parts, y + LEGEND_ROW / 2 if names else 0.0
 
 
-def _draw_line_sample(index: int, x: float, y: float) -> Html:
+def draw_line_sample(index: int, x: float, y: float) -> Html:
+    """A piece of the line of that number, for `draw_legend`."""
     return draw_path([(x, y), (x + 26, y)], f"line c{index % NUM_COLORS}", "")
 
 
@@ -232,7 +238,7 @@ def _thin_out(points: Points) -> Points:
     return kept
 
 
-def _split_curve(points: Points) -> Iterator[list[tuple[float, float]]]:
+def split_curve(points: Points) -> Iterator[list[tuple[float, float]]]:
     """The uninterrupted parts of a curve."""
     run: list[tuple[float, float]] = []
     for x, y in points:

@@ -14,6 +14,7 @@ from primus.engine_keys import KeyDifference
 from primus.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFIT, UsageError
 from primus.experiment import resolve_settings
 from primus.report import page, table
+from primus.report.charts import select_wide
 from primus.runs import store
 from primus.runs.files import to_json, write_text
 from primus.task import TaskContext
@@ -235,8 +236,8 @@ def _write_files(comparison: EngineComparison, taken: Sequence[EngineSteps], fol
     if reference is None:
         return
     others = [each for each in taken if each is not reference and each.losses]
-    picture = _picture.draw_parity_svg(reference, others, comparison.tolerance)
-    write_text(folder / "comparison.svg", picture + "\n")
+    picture = _picture.draw_parity(reference, others, comparison.tolerance)
+    write_text(folder / "comparison.svg", select_wide(picture) + "\n")
     text = page.make_element("pre", format_comparison(comparison))
     runs = page.make_table(("engine", "run"), [(each.engine, each.run or "-") for each in taken])
     sections = [("Losses", picture), ("Differences", text), ("Runs", runs)]
