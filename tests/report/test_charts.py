@@ -11,6 +11,7 @@ from tests import browser
 
 from primus.report import page
 from primus.report.charts import draw_area_chart, draw_line_chart, draw_share_bar
+from primus.report.histogram import HistogramBar, draw_histogram
 from primus.report.page import Html
 from primus.report.point_charts import (
     ChartPoint,
@@ -54,6 +55,10 @@ def draw_all() -> list[Html]:
     ]
     pair = ValuePair(label=f"{LABELS[0]} / {LABELS[1]}", a=9000.0, b=4000.0, note="2.25; " + 9 * "not a fair pair, ")
     placed = [PlacedPoint(label=label, x=1000.0 * (1 + place), y=5.0, kind=place) for place, label in enumerate(LABELS)]
+    bars = [
+        HistogramBar(first=1 << power, last=(2 << power) - 1, count=10 * (power + 1), weight=(power + 1) << power)
+        for power in range(20)
+    ]
     return [
         draw_line_chart("Throughput of the run", [(label, steps) for label in LABELS], "tokens/s", "step"),
         draw_line_chart("Loss", [("loss", [(1.0, 2.5), (2.0, 2.25)])], "loss", "s", shade=(1.0, 1.5, "warm-up")),
@@ -61,6 +66,7 @@ def draw_all() -> list[Html]:
         draw_area_chart("Memory of the AMD Instinct MI300X", ["parameters", "optimizer state"], samples, "MiB"),
         draw_interval_chart("Throughput of a device, with 95 % intervals", "tokens/s", points, limit=(9900.0, "peak")),
         draw_paired_dots("Pairs: A by B", "tokens/s of a device", ("A", "B"), [pair, pair]),
+        draw_histogram(bars, "a file: 7,340,032 tokens in 1,408 documents", "documents", "tokens"),
         draw_scatter("Speed and energy", "J per 10^6 tokens", "tokens/s", placed, joined=True),
     ]
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 
 from primus.report import histogram
+from primus.report.charts import select_wide
 from primus.report.histogram import HistogramBar
 
 BARS = [
@@ -21,20 +22,20 @@ def test_bars_of_blocks_are_as_long_as_their_counts() -> None:
     assert rows[4].split()[:5] == ["131,072", "-", "262,143", "99", "75.0%"]
 
 
-def test_the_picture_has_both_shares_of_every_range() -> None:
-    picture = ElementTree.fromstring(histogram.draw_histogram_svg(BARS, "a <title>", "documents", "tokens"))
+def test_the_chart_has_both_shares_of_every_range() -> None:
+    picture = ElementTree.fromstring(select_wide(histogram.draw_histogram(BARS, "a <title>", "documents", "tokens")))
     name = "{http://www.w3.org/2000/svg}"
     heights = {
-        kind: [float(each.get("height", 0)) for each in picture.iter(f"{name}rect") if each.get("class") == kind][1:]
-        for kind in ("count", "weight")
+        kind: [float(each.get("height", 0)) for each in picture.iter(f"{name}rect") if each.get("class") == kind][:4]
+        for kind in ("fill c0", "fill c1")
     }
-    assert heights == {"count": [0.0, 0.7, 260.0, 64.3], "weight": [0.0, 0.1, 81.2, 243.7]}
+    assert heights == {"fill c0": [0.0, 0.7, 260.0, 64.3], "fill c1": [0.0, 0.1, 81.2, 243.7]}
     words = [each.text for each in picture.iter(f"{name}text")]
     assert "a <title>" in words and "128 Ki" in words and "80%" in words
 
 
-def test_no_things_make_an_empty_picture() -> None:
-    assert histogram.draw_histogram_svg([], "nothing", "documents", "tokens").startswith("<svg")
+def test_no_things_make_an_empty_chart() -> None:
+    assert select_wide(histogram.draw_histogram([], "nothing", "documents", "tokens")).startswith("<svg")
     assert histogram.format_text_histogram([], "documents", "tokens").split() == [
         "tokens",
         "documents",

@@ -134,7 +134,8 @@ def draw_line_sample(index: int, x: float, y: float) -> Html:
     return draw_path([(x, y), (x + 26, y)], f"line c{index % NUM_COLORS}", "")
 
 
-def _draw_fill_sample(index: int, x: float, y: float) -> Html:
+def draw_fill_sample(index: int, x: float, y: float) -> Html:
+    """A square in the color of that number, for `draw_legend`."""
     return draw_rect(x + 7, y - 6, 12, 12, f"fill c{index % NUM_COLORS}", "")
 
 
@@ -152,7 +153,7 @@ def draw_share_bar(title: str, parts: Sequence[tuple[str, float]]) -> Html:
             length = width * value / total
             drawn.append(draw_rect(x, 4, length, 34, f"fill c{index % NUM_COLORS}", f"{name}: {value / total:.1%}"))
             x += length
-        legend, height = draw_legend(size, labels, _draw_fill_sample)
+        legend, height = draw_legend(size, labels, draw_fill_sample)
         return [*drawn, *shift_down(legend, 50)], 50 + height
 
     return draw_in_sizes(draw, title)
@@ -177,7 +178,7 @@ def draw_area_chart(
             back = [place(time, value) for (time, _), value in zip(samples, below, strict=True)]
             parts.append(draw_path([*edge, *reversed(back)], f"fill c{index % NUM_COLORS}", name, is_closed=True))
             below = above
-        legend, height = draw_legend(size, names if len(names) > 1 else [], _draw_fill_sample)
+        legend, height = draw_legend(size, names if len(names) > 1 else [], draw_fill_sample)
         return [*parts, *shift_down(legend, TOP + HEIGHT + BOTTOM)], TOP + HEIGHT + BOTTOM + height
 
     return draw_in_sizes(draw, title)

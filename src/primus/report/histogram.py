@@ -1,13 +1,26 @@
-"""Histograms for the terminal and as an SVG picture."""
+"""Histograms for the terminal and as a chart."""
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
 from primus.report import table
-from primus.report.page import Html, make_element
+from primus.report.charts import (
+    LETTER_WIDTH,
+    ChartSize,
+    Drawing,
+    draw_fill_sample,
+    draw_in_sizes,
+    draw_legend,
+    draw_rect,
+    draw_text,
+    shift_down,
+)
+from primus.report.page import Html
 
 BLOCKS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589\u2588"
 """Eighths of a character cell."""
@@ -15,12 +28,13 @@ BLOCKS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589\u2588"
 COLUMNS = 40
 """Characters of the longest bar."""
 
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM, GAP = 880.0, 260.0, 24.0, 92.0, 70.0, 6.0
-"""Size of the picture in its own units; HEIGHT is that of the highest bar."""
-
+HIGHEST_BAR, LABEL_ROWS, EDGE, GAP = 260.0, 52.0, 24.0, 6.0
+"""In the chart: the highest bar, the labels above and below it, the sides, and the space between two ranges."""
+WIDE_PITCH = 62.0
+"""Width of a range from which the shares stand above its bars: two of them with their space."""
 
 MANY_DIGITS = 100_000
-"""Larger numbers are shown in units of 1,024 under a bar of the picture."""
+"""Larger numbers are shown in units of 1,024 under a bar of the chart."""
 
 
 class HistogramBar(Struct, frozen=True, kw_only=True):
@@ -64,55 +78,47 @@ def format_block_bar(share: float) -> str:
     return BLOCKS[8] * whole + (BLOCKS[rest] if rest else "")
 
 
-def draw_histogram_svg(bars: Sequence[HistogramBar], title: str, things: str, unit: str) -> Html:
-    """SVG picture with two bars per range, for the count and the sum; usable alone or inside a page."""
-    height = TOP + HEIGHT + BOTTOM
-    parts = [
-        make_element("style", Html(STYLE)),
-        _draw_bar(0, 0, WIDTH, height, "ground", ""),
-        _draw_label(LEFT, 32, title, "title"),
-        _draw_bar(LEFT, 46, 12, 12, "count", ""),
-        _draw_label(LEFT + 18, 56, f"share of {things}", "soft"),
-        _draw_bar(LEFT + 170, 46, 12, 12, "weight", ""),
-        _draw_label(LEFT + 188, 56, f"share of {unit}", "soft"),
-        *_draw_columns(bars, things, unit),
-        _draw_label(
-            WIDTH / 2,
-            height - 14,
-            f"each bar: {things} with at least this many {unit}, up to the next bar",
-            "soft middle",
-        ),
-    ]
-    return make_element(
-        "svg",
-        Html("\n".join(["", *parts, ""])),
-        xmlns="http://www.w3.org/2000/svg",
-        class_="histogram",
-        viewBox=f"0 0 {WIDTH:g} {height:g}",
-        width=f"{WIDTH:g}",
-        height=f"{height:g}",
-        role="img",
-    )
+def draw_histogram(bars: Sequence[HistogramBar], title: str, things: str, unit: str) -> Html:
+    """A chart with two bars per range, for the count and the sum."""
+    shares = [f"share of {things}", f"share of {unit}"]
+
+    def draw(size: ChartSize) -> Drawing:
+        parts = list(_draw_columns(size, bars, things, unit))
+        legend, height = draw_legend(size, shares, draw_fill_sample)
+        top = HIGHEST_BAR + LABEL_ROWS
+        note = textwrap.wrap(f"each bar: {things} with at least this many {unit}, up to the next bar", 46)
+        lines = [" ".join(note)] if not size.is_narrow else note
+        below = [draw_text(size.width / 2, 18.0 * row, line, "soft middle") for row, line in enumerate(lines, 1)]
+        parts += [*shift_down(legend, top), *shift_down(below, top + height)]
+        return parts, top + height + 18 * len(lines) + 4
+
+    return draw_in_sizes(draw, title)
 
 
-def _draw_columns(bars: Sequence[HistogramBar], things: str, unit: str) -> Iterator[Html]:
+def _draw_columns(size: ChartSize, bars: Sequence[HistogramBar], things: str, unit: str) -> Iterator[Html]:
     _, total, weight = _compute_totals(bars)
     highest = max((max(bar.count / total, bar.weight / weight) for bar in bars), default=1.0)
-    pitch = (WIDTH - 2 * LEFT) / max(1, len(bars))
+    room, base = size.width - 2 * EDGE, LABEL_ROWS / 2 + HIGHEST_BAR
+    pitch = room / max(1, len(bars))
     width = min((pitch - GAP) / 2, 34.0)
-    base = TOP + HEIGHT
-    yield _draw_bar(LEFT, base, WIDTH - 2 * LEFT, 1, "axis", "")
+    yield draw_rect(EDGE, base, room, 1, "shade", "")
+    # Each label has its width; on a narrow screen not every bar has one.
+    labels = [_format_short_number(bar.first) for bar in bars]
+    widest = LETTER_WIDTH * max((len(label) + 1 for label in labels), default=1)
+    every = max(1, math.ceil(widest / pitch))
     for number, bar in enumerate(bars):
-        middle = LEFT + (number + 0.5) * pitch
-        shares = (("count", bar.count / total), ("weight", bar.weight / weight))
-        for side, (kind, share) in enumerate(shares):
-            tall = HEIGHT * share / highest
-            label = f"{bar.first:,} to {bar.last:,}: {bar.count:,} {things}, {bar.weight:,} {unit}"
-            yield _draw_bar(middle + (side - 1) * width, base - tall, width, tall, kind, label)
-            if share >= 0.001 and pitch >= 40:
+        middle = EDGE + (number + 0.5) * pitch
+        for side, share in enumerate((bar.count / total, bar.weight / weight)):
+            tall = HIGHEST_BAR * share / highest
+            tip = f"{bar.first:,} to {bar.last:,}: {bar.count:,} {things}, {bar.weight:,} {unit}"
+            yield draw_rect(middle + (side - 1) * width, base - tall, width, tall, f"fill c{side}", tip)
+            if share >= 0.001 and pitch >= WIDE_PITCH:
                 place = middle + (side - 0.5) * width
-                yield _draw_label(place, base - tall - 5, f"{share:.0%}" if share >= 0.01 else "<1%", "small middle")
-        yield _draw_label(middle, base + 18, _format_short_number(bar.first), "small middle")
+                yield draw_text(place, base - tall - 5, f"{share:.0%}" if share >= 0.01 else "<1%", "soft middle")
+        if number % every == 0:
+            # The first label must not begin before the picture.
+            style = "soft" if middle < widest / 2 else "soft middle"
+            yield draw_text(EDGE / 2 if style == "soft" else middle, base + 18, labels[number], style)
 
 
 def _compute_totals(bars: Sequence[HistogramBar]) -> tuple[int, int, int]:
@@ -129,28 +135,3 @@ def _format_short_number(number: int) -> str:
     if number < MANY_DIGITS:
         return f"{number:,}"
     return f"{number >> 10:,} Ki" if number < MANY_DIGITS << 10 else f"{number >> 20:,} Mi"
-
-
-def _draw_bar(x: float, y: float, width: float, height: float, kind: str, label: str) -> Html:
-    title = make_element("title", label) if label else Html("")
-    return make_element(
-        "rect", title, x=f"{x:.1f}", y=f"{y:.1f}", width=f"{width:.1f}", height=f"{height:.1f}", class_=kind
-    )
-
-
-def _draw_label(x: float, y: float, words: str, kind: str) -> Html:
-    return make_element("text", words, x=f"{x:.1f}", y=f"{y:.1f}", class_=kind)
-
-
-STYLE = """
-.histogram { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-.histogram .ground { fill: #ffffff; } .histogram text { fill: #1d1f24; }
-.histogram .title { font-size: 17px; font-weight: 650; }
-.histogram .soft { fill: #5d636f; } .histogram .small { font-size: 11px; fill: #5d636f; }
-.histogram .middle { text-anchor: middle; }
-.histogram .count { fill: #2456a6; } .histogram .weight { fill: #e0a24a; } .histogram .axis { fill: #b8bcc6; }
-@media (prefers-color-scheme: dark) {
-  .histogram .ground { fill: #1c1f25; } .histogram text { fill: #e6e7ea; }
-  .histogram .soft, .histogram .small { fill: #a0a6b2; }
-  .histogram .count { fill: #8ab4f8; } .histogram .weight { fill: #c98a35; } .histogram .axis { fill: #4a505c; } }
-"""

@@ -127,12 +127,13 @@ def _parse_output_path(options: Options) -> Path | None:
 
 def _draw_length_histogram(found: TokenSurvey, output: Path) -> None:
     from primus.report import histogram, page
+    from primus.report.charts import select_wide
     from primus.runs import files
 
     title = f"{Path(found.prefix).name}: {found.tokens:,} tokens in {found.documents:,} documents"
-    picture = histogram.draw_histogram_svg(found.lengths.histogram, title, "documents", "tokens")
+    picture = histogram.draw_histogram(found.lengths.histogram, title, "documents", "tokens")
     if output.suffix == ".svg":
-        files.write_text(output, f"{picture}\n")
+        files.write_text(output, f"{select_wide(picture)}\n")
         return
     frequent = [(each.token, repr(each.text or ""), f"{each.share:.2%}") for each in found.frequent]
     sections = [
