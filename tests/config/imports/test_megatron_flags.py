@@ -256,3 +256,41 @@ def test_a_named_tokenizer_is_asked_for_and_not_guessed_from_the_shape(flags: st
         format_result(translate(f"{LLAMA} {flags}"))
     assert "is not on this machine" in str(caught.value)
     assert "the published model with this shape has 32000" in str(caught.value.hint)
+
+
+def test_arguments_without_a_value_are_reported_and_become_no_value() -> None:
+    config = translate(f"{SHAPE} --vocab-size 512 --data-path --tokenizer-type GPT2BPETokenizer --lr --bf16")
+    assert "train_data_path" not in config.settings
+    assert "lr" not in config.settings
+    assert config.settings["bf16"] is True
+    assert [each.key for each in config.warnings if each.reason == "has no value in the script"] == [
+        "--data-path",
+        "--lr",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argument", "groups"),
+    [("--num-key-value-heads 2", 2), ("--attention-head-type multiquery", 1), ("--attention-head-type multihead", 4)],
+)
+def test_grouped_attention_of_forks_needs_no_switch(argument: str, groups: int) -> None:
+    assert translate(f"{SHAPE} {argument}").model["num_query_groups"] == groups
+
+
+def test_names_in_small_letters_state_what_they_state_in_large_ones() -> None:
+    assert "--normalization" not in [each.key for each in translate(f"{SHAPE} --normalization rmsnorm").warnings]
+    assert "--normalization" in [each.key for each in translate(f"{SHAPE} --normalization layernorm").warnings]
+
+
+@pytest.mark.parametrize("name", ["padded-vocab-size", "pad-vocab-size-to"])
+def test_rows_of_the_embedding_are_the_vocabulary_if_nothing_else_states_it(name: str) -> None:
+    assert translate(f"{SHAPE} --{name} 640").model["vocab_size"] == 640
+    assert translate(f"{SHAPE} --{name} 640 --vocab-size 600").model["vocab_size"] == 600
+
+
+def test_experts_of_megatron_deepspeed_are_chosen_one_at_a_time_and_their_layers_are_reported() -> None:
+    config = translate(f"{SHAPE} --num-experts 8 --moe-loss-coeff 0.02 --deepspeed")
+    assert (config.model["moe_router_topk"], config.model["moe_aux_loss_coeff"]) == (1, 0.02)
+    assert any("set moe_layer_freq" in each.reason for each in config.warnings if each.key == "--expert-interval")
+    assert translate(f"{SHAPE} --num-experts 8 --topk 2 --deepspeed").model["moe_router_topk"] == 2
+    assert "moe_router_topk" not in translate(f"{SHAPE} --num-experts 8").model

@@ -15,7 +15,9 @@ _TELLING = {"--num-layers", "--hidden-size", "--micro-batch-size", "--seq-length
 FEWEST_TELLING = 2
 LAUNCHERS = re.compile(r"(--?)(nproc|nnodes|node[_-]rank|master|rdzv|standalone|local[_-]addr|tee|log[_-]dir|role)")
 """Options of torchrun that may stand among the arguments of a script without a program's name."""
-_MAXTEXT_PROGRAM = re.compile(r"(?i).*maxtext.*|(.*/)?train\.py")
+_MAXTEXT_PROGRAM = re.compile(r"(?i).*maxtext.*[./]\w*train\w*(\.py)?|(.*/)?train\.py")
+"""A program that trains; those that decode, convert or check take the same settings."""
+_TITAN_FILE = re.compile(r"--job\.config[-_]file(?:=(.*))?")
 _SETTING = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 BASE_CONFIG = "base_config"
 FURTHER = ""
@@ -52,6 +54,15 @@ def find_other_program(commands: Iterable[Sequence[str]]) -> str:
     """A program of Megatron-LM that trains no decoder; empty if none is called."""
     found = (word for words in commands for word in words if _OTHER_PROGRAM.fullmatch(word))
     return next(found, "").rpartition("/")[2]
+
+
+def find_titan_file(commands: Iterable[Sequence[str]]) -> str:
+    """The settings file with which a command starts torchtitan; empty if none does."""
+    for words in commands:
+        for word, following in zip(words, [*words[1:], ""], strict=True):
+            if match := _TITAN_FILE.fullmatch(word):
+                return match[1] or following
+    return ""
 
 
 def _read_command(words: Sequence[str], index: int) -> Iterator[LaunchLine]:

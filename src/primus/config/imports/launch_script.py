@@ -10,7 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from primus.config.imports.foreign_config import ForeignConfig
-from primus.config.imports.launch_line import BASE_CONFIG, FURTHER, LaunchLine, find_launches, find_other_program
+from primus.config.imports.launch_line import (
+    BASE_CONFIG,
+    FURTHER,
+    LaunchLine,
+    find_launches,
+    find_other_program,
+    find_titan_file,
+)
 from primus.config.imports.maxtext import read_maxtext
 from primus.config.imports.megatron_flags import MegatronFlags, list_arguments
 from primus.config.imports.sandbox.probe_script import ScriptProbe, probe_script
@@ -26,6 +33,8 @@ from primus.errors import UsageError
 from primus.redaction import is_secret_name, redact_value
 from primus.redaction.harmless import is_harmless_variable
 
+_SIZE = re.compile(r"\d{1,6}")
+"""A value that is not a secret, whatever its argument is called: ``--num-key-value-heads 4``."""
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
@@ -55,6 +64,8 @@ def read_launch_script(
         raise UsageError(f"{origin}: {other} does not train a decoder", "primus trains language models")
     launches = find_launches(words) or find_launches([list_assigned_words(probe.trace)])
     if not launches:
+        if file := find_titan_file(words):
+            raise UsageError(f"{origin}: starts torchtitan with the settings of {file}", f"config import {file}")
         raise UsageError(
             f"{origin}: no command with arguments of Megatron-LM or MaxText was found ({_describe_commands(words)})",
             _suggest_way(probe, args),
@@ -92,7 +103,7 @@ def _read_launch(launch: LaunchLine, probe: ScriptProbe, origin: str, name: str)
             del arguments[flag]
             reason = f"only a run of the script can tell {', '.join(unknown)}; set it here"
             target.add_other(f"{prefix}{flag}", shown, reason)
-        elif is_secret_name(flag) and not _is_setting(flag):
+        elif is_secret_name(flag) and not _is_setting(flag) and not all(map(_SIZE.fullmatch, values)):
             del arguments[flag]
             target.add_other(f"{prefix}{flag}", redact_value(flag, shown), "a secret; pass it by --env")
     further = arguments.pop(FURTHER, ())

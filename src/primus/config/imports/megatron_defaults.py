@@ -56,6 +56,7 @@ IMPLIED = {
     "ckpt_format": ("torch_dist", "torch"),
     "make_vocab_size_divisible_by": (128,),
     "dataloader_type": ("single",),
+    "data_impl": ("mmap", "infer"),
     "mmap_bin_files": (True,),
     "no_mmap_bin_files": (True,),
     "check_for_nan_in_loss_and_grad": (True,),

@@ -35,6 +35,8 @@ RENAMED = {
     "encoder_num_layers": "num_layers",
     "encoder_seq_length": "seq_length",
     "add_qkv_bias_linear": "add_qkv_bias",
+    "moe_loss_coeff": "moe_aux_loss_coeff",
+    "topk": "moe_router_topk",
 }
 """Arguments that have another name here; also of Megatron-DeepSpeed and of early Megatron-LM."""
 
@@ -47,6 +49,8 @@ NEGATED = {
 
 LENGTHS = ("train", "lr_decay", "lr_warmup", "lr_wsd_decay")
 """What is counted in steps (`_iters`), in samples, or, by Megatron-DeepSpeed, in tokens."""
+EMBEDDING_SIZES = ("padded_vocab_size", "pad_vocab_size_to")
+"""Rows of the embedding, in arguments of forks."""
 GATES = {"swiglu": "silu", "geglu": "gelu"}
 """Activation by the value of `--glu-activation` of Megatron-DeepSpeed and Pai-Megatron-Patch."""
 
@@ -66,6 +70,7 @@ class MegatronFlags:
 
     def translate(self) -> None:
         """Set the keys of `target`, and report each argument without one."""
+        self.drop_empty()
         for name, value in list_defaults(self.flags):
             self.target.set_key(name, value)
         self.read_model()
@@ -83,6 +88,12 @@ class MegatronFlags:
     def add_other(self, name: str, value: Any, reason: str = "") -> None:
         self.target.add_other(f"--{name.replace('_', '-')}", value, reason)
 
+    def drop_empty(self) -> None:
+        """Report arguments that need a value and have none, such as one of an unset variable."""
+        for name in [name for name, value in self.flags.items() if value is True and _needs_value(name)]:
+            self.flags.pop(name)
+            self.add_other(name, None, "has no value in the script")
+
     def read_model(self) -> None:
         """Arguments that together say one thing about the model."""
         said = {"swiglu": self.read_gate(), "position_embedding_type": self.flags.get("use_rotary_position_embeddings")}
@@ -91,7 +102,12 @@ class MegatronFlags:
                 self.add_other(f"{name} (absent)", None, problem)
         heads = self.flags.get("num_attention_heads")
         groups = self.take("num_query_groups")
-        if self.take("group_query_attention") and groups is not None:
+        # Megatron-DeepSpeed and BigCode have grouped attention without a switch
+        own = 1 if self.flags.get("attention_head_type") == "multiquery" else self.take("num_key_value_heads")
+        if own is not None:
+            self.take("attention_head_type")
+            self.target.set_key("num_query_groups", own)
+        elif self.take("group_query_attention") and groups is not None:
             self.target.set_key("num_query_groups", groups)
         elif heads is not None and not self.flags.get("multi_latent_attention"):
             self.target.set_key("num_query_groups", heads)
@@ -131,6 +147,10 @@ class MegatronFlags:
 
     def read_experts(self) -> None:
         """Which layers have experts, and how they are balanced."""
+        if "num_experts" in self.flags and "deepspeed" in self.flags:
+            self.flags.setdefault("topk", 1)
+            reason = "Megatron-DeepSpeed has experts in each n-th layer, not in the first, and 2 where it is absent"
+            self.add_other("expert_interval", self.take("expert_interval"), f"{reason}; set moe_layer_freq")
         if "num_experts" in self.flags and "moe_ffn_hidden_size" not in self.flags and "ffn_hidden_size" in self.flags:
             self.target.set_key("moe_ffn_hidden_size", self.flags["ffn_hidden_size"])
         if self.flags.get("first_k_dense_replace") == -1:  # of MindSpeed: no dense layer
@@ -195,6 +215,10 @@ class MegatronFlags:
         if blend is not None:
             self.target.set_key("train_data_path", blend if isinstance(blend, list) else str(blend))
         kind = self.flags.get("tokenizer_type")
+        for name in EMBEDDING_SIZES:
+            if "vocab_size" not in self.flags and name in self.flags:
+                self.flags["vocab_size"] = self.take(name)
+                self.add_other(name, self.flags["vocab_size"], "taken as vocab_size; the tokenizer may have fewer")
         if "vocab_file" in self.flags and kind in (None, "GPT2BPETokenizer") and "vocab_size" not in self.flags:
             self.read_vocabulary(str(self.flags["vocab_file"]))
         if kind in NULL_TOKENIZERS:
@@ -254,11 +278,9 @@ class MegatronFlags:
             self.target.set_key("use_distributed_optimizer", True)
             return
         key = RENAMED.get(name, name)
-        if key in OWNERS and value is True and key not in list_switch_keys():
-            self.add_other(name, None, "has no value in the script")
-        elif key in OWNERS:
+        if key in OWNERS:
             self.target.set_key(key, _convert_value(key, value))
-        elif name in IMPLIED and any(value == known for known in IMPLIED[name]):
+        elif name in IMPLIED and any(_is_equal(value, known) for known in IMPLIED[name]):
             self.add_other(name, value)
         elif name.startswith("no_") and name[3:] in list_switch_keys() and value is True:
             self.target.set_key(name[3:], False)
@@ -275,9 +297,6 @@ class MegatronFlags:
         """Set an argument of Megatron-LM under its own name."""
         if argument.kind == "switch" and value is True:
             value = argument.stores
-        elif value is True and argument.kind != "bool":
-            self.add_other(name, None, "has no value in the script")
-            return
         elif argument.nargs is not None and not isinstance(value, list):
             value = [value]
         elif argument.nargs is None and isinstance(value, list):
@@ -305,6 +324,19 @@ def list_arguments() -> dict[str, tuple[str, KnownKey]]:
         for dest, argument in read_megatron_arguments().keys.items()
         for flag in argument.flags
     }
+
+
+def _needs_value(name: str) -> bool:
+    """Whether an argument, of Megatron-LM or one that is read as a key, is not a switch."""
+    if name in list_arguments():
+        return list_arguments()[name][1].kind not in ("switch", "bool")
+    key = RENAMED.get(name, name)
+    return key in OWNERS and key not in list_switch_keys()
+
+
+def _is_equal(value: Any, known: Any) -> bool:
+    """Whether values are the same; Megatron-DeepSpeed writes names in small letters."""
+    return value == known or (isinstance(value, str) and isinstance(known, str) and value.lower() == known.lower())
 
 
 def _parse_values(values: list[str]) -> Any:

@@ -15,6 +15,7 @@ from primus.config.imports.read_file import read_foreign_file
 from primus.config.imports.sandbox.probe_script import ScriptProbe, probe_script
 from primus.config.imports.sandbox.run_script import RunRecord
 from primus.config.imports.sandbox.script_runs import Arguments
+from primus.errors import UsageError
 
 NOBODY = 65534
 COMMAND = "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 8"
@@ -198,6 +199,35 @@ def test_a_launch_line_of_maxtext_in_a_script_is_read(tmp_path: Path) -> None:
     found = read_foreign_file(script, {}, args=("40",))
     assert found.framework == "maxtext"
     assert found.settings["train_iters"] == 40
+
+
+def test_a_program_of_maxtext_that_decodes_or_converts_is_not_read(tmp_path: Path) -> None:
+    script = tmp_path / "e2e.sh"
+    others = "MaxText/decode.py", "-m MaxText.utils.ckpt_conversion.to_huggingface"
+    base = "MaxText/configs/base.yml model_name=llama2-7b"
+    lines = [f"python3 {each} {base} steps=3 max_target_length=4 run_name=a attention=b\n" for each in others]
+    script.write_text("".join([*lines, f"python3 MaxText/train.py {base} steps=7\n"]))
+    assert read_foreign_file(script, {}).settings["train_iters"] == 7
+
+
+@pytest.mark.parametrize("argument", ["--job.config_file=$FILE", "--job.config_file $FILE", "--job.config-file $FILE"])
+def test_a_script_of_torchtitan_names_the_file_to_import(argument: str, tmp_path: Path) -> None:
+    script = tmp_path / "run_train.sh"
+    line = f"torchrun -m torchtitan.train {argument} --training.steps 3"
+    script.write_text(f"FILE=${{FILE:-./conf/small.toml}}\n{line}\n")
+    with pytest.raises(UsageError, match=r"starts torchtitan with the settings of \./conf/small\.toml") as error:
+        read_foreign_file(script, {})
+    assert error.value.hint == "config import ./conf/small.toml"
+
+
+def test_a_number_is_no_secret_whatever_its_argument_is_called(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(f"torchrun pretrain_gpt.py --num-layers 2 --seq-length 8 --lr 1 {SECRETS}\n")
+    values = {other.key: other.value for other in read_foreign_file(script, {}).others}
+    assert (values["--no-key-scaling"], values["--wandb-api-key"]) == (4, "<secret>")
+
+
+SECRETS = "--no-key-scaling 4 --wandb-api-key 0123456789abcdef0123456789abcdef01234567"
 
 
 def test_an_ordinary_user_can_read_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
