@@ -43,8 +43,8 @@ class Backend(Protocol):
         """Run the forward and backward passes of one micro batch on fake tensors inside of `observer`, a mode of
         torch's dispatcher.
 
-        Called by `tune gemm`, which records the matrix products, for ``cpu`` or ``cuda``; this machine need not have
-        the device. Default: not supported; `tune gemm` records a step of a run.
+        Called by `tune gemm`, which records the matrix products, for ``cuda``; this machine need not have the device.
+        Default: not supported; `tune gemm` reads logs or records a step of a run.
         """
         raise NotImplementedError
 

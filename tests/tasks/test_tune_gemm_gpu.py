@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from machines.tree import HERE
+from machines.tree import HERE, grow
 from primus.cli.main import main
 from primus.runs.tuned_files import find_store
 
@@ -128,6 +128,18 @@ def test_what_is_not_faster_is_not_kept(capfd: pytest.CaptureFixture[str], monke
     monkeypatch.setenv("NO_GAIN", "1")
     assert "not used by later runs: the interval contains no gain" in call(TUNE, capfd)
     assert not list(find_store(os.environ).glob("hipblaslt-*"))
+
+
+def test_products_of_other_devices_have_no_tuner_and_a_dry_run_says_what_would_be_tuned(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert "no tuner for the matrix products of CPUs" in call(f"{TUNE} device=cpu", capfd, 3)
+    notes = call(f"--dry-run {TUNE}", capfd)
+    assert "tunes the products of log.txt by hipBLASLt into tuned.txt" in notes
+    assert f"later runs use {find_store(os.environ)}/hipblaslt-*.json if it is faster" in notes
+    monkeypatch.setenv("PRIMUS_MACHINE_ROOT", str(grow("h100-8", tmp_path / "nvidia")))
+    assert "no tuner supports the matrix products of NVIDIA GPUs" in call(TUNE, capfd, 3)
+    assert not Path("output").exists()
 
 
 def test_the_fastest_algorithm_and_channels_of_collectives_become_a_patch(capfd: pytest.CaptureFixture[str]) -> None:

@@ -87,11 +87,12 @@ def test_the_fastest_batch_that_fits_becomes_a_patch_and_a_second_search_runs_no
     assert again["trials"] == result["trials"]
 
 
-def test_threads_and_allocator_are_variables_of_the_experiment_even_if_the_shell_has_others(
+def test_variables_of_a_search_hold_even_if_the_shell_has_others(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    result = read_result("threads --config night.yaml --threads 4 --allocators glibc --steps 6 --json", capsys)
+    words = "train --config night.yaml --keys env.OMP_NUM_THREADS=4 env.MALLOC_MMAP_MAX_=0 --steps 6 --json"
+    result = read_result(words, capsys)
     assert result["best"]["settings"]["env.OMP_NUM_THREADS"] == "4"
     assert result["gain"] == pytest.approx(5.0, abs=0.01)
     patch = Path(result["patch"]).read_text()
@@ -121,6 +122,8 @@ def test_what_the_experiment_has_already_is_not_trained_twice(capsys: pytest.Cap
         ("train --config night.yaml --keys micro_batch_size", "not a key with values"),
         ("train --config nihgt.yaml --keys lr=1", "nihgt.yaml"),
         ("train --config night.yaml", "needs --keys"),
+        ("threads --config night.yaml", "no task 'tune threads'\n  search variables: tune train --keys env.OMP_NUM"),
+        ("inductor --exp night.yaml", "no task 'tune inductor'\n  keep compiled kernels by torch.compiler.save_cache"),
     ],
 )
 def test_bad_input_is_one_message_before_any_trial(

@@ -30,7 +30,7 @@ TASK_GROUPS = {
     ),
     "speed": (
         *("report", "benchmark"),
-        *("tune train", "tune threads", "tune sweep", "tune gemm", "tune inductor", "tune collectives"),
+        *("tune train", "tune sweep", "tune gemm", "tune collectives"),
         *("analyze trace", "profile attach"),
     ),
     "comparisons": (

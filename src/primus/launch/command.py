@@ -28,6 +28,12 @@ SHORT = {"k8s": "kubernetes"}
 INSTALLATION_TASKS = ("engines", "setup")
 """Tasks that concern the installation of primus on this machine, and may be typed without a runtime."""
 
+WITHDRAWN = {
+    "tune threads": "search variables: tune train --keys env.OMP_NUM_THREADS=1,2,4 env.OMP_PROC_BIND=false,close",
+    "tune inductor": "keep compiled kernels by torch.compiler.save_cache_artifacts, or in TORCHINDUCTOR_CACHE_DIR",
+}
+"""Tasks that there were, and what does their work."""
+
 NODE_END = "direct"
 """Last runtime of every chain; added if it was not typed."""
 
@@ -230,7 +236,8 @@ def _make_subtask_error(words: Sequence[str], group: Sequence[str]) -> UsageErro
         )
     if len(words) < 2 or words[1].startswith("-"):
         return UsageError(f"'{words[0]}' needs one of: {', '.join(subtasks)}")
-    return UsageError(f"no task '{words[0]} {words[1]}'", did_you_mean(words[1], subtasks))
+    name = f"{words[0]} {words[1]}"
+    return UsageError(f"no task '{name}'", WITHDRAWN.get(name) or did_you_mean(words[1], subtasks))
 
 
 def _make_misplaced_option_error(words: Sequence[str], runtimes: Sequence[str]) -> UsageError | None:

@@ -20,11 +20,6 @@ from primus.machine.facts import MachineFacts
 from primus.machine.profile import Setting
 from primus.runs.state_folder import find_state_folder
 
-PRODUCTS_VARIABLE = "PRIMUS_TUNED_GEMM"
-"""Table of tuned matrix products that a run uses."""
-TABLE_FILE = "config/tuned_gemm.json"
-"""The table of a run in its folder: a resumed or replayed run uses the same one, since another form rounds
-differently."""
 TUNABLEOP_VARIABLE = "PYTORCH_TUNABLEOP_FILENAME"
 """File of solutions that TunableOp takes; PyTorch puts the number of the device before its suffix
 (torch/cuda/tunable.py, "File Input and Output")."""
@@ -36,27 +31,15 @@ TUNABLEOP_SETTINGS = {
 """Variables with which PyTorch takes known solutions, and tunes no others."""
 HIPBLASLT, TUNABLEOP = "hipblaslt", "tunableop"
 """Kinds of the files of GPU libraries in the store."""
-INDUCTOR_VARIABLE = "PRIMUS_TUNED_INDUCTOR"
-"""Archive of compiled kernels that a run unpacks before it compiles."""
-
-MUST_AGREE = ("device", "experiment")
-"""Files for another device or, where it matters, another experiment are not looked at."""
 
 
 class TunedFile(Struct, frozen=True, kw_only=True):
-    """The fields that every file of the store has."""
+    """A file of the store, which holds the text of a file of a GPU library."""
 
-    created: float = 0.0
+    created: float
     """Seconds since the epoch."""
-    valid_for: dict[str, str] = {}
-    """Device, versions and threads for which it was tuned, by name."""
-    variables: dict[str, str] = {}
-    """Variables that a run with it needs."""
-
-
-class TunedText(TunedFile, frozen=True, kw_only=True):
-    """A file of the store that holds the text of a file of another library."""
-
+    valid_for: dict[str, str]
+    """Device and versions for which it was tuned, by name."""
     text: str
     summary: str
     """What it is, in a line: ``37 of 40 shapes tuned``."""
@@ -68,34 +51,37 @@ def find_store(environ: Mapping[str, str]) -> Path:
 
 
 def name_tuned_file(environ: Mapping[str, str], kind: str, valid_for: Mapping[str, str]) -> Path:
-    """The file of `kind`, such as ``gemm``, for exactly this device, library and number of threads."""
+    """The file of `kind`, such as ``hipblaslt``, for exactly this device and these versions."""
     identity = hashlib.sha256(msgspec.json.encode(sorted(valid_for.items()))).hexdigest()[:12]
     return find_store(environ) / f"{kind}-{identity}.json"
 
 
-def find_tuned_file(environ: Mapping[str, str], kind: str, known: Mapping[str, str]) -> tuple[Path, TunedFile] | None:
+def find_tuned_file(
+    environ: Mapping[str, str], kind: str, known: Mapping[str, str]
+) -> tuple[Path, TunedFile | None] | None:
     """The newest file of `kind` that agrees with most of `known`; None if there is none for this device.
 
-    A file for another version is returned if none fits better: the run then says why it does not use it.
+    A file for another version, or else a damaged one without content, is returned if none fits better: the run then
+    says why it does not use it.
 
     Args:
         environ: Names the store.
-        kind: For example ``gemm``.
-        known: What is known of this machine, by the names of `TunedFile.valid_for`; those in `MUST_AGREE` must agree.
+        kind: For example ``hipblaslt``.
+        known: What is known of this machine, by the names of `TunedFile.valid_for`; the device must agree.
     """
     best: tuple[int, float, Path, TunedFile] | None = None
     damaged: Path | None = None
-    for path, header in list_tuned_files(environ, kind):
-        if header is None:
+    for path, file in list_tuned_files(environ, kind):
+        if file is None:
             damaged = path
             continue
-        if any(header.valid_for.get(name, known.get(name)) != known.get(name) for name in MUST_AGREE):
+        if file.valid_for.get("device") != known.get("device"):
             continue
-        agreeing = sum(header.valid_for.get(name) == value for name, value in known.items())
-        if best is None or (agreeing, header.created) > best[:2]:
-            best = (agreeing, header.created, path, header)
-    if best is None:  # the code that reads a damaged file reports it
-        return (damaged, TunedFile()) if damaged else None
+        agreeing = sum(file.valid_for.get(name) == value for name, value in known.items())
+        if best is None or (agreeing, file.created) > best[:2]:
+            best = (agreeing, file.created, path, file)
+    if best is None:
+        return (damaged, None) if damaged else None
     return best[2:]
 
 
@@ -130,51 +116,31 @@ def check_override_is_read(environ: Mapping[str, str]) -> None:
         )
 
 
-def build_tuned_settings(
-    environ: Mapping[str, str], facts: MachineFacts, *, torch: str | None, threads: str, experiment: str
-) -> TunedSettings:
+def build_tuned_settings(environ: Mapping[str, str], facts: MachineFacts, torch: str | None) -> TunedSettings:
     """How the workers of a node use what was tuned for its device; changes nothing.
+
+    It is the newest file that hipBLASLt or TunableOp reads, copied to the local disk: hipBLASLt opens it for each new
+    product, which halves the speed on a network file system (github.com/ROCm/rocm-libraries/issues/2905).
 
     Args:
         environ: The variables of the user; names the store.
         facts: The machine.
         torch: Version of PyTorch that the workers import.
-        threads: Threads of a process on the CPU.
-        experiment: Name of the experiment.
     """
-    known = {"device": describe_device(facts), "experiment": experiment, **({"torch": torch} if torch else {})}
-    found = {INDUCTOR_VARIABLE: ("inductor", known)}
-    if not facts.devices:
-        found[PRODUCTS_VARIABLE] = ("gemm", {**known, "threads": threads})
-    settings: dict[str, Setting] = {}
-    for name, (kind, wanted) in found.items():
-        best = find_tuned_file(environ, kind, wanted)
-        if best is not None:
-            settings |= _make_settings({name: str(best[0]), **best[1].variables}, kind)
     if not any(device.vendor == "amd" for device in facts.devices):
-        return TunedSettings(settings)
-    used = _use_gpu_file(environ, facts, torch)
-    return structs.replace(used, settings=settings | used.settings)
-
-
-def _use_gpu_file(environ: Mapping[str, str], facts: MachineFacts, torch: str | None) -> TunedSettings:
-    """The newest file that hipBLASLt or TunableOp reads, copied to the local disk: hipBLASLt opens it for each new
-    product, which halves the speed on a network file system (github.com/ROCm/rocm-libraries/issues/2905)."""
+        return TunedSettings()
     now = {HIPBLASLT: describe_rocm(facts), TUNABLEOP: describe_rocm(facts, torch)}
     # At most one of the two, because each was kept after a comparison without the other one.
-    found = [(kind, best) for kind in now if (best := find_tuned_file(environ, kind, now[kind])) is not None]
+    found = [(kind, *best) for kind in now if (best := find_tuned_file(environ, kind, now[kind])) is not None]
     if not found:
         return TunedSettings()
-    # A stale file does not hide a valid one of the other library.
-    kind, (path, header) = max(
-        found, key=lambda each: (not explain_mismatch(each[1][1].valid_for, now[each[0]]), each[1][1].created)
+    # A stale or damaged file does not hide a valid one of the other library.
+    kind, path, file = max(
+        found,
+        key=lambda each: (not explain_mismatch(each[2].valid_for, now[each[0]]), each[2].created) if each[2] else (),
     )
     name = {HIPBLASLT: "hipBLASLt", TUNABLEOP: "TunableOp"}[kind]
-    reason = explain_mismatch(header.valid_for, now[kind])
-    try:
-        file = msgspec.json.decode(path.read_bytes(), type=TunedText)
-    except (OSError, msgspec.MsgspecError):
-        reason, file = f"{path} is damaged", None
+    reason = explain_mismatch(file.valid_for, now[kind]) if file else f"{path} is damaged"
     mode = environ.get(RUNTIME_TUNING, "") if kind == HIPBLASLT else ""
     if mode == "tune" or (mode == "cache" and environ.get(RUNTIME_CACHE)):
         return TunedSettings(notes=(f"tuned: {name}: not used: {RUNTIME_TUNING}={mode} reads {RUNTIME_CACHE}",))
@@ -184,10 +150,12 @@ def _use_gpu_file(environ: Mapping[str, str], facts: MachineFacts, torch: str | 
     if mode == "cache":
         copies = structs.replace(copies, variable=RUNTIME_CACHE)
     variables = {**(TUNABLEOP_SETTINGS if kind == TUNABLEOP else {}), copies.variable: copies.value}
-    return TunedSettings(_make_settings(variables, "gemm"), copies)
+    why = "tuned for this device"
+    settings = {name: Setting(value=value, reason=why, source="tune gemm") for name, value in variables.items()}
+    return TunedSettings(settings, copies)
 
 
-def _copy_to_local_disk(kind: str, file: TunedText, num_devices: int, note: str) -> LocalCopies:
+def _copy_to_local_disk(kind: str, file: TunedFile, num_devices: int, note: str) -> LocalCopies:
     # Named by its content: a file that is tuned again does not change under a run that has opened the old one.
     digest = hashlib.sha256(file.text.encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"primus-{os.getuid()}"
@@ -204,19 +172,12 @@ def list_device_copies(path: Path, num_devices: int) -> list[Path]:
     return [path.with_name(f"{path.stem}{number}{path.suffix}") for number in range(max(1, num_devices))]
 
 
-def _make_settings(variables: Mapping[str, str], tuner: str) -> dict[str, Setting]:
-    return {
-        name: Setting(value=value, reason="tuned for this device", source=f"tune {tuner}")
-        for name, value in variables.items()
-    }
-
-
 def describe_rocm(facts: MachineFacts, torch: str | None = None) -> dict[str, str]:
     """What the solutions of hipBLASLt, and with `torch` those of TunableOp, depend on, by name, as far as it is known
     without the libraries."""
     first = facts.devices[0]
     return {
-        "device": describe_device(facts),
+        "device": first.model or first.name,
         "architecture": first.architecture or "unknown",
         "compute units": str(first.compute_units),
         "rocm": facts.software.rocm or "unknown",
@@ -224,23 +185,16 @@ def describe_rocm(facts: MachineFacts, torch: str | None = None) -> dict[str, st
     }
 
 
-def describe_device(facts: MachineFacts, *, is_cpu: bool = False) -> str:
-    """The model of the device that computes: that of the GPUs, or of the CPU without any."""
-    if facts.devices and not is_cpu:
-        return facts.devices[0].model or facts.devices[0].name
-    return facts.cpu.model
-
-
 def list_tuned_files(environ: Mapping[str, str], kind: str) -> Iterator[tuple[Path, TunedFile | None]]:
-    """All files of `kind` with their headers; None for a damaged one."""
+    """All files of `kind` with their content; None for a damaged one."""
     # A tuner may replace a file meanwhile, by rename: each read sees a whole file.
     folder = find_store(environ)
     for path in sorted(folder.glob(f"{kind}-*.json")) if os.path.isdir(folder) else ():
         try:
-            header = msgspec.json.decode(path.read_bytes(), type=TunedFile)
+            file = msgspec.json.decode(path.read_bytes(), type=TunedFile)
         except (OSError, msgspec.MsgspecError):
-            header = None
-        yield path, header
+            file = None
+        yield path, file
 
 
 def explain_mismatch(valid_for: Mapping[str, str], now: Mapping[str, str]) -> str:

@@ -223,7 +223,7 @@ def _collect_node_variables(
     folders = sys.path if context.import_folders is None else context.import_folders
     by_user = {**given, **typed[0], **typed[1]}
     is_tuned = uses_tuned and context.workload is not None and context.is_here
-    tuned = _find_tuned_settings(facts, shape, by_user, context, folders) if is_tuned else TunedSettings()
+    tuned = _find_tuned_settings(facts, by_user, context, folders) if is_tuned else TunedSettings()
     decided = build_environment(
         facts,
         choose_network(facts, shape.nnodes, context.environ),
@@ -260,24 +260,14 @@ def _list_decisions(decided: Environment, chosen: Mapping[str, Variable]) -> dic
 
 
 def _find_tuned_settings(
-    facts: MachineFacts,
-    shape: ClusterLayout,
-    by_user: Mapping[str, Variable],
-    context: PlanContext,
-    folders: Sequence[str],
+    facts: MachineFacts, by_user: Mapping[str, Variable], context: PlanContext, folders: Sequence[str]
 ) -> TunedSettings:
-    """What was tuned for the PyTorch in `folders`, and for the threads that a process on the CPU will have."""
+    """What was tuned for the GPUs, and for the PyTorch in `folders`."""
     from primus.runs.tuned_files import build_tuned_settings
     from primus.site_folders import find_distribution
 
     environ = {**context.environ, **{name: variable.value for name, variable in by_user.items()}}
-    return build_tuned_settings(
-        environ,
-        facts,
-        torch=find_distribution("torch", folders),
-        threads=environ.get("OMP_NUM_THREADS") or str(max(1, (facts.cpu.usable or 1) // shape.nproc)),
-        experiment=context.name,
-    )
+    return build_tuned_settings(environ, facts, find_distribution("torch", folders))
 
 
 def _extend_path_lists(context: PlanContext) -> dict[str, Variable]:

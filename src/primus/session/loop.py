@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 
 from primus.data.training.packing import Dataset
@@ -13,7 +12,6 @@ from primus.session.bad_steps import SUGGESTION
 from primus.session.engine import Engine, StepValues
 from primus.session.session import FINISH, INTERRUPT, Session
 from primus.session.setup_report import report_setup
-from primus.session.tuned_products import add_tuned_products
 from primus.session.weights import open_start_weights
 
 
@@ -87,7 +85,6 @@ def add_callbacks(run: EngineRun) -> None:
     """
     session = run.session
     session.add_profiler()
-    add_tuned_products(session, os.environ, compiled=False)
     session.add_reporters(run.engine.watch_step(), run.engine.read_settings)
     for choice in session.choices:
         session.callbacks.build(choice, run)

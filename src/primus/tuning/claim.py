@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from primus.errors import UsageError
@@ -24,19 +24,15 @@ def claim_work(folder: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def claim_folder(folder: Path, use: str) -> Iterator[None]:
-    """Be the only process that holds `folder`; `use` begins the error: ``FOLDER is used``.
+def claim_host(folder: Path) -> Iterator[None]:
+    """Be the only process of this host that works in `folder`.
 
     Raises:
         UsageError: Another one does.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with lock.hold_run(folder) as is_held:
+    host = folder / "hosts" / socket.gethostname()
+    host.mkdir(parents=True, exist_ok=True)
+    with lock.hold_run(host) as is_held:
         if not is_held:
-            raise UsageError(f"{use} by {lock.find_holder(folder)}", "wait until it has ended")
+            raise UsageError(f"{folder} is used by {lock.find_holder(host)}", "wait until it has ended")
         yield
-
-
-def claim_host(folder: Path) -> AbstractContextManager[None]:
-    """Be the only process of this host that works in `folder`: see `claim_folder`."""
-    return claim_folder(folder / "hosts" / socket.gethostname(), f"{folder} is used")

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct, structs
-
-from primus.errors import PrimusError
-from primus.runs.files import read_json, write_json
 
 Operator = Literal["mm", "addmm", "bmm", "baddbmm", "scaled_mm"]
 Order = Literal["N", "T", "S"]
@@ -61,10 +57,6 @@ class ProductList(Struct, frozen=True, kw_only=True):
     """Where they come from: ``a step on fake tensors``, or the names of logs."""
     products: list[ProductCount]
 
-    @property
-    def flop(self) -> int:
-        return sum(each.calls * each.product.flop for each in self.products)
-
 
 def sort_products(counts: Mapping[MatrixProduct, int], source: str) -> ProductList:
     """The products with their numbers of calls, those with most work first."""
@@ -77,24 +69,3 @@ def multiply_counts(found: ProductList, factor: int) -> ProductList:
     """The products of `factor` micro batches."""
     products = [structs.replace(each, calls=each.calls * factor) for each in found.products]
     return structs.replace(found, products=products)
-
-
-def read_product_list(path: Path) -> ProductList:
-    """Read what `write_product_list` wrote.
-
-    Raises:
-        PrimusError: The file is missing, damaged, or has a size below 1.
-    """
-    found = read_json(path, ProductList)
-    for each in found.products:
-        product = each.product
-        if min(product.m, product.n, product.k, product.batch, each.calls) < 1:
-            raise PrimusError(f"{path}: {product.key} x {each.calls}: sizes and calls are at least 1")
-    if not found.products:
-        raise PrimusError(f"{path}: no products", "collect them again: tune gemm --stage collect")
-    return found
-
-
-def write_product_list(path: Path, found: ProductList) -> None:
-    """Replace `path` in one step."""
-    write_json(path, found)

@@ -35,8 +35,6 @@ from primus.session.session import Session
 from primus.session.setup_report import report_setup
 from primus.session.torch_processes import TorchProcesses, describe_torch_engine, seed_everything
 from primus.session.torch_settings import StepWatch
-from primus.session.tuned_kernels import use_tuned_kernels
-from primus.session.tuned_products import add_tuned_products
 from primus.session.weights import open_base_weights, open_loaded_weights
 
 FLOAT64_VARIABLE = "PRIMUS_NATIVE_FLOAT64"
@@ -69,8 +67,6 @@ def set_up_training(
     start = session.start
     # After the search: a resumed run is compiled if the checkpoint's was, since rounding differs.
     decision = _decide_compile(trainer, processes, session.global_batch_size, start, environ)
-    if decision.compiled:
-        use_tuned_kernels(session, environ)
     dtype = torch.float64 if environ.get(FLOAT64_VARIABLE) == "1" else torch.float32
     trainable, optimizer = _build_model_and_optimizer(session, processes, decision.compiled, dtype)
     window = _build_loss_window(trainer, processes)
@@ -88,7 +84,7 @@ def set_up_training(
         compiled=decision.compiled,
     )
     report_setup(training, compiled=decision.compiled, compile_reason=decision.reason)
-    _add_callbacks(training, environ, decision.reason)
+    _add_callbacks(training, decision.reason)
     return training
 
 
@@ -99,14 +95,13 @@ def _build_loss_window(trainer: Trainer, processes: TorchProcesses) -> LossWindo
     return LossWindow(config.loss_spike_window, config.loss_spike_factor, processes.device)
 
 
-def _add_callbacks(training: Training, environ: Mapping[str, str], compile_reason: str) -> None:
+def _add_callbacks(training: Training, compile_reason: str) -> None:
     """Add the callbacks in the order in which every moment calls them.
 
     A step is reported before a plug-in sees it, and judged last: bad steps raise, and must be reported by then.
     """
     callbacks = training.callbacks
     training.add_profiler()
-    add_tuned_products(training, environ, compiled=training.compiled)
     callbacks.add(training.step_timer)
     callbacks.add(TextSampler(training))
     watch = StepWatch(training.model, is_compiled=training.compiled)

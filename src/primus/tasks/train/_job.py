@@ -23,7 +23,7 @@ from primus.errors import PrimusError, UnfitError, UsageError
 from primus.launch.plan import LaunchJob, Variable
 from primus.machine.facts import DeviceKind
 from primus.machine.workload import build_workload
-from primus.runs import lock, tuned_files
+from primus.runs import lock
 from primus.runs.differences import compare_mappings
 from primus.runs.files import read_json
 from primus.runs.store import Run, find_run, is_damaged_run, list_runs
@@ -112,12 +112,10 @@ def prepare_replay(name: str, context: TaskContext, *, is_forced: bool) -> Launc
         job.check(world_size)
         _check_world_size(run, world_size, is_forced)
 
-    files = job.files if is_forced else {**job.files, **_read_data_file(run)}
-    files, tuned = {**files, **_read_tuned_table(run)}, _read_tuned_variables(run)
     repeated = structs.replace(
         job,
-        files=files,
-        env=job.env | _read_run_variables(run, context) | tuned,
+        files=job.files if is_forced else {**job.files, **_read_data_file(run)},
+        env=job.env | _read_run_variables(run, context),
         check=check,
         patches=() if context.patches else patch_records.list_copies(run),
         replay_of=str(run.directory.resolve()),
@@ -135,19 +133,6 @@ def _read_run_variables(run: Run, context: TaskContext) -> dict[str, Variable]:
     return {
         name: Variable(value, origin) for name, value in replays.list_replay_variables(run, context.environ).items()
     }
-
-
-def _read_tuned_table(run: Run) -> dict[str, str]:
-    """The table of tuned matrix products that a run used, for its replay: other forms round differently."""
-    file = run.directory / tuned_files.TABLE_FILE
-    return {tuned_files.TABLE_FILE: file.read_text(encoding="utf-8")} if file.is_file() else {}
-
-
-def _read_tuned_variables(run: Run) -> dict[str, Variable]:
-    """An empty variable if the replayed run used no table: one that was tuned later is not used either."""
-    if (run.directory / tuned_files.TABLE_FILE).is_file():
-        return {}
-    return {tuned_files.PRODUCTS_VARIABLE: Variable("", f"replay of {run.id}")}
 
 
 def _compare_numeric_settings(run: Run, resolved: Resolved, context: TaskContext) -> list[str]:

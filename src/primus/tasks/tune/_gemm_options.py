@@ -8,22 +8,17 @@ from msgspec import Meta, Struct
 
 from primus.tuning import hipblaslt
 
-Stage = Literal["all", "collect", "tune", "check", "use"]
-
 
 class GemmOptions(Struct, frozen=True, kw_only=True):
     """Options of `tune gemm`."""
 
     config: Annotated[str | None, Meta(extra={"aliases": ("--exp",)})] = None
     """Experiment file whose matrix products are tuned."""
-    stage: Stage = "all"
-    """Only one stage: collect the products of a step, tune them, check real steps, or use them in later runs."""
     record: bool = False
-    """Record a step of a real run, as engines other than native require; by default, a step runs on fake tensors."""
+    """TunableOp records a step of a real run, as engines other than native require; by default, a step runs on fake
+    tensors."""
     shapes: tuple[str, ...] = ()
-    """Logs with products instead: of hipBLASLt (HIPBLASLT_LOG_MASK=32), TunableOp, oneDNN or MKL."""
-    measure: Annotated[float, Meta(gt=0)] = 1.5
-    """Seconds to measure each product on a CPU."""
+    """Logs with products instead: of hipBLASLt (HIPBLASLT_LOG_MASK=32) or TunableOp."""
     steps: Annotated[int, Meta(ge=24)] = 120
     """Steps of the run that compares steps with and without tuned products."""
     workspace: str = "./output"

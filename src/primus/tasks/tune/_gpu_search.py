@@ -17,7 +17,7 @@ from primus.errors import PrimusError, UnfitError
 from primus.report import table
 from primus.runs import tuned_files
 from primus.runs.files import write_json, write_text
-from primus.runs.tuned_files import TunedText
+from primus.runs.tuned_files import TunedFile
 from primus.task import TaskContext
 from primus.tasks.tune import _search
 from primus.tasks.tune._gemm_options import GemmOptions
@@ -108,7 +108,7 @@ def _keep_if_faster(search: GpuSearch, result: GemmTuningResult, text: str) -> G
     summary = (
         f"{result.num_tuned} of {result.num_shapes} shapes have a tuned solution of {result.version} {gain}".strip()
     )
-    write_json(path, TunedText(created=time.time(), valid_for=valid_for, text=text, summary=summary))
+    write_json(path, TunedFile(created=time.time(), valid_for=valid_for, text=text, summary=summary))
     return structs.replace(result, verdict=f"kept: later runs use it ({path}); direct --no-tuned disables it")
 
 

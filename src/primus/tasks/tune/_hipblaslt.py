@@ -13,9 +13,9 @@ from primus.process import run_command
 from primus.runs import tuned_files
 from primus.runs.files import write_text
 from primus.task import TaskContext
-from primus.tasks.tune import _products
 from primus.tasks.tune._gemm_options import GemmOptions
 from primus.tasks.tune._gpu_tuner import TunedPart
+from primus.tasks.tune._products import trace_products
 from primus.tuning import hipblaslt
 from primus.tuning.hipblaslt import GemmProblem
 
@@ -41,8 +41,7 @@ class HipblasltTuner(Struct, frozen=True):
             tuned_files.check_override_is_read(self.context.environ)
         if self.options.shapes:
             return hipblaslt.read_problems(map(Path, self.options.shapes))
-        resolved = _products.resolve_experiment(self.options, self.context)
-        found = _products.trace_products(resolved, self.context, "cuda")
+        found = trace_products(self.options, self.context)
         problems = [hipblaslt.build_problem(each.product, each.calls) for each in found.products]
         return [problem for problem in problems if problem is not None]
 

@@ -44,29 +44,6 @@ class SearchRequest(Struct, frozen=True, kw_only=True):
     timeout_s: float
     options: tuple[str, ...] = ()
     """Further options of `direct` for all trials."""
-    variants: tuple[Settings, ...] = ({},)
-    """Settings that belong together; each combination of the keys is tried with each of these."""
-
-    def list_keys(self) -> dict[str, list[str]]:
-        """The values of each key, those of the variants included.
-
-        Raises:
-            UsageError: A word of `keys` is not an assignment.
-        """
-        found = parse_keys(self.keys)
-        for variant in self.variants:
-            for key, value in variant.items():
-                found[key] = [*found.get(key, []), value]
-        return found
-
-    def list_candidates(self) -> list[Settings]:
-        """Every candidate; the first is the experiment as written.
-
-        Raises:
-            UsageError: There are too many, or a word of `keys` is not an assignment.
-        """
-        combinations = list_combinations(parse_keys(self.keys))
-        return [{}, *({**each, **variant} for variant in self.variants for each in combinations)]
 
 
 class SearchResult(Struct, frozen=True, kw_only=True):
@@ -99,7 +76,7 @@ def run_search(request: SearchRequest, context: TaskContext) -> SearchResult:
     """
     if context.layout is not None and context.layout.nnodes > 1:
         raise UsageError("tune runs trials on one node", "start it without --nnodes")
-    keys = request.list_keys()
+    keys = parse_keys(request.keys)
     # The shortest trials first: a schedule may need more steps than they have.
     base = [_resolve(request, context, {}, steps) for steps in (request.rungs[0], request.rungs[-1])][-1]
     for key, values in keys.items():
@@ -124,7 +101,7 @@ def list_plan_notes(request: SearchRequest, context: TaskContext) -> list[str]:
     Raises:
         UsageError: The experiment or a key is invalid.
     """
-    keys = request.list_keys()
+    keys = parse_keys(request.keys)
     resolved = _resolve(request, context, {}, request.rungs[-1])
     for key, values in keys.items():
         _check_key(request, context, key, values)
@@ -176,7 +153,7 @@ def _resolve(request: SearchRequest, context: TaskContext, settings: Settings, s
 def _list_different_candidates(request: SearchRequest, context: TaskContext) -> list[Settings]:
     """The candidates without those that train the same as an earlier one, such as the experiment as written."""
     found: dict[str, Settings] = {}
-    for number, settings in enumerate(request.list_candidates()):
+    for number, settings in enumerate([{}, *list_combinations(parse_keys(request.keys))]):
         try:
             content = to_json(_resolve(request, context, settings, request.rungs[-1]).experiment)
         except UsageError:  # its trial fails with the reason

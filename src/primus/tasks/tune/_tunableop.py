@@ -16,9 +16,9 @@ from primus.runs import tuned_files
 from primus.runs.files import write_text
 from primus.site_folders import find_distribution
 from primus.task import TaskContext
-from primus.tasks.tune import _products
 from primus.tasks.tune._gemm_options import GemmOptions
 from primus.tasks.tune._gpu_tuner import TunedPart
+from primus.tasks.tune._products import trace_products
 from primus.tasks.tune._training import run_training
 from primus.tuning import tunableop
 from primus.tuning.product_logs import read_product_logs
@@ -48,11 +48,7 @@ class TunableOpTuner(Struct, frozen=True):
             return tunableop.read_tunable_problems(files)
         if not files and self.options.record:
             return tunableop.read_tunable_problems(self._record_products())
-        if files:
-            found = read_product_logs(files)
-        else:
-            resolved = _products.resolve_experiment(self.options, self.context)
-            found = _products.trace_products(resolved, self.context, "cuda")
+        found = read_product_logs(files) if files else trace_products(self.options, self.context)
         built = [tunableop.build_tunable_problem(each.product, each.calls) for each in found.products]
         problems = [problem for problem in built if problem is not None]
         if not problems:

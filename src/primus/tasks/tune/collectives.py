@@ -63,7 +63,7 @@ def _check_library(options: Options, context: TaskContext) -> None:
     if not context.facts().devices or resolved.experiment.trainer.training.device == "cpu":
         raise UnfitError(
             "gloo, which processes on CPUs use, has no settings to tune",
-            "its interface: GLOO_SOCKET_IFNAME; the number of processes and threads: tune threads",
+            "its interface: GLOO_SOCKET_IFNAME; threads: tune train --keys env.OMP_NUM_THREADS=1,2,4",
         )
     if context.layout is None or context.layout.nproc == 1:
         raise UsageError("one process has no collectives", "start it with --nproc 2 or more")

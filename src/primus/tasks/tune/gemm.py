@@ -1,4 +1,4 @@
-"""Tune the matrix products of an experiment for this device, and use them in later runs if real steps are faster."""
+"""Tune the matrix products of an experiment for AMD GPUs, and use them in later runs if real steps are faster."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from primus.errors import UsageError
+from primus.runs import tuned_files
 from primus.task import TaskContext
 from primus.tasks.tune import _gpu_search, _products
 from primus.tasks.tune._gemm_options import GemmOptions
@@ -21,29 +22,30 @@ OVERRIDES = True
 
 
 def run(options: GemmOptions, context: TaskContext) -> None:
-    """Collect, tune, check and keep.
+    """Collect, tune, compare and keep.
 
     Raises:
-        UnfitError: A program, a package or a device is missing.
-        UsageError: The options or the experiment are invalid, or this machine is tuning already.
+        UnfitError: A program, a package or an AMD GPU is missing.
+        UsageError: The options or the experiment are invalid, or another process tunes into the same file.
         PrimusError: A log has no products, or no product can be tuned.
     """
     if options.config is None and not options.shapes:
         raise UsageError("tune gemm needs --config FILE, or --shapes LOG ...", "for example --config experiment.yaml")
     if options.config is None and context.overrides:
         raise UsageError(f"{context.overrides[0]} changes an experiment, and none is given", "add --config FILE")
-    if options.config is None or _products.uses_accelerators(options, context):
-        _gpu_search.tune_on_gpus(_choose_tuner(options, context), options, context)
-        return
-    _products.tune_experiment(options, context)
+    if options.config is not None:
+        _products.check_accelerators(options, context)
+    _gpu_search.tune_on_gpus(_choose_tuner(options, context), options, context)
 
 
 def plan_notes(options: GemmOptions, context: TaskContext) -> Sequence[str]:
     """What a dry run prints."""
-    if options.config is None:
-        tuner = _choose_tuner(options, context)
-        return [f"tunes the products of {', '.join(options.shapes)} by {tuner.name} into {tuner.output}"]
-    return _products.list_plan_notes(options, context)
+    tuner = _choose_tuner(options, context)
+    name = "" if options.config is None else _products.resolve_experiment(options, context).experiment.exp_name
+    notes = [f"tunes the products of {', '.join(options.shapes) or name} by {tuner.name} into {tuner.output}"]
+    if name:
+        notes.append(f"later runs use {tuned_files.find_store(context.environ)}/{tuner.kind}-*.json if it is faster")
+    return notes
 
 
 def _choose_tuner(options: GemmOptions, context: TaskContext) -> GpuTuner[Any]:
