@@ -145,6 +145,13 @@ def test_where_engines_disagree_float64_tells_which_one_is_right(file: Path) -> 
     assert native["same_tokens"] is shifted["same_tokens"] is True
 
 
+def test_weights_that_each_engine_draws_are_not_judged_by_others(file: Path) -> None:
+    done = compare(file, "exact,wrong", "--init", "engine")
+    assert done.returncode == 1
+    assert "no reference in float64 tells which engine is right: init: engine: each engine draws" in done.stdout
+    assert "training native in float64" not in done.stderr and not list(file.parent.rglob("*-float64"))
+
+
 def test_without_a_reference_in_float64_the_first_engine_stays_the_reference(file: Path) -> None:
     done = compare(file, "exact,wrong", "--num_experts", "4")
     assert done.returncode == 1

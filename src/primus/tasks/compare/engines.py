@@ -89,10 +89,14 @@ def run(options: Options, context: TaskContext) -> int:
         if taken[-1].interrupted_by is not None:
             break
     if taken[-1].interrupted_by is None and any(each.first_step_above for each in comparison.engines):
-        context.say("engines disagree: training native in float64, which judges them")
-        words = [*overrides, "--exp_name", f"compare-{experiment.exp_name}-float64"]
-        judged = next(each for each in taken if each.losses)
-        truth = _engine_runs.take_float64_steps(file, experiment.stage, words, context, judged)
+        if experiment.trainer.training.init == "engine" and experiment.trainer.checkpoint.load is None:
+            problem = "init: engine: each engine draws weights of its own, and so does native; set init: primus"
+            truth = EngineSteps(engine=_engine_runs.FLOAT64, problem=problem)
+        else:
+            context.say("engines disagree: training native in float64, which judges them")
+            words = [*overrides, "--exp_name", f"compare-{experiment.exp_name}-float64"]
+            judged = next(each for each in taken if each.losses)
+            truth = _engine_runs.take_float64_steps(file, experiment.stage, words, context, judged)
         context.say(f"{truth.engine}: {_format_end(truth)}")
         comparison = compare_engines(taken, tolerance, folder, truth)
         _write_files(comparison, [*taken, truth], folder)
