@@ -16,7 +16,8 @@ from primus.machine.profile import Floor
 from primus.preflight.checks import error_counts, nic_health
 from primus.preflight.checks import site as site_checks
 from primus.preflight.findings.finding import CheckFinding
-from primus.preflight.findings.node import PreflightNode, format_ranges, judge_value, report_unknown
+from primus.preflight.findings.node import PreflightNode, format_ranges
+from primus.preflight.findings.rules import About, judge
 from primus.preflight.options import Options, build_demands, build_measurement_plan
 from primus.preflight.performance import judge as performance
 from primus.preflight.performance import storage_speed
@@ -73,7 +74,7 @@ def _judge_workers(
     """Findings for the results of the workers."""
     if isinstance(started, PrimusError):
         advice = started.hint or "fix it and measure again"
-        return [report_unknown(RUN, started.problem, "measured", "the workers did not start", advice)]
+        return [judge(f"{RUN}/not_started", False, started.problem, place="", fix=advice)]
     run_folder, outcome = started
     asked = build_measurement_plan(options, context, node.facts)
     results = performance.read_results(run_folder.directory, asked, node.layout.world_size)
@@ -138,10 +139,7 @@ def _report_failed_run(outcome: RunOutcome, host: str, run: Run) -> CheckFinding
     failure = outcome.first_failure
     who = f"rank {failure.rank}" if failure else ""
     log = f"{run.directory}/{failure.log}" if failure and failure.log else f"{run.directory}/logs"
-    expected, reason = "all tests end", "it failed first"
-    return judge_value(
-        False, "fail", RUN, outcome.reason or outcome.state, expected, reason, f"see {log}", subject=who, host=host
-    )
+    return judge(RUN, False, outcome.reason or outcome.state, About(who, host), fix=f"see {log}")
 
 
 def report_own_problems(started: Started | None, layout: ClusterLayout) -> list[CheckFinding]:
@@ -149,7 +147,7 @@ def report_own_problems(started: Started | None, layout: ClusterLayout) -> list[
     if started is None:
         return []
     if isinstance(started, PrimusError):
-        return [report_unknown(RUN, started.problem, "measured", "the workers did not start here", started.hint)]
+        return [judge(f"{RUN}/not_started", False, started.problem, place=" here", fix=started.hint)]
     run, outcome = started
     failure = outcome.first_failure
     # A failure on another node is known to node 0 from that node: it is reported once.
@@ -162,14 +160,7 @@ def _report_unmeasured_nodes(complete: Set[int], hosts: Mapping[int, str], nproc
     for node_rank, host in sorted(hosts.items()):
         short = set(range(node_rank * nproc, (node_rank + 1) * nproc)) - complete
         if short:
-            yield report_unknown(
-                "performance.results",
-                f"not all of rank {format_ranges(short)}",
-                "of every rank",
-                "unmeasured devices may be faulty",
-                "find the rank that failed first, and measure again without its node",
-                host=host,
-            )
+            yield judge("performance.results", False, format_ranges(short), About(host=host))
 
 
 def _launch_workers(context: TaskContext) -> Started:

@@ -24,9 +24,9 @@ from primus.machine.probe import find_machine_root
 from primus.machine.tree import FileTree
 from primus.preflight import run_checks as check
 from primus.preflight.checks import site as site_checks
-from primus.preflight.findings import site
+from primus.preflight.findings import rules, site
 from primus.preflight.findings.finding import CheckFinding, NodeReport
-from primus.preflight.findings.node import NodeExpectations, PreflightNode, report_unknown
+from primus.preflight.findings.node import NodeExpectations, PreflightNode
 from primus.preflight.nodes import cluster, collect_reports
 from primus.preflight.nodes.cluster import ClusterReport
 from primus.preflight.nodes.collect_reports import PreflightDecision
@@ -144,9 +144,7 @@ def _run_leader(own: NodeReport, node: PreflightNode, options: Options, context:
     if not options.measures:
         return _report_result(first, node, options, context)
     if not decision.goes_on:
-        skipped = report_unknown(
-            RUN, "not measured", "measured on all nodes", "a node is missing", "start it and run again"
-        )
+        skipped = rules.judge(f"{RUN}/missing_node", False)
         return _report_result(structs.replace(first, findings=(*first.findings, skipped)), node, options, context)
     # State: all nodes have received the decision and start their workers now, at the same time as this one.
     found, is_interrupted = run_measurements(node, decision.hosts, options, context)

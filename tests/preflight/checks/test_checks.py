@@ -180,11 +180,11 @@ def torch_sees(count: int, *apart: tuple[int, int]) -> Callable[[PreflightNode],
 
 
 def smart(text: str) -> Callable[[PreflightNode], Iterator[CheckFinding]]:
-    return lambda _: iter([host.judge_drive("nvme0", text, 100)])
+    return lambda _: iter([host.judge_drive("nvme0", text, Thresholds())])
 
 
 def acs(text: str) -> Callable[[PreflightNode], Iterator[CheckFinding]]:
-    return lambda _: iter([host.judge_acs(host.find_redirecting_bridges(text), "")])
+    return lambda _: iter([host.judge_acs(host.find_redirecting_bridges(text))])
 
 
 Check = Callable[[PreflightNode], Iterator[CheckFinding]]

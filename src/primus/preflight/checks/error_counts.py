@@ -9,16 +9,14 @@ from typing import Literal, NamedTuple
 from primus.machine import pci
 from primus.machine.facts import Device
 from primus.preflight.checks.ports import list_counted_ports
-from primus.preflight.findings.finding import CheckFinding, Status
-from primus.preflight.findings.node import PreflightNode, format_names, judge_value, report_info
+from primus.preflight.findings.finding import CheckFinding
+from primus.preflight.findings.node import PreflightNode, format_names
+from primus.preflight.findings.rules import About, judge, report_info
 
 Severity = Literal["fatal", "recovered", "flap"]
 """Severity: data or a transaction was lost, the hardware corrected the error, or a link went down."""
 
 EDAC = "sys/devices/system/edac/mc"
-KERNEL_RAS = "Linux Documentation/admin-guide/RAS/main.rst"
-KERNEL_AER = "Linux Documentation/ABI/testing/sysfs-bus-pci-devices-aer"
-KERNEL_AMDGPU = "Linux Documentation/gpu/amdgpu/ras"
 AER_FILES: dict[str, Severity] = {
     "aer_dev_fatal": "fatal",
     "aer_dev_nonfatal": "fatal",
@@ -79,21 +77,8 @@ def find_grown_counts(before: Counts, after: Counts) -> Iterator[CheckFinding]:
             continue
         is_lost = any(place.severity != "recovered" for place in counts)
         rising = format_names(f"{place.counter} +{count}" for place, count in counts.items())
-        yield judge_value(
-            False, "fail" if is_lost else "warn", check, f"{rising} under load", "none new under load",
-            "errors under a short load recur in a long job", _advise(check), subject=subject,
-            value=sum(counts.values()),
-        )  # fmt: skip
-
-
-def _advise(check: str) -> str:
-    return {
-        "host.memory_errors": "replace the module; `ras-mc-ctl --errors` names it",
-        "host.pcie_errors": "reseat the device, its riser or cable; see the kernel log for AER",
-        "gpu.ras_errors": "reset the device; replace it if the errors return",
-        "gpu.nvlink_errors": "reset the device; see the kernel log for Xid 74; have the board inspected",
-        "network.link_flaps": "clean or replace the cable and transceiver; check the switch port",
-    }[check]
+        words = {"status": "fail" if is_lost else "warn", "value": sum(counts.values())}
+        yield judge(f"{check}/load", False, rising, About(subject), **words)
 
 
 def _read_host_memory_counts(node: PreflightNode) -> Iterator[tuple[ErrorCounter, int]]:
@@ -177,35 +162,22 @@ def check_host_memory(node: PreflightNode) -> Iterator[CheckFinding]:
     """Errors of the host memory since boot."""
     counts = dict(_read_host_memory_counts(node))
     if not counts:
-        yield report_info(
-            "host.memory_errors", "not counted", "the kernel has no EDAC driver for this memory controller"
-        )
-    lost, corrected = _sum_by_subject(counts)
-    for subject in dict.fromkeys(place.subject for place in counts):
-        yield _report_since_boot(
-            "host.memory_errors",
-            subject,
-            lost[subject],
-            corrected[subject],
-            node.limits.host_ecc_correctable,
-            KERNEL_RAS,
-        )
+        reason = "the kernel has no EDAC driver for this memory controller"
+        yield report_info("host.memory_errors", "not counted", reason)
+    for subject, sums in _sum_by_subject(counts).items():
+        yield _report_since_boot(node, "host.memory_errors", subject, sums, node.limits.host_ecc_correctable)
 
 
 def check_pcie(node: PreflightNode) -> Iterator[CheckFinding]:
     """PCIe errors on the path to devices and NICs since boot."""
-    counts = dict(_read_pcie_counts(node))
-    lost, corrected = _sum_by_subject(counts)
-    subjects = dict.fromkeys(place.subject for place in counts)
+    sums = _sum_by_subject(dict(_read_pcie_counts(node)))
     limit = node.limits.pcie_correctable
-    bad = [subject for subject in subjects if lost[subject] or corrected[subject] > limit]
-    for subject in bad:
-        yield _report_since_boot(
-            "host.pcie_errors", subject, lost[subject], corrected[subject], limit, KERNEL_AER, "warn"
-        )
-    if subjects and not bad:
-        measured = f"{len(subjects)} functions, {sum(corrected.values())} correctable errors"
-        yield judge_value(True, "warn", "host.pcie_errors", measured, f"none lost, <= {limit} each", KERNEL_AER, "")
+    bad = {subject: each for subject, each in sums.items() if each.lost or each.corrected > limit}
+    for subject, each in bad.items():
+        yield _report_since_boot(node, "host.pcie_errors", subject, each, limit)
+    if sums and not bad:
+        shown = f"{len(sums)} functions, {sum(each.corrected for each in sums.values())} correctable errors"
+        yield node.judge("host.pcie_errors/none", True, shown)
 
 
 def check_blocks(node: PreflightNode) -> Iterator[CheckFinding]:
@@ -216,14 +188,10 @@ def check_blocks(node: PreflightNode) -> Iterator[CheckFinding]:
             continue
         lost = [f"{place.counter} {count}" for place, count in counts.items() if place.severity == "fatal" and count]
         corrected = [f"{place.counter} {count}" for place, count in counts.items() if count]
-        limit = node.limits.ecc_correctable
-        is_many = any(count > limit for count in counts.values())
-        yield judge_value(
-            not lost and not is_many, "fail" if lost else "warn", "gpu.ras_errors",
-            format_names(lost or corrected) or f"none in {len(counts) // 2} blocks",
-            f"no uncorrectable error in any block, <= {limit} correctable ones", KERNEL_AMDGPU,
-            _advise("gpu.ras_errors"), subject=f"GPU {device.index}", value=sum(counts.values()),
-        )  # fmt: skip
+        is_many = any(count > node.limits.ecc_correctable for count in counts.values())
+        shown = format_names(lost or corrected) or f"none in {len(counts) // 2} blocks"
+        words = {"status": "fail" if lost else "warn", "value": sum(counts.values())}
+        yield node.judge("gpu.ras_errors", not lost and not is_many, shown, About(f"GPU {device.index}"), **words)
 
 
 def check_nvlink(node: PreflightNode) -> Iterator[CheckFinding]:
@@ -233,14 +201,10 @@ def check_nvlink(node: PreflightNode) -> Iterator[CheckFinding]:
 
 def judge_nvlink_counts(counts: Mapping[ErrorCounter, int]) -> Iterator[CheckFinding]:
     """Finding for the NVLink counters: a recovery is a fault, retransmissions are reported only."""
-    lost, corrected = _sum_by_subject(counts)
-    for subject in dict.fromkeys(place.subject for place in counts):
+    for subject, sums in _sum_by_subject(counts).items():
         bad = [f"{place.counter} {count}" for place, count in counts.items() if place.subject == subject and count]
-        yield judge_value(
-            not lost[subject], "warn", "gpu.nvlink_errors", format_names(bad) or "none", "no link recovery",
-            "retraining a link stops the collectives that use it (NVML API, nvmlNvLinkErrorCounter)",
-            _advise("gpu.nvlink_errors"), subject=subject, value=lost[subject] + corrected[subject],
-        )  # fmt: skip
+        shown, value = format_names(bad) or "none", sums.lost + sums.corrected
+        yield judge("gpu.nvlink_errors", not sums.lost, shown, About(subject), value=value)
 
 
 def check_fabric(node: PreflightNode) -> Iterator[CheckFinding]:
@@ -259,32 +223,30 @@ def judge_fabric(said: str) -> Iterator[CheckFinding]:
         unhealthy = [f"{name} {values[name]}" for name, bad in FABRIC_HEALTH.items() if values.get(name) == bad]
         shown = [state, *([status] if status != "N/A" else []), *unhealthy]
         if section:
-            yield judge_value(
-                is_ready and not unhealthy, "fail", "gpu.fabric", ", ".join(shown),
-                "Completed, Success, or N/A without NVLink switches",
-                "CUDA does not start behind NVLink switches without the fabric manager "
-                "(NVIDIA Fabric Manager user guide)",
-                "`systemctl status nvidia-fabricmanager`; its version must match the driver", subject=f"GPU {number}",
-            )  # fmt: skip
+            yield judge("gpu.fabric", is_ready and not unhealthy, ", ".join(shown), About(f"GPU {number}"))
 
 
-def _sum_by_subject(counts: Mapping[ErrorCounter, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Errors by subject: uncorrected ones and corrected ones."""
-    subjects = dict.fromkeys((place.subject for place in counts), 0)
-    lost, corrected = dict(subjects), dict(subjects)
+class ErrorSums(NamedTuple):
+    """Errors of one subject."""
+
+    lost: int
+    corrected: int
+
+
+def _sum_by_subject(counts: Mapping[ErrorCounter, int]) -> dict[str, ErrorSums]:
+    """Uncorrected and corrected errors by subject."""
+    found: dict[str, ErrorSums] = {}
     for place, count in counts.items():
-        (corrected if place.severity == "recovered" else lost)[place.subject] += count
-    return lost, corrected
+        lost, corrected = found.get(place.subject, ErrorSums(0, 0))
+        is_corrected = place.severity == "recovered"
+        found[place.subject] = ErrorSums(lost + count * (not is_corrected), corrected + count * is_corrected)
+    return found
 
 
-def _report_since_boot(
-    check: str, subject: str, lost: int, corrected: int, limit: int, source: str, fatal: Status = "fail"
-) -> CheckFinding:
-    return judge_value(
-        not lost and corrected <= limit, fatal if lost else "warn", check,
-        f"{lost} uncorrectable, {corrected} correctable since boot", f"0 uncorrectable, <= {limit} correctable",
-        f"failed parts tend to fail again ({source})", _advise(check), subject=subject, value=lost + corrected,
-    )  # fmt: skip
+def _report_since_boot(node: PreflightNode, check: str, subject: str, sums: ErrorSums, limit: int) -> CheckFinding:
+    lost, corrected = sums
+    words = {"lost": lost, "corrected": corrected, "value": lost + corrected} | ({} if lost else {"status": "warn"})
+    return node.judge(check, not lost and corrected <= limit, "", About(subject), **words)
 
 
 HOST_CHECKS = (check_host_memory, check_pcie)

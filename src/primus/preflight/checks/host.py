@@ -7,21 +7,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from primus.preflight.findings.finding import CheckFinding, Status
-from primus.preflight.findings.node import (
-    PreflightNode,
-    format_names,
-    format_ranges,
-    judge_value,
-    report_info,
-    report_ok,
-    report_unknown,
-)
+from primus.preflight.findings.finding import CheckFinding
+from primus.preflight.findings.node import PreflightNode, format_names, format_ranges
+from primus.preflight.findings.rules import About, judge, report_info
+from primus.preflight.findings.thresholds import Thresholds
 from primus.report import table
 
 GIB = 1 << 30
-SAFE = "AMD-AGI/Primus-SaFE node monitors"
-SMOKE = "AMD-AGI/Primus node_smoke"
 
 
 def check_system(node: PreflightNode) -> Iterator[CheckFinding]:
@@ -43,12 +35,9 @@ def check_system(node: PreflightNode) -> Iterator[CheckFinding]:
 
 def check_memory(node: PreflightNode) -> Iterator[CheckFinding]:
     """Free memory, and swap."""
-    held, least = node.facts.memory, node.limits.memory_available_percent
-    reason = "a job that runs out of host memory is killed (AMD-AGI/Primus preflight)"
+    held = node.facts.memory
     if not held.total_bytes or held.available_bytes is None:
-        yield report_unknown(
-            "host.memory", "/proc/meminfo gives no total", f">= {least:g} %", reason, "mount /proc in the container"
-        )
+        yield node.judge("host.memory/unknown", False)
         return
     percent = 100 * held.available_bytes / held.total_bytes
     text = (
@@ -57,16 +46,7 @@ def check_memory(node: PreflightNode) -> Iterator[CheckFinding]:
     )
     if held.limit_bytes is not None:
         text += f", {table.format_size(held.limit_bytes)} allowed by the control group"
-    yield judge_value(
-        percent >= least,
-        "warn",
-        "host.memory",
-        text,
-        f">= {least:g} %",
-        reason,
-        "end other processes: `ps aux --sort=-rss`",
-        value=round(percent, 1),
-    )
+    yield node.judge("host.memory", percent, text, value=round(percent, 1))
     yield report_info("host.swap", "none" if held.swap_bytes == 0 else table.format_size(held.swap_bytes or 0))
 
 
@@ -74,27 +54,15 @@ def check_limits(node: PreflightNode) -> Iterator[CheckFinding]:
     """Locked memory, shared memory and open files of this process."""
     held, asked = node.facts.limits, node.limits
     locked, shared = held.memlock_bytes, held.shm_bytes
-    yield judge_value(
+    yield node.judge(
+        "host.memlock/rdma" if node.has_rdma else "host.memlock",
         locked is None or locked >= asked.memlock_gib * GIB,
-        "fail" if node.has_rdma else "info",
-        "host.memlock",
         "unlimited" if locked is None else table.format_size(locked),
-        f">= {asked.memlock_gib:g} GiB or unlimited",
-        f"RDMA locks the buffers that it registers ({SMOKE})"
-        if node.has_rdma
-        else "needed only for RDMA; no RDMA port is active here",
-        "`ulimit -l unlimited`; in a container --ulimit memlock=-1; under Slurm PropagateResourceLimitsExcept=MEMLOCK",
     )
-    yield judge_value(
+    yield node.judge(
+        "host.shm/devices" if node.has_devices else "host.shm",
         shared is not None and shared >= asked.shm_gib * GIB,
-        "fail" if node.has_devices else "warn",
-        "host.shm",
         "no /dev/shm" if shared is None else table.format_size(shared),
-        f">= {asked.shm_gib:g} GiB",
-        f"NCCL, RCCL and data loaders exchange data there ({SMOKE})"
-        if node.has_devices
-        else "data loaders exchange data there; a small job needs less",
-        "in a container --shm-size or --ipc=host; else `mount -o remount,size=16G /dev/shm`",
     )
     yield report_info("host.nofile", "unlimited" if held.nofile is None else str(held.nofile))
 
@@ -114,15 +82,7 @@ def check_governors(node: PreflightNode) -> Iterator[CheckFinding]:
     counted = ", ".join(f"{count} {name}" for name, count in sorted(node.facts.cpu.governors.items()))
     named = "; ".join(f"{name}: CPU {format_ranges(cpus)}" for name, cpus in sorted(others.items()))
     is_good = set(node.facts.cpu.governors) == {"performance"}
-    yield judge_value(
-        is_good,
-        "warn",
-        "host.governor",
-        counted if is_good or not named else named,
-        "performance on every CPU",
-        f"a slow CPU delays launches and data loading ({SAFE})",
-        "`cpupower frequency-set -g performance`",
-    )
+    yield node.judge("host.governor", is_good, counted if is_good or not named else named)
 
 
 def check_kernel_settings(node: PreflightNode) -> Iterator[CheckFinding]:
@@ -131,29 +91,13 @@ def check_kernel_settings(node: PreflightNode) -> Iterator[CheckFinding]:
     if balancing is None:
         yield report_info("host.numa_balancing", "the kernel has none")
     else:
-        yield judge_value(
-            balancing == "0",
-            "warn" if node.has_devices else "info",
-            "host.numa_balancing",
-            balancing,
-            "0",
-            f"automatic page migration disturbs device transfers ({SAFE})",
-            "`sysctl -w kernel.numa_balancing=0`",
-        )
+        yield node.judge("host.numa_balancing", balancing, status="warn" if node.has_devices else "info")
     pages = node.tree.read_text("sys/kernel/mm/transparent_hugepage/enabled")
     chosen = re.search(r"\[(\w+)\]", pages or "")
     if chosen is None:
         yield report_info("host.hugepages", "the kernel has no transparent huge pages")
-        return
-    yield judge_value(
-        chosen[1] != "never",
-        "warn",
-        "host.hugepages",
-        chosen[1],
-        "always or madvise",
-        f"large host buffers otherwise need many page-table entries ({SAFE})",
-        "`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`",
-    )
+    else:
+        yield node.judge("host.hugepages", chosen[1] != "never", chosen[1])
 
 
 def check_boot_arguments(node: PreflightNode) -> Iterator[CheckFinding]:
@@ -161,45 +105,33 @@ def check_boot_arguments(node: PreflightNode) -> Iterator[CheckFinding]:
     if not any(device.vendor == "amd" for device in node.facts.devices):
         return
     line = node.facts.software.boot_arguments
-    expected = "pci=realloc=off and one of iommu=pt, amd_iommu=on, intel_iommu=on"
     if line is None:
-        yield report_info("host.boot_arguments", "not readable: /proc/cmdline", f"{expected} ({SAFE})")
+        yield node.judge("host.boot_arguments/unknown", False)
         return
     words = set(line.split())
     missing = [] if "pci=realloc=off" in words else ["pci=realloc=off"]
     if not words & {"iommu=pt", "amd_iommu=on", "intel_iommu=on"}:
         missing.append("iommu=pt")
-    yield judge_value(
-        not missing,
-        "warn",
-        "host.boot_arguments",
-        f"without {format_names(missing)}" if missing else "as expected",
-        expected,
-        f"peer-to-peer transfers pass the IOMMU ({SAFE})",
-        "add them to the kernel command line and reboot",
-    )
+    yield node.judge("host.boot_arguments", not missing, format_names(missing))
 
 
 def check_access_control(node: PreflightNode) -> Iterator[CheckFinding]:
     """PCIe bridges that redirect peer-to-peer traffic to the root complex (ACS)."""
     if not node.has_devices or not node.tree.is_live:
         return
-    reason = f"ACS routes peer-to-peer traffic through the root complex ({SAFE})"
     if not node.is_root:
-        yield report_info("host.pcie_acs", "not read: needs root (lspci)", reason)
+        yield node.judge("host.pcie_acs/unknown", False, "needs root (lspci)")
         return
     answer = node.run_program(["lspci", "-vvv"])
     if answer.state != "ok":
-        yield report_info("host.pcie_acs", f"not read: {answer.problem}", reason)
+        yield node.judge("host.pcie_acs/unknown", False, answer.problem)
         return
-    yield judge_acs(find_redirecting_bridges(answer.text), reason)
+    yield judge_acs(find_redirecting_bridges(answer.text))
 
 
-def judge_acs(bridges: list[str], reason: str) -> CheckFinding:
+def judge_acs(bridges: list[str]) -> CheckFinding:
     """Finding for the bridges that redirect peer-to-peer traffic."""
-    text = f"on {len(bridges)} bridges: {format_names(bridges, 4)}" if bridges else "off on every bridge"
-    advice = "disable ACS in the firmware, or with setpci on these bridges"
-    return judge_value(not bridges, "warn", "host.pcie_acs", text, "off on every bridge", reason, advice)
+    return judge("host.pcie_acs", not bridges, format_names(bridges, 4), number=len(bridges))
 
 
 def find_redirecting_bridges(lspci: str) -> list[str]:
@@ -216,23 +148,12 @@ def check_clock(node: PreflightNode) -> Iterator[CheckFinding]:
     """Whether a program synchronises the clock."""
     running = {node.tree.read_text(f"proc/{pid}/comm") or "" for pid in node.tree.list_names("proc") if pid.isdecimal()}
     daemons = sorted(running & set(CLOCK_DAEMONS))
-    reason = "logs and certificates need synchronized clocks"
-    if daemons:
-        yield report_ok("host.clock", format_names(daemons), "a clock daemon", reason)
-    elif node.facts.container:
-        yield report_info(
-            "host.clock", f"no daemon visible inside {node.facts.container}", "the host's daemon may be hidden"
-        )
-    else:
-        yield judge_value(
-            False,
-            "warn" if node.layout.nnodes > 1 else "info",
-            "host.clock",
-            "no clock daemon runs",
-            "a clock daemon",
-            reason,
-            "start chronyd, or systemd-timesyncd",
-        )
+    if not daemons and node.facts.container:
+        hidden = f"no daemon visible inside {node.facts.container}"
+        yield report_info("host.clock", hidden, "the host's daemon may be hidden")
+        return
+    status = "warn" if node.layout.nnodes > 1 else "info"
+    yield node.judge("host.clock", bool(daemons), format_names(daemons) or "no clock daemon runs", status=status)
 
 
 class SmartLog(msgspec.Struct, frozen=True):
@@ -249,43 +170,31 @@ def check_drives(node: PreflightNode) -> Iterator[CheckFinding]:
     if not names or not node.tree.is_live:
         return
     if not node.is_root:
-        yield report_info(
-            "host.drives", f"{len(names)} NVMe drives, health not read", "reading drive health needs root"
-        )
+        reason = "reading drive health needs root"
+        yield report_info("host.drives", f"{len(names)} NVMe drives, health not read", reason)
         return
     for name in names:
         answer = node.run_program(["nvme", "smart-log", f"/dev/{name}", "-o", "json"])
         if answer.state != "ok":
-            yield report_info("host.drives", f"health not read: {answer.problem}", subject=name)
+            yield report_info("host.drives", f"health not read: {answer.problem}", about=About(name))
         else:
-            yield judge_drive(name, answer.text, node.limits.nvme_error_entries)
+            yield judge_drive(name, answer.text, node.limits)
 
 
-def judge_drive(name: str, smart_log: str, most_entries: int) -> CheckFinding:
+def judge_drive(name: str, smart_log: str, limits: Thresholds) -> CheckFinding:
     """Findings for the log of a drive."""
-    expected = f"no critical warning, no media errors, <= {most_entries} failed entries"
     try:
         log = msgspec.json.decode(smart_log, type=SmartLog, strict=False)
     except msgspec.MsgspecError:
-        return report_unknown(
-            "host.drives",
-            "nvme returned no readable log",
-            expected,
-            f"({SAFE})",
-            f"try `nvme smart-log /dev/{name}`",
-            subject=name,
-        )
+        return judge("host.drives/unknown", False, "", About(name), drive=name, limits=limits)
     is_broken = bool(log.critical_warning or log.media_errors)
-    status: Status = "fail" if is_broken else "warn"
+    is_good = not is_broken and log.num_err_log_entries <= limits.nvme_error_entries
     text = (
         f"critical warning {log.critical_warning}, {log.media_errors} media errors, "
         f"{log.num_err_log_entries} failed entries"
     )
-    is_good = not is_broken and log.num_err_log_entries <= most_entries
-    advice = "move the data and replace the drive"
-    return judge_value(
-        is_good, status, "host.drives", text, expected, f"a failing drive stops a job ({SAFE})", advice, subject=name
-    )
+    status = "fail" if is_broken else "warn"
+    return judge("host.drives", is_good, text, About(name), status=status, limits=limits)
 
 
 CHECKS = (

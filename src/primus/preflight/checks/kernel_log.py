@@ -5,16 +5,15 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Iterator
-from typing import Literal
 
 from msgspec import Struct
 
 from primus.diagnosis.signature import Signature
 from primus.diagnosis.signature_files import get_signature_table
 from primus.preflight.findings.finding import CheckFinding
-from primus.preflight.findings.node import PreflightNode, judge_value, report_info, report_ok
+from primus.preflight.findings.node import PreflightNode
+from primus.preflight.findings.rules import About, judge, report_info
 
-CHECK = "host.kernel_log"
 LIMIT_S = 3.0
 DAMAGE = ("gpu-uncorrectable-ecc", "gpu-lost", "gpu-ipc-handle")
 """Signatures of failed runs that indicate damage of the node although they are not kernel messages."""
@@ -93,17 +92,16 @@ _HARMLESS = re.compile(
 def check_kernel_log(node: PreflightNode) -> Iterator[CheckFinding]:
     """Match the lines since boot, at most those of the last hours, against the signature table."""
     if node.expected.skips_kernel_log:
-        yield report_info(CHECK, "not read: --skip-dmesg")
+        yield report_info("host.kernel_log", "not read: --skip-dmesg")
         return
     if not node.tree.is_live:
         return
     lines, problem = _read_log(node)
     if lines is None:
-        yield report_info(CHECK, f"not read: {problem}", "many systems require root", advice="run preflight as root")
+        yield node.judge("host.kernel_log/unreadable", False, problem)
         return
-    hours = node.limits.kernel_log_hours
-    found = list(find_signatures(lines, hours))
-    yield from found or [report_ok(CHECK, f"{len(lines)} lines of the last {hours:g} h", "no known sign of damage")]
+    found = list(find_signatures(lines, node.limits.kernel_log_hours))
+    yield from found or [node.judge("host.kernel_log", True, number=len(lines))]
 
 
 def find_signatures(lines: Iterable[str], hours: float) -> Iterator[CheckFinding]:
@@ -113,29 +111,28 @@ def find_signatures(lines: Iterable[str], hours: float) -> Iterator[CheckFinding
     )
     named: set[str] = set()
 
-    def make_finding(
-        hits: list[str], least: int, severity: Literal["fail", "warn"], **words: str
-    ) -> Iterator[CheckFinding]:
+    def make_finding(hits: list[str], least: int, **words: str) -> Iterator[CheckFinding]:
         if len(hits) >= least and not named.issuperset(hits):
             # The signatures are in the order of priority: a line that several of them match is reported once.
             named.update(hits)
-            measured = f"{len(hits)} times in {hours:g} h, last: {hits[-1].strip()[:160]}"
-            yield judge_value(False, severity, CHECK, measured, f"fewer than {least}", **words)
+            about, last = About(words.pop("subject")), hits[-1].strip()[:160]
+            row = "host.kernel_log/sign"
+            yield judge(row, False, last, about, number=len(hits), hours=hours, least=least, **words)
 
     for signature in _list_damage_signatures():
         yield from make_finding(
             [line for line in suspects if signature.matches(line)],
             signature.count,
-            "fail" if signature.strength == "certain" else "warn",
-            reason=f"{signature.cause} ({signature.source})",
-            advice=signature.fix,
+            status="fail" if signature.strength == "certain" else "warn",
+            cause=f"{signature.cause} ({signature.source})",
+            fix=signature.fix,
             subject=signature.name,
         )
     for pattern in SUSPECT:
         hits = [line for line in suspects if re.search(pattern.regex, line, re.IGNORECASE)]
-        words = {"reason": pattern.reason, "advice": pattern.advice, "subject": pattern.name or pattern.regex}
+        words = {"cause": pattern.reason, "fix": pattern.advice, "subject": pattern.name or pattern.regex}
         if pattern.count_events(hits) >= pattern.count:
-            yield from make_finding(hits, 1, "warn", **words)
+            yield from make_finding(hits, 1, status="warn", **words)
 
 
 def _drop_recovered_lines(lines: Iterable[str]) -> list[str]:

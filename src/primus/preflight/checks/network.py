@@ -11,36 +11,19 @@ from primus.machine.network import selection as machine_network
 from primus.machine.network.selection import INSIDE, SOCKET_VARIABLES
 from primus.preflight.checks.ports import list_counted_ports
 from primus.preflight.findings.finding import CheckFinding
-from primus.preflight.findings.node import (
-    PreflightNode,
-    format_names,
-    judge_value,
-    report_info,
-    report_ok,
-    report_unknown,
-)
+from primus.preflight.findings.node import PreflightNode, format_names
+from primus.preflight.findings.rules import About, report_info
 
 
 def check_expressions(node: PreflightNode) -> Iterator[CheckFinding]:
     """Interfaces and NICs that the environment names exist and are up."""
     for name in (*SOCKET_VARIABLES, "NCCL_IB_HCA"):
         text = node.environ.get(name)
-        if not text:
-            continue
-        wrong = machine_network.validate_network_variables({name: text}, node.facts)
-        is_socket = name in SOCKET_VARIABLES
-        yield judge_value(
-            not wrong,
-            "fail",
-            "network.interface" if is_socket else "network.hca",
-            "; ".join(wrong) or text,
-            "interfaces that are up and not loopback" if is_socket else "active ports",
-            "workers connect over the selected interface",
-            f"unset it, or name one of {format_names(_list_candidates(node))}"
-            if is_socket
-            else "unset it, or name active ports of /sys/class/infiniband",
-            subject=name,
-        )
+        if text:
+            wrong = machine_network.validate_network_variables({name: text}, node.facts)
+            row, candidates = "network.interface" if name in SOCKET_VARIABLES else "network.hca", _list_candidates(node)
+            shown = "; ".join(wrong) or text
+            yield node.judge(row, not wrong, shown, About(name), candidates=format_names(candidates))
 
 
 def _list_candidates(node: PreflightNode) -> list[str]:
@@ -49,58 +32,31 @@ def _list_candidates(node: PreflightNode) -> list[str]:
 
 def check_route(node: PreflightNode) -> Iterator[CheckFinding]:
     """The route to the master uses the chosen interface."""
-    used = node.facts.master_interface
-    is_here = (_resolve_address(node.layout.master_addr) or "").startswith(("127.", "::1"))
+    used, master = node.facts.master_interface, node.layout.master_addr
+    is_here = (_resolve_address(master) or "").startswith(("127.", "::1"))
     # Node 0 reaches the master, which is itself, over loopback: that says nothing about the interface.
     if node.layout.nnodes == 1 or node.layout.node_rank == 0 or is_here:
         return
-    reason = f"the route to {node.layout.master_addr}"
     if used is None:
-        yield report_unknown(
-            "network.route", "not known", "an interface that is up", reason, "`ip route get` for that address"
-        )
+        yield node.judge("network.route/unknown", False, master=master)
         return
     chosen = node.environ.get("NCCL_SOCKET_IFNAME")
-    yield judge_value(
-        not chosen or bool(machine_network.select_names(chosen, [used])),
-        "warn",
-        "network.route",
-        used,
-        chosen or "any",
-        reason,
-        f"NCCL_SOCKET_IFNAME={used} uses the same route",
-    )
+    is_right = not chosen or bool(machine_network.select_names(chosen, [used]))
+    yield node.judge("network.route", is_right, used, wanted=chosen or "any", master=master)
 
 
 def check_rendezvous(node: PreflightNode) -> Iterator[CheckFinding]:
     """The name of the master can be resolved, and the port of the launch is free on node 0."""
     has_others = node.layout.nnodes > 1
     name = node.layout.master_addr if has_others else node.facts.host or socket.gethostname()
-    address = _resolve_address(name)
-    yield judge_value(
-        address is not None,
-        "fail" if has_others else "warn",
-        "network.name",
-        f"{name} is {address}" if address else f"{name} is unknown",
-        "an address",
-        "workers find each other by name",
-        "use an address for --master-addr, or add the name to /etc/hosts" if has_others else "add it to /etc/hosts",
-        subject=name,
-    )
+    address, row = _resolve_address(name), "network.name/master" if has_others else "network.name"
+    shown = f"{name} is {address}" if address else f"{name} is unknown"
+    yield node.judge(row, address is not None, shown, About(name))
     port = node.layout.master_port
     # Only node 0 listens on the port. The check closes its socket at once: the report exchange and the workers use
     # the port later.
     if port is not None and node.layout.node_rank == 0:
-        is_free = _is_free(port)
-        yield judge_value(
-            is_free,
-            "fail",
-            "network.port",
-            f"port {port} is {'free' if is_free else 'in use'}",
-            "free",
-            "the rendezvous uses it",
-            "choose another --master-port, the same on every node",
-        )
+        yield node.judge("network.port", _is_free(port), port=port)
 
 
 def _resolve_address(name: str) -> str | None:
@@ -121,41 +77,25 @@ def _is_free(port: int) -> bool:
 
 def check_interfaces(node: PreflightNode) -> Iterator[CheckFinding]:
     """The interfaces that can carry traffic between nodes."""
-    shown = [
+    names = _list_candidates(node)
+    shown = format_names(
         f"{one.name}{f' {one.speed_mbps / 1000:g} Gb/s' if one.speed_mbps else ''}"
         for one in node.facts.interfaces
-        if one.name in _list_candidates(node)
-    ]
+        if one.name in names
+    )
     if node.layout.nnodes > 1:
-        yield judge_value(
-            bool(shown),
-            "fail",
-            "network.interfaces",
-            format_names(shown) or "none is up",
-            "one that is up",
-            "nodes communicate over it",
-            "`ip link` shows them; in a container use --network host",
-        )
+        yield node.judge("network.interfaces", bool(shown), shown or "none is up")
     else:
-        yield report_info("network.interfaces", format_names(shown) or "none is up")
+        yield report_info("network.interfaces", shown or "none is up")
 
 
 def check_environment(node: PreflightNode) -> Iterator[CheckFinding]:
     """Variables that contradict each other or the machine."""
     contradictions = sorted(_find_contradictions(node))
-    for subject, problem, advice in contradictions:
-        yield judge_value(
-            False,
-            "warn",
-            "network.environment",
-            problem,
-            "no contradiction",
-            "inherited by workers",
-            advice,
-            subject=subject,
-        )
+    for subject, problem, fix in contradictions:
+        yield node.judge("network.environment", False, problem, About(subject), fix=fix)
     if not contradictions:
-        yield report_ok("network.environment", "no contradiction", "no contradiction")
+        yield node.judge("network.environment/none", True)
 
 
 def _find_contradictions(node: PreflightNode) -> Iterator[tuple[str, str, str]]:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from primus.preflight.checks.ports import format_port_name, list_counted_ports
 from primus.preflight.findings.finding import CheckFinding
-from primus.preflight.findings.node import PreflightNode, format_names, judge_value, report_info
+from primus.preflight.findings.node import PreflightNode, format_names
+from primus.preflight.findings.rules import About, judge, report_info
 
 COUNTERS = ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "VL15_dropped")
 HARDWARE_COUNTERS = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err")
@@ -68,16 +69,8 @@ def find_grown_counters(before: Counters, after: Counters, *, is_loaded: bool = 
         rising = [f"{name} +{count}" for name, count in growth.items() if count > 0]
         totals = [f"{name} {count}" for name, count in counts.items() if count]
         if counts:
-            yield judge_value(
-                not rising,
-                "warn",
-                "network.errors",
-                format_names(rising) or f"none new; since boot {format_names(totals) or 'none'}",
-                "none new",
-                "packet loss or flow-control pauses (PFC) of a cable or switch",
-                "clean or replace the cable and transceiver; check for congestion; watch the port",
-                subject=subject,
-            )
+            shown = format_names(rising or totals) or "none"
+            yield judge("network.errors", not rising, shown, About(subject))
 
 
 def check_errors(node: PreflightNode) -> Iterator[CheckFinding]:
@@ -113,18 +106,10 @@ def judge_self_test(interface: str, said: str, problem: str) -> CheckFinding:
     """Finding for the output of ``ethtool -t``; many drivers do not support a test."""
     result = re.search(r"test result is (PASS|FAIL)", said)
     if result is None:
-        return report_info("network.self_test", problem or "the driver has no self test", subject=interface)
+        return report_info("network.self_test", problem or "the driver has no self test", about=About(interface))
     failed = [name.strip() for name, value in re.findall(r"^(.+?)\s+(-?\d+)\s*$", said, re.MULTILINE) if value != "0"]
-    return judge_value(
-        result[1] == "PASS",
-        "warn",
-        "network.self_test",
-        f"{result[1]}{f': {format_names(failed)}' if failed else ''}",
-        "PASS",
-        "ethtool -t, without the tests that stop traffic (AMD-AGI/Primus-SaFE node monitors)",
-        "see the kernel log for the NIC; update its firmware or replace it",
-        subject=interface,
-    )
+    shown = f"{result[1]}{f': {format_names(failed)}' if failed else ''}"
+    return judge("network.self_test", result[1] == "PASS", shown, About(interface))
 
 
 CHECKS = (check_errors, check_self_test)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from primus.preflight.findings.finding import CheckFinding
-from primus.preflight.findings.node import PreflightNode, judge_value, report_info
+from primus.preflight.findings.node import PreflightNode
 
 NVIDIA_MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
 """NVIDIA's module (GPUDirect RDMA documentation), its former name, and the module of Amazon's EFA NICs
@@ -20,7 +20,6 @@ DMABUF_OPTIONS = ("CONFIG_DMABUF_MOVE_NOTIFY", "CONFIG_PCI_P2PDMA")
 """Kernel options that RCCL needs to register device memory by DMA-BUF (ROCm/rccl, rocmwrap)."""
 DMABUF_KERNEL = (5, 12)
 """First kernel whose RDMA core registers DMA-BUF memory (Linux 5.12, ibv_reg_dmabuf_mr)."""
-REASON = "without it, inter-node data passes through host memory at a fraction of the bandwidth"
 
 
 def check_peer_memory(node: PreflightNode) -> Iterator[CheckFinding]:
@@ -29,19 +28,11 @@ def check_peer_memory(node: PreflightNode) -> Iterator[CheckFinding]:
         return
     is_amd = any(device.vendor == "amd" for device in node.facts.devices)
     ways = _find_amd_ways(node) if is_amd else _find_nvidia_ways(node)
-    advice = (
-        "load the peer memory client of amdgpu with MLNX_OFED, or boot a kernel with CONFIG_DMABUF_MOVE_NOTIFY and "
-        "CONFIG_PCI_P2PDMA"
-        if is_amd
-        else "`modprobe nvidia-peermem`, or install NVIDIA's open kernel modules for DMA-BUF"
-    )
     if not ways and is_amd and not _read_kernel_options(node):
-        yield report_info("network.peer_memory", "unknown: the kernel configuration is not readable", REASON)
+        yield node.judge("network.peer_memory/unknown", False)
         return
-    yield judge_value(
-        bool(ways), "fail", "network.peer_memory", ", ".join(ways) or "none", "a peer memory module, or DMA-BUF",
-        REASON, advice,
-    )  # fmt: skip
+    row = "network.peer_memory/amd" if is_amd else "network.peer_memory"
+    yield node.judge(row, bool(ways), ", ".join(ways) or "none")
 
 
 def _find_nvidia_ways(node: PreflightNode) -> list[str]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Set
 from primus.machine.facts import RdmaDevice, RdmaPort
 from primus.machine.network import selection as machine_network
 from primus.preflight.findings.finding import CheckFinding
-from primus.preflight.findings.node import PreflightNode, format_names, format_pcie, judge_value, report_info, report_ok
+from primus.preflight.findings.node import PreflightNode, format_names, format_pcie
+from primus.preflight.findings.rules import About, report_info
 
 MAX_NICS = 3
 ENCODING = 128 / 130
@@ -71,34 +72,25 @@ def check_rdma(node: PreflightNode) -> Iterator[CheckFinding]:
         asked = int(wanted)
     needs_rdma = wanted in ("1", "true", "yes")
     if left_out:
-        yield report_info(
-            "network.rdma_excluded",
-            format_names(left_out),
-            "excluded by an allowlist or NCCL_IB_HCA, or a management port",
-        )
+        reason = "excluded by an allowlist or NCCL_IB_HCA, or a management port"
+        yield report_info("network.rdma_excluded", format_names(left_out), reason)
     if asked is not None or needs_rdma or (node.facts.rdma and not kept):
         active = {device.name for device, port in kept if port.is_active}
-        expected = str(asked) if asked is not None else "at least one"
-        source = source if asked is not None or needs_rdma else "the node has RDMA devices"
-        good = len(active) == asked if asked is not None else bool(active)
-        yield judge_value(
-            good,
-            "fail",
-            "network.rdma_count",
-            f"{len(active)} active",
-            expected,
-            source,
-            "`ibstat` or `rdma link` shows the ports; is /dev/infiniband in the container?",
-            value=len(active),
-        )
+        words = {
+            "active": len(active),
+            "wanted": "at least one" if asked is None else asked,
+            "asked_by": source if asked is not None or needs_rdma else "the node has RDMA devices",
+            "value": len(active),
+        }
+        yield node.judge("network.rdma_count", len(active) == asked if asked is not None else active, **words)
     elif not node.facts.rdma:
         yield report_info("network.rdma_count", "none", "nodes then communicate over TCP sockets", value=0)
     else:
-        yield report_ok("network.rdma_count", f"{len(kept)} ports", "at least one", value=len(kept))
+        yield node.judge("network.rdma_count/any", True, str(len(kept)), value=len(kept))
     yield from _report_disabled_nics(node, kept)
     fastest = max((port.rate_gbps or 0 for _, port in kept), default=0)
     for device, port in kept:
-        yield from _judge_port(device, port, fastest)
+        yield from _judge_port(node, device, port, fastest)
 
 
 def _report_disabled_nics(node: PreflightNode, kept: list[tuple[RdmaDevice, RdmaPort]]) -> Iterator[CheckFinding]:
@@ -116,15 +108,8 @@ def _report_disabled_nics(node: PreflightNode, kept: list[tuple[RdmaDevice, Rdma
         and all(port.physical_state in ("Disabled", "Sleep") for port in device.ports)
     ]
     if off and len(used) < gpus <= len(used) + len(off):
-        yield judge_value(
-            False,
-            "warn",
-            "network.rdma_disabled",
-            f"{len(used)} of {gpus}: {format_names(device.name for device in off)} disabled",
-            "one NIC for each GPU",
-            "the node has one such NIC per GPU",
-            "enable the port, or set --expected-rdma-nics to the intended number",
-        )
+        shown = f"{len(used)} of {gpus}: {format_names(device.name for device in off)} disabled"
+        yield node.judge("network.rdma_disabled", False, shown)
 
 
 def _find_nic(device: RdmaDevice) -> str:
@@ -132,47 +117,20 @@ def _find_nic(device: RdmaDevice) -> str:
     return (device.bdf or device.name).partition(".")[0]
 
 
-def _judge_port(device: RdmaDevice, port: RdmaPort, fastest: float) -> Iterator[CheckFinding]:
-    subject = format_port_name(device, port)
+def _judge_port(node: PreflightNode, device: RdmaDevice, port: RdmaPort, fastest: float) -> Iterator[CheckFinding]:
+    about = About(format_port_name(device, port))
     rate = f", {port.rate_gbps:g} Gb/s" if port.rate_gbps else ""
-    yield judge_value(
-        port.is_active,
-        "fail",
-        "network.rdma_port",
-        f"{port.state}, {port.physical_state}{rate}",
-        "ACTIVE, LinkUp",
-        "a job needs every port",
-        "check the cable, transceiver and switch port; exclude it with NCCL_IB_HCA or an allowlist",
-        subject=subject,
-    )
+    yield node.judge("network.rdma_port", port.is_active, f"{port.state}, {port.physical_state}{rate}", about)
     if not port.is_active:
         return
     if (port.rate_gbps or 0) < fastest:
-        yield judge_value(
-            False,
-            "fail",
-            "network.rdma_rate",
-            f"{port.rate_gbps or 0:g} Gb/s",
-            f"{fastest:g} Gb/s",
-            "as the node's other ports",
-            "check the cable and the switch's port",
-            subject=subject,
-        )
+        yield node.judge("network.rdma_rate", False, f"{port.rate_gbps or 0:g} Gb/s", about, fastest=fastest)
     if port.link_layer == "Slingshot":
         return  # it has no GIDs
     is_ethernet = port.link_layer == "Ethernet"
-    usable = [gid for gid in port.gids if not is_ethernet or gid.kind == "RoCE v2"]
-    indexes = ", ".join(str(gid.index) for gid in usable)
-    yield judge_value(
-        bool(usable),
-        "fail",
-        "network.gid",
-        f"{'RoCE v2' if is_ethernet else 'valid'} at {indexes}" if usable else f"none of {len(port.gids)} is usable",
-        "a RoCE v2 GID" if is_ethernet else "a valid GID",
-        "connections between nodes use it as address",
-        "give the interface an address; load rdma_cm",
-        subject=subject,
-    )
+    usable = [str(gid.index) for gid in port.gids if not is_ethernet or gid.kind == "RoCE v2"]
+    words = {"kind": "RoCE v2" if is_ethernet else "valid", "number": len(port.gids)}
+    yield node.judge("network.gid", bool(usable), ", ".join(usable), about, **words)
 
 
 def format_port_name(device: RdmaDevice, port: RdmaPort) -> str:
@@ -190,16 +148,7 @@ def check_firmware(node: PreflightNode) -> Iterator[CheckFinding]:
             )
     for kind, versions in sorted(kinds.items()):
         text = "; ".join(f"{version} on {format_names(names, MAX_NICS)}" for version, names in sorted(versions.items()))
-        yield judge_value(
-            len(versions) == 1,
-            "warn",
-            "network.firmware",
-            text,
-            "one version",
-            "different firmware behaves differently",
-            "install the same firmware on all",
-            subject=kind,
-        )
+        yield node.judge("network.firmware", len(versions) == 1, text, About(kind))
 
 
 def check_pcie_link(node: PreflightNode) -> Iterator[CheckFinding]:
@@ -211,35 +160,18 @@ def check_pcie_link(node: PreflightNode) -> Iterator[CheckFinding]:
         rates[device.name] = max(rates.get(device.name, 0.0), port.rate_gbps or 0.0)
     for device in node.facts.rdma:
         if device.name in rates and device.pcie.speed_gts and device.pcie.width:
-            yield _judge_pcie_link(device, rates[device.name])
+            yield _judge_pcie_link(node, device, rates[device.name])
 
 
-def _judge_pcie_link(device: RdmaDevice, rate_gbps: float) -> CheckFinding:
-    link = device.pcie
+def _judge_pcie_link(node: PreflightNode, device: RdmaDevice, rate_gbps: float) -> CheckFinding:
+    link, about = device.pcie, About(device.name)
     speed, width = link.speed_gts or 0.0, link.width or 0
-    is_degraded = speed < (link.max_speed_gts or 0) or width < (link.max_width or 0)
     carries_gbps = speed * width * ENCODING
-    if is_degraded:
-        return judge_value(
-            False,
-            "fail",
-            "network.pcie_link",
-            format_pcie(link),
-            f"{link.max_speed_gts or speed:g} GT/s x{link.max_width or width}",
-            "all traffic of the NIC uses this link",
-            "reseat the NIC or its riser; `lspci -vv` shows the limiting port",
-            subject=device.name,
-        )
-    return judge_value(
-        carries_gbps >= rate_gbps * PAYLOAD,
-        "warn",
-        "network.pcie_link",
-        f"{format_pcie(link)}, {carries_gbps:.0f} Gb/s",
-        f"at least {rate_gbps:g} Gb/s, as its port",
-        "all traffic of the NIC uses this link",
-        "move the NIC to a slot of its speed",
-        subject=device.name,
-    )
+    if speed < (link.max_speed_gts or 0) or width < (link.max_width or 0):
+        wanted = f"{link.max_speed_gts or speed:g} GT/s x{link.max_width or width}"
+        return node.judge("network.pcie_link", False, format_pcie(link), about, wanted=wanted)
+    shown, is_right = f"{format_pcie(link)}, {carries_gbps:.0f} Gb/s", carries_gbps >= rate_gbps * PAYLOAD
+    return node.judge("network.pcie_link/rate", is_right, shown, about, wanted=f"{rate_gbps:g}")
 
 
 CHECKS = (check_rdma, check_firmware, check_pcie_link)

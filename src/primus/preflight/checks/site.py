@@ -6,7 +6,6 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from msgspec import Struct
 
@@ -14,8 +13,9 @@ from primus.machine.host import dimms
 from primus.machine.host.dimms import Dimm
 from primus.preflight.checks.ports import list_counted_ports
 from primus.preflight.checks.storage import NETWORK_TYPES
-from primus.preflight.findings.finding import CheckFinding, Status
-from primus.preflight.findings.node import PreflightNode, format_names, judge_value, report_unknown
+from primus.preflight.findings.finding import CheckFinding
+from primus.preflight.findings.node import PreflightNode, format_names
+from primus.preflight.findings.rules import GIB, NODE, About, judge
 from primus.preflight.findings.site import (
     UNLIMITED,
     CpuExpectation,
@@ -28,10 +28,8 @@ from primus.preflight.findings.site import (
     SoftwareExpectation,
 )
 
-GIB = 1 << 30
 TOLERANCE = 0.01
 """Drivers and kernels of different versions reserve different amounts of memory."""
-REASON = "the site's file of --expect"
 DMIDECODE_LIMIT_S = 10.0
 
 
@@ -52,16 +50,16 @@ def check_gpus(node: PreflightNode) -> Iterator[CheckFinding]:
     wanted, gpus = site.gpus, node.facts.devices
     yield from _compare_value("gpu.expect_count", len(gpus), wanted.count, "GPUs")
     for gpu in gpus:
-        subject = f"GPU {gpu.index}"
-        yield from _compare_value("gpu.expect_model", gpu.model or gpu.name, wanted.model, subject=subject)
-        yield from _compare_value(
-            "gpu.expect_partition_mode", gpu.partition_mode, wanted.partition_mode, subject=subject
-        )
+        about = About(f"GPU {gpu.index}")
+        yield from _compare_value("gpu.expect_model", gpu.model or gpu.name, wanted.model, about=about)
+        yield from _compare_value("gpu.expect_partition_mode", gpu.partition_mode, wanted.partition_mode, about=about)
         memory_gib = None if gpu.memory_bytes is None else gpu.memory_bytes / GIB
-        yield from _compare_minimum("gpu.expect_memory", memory_gib, wanted.memory_gib, "GiB", subject=subject)
+        yield from _compare_minimum("gpu.expect_memory", memory_gib, wanted.memory_gib, "GiB", about=about)
         for name, versions in wanted.firmware.items():
             check = "gpu.expect_firmware"
-            yield from _compare_version(check, gpu.firmware.get(name), versions, "warn", subject=f"{subject} {name}")
+            yield from _compare_version(
+                check, gpu.firmware.get(name), versions, status="warn", about=About(f"{about.subject} {name}")
+            )
 
 
 def check_nics(node: PreflightNode) -> Iterator[CheckFinding]:
@@ -75,11 +73,13 @@ def check_nics(node: PreflightNode) -> Iterator[CheckFinding]:
         "network.expect_count", len({device.name for device, _ in active}), wanted.count, "active NICs"
     )
     for device, port in active:
-        subject = f"{device.name} port {port.number}"
-        yield from _compare_minimum("network.expect_rate", port.rate_gbps, wanted.rate_gbps, "Gb/s", subject=subject)
+        about = About(f"{device.name} port {port.number}")
+        yield from _compare_minimum("network.expect_rate", port.rate_gbps, wanted.rate_gbps, "Gb/s", about=about)
     for device in dict.fromkeys(device for device, _ in counted):
         versions = wanted.firmware.get(device.hca_type or device.kind or "NIC", ())
-        yield from _compare_version("network.expect_firmware", device.firmware, versions, "warn", subject=device.name)
+        yield from _compare_version(
+            "network.expect_firmware", device.firmware, versions, status="warn", about=About(device.name)
+        )
 
 
 def check_software(node: PreflightNode) -> Iterator[CheckFinding]:
@@ -89,7 +89,7 @@ def check_software(node: PreflightNode) -> Iterator[CheckFinding]:
         return
     for name in SoftwareExpectation.__struct_fields__:
         versions = getattr(site.software, name)
-        yield from _compare_version(f"software.expect_{name}", getattr(node.facts.software, name), versions, "fail")
+        yield from _compare_version(f"software.expect_{name}", getattr(node.facts.software, name), versions)
 
 
 def check_host(node: PreflightNode) -> Iterator[CheckFinding]:
@@ -112,10 +112,7 @@ def _check_memory_modules(node: PreflightNode, wanted: MemoryExpectation) -> Ite
         return
     found, problem = read_dimms(node)
     if not found:
-        yield report_unknown(
-            "host.expect_dimms", problem, "the modules are listed", REASON,
-            "run as root, install dmidecode, or load the kernel's EDAC driver",
-        )  # fmt: skip
+        yield judge("expect/modules_unknown", False, problem, check="host.expect_dimms")
         return
     yield from _compare_value("host.expect_dimms", len(found), wanted.dimms, "modules")
     sizes = [(dimm.slot, dimm.size_bytes / GIB) for dimm in found]
@@ -129,15 +126,12 @@ def _check_each_module(
 ) -> Iterator[CheckFinding]:
     if least is None:
         return
-    expected = f"{least:g} {unit} each"
+    words = {"check": check, "wanted": f"{least:g} {unit}"}
     if any(value is None for _, value in values):
-        yield report_unknown(check, "not read: dmidecode needs root", expected, REASON, "run as root")
+        yield judge("expect/module_unknown", False, **words)
         return
-    below = [f"{slot} {value:g} {unit}" for slot, value in values if (value or 0) < least]
-    advice = "reseat or replace the module; see the firmware's memory settings"
-    yield judge_value(
-        not below, "fail", check, format_names(below) or f"all at least {least:g} {unit}", expected, REASON, advice
-    )
+    below = format_names(f"{slot} {value:g} {unit}" for slot, value in values if (value or 0) < least)
+    yield judge("expect/module", not below, below or f"all at least {least:g} {unit}", **words)
 
 
 def _check_limits(node: PreflightNode, wanted: LimitExpectation) -> Iterator[CheckFinding]:
@@ -150,11 +144,9 @@ def _check_limits(node: PreflightNode, wanted: LimitExpectation) -> Iterator[Che
         if least is None:
             continue
         is_good = value is None or (not isinstance(least, str) and value >= least)
-        shown = UNLIMITED if value is None else f"{value:g} {unit}"
         expected = least if isinstance(least, str) else f">= {least:g} {unit}"
-        yield judge_value(
-            is_good, "fail", f"host.expect_{name}", shown, expected, REASON, "raise the limit: limits.conf, systemd"
-        )
+        shown = UNLIMITED if value is None else f"{value:g} {unit}"
+        yield judge("expect/limit", is_good, shown, check=f"host.expect_{name}", wanted=expected)
 
 
 def check_mounts(node: PreflightNode) -> Iterator[CheckFinding]:
@@ -166,15 +158,17 @@ def check_mounts(node: PreflightNode) -> Iterator[CheckFinding]:
     for point, wanted in site.mounts.items():
         mount = held.get(point.rstrip("/") or "/")
         if mount is None:
-            yield judge_value(
-                False, "fail", "storage.expect_mount", "not mounted", "mounted", REASON,
-                f"mount it: `mount {point}`; see the kernel log of the file system's client", subject=point,
-            )  # fmt: skip
+            yield judge("expect/not_mounted", False, "", About(point), check="storage.expect_mount", point=point)
             continue
         yield _check_mount(mount, wanted)
         if wanted.min_free_gib is not None and node.tree.is_live:
             yield from _compare_minimum(
-                "storage.expect_free", _read_free_gib(point), wanted.min_free_gib, "GiB", subject=point, is_exact=True
+                "storage.expect_free",
+                _read_free_gib(point),
+                wanted.min_free_gib,
+                "GiB",
+                about=About(point),
+                is_exact=True,
             )
 
 
@@ -183,12 +177,9 @@ def _check_mount(mount: MountedFileSystem, wanted: MountExpectation) -> CheckFin
     wrong = [f"type {mount.type}"] if wanted.type and mount.type not in wanted.type else []
     wrong += [f"source {mount.source}"] if wanted.source and mount.source != wanted.source else []
     wrong += [f"without {format_names(lacking)}"] if lacking else []
-    expected = [*wanted.type, *([wanted.source] if wanted.source else []), *wanted.options]
-    return judge_value(
-        not wrong, "fail", "storage.expect_mount", format_names(wrong) or f"{mount.type} from {mount.source}",
-        format_names(expected) or "mounted", REASON, "mount it like the others: /etc/fstab, client settings",
-        subject=mount.point,
-    )  # fmt: skip
+    expected = format_names([*wanted.type, *([wanted.source] if wanted.source else []), *wanted.options]) or "mounted"
+    shown = format_names(wrong) or f"{mount.type} from {mount.source}"
+    return judge("expect/mount", not wrong, shown, About(mount.point), check="storage.expect_mount", wanted=expected)
 
 
 def _read_free_gib(point: str) -> float | None:
@@ -300,45 +291,30 @@ def _group_versions(pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ..
     return {name: tuple(versions) for name, versions in sorted(found.items())}
 
 
-def _compare_value(check: str, value: object, wanted: object, unit: str = "", **more: Any) -> Iterator[CheckFinding]:
-    if wanted is None:
-        return
-    advice = "see the node's findings, or exclude it; update the file if the site changed"
-    shown = "not known" if value is None else f"{value} {unit}".strip()
-    yield judge_value(
-        str(value).casefold() == str(wanted).casefold(),
-        "fail",
-        check,
-        shown,
-        f"{wanted} {unit}".strip(),
-        REASON,
-        advice,
-        **more,
-    )
+def _compare_value(
+    check: str, value: object, wanted: object, unit: str = "", about: About = NODE
+) -> Iterator[CheckFinding]:
+    if wanted is not None:
+        shown = "not known" if value is None else f"{value} {unit}".strip()
+        is_same = str(value).casefold() == str(wanted).casefold()
+        yield judge("expect", is_same, shown, about, check=check, wanted=f"{wanted} {unit}".strip())
 
 
 def _compare_minimum(
-    check: str, value: float | None, wanted: float | None, unit: str, *, is_exact: bool = False, **more: Any
+    check: str, value: float | None, wanted: float | None, unit: str, about: About = NODE, *, is_exact: bool = False
 ) -> Iterator[CheckFinding]:
-    if wanted is None:
-        return
-    least = wanted if is_exact else wanted * (1 - TOLERANCE)
-    shown = "not known" if value is None else f"{value:.6g} {unit}"
-    advice = "see the node's findings, or exclude it; update the file if the site changed"
-    yield judge_value(
-        value is not None and value >= least, "fail", check, shown, f"{wanted:g} {unit}", REASON, advice, **more
-    )
+    if wanted is not None:
+        shown = "not known" if value is None else f"{value:.6g} {unit}"
+        is_enough = value is not None and value >= (wanted if is_exact else wanted * (1 - TOLERANCE))
+        yield judge("expect", is_enough, shown, about, check=check, wanted=f"{wanted:g} {unit}")
 
 
 def _compare_version(
-    check: str, value: str | None, versions: Sequence[str], otherwise: Status, **more: Any
+    check: str, value: str | None, versions: Sequence[str], about: About = NODE, *, status: str = "fail"
 ) -> Iterator[CheckFinding]:
-    if not versions:
-        return
-    advice = "install what the site expects, or add the version to the file"
-    yield judge_value(
-        value in versions, otherwise, check, value or "not known", " or ".join(versions), REASON, advice, **more
-    )
+    if versions:
+        words = {"check": check, "wanted": " or ".join(versions), "status": status}
+        yield judge("expect/version", value in versions, value or "not known", about, **words)
 
 
 HOST_CHECKS, GPU_CHECKS, NETWORK_CHECKS = (check_host,), (check_gpus,), (check_nics,)

@@ -13,7 +13,8 @@ from primus import interpreter
 from primus.bootstrap import torch_builds
 from primus.machine import profile
 from primus.preflight.findings.finding import CheckFinding
-from primus.preflight.findings.node import PreflightNode, format_names, judge_value, report_info, report_ok
+from primus.preflight.findings.node import PreflightNode, format_names
+from primus.preflight.findings.rules import About, report_info
 from primus.process import CommandResult
 
 LOAD_LIMIT_S = 20.0
@@ -75,18 +76,10 @@ def judge_torch(node: PreflightNode, found: TorchInstallation | None) -> Iterato
         return
     vendor = node.facts.devices[0].vendor
     wanted = {"amd": "ROCm", "nvidia": "CUDA"}[vendor]
-    yield judge_value(
-        found is not None and found.format_build.startswith(wanted),
-        "fail" if found else "warn",
-        "software.torch",
-        text,
-        f"built for {wanted}",
-        f"the GPUs are from {vendor}, and training needs it",
-        f"install the build for {wanted} (pytorch.org/get-started); ./primus-cli setup installs a default one",
-    )
-    if found is None:
-        return
-    if wanted == "CUDA" and found.cuda:
+    is_right = found is not None and found.format_build.startswith(wanted)
+    words = {"wanted": wanted, "vendor": vendor, "status": "fail" if found else "warn"}
+    yield node.judge("software.torch", is_right, text, **words)
+    if found and wanted == "CUDA" and found.cuda:
         yield _find_cuda_driver(node, found.folder / "version.py")
 
 
@@ -94,22 +87,15 @@ def _find_cuda_driver(node: PreflightNode, file: Path) -> CheckFinding:
     """The driver supports the CUDA version that PyTorch is built for; an installed toolkit does not matter."""
     build, driver = torch_builds.read_build(file), node.facts.software.nvidia_driver
     runs = torch_builds.find_cuda_of_driver(driver)
-    reason = "a driver runs builds of its CUDA major version and older ones (CUDA compatibility guide)"
     if runs is None:
-        return report_info("software.cuda_driver", f"PyTorch for {build}, driver {driver or 'not known'}", reason)
-    hardware = torch_builds.Hardware(vendor="nvidia", driver=driver or "")
-    mismatch = torch_builds.find_mismatch(build, hardware)
+        shown = f"PyTorch for {build}, driver {driver or 'not known'}"
+        return node.judge("software.cuda_driver/unknown", False, shown)
+    mismatch = torch_builds.find_mismatch(build, torch_builds.Hardware(vendor="nvidia", driver=driver or ""))
     has_compat = any(node.tree.root.glob(COMPAT))
-    return judge_value(
-        mismatch is None,
-        "warn" if has_compat else "fail",
-        "software.cuda_driver",
-        f"PyTorch for {build}, driver {driver} for CUDA {runs[0]}.{runs[1]}"
-        + (", forward compatibility package installed" if mismatch and has_compat else ""),
-        f"a driver for CUDA {build.version[0]} or newer",
-        reason,
-        "update the driver, or install an older build of PyTorch",
-    )
+    shown = f"PyTorch for {build}, driver {driver} for CUDA {runs[0]}.{runs[1]}"
+    shown += ", forward compatibility package installed" if mismatch and has_compat else ""
+    words = {"wanted": build.version[0], "status": "warn" if has_compat else "fail"}
+    return node.judge("software.cuda_driver", mismatch is None, shown, **words)
 
 
 def check_versions(node: PreflightNode) -> Iterator[CheckFinding]:
@@ -123,7 +109,7 @@ def check_versions(node: PreflightNode) -> Iterator[CheckFinding]:
         ("CUDA", held.cuda),
     ):
         if version:
-            yield report_info("software.stack", f"{name} {version}", subject=name)
+            yield report_info("software.stack", f"{name} {version}", about=About(name))
 
 
 def check_libraries(node: PreflightNode) -> Iterator[CheckFinding]:
@@ -136,31 +122,19 @@ def check_libraries(node: PreflightNode) -> Iterator[CheckFinding]:
     bundled = [found.folder / "lib" / name, found.folder / "lib" / "librccl.so"] if found else []
     bundled += [found.folder.parent / "nvidia" / "nccl" / "lib" / name] if found else []
     path = next((str(candidate) for candidate in bundled if candidate.exists()), name)
-    answer = _load_library(node, path)
-    yield judge_value(
-        answer.state == "ok",
-        "warn",
-        "software.collectives",
-        path if answer.state == "ok" else answer.problem,
-        f"{name} loads",
-        "GPU processes communicate through it",
-        "install the build of PyTorch for these devices, or set LD_LIBRARY_PATH",
-    )
+    yield _judge_library(node, "software.collectives", path, name)
     plugin = node.environ.get("NCCL_NET_PLUGIN")
     if plugin and plugin != "none":
         name = plugin if ".so" in plugin else f"libnccl-net-{plugin}.so"
-        answer = _load_library(node, name)
-        yield judge_value(
-            answer.state == "ok",
-            "warn",
-            "software.net_plugin",
-            name if answer.state == "ok" else answer.problem,
-            f"{name} loads",
-            "$NCCL_NET_PLUGIN",
-            "set LD_LIBRARY_PATH to its folder, or unset NCCL_NET_PLUGIN",
-        )
+        yield _judge_library(node, "software.net_plugin", name, name)
     elif plugin is None:
         yield from _list_nic_plugins(node)
+
+
+def _judge_library(node: PreflightNode, row: str, path: str, name: str) -> CheckFinding:
+    answer = _load_library(node, path)
+    is_loaded = answer.state == "ok"
+    return node.judge(row, is_loaded, path if is_loaded else answer.problem, library=name)
 
 
 def _load_library(node: PreflightNode, name: str) -> CommandResult:
@@ -176,15 +150,8 @@ def _list_nic_plugins(node: PreflightNode) -> Iterator[CheckFinding]:
         if found is None or not found.plugins:
             continue
         loads = next((name for name in found.plugins if _load_library(node, name).state == "ok"), None)
-        yield judge_value(
-            loads is not None,
-            "warn",
-            "software.net_plugin",
-            loads or f"none of {format_names(found.plugins)} loads",
-            f"a plug-in for {found.title}",
-            "nodes otherwise communicate over slow TCP sockets",
-            "install aws-ofi-rccl or aws-ofi-nccl, and set LD_LIBRARY_PATH to its folder",
-        )
+        words = {"plugins": format_names(found.plugins), "nic": found.title}
+        yield node.judge("software.net_plugin/nic", loads is not None, loads or "", **words)
 
 
 def check_tools(node: PreflightNode) -> Iterator[CheckFinding]:
@@ -192,16 +159,8 @@ def check_tools(node: PreflightNode) -> Iterator[CheckFinding]:
     for name in node.expected.tools:
         answer = node.run_program([name, "--version"], TOOL_LIMIT_S)
         is_there = answer.state in ("ok", "failed")  # some programs do not support --version
-        yield judge_value(
-            is_there,
-            "fail",
-            "software.tool",
-            answer.text.strip().partition("\n")[0][:80] or answer.problem,
-            "present",
-            "--require-tools",
-            f"install {name}, or put it on the PATH of this node",
-            subject=name,
-        )
+        shown = answer.text.strip().partition("\n")[0][:80] or answer.problem
+        yield node.judge("software.tool", is_there, shown, About(name), tool=name)
 
 
 def check_packages(node: PreflightNode) -> Iterator[CheckFinding]:
@@ -209,11 +168,8 @@ def check_packages(node: PreflightNode) -> Iterator[CheckFinding]:
     installed = list_installed_packages()
     digest = hashlib.sha256("\n".join(f"{name} {version}" for name, version in sorted(installed.items())).encode())
     shown = [f"{name} {installed[name]}" for name in PACKAGES if name in installed]
-    yield report_ok(
-        "software.packages",
-        f"{len(installed)} packages, {digest.hexdigest()[:12]}; {format_names(shown) or 'no torch'}",
-        "the same on every node",
-    )
+    text = f"{len(installed)} packages, {digest.hexdigest()[:12]}; {format_names(shown) or 'no torch'}"
+    yield node.judge("software.packages", True, text)
 
 
 def list_installed_packages() -> dict[str, str]:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from primus.preflight.findings.finding import CheckFinding
-from primus.preflight.findings.node import PreflightNode, judge_value, report_info
-from primus.report import table
+from primus.preflight.findings.node import PreflightNode
+from primus.preflight.findings.rules import About, report_info
 
-GIB = 1 << 30
+LEAST_BYTES = 1 << 26
+"""With less free space nothing can run."""
 SAMPLE_BYTES = 4 << 20
 """Small enough for any file system, large enough for more than one block."""
 NETWORK_TYPES = (
@@ -46,52 +47,26 @@ def check_folders(node: PreflightNode) -> Iterator[CheckFinding]:
 
 def _check_folder(node: PreflightNode, folder: Path, purpose: str) -> Iterator[CheckFinding]:
     there = next((parent for parent in [folder, *folder.parents] if os.path.isdir(parent)), Path("/"))
-    subject = f"{purpose} {folder}"
+    about = About(f"{purpose} {folder}")
     problem, seconds = _measure_sample(there)
     kind = find_file_system(there, node.tree.read_text("proc/self/mounts") or "")
     place = f"{kind}{', a network file system' if kind in NETWORK_TYPES else ''}"
-    yield judge_value(
-        not problem,
-        "warn" if purpose in OFTEN_READ_ONLY else "fail",
-        "storage.writable",
-        problem or f"{place}; {SAMPLE_BYTES >> 20} MiB written and read in {seconds * 1e3:.0f} ms",
-        "a file can be written, synced and read",
-        "a run, its data or its caches are kept there",
-        "choose another folder, or fix its owner and mode",
-        subject=subject,
-        value=None if problem else round(seconds, 4),
-    )
+    shown = problem or f"{place}; {SAMPLE_BYTES >> 20} MiB written and read in {seconds * 1e3:.0f} ms"
+    words = {
+        "status": "warn" if purpose in OFTEN_READ_ONLY else "fail",
+        "value": None if problem else round(seconds, 4),
+    }
+    yield node.judge("storage.writable", not problem, shown, about, **words)
     if problem:
         return
     held = os.statvfs(there)
     free = held.f_bavail * held.f_frsize
-    is_temporary = purpose == "temporary files"
-    least_gib = node.limits.temporary_free_gib if is_temporary else node.limits.storage_free_gib
-    yield judge_value(
-        free >= least_gib * GIB,
-        "fail" if free < GIB // 16 else "warn",
-        "storage.free",
-        table.format_size(free),
-        f">= {least_gib:g} GiB",
-        "a job stops when checkpoints or caches do not fit",
-        "remove old runs (`runs clean`), or choose another folder",
-        subject=subject,
-        value=free,
-    )
+    row = "storage.free/temporary" if purpose == "temporary files" else "storage.free"
+    yield node.judge(row, free, "", about, status="fail" if free < LEAST_BYTES else "warn")
     if held.f_files:  # 0 if the file system does not count them, such as btrfs
-        yield judge_value(
-            held.f_favail >= node.limits.free_inodes,
-            "warn",
-            "storage.inodes",
-            f"{held.f_favail:,} files",
-            f">= {node.limits.free_inodes:,}",
-            "no free inodes means a full disk",
-            "remove small files",
-            subject=subject,
-            value=held.f_favail,
-        )
+        yield node.judge("storage.inodes", held.f_favail, f"{held.f_favail:,} files", about)
     else:
-        yield report_info("storage.inodes", f"{kind} counts none", subject=subject)
+        yield report_info("storage.inodes", f"{kind} counts none", about=about)
 
 
 def _measure_sample(folder: Path) -> tuple[str, float]:

@@ -11,17 +11,14 @@ from msgspec import Struct
 from primus import interpreter
 from primus.machine import devices as visible
 from primus.preflight.findings.finding import CheckFinding
-from primus.preflight.findings.node import PreflightNode, format_names, judge_value, report_info
+from primus.preflight.findings.node import PreflightNode, format_names
+from primus.preflight.findings.rules import report_info
 
 LIMIT_S = 60.0
 """PyTorch starts in 10 to 15 s on a node with 8 devices, and more slowly from a network file system."""
 USUAL_DEVICES = 8
 DEVICE_LIMIT_S = 1.0
 """Added for each further device, such as the 64 partitions of a node in CPX mode."""
-REASON = "ranks get their devices from PyTorch"
-ADVICE = (
-    "check that PyTorch is built for this driver (software.torch) and that this user may open /dev/kfd and /dev/dri"
-)
 PROGRAM = """\
 import json, torch
 n = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -57,10 +54,9 @@ def check_torch_devices(node: PreflightNode, python: str = sys.executable) -> It
     try:
         view = msgspec.json.decode(answer.text.strip().rpartition("\n")[2], type=TorchDeviceView)
     except msgspec.MsgspecError:
-        problem, advice = answer.problem or "no answer", "run `python -c 'import torch; torch.cuda.init()'`"
-        yield judge_value(False, "fail", "gpu.torch_count", problem, str(expected), REASON, advice)
+        yield node.judge("gpu.torch_count/no_answer", False, answer.problem or "no answer", wanted=expected)
         return
-    yield judge_value(view.count == expected, "fail", "gpu.torch_count", str(view.count), str(expected), REASON, ADVICE)
+    yield node.judge("gpu.torch_count", view.count == expected, str(view.count), wanted=expected)
     if view.count > 1:
         yield judge_peers(node, view)
 
@@ -75,21 +71,11 @@ def _count_failed_devices(node: PreflightNode) -> int:
 def judge_peers(node: PreflightNode, view: TorchDeviceView) -> CheckFinding:
     """Whether devices of one hive can access each other's memory."""
     hives = _list_hives(node, view.count)
-    reason = "intra-node collectives copy between devices"
     if hives is None:
         shown = f"{len(view.apart)} pairs have no peer access" if view.apart else "every pair"
-        return report_info("gpu.peer_access", shown, reason)
+        return node.judge("gpu.peer_access/unknown", False, shown)
     apart = [f"{first}-{second}" for first, second in view.apart if hives[first] == hives[second]]
-    return judge_value(
-        not apart,
-        "fail",
-        "gpu.peer_access",
-        f"none between {format_names(apart)}" if apart else "between all devices of a hive",
-        "between all devices of a hive",
-        reason,
-        "boot with iommu=pt and disable PCIe ACS; `nvidia-smi topo -p2p r` or `amd-smi topology` shows the pairs",
-        value=len(apart),
-    )
+    return node.judge("gpu.peer_access", not apart, format_names(apart), value=len(apart))
 
 
 def _list_hives(node: PreflightNode, count: int) -> Sequence[str] | None:

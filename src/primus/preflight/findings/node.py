@@ -1,4 +1,4 @@
-"""Data about a node that the checks use, and functions that create findings."""
+"""Data about a node that the checks use, and how a finding writes names, links and numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from primus.machine.cluster import ClusterLayout
 from primus.machine.facts import Device, MachineFacts, PcieLink
 from primus.machine.profile import Profile
 from primus.machine.tree import FileTree
-from primus.preflight.findings.finding import CheckFinding, Status
+from primus.preflight.findings.finding import CheckFinding
+from primus.preflight.findings.rules import NODE, About, judge
 from primus.preflight.findings.site import SiteExpectations
 from primus.preflight.findings.thresholds import Thresholds
 from primus.process import CommandResult
@@ -70,41 +71,15 @@ class PreflightNode(Struct, frozen=True, kw_only=True):
         """Result of a read-only program within a time limit (default: that of the management tools)."""
         return process.run_command(argv, self.environ, limit_s or self.limits.smi_limit_s)
 
+    def judge(self, row: str, reading: object, text: str = "", about: About = NODE, /, **words: Any) -> CheckFinding:
+        """The finding for a reading of this node; see `rules.judge`."""
+        return judge(row, reading, text, about, limits=self.limits, **words)
+
     @property
     def list_profiles(self) -> list[tuple[Device, Profile]]:
         """The devices of known models, with their profiles."""
         known = ((device, profiles.find_profile_by_name(device.model)) for device in self.facts.devices if device.model)
         return [(device, profile) for device, profile in known if profile is not None]
-
-
-def report_ok(check: str, measured: str, expected: str = "", reason: str = "", **more: Any) -> CheckFinding:
-    """The value is as expected."""
-    return _build_finding("ok", check, measured, expected, reason, more)
-
-
-def report_info(check: str, measured: str, reason: str = "", **more: Any) -> CheckFinding:
-    """A measured value without an expectation."""
-    return _build_finding("info", check, measured, "", reason, more)
-
-
-def judge_value(
-    good: bool, otherwise: Status, check: str, measured: str, expected: str, reason: str, advice: str, **more: Any
-) -> CheckFinding:
-    """Status ok if `good`, otherwise a finding with the status `otherwise` and its advice."""
-    if good:
-        return _build_finding("ok", check, measured, expected, reason, more)
-    return _build_finding(otherwise, check, measured, expected, reason, {**more, "advice": advice})
-
-
-def report_unknown(check: str, why: str, expected: str, reason: str, advice: str, **more: Any) -> CheckFinding:
-    """A required value that could not be measured."""
-    return _build_finding("unknown", check, why, expected, reason, {**more, "advice": advice})
-
-
-def _build_finding(
-    status: Status, check: str, measured: str, expected: str, reason: str, more: dict[str, Any]
-) -> CheckFinding:
-    return CheckFinding(check=check, status=status, measured=measured, expected=expected, reason=reason, **more)
 
 
 def format_names(names: Iterable[object], most: int = 8) -> str:

@@ -10,7 +10,8 @@ from msgspec import Struct
 
 from primus.machine.tree import build_sort_key
 from primus.preflight.findings.finding import CheckFinding, NodeReport, find_worst_status
-from primus.preflight.findings.node import format_names, judge_value
+from primus.preflight.findings.node import format_names
+from primus.preflight.findings.rules import About, judge
 
 Verdict = Literal["pass", "unknown", "fail"]
 MUST_AGREE = ("GPU model", "GPU count", "RDMA ports")
@@ -94,17 +95,9 @@ def compare_nodes(
     for name in names:
         yield from _find_drift(name, {node.host: node.stack.get(name, "none") for node in nodes})
     for host, offset_s in sorted(offsets_s.items()):
-        yield judge_value(
-            abs(offset_s) <= skew_limit_s,
-            "warn",
-            "cluster.clock_skew",
-            f"{offset_s:+.1f} s",
-            f"within {skew_limit_s:g} s",
-            "logs of several nodes need one time (AMD-AGI/Primus node_smoke)",
-            "start chronyd there",
-            host=host,
-            value=round(offset_s, 1),
-        )
+        words = {"wanted": skew_limit_s, "value": round(offset_s, 1)}
+        is_close, shown = abs(offset_s) <= skew_limit_s, f"{offset_s:+.1f} s"
+        yield judge("cluster.clock_skew", is_close, shown, About(host=host), **words)
 
 
 def _find_drift(name: str, values: Mapping[str, str]) -> Iterator[CheckFinding]:
@@ -119,18 +112,13 @@ def _find_drift(name: str, values: Mapping[str, str]) -> Iterator[CheckFinding]:
     for host, value in sorted(values.items()):
         if value == usual and not is_tie:
             continue
-        yield judge_value(
-            False,
-            "fail" if name in MUST_AGREE else "warn",
-            check,
-            value,
-            shown if not is_tie else _format_votes(counts),
-            f"nodes of one job have the same {name}",
-            "see the node's findings, or exclude it"
-            if is_count
-            else "install the same version as the others, or exclude the node",
-            host=host,
-        )
+        words = {
+            "check": check,
+            "status": "fail" if name in MUST_AGREE else "warn",
+            "wanted": shown if not is_tie else _format_votes(counts),
+            "name": name,
+        }
+        yield judge("difference/count" if is_count else "difference", False, value, About(host=host), **words)
 
 
 def _format_votes(counts: Mapping[str, int]) -> str:
@@ -140,13 +128,4 @@ def _format_votes(counts: Mapping[str, int]) -> str:
 def report_missing_nodes(names: Iterable[str], limit_s: float) -> Iterator[CheckFinding]:
     """Expected nodes that did not respond."""
     for host in names:
-        yield judge_value(
-            False,
-            "fail",
-            "cluster.missing",
-            f"no report within {limit_s:g} s",
-            "a report of every node",
-            "a node without a report cannot take part",
-            "check that the node is up, that the command runs there, and that it reaches the master's port",
-            host=host,
-        )
+        yield judge("cluster.missing", False, f"{limit_s:g}", About(host=host))

@@ -14,7 +14,8 @@ from primus.launch.nodes import report_collection
 from primus.launch.nodes.report_collection import CollectedReport, NodeArrival, ReportCollector
 from primus.machine.cluster import ClusterLayout
 from primus.preflight.findings.finding import CheckFinding, NodeReport
-from primus.preflight.findings.node import format_names, judge_value
+from primus.preflight.findings.node import format_names
+from primus.preflight.findings.rules import About, judge
 from primus.preflight.nodes import cluster
 from primus.preflight.nodes.cluster import ClusterReport, Verdict
 
@@ -132,16 +133,7 @@ def _report_unreachable_nodes(
             continue
         measured = f"reaches no more than {len(hosts) - 1 - len(unreached[rank])} nodes" if lonely else ""
         measured += f"{'; ' if lonely and by else ''}not reached by {format_names(by)}" if by else ""
-        yield judge_value(
-            False,
-            "fail",
-            "cluster.connect",
-            measured,
-            "every pair of nodes connects",
-            "workers connect to each other on arbitrary ports",
-            "open the ports between nodes; check routes and firewall",
-            host=host,
-        )
+        yield judge("cluster.connect", False, measured, About(host=host))
 
 
 _ITEM = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from primus.machine import measurements
 from primus.machine.measurements import Collective, Pair, WrongElements
 from primus.preflight.findings.finding import CheckFinding
-from primus.preflight.findings.node import format_names, format_ranges, judge_value, report_info, report_unknown
+from primus.preflight.findings.node import format_names, format_ranges
+from primus.preflight.findings.rules import About, judge, report_info
 from primus.preflight.performance import fault_localization
 from primus.preflight.performance.baselines import FLOOR_RANKS, PerformanceBaseline, format_floor
 from primus.report import table
@@ -40,15 +40,12 @@ class CommunicationJudge:
         groups = {(scope, ranks) for scope, ranks, _ in by_group}
         for _, ranks in sorted(groups):
             if len(ranks) == 1:
-                yield report_info(
-                    "performance.collectives", "single rank", ALONE, host=self._baseline.find_host(ranks[0])
-                )
-        missing = self._report_group_count() - len(groups)
+                about = About(host=self._baseline.find_host(ranks[0]))
+                yield report_info("performance.collectives", "single rank", ALONE, about)
+        expected = self._report_group_count()
+        missing = expected - len(groups)
         if missing > 0:
-            yield report_unknown(
-                "performance.collectives", f"not measured in {missing} of {self._report_group_count()} groups of ranks",
-                "every group", "unmeasured devices may be faulty", "find out why the tests ended early",
-            )  # fmt: skip
+            yield judge("performance.collectives", False, f"{missing} of {expected}")
 
     def _report_group_count(self) -> int:
         nodes: dict[int, list[int]] = defaultdict(list)
@@ -63,14 +60,7 @@ class CommunicationJudge:
         check, about = self._describe_collective(sweep[0])
         timed = [found for found in sweep if found.busbw_gb_per_s is not None]
         for problem in dict.fromkeys(found.problem for found in sweep if found.busbw_gb_per_s is None):
-            yield report_unknown(
-                check,
-                problem or "no time",
-                "a measured bandwidth",
-                "the options request this test",
-                "see the run's logs",
-                **about,
-            )
+            yield judge("collective/no_time", False, problem or "no time", about, check=check)
         yield from self._report_wrong_elements(check, sweep, about)
         if not timed:
             return
@@ -78,12 +68,12 @@ class CommunicationJudge:
         if self._on_gpu:
             yield from self._find_dips(check, timed, about)
 
-    def _describe_collective(self, found: Collective) -> tuple[str, dict[str, Any]]:
-        """Name of the check and the node that it concerns."""
-        about = {"subject": f"ranks {format_ranges(found.ranks)}"} if self._is_part(found) else {}
+    def _describe_collective(self, found: Collective) -> tuple[str, About]:
+        """Name of the check, and what it concerns."""
+        part = f"ranks {format_ranges(found.ranks)}" if self._is_part(found) else ""
         if found.scope == "all":
-            return f"performance.{found.operation}_between_nodes", about
-        return f"performance.{found.operation}", {**about, "host": self._baseline.find_host(found.ranks[0])}
+            return f"performance.{found.operation}_between_nodes", About(part)
+        return f"performance.{found.operation}", About(part, self._baseline.find_host(found.ranks[0]))
 
     def _is_part(self, found: Collective) -> bool:
         """Whether the group is a subset of the ranks of its node or of all ranks."""
@@ -91,9 +81,7 @@ class CommunicationJudge:
         there = [rank for rank in self._results.ranks if found.scope == "all" or (first and rank.node == first.node)]
         return len(found.ranks) < len(there)
 
-    def _report_wrong_elements(
-        self, check: str, sweep: Sequence[Collective], about: Mapping[str, Any]
-    ) -> Iterator[CheckFinding]:
+    def _report_wrong_elements(self, check: str, sweep: Sequence[Collective], about: About) -> Iterator[CheckFinding]:
         wrong = [entry for found in sweep for entry in found.wrong]
         if not wrong:
             return
@@ -105,11 +93,8 @@ class CommunicationJudge:
             if entry.source is not None and entry.source != entry.rank
         }
         count = sum(entry.count for entry in wrong)
-        yield judge_value(
-            False, "fail", check, f"{count} wrong elements{self._format_suspects(wrong, met, bad)}", "none",
-            "exact sums of small integers, as nccl-tests checks",
-            "remove the named node; if none is named, see the pairs", **about,
-        )  # fmt: skip
+        shown = f"{count} wrong elements{self._format_suspects(wrong, met, bad)}"
+        yield judge("collective/wrong", False, shown, about, check=check)
 
     def _format_suspects(
         self,
@@ -124,7 +109,7 @@ class CommunicationJudge:
         receivers = sorted({entry.rank for entry in wrong})
         return f" received by {format_names(self._baseline.format_rank_name(rank) for rank in receivers)}"
 
-    def _judge_bandwidth(self, check: str, timed: Sequence[Collective], about: Mapping[str, Any]) -> CheckFinding:
+    def _judge_bandwidth(self, check: str, timed: Sequence[Collective], about: About) -> CheckFinding:
         """Bus bandwidth of the largest size and time of the smallest, compared with the floor if there is one."""
         shown = f"busbw {_format_busbw(timed[-1])}, {_format_latency(timed[0])}, {len(timed[0].ranks)} ranks"
         floored = [
@@ -133,32 +118,24 @@ class CommunicationJudge:
         for found, floor in floored:
             if (found.busbw_gb_per_s or 0.0) < floor.value:
                 expected = f"{format_floor(floor)} at {table.format_size(found.size_bytes)}"
-                return judge_value(
-                    False, "fail", check, f"busbw {_format_busbw(found)}", expected, floor.source,
-                    "check the links between the devices and the library settings in `env show`",
-                    value=found.busbw_gb_per_s, **about,
-                )  # fmt: skip
+                words = {"wanted": expected, "floor_source": floor.source, "value": found.busbw_gb_per_s}
+                return judge("collective", False, f"busbw {_format_busbw(found)}", about, check=check, **words)
+        largest = timed[-1].busbw_gb_per_s
         if not floored:
             why = f"floors are of {FLOOR_RANKS} devices of a node" if self._on_gpu else "gloo over the host's network"
-            return report_info(check, shown, why, value=timed[-1].busbw_gb_per_s, **about)
+            return report_info(check, shown, why, about, value=largest)
         expected = ", ".join(
             f"{format_floor(floor)} at {table.format_size(found.size_bytes)}" for found, floor in floored
         )
-        return judge_value(
-            True, "fail", check, shown, expected, floored[-1][1].source, "", value=timed[-1].busbw_gb_per_s, **about
-        )
+        words = {"wanted": expected, "floor_source": floored[-1][1].source, "value": largest}
+        return judge("collective", True, shown, about, check=check, **words)
 
-    def _find_dips(self, check: str, timed: Sequence[Collective], about: Mapping[str, Any]) -> Iterator[CheckFinding]:
+    def _find_dips(self, check: str, timed: Sequence[Collective], about: About) -> Iterator[CheckFinding]:
         by_size = {found.size_bytes: found.busbw_gb_per_s or 0.0 for found in timed}
         for small, large in fault_localization.find_dips(by_size):
             drop = 1 - by_size[large] / by_size[small]
-            yield judge_value(
-                False, "warn", f"{check}_dip",
-                f"{drop:.0%} lower at {table.format_size(large)} than at {table.format_size(small)}",
-                "no drop above 5 %",
-                "bandwidth grows with size, then stays constant (ROCm/cvs)",
-                "measure again; then check the algorithm and protocol of the library at this size", **about,
-            )  # fmt: skip
+            shown = f"{drop:.0%} lower at {table.format_size(large)} than at {table.format_size(small)}"
+            yield judge("collective/dip", False, shown, about, check=f"{check}_dip")
 
     def judge_pairs(self) -> Iterator[CheckFinding]:
         """Ranks that are slow or wrong with several partners."""
@@ -166,10 +143,8 @@ class CommunicationJudge:
             found = [pair for pair in self._results.pairs if pair.between_nodes == between_nodes]
             expected = self._report_pair_count(between_nodes)
             if len(found) < expected:
-                yield report_unknown(
-                    _name_pair_check(between_nodes), f"{expected - len(found)} of {expected} pairs were not measured",
-                    "every pair", "unmeasured devices may be faulty", "find out why the tests ended early",
-                )  # fmt: skip
+                shown = f"{expected - len(found)} of {expected}"
+                yield judge("pairs/not_measured", False, shown, check=_name_pair_check(between_nodes))
             if found:
                 yield from self._judge_pairs(found, between_nodes)
         if self._results.world_size == 1:
@@ -199,10 +174,7 @@ class CommunicationJudge:
             f"{table.format_number(max(rates, default=None))} GB/s per direction"
         )
         if not bad:
-            yield judge_value(
-                True, "fail", check, f"{len(scan)} pairs, {shown}", "correct, and of similar speed",
-                "circle method: each two once, as many at once as there can be", "", value=min(rates),
-            )  # fmt: skip
+            yield judge("pairs", True, f"{len(scan)} pairs, {shown}", check=check, value=min(rates))
             return
         for name in blamed:
             yield self._report_slow_member(check, name, [pair for pair in bad if name in pair[:2]], shown)
@@ -217,22 +189,15 @@ class CommunicationJudge:
         slowest = min((pair.value for pair in bad if pair.value is not None), default=None)
         what = "wrong or no data" if is_wrong else f"down to {table.format_number(slowest)} GB/s"
         partners = format_names(f"rank {pair.second if pair.first == name else pair.first}" for pair in bad)
-        return judge_value(
-            False, "fail" if is_wrong or self._on_gpu else "warn", check,
-            f"{what} with {partners}, where all pairs have {shown}", "as its partners reach with others",
-            "all bad pairs include this member", "exclude the node and check its network",
-            subject=self._baseline.format_rank_name(name), host=self._baseline.find_host(name), value=slowest,
-        )  # fmt: skip
+        about = About(self._baseline.format_rank_name(name), self._baseline.find_host(name))
+        words = {"check": check, "status": "fail" if is_wrong or self._on_gpu else "warn", "value": slowest}
+        return judge("pairs/member", False, f"{what} with {partners}, where all pairs have {shown}", about, **words)
 
     def _report_bad_link(self, check: str, pair: Pair, shown: str) -> CheckFinding:
         what = f"{pair.wrong} wrong elements" if pair.wrong else f"{table.format_number(pair.gb_per_s)} GB/s"
-        return judge_value(
-            False, "fail" if pair.wrong else "warn", check, f"{what}, where all pairs have {shown}",
-            "as the other pairs", "both are normal with others: the path between them is bad",
-            "check the cables and switches between them",
-            subject=" with ".join(self._baseline.format_rank_name(rank) for rank in (pair.first, pair.second)),
-            value=pair.gb_per_s,
-        )  # fmt: skip
+        about = About(" with ".join(self._baseline.format_rank_name(rank) for rank in (pair.first, pair.second)))
+        words = {"check": check, "status": "fail" if pair.wrong else "warn", "value": pair.gb_per_s}
+        return judge("pairs/link", False, f"{what}, where all pairs have {shown}", about, **words)
 
 
 def _format_busbw(found: Collective) -> str:

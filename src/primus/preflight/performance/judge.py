@@ -17,7 +17,7 @@ from primus.machine.facts import MachineFacts
 from primus.machine.measurements import MeasuredFigure, MeasurementPlan, MeasurementResults, RankResult
 from primus.machine.profile import Profile
 from primus.preflight.findings.finding import CheckFinding
-from primus.preflight.findings.node import judge_value, report_info, report_unknown
+from primus.preflight.findings.rules import About, judge, report_info
 from primus.preflight.performance import fault_localization
 from primus.preflight.performance.baselines import (
     GIB,
@@ -169,15 +169,9 @@ class PerformanceJudge:
 
     def _judge_completeness(self) -> CheckFinding:
         results = self._results
-        return judge_value(
-            not results.problem and len(results.ranks) == results.world_size > 0,
-            "fail",
-            "performance.complete",
-            results.problem or f"results of {len(results.ranks)} of {results.world_size} ranks",
-            f"all tests of {results.world_size} ranks",
-            "unmeasured devices may be faulty",
-            "see logs/ of the run for the rank that failed first or did not respond",
-        )
+        is_complete = not results.problem and len(results.ranks) == results.world_size > 0
+        shown = results.problem or f"results of {len(results.ranks)} of {results.world_size} ranks"
+        return judge("performance.complete", is_complete, shown, world_size=results.world_size)
 
     def _list_expected_tests(self) -> list[str]:
         names = {
@@ -222,31 +216,19 @@ class PerformanceJudge:
 
     def _find_fault(self, rank: RankResult, test: str, figure: MeasuredFigure | None) -> CheckFinding | None:
         """The fault of a single device, without comparison with others."""
-        about = {"subject": format_device_name(rank), "host": self._baseline.find_host(rank.rank)}
-        check, floor, peak = f"performance.{test}", self._baseline.find_floor(test), self._baseline.find_peak(test)
+        about, check = About(format_device_name(rank), self._baseline.find_host(rank.rank)), f"performance.{test}"
         if figure is None:
-            return report_unknown(
-                check, "not measured", "a figure", "untested devices may be faulty",
-                "find out why the tests ended early", **about,
-            )  # fmt: skip
+            return judge("device_test/not_measured", False, "", about, check=check)
+        words, shown = {"check": check, "value": figure.value}, _format_figure(figure)
         if figure.wrong or figure.value is None:
-            return judge_value(
-                False, "fail", check, figure.problem or "no figure", "the right result",
-                "wrong results corrupt a training run silently",
-                "remove the node; run the vendor's diagnostics", value=figure.value, **about,
-            )  # fmt: skip
+            return judge("device_test/wrong", False, figure.problem or "no figure", about, **words)
+        floor, peak = self._baseline.find_floor(test), self._baseline.find_peak(test)
         if peak is not None and figure.value > peak:
-            return report_unknown(
-                check, _format_figure(figure), f"at most {table.format_number(peak)} {figure.unit}, the peak",
-                "measured above the peak: wrong clock or wrong FLOP convention",
-                "report it with report/performance.json of the run", value=figure.value, **about,
-            )  # fmt: skip
+            wanted = f"{table.format_number(peak)} {figure.unit}"
+            return judge("device_test/above_peak", False, shown, about, wanted=wanted, **words)
         if floor is not None and figure.value < floor.value:
-            return judge_value(
-                False, "warn" if test == "sanity" else "fail", check, _format_figure(figure), format_floor(floor),
-                floor.source,
-                "check clocks, temperature, power cap and other processes", value=figure.value, **about,
-            )  # fmt: skip
+            words |= {"wanted": format_floor(floor), "floor_source": floor.source}
+            return judge("device_test", False, shown, about, status="warn" if test == "sanity" else "fail", **words)
         return None
 
     def _report_outlier(
@@ -254,24 +236,19 @@ class PerformanceJudge:
     ) -> CheckFinding | None:
         if rank not in outliers:
             return None
-        outlier, median, shown_unit = (
-            outliers[rank],
-            statistics.median(values.values()),
-            self._baseline.find_unit(test),
+        outlier, unit = outliers[rank], self._baseline.find_unit(test)
+        about = About(format_device_name(self._ranks[rank]), self._baseline.find_host(rank))
+        shown = (
+            f"{table.format_number(values[rank])} {unit}, {outlier.below:.0%} below the median of {len(values)} devices"
         )
-        return judge_value(
-            False,
-            "fail" if outlier.z > fault_localization.ROBUST_Z else "warn",
-            f"performance.{test}",
-            f"{table.format_number(values[rank])} {shown_unit}, {outlier.below:.0%} below the median of "
-            f"{len(values)} devices",
-            f"within {self._baseline.demands.outlier_percent:g} % of {table.format_number(median)} {shown_unit}",
-            "the slowest device sets the pace of the job",
-            "check clocks, temperature and power cap; exclude the node if it persists",
-            subject=format_device_name(self._ranks[rank]),
-            host=self._baseline.find_host(rank),
-            value=values[rank],
-        )
+        words = {
+            "check": f"performance.{test}",
+            "tolerance": self._baseline.demands.outlier_percent,
+            "wanted": f"{table.format_number(statistics.median(values.values()))} {unit}",
+            "status": "fail" if outlier.z > fault_localization.ROBUST_Z else "warn",
+            "value": values[rank],
+        }
+        return judge("device_test/outlier", False, shown, about, **words)
 
     def _report_usual_figures(self, test: str, ranks: Sequence[int], values: Sequence[float]) -> CheckFinding:
         """Figures of the healthy devices of one node."""
@@ -287,14 +264,13 @@ class PerformanceJudge:
         )
         best = self._baseline.find_best(test)
         shown += f", {median / best:.0%} of the best measured" if best else ""
-        about = {"host": self._baseline.find_host(first.rank), "value": median}
+        about, check = About(host=self._baseline.find_host(first.rank)), f"performance.{test}"
         if floor is None and test == "sanity":
-            return judge_value(
-                True, "fail", "performance.sanity", shown, "a right product", "compared with fp64", "", **about
-            )
+            return judge(check, True, shown, about, value=median)
         if floor is None:
-            return report_info(f"performance.{test}", shown, NO_FLOOR if self._on_gpu else CPU_FLOOR, **about)
-        return judge_value(True, "fail", f"performance.{test}", shown, format_floor(floor), floor.source, "", **about)
+            return report_info(check, shown, NO_FLOOR if self._on_gpu else CPU_FLOOR, about, value=median)
+        words = {"wanted": format_floor(floor), "floor_source": floor.source}
+        return judge("device_test", True, shown, about, check=check, value=median, **words)
 
 
 def _find_figure(rank: RankResult, test: str) -> MeasuredFigure | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from primus.machine.measurements import BurnIn, LoadWindow, RankResult, Telemetry
 from primus.machine.tools.vitals import NORMAL_LIMITS
-from primus.preflight.findings.finding import CheckFinding, Status
-from primus.preflight.findings.node import format_names, judge_value, report_info, report_unknown
+from primus.preflight.findings.finding import CheckFinding
+from primus.preflight.findings.node import format_names
+from primus.preflight.findings.rules import About, judge, report_info
 from primus.preflight.performance import fault_localization
 from primus.preflight.performance.baselines import PerformanceBaseline, format_device_name, format_floor
 from primus.report import table
@@ -21,8 +21,6 @@ SLOWER = 0.05
 """Relative loss of speed over time that is reported: the variance rule of microsoft/superbenchmark."""
 SLOW_HOST = 0.15
 """Relative distance below the median of the nodes: the memory bandwidth of hosts varies more than that of devices."""
-SILENT = "silent data corruption: wrong results without an error message"
-TAKE_OUT = "remove the node; run the vendor's diagnostics; replace the device"
 
 
 class SoakJudge:
@@ -68,88 +66,61 @@ class SoakJudge:
 
     def _report_not_measured(self, check: str, rank: RankResult, test: str) -> CheckFinding:
         problem = next((figure.problem for figure in rank.figures if figure.test == test), "")
-        about = self._describe_rank(rank)
-        if problem:
-            return judge_value(False, "fail", check, problem, "completion without error", SILENT, TAKE_OUT, **about)
-        return report_unknown(
-            check, "not measured", "a result", "untested devices may be faulty",
-            "find out why the tests ended early", **about,
-        )  # fmt: skip
+        row = "soak/problem" if problem else "soak/not_measured"
+        return judge(row, False, problem, self._describe_rank(rank), check=check)
 
-    def _describe_rank(self, rank: RankResult) -> dict[str, Any]:
-        return {"subject": format_device_name(rank), "host": self._baseline.find_host(rank.rank)}
+    def _describe_rank(self, rank: RankResult) -> About:
+        return About(format_device_name(rank), self._baseline.find_host(rank.rank))
 
     def _report_wrong_results(self, rank: RankResult, result: BurnIn, *, is_software: bool) -> Iterator[CheckFinding]:
         about = self._describe_rank(rank)
         when = f", first within {result.first_wrong_s:.0f} s" if result.first_wrong_s is not None else ""
         if result.wrong_at_first:
-            yield judge_value(
-                False, "fail", "performance.burn_in",
-                f"{result.wrong_at_first} elements of the first products are wrong", "products as in fp64",
-                SILENT, TAKE_OUT, value=result.wrong_at_first, **about,
-            )  # fmt: skip
+            wrong = result.wrong_at_first
+            yield judge("performance.burn_in/first", False, str(wrong), about, value=wrong)
         if result.wrong_words and is_software:
-            yield report_unknown(
-                "performance.burn_in", f"no device repeats its products{when}", "bit-identical each time",
-                "if all devices differ, a library has non-deterministic kernels",
-                "try another version of the library; test one device with RVS or DCGM", **about,
-            )  # fmt: skip
+            yield judge("performance.burn_in/software", False, when, about)
         elif result.wrong_words:
-            yield judge_value(
-                False, "fail", "performance.burn_in",
-                f"{result.wrong_words} elements of {result.products} products differ from the first time{when}",
-                "bit-identical each time", SILENT, TAKE_OUT, value=result.wrong_words, **about,
-            )  # fmt: skip
+            shown = f"{result.wrong_words} elements of {result.products} products differ from the first time{when}"
+            yield judge("performance.burn_in", False, shown, about, value=result.wrong_words)
         if result.wrong_memory:
-            yield judge_value(
-                False, "fail", "performance.burn_in_memory", f"{result.wrong_memory} words lost their pattern{when}",
-                "memory keeps its content", SILENT, TAKE_OUT, value=result.wrong_memory, **about,
-            )  # fmt: skip
+            wrong = result.wrong_memory
+            yield judge("performance.burn_in_memory", False, str(wrong), about, when=when, value=wrong)
 
     def _report_disputed_results(
         self, check: str, rank: RankResult, disputed: Mapping[int, str]
     ) -> Iterator[CheckFinding]:
         if rank.rank in disputed:
-            yield judge_value(
-                False, "fail", check, disputed[rank.rank], "bit-identical to the other devices of its model",
-                SILENT, TAKE_OUT, **self._describe_rank(rank),
-            )  # fmt: skip
+            yield judge("soak/disputed", False, disputed[rank.rank], self._describe_rank(rank), check=check)
 
     def _report_slow_windows(
         self, rank: RankResult, result: BurnIn, slow: Mapping[int, fault_localization.PairOutlier]
     ) -> Iterator[CheckFinding]:
         first, last = split_windows(result)
-        status: Status = "fail" if self._on_gpu else "info"
+        about = self._describe_rank(rank)
         if last < first * (1 - SLOWER):
-            yield judge_value(
-                False, status, "performance.burn_in_slowdown",
+            shown = (
                 f"{_format_tflops(last)} at the end, {_format_tflops(first)} at the beginning: "
-                f"{1 - last / first:.0%} slower",
-                f"at most {SLOWER:.0%} slower", "a device with a cooling or power problem slows all others"
-                if self._on_gpu else "CPU speed depends on other processes",
-                "check temperature and throttling (performance.telemetry), fans and power supply",
-                value=last, **self._describe_rank(rank),
-            )  # fmt: skip
+                f"{1 - last / first:.0%} slower"
+            )
+            row = "performance.burn_in_slowdown" if self._on_gpu else "performance.burn_in_slowdown/cpu"
+            yield judge(row, False, shown, about, tolerance=SLOWER, value=last)
         if rank.rank in slow:
-            outlier = slow[rank.rank]
-            yield judge_value(
-                False, "fail" if outlier.z > fault_localization.ROBUST_Z else "warn", "performance.burn_in_speed",
-                f"{_format_tflops(_compute_rate(result.windows))}, {outlier.below:.0%} below the median of the devices",
-                "as the other devices", "the slowest device sets the pace of the job",
-                "check clocks, temperature and power cap; exclude the node if it persists",
-                value=_compute_rate(result.windows), **self._describe_rank(rank),
-            )  # fmt: skip
+            outlier, rate = slow[rank.rank], _compute_rate(result.windows)
+            shown = f"{_format_tflops(rate)}, {outlier.below:.0%} below the median of the devices"
+            status = "fail" if outlier.z > fault_localization.ROBUST_Z else "warn"
+            yield judge("performance.burn_in_speed", False, shown, about, status=status, value=rate)
 
     def _report_endurance(self, ranks: Sequence[int], results: Sequence[BurnIn]) -> CheckFinding:
         rates = [_compute_rate(result.windows) for result in results]
         seconds = min(result.duration_s for result in results)
         products = sum(result.products for result in results)
-        return judge_value(
-            True, "fail", "performance.burn_in",
+        shown = (
             f"{len(ranks)} devices, {table.format_duration(seconds)}, {products} products of the same bits, "
-            f"{_format_tflops(min(rates))} - {_format_tflops(max(rates))}", "bit-identical each time", SILENT, "",
-            host=self._baseline.find_host(ranks[0]), value=min(rates),
-        )  # fmt: skip
+            f"{_format_tflops(min(rates))} - {_format_tflops(max(rates))}"
+        )
+        about = About(host=self._baseline.find_host(ranks[0]))
+        return judge("performance.burn_in", True, shown, about, value=min(rates))
 
     def _judge_telemetry(self) -> Iterator[CheckFinding]:
         """Throttling, temperature and errors under load of each GPU, and GPUs whose clocks are outliers."""
@@ -157,15 +128,11 @@ class SoakJudge:
         clocks = {name: gpu.clock_mean_mhz for name, (_, gpu) in gpus.items() if gpu.clock_mean_mhz}
         low = fault_localization.find_outliers(clocks)
         for name, (rank, gpu) in gpus.items():
-            about = {"subject": f"GPU {gpu.gpu}", "host": self._baseline.find_host(rank.rank)}
+            about = About(f"GPU {gpu.gpu}", self._baseline.find_host(rank.rank))
             held = _list_health_problems(gpu)
             bad = [*held, *([f"clock {low[name].below:.0%} below the median"] if name in low else [])]
-            yield judge_value(
-                not bad, "fail" if held else "warn", "performance.telemetry",
-                format_names([*bad, *_format_telemetry(gpu)]),
-                "no thermal or hardware throttling, no new errors, normal clocks", "sampled under load",
-                "check its cooling and its power supply; see the kernel log", value=gpu.clock_mean_mhz, **about,
-            )  # fmt: skip
+            shown, status = format_names([*bad, *_format_telemetry(gpu)]), "fail" if held else "warn"
+            yield judge("performance.telemetry", not bad, shown, about, status=status, value=gpu.clock_mean_mhz)
         if self._on_gpu and not gpus:
             reason = "neither the kernel nor a management tool reports clocks and power"
             yield report_info("performance.telemetry", "no samples", reason)
@@ -186,23 +153,18 @@ class SoakJudge:
         for number, trainings in done.items():
             rank, about = self._baseline.ranks[number], self._describe_rank(self._baseline.ranks[number])
             if any(one.last_loss is None for one in trainings):
-                yield judge_value(
-                    False, "fail", check, "the loss is not finite", "a finite loss", SILENT, TAKE_OUT, **about
-                )
+                yield judge("performance.quickstart/loss", False, "", about)
             elif number in restless:
-                what = "the second run is not bit-identical"
-                status: Status = "unknown" if is_software else "fail"
-                yield judge_value(False, status, check, what, "the same bits", SILENT, TAKE_OUT, **about)
+                status = "unknown" if is_software else "fail"
+                yield judge("performance.quickstart/restless", False, "", about, status=status)
             elif number in disputed:
                 yield from self._report_disputed_results(check, rank, disputed)
             else:
                 equal[rank.node].append(number)
         for ranks in equal.values():
             digests = {done[rank][0].digest for rank in ranks}
-            yield judge_value(
-                True, "fail", check, f"{len(ranks)} devices, losses and weights {format_names(sorted(digests))}",
-                "bit-identical on devices of one model", SILENT, "", host=self._baseline.find_host(ranks[0]),
-            )  # fmt: skip
+            shown = f"{len(ranks)} devices, losses and weights {format_names(sorted(digests))}"
+            yield judge(check, True, shown, About(host=self._baseline.find_host(ranks[0])))
 
     def judge_host_memory(self) -> Iterator[CheckFinding]:
         """The triad of all processes of a node concurrently, compared with its floor and the other nodes."""
@@ -214,22 +176,15 @@ class SoakJudge:
         floor = self._baseline.demands.host_gb_per_s_min
         slow = fault_localization.find_outliers(rates, SLOW_HOST)
         for host, rate in rates.items():
-            about: dict[str, Any] = {"host": host, "value": rate}
-            shown = f"{table.format_number(rate)} GB/s"
-            advice = (
-                "check the memory modules (host.expect_dimms), the NUMA settings of the firmware, and other processes"
-            )
-            if floor and rate < floor.value:
-                yield judge_value(False, "warn", check, shown, format_floor(floor), floor.source, advice, **about)
+            about, shown = About(host=host), f"{table.format_number(rate)} GB/s"
+            if floor and (rate < floor.value or host not in slow):
+                words = {"wanted": format_floor(floor), "floor_source": floor.source, "value": rate}
+                yield judge(check, rate >= floor.value, shown, about, **words)
             elif host in slow:
                 shown += f", {slow[host].below:.0%} below the median of {len(rates)} nodes"
-                expected = f"within {SLOW_HOST:.0%} of the others"
-                reason = "data loading and host copies need this bandwidth"
-                yield judge_value(False, "warn", check, shown, expected, reason, advice, **about)
-            elif floor:
-                yield judge_value(True, "warn", check, shown, format_floor(floor), floor.source, "", **about)
+                yield judge(f"{check}/outlier", False, shown, about, tolerance=SLOW_HOST, value=rate)
             else:
-                yield report_info(check, shown, "no floor: the module speed needs root", **about)
+                yield report_info(check, shown, "no floor: the module speed needs root", about, value=rate)
 
     def _list_host_rates(self) -> dict[str, float]:
         rates: dict[str, float] = defaultdict(float)

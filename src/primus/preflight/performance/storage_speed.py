@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from primus import process
 from primus.preflight.findings.finding import CheckFinding
-from primus.preflight.findings.node import PreflightNode, judge_value, report_info
+from primus.preflight.findings.node import PreflightNode
+from primus.preflight.findings.rules import About, report_info
 from primus.report import table
 
 BLOCK_BYTES = 4 << 20
@@ -59,34 +60,27 @@ def measure_folders(node: PreflightNode, *, is_quick: bool = False) -> Iterator[
         if there in seen or not os.access(there, os.W_OK):
             continue
         seen.add(there)
-        subject = f"{purpose} {there}"
+        about = About(f"{purpose} {there}")
         try:
             speed = _measure_with_fio(node, there, is_quick) or measure_with_direct_io(
                 there, _choose_size(there, is_quick), _choose_duration(is_quick)
             )
         except OSError as error:
-            yield judge_value(
-                False, "fail", "performance.storage", f"{error.strerror or error}", "a file can be written and read",
-                "a run keeps its checkpoints there", "choose another folder; see the kernel log", subject=subject,
-            )  # fmt: skip
+            yield node.judge("performance.storage/failed", False, f"{error.strerror or error}", about)
             continue
-        yield judge_speed(speed, subject, node.limits.storage_mb_per_s)
+        yield _judge_speed(node, speed, about)
 
 
-def judge_speed(speed: StorageSpeed, subject: str, least: float) -> CheckFinding:
+def _judge_speed(node: PreflightNode, speed: StorageSpeed, about: About) -> CheckFinding:
     """Findings for the rates of a folder."""
     slowest = min(speed.write_mb_per_s, speed.read_mb_per_s)
     shown = (
         f"written {table.format_number(speed.write_mb_per_s)} MB/s, read "
-        f"{table.format_number(speed.read_mb_per_s)} MB/s"
+        f"{table.format_number(speed.read_mb_per_s)} MB/s ({speed.how})"
     )
-    if not least:
-        return report_info("performance.storage", f"{shown} ({speed.how})", subject=subject, value=slowest)
-    return judge_value(
-        slowest >= least, "warn", "performance.storage", f"{shown} ({speed.how})", f">= {least:g} MB/s",
-        "all devices wait for checkpoint writes", "look at the file system's servers and at who else uses it; "
-        "keep caches and checkpoints elsewhere", subject=subject, value=slowest,
-    )  # fmt: skip
+    if not node.limits.storage_mb_per_s:
+        return report_info("performance.storage", shown, about=about, value=slowest)
+    return node.judge("performance.storage", slowest, shown, about)
 
 
 def _choose_size(folder: Path, is_quick: bool) -> int:

@@ -16,7 +16,8 @@ from msgspec import Struct
 
 from primus.machine.measurements import list_pair_rounds
 from primus.preflight.findings.finding import CheckFinding
-from primus.preflight.findings.node import format_names, judge_value, report_info, report_unknown
+from primus.preflight.findings.node import format_names
+from primus.preflight.findings.rules import About, judge, report_info
 from primus.preflight.performance import fault_localization
 from primus.preflight.rdma.perftest import PROGRAM, Rail, TransferReading
 from primus.report import table
@@ -212,33 +213,17 @@ def report_tournament(
     for group in outcome.guilty:
         for member in group:
             yield _report_slow_ports(member, group, rails, readings, hosts)
-    for member in outcome.doubtful:
-        yield judge_value(
-            False, "fail", CHECK, f"{_format_reached_rate(member, readings)} with every partner",
-            _format_expected_rate(rails[member]),
-            "no known-good partner on this rail: it or its partners are slow", ADVICE,
-            subject=_format_subject(member, rails), host=hosts.get(member.node, ""),
-        )  # fmt: skip
-    for member in outcome.cleared:
-        yield judge_value(
-            False, "warn", CHECK,
-            f"{_format_reached_rate(member, readings)} in the tournament, normal with known-good partners",
-            _format_expected_rate(rails[member]), "the path to some nodes is or was slow",
-            "measure again; check the switches between the nodes", subject=_format_subject(member, rails),
-            host=hosts.get(member.node, ""),
-        )  # fmt: skip
+    for row, members in (("doubtful", outcome.doubtful), ("cleared", outcome.cleared)):
+        for member in members:
+            about = About(_format_subject(member, rails), hosts.get(member.node, ""))
+            reached, wanted = _format_reached_rate(member, readings), _format_expected_rate(rails[member])
+            yield judge(f"{CHECK}/{row}", False, reached, about, wanted=wanted)
     for node in lost:
-        yield report_unknown(
-            CHECK, "the node did not respond", "measured", "unmeasured devices may be faulty",
-            "see the command's output there", host=hosts.get(node, ""),
-        )  # fmt: skip
+        yield judge(f"{CHECK}/lost", False, "", About(host=hosts.get(node, "")))
     for node, one in inventories.items():
         own = [member for member in rails if member.node == node and member not in bad]
         if own and node not in lost:
             yield _report_healthy_ports(own, one, readings, hosts.get(node, ""))
-
-
-ADVICE = "check its cable, transceiver, PCIe link (network.pcie_link) and switch port"
 
 
 def _report_slow_ports(
@@ -252,14 +237,12 @@ def _report_slow_ports(
     together = f", only while {format_names(others)} send as well" if others else ""
     problems = {one.problem for pair, some in readings.items() if member in pair for one in some if one.problem}
     failed = f": {format_names(sorted(problems), 1)}" if problems else ""
-    return judge_value(
-        False, "fail", CHECK, f"{_format_reached_rate(member, readings)}{together}{failed}",
-        _format_expected_rate(rails[member]),
-        "known-good partners reach more between themselves" if len(readings) > 1 else "of its rate",
-        "check the links and switches that they share" if others else ADVICE,
-        subject=_format_subject(member, rails), host=hosts.get(member.node, ""),
-        value=_find_least_value(member, readings),
-    )  # fmt: skip
+    row = f"{CHECK}/shared" if others else CHECK
+    if len(readings) == 1:
+        row = f"{CHECK}/shared_alone" if others else f"{CHECK}/alone"
+    words = {"wanted": _format_expected_rate(rails[member]), "value": _find_least_value(member, readings)}
+    about = About(_format_subject(member, rails), hosts.get(member.node, ""))
+    return judge(row, False, f"{_format_reached_rate(member, readings)}{together}{failed}", about, **words)
 
 
 def _report_healthy_ports(
@@ -269,7 +252,7 @@ def _report_healthy_ports(
     lowest = min((rail.rate_gbps for rail in one.rails if rail.rate_gbps), default=None)
     expected = f">= {FLOOR_SHARE * lowest:g} Gb/s" if lowest else "as the other ports"
     shown = f"{len(members)} ports, {table.format_number(min(values))} - {table.format_number(max(values))} Gb/s"
-    return judge_value(True, "fail", CHECK, shown, expected, "ROCm/cvs, ib_write_bw", "", host=host, value=min(values))
+    return judge(f"{CHECK}/healthy", True, shown, About(host=host), wanted=expected, value=min(values))
 
 
 def _format_subject(member: Member, rails: Mapping[Member, Rail]) -> str:
@@ -312,7 +295,4 @@ def report_uneven_nodes(inventories: Mapping[int, RdmaInventory], hosts: Mapping
     most = max((len(one.rails) for one in inventories.values()), default=0)
     for node, one in inventories.items():
         if 0 < len(one.rails) < most:
-            yield judge_value(
-                False, "fail", CHECK, f"{len(one.rails)} ports", f"{most} ports, as on other nodes",
-                "rails without a partner cannot be measured", "see network.rdma_port", host=hosts.get(node, ""),
-            )  # fmt: skip
+            yield judge(f"{CHECK}/uneven", False, str(len(one.rails)), About(host=hosts.get(node, "")), most=most)
