@@ -21,6 +21,9 @@ FIRST_PAUSE_S = 1.0
 LONGEST_WAIT_S = 300.0
 """Longest ``Retry-After`` that is honoured, and latest start of an attempt after the first one."""
 
+CLIENTS = frozenset({"aiohttp", "botocore", "fsspec", "gcsfs", "httpx", "httpx2", "requests"})
+"""Packages whose exceptions are errors of the network."""
+
 Result = TypeVar("Result")
 
 
@@ -60,6 +63,11 @@ def compute_pause(error: BaseException, attempt: int) -> float | None:
         return None
     asked = read_retry_after(error)
     return FIRST_PAUSE_S * 2 ** (attempt - 1) if asked is None else asked
+
+
+def is_client_error(error: BaseException) -> bool:
+    """Whether an HTTP client raised the error; each has its own types."""
+    return type(error).__module__.split(".")[0] in CLIENTS
 
 
 def read_retry_after(error: BaseException) -> float | None:

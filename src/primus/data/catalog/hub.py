@@ -16,7 +16,7 @@ from msgspec import Struct
 from primus import registry
 from primus.data.readers.kinds import COLUMNS, RECORDS, TABLES, detect_kind
 from primus.data.readers.remote import read_hub_endpoint
-from primus.data.retries import print_stderr, read_retry_after, retry_request
+from primus.data.retries import is_client_error, print_stderr, read_retry_after, retry_request
 from primus.data.source import SOURCES, HubDataset
 from primus.errors import PrimusError, UsageError, did_you_mean
 
@@ -137,7 +137,8 @@ def explain_hub_errors(repo: str) -> Iterator[None]:
             f"{repo}: {read_hub_endpoint()} responded with {status}", _choose_hint(status, error)
         ) from None
     except Exception as error:
-        if isinstance(error, PrimusError) or not _is_network_error(error):
+        # Not any OSError: a full disk is one.
+        if not (isinstance(error, (ConnectionError, TimeoutError, gaierror)) or is_client_error(error)):
             raise
         raise _explain_unreachable(repo, error) from None
 
@@ -152,14 +153,6 @@ def _choose_hint(status: object, error: BaseException) -> str:
         return f"it asks to wait {math.ceil(wait):,} s; then run the same command again"
     hints = {401: "set HF_TOKEN to a valid token", 403: "this token may not read it", 429: "wait a few minutes"}
     return hints.get(status, "try again later") if isinstance(status, int) else "try again later"
-
-
-def _is_network_error(error: Exception) -> bool:
-    return isinstance(error, (ConnectionError, TimeoutError, gaierror)) or type(error).__module__.split(".")[0] in (
-        "httpx",
-        "httpx2",
-        "requests",
-    )
 
 
 def _format_reason(error: BaseException) -> str:

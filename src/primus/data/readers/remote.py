@@ -48,9 +48,6 @@ PACKAGES = {
 FINAL_STATUSES = frozenset({400, 401, 403, 404, 410})
 """Status codes that a retry does not change."""
 
-LIBRARIES = frozenset({"aiohttp", "botocore", "fsspec", "gcsfs", "httpx", "httpx2", "requests"})
-"""Packages whose exceptions count as network errors."""
-
 Result = TypeVar("Result")
 
 
@@ -234,17 +231,7 @@ def _is_network_error(error: Exception) -> bool:
         return False
     import asyncio  # slow, and no OSError raises its TimeoutError before Python 3.11
 
-    if isinstance(error, (OSError, asyncio.TimeoutError)):
-        return True
-    return type(error).__module__.split(".")[0] in (
-        "aiohttp",
-        "botocore",
-        "fsspec",
-        "gcsfs",
-        "httpx",
-        "httpx2",
-        "requests",
-    )
+    return isinstance(error, (OSError, asyncio.TimeoutError)) or retries.is_client_error(error)
 
 
 def _find_file_system(url: str) -> tuple[Any, str]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from contextlib import suppress
 from pathlib import Path
 
-from primus.data.retries import retry_request
+from primus.data.retries import is_client_error, retry_request
 from primus.errors import PrimusError, UsageError
 
 
@@ -38,7 +36,9 @@ def tokenizer_file(name: str) -> Path:
         if isinstance(error, errors.LocalEntryNotFoundError):
             raise _build_unreachable_error(name, error) from None
         raise UsageError(f"{name}: this model has no tokenizer.json", "save one with transformers") from None
-    except _list_network_errors() as error:
+    except Exception as error:
+        if not (isinstance(error, OSError) or is_client_error(error)):
+            raise
         raise _build_unreachable_error(name, error) from None
 
 
@@ -58,9 +58,9 @@ def read_optional(name: str, file: str, ask_hub: bool) -> bytes | None:
             return Path(retry_request(name, lambda: huggingface_hub.hf_hub_download(name, file))).read_bytes()
         found = huggingface_hub.try_to_load_from_cache(name, file)
         return Path(found).read_bytes() if isinstance(found, str) else None
-    except errors.EntryNotFoundError:
-        return None
-    except _list_network_errors():
+    except Exception as error:
+        if not (isinstance(error, (errors.EntryNotFoundError, OSError)) or is_client_error(error)):
+            raise
         return None
 
 
@@ -70,12 +70,3 @@ def _build_unreachable_error(name: str, error: Exception) -> PrimusError:
         f"{name}: no such file, and the hub cannot be reached ({reason[0]})",
         "give the path of a tokenizer.json, or download it where there is a network and set HF_HOME to that cache",
     )
-
-
-def _list_network_errors() -> tuple[type[Exception], ...]:
-    """Exception types of the network and of the HTTP client of the installed huggingface_hub."""
-    found: list[type[Exception]] = [OSError]
-    for module, error in (("httpx", "HTTPError"), ("httpx2", "HTTPError"), ("requests", "RequestException")):
-        with suppress(ImportError):
-            found.append(getattr(importlib.import_module(module), error))
-    return tuple(found)
