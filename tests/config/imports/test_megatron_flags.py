@@ -294,3 +294,10 @@ def test_experts_of_megatron_deepspeed_are_chosen_one_at_a_time_and_their_layers
     assert any("set moe_layer_freq" in each.reason for each in config.warnings if each.key == "--expert-interval")
     assert translate(f"{SHAPE} --num-experts 8 --topk 2 --deepspeed").model["moe_router_topk"] == 2
     assert "moe_router_topk" not in translate(f"{SHAPE} --num-experts 8").model
+
+
+@pytest.mark.parametrize(("kind", "is_warning"), [("none", False), ("sinkhorn", False), ("balance_of_a_fork", True)])
+def test_a_coefficient_without_its_loss_is_said(kind: str, is_warning: bool) -> None:
+    config = translate(f"{SHAPE} --num-experts 4 --moe-aux-loss-coeff 0.5 --moe-router-load-balancing-type {kind}")
+    assert "moe_aux_loss_coeff" not in config.model
+    assert [bool(each.reason) for each in config.others if each.key == "--moe-aux-loss-coeff"] == [is_warning]

@@ -17,7 +17,7 @@ LAUNCHERS = re.compile(r"(--?)(nproc|nnodes|node[_-]rank|master|rdzv|standalone|
 """Options of torchrun that may stand among the arguments of a script without a program's name."""
 _MAXTEXT_PROGRAM = re.compile(r"(?i).*maxtext.*[./]\w*train\w*(\.py)?|(.*/)?train\.py")
 """A program that trains; those that decode, convert or check take the same settings."""
-_TITAN_FILE = re.compile(r"--job\.config[-_]file(?:=(.*))?")
+_TITAN_OPTION = re.compile(r"--(job\.config[-_]file|module|config)(?:=(.*))?")
 _SETTING = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 BASE_CONFIG = "base_config"
 FURTHER = ""
@@ -56,12 +56,18 @@ def find_other_program(commands: Iterable[Sequence[str]]) -> str:
     return next(found, "").rpartition("/")[2]
 
 
-def find_titan_file(commands: Iterable[Sequence[str]]) -> str:
-    """The settings file with which a command starts torchtitan; empty if none does."""
+def find_titan_source(commands: Iterable[Sequence[str]]) -> str:
+    """What a command that starts torchtitan reads, as arguments of `config import`; empty if none does."""
     for words in commands:
-        for word, following in zip(words, [*words[1:], ""], strict=True):
-            if match := _TITAN_FILE.fullmatch(word):
-                return match[1] or following
+        named = {
+            match[1]: match[2] or following
+            for word, following in zip(words, [*words[1:], ""], strict=True)
+            if (match := _TITAN_OPTION.fullmatch(word))
+        }
+        if file := named.get("job.config_file") or named.get("job.config-file"):
+            return file
+        if "torchtitan.train" in words and {"module", "config"} <= named.keys():
+            return f"torchtitan/models/{named['module']}/config_registry.py --function {named['config']}"
     return ""
 
 

@@ -16,7 +16,7 @@ from primus.config.imports.launch_line import (
     LaunchLine,
     find_launches,
     find_other_program,
-    find_titan_file,
+    find_titan_source,
 )
 from primus.config.imports.maxtext import read_maxtext
 from primus.config.imports.megatron_flags import MegatronFlags, list_arguments
@@ -64,8 +64,9 @@ def read_launch_script(
         raise UsageError(f"{origin}: {other} does not train a decoder", "primus trains language models")
     launches = find_launches(words) or find_launches([list_assigned_words(probe.trace)])
     if not launches:
-        if file := find_titan_file(words):
-            raise UsageError(f"{origin}: starts torchtitan with the settings of {file}", f"config import {file}")
+        if source := find_titan_source(words):
+            file = source.partition(" ")[0]
+            raise UsageError(f"{origin}: starts torchtitan with the settings of {file}", f"config import {source}")
         raise UsageError(
             f"{origin}: no command with arguments of Megatron-LM or MaxText was found ({_describe_commands(words)})",
             _suggest_way(probe, args),

@@ -170,9 +170,10 @@ class MegatronFlags:
             self.target.set_key("window_layer_period", self.take("window_attn_skip_freq"))
         if self.flags.get("softmax_type") == "learnable":
             self.target.set_key("attention_sinks", bool(self.take("softmax_type")))
-        is_balanced = str(self.flags.get("moe_router_load_balancing_type", "aux_loss")) in ("aux_loss", "seq_aux_loss")
-        if not is_balanced and "moe_aux_loss_coeff" in self.flags:
-            self.take("moe_aux_loss_coeff")
+        kind = str(self.flags.get("moe_router_load_balancing_type", "aux_loss"))
+        if kind not in ("aux_loss", "seq_aux_loss") and "moe_aux_loss_coeff" in self.flags:
+            reason = "" if kind in ("none", "sinkhorn") else f"primus cannot tell its effect with load balancing {kind}"
+            self.add_other("moe_aux_loss_coeff", self.take("moe_aux_loss_coeff"), reason)
 
     def read_schedule(self) -> None:
         """Lengths in samples as steps; a warm-up share replaces a number of steps."""

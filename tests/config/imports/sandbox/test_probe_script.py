@@ -220,6 +220,14 @@ def test_a_script_of_torchtitan_names_the_file_to_import(argument: str, tmp_path
     assert error.value.hint == "config import ./conf/small.toml"
 
 
+def test_a_script_of_torchtitan_names_the_function_to_import(tmp_path: Path) -> None:
+    script = tmp_path / "run_train.sh"
+    script.write_text("MODULE=${MODULE:-qwen3}\ntorchrun -m torchtitan.train --module $MODULE --config qwen3_small\n")
+    with pytest.raises(UsageError, match=r"the settings of torchtitan/models/qwen3/config_registry\.py") as error:
+        read_foreign_file(script, {})
+    assert error.value.hint == "config import torchtitan/models/qwen3/config_registry.py --function qwen3_small"
+
+
 def test_a_number_is_no_secret_whatever_its_argument_is_called(tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text(f"torchrun pretrain_gpt.py --num-layers 2 --seq-length 8 --lr 1 {SECRETS}\n")
