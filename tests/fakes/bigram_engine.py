@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fakes.folder_processes import join_processes
 from primus.config.schema import Experiment
 from primus.runs.attempt import Attempt
-from primus.session.engine import MicroBatches, StepValues
+from primus.session.engine import Engine, MicroBatches, StepValues
 from primus.session.loop import train_with_engine
 from primus.session.open_session import open_session
 from primus.session.processes import OneProcess, Processes
@@ -34,18 +34,27 @@ INFO = EngineInfo(
 )
 
 
-class BigramEngine:
+class BigramEngine(Engine):
     """An `Engine`; `poison` makes the loss of that step infinite."""
 
     def __init__(self, vocab_size: int, poison: int | None = None, processes: Processes | None = None) -> None:
         self.processes = processes or OneProcess()
-        self.data_rank = self.processes.rank
         self.logits = np.zeros((vocab_size, vocab_size))
         self.steps, self.poison, self.is_closed = 0, poison, False
         self.loaded_names: list[str] = []
-        self.model: Any = self
-        self.optimizer: Any = None
         self.live: Sequence[LiveSetting] = ()
+
+    @property
+    def data_rank(self) -> int:
+        return self.processes.rank
+
+    @property
+    def model(self) -> Any:
+        return self
+
+    @property
+    def optimizer(self) -> Any:
+        return None
 
     def load_weights(self, weights: Any) -> None:
         self.loaded_names = [name for name in weights.list_tensors() if weights.read(name) is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from primus.session.progress import ProgressBar
 from primus.session.rates import Rates
 from primus.session.report import TrainingReporter
 from primus.session.resume import CheckpointSearch, ResumePoint, check_same_data, own_folder
+from primus.session.rewind import Rewind, read_rewinds, set_aside, set_aside_undone
 from primus.session.session import EngineInfo, Session
 
 PROGRESS_VARIABLE = "PRIMUS_PROGRESS"
@@ -37,7 +38,6 @@ def open_session(
     processes: Processes,
     engine: EngineInfo,
     environ: Mapping[str, str],
-    prepare_search: Callable[[CheckpointSearch], object] = lambda search: None,
     order_samples: OrderSamples | None = None,
 ) -> Session:
     """Open the data of a run, find the checkpoint that it starts from, and prepare its reports.
@@ -48,7 +48,6 @@ def open_session(
         processes: That train together.
         engine: That trains.
         environ: Variables of this process.
-        prepare_search: Called before the search for a checkpoint, for what must be done to them first.
         order_samples: The engine's own order of the samples (`dataloader: engine`).
 
     Raises:
@@ -62,7 +61,9 @@ def open_session(
     choices = choose_callbacks(trainer.training.callbacks)
     # A separate phase, with a longer hang time-out: the order of a large corpus may be built, or awaited.
     attempt.beat("data")
-    search = _build_search(trainer, attempt, processes, engine.backend, prepare_search)
+    search = _build_search(trainer, attempt, processes, engine.backend)
+    # Before the search: it must not find checkpoints that a killed attempt has left to be renamed.
+    rewinds = _read_run_rewinds(search)
     start = search.find_start()
     global_batch_size = _find_global_batch_size(trainer.training, engine.data_size, start, attempt)
     data = open_data(trainer, attempt, global_batch_size, order_samples)
@@ -86,6 +87,8 @@ def open_session(
         start=start,
         step=start.step if start else 0,
         consumed_samples=start.consumed_samples if start else 0,
+        rewinds=rewinds,
+        compiled=engine.compiles and trainer.training.compile is True,  # JAX compiles whatever the key says
         turns=_open_turns(environ, processes, attempt),
     )
     # The loaded checkpoint need not be saved again.
@@ -122,9 +125,8 @@ def _build_search(
     attempt: Attempt,
     processes: Processes,
     backend: str,
-    prepare: Callable[[CheckpointSearch], object],
 ) -> CheckpointSearch:
-    search = CheckpointSearch(
+    return CheckpointSearch(
         attempt.run,
         trainer.checkpoint,
         build_shape(trainer.model),
@@ -133,8 +135,16 @@ def _build_search(
         event=attempt.event,
         backend=backend,
     )
-    prepare(search)
-    return search
+
+
+def _read_run_rewinds(search: CheckpointSearch) -> list[Rewind]:
+    """The run's rewinds so far; finishes the renaming of bad checkpoints that a killed attempt may have left undone."""
+    run, processes = search.run, search.processes
+    # Read by one process: others on a shared file system may see an older version of the file.
+    rewinds: list[Rewind] = processes.broadcast_from_first(read_rewinds(run) if processes.is_first else None)
+    if rewinds:
+        set_aside(processes, lambda: set_aside_undone(search.folder, run, rewinds), search.say, search.event)
+    return rewinds
 
 
 def _report_start(

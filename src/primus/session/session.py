@@ -1,7 +1,6 @@
-"""A run in training, as its backend sees it: data, schedule, reports, signals and checkpoints.
+"""A run in training, as the loop sees it: data, schedule, reports, signals and checkpoints.
 
-Engines meet the rest of the package only here. `loop.train_with_engine` drives an engine that takes one step at a time;
-an engine with its own loop calls the methods of `Session` from that loop, in the order of `loop`.
+Engines meet the rest of the package only here and in `loop`, which drives them.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from primus.session.profiler import build_profiler
 from primus.session.rates import Rates
 from primus.session.report import TrainingReporter
 from primus.session.resume import CheckpointSearch, ResumePoint
+from primus.session.rewind import Rewind
 from primus.session.settings_in_force import LiveSettings, SettingsRecorder
 
 CONTINUE, FINISH, INTERRUPT, GIVE_UP = 0, 1, 2, 3
@@ -90,6 +90,12 @@ class Session:
     """Steps taken."""
     consumed_samples: int
     """Samples that they took."""
+    rewinds: list[Rewind]
+    """Of all attempts."""
+    compiled: bool
+    """Whether torch.compile has changed the steps."""
+    compile_reason: str = ""
+    """Why; nothing is printed about it if it is empty."""
     turns: step_turns.TurnWaiter | None = None
     """Of the first process of a run that takes turns with others."""
     evaluated_step: int | None = None
@@ -171,25 +177,6 @@ class Session:
             self.saver.check_last()
         return action
 
-    def advance(self, learning_rate: float, **numbers: Any) -> None:
-        """Count a step that was taken, and report it.
-
-        Args:
-            learning_rate: That was applied.
-            numbers: The other arguments of `Rates.build_report`, without step and samples.
-
-        Raises:
-            BadSteps: The run cannot continue from it.
-        """
-        # A skipped step counts as well: its samples are consumed.
-        self.step += 1
-        self.consumed_samples += self.global_batch_size
-        self.callbacks.call("after_step")
-        report = self.rates.build_report(
-            step=self.step, learning_rate=learning_rate, consumed_samples=self.consumed_samples, **numbers
-        )
-        self.callbacks.call("after_report", report)
-
     def is_evaluation_due(self) -> bool:
         """Whether to evaluate now; `should_evaluate_at_end` decides for the last step."""
         return self._is_due(find_evaluation_interval(self.trainer.training))
@@ -230,23 +217,14 @@ class Session:
         # Ends the phase `eval`, which has a longer hang time-out and began before the first batch was read.
         self.attempt.beat("train", self.step)
 
-    def save(
-        self, take_state: TakeState, *, num_bytes: int = 0, in_thread: bool = False, compiled: bool = False
-    ) -> None:
-        """Save the state after this step.
-
-        Args:
-            take_state: See `CheckpointSaver.save`; what it returns writes into the folder of the checkpoint.
-            num_bytes: Size of the files of all processes together, if it is known: the disk must have it.
-            in_thread: Write while training continues.
-            compiled: Whether the steps were taken by a compiled model.
-        """
+    def save(self, take_state: TakeState, num_bytes: int, in_thread: bool) -> None:
+        """Save the state after this step; the arguments are those of `CheckpointSaver.save`."""
         # The phase has a longer hang time-out, which ends with the heartbeat of the phase `train`.
         # Callbacks may change their state in `before_save`, so it is collected afterwards.
         self.callbacks.call("before_save")
         self.attempt.beat("checkpoint", self.step)
         position = TrainingPosition(
-            self.step, self.consumed_samples, self.bad_steps.losses, self.callbacks.collect_state(), compiled
+            self.step, self.consumed_samples, self.bad_steps.losses, self.callbacks.collect_state(), self.compiled
         )
         self.saver.save(take_state, position, num_bytes, in_thread)
         self.attempt.beat("train", self.step)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
 from typing import Any
 
 import primus
@@ -15,23 +14,14 @@ from primus.session.session import Session
 from primus.session.weights import fingerprint_start_weights
 
 
-def report_setup(
-    session: Session, *, compiled: bool = False, compile_reason: str = "", details: Mapping[str, Any] | None = None
-) -> None:
-    """Print and record what is trained, on what, and how.
-
-    Args:
-        session: The run.
-        compiled: Whether the steps are compiled, and why.
-        compile_reason: See `compiled`; nothing is printed about it if it is empty.
-        details: Further fields of the event.
-    """
+def report_setup(session: Session) -> None:
+    """Print and record what is trained, on what, and how."""
     trainer, engine = session.trainer, session.engine
     config = trainer.training
     num_parameters = count_parameters(trainer.model).total_parameters
     _print_setup(session, num_parameters)
-    if compile_reason:
-        session.print_line(f"torch.compile: {'on' if compiled else 'off'} ({compile_reason})")
+    if session.compile_reason:
+        session.print_line(f"torch.compile: {'on' if session.compiled else 'off'} ({session.compile_reason})")
     session.append_event(
         "run_started",
         attempt=session.attempt.number,
@@ -44,8 +34,8 @@ def report_setup(
         parameters=num_parameters,
         flops_per_token=session.rates.flops_per_token,
         flops_convention=CONVENTION,
-        compiled=compiled,
-        compile_reason=compile_reason,
+        compiled=session.compiled,
+        compile_reason=session.compile_reason,
         dtype="bfloat16" if config.bf16 else "float32",
         global_batch_size=session.global_batch_size,
         seq_length=config.seq_length,
@@ -58,7 +48,6 @@ def report_setup(
             **engine.versions,
         },
         **_describe_start_weights(session),
-        **(details or {}),
     )
 
 

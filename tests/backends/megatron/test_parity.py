@@ -176,7 +176,7 @@ def train_native_with_documents(trainer: Trainer, documents: Any, steps: int) ->
     import torch
 
     from backends.torchtitan.runs import build_native_model, compute_rates
-    from primus.backends.native.evaluate import to_batch
+    from primus.backends.native.batch import to_batch
     from primus.backends.native.optimizer import build_optimizer
     from primus.backends.native.step import prepare_model, train_step
 

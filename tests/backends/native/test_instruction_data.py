@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from tests.data.instruction.test_instruction_data import converse, write_rows, write_tokenizer
 
-from primus.backends.native.evaluate import to_batch
+from primus.backends.native.batch import to_batch
 from primus.backends.native.loss import IGNORED
 from primus.backends.native.model import build_model
 from primus.backends.native.step import evaluate_batches, prepare_model
@@ -39,11 +39,11 @@ def test_packed_examples_have_the_loss_of_each_alone(tmp_path: Path) -> None:
     assert len(packed) < len(single)
     trainable = prepare_model(build_model(load_model("tiny.yaml"), "cpu", 1), device="cpu", bf16=False)
     batch = to_batch(packed, None, CPU)
-    together = evaluate_batches(trainable, [batch])
-    alone = evaluate_batches(trainable, [to_batch(sample[None], None, CPU) for sample in single])
-    assert abs(together - alone) < 1e-6
+    together, tokens = evaluate_batches(trainable, [batch])
+    alone, own_tokens = evaluate_batches(trainable, [to_batch(sample[None], None, CPU) for sample in single])
+    assert tokens == own_tokens and abs(together - alone) < 1e-6 * tokens
     # Without the numbers of the examples they see each other: the comparison can fail.
-    assert abs(evaluate_batches(trainable, [batch[:2]]) - alone) > 1e-4
+    assert abs(evaluate_batches(trainable, [batch[:2]])[0] - alone) > 1e-4 * tokens
 
 
 def test_only_answers_are_targets(tmp_path: Path) -> None:
@@ -57,4 +57,4 @@ def test_only_answers_are_targets(tmp_path: Path) -> None:
     assert counted.count("<|im_end|>") == sample[0, EXAMPLE].max() == examples.max()
     nothing = to_batch(np.where(np.arange(3)[:, None] == TOKENS, sample, 0), None, CPU)
     trainable = prepare_model(build_model(load_model("tiny.yaml"), "cpu", 1), device="cpu", bf16=False)
-    assert evaluate_batches(trainable, [nothing]) == 0.0, "a micro batch without any answer"
+    assert evaluate_batches(trainable, [nothing]) == (0.0, 0), "a micro batch without any answer"

@@ -16,12 +16,13 @@ import pytest
 import torch
 
 from fakes import spiky
-from primus.backends.native import recovery, rewind, trainer
-from primus.backends.native.rewind import Rewind, find_next_sample, is_undone, read_rewinds
+from primus.backends.native import engine
 from primus.errors import FinalError, PrimusError, UsageError
 from primus.runs import events, summary
 from primus.runs.store import Run
+from primus.session import recovery, rewind
 from primus.session.bad_steps import BadSteps
+from primus.session.rewind import Rewind, find_next_sample, is_undone, read_rewinds
 
 MakeRun = Callable[..., Run]
 Train = Callable[..., Any]
@@ -214,7 +215,7 @@ def test_a_spike_may_end_the_run_for_good(make_run: MakeRun, start_workers: Star
 
 def poison(patch: pytest.MonkeyPatch) -> None:
     """The loss is not a number in the step that sees the noise of `spiky`, and in the two steps after it."""
-    real, left = trainer.train_step, [0]
+    real, left = engine.train_step, [0]
 
     def train_step(trainable: Any, optimizer: Any, micro_batches: Any, **options: Any) -> Any:
         if any((tokens >= spiky.NOISE).any() for tokens, _ in micro_batches):
@@ -225,7 +226,7 @@ def poison(patch: pytest.MonkeyPatch) -> None:
             trainable = dataclasses.replace(trainable, loss=lambda *given: loss(*given) * torch.nan)
         return real(trainable, optimizer, micro_batches, **options)
 
-    patch.setattr(trainer, "train_step", train_step)
+    patch.setattr(engine, "train_step", train_step)
 
 
 def test_a_rewind_skips_data_whose_loss_is_not_finite(

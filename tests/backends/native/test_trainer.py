@@ -20,9 +20,7 @@ import yaml
 
 from primus.backends import native
 from primus.backends.native import compilation
-from primus.backends.native.evaluate import to_batch
-from primus.backends.native.step import StepResult
-from primus.backends.native.step_timer import LaunchedStep, Rates, StepTimer
+from primus.backends.native.batch import to_batch
 from primus.callback import StepReport
 from primus.config.load import load_experiment
 from primus.config.schema import Experiment, TrainingConfig
@@ -33,7 +31,10 @@ from primus.runs import events
 from primus.runs.attempt import Attempt
 from primus.runs.store import Run
 from primus.session.bad_steps import BadStepDetector
+from primus.session.engine import StepValues
+from primus.session.rates import Rates
 from primus.session.step_line import format_evaluation_line, format_step_line
+from primus.session.step_timer import StepTimer, TakenStep
 
 MakeRun = Callable[..., Run]
 Train = Callable[..., Any]
@@ -235,21 +236,17 @@ def test_steps_that_are_not_finite_are_skipped_and_end_the_run(make_run: MakeRun
 
 
 def test_only_steps_in_a_row_end_a_run() -> None:
-    import torch
-
-    cpu = torch.device("cpu")
     rates = Rates(global_batch_size=1, tokens=1, world=1, flops_per_token=1.0, peak_tflops=None)
-    timer, detector = StepTimer(rates, cpu), BadStepDetector(TrainingConfig(max_nonfinite_steps=2))
+    timer, detector = StepTimer(rates, lambda: 0), BadStepDetector(TrainingConfig(max_nonfinite_steps=2))
 
-    def take(number: int, loss: float, skipped: float) -> None:
-        result = StepResult(torch.tensor([loss, 1.0, skipped, 1.0]))
-        for found in timer.add_step(LaunchedStep(number, result, 0.1, number, 0.0)):
+    def take(number: int, loss: float, skipped: bool) -> None:
+        for found in timer.add_step(TakenStep(number, StepValues(loss, 1.0, skipped), 0.1, number, 0.0)):
             detector.after_report(found)
 
-    for number, skipped in enumerate([1.0, 0.0, 1.0, 0.0, 1.0], start=1):
+    for number, skipped in enumerate([True, False, True, False, True], start=1):
         take(number, 1.0, skipped)
     with pytest.raises(PrimusError, match="steps 5 to 6: the loss"):
-        take(6, math.nan, 1.0)
+        take(6, math.nan, True)
 
 
 def test_a_batch_that_does_not_divide_is_a_usage_error(make_run: MakeRun, train: Train) -> None:

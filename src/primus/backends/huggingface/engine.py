@@ -24,15 +24,15 @@ from primus.config.exports.hugging_face import format_model_config
 from primus.config.schema import ModelSpec, Trainer
 from primus.data.training.masks import split_inputs_and_targets
 from primus.errors import PrimusError
-from primus.session.engine import StepValues
+from primus.session.engine import Engine, StepValues
 from primus.session.rates import read_peak_host_memory
 from primus.session.settings_in_force import LiveSetting
 from primus.session.torch_processes import TorchProcesses
 from primus.session.torch_settings import StepWatch
 
 
-class TransformersEngine:
-    """Implements `primus.session.engine.Engine`.
+class TransformersEngine(Engine):
+    """Trains a model of Transformers.
 
     Args:
         trainer: What to train.
@@ -43,18 +43,29 @@ class TransformersEngine:
     def __init__(self, trainer: Trainer, processes: TorchProcesses, masked_token: int | None = None) -> None:
         self._trainer, self._processes, self._masked_token = trainer, processes, masked_token
         self._device = processes.device
-        self.data_rank = processes.rank
-        self.model: Any = build_model(trainer.model).to(self._device)
-        self.model.train()
+        self._model: Any = build_model(trainer.model).to(self._device)
+        self._model.train()
         if trainer.training.recompute_activations:
-            self.model.gradient_checkpointing_enable()
+            self._model.gradient_checkpointing_enable()
         if processes.world > 1:
             self._shard_model()
-        self.optimizer = self._build_optimizer()
-        self._watch = StepWatch(self.model)
+        self._optimizer = self._build_optimizer()
+        self._watch = StepWatch(self._model)
+
+    @property
+    def data_rank(self) -> int:
+        return self._processes.rank
+
+    @property
+    def model(self) -> Any:
+        return self._model
+
+    @property
+    def optimizer(self) -> torch.optim.AdamW:
+        return self._optimizer
 
     def load_weights(self, weights: WeightReader) -> None:
-        names = dict(self.model.named_parameters())  # a tied head is listed once, as the embedding
+        names = dict(self._model.named_parameters())  # a tied head is listed once, as the embedding
         found = weights.list_tensors()
         for name in sorted(names.keys() ^ found.keys()):
             where = "the weights lack" if name in names else "the model has no"
@@ -73,8 +84,8 @@ class TransformersEngine:
         # float64: a float32 sum of losses differs from the exact one by up to two units in its last place.
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
         for index, (inputs, targets) in enumerate(pairs):
-            if isinstance(self.model, FSDPModule):
-                self.model.set_requires_gradient_sync(index == len(pairs) - 1)
+            if isinstance(self._model, FSDPModule):
+                self._model.set_requires_gradient_sync(index == len(pairs) - 1)
             part = scale * self._compute_loss(inputs, targets)
             part.backward()
             loss += part.detach()
@@ -82,7 +93,7 @@ class TransformersEngine:
         skipped = not (bool(loss.isfinite()) and bool(norm.isfinite()))
         if not skipped:
             self._apply_gradients(norm, learning_rate)
-        self.optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad(set_to_none=True)
         return StepValues(loss=loss.item(), grad_norm=norm.item(), skipped=skipped)
 
     @torch.no_grad()
@@ -105,21 +116,20 @@ class TransformersEngine:
 
         state = self._get_state()
         load(state, checkpoint_id=folder, **self._list_process_arguments())
-        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        set_state_dict(
+            self._model, self._optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
 
     def watch_step(self) -> StepWatch:
         return self._watch
 
     def read_settings(self) -> list[LiveSetting]:
-        return settings_in_force.read_settings(self.model, self.optimizer, self._watch, self._processes.world)
+        return settings_in_force.read_settings(self._model, self._optimizer, self._watch, self._processes.world)
 
     def read_memory(self) -> int:
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device))
         return read_peak_host_memory()
-
-    def close(self) -> None:
-        """The process group belongs to the session."""
 
     def _shard_model(self) -> None:
         """Shard each layer, then the rest, over all processes; or keep replicas."""
@@ -128,10 +138,10 @@ class TransformersEngine:
         sizes = {"shard": world} if shard else {"replicate": world, "shard": 1}
         mesh = init_device_mesh(self._device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if training.bf16 else None, reduce_dtype=torch.float32)
-        for layer in self.model.model.layers:
+        for layer in self._model.model.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
-        fully_shard(self.model, mesh=mesh, mp_policy=policy)
-        for module in self.model.modules():
+        fully_shard(self._model, mesh=mesh, mp_policy=policy)
+        for module in self._model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)  # the loss is divided by the tokens of all processes already
                 module.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction
@@ -139,7 +149,7 @@ class TransformersEngine:
     def _build_optimizer(self) -> torch.optim.AdamW:
         """AdamW; matrices decay, norms and biases do not, as in transformers.Trainer."""
         config = self._trainer.optimizer
-        parameters = list(self.model.parameters())
+        parameters = list(self._model.parameters())
         groups = [
             {"params": [each for each in parameters if each.ndim >= 2], "weight_decay": config.weight_decay},
             {"params": [each for each in parameters if each.ndim < 2], "weight_decay": 0.0},
@@ -155,7 +165,7 @@ class TransformersEngine:
     def _compute_loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Sum of the losses of all tokens that have a target, float64."""
         with self._choose_precision():
-            logits = self.model(input_ids=inputs, use_cache=False).logits
+            logits = self._model(input_ids=inputs, use_cache=False).logits
         losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="none")
         return losses.sum(dtype=torch.float64)
 
@@ -167,7 +177,7 @@ class TransformersEngine:
     def _compute_norm(self) -> Tensor:
         """Norm of the whole gradient, float64: a float32 sum over a large matrix loses digits on CPUs."""
         norms = []
-        for parameter in self.model.parameters():
+        for parameter in self._model.parameters():
             if parameter.grad is not None:
                 norm = torch.linalg.vector_norm(parameter.grad, dtype=torch.float64)
                 norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
@@ -176,12 +186,12 @@ class TransformersEngine:
     def _apply_gradients(self, norm: Tensor, learning_rate: float) -> None:
         clip_grad = self._trainer.optimizer.clip_grad
         factor = float((clip_grad / norm).clamp_max(1.0)) if clip_grad else 1.0
-        for parameter in self.model.parameters():
+        for parameter in self._model.parameters():
             if parameter.grad is not None and factor < 1.0:
                 parameter.grad.mul_(factor)
-        for group in self.optimizer.param_groups:
+        for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        self.optimizer.step()
+        self._optimizer.step()
 
     def _sum_over_processes(self, value: Tensor) -> Tensor:
         if self._processes.world > 1:
@@ -191,7 +201,7 @@ class TransformersEngine:
     def _get_state(self) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
-        weights, moments = get_state_dict(self.model, self.optimizer)
+        weights, moments = get_state_dict(self._model, self._optimizer)
         return {"model": weights, "optimizer": moments}
 
     def _list_process_arguments(self) -> dict[str, Any]:

@@ -27,12 +27,12 @@ from primus.data.training.masks import build_document_handling, split_inputs_and
 from primus.errors import PrimusError, UsageError
 from primus.runs.files import write_text
 from primus.session import array_files
-from primus.session.engine import StepValues
+from primus.session.engine import Engine, StepValues
 from primus.session.jax_processes import read_peak_memory
 from primus.session.settings_in_force import LiveSetting
 
 
-class JaxEngine:
+class JaxEngine(Engine):
     """Implements `primus.session.engine.Engine`.
 
     Args:

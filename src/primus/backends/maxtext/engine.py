@@ -32,7 +32,7 @@ from primus.data.training.masks import compute_document_positions, split_inputs_
 from primus.errors import PrimusError
 from primus.runs.files import write_text
 from primus.session import array_files
-from primus.session.engine import StepValues
+from primus.session.engine import Engine, StepValues
 from primus.session.jax_processes import read_peak_memory
 from primus.session.settings_in_force import LiveSetting
 
@@ -51,7 +51,7 @@ class AppliedRate:
         return self.value
 
 
-class MaxTextEngine:
+class MaxTextEngine(Engine):
     """Implements `primus.session.engine.Engine`.
 
     Args:

@@ -33,7 +33,7 @@ from primus.backends.megatron.model import build_gpt_model
 from primus.backends.megatron.schedule import build_scheduler
 from primus.backends.megatron.weights import copy_weights
 from primus.config.schema import Trainer
-from primus.session.engine import StepValues
+from primus.session.engine import Engine, StepValues
 from primus.session.settings_in_force import LiveSetting
 from primus.session.torch_settings import StepWatch
 
@@ -102,7 +102,7 @@ def wrap_model(
     return model, get_megatron_optimizer(build_optimizer_config(trainer, extra.get("optimizer", {})), [model])
 
 
-class MegatronEngine:
+class MegatronEngine(Engine):
     """One optimizer step at a time over the schedules of megatron-core.
 
     torch.distributed must be initialized; every process of the run makes the same calls in the same order.

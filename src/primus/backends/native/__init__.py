@@ -35,9 +35,9 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
             f"the native backend needs PyTorch, which cannot be imported: {error}",
             "./primus-cli setup installs it, or pip install '.[native]' in a checkout",
         ) from None
-    from primus.backends.native import trainer
+    from primus.backends.native import run
 
-    trainer.train(experiment, attempt)
+    run.train(experiment, attempt)
 
 
 def run_fake_step(experiment: Experiment, device: str, observer: AbstractContextManager[object]) -> None:

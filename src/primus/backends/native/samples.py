@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 from primus.backends.native.model import Transformer
-from primus.backends.native.training import Training
 from primus.callback import Callback
 from primus.config.schema import Trainer
 from primus.data.training.dataset import Datasets
 from primus.errors import UsageError
 from primus.runs.files import write_text
+from primus.session.session import Session
 
 TEMPERATURE = 0.8
 """Temperature below 1, so that a small model generates its likelier tokens."""
@@ -20,25 +20,26 @@ class TextSampler(Callback):
     """Generates a text after the last step, prints it and keeps it in `report/sample.txt`.
 
     Args:
-        training: The run; every process takes part, because the model may be sharded.
+        session: The run; every process takes part, because the model may be sharded.
+        model: That is trained.
     """
 
-    def __init__(self, training: Training) -> None:
-        self._training = training
+    def __init__(self, session: Session, model: Transformer) -> None:
+        self._session, self._model = session, model
 
     def after_train(self) -> None:
-        training = self._training
-        config = training.experiment.trainer.logging
+        session = self._session
+        config = session.trainer.logging
         if not config.sample_tokens:
             return
         started = time.monotonic()
-        text = generate_sample(training.trainable.model, training.data, training.experiment.trainer)
+        text = generate_sample(self._model, session.data, session.trainer)
         if text is None:
             return
-        training.print_line(f"sample of {config.sample_tokens} tokens:\n{text}")
-        if training.processes.is_first:
-            write_text(training.attempt.run.directory / "report" / "sample.txt", text + "\n")
-            training.attempt.event("sample", tokens=config.sample_tokens, time_s=time.monotonic() - started)
+        session.print_line(f"sample of {config.sample_tokens} tokens:\n{text}")
+        if session.processes.is_first:
+            write_text(session.attempt.run.directory / "report" / "sample.txt", text + "\n")
+            session.attempt.event("sample", tokens=config.sample_tokens, time_s=time.monotonic() - started)
 
 
 def generate_sample(model: Transformer, data: Datasets, trainer: Trainer) -> str | None:

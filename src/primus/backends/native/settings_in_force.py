@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from primus.backends.native.adapters import Adapter
-from primus.backends.native.training import Training
+from primus.backends.native.step import Trainable
 from primus.session.settings_in_force import APPLIED_NORM, LiveSetting, explain_settings
 from primus.session.torch_settings import (
     StepWatch,
@@ -19,24 +19,26 @@ from primus.session.torch_settings import (
 )
 
 
-def read_settings(training: Training, watch: StepWatch, compile_reason: str) -> list[LiveSetting]:
-    """The settings that the objects of `training` have after the step that `watch` saw."""
-    found = {each.key: each for each in read_torch_settings(training.model, [training.optimizer], watch)}
-    for key, value in _read_own_objects(training):
+def read_settings(
+    trainable: Trainable, optimizer: torch.optim.Optimizer, watch: StepWatch, compile_reason: str
+) -> list[LiveSetting]:
+    """The settings that model and optimizer have after the step that `watch` saw."""
+    found = {each.key: each for each in read_torch_settings(trainable.model, [optimizer], watch)}
+    for key, value in _read_own_objects(trainable, optimizer):
         # What the step has shown outranks the flag that asked for it.
         found.setdefault(key, LiveSetting(key=key, value=value))
     return explain_settings(list(found.values()), {"compile": compile_reason})
 
 
-def _read_own_objects(training: Training) -> Iterator[tuple[str, Any]]:
-    model = training.trainable.model
-    yield "compile", is_model_compiled(model, training.trainable.loss)
+def _read_own_objects(trainable: Trainable, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
+    model = trainable.model
+    yield "compile", is_model_compiled(model, trainable.loss)
     yield "recompute_activations", model.recompute
     yield "bf16", model.compute_dtype is torch.bfloat16
     yield "loss_chunk_size", model.loss_chunk_size
-    if training.processes.world > 1:  # else there is nothing to shard
+    if trainable.world > 1:  # else there is nothing to shard
         yield "use_distributed_optimizer", is_state_sharded(model)
-    yield APPLIED_NORM, measure_applied_norm([training.optimizer])
+    yield APPLIED_NORM, measure_applied_norm([optimizer])
     adapters = [module for module in model.modules() if isinstance(module, Adapter)]
     yield "peft", "lora" if adapters else "none"
     if adapters:

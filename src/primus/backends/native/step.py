@@ -157,15 +157,15 @@ def train_step(
 
 
 @torch.no_grad()
-def evaluate_batches(trainable: Trainable, batches: Sequence[Batch]) -> float:
-    """Mean loss over the tokens of all batches of all processes; every process must call it."""
+def evaluate_batches(trainable: Trainable, batches: Sequence[Batch]) -> tuple[float, int]:
+    """Sum of the losses, and number, of the tokens of all batches of all processes; every process must call it."""
     one = torch.ones((), dtype=torch.float64, device=trainable.device)
     totals = torch.zeros(2, dtype=torch.float64, device=trainable.device)
     for tokens, targets, *examples in batches:
         loss = trainable.loss(tokens, targets, one, *examples)
         totals += torch.stack([loss, count_targets(targets).double()])
-    total, num_tokens = _sum_over_ranks(totals, trainable).tolist()
-    return total / max(num_tokens, 1.0)
+    loss_sum, num_tokens = _sum_over_ranks(totals, trainable).tolist()
+    return loss_sum, int(num_tokens)
 
 
 def _shard_model(model: Transformer, device: torch.device, bf16: bool, compile: bool, world: int, shard: bool) -> None:

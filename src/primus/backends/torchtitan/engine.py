@@ -29,14 +29,14 @@ from primus.checkpoint.weights import WeightReader
 from primus.config.schema import Trainer
 from primus.data.training.masks import compute_document_positions, split_inputs_and_targets
 from primus.session.compute_timer import ComputeTimer
-from primus.session.engine import MicroBatches, StepValues
+from primus.session.engine import Engine, MicroBatches, StepValues
 from primus.session.optimizer_settings import keep_settings
 from primus.session.rates import read_peak_host_memory
 from primus.session.settings_in_force import LiveSetting
 from primus.session.torch_settings import StepWatch
 
 
-class TorchTitanEngine:
+class TorchTitanEngine(Engine):
     """Trains the model of an experiment with torchtitan's trainer.
 
     torch.distributed must be initialized, also for a single process: torchtitan's meshes need it.

@@ -3,43 +3,41 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
-from primus.backends.native.step import SPIKE, StepResult
 from primus.callback import Callback, EvaluationReport, ProfileReport, StepReport
-from primus.session.compute_timer import ComputeTime
-from primus.session.rates import Rates, read_peak_host_memory
+from primus.session.engine import RunningStep, StepValues
+from primus.session.rates import Rates
 
 
 @dataclass(frozen=True)
-class LaunchedStep:
-    """A step that was launched, and may still be running on the device."""
+class TakenStep:
+    """A step that an engine was asked to take, and may still be running on the device."""
 
     number: int
-    result: StepResult
+    outcome: StepValues | RunningStep
     learning_rate: float
+    """That the engine was asked to apply."""
     consumed_samples: int
     data_time_s: float
-    compute_time: ComputeTime | None = None
 
 
 class StepTimer(Callback):
     """Measures the time from step to step, without evaluation, checkpoints and rewinds, and builds the reports.
 
-    On a GPU a step is pending until the next one is launched: reading its numbers waits for it, and by then the device
+    A running step is pending until the next one is launched: reading its numbers waits for it, and by then the device
     has more to do. At most one step is pending.
 
     Args:
         rates: What turns time into rates.
-        device: Of this process.
+        read_memory: Gives the peak memory of this process in bytes.
     """
 
-    def __init__(self, rates: Rates, device: torch.device) -> None:
+    def __init__(self, rates: Rates, read_memory: Callable[[], int]) -> None:
         self.num_reports = 0
-        self._rates, self._device = rates, device
-        self._pending: LaunchedStep | None = None
+        self._rates, self._read_memory = rates, read_memory
+        self._pending: TakenStep | None = None
         self._restarts = True
         """Whether the time since the last report is excluded: set by activities other than training, cleared by the
         next step."""
@@ -67,20 +65,21 @@ class StepTimer(Callback):
         """Forget the pending step, which is going to be repeated."""
         self._pending, self._restarts = None, True
 
-    def add_step(self, launched: LaunchedStep) -> list[StepReport]:
+    def add_step(self, taken: TakenStep) -> list[StepReport]:
         """Reports of the steps that can be read without leaving the device idle."""
         # The next step is queued on the device now, so reading the last one leaves it busy.
         ready = self.take_pending()
-        self._pending = launched
-        return ready + self.take_pending() if self._device.type == "cpu" else ready
+        self._pending = taken
+        return ready + self.take_pending() if isinstance(taken.outcome, StepValues) else ready
 
     def take_pending(self) -> list[StepReport]:
         """The report of the pending step, if there is one; waits for the device."""
         pending, self._pending = self._pending, None
         return [] if pending is None else [self._build_report(pending)]
 
-    def _build_report(self, step: LaunchedStep) -> StepReport:
-        loss, grad_norm, skipped, _ = step.result.values.tolist()  # waits for the step, once
+    def _build_report(self, taken: TakenStep) -> StepReport:
+        outcome = taken.outcome
+        values = outcome if isinstance(outcome, StepValues) else outcome.read()
         now, cpu_now = time.perf_counter(), time.process_time()
         seconds, cpu_seconds = now - self._mark, cpu_now - self._cpu_mark
         self._mark, self._cpu_mark = now, cpu_now
@@ -88,22 +87,16 @@ class StepTimer(Callback):
         self._restarts = self._restarts or self.num_reports == 0
         self.num_reports += 1
         return self._rates.build_report(
-            step=step.number,
-            loss=loss,
-            grad_norm=grad_norm,
-            learning_rate=step.learning_rate,
-            consumed_samples=step.consumed_samples,
+            step=taken.number,
+            loss=values.loss,
+            grad_norm=values.grad_norm,
+            learning_rate=taken.learning_rate if values.learning_rate is None else values.learning_rate,
+            consumed_samples=taken.consumed_samples,
             step_time_s=seconds,
             cpu_time_s=cpu_seconds,
-            data_time_s=step.data_time_s,
-            compute_time_s=step.compute_time.seconds() if step.compute_time else None,
-            memory_bytes=_read_peak_memory(self._device),
-            skipped=skipped != 0.0,
-            spike=skipped == SPIKE,
+            data_time_s=taken.data_time_s,
+            compute_time_s=values.compute_time_s,
+            memory_bytes=self._read_memory(),
+            skipped=values.skipped,
+            spike=values.spike,
         )
-
-
-def _read_peak_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return read_peak_host_memory()

@@ -1,29 +1,14 @@
-"""The loss on validation data."""
+"""Micro batches on the device of a process."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from primus.backends.native import step
 from primus.backends.native.loss import IGNORED
-from primus.backends.native.step import Batch, Trainable
-from primus.config.schema import TrainingConfig
-from primus.data.training.loader import Batches
+from primus.backends.native.step import Batch
 from primus.data.training.masks import INSTRUCTION_DIMENSIONS, split_inputs_and_targets
-from primus.data.training.packing import Dataset
-from primus.session.torch_processes import TorchProcesses
-
-
-@dataclass(frozen=True)
-class EvaluationResult:
-    """Loss over the tokens of an evaluation."""
-
-    loss: float
-    tokens: int
 
 
 def to_batch(tokens_BS1: NDArray[np.int64], masked_input: int | None, device: torch.device) -> Batch:
@@ -42,31 +27,6 @@ def to_batch(tokens_BS1: NDArray[np.int64], masked_input: int | None, device: to
         return tuple(_move_to_device(array, device) for array in arrays)
     inputs, targets = split_inputs_and_targets(tokens_BS1, masked_input)
     return _move_to_device(inputs, device), _move_to_device(targets, device)
-
-
-def evaluate_dataset(
-    trainable: Trainable,
-    dataset: Dataset,
-    training: TrainingConfig,
-    global_batch_size: int,
-    processes: TorchProcesses,
-    masked_input: int | None,
-) -> EvaluationResult:
-    """The loss over the first `eval_iters` global batches, always the same ones, without compiling.
-
-    A compiled model would be compiled again for it, since no gradients are taken.
-    """
-    with Batches(
-        dataset,
-        global_batch_size=global_batch_size,
-        micro_batch_size=training.micro_batch_size,
-        rank=processes.rank,
-        world_size=processes.world,
-    ) as steps:
-        read = [tokens for _ in range(training.eval_iters) for tokens in next(steps)]
-    batches = [to_batch(tokens, masked_input, processes.device) for tokens in read]
-    loss = step.evaluate_batches(replace(trainable, loss=trainable.model), batches)
-    return EvaluationResult(loss, training.eval_iters * global_batch_size * training.seq_length)
 
 
 def _move_to_device(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
