@@ -143,5 +143,5 @@ class Engine(ABC):
         """Callbacks that only this engine has."""
         return ()
 
-    def close(self) -> None:  # noqa: B027: most engines have nothing to release
+    def close(self) -> None:  # noqa: B027  (most engines have nothing to release)
         """Release devices and process groups; also called after an error."""
