@@ -36,22 +36,6 @@ def check_session(trainer: Trainer, backend: str) -> None:
         choose_callbacks(trainer.training.callbacks)
 
 
-def check_loop(trainer: Trainer, backend: str) -> None:
-    """Refuse what `session.loop` cannot do: only native looks for loss spikes and can rewind.
-
-    Raises:
-        UsageError: The experiment asks for it; names the key.
-    """
-    training = trainer.training
-    if training.loss_spike_policy != "none":
-        raise UsageError(
-            f"loss_spike_policy: {training.loss_spike_policy}: {backend} does not detect loss spikes",
-            "set loss_spike_policy: none, or framework: native",
-        )
-    if training.nonfinite_policy == "rewind":
-        raise UsageError(f"nonfinite_policy: rewind: {backend} cannot rewind", "set skip or stop, or framework: native")
-
-
 def check_engine(experiment: Experiment, engine: str, folder: Path) -> None:
     """Check an experiment for an engine that takes one step at a time and has no settings besides our keys.
 
@@ -67,7 +51,6 @@ def check_engine(experiment: Experiment, engine: str, folder: Path) -> None:
     check_key_rules(engine, read_key_rules(folder), trainer)
     check_no_backend_args(trainer, engine)
     check_session(trainer, engine)
-    check_loop(trainer, engine)
 
 
 def check_no_backend_args(trainer: Trainer, backend: str) -> None:

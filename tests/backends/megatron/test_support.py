@@ -67,7 +67,7 @@ def build_experiment(**changes: Any) -> Experiment:
         ({"backend_args": {"moe_z_loss_coeff": "high"}}, "moe_z_loss_coeff: high: must be a number"),
         ({"data": {"dataloader": "engine", "mock_data": True}}, "mock_data: true: the samples of dataloader: engine"),
         ({"data": {"dataloader": "engine", "fim_rate": 0.5}}, "fim_rate: 0.5: the samples of dataloader: engine"),
-        ({"training": {"nonfinite_policy": "rewind"}}, "nonfinite_policy: rewind: megatron cannot rewind"),
+        ({"training": {"nonfinite_policy": "rewind"}}, "nonfinite_policy: rewind: megatron does not support rewinds"),
     ],
 )
 def test_an_unsupported_value_is_refused_by_its_key(changes: dict[str, Any], message: str) -> None:

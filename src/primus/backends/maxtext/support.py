@@ -9,7 +9,7 @@ from primus.config.exports.maxtext import FIXED_ROPE
 from primus.config.schema import OWNERS, Experiment, ModelSpec
 from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import UsageError
-from primus.session.checks import check_loop, check_session
+from primus.session.checks import check_session
 
 
 def check(experiment: Experiment) -> None:
@@ -37,7 +37,6 @@ def check(experiment: Experiment) -> None:
             f"load: {trainer.checkpoint.load}: MaxText gets weights for Llama, Qwen, Mixtral and Qwen3-MoE only",
             "remove it, or choose another framework",
         )
-    check_loop(trainer, "MaxText")
     check_session(trainer, "maxtext")
 
 

@@ -14,7 +14,7 @@ from primus.config.schema import DataConfig, Experiment, ModelSpec, Trainer
 from primus.config.source import format_yaml_value
 from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import UsageError
-from primus.session.checks import check_loop, check_session
+from primus.session.checks import check_session
 from primus.session.number_formats import check_number_format
 
 NAME = "megatron"
@@ -67,7 +67,6 @@ def check(experiment: Experiment) -> None:
     model_checks.check(trainer.model)
     check_engine_data(trainer.data)
     check_setting_names(trainer.backend_args)
-    check_loop(trainer, NAME)
     check_session(trainer, NAME)
     if trainer.training.device == "cpu":
         check_core(trainer, has_engine_layers=False)

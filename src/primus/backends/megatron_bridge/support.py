@@ -13,7 +13,7 @@ from primus.config.source import format_yaml_value
 from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import UsageError
 from primus.session.adapter_settings import check_targets, read_settings
-from primus.session.checks import check_loop, check_session
+from primus.session.checks import check_session
 
 NAME = "megatron_bridge"
 FOLDER = Path(__file__).parent
@@ -35,7 +35,6 @@ def check(experiment: Experiment) -> None:
     _check_adapters(trainer, settings)
     _check_layout(trainer)
     check_setting_names(list_megatron_settings(trainer.backend_args))
-    check_loop(trainer, NAME)
     check_session(trainer, NAME)
     if trainer.training.device == "cpu":
         check_local_layers(trainer)

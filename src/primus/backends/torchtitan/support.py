@@ -13,7 +13,7 @@ from primus.config.source import format_yaml_value
 from primus.engine_keys import KeyRules, check_key_rules, read_key_rules
 from primus.errors import UsageError
 from primus.model import num_query_groups
-from primus.session.checks import check_loop, check_session
+from primus.session.checks import check_session
 
 ANOTHER_FRAMEWORK = "choose another model or framework"
 
@@ -42,7 +42,6 @@ def check(experiment: Experiment) -> None:
     if trainer.training.device == "cpu":
         check_for_cpu(trainer)
     check_settings(trainer.backend_args)
-    check_loop(trainer, "torchtitan")
     check_session(trainer, "torchtitan")
 
 
