@@ -70,6 +70,16 @@ def test_a_size_is_compared_in_gib_and_shown_with_its_unit() -> None:
     assert (found.status, found.measured, found.expected, found.value) == ("ok", "20.0 GiB", ">= 10 GiB", 20 * GIB)
 
 
+def test_a_row_may_say_what_is_measured_if_the_reading_is_not_good() -> None:
+    found = [judge("gpu.sram_errors", has_exceeded).measured for has_exceeded in (False, True)]
+    assert found == ["below the threshold", "threshold exceeded"]
+
+
+def test_a_caller_may_round_the_number_that_nodes_compare() -> None:
+    found = judge("host.memory", 9.98, "10.0 %", limits=Thresholds(), value=10.0)
+    assert (found.status, found.value, found.measured) == ("warn", 10.0, "10.0 %")
+
+
 def test_a_case_has_the_fields_of_its_check_and_its_own() -> None:
     usual, settled = load_rules()["gpu.ecc_uncorrectable"], load_rules()["gpu.ecc_uncorrectable/settled"]
     assert (settled.limit, settled.advice) == (usual.limit, usual.advice)

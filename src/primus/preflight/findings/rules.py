@@ -32,7 +32,8 @@ class FindingRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     measured: str = "{text}"
     bad: str = ""
     """What is measured if the reading is not good; default: `measured`."""
-    expected: str = "{limit}"
+    expected: str = ""
+    """Default: the limit, or the word `wanted` of the caller."""
     why: str = ""
     source: str = ""
     """Public source of the limit or of the reason."""
@@ -86,7 +87,7 @@ def judge(row: str, reading: object, text: str = "", about: About = NODE, /, **w
         subject=about.subject,
         status="ok" if is_good else words.get("status", rule.status),
         measured=(rule.measured if is_good or not rule.bad else rule.bad).format(**words),
-        expected=rule.expected.format(**words),
+        expected=rule.expected.format(**words) or words["limit"] or str(words.get("wanted", "")),
         reason=reason.strip(),
         advice="" if is_good else rule.advice.format(**words),
         value=value,
