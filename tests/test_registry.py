@@ -299,6 +299,12 @@ def test_a_wrong_result_is_named_with_file_function_and_type(
     assert "docs/plug-ins.md" in caught.value.hint
 
 
+def test_a_list_is_taken_where_the_contract_has_a_tuple(write: Write) -> None:
+    write("runtimes/lists.py", PLAN + "wrap = print\ndef split_words(words): return [list(words), []]\n")
+    split: Any = registry.load_plug_in(RUNTIMES, "lists").split_words(("a",))
+    assert split == [["a"], []]
+
+
 def test_names_ignore_case_and_underscores(write: Write) -> None:
     write("frameworks/My_Engine.py", "LIBRARIES = ()\ndef list_settings(w, d): return {}\n")
     assert "my-engine" in registry.list_plug_ins("frameworks")
