@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import jax
@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from primus.backends.jax.model import ModelSettings
-from primus.backends.jax.settings_in_force import read_settings
+from primus.backends.jax.settings_in_force import OptimizerProbe, read_settings
 from primus.backends.jax.sharding import DATA, JaxLayout, choose_residual_sharding, shard_batch, shard_weight
 from primus.backends.jax.stacking import Shapes, group_names, is_stacked, stack_shapes
 from primus.backends.jax.step import TrainState, build_evaluation, build_optimizer, build_step
@@ -68,6 +68,7 @@ class JaxEngine(Engine):
         }
         self._state: TrainState | None = None
         self._last_inputs: tuple[Array, ...] = ()
+        self._probe = OptimizerProbe(self._optimizer, trainer.optimizer.adam_eps, self._get_state)
 
     @property
     def data_rank(self) -> int:
@@ -108,13 +109,13 @@ class JaxEngine(Engine):
         return total_loss, total_tokens
 
     def watch_step(self) -> AbstractContextManager[object]:
-        return nullcontext()
+        return self._probe
 
     def read_settings(self) -> list[LiveSetting]:
         with jax.set_mesh(self._mesh):
             # JAX keeps the trace of the first call.
             step = self._step.trace(self._get_state(), *self._last_inputs).jaxpr  # type: ignore[attr-defined]
-        return read_settings(self._get_state(), self._optimizer, step, self._mesh, self._trainer.optimizer.adam_eps)
+        return read_settings(self._get_state(), self._probe, step, self._mesh)
 
     def load_weights(self, weights: WeightReader) -> None:
         _check_shapes({name: info.shape for name, info in weights.list_tensors().items()}, self._shapes)

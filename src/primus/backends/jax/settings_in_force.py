@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -24,17 +26,14 @@ PROBE_TOLERANCE = 1e-3
 """Relative, of a number that float32 arithmetic shows."""
 
 
-def read_settings(
-    state: TrainState, optimizer: optax.GradientTransformation, step: Any, mesh: Mesh, asked_eps: float
-) -> list[LiveSetting]:
+def read_settings(state: TrainState, probe: OptimizerProbe, step: Any, mesh: Mesh) -> list[LiveSetting]:
     """The settings that the objects of the engine have after its first step.
 
     Args:
         state: After it.
-        optimizer: That has updated the state.
+        probe: Of the optimizer that has updated the state.
         step: Its jaxpr.
         mesh: The devices.
-        asked_eps: Epsilon of Adam in the experiment, by which a gradient is chosen that shows the real one.
     """
     weights = state.weights
     sizes, decays = {name: math.prod(each.shape) for name, each in weights.items()}, find_decayed_weights(weights)
@@ -56,7 +55,7 @@ def read_settings(
         found["use_distributed_optimizer"] = any(DATA in str(each.sharding) for each in weights.values())
     return [
         *(LiveSetting(key=key, value=value) for key, value in found.items()),
-        *_measure_optimizer(state, optimizer, asked_eps),
+        *probe.measure(state),
     ]
 
 
@@ -89,35 +88,66 @@ def _get_operand_type(equation: Any) -> Any:
     return equation.invars[0].aval.dtype
 
 
-def _measure_optimizer(
-    state: TrainState, optimizer: optax.GradientTransformation, asked_eps: float
-) -> Iterator[LiveSetting]:
-    """The numbers of the optimizer, which optax keeps in closures: by its update of two weights of 1."""
-    update, start = optimizer.update, optimizer.init
+class OptimizerProbe(AbstractContextManager["OptimizerProbe"]):
+    """Measures the numbers of an optimizer, which optax keeps in closures, by its update of two weights of 1.
 
-    @jax.jit  # one compilation, of a fraction of a second
-    def measure(moments: Any) -> dict[str, Array]:
+    The measurement is a compiled function of its own. It is compiled while the first step is, in another thread: one
+    after the other they would cost half a second more.
+
+    Args:
+        optimizer: Of the engine.
+        asked_eps: Epsilon of Adam in the experiment, by which a gradient is chosen that shows the real one.
+        get_state: Gives the state of the training when the first step begins.
+    """
+
+    def __init__(
+        self, optimizer: optax.GradientTransformation, asked_eps: float, get_state: Callable[[], TrainState]
+    ) -> None:
+        self._update, self._start, self._asked_eps = optimizer.update, optimizer.init, asked_eps
+        self._get_state = get_state
+        self._compiled: Future[Any] | None = None
+
+    def __enter__(self) -> OptimizerProbe:
+        self._inputs = jax.tree.map(
+            lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=each.sharding),
+            _get_moments(self._get_state().optimizer).mu,
+        )
+        executor = ThreadPoolExecutor(1)
+        self._compiled = executor.submit(lambda: jax.jit(self._probe).lower(self._inputs).compile())
+        executor.shutdown(wait=False)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Nothing: the measurement follows the step."""
+
+    def measure(self, state: TrainState) -> Iterator[LiveSetting]:
+        """The numbers, after the step during which the probe was open."""
+        adam = _get_moments(state.optimizer)
+        assert self._compiled is not None
+        # The step may have placed its results otherwise.
+        moments = jax.device_put(adam.mu, jax.tree.map(lambda each: each.sharding, self._inputs))
+        found = {key: value.item() for key, value in jax.device_get(self._compiled.result()(moments)).items()}
+        if int(adam.count) != 1:
+            del found[APPLIED_NORM]  # the moments are those of several gradients
+        for key, value in found.items():
+            yield LiveSetting(key=key, value=value, tolerance=PROBE_TOLERANCE)
+
+    def _probe(self, moments: Any) -> dict[str, Array]:
         weights = {"probe.matrix": jnp.ones((1, 1)), "probe.vector": jnp.ones(1)}
         gradients = jax.tree.map(jnp.ones_like, weights)
-        updates, after = update(gradients, start(weights), weights)
+        updates, after = self._update(gradients, self._start(weights), weights)
         # A gradient of the size of epsilon, which then halves the update.
-        tiny, _ = update(jax.tree.map(lambda one: one * asked_eps, gradients), start(weights), weights)
+        small = jax.tree.map(lambda one: one * self._asked_eps, gradients)
+        tiny, _ = self._update(small, self._start(weights), weights)
         adam = _get_moments(after)
         squares = [jnp.square(each.astype(jnp.float32)).sum() for each in jax.tree.leaves(moments)]
         return {
             "adam_beta1": 1 - adam.mu["probe.vector"][0],
             "adam_beta2": 1 - adam.nu["probe.vector"][0],
-            "adam_eps": asked_eps * (1 / tiny["probe.vector"][0] - 1),
+            "adam_eps": self._asked_eps * (1 / tiny["probe.vector"][0] - 1),
             "weight_decay": updates["probe.matrix"][0, 0] - updates["probe.vector"][0],
             APPLIED_NORM: jnp.sqrt(sum(squares)) / adam.mu["probe.vector"][0],
         }
-
-    adam = _get_moments(state.optimizer)
-    found = {key: value.item() for key, value in jax.device_get(measure(adam.mu)).items()}
-    if int(adam.count) != 1:
-        del found[APPLIED_NORM]  # the moments are those of several gradients
-    for key, value in found.items():
-        yield LiveSetting(key=key, value=value, tolerance=PROBE_TOLERANCE)
 
 
 def _get_moments(state: optax.OptState) -> Any:
