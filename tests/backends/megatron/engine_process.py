@@ -6,6 +6,7 @@ A request has the trainer's groups, the steps to take, and checkpoints to load a
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,10 @@ def run_request(request: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"data_size": engine.data_size, "steps": [], "rates": []}
     for number in range(request.get("first", 1), request["last"] + 1):
         rate = request["rates"][number - 1] * request.get("factor", {}).get(str(number), 1)
-        values = engine.step(split_batches(steps[number - 1], trainer, engine), rate)
+        with engine.watch_step() if not found["steps"] else nullcontext():
+            values = engine.step(split_batches(steps[number - 1], trainer, engine), rate)
+        if not found["steps"]:
+            found["settings"] = {each.key: each.value for each in engine.read_settings()}
         found["steps"].append([values.loss, values.grad_norm, values.skipped])
         found["rates"].append(values.learning_rate)
     if request.get("evaluate"):

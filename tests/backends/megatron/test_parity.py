@@ -138,6 +138,9 @@ def test_experts_train_alike_in_one_process_and_over_two(tmp_path: Path) -> None
     for layout, result in zip(layouts, two, strict=True):
         losses = [abs(mine[0] - other[0]) for mine, other in zip(one, result["steps"], strict=True)]
         assert max(losses) <= LOSS, (layout, max(losses))
+        live = result["settings"]  # of the groups and objects, after the first step
+        assert {key: live[key] for key in layout} == layout
+        assert (live["bf16"], live["fp8"], live["context_parallel_size"]) == (False, None, 1)
 
 
 def write_expert_start(folder: Path, trainer: Trainer) -> dict[str, Any]:
