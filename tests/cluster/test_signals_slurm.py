@@ -51,7 +51,7 @@ def test_a_step_saves_when_its_launcher_is_told_to_end(cluster: Cluster, number:
     with terminal.opened(
         line("slurm", "srun", "-N", "2", "-c", "2", name=name), cluster.folder, cluster.environ
     ) as one:
-        one.wait_for("iteration ")
+        one.wait_for(r"step +\d")
         one.tell(number)
         assert one.ended() == code, one.shown
     run = run_of(cluster, name)
@@ -70,7 +70,7 @@ def test_a_second_interrupt_ends_a_step_that_takes_its_time(cluster: Cluster) ->
     (hooks / "01_slow.sh").write_text("sleep 600\n")
     environ = cluster.environ | {"PRIMUS_HOOKS": str(hooks.parent)}
     with terminal.opened(line("slurm", "srun", "-N", "2", "-c", "2", name="twice"), cluster.folder, environ) as one:
-        one.wait_for("iteration ")
+        one.wait_for(r"step +\d")
         one.type(CTRL_C)
         one.wait_for("failure hook")
         time.sleep(INSISTS_AFTER_S)  # as a person would: what comes sooner is the same event
@@ -99,7 +99,7 @@ def test_an_interrupt_withdraws_a_step_that_waits_for_nodes(cluster: Cluster) ->
 def test_a_step_whose_launcher_is_killed_saves(cluster: Cluster) -> None:
     words = line("slurm", "srun", "-N", "2", "-c", "2", name="killed")
     with terminal.opened(words, cluster.folder, cluster.environ) as one:
-        one.wait_for("iteration ")
+        one.wait_for(r"step +\d")
         one.process.kill()
         run = run_of(cluster, "killed")
         deadline = time.monotonic() + 40
@@ -138,7 +138,7 @@ def test_a_failure_hook_of_node_0_is_done_and_the_exit_code_is_the_runs(cluster:
     write_hooks(cluster.folder / "hooks")
     environ = cluster.environ | {"PRIMUS_HOOKS": str(cluster.folder / "hooks")}
     with terminal.opened(line("slurm", "srun", "-N", "2", name="fails"), cluster.folder, environ) as one:
-        one.wait_for("iteration ")
+        one.wait_for(r"step +\d")
         os.kill(pid_of_rank(run_of(cluster, "fails"), 1), signal.SIGKILL)
         assert one.ended(60) == 137, one.shown
     outcome = run_of(cluster, "fails").read_metadata().outcome

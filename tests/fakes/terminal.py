@@ -110,7 +110,7 @@ def training(*runtime: str, cwd: Path, experiment: str, **environ: str | None) -
     (cwd / "e.yaml").write_text(experiment)
     words = [sys.executable, "-m", "primus.cli.main", *runtime, "--", "train", "pretrain", "--config", "e.yaml"]
     with opened(words, cwd, cli.environment(**environ)) as terminal:
-        terminal.wait_for(r"iteration +\d|step +\d", 100)  # the second where the workers see the terminal
+        terminal.wait_for(r"step +\d.*(?s:.)*━", 100)  # a short line above the bar, wherever the workers run
         yield terminal
 
 

@@ -1,9 +1,10 @@
-"""Completion of command lines for bash and zsh: the shell asks `primus-cli completion words` at each Tab."""
+"""Completion of command lines for bash, zsh and fish: the shell asks `primus-cli completion words` at each Tab."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from primus import registry
@@ -12,6 +13,8 @@ from primus.config.experiment_file import MODULE_KEYS, TOP_KEYS
 from primus.config.schema import OWNERS
 from primus.errors import EXIT_OK, PrimusError, UsageError, did_you_mean
 from primus.launch.command import GLOBAL_WORDS, HELP_WORDS, INSTALLATION_TASKS, is_runtime
+from primus.launch.run_remote import WORKSPACE
+from primus.runs import store
 from primus.runtime import RUNTIMES
 from primus.task import TASKS
 
@@ -32,6 +35,15 @@ _primus_cli() {
 }
 (( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
 compdef _primus_cli primus-cli""",
+    "fish": """\
+function __primus_cli
+    set -l before (commandline --tokenize --cut-at-cursor --current-process)
+    set -l typed (commandline --current-token --cut-at-cursor)
+    set -l command (string replace --regex '^~' $HOME -- $before[1])
+    set -l found ($command completion words $before[2..] "$typed" 2>/dev/null)
+    and string join \\n -- $found; or __fish_complete_path "$typed"
+end
+complete --command primus-cli --no-files --arguments '(__primus_cli)'""",
 }
 """Scripts that a shell loads, by its name."""
 
@@ -97,8 +109,21 @@ def _list_option_words(options: type[Any], words: Sequence[str]) -> list[str]:
     """Values of the option that ends `words`, if it lacks one; else the options, and values without a name."""
     named = {name: flag for flag in flags.list_flags(options) for name in flag.names if not flag.is_positional}
     last = named.get(words[-1]) if words else None
+    workspace = words[words.index("--workspace") + 1] if "--workspace" in words[:-1] else WORKSPACE
     if last is not None and not last.is_switch:
-        return flags.list_choices(last)
-    positional = next((flag for flag in flags.list_flags(options) if flag.is_positional and not words), None)
-    values = flags.list_choices(positional) if positional else []
+        return _list_values(last, workspace)
+    positional = [flag for flag in flags.list_flags(options) if flag.is_positional]
+    is_value = {index for index, word in enumerate(words, 1) if word in named and not named[word].is_switch}
+    num_given = sum(not word.startswith("-") and index not in is_value for index, word in enumerate(words))
+    if positional and positional[-1].is_list:
+        num_given = min(num_given, len(positional) - 1)
+    values = [value for flag in positional[num_given:][:1] for value in _list_values(flag, workspace)]
     return [*values, *(name for name in named if "_" not in name and name.startswith("--")), *HELP_WORDS]
+
+
+def _list_values(flag: flags.Flag, workspace: str) -> list[str]:
+    """Values that are known here: of a fixed set, or the runs of `workspace` and their experiments."""
+    if not flag.names_run:
+        return flags.list_choices(flag)
+    runs = store.list_workspace_runs(Path(workspace).expanduser())
+    return [name for run in runs for name in (run.directory.parent.name, run.id)]

@@ -69,7 +69,7 @@ def format_overview() -> str:
     options += [
         ("--config FILE", "File of default options of the runtimes; overrides ~/.primus.yaml."),
         ("--version", "Print the version."),
-        ("completion bash|zsh", "Print the script that completes command lines in this shell."),
+        ("completion bash|zsh|fish", "Print the script that completes command lines in this shell."),
         ("-h, --help", "Print help; of a runtime or task if one is given."),
     ]
     runtimes = sorted(registry.list_plug_ins("runtimes"), key=lambda name: _find_position(name, RUNTIME_ORDER))

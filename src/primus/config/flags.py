@@ -17,6 +17,10 @@ Positional = Annotated[str, Meta(extra={"positional": True})]
 """Type of a field that is a positional argument instead of a flag."""
 PositionalList = Annotated[list[str], Meta(extra={"positional": True})]
 """The same for all further words."""
+RunName = Annotated[str, Meta(extra={"names": "run"})]
+"""Type of a field that names a run, as `store.find_run` takes it: shells complete it."""
+PositionalRun = Annotated[str, Meta(extra={"positional": True, "names": "run"})]
+"""The same as a positional argument."""
 
 
 class Flag(Struct, frozen=True):
@@ -29,6 +33,7 @@ class Flag(Struct, frozen=True):
     required: bool
     default: Any
     is_positional: bool = False
+    names_run: bool = False
 
     @property
     def is_switch(self) -> bool:
@@ -123,18 +128,23 @@ def _list_choices(kind: Any) -> list[Any]:
 
 def _make_flag(field: msgspec.structs.FieldInfo) -> Flag:
     extra = _read_extra(field.type)
+    names_run = extra.get("names") == "run"
     default = None if field.required else field.default
     if extra.get("positional"):
-        return Flag(field.name, (field.name,), field.type, field.required, default, is_positional=True)
+        return Flag(
+            field.name, (field.name,), field.type, field.required, default, is_positional=True, names_run=names_run
+        )
     name = field.name.removesuffix("_")  # of a word of Python: with_
     dashed = "--" + name.replace("_", "-")
     names = tuple(dict.fromkeys([*extra.get("short", ()), dashed, f"--{name}", *extra.get("aliases", ())]))
-    return Flag(field.name, names, field.type, field.required, default)
+    return Flag(field.name, names, field.type, field.required, default, names_run=names_run)
 
 
 def _read_extra(kind: Any) -> dict[str, Any]:
-    metas = [meta for meta in get_args(kind)[1:] if isinstance(meta, Meta)] if get_origin(kind) is Annotated else []
-    return next((meta.extra for meta in metas if meta.extra), {})
+    """What `Meta` says about a field, of an optional one about its value."""
+    kinds = [kind, *get_args(kind)]  # of `RunName | None`, and of a tuple of them
+    metas = [meta for each in kinds if get_origin(each) is Annotated for meta in get_args(each)[1:]]
+    return next((meta.extra for meta in metas if isinstance(meta, Meta) and meta.extra), {})
 
 
 def _list_union_members(kind: Any) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TypeAlias
 
 from primus.errors import PrimusError
+from primus.launch.terminal_relay import open_relay
 
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Forwarded signals, in addition to SIGINT."""
@@ -56,9 +57,17 @@ def run_in_foreground(
     sys.stdout.flush()
     heard: list[int] = []
     # Handlers are installed before the child starts, so that no signal in between is lost.
-    with _note_signals(heard):
+    # A program that reads the keyboard draws on the terminal itself.
+    with _note_signals(heard), contextlib.nullcontext() if has_terminal else open_relay() as output:
         try:
-            child = subprocess.Popen(argv, env=dict(environ), start_new_session=not has_terminal, preexec_fn=prepare)
+            child = subprocess.Popen(
+                argv,
+                env=dict(environ),
+                stdout=output,
+                stderr=output,
+                start_new_session=not has_terminal,
+                preexec_fn=prepare,
+            )
         except OSError as error:
             raise PrimusError(f"{argv[0]}: cannot be started: {error.strerror}") from None
         with child:

@@ -11,6 +11,7 @@ from primus.checkpoint.shape import build_shape
 from primus.config.schema import Experiment, ModelSpec, Trainer, TrainingConfig
 from primus.data.training.dataset import Datasets
 from primus.data.training.loader import num_micro_batches
+from primus.launch.progress_bar import ProgressBar
 from primus.machine.profile import find_peak_tflops
 from primus.model import flops_per_token
 from primus.runs import step_turns
@@ -21,7 +22,6 @@ from primus.session.checkpoints import CheckpointSaver, CheckpointSettings
 from primus.session.data import OrderSamples, open_data
 from primus.session.loggers import check_packages, open_loggers
 from primus.session.processes import Processes
-from primus.session.progress import ProgressBar
 from primus.session.rates import Rates
 from primus.session.report import TrainingReporter
 from primus.session.resume import CheckpointSearch, ResumePoint, check_same_data, own_folder

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import structs
 
 from primus.callback import Callback, EvaluationReport, ProfileReport, SavedCheckpoint, StepReport
+from primus.launch.progress_bar import ProgressBar
 from primus.process import measure_core_wait
 from primus.runs.attempt import Attempt
+from primus.runs.step_line import format_evaluation_line, format_step_line, shorten_line
 from primus.session.checkpoints import FailedCheckpoint
 from primus.session.loggers import Logger, Scalars
-from primus.session.progress import ProgressBar
-from primus.session.step_line import format_evaluation_line, format_short_step_line, format_step_line
 
 
 class TrainingReporter(Callback):
@@ -48,15 +47,15 @@ class TrainingReporter(Callback):
         """Steps that were reported; more than the run's if some were repeated."""
         self._unprinted: list[StepReport] = []
 
-    def print_line(self, text: str, shorten: Callable[[int], str] | None = None) -> None:
-        """Print a line; on a terminal above the bar, where `shorten` gives the line for a width, if there is one."""
+    def print_line(self, text: str) -> None:
+        """Print a line; on a terminal above the bar, shortened."""
         console = self._attempt.console
         if self._bar is None or console is None or not console.isatty():
             self._attempt.say(text)
             return
         # Twice: standard output is the log of the rank, and the terminal belongs to the bar until it is closed.
         print(text, flush=True)
-        self._bar.print(text if shorten is None else shorten(self._bar.width))
+        self._bar.print(shorten_line(text, self._bar.width))
 
     def append_event(self, kind: str, **fields: Any) -> None:
         """Append an event."""
@@ -76,8 +75,7 @@ class TrainingReporter(Callback):
         self._attempt.beat("train", report.step, _collect_timings(report))
         self._unprinted.append(report)
         if is_first or report.step % self._log_interval == 0 or report.step == self._train_iters:
-            line = format_step_line(self._unprinted, self._train_iters, time.time())
-            self.print_line(line, partial(format_short_step_line, self._unprinted, self._train_iters))
+            self.print_line(format_step_line(self._unprinted, self._train_iters, time.time()))
             self._unprinted.clear()
         if self._bar is not None:
             self._bar.update(report.step, f"loss {report.loss:.3f}  {report.tokens_per_s:,.0f} tokens/s")
@@ -92,9 +90,7 @@ class TrainingReporter(Callback):
             )
             self.append_event("test", **numbers)
             return
-        line = format_evaluation_line(report.step, report.loss, report.perplexity, time.time())
-        short = f"validation loss at step {report.step}: {report.loss:.4f}, perplexity {report.perplexity:.4g}"
-        self.print_line(line, lambda _: short)
+        self.print_line(format_evaluation_line(report.step, report.loss, report.perplexity, time.time()))
         self.append_event("eval", **numbers, time_s=report.time_s)
         scalars = {"lm loss validation": report.loss, "lm loss validation ppl": report.perplexity}
         self.log_scalars(report.step, scalars)

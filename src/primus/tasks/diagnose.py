@@ -42,7 +42,7 @@ LAUNCHER = {
 class Options(Struct, frozen=True, kw_only=True):
     """Options of `diagnose`."""
 
-    what: Annotated[tuple[str, ...], Meta(extra={"positional": True})]
+    what: Annotated[tuple[str, ...], Meta(extra={"positional": True, "names": "run"})]
     """A run (folder, run id, experiment name for its newest run, or job id), or logs and folders of logs; - reads
     standard input."""
     attempt: int | None = None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from primus.config.flags import Positional
+from primus.config.flags import PositionalRun
 from primus.errors import PrimusError
 from primus.runs import store
 from primus.runs.files import to_json, write_text
@@ -19,7 +19,7 @@ FOLDER = "report"
 class Options(Struct, frozen=True, kw_only=True):
     """Options of `report`."""
 
-    run: Positional
+    run: PositionalRun
     """Run folder, run id or its beginning, or name of an experiment (its newest run)."""
     html: str | None = None
     """File for the page (default: report/report.html in the run folder)."""

@@ -29,11 +29,11 @@ from primus.errors import PrimusError, UnfitError, UsageError
 from primus.experiment import read_run_experiment
 from primus.runs import events
 from primus.runs.attempt import Attempt
+from primus.runs.step_line import format_evaluation_line, format_step_line
 from primus.runs.store import Run
 from primus.session.bad_steps import BadStepDetector
 from primus.session.engine import StepValues
 from primus.session.rates import Rates
-from primus.session.step_line import format_evaluation_line, format_step_line
 from primus.session.step_timer import StepTimer, TakenStep
 
 MakeRun = Callable[..., Run]

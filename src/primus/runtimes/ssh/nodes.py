@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import queue
 import re
 import signal
@@ -31,6 +32,7 @@ from msgspec import Struct
 from primus.errors import EXIT_FAILED, EXIT_UNFIT, PrimusError
 from primus.launch.foreground import PASSED_ON
 from primus.launch.run_remote import conclude_remote, read_reported_outcome
+from primus.launch.terminal_relay import open_relay
 from primus.redaction import redact
 from primus.runs.store import Run, RunMetadata
 from primus.runtimes.ssh import script
@@ -88,10 +90,10 @@ def run_nodes(targets: Sequence[SshNode], environ: Mapping[str, str], run: Run |
         folder.mkdir(parents=True, exist_ok=True)
     connections: list[SshConnection] = []
     # Signals are recorded before the first connection is opened, and passed on to all connections afterwards.
-    with _SshSignalHandler() as signals:
+    with _SshSignalHandler() as signals, open_relay() as terminal:
         try:
             for rank, target in enumerate(targets):
-                connections.append(SshConnection(rank, target, environ, folder))
+                connections.append(SshConnection(rank, target, environ, folder, terminal))
             failure = _wait_for_nodes(connections, signals)
         finally:
             for connection in connections:
@@ -100,10 +102,21 @@ def run_nodes(targets: Sequence[SshNode], environ: Mapping[str, str], run: Run |
 
 
 class SshConnection:
-    """An ssh process, with a thread that writes its input and one that reads its output."""
+    """An ssh process, with a thread that writes its input and one that reads its output.
 
-    def __init__(self, rank: int, target: SshNode, environ: Mapping[str, str], folder: Path | None) -> None:
+    Args:
+        rank: Of the node.
+        target: Its host.
+        environ: Variables of ssh.
+        folder: Of the logs, if there is a run folder.
+        terminal: File descriptor for what the user sees; None for the standard streams.
+    """
+
+    def __init__(
+        self, rank: int, target: SshNode, environ: Mapping[str, str], folder: Path | None, terminal: int | None
+    ) -> None:
         self.rank = rank
+        self._terminal = terminal
         self.host = target.host
         self.label = self.host.display_name
         self.login = target.login
@@ -127,7 +140,7 @@ class SshConnection:
                 argv,
                 env=dict(environ),
                 stdin=subprocess.PIPE,
-                stdout=None if own else subprocess.PIPE,
+                stdout=self._terminal if own else subprocess.PIPE,
                 stderr=subprocess.PIPE if own else subprocess.STDOUT,
                 start_new_session=True,
             )
@@ -182,8 +195,8 @@ class SshConnection:
                     log.write(shown)
                     log.flush()
                 else:
-                    sys.stderr.buffer.write(prefix + shown)
                     sys.stderr.flush()
+                    os.write(sys.stderr.fileno() if self._terminal is None else self._terminal, prefix + shown)
 
 
 def _wait_for_nodes(connections: Sequence[SshConnection], signals: _SshSignalHandler) -> SshNodeFailure | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
+from primus.config.flags import RunName
 from primus.errors import UsageError
 from primus.task import TaskContext
 
@@ -51,7 +52,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Show a step of this experiment file."""
     set: tuple[str, ...] = ()
     """Override keys of the experiment, as KEY=VALUE."""
-    run: str | None = None
+    run: RunName | None = None
     """Show a step of this run: its folder, its id, or the name of an experiment for the newest run."""
     workspace: str = "./output"
     """Folder that holds all run folders."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from primus import registry
-from primus.config.flags import Positional
+from primus.config.flags import PositionalRun
 from primus.launch.jobs import job_states, submissions
 from primus.runtime import JOB_RUNTIMES
 from primus.task import TaskContext
@@ -14,7 +14,7 @@ from primus.task import TaskContext
 class Options(Struct, frozen=True, kw_only=True):
     """Options of `jobs cancel`."""
 
-    job: Positional
+    job: PositionalRun
     """Job id, run folder, run id, or name (the newest job of that name)."""
 
 

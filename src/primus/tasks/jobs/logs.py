@@ -7,7 +7,7 @@ import sys
 from msgspec import Struct
 
 from primus import registry
-from primus.config.flags import Positional
+from primus.config.flags import PositionalRun
 from primus.errors import EXIT_OK, UsageError
 from primus.launch.jobs import job_states, logs, submissions
 from primus.launch.jobs.job_states import ENDED
@@ -19,7 +19,7 @@ from primus.task import TaskContext
 class Options(Struct, frozen=True, kw_only=True):
     """Options of `jobs logs`."""
 
-    job: Positional
+    job: PositionalRun
     """Job id, run folder, run id, or name (the newest job of that name)."""
     follow: bool = False
     """Print new lines until the job ends; Ctrl-C leaves the job running."""

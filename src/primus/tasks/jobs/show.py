@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from primus.config.flags import Positional
+from primus.config.flags import PositionalRun
 from primus.errors import PrimusError
 from primus.launch.jobs import job_states, logs, submissions
 from primus.launch.jobs.job_states import JobState
@@ -20,7 +20,7 @@ from primus.task import TaskContext
 class Options(Struct, frozen=True, kw_only=True):
     """Options of `jobs show`."""
 
-    job: Positional
+    job: PositionalRun
     """Job id, run folder, run id, or name (the newest job of that name)."""
 
 

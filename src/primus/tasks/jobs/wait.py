@@ -6,7 +6,7 @@ import sys
 
 from msgspec import Struct
 
-from primus.config.flags import Positional
+from primus.config.flags import PositionalRun
 from primus.launch.jobs import job_states, submissions
 from primus.task import TaskContext
 
@@ -14,7 +14,7 @@ from primus.task import TaskContext
 class Options(Struct, frozen=True, kw_only=True):
     """Options of `jobs wait`."""
 
-    job: Positional
+    job: PositionalRun
     """Job id, run folder, run id, or name (the newest job of that name)."""
     timeout: float | None = None
     """Seconds after which to stop waiting, with exit code 124; the job continues to run."""

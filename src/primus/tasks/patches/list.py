@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from primus import patch
+from primus.config.flags import RunName
 from primus.patch import PatchChoice
 from primus.report import table
 from primus.runs import events, patch_records, store
@@ -21,7 +22,7 @@ SHOWS_PATCHES = True
 class Options(Struct, frozen=True, kw_only=True):
     """Options of `patches list`."""
 
-    run: str | None = None
+    run: RunName | None = None
     """Show the patches of this run (folder, run id or experiment) instead of those of this machine."""
     workspace: str = "./output"
     """Folder that holds all run folders."""

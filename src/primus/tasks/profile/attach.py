@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from primus.config.flags import Positional
+from primus.config.flags import PositionalRun
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.process import run_command
 from primus.runs import store
@@ -43,7 +43,7 @@ INSTALL = {
 class Options(Struct, frozen=True, kw_only=True):
     """Options of `profile attach`."""
 
-    run: Positional
+    run: PositionalRun
     """Active run: folder, id or its beginning, or name of an experiment (its newest run)."""
     tool: Annotated[Literal["rocprofv3", "nsys", "py-spy"], Meta(extra={"aliases": ("--with",)})] = "py-spy"
     """Profiler: rocprofv3 for kernels of AMD GPUs, nsys for NVIDIA GPUs, py-spy for Python."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from primus.config.flags import Positional
+from primus.config.flags import PositionalRun
 from primus.runs import store
 from primus.runs.store import Run
 
@@ -14,9 +14,9 @@ from primus.runs.store import Run
 class RunPairOptions(Struct, frozen=True, kw_only=True):
     """Options that name two runs."""
 
-    a: Positional
+    a: PositionalRun
     """First run: folder, id or its beginning, or name of an experiment (its newest run)."""
-    b: Positional
+    b: PositionalRun
     """Second run."""
     workspace: str = "./output"
     """Folder that holds all run folders."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from primus.config.flags import Positional
+from primus.config.flags import PositionalRun, RunName
 from primus.errors import EXIT_OK, EXIT_UNFIT, UsageError
 from primus.report import junit, table
 from primus.report.junit import CheckResult
@@ -22,9 +22,9 @@ from primus.task import TaskContext
 class Options(Struct, frozen=True, kw_only=True):
     """Options of `runs gate`."""
 
-    run: Positional
+    run: PositionalRun
     """Run to test: folder, id or its beginning, or name of an experiment (its newest run)."""
-    baseline: tuple[str, ...] = ()
+    baseline: tuple[RunName, ...] = ()
     """Runs to compare with, or a baseline file. The name of the experiment means its newest earlier run. Three or more
     runs also give the spread between runs."""
     metric: str = "tokens_per_s"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from primus.config.flags import Positional
+from primus.config.flags import PositionalRun
 from primus.config.source import format_yaml_value
 from primus.report import table
 from primus.runs import events, store, summary
@@ -22,7 +22,7 @@ LAST_STEPS = 5
 class Options(Struct, frozen=True, kw_only=True):
     """Options of `runs show`."""
 
-    run: Positional
+    run: PositionalRun
     """Run folder, run id or its beginning, or name of an experiment (its newest run)."""
     workspace: str = "./output"
     """Folder that holds all run folders."""

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 
 from primus import experiment, registry
 from primus.backend import BACKENDS
+from primus.config.flags import RunName
 from primus.config.schema import Stage
 from primus.errors import EXIT_OK, UsageError
 from primus.launch.plan import LaunchJob
@@ -26,11 +27,11 @@ class TrainingOptions(Struct, frozen=True, kw_only=True):
 
     config: Annotated[str | None, Meta(extra={"aliases": ("--exp",)})] = None
     """Experiment file."""
-    replay: str | None = None
+    replay: RunName | None = None
     """Run (folder, run id or experiment) to repeat with the same configuration, variables and data."""
     force: bool = False
     """Replay even if differences may change the losses; the run records them."""
-    run: str | None = None
+    run: RunName | None = None
     """Run (folder, run id or experiment) to resume, or one that was planned on another machine."""
     preflight: _preflight.Depth | None = None
     """Check each node before the run starts; full also measures performance (default: $PRIMUS_PREFLIGHT or off)."""

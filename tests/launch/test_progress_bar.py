@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import pty
 import re
@@ -10,14 +11,15 @@ import select
 import struct
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 
 import pytest
 
 from backends.native.test_trainer import report
-from primus.session.progress import ProgressBar
-from primus.session.step_line import format_short_step_line
+from primus.callback import StepReport
+from primus.launch.progress_bar import ProgressBar
+from primus.runs.step_line import format_evaluation_line, format_step_line, shorten_line
 
 
 class Screen:
@@ -62,7 +64,7 @@ def test_the_line_of_a_step_and_the_bar_fit_a_terminal_that_changes_its_width(
     with closing(ProgressBar(screen.path, 1_000, 0)) as bar:
         for step, width in enumerate((80, 50, 130), start=2):
             screen.resize(width)
-            bar.print(format_short_step_line([report(step)], 1_000, bar.width))
+            bar.print(shorten_line(format_step_line([report(step)], 1_000, 0.0), bar.width))
             assert len(screen.read_until("^step")) <= width
             bar.update(step, "loss 8.250  24,690 tokens/s")
             drawn = screen.read_until(rf"\b{step}/1000 [0-9:-]+ {'loss' if width > 60 else ''}")
@@ -89,20 +91,34 @@ def test_a_terminal_that_is_closed_does_not_end_the_run(screen: Screen) -> None:
         bar.print("a line")
 
 
+def shorten(reports: Sequence[StepReport], width: int) -> str:
+    """What a terminal shows of the steps, which are the last ones of 300."""
+    return shorten_line(format_step_line(reports, 300, 0.0), width)
+
+
 def test_a_narrow_terminal_gets_the_most_important_values() -> None:
-    wide = format_short_step_line([report(7)], 300, 400)
+    wide = shorten([report(7)], 400)
     assert wide == (
-        "step   7/300  loss 8.2500  24,690 tokens/s  0.272 s/step  grad norm 5.96  lr 0.00015  0.24 TFLOP/s/device"
+        "step   7/300  loss 8.2500  12,346 tokens/s/device  0.272 s/step  grad norm 5.96  lr 0.00015"
+        "  0.24 TFLOP/s/device"
     )
     for width in range(30, 120):
-        line = format_short_step_line([report(7)], 300, width)
+        line = shorten([report(7)], width)
         assert wide.startswith(line) and len(line) <= width
         assert line == wide or len(wide[: width + 1].rpartition("  ")[0]) <= len(line), "another value has room"
 
 
 def test_the_short_line_tells_of_skipped_steps_and_means() -> None:
-    assert "loss 8.2500  1 skipped" in format_short_step_line([report(skipped=True)], 300, 400), "all were skipped"
-    fast = report(1, step_time_s=1.0, tokens_per_s=8192.0, loss=2.0, mfu=0.8)
-    slow = report(2, step_time_s=3.0, tokens_per_s=8192 / 3, loss=4.0, mfu=0.8 / 3, skipped=True)
-    line = format_short_step_line([fast, slow], 300, 400)
-    assert "loss 2.0000  1 skipped  4,096 tokens/s  2 s/step" in line and "MFU 40.0%" in line
+    assert "loss 8.2500  1 skipped" in shorten([report(skipped=True)], 400), "all were skipped"
+    fast = report(1, step_time_s=1.0, tokens_per_s_per_device=8192.0, loss=2.0, mfu=0.8)
+    slow = report(2, step_time_s=3.0, tokens_per_s_per_device=8192 / 3, loss=4.0, mfu=0.8 / 3, skipped=True)
+    line = shorten([fast, slow], 400)
+    assert "loss 2.0000  1 skipped  4,096 tokens/s/device  2 s/step" in line and "MFU 40.0%" in line
+    assert "loss nan" in shorten([report(loss=math.nan)], 400)
+
+
+def test_an_evaluation_is_shortened_and_other_lines_are_not() -> None:
+    line = format_evaluation_line(20, 5.25, 190.566, 0.0)
+    assert shorten_line(line, 80) == "validation loss at step 20: 5.2500, perplexity 190.6"
+    for other in (" [x] iteration 1/2 is slow |", "iteration 1/2", line[1:], f"0:{format_step_line([report()], 3, 0)}"):
+        assert shorten_line(other, 20) == other

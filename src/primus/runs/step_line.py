@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
 
 from primus.callback import StepReport
 
@@ -34,39 +37,69 @@ def format_step_line(reports: Sequence[StepReport], train_iters: int, now: float
     return f" [{_format_clock(now)}] " + " | ".join(segments) + " |"
 
 
-def format_short_step_line(reports: Sequence[StepReport], train_iters: int, width: int) -> str:
-    """The line of the same steps for a terminal: as many of its values, most important first, as `width` has room
-    for."""
-    last = reports[-1]
-    counted = [report for report in reports if not report.skipped] or list(reports)
-    seconds = sum(report.step_time_s for report in reports)
-    num_skipped = sum(report.skipped for report in reports)
-    share = len(reports) * last.step_time_s / seconds
-    values = [
-        f"step {last.step:{len(str(train_iters))}d}/{train_iters}",
-        f"loss {_compute_mean(report.loss for report in counted):.4f}",
-        *([f"{num_skipped} skipped"] if num_skipped else []),
-        f"{share * last.tokens_per_s:,.0f} tokens/s",
-        f"{seconds / len(reports):.3g} s/step",
-        f"grad norm {last.grad_norm:.3g}",
-        f"lr {last.learning_rate:.3g}",
-        *([] if last.mfu is None else [f"MFU {share * last.mfu:.1%}"]),
-        f"{share * last.tflops_per_device:.3g} TFLOP/s/device",
-    ]
-    line = values[0]
-    for value in values[1:]:
-        if len(line) + 2 + len(value) > width:
-            break
-        line += f"  {value}"
-    return line
-
-
 def format_evaluation_line(step: int, loss: float, perplexity: float, now: float) -> str:
     """The line of an evaluation, in the words of Megatron-LM `evaluate_and_print_results`."""
     return (
         f" [{_format_clock(now)}] validation loss at iteration {step} | lm loss value: {loss:.6E}"
         f" | lm loss PPL: {perplexity:.6E} |"
     )
+
+
+_STEP = re.compile(r" \[[^]]+\] iteration +(\d+)/ *(\d+) \| (.*) \|")
+_EVALUATION = re.compile(
+    r" \[[^]]+\] validation loss at iteration (\d+) \| lm loss value: (\S+) \| lm loss PPL: (\S+) \|"
+)
+
+
+class ShownStep(Struct, frozen=True):
+    """What the line of a step says, for a terminal."""
+
+    step: int
+    train_iters: int
+    values: tuple[str, ...]
+    """Most important first: loss, rate and so on, each with its name or unit."""
+
+    def format_line(self, width: int) -> str:
+        """The step, and as many of the values as `width` has room for."""
+        line = f"step {self.step:{len(str(self.train_iters))}d}/{self.train_iters}"
+        for value in self.values:
+            if len(line) + 2 + len(value) > width:
+                break
+            line += f"  {value}"
+        return line
+
+
+def read_step_line(line: str) -> ShownStep | None:
+    """Read a line of `format_step_line`; None for other lines."""
+    match = _STEP.fullmatch(line)
+    if not match:
+        return None
+    values = dict(segment.split(": ", 1) for segment in match[3].split(" | "))
+    number = {name.partition(" (")[0]: float(value) for name, value in values.items() if name != "MFU"}
+    num_skipped = number["number of skipped iterations"]
+    return ShownStep(
+        int(match[1]),
+        int(match[2]),
+        (
+            f"loss {number['lm loss']:.4f}",
+            *([f"{num_skipped:.0f} skipped"] if num_skipped else []),
+            f"{number['tokens/s/device']:,.0f} tokens/s/device",
+            f"{number['elapsed time per iteration'] / 1000:.3g} s/step",
+            f"grad norm {number['grad norm']:.3g}",
+            f"lr {number['learning rate']:.3g}",
+            *([] if values["MFU"] == "-" else [f"MFU {values['MFU']}"]),
+            f"{number['compute per device']:.3g} TFLOP/s/device",
+        ),
+    )
+
+
+def shorten_line(line: str, width: int) -> str:
+    """The line of a step or an evaluation for a terminal of `width` columns; another line as it is."""
+    if step := read_step_line(line):
+        return step.format_line(width)
+    if match := _EVALUATION.fullmatch(line):
+        return f"validation loss at step {match[1]}: {float(match[2]):.4f}, perplexity {float(match[3]):.4g}"
+    return line
 
 
 def _compute_mean(values: Iterable[float]) -> float:

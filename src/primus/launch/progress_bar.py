@@ -32,12 +32,13 @@ class ProgressBar:
         terminal: Path of the terminal, for example /dev/pts/3.
         total: Steps of the run.
         done: Steps taken before.
+        redirects_streams: Whether what this process prints appears above the bar; a rank prints to its log.
 
     Raises:
         OSError: The terminal cannot be opened.
     """
 
-    def __init__(self, terminal: str, total: int, done: int) -> None:
+    def __init__(self, terminal: str, total: int, done: int, *, redirects_streams: bool = False) -> None:
         from rich.console import Console, ConsoleDimensions
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -63,8 +64,8 @@ class ProgressBar:
             # Steps may take minutes, with evaluations and saves between them: the last 1,000 steps give the time left.
             speed_estimate_period=math.inf,
             transient=True,
-            redirect_stdout=False,  # they are the rank's log
-            redirect_stderr=False,
+            redirect_stdout=redirects_streams,
+            redirect_stderr=redirects_streams,
         )
         self._task: Any = self._progress.add_task("", total=total, completed=done)
         self._progress.start()
