@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from primus.config.vocabulary import find_data_tokenizer, find_tokenizer_size
+from primus.config.vocabulary import find_data_tokenizer, find_tokenizer_size, find_vocabulary_size
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,17 @@ def test_the_size_is_the_largest_id_and_one(tmp_path: Path, content: object, siz
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     assert find_tokenizer_size(str(tmp_path / "tokenizer.json")) == size
     assert find_tokenizer_size(str(tmp_path)) == size
+
+
+@pytest.mark.parametrize(
+    ("content", "size"), [('{"a": 0, "b": 4}', 5), ('{"a": 0}', 1), ("{}", None), ('["a"]', None), ("", None)]
+)
+def test_the_size_of_a_vocabulary_alone_is_its_largest_id_and_one(
+    tmp_path: Path, content: str, size: int | None
+) -> None:
+    (tmp_path / "vocab.json").write_text(content)
+    assert find_vocabulary_size(str(tmp_path / "vocab.json")) == size
+    assert find_vocabulary_size(str(tmp_path / "none.json")) is None
 
 
 def piece(text: bytes) -> bytes:

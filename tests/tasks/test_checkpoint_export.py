@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -232,8 +233,8 @@ GENERATE = """
 import gc, json, re, sys, warnings
 gc.disable()
 warnings.simplefilter("error", FutureWarning)
-result = {}
-for folder in sys.argv[1:]:
+for line in sys.stdin:
+    folder = line.strip()
     with open(folder + "/README.md", encoding="utf-8") as card:
         code = re.search(r"```python\\n(.*?)```", card.read(), re.S)[1]
     scope = {"print": lambda *words: None}
@@ -241,29 +242,55 @@ for folder in sys.argv[1:]:
     tokenizer, model = scope["tokenizer"], scope["model"]
     text = "Zwei  trees,\\n\\tand 3 birds <|endoftext|>"
     batch = tokenizer(["a", "two words"], padding=True, padding_side="left", return_tensors="pt")
-    result[folder] = {
+    result = {
         "ids": tokenizer(text, add_special_tokens=False)["input_ids"], "text": text,
         "new": model.generate(**batch, max_new_tokens=3).shape[1] - batch["input_ids"].shape[1],
         "ends": model.generation_config.eos_token_id, "pad": tokenizer.pad_token_id,
     }
-print(json.dumps(result))
+    print(json.dumps(result), flush=True)
 """
+
+
+@pytest.fixture(scope="module")
+def transformers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], dict[str, Any]]]:
+    """What a process of transformers, which all tests share, generates by the card of a folder."""
+    errors = tmp_path_factory.mktemp("transformers") / "errors"
+    with (
+        errors.open("w") as file,
+        subprocess.Popen(
+            [engine_python("huggingface"), "-c", GENERATE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdin and process.stdout
+
+        def generate(folder: Path) -> dict[str, Any]:
+            print(folder.absolute(), file=process.stdin, flush=True)
+            answer = process.stdout.readline()
+            assert answer, errors.read_text()[-3000:]
+            return json.loads(answer)
+
+        yield generate
+        process.stdin.close()
 
 
 @pytest.mark.engine("huggingface")
 @pytest.mark.slow
-def test_transformers_generates_text_by_the_example_of_the_card_and_no_further_file(here: Path, tokens: Path) -> None:
+def test_transformers_generates_text_by_the_example_of_the_card_and_no_further_file(
+    here: Path, tokens: Path, transformers: Callable[[Path], dict[str, Any]]
+) -> None:
     own = Path(f"{tokens}.tokenizer.json").read_bytes()
     save_run("birds", train_data_path=str(tokens))
     native = convert(write_base(here / "base", own), "native")
     save_run("trees", train_data_path=str(tokens), load=str(native), allow_other_data=True)
-    folders = [str(convert("birds")), str(convert("trees"))]
-    assert "apply_chat_template" in Path(folders[1], "README.md").read_text()
-    command = [engine_python("huggingface"), "-c", GENERATE, *folders]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
+    folders = [convert("birds"), convert("trees")]
+    assert "apply_chat_template" in (folders[1] / "README.md").read_text()
     expected = load_tokenizer(f"{tokens}.tokenizer.json", parse_special_tokens=True)
-    for folder, found in json.loads(done.stdout.splitlines()[-1]).items():
+    for folder in folders:
+        found = transformers(folder)
         assert found["ids"] == expected.encode(found["text"]), folder
         assert (found["ends"], found["pad"]) == (0, 0) and 0 < found["new"] <= 3, folder
 
@@ -297,7 +324,12 @@ CASES = [
     [pytest.param(*case, marks=[pytest.mark.engine(case[0])] if case[0] != "native" else []) for case in CASES],
 )
 def test_the_model_that_an_engine_has_trained_generates_text_in_transformers(
-    here: Path, tokens: Path, engine: str, stage: str, settings: dict[str, Any]
+    here: Path,
+    tokens: Path,
+    transformers: Callable[[Path], dict[str, Any]],
+    engine: str,
+    stage: str,
+    settings: dict[str, Any],
 ) -> None:
     base = write_chat_base(here / "base", tokens)
     rows = (
@@ -316,10 +348,7 @@ def test_the_model_that_an_engine_has_trained_generates_text_in_transformers(
     name = "model.layers.1.mlp.down_proj.weight"
     trained, first = (SafetensorsFile(folder / "model.safetensors").read(name) for folder in (out, base))
     assert not torch.equal(trained.float(), first.float())
-    command = [engine_python("huggingface"), "-c", GENERATE, str(out)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert run.returncode == 0, run.stderr[-3000:]
-    found = json.loads(run.stdout.splitlines()[-1])[str(out)]
+    found = transformers(out)
     tokenizer = base / "tokenizer.json" if is_tuned else f"{tokens}.tokenizer.json"
     assert found["ids"] == load_tokenizer(str(tokenizer), parse_special_tokens=True).encode(found["text"])
     assert found["ends"] == ([0, 301] if is_tuned else 0) and 0 < found["new"] <= 3

@@ -82,8 +82,7 @@ class KnownSecrets:
             words = value.split()
             if len(words) > 1:  # YAML may fold text between them
                 patterns.append(re.compile(r"(?:\s|\\[nrt]|\\\s*\n\s*\\?)+".join(map(re.escape, words))))
-        # Longest first, so that a secret that contains another one is masked as a whole.
-        self._literals = tuple(sorted(literals, key=len, reverse=True))
+        self._literals = tuple(literals)
         self._patterns = tuple(patterns)
         self._is_stale = False
 
