@@ -95,6 +95,15 @@ def test_a_counted_error_is_found_since_boot_and_under_load(tmp_path: Path, faul
     assert growth[0].advice
 
 
+def test_as_many_corrected_errors_as_the_limit_are_accepted(tmp_path: Path) -> None:
+    place = "sys/devices/system/edac/mc/mc0/ce_count"
+    judged = [
+        statuses(error_counts.check_host_memory(write(tmp_path / str(count), {**COUNTERS, place: f"{count}\n"})))
+        for count in (1000, 1001)
+    ]
+    assert [found["host.memory_errors", "mc0"] for found in judged] == ["ok", "warn"]
+
+
 def test_a_counter_that_was_reset_counts_from_zero(tmp_path: Path) -> None:
     path = "sys/devices/system/edac/mc/mc0/ce_count"
     before = error_counts.read_counts(write(tmp_path, {path: "900\n"}))
