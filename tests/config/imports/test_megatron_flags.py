@@ -274,7 +274,13 @@ def test_arguments_without_a_value_are_reported_and_become_no_value() -> None:
     [("--num-key-value-heads 2", 2), ("--attention-head-type multiquery", 1), ("--attention-head-type multihead", 4)],
 )
 def test_grouped_attention_of_forks_needs_no_switch(argument: str, groups: int) -> None:
-    assert translate(f"{SHAPE} {argument}").model["num_query_groups"] == groups
+    config = translate(f"{SHAPE} {argument}")
+    assert config.model["num_query_groups"] == groups
+    assert groups == 4 or "--attention-head-type" not in list_reasons(config)
+
+
+def test_groups_of_megatron_lm_need_their_switch() -> None:
+    assert translate(f"{SHAPE} --num-query-groups 2").model["num_query_groups"] == 4
 
 
 def test_names_in_small_letters_state_what_they_state_in_large_ones() -> None:
@@ -301,3 +307,10 @@ def test_a_coefficient_without_its_loss_is_said(kind: str, is_warning: bool) -> 
     config = translate(f"{SHAPE} --num-experts 4 --moe-aux-loss-coeff 0.5 --moe-router-load-balancing-type {kind}")
     assert "moe_aux_loss_coeff" not in config.model
     assert [bool(each.reason) for each in config.others if each.key == "--moe-aux-loss-coeff"] == [is_warning]
+
+
+def test_a_coefficient_with_its_loss_is_kept() -> None:
+    config = translate(
+        f"{SHAPE} --num-experts 4 --moe-aux-loss-coeff 0.5 --moe-router-load-balancing-type seq_aux_loss"
+    )
+    assert config.model["moe_aux_loss_coeff"] == 0.5

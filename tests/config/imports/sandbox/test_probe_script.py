@@ -232,10 +232,10 @@ def test_a_number_is_no_secret_whatever_its_argument_is_called(tmp_path: Path) -
     script = tmp_path / "train.sh"
     script.write_text(f"torchrun pretrain_gpt.py --num-layers 2 --seq-length 8 --lr 1 {SECRETS}\n")
     values = {other.key: other.value for other in read_foreign_file(script, {}).others}
-    assert (values["--no-key-scaling"], values["--wandb-api-key"]) == (4, "<secret>")
+    assert (values["--private-key-heads"], values["--wandb-api-key"]) == (4, "<secret>")
 
 
-SECRETS = "--no-key-scaling 4 --wandb-api-key 0123456789abcdef0123456789abcdef01234567"
+SECRETS = "--private-key-heads 4 --wandb-api-key 0123456789abcdef0123456789abcdef01234567"
 
 
 def test_an_ordinary_user_can_read_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
