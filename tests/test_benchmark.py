@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from primus.benchmark import parse_share, parse_sizes
+from primus.benchmarks.train import summarize_steps
 from primus.errors import UsageError
 
 
@@ -34,3 +35,10 @@ def test_a_share_is_a_percentage_or_a_fraction() -> None:
     for text in ("5", "-1%", "nan", "100%", "x"):
         with pytest.raises(UsageError, match="--tolerance"):
             parse_share(text, "--tolerance")
+
+
+def test_the_rate_of_training_is_that_of_the_steps_after_the_warm_up() -> None:
+    row = summarize_steps([9.0, 4.0, 2.0, 1.5] + [1.0] * 12, 100.0, {})
+    assert row.value == pytest.approx(100.0) and row.interval == (pytest.approx(100.0), pytest.approx(100.0))
+    assert row.timing is not None and (row.timing.n, row.timing.max_s) == (12, 1.0)
+    assert summarize_steps([9.0, 1.0, 1.0], 100.0, {}).problem
