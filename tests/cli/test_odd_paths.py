@@ -13,7 +13,7 @@ from primus.cli.main import main
     ("words", "code", "message"),
     [
         ("config check --config ring.yaml", 2, "ring.yaml: cannot be read: Too many levels of symbolic links"),
-        ("config import /dev/zero", 2, "/dev/zero: larger than 16 MiB"),
+        ("config import /dev/zero", 2, "/dev/zero: a device, not a file"),
         ("compare report /dev/zero", 2, "/dev/zero: no such file or folder"),
         ("runs list --name /no/such", 0, ""),
         ("data inspect ~nobody-here/x", 2, "no such data: ~nobody-here/x.idx"),
