@@ -162,9 +162,18 @@ def test_three_steps_with_a_finite_loss_show_that_an_error_of_a_shared_log_did_n
 def test_the_host_of_a_cause_is_that_of_another_line_of_its_rank(tmp_path: Path) -> None:
     path = tmp_path / "job.out"
     abort = "12: MPICH ERROR [Rank 12] [job id 7.0] [Fri] [nid0042] - Abort(1): application called MPI_Abort"
-    path.write_text(f"12: {MEMORY}\n{abort}\n")
+    path.write_text(f"{abort.replace('12', '11').replace('0042', '0041')}\n12: {MEMORY}\n{abort}\n")
     found = diagnose_logs([path])
     assert (found.first_rank, found.first_host) == (12, "nid0042")
+
+
+@pytest.mark.parametrize(("name", "host"), [("node9", "node9"), ("localhost", None)])
+def test_each_field_of_a_report_that_is_cut_has_its_rank_and_host(tmp_path: Path, name: str, host: str | None) -> None:
+    path = tmp_path / "console.log"
+    head = f"  time      : 2026-01-10_12:00:09\n  host      : {name}\n  rank      : 5 (local_rank: 1)\n"
+    path.write_text(f"{head}  exitcode  : -11 (pid: 4711)\n")
+    found = diagnose_logs([path])
+    assert (found.first_rank, found.first_host) == (5, host)
 
 
 def test_the_second_half_of_a_sentence_is_no_error_line(tmp_path: Path) -> None:
