@@ -138,9 +138,9 @@ def step(run: EngineRun, batches: Batches) -> None:
     """
     session = run.session
     session.callbacks.call("before_step")
-    # The phase `compile` has a longer hang timeout; it ends with the first report.
-    is_compiling = (session.engine.compiles or session.compiled) and run.timer.num_reports == 0
-    session.attempt.beat("compile" if is_compiling else "train", session.step)
+    # The phase `compile` has a longer hang timeout; it ends with the first report, and each report is a heartbeat.
+    if run.timer.num_reports == 0:
+        session.attempt.beat("compile" if session.engine.compiles or session.compiled else "train", session.step)
     started = time.perf_counter()
     micro_batches = next(batches)
     data_time_s = time.perf_counter() - started
