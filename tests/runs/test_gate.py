@@ -211,3 +211,20 @@ def test_losses_of_other_data_are_not_compared() -> None:
     empty = make_steps([0.2] * 5, "b", [None] * 5)
     with pytest.raises(UsageError, match="no common step"):
         gate.compare_losses(run, empty, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("low", "change", "is_slowdown"), [(0.001, 0.02, True), (0.0, 0.02, False), (0.001, 0.015, False)]
+)
+def test_a_slowdown_has_an_interval_above_0_and_more_than_half_of_the_tolerance(
+    low: float, change: float, is_slowdown: bool
+) -> None:
+    found = gate.CostChange(of=gate.TYPICAL, change=change, low=low, high=0.1)
+    assert found.is_slowdown(0.03) is is_slowdown
+
+
+def test_what_differs_between_two_runs_is_told_as_before_and_now() -> None:
+    before = make_steps([0.2] * 3)
+    now = structs.replace(before, training={**before.training, "seq_length": 128}, versions={"torch": "2.14.0"})
+    assert gate.list_differences(now, before) == ["seq_length: 64 -> 128", "torch: 2.13.0 -> 2.14.0"]
+    assert gate.list_differences(before, before) == []

@@ -131,6 +131,22 @@ def test_what_is_no_run_is_not_listed(make: Make) -> None:
     assert store.list_workspace_runs(Path("nowhere")) == []
 
 
+def test_a_damaged_run_is_certainly_one_of_ours(make: Make, tmp_path: Path) -> None:
+    run = make()
+    link = tmp_path / run.id
+    link.symlink_to(run.directory.resolve())
+    assert not store.is_damaged_run(run.directory)
+    metadata = run.directory / "metadata.json"
+    metadata.write_text('{"another": "tool"}')
+    assert not store.is_damaged_run(run.directory)
+    metadata.write_text("{")
+    assert not store.is_damaged_run(run.directory), "nothing else says whose it is"
+    (run.directory / "request.json").write_text("{}")
+    assert store.is_damaged_run(run.directory) and not store.is_damaged_run(link)
+    metadata.unlink()
+    assert store.is_damaged_run(run.directory)
+
+
 def test_a_lock_is_held_against_other_processes_and_ends_with_its_own(make: Make) -> None:
     run = make()
     assert not run.is_active()

@@ -87,6 +87,7 @@ def test_an_unsupported_value_is_refused_by_its_key(changes: dict[str, Any], mes
         {"model": {"vocab_size": 511}, "parallel": {"tensor_model_parallel_size": 2}},
         {"parallel": {"pipeline_model_parallel_size": 2}},
         {"backend_args": {"moe_z_loss_coeff": 1e-3, "overlap_grad_reduce": True}},
+        {"backend_args": {"make_vocab_size_divisible_by": 1}},
         {"data": {"dataloader": "engine"}, "training": {"init": "engine"}, "optimizer": {"schedule": "engine"}},
     ],
 )
