@@ -247,7 +247,15 @@ while [ "$1" != -- ]; do shift; done
 if [ -n "$READY" ]; then for i in {1..600}; do [ -e "$READY" ] || [ "$2" = a ] || sleep 0.05; done; fi
 case $2 in
     down*) echo "ssh: connect to host $2 port 22: Connection refused" >&2; exit 255 ;;
-    changed*) echo "Host key verification failed." >&2; exit 255 ;;
+    unknown*) echo "Host key verification failed." >&2; exit 255 ;;
+    changed*)
+        echo "Host key for [$2]:2 has changed and you have requested strict checking." >&2
+        echo "Host key verification failed." >&2
+        exit 255 ;;
+    open*)
+        echo 'Load key "/k/id": bad permissions' >&2
+        echo "me@open: Permission denied (publickey)." >&2
+        exit 255 ;;
     lost*) echo "Timeout, server $2 not responding." >&2; exit 255 ;;
     killed*) exit 255 ;;
 esac
@@ -295,15 +303,21 @@ def test_each_host_knows_its_place(tmp_path: Path, far_hosts: dict[str, str], mo
         ("a,down", 3, "node 1 (down): cannot be reached: Connection refused"),
         ("down1,down2", 3, "): cannot be reached: Connection refused"),  # either may be seen first
         (
-            "a,a@changed:2",
+            "a,a@unknown:2",
             3,
-            "node 1 (changed:2): unknown or changed host key\n  log in once in a terminal: ssh -p 2 a@changed",
+            "node 1 (unknown:2): unknown host key\n  log in once in a terminal: ssh -p 2 a@unknown",
         ),
         (
-            "a,changed --option UserKnownHostsFile=/x --port 22 --user me",
+            "a,unknown --option UserKnownHostsFile=/x --port 22 --user me",
             3,
-            "\n  log in once in a terminal: ssh -o UserKnownHostsFile=/x -p 22 me@changed",
+            "\n  log in once in a terminal: ssh -o UserKnownHostsFile=/x -p 22 me@unknown",
         ),
+        (
+            "a,changed",
+            3,
+            "its host key has changed\n  if the host was installed again: ssh-keygen -R '[changed]:2'; else",
+        ),
+        ("a,open", 3, "ssh ignores the key /k/id, which others may read\n  chmod 600 /k/id"),
         ("a,lost", 1, "node 1 (lost): the connection was lost"),
         ("a,killed", 137, "node 1 (killed): its launcher was killed"),
     ],

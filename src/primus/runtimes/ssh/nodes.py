@@ -245,7 +245,13 @@ def _find_first_failure(connections: Sequence[SshConnection]) -> SshNodeFailure 
 
 
 _REASONS = (
-    (r"Host key verification failed", "unknown or changed host key", "log in once in a terminal: ssh {login}"),
+    (
+        r"Host key for (\S+) has changed",
+        "its host key has changed",
+        "if the host was installed again: ssh-keygen -R '{0}'; else another machine answers in its place",
+    ),
+    (r"Host key verification failed", "unknown host key", "log in once in a terminal: ssh {login}"),
+    (r'Load key "(.*)": bad permissions', "ssh ignores the key {0}, which others may read", "chmod 600 {0}"),
     (r"Permission denied \((.*)\)", "login denied: {0}", "set up a key (passwords are not used): ssh-copy-id {login}"),
     (r"Could not resolve hostname [^:]*: (.*)", "unknown host name: {0}", "check the spelling, or use an address"),
     (
@@ -289,7 +295,9 @@ def _describe_failure(connection: SshConnection, code: int) -> SshNodeFailure:
         match = re.search(pattern, output)
         if match:
             problem = f"{who}: {meaning.format(*match.groups())}"
-            return _build_node_failure(connection, problem, hint.format(login=connection.login), EXIT_UNFIT)
+            return _build_node_failure(
+                connection, problem, hint.format(*match.groups(), login=connection.login), EXIT_UNFIT
+            )
     if _LOST.search(output):
         hint = "check that the host is up"
         return _build_node_failure(connection, f"{who}: the connection was lost", hint, EXIT_FAILED)
