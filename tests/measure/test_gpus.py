@@ -16,13 +16,13 @@ import torch
 
 from fakes import cli
 from machine.test_health import LISTED, METRIC, amd_smi, machine
-from primus.backends.native import step_timer
 from primus.machine.health import DeviceHealth, read_health
 from primus.machine.probe import probe
 from primus.measure import gemm, memory
 from primus.measure.device import find_cache_bytes, find_free_bytes
 from primus.measure.device_peaks import find_device_peaks
 from primus.measure.timing import QUICK, create_clock, measure_call
+from primus.session import torch_processes
 
 pytestmark = pytest.mark.native
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -93,7 +93,7 @@ def test_memory_is_right_and_not_faster_than_its_device(name: str) -> None:
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_the_peak_memory_of_a_step_has_what_was_freed_before_its_end(name: str) -> None:
-    read = step_timer._read_peak_memory
+    read = torch_processes.read_peak_memory
     device = torch.device(name)
     before = read(device)
     held = torch.ones(1 << 26, device=device)  # 256 MiB

@@ -151,6 +151,8 @@ def create(job: LaunchJob, folder: Path) -> Run:
 
 
 def test_a_run_that_changed_settings_leave_behind_is_named_with_both_ways_on(begun: Run, tmp_path: Path) -> None:
+    # Runs of one second have no order.
+    cli.wait_for(lambda: create_run_id()[: len("20260101_000000")] > begun.id, "another second")
     changed = train(tmp_path, "--train_iters", "5", "--micro_batch_size", "2")
     assert changed.returncode == 0, changed.stderr
     where = begun.directory.relative_to(tmp_path)

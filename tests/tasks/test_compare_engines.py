@@ -48,13 +48,13 @@ def check(experiment):
 
 def train(experiment, attempt):
     from primus.backends import native
-    from primus.backends.native import trainer
-    train_step = trainer.train_step
+    from primus.backends.native import engine
+    train_step = engine.train_step
     def train_step_with_error(*given, **options):
         result = train_step(*given, **options)
         result.values[0] += 2e-6
         return result
-    trainer.train_step = train_step_with_error
+    engine.train_step = train_step_with_error
     native.train(experiment, attempt)
 """
 FAILING = """

@@ -18,6 +18,7 @@ from primus.errors import PrimusError
 from primus.machine.facts import DeviceKind
 from primus.measure.device import own_device, share_cores
 from primus.runs.attempt import Attempt
+from primus.session.rates import read_peak_host_memory
 from primus.session.session import EngineInfo
 
 
@@ -165,6 +166,13 @@ def device_name(device: torch.device) -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return f"{platform.machine()} CPU"
+
+
+def read_peak_memory(device: torch.device) -> int:
+    """Peak memory of this process in bytes: allocated on its device, or resident if the host trains."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return read_peak_host_memory()
 
 
 def random_state(rank: int, device: torch.device) -> dict[str, torch.Tensor]:

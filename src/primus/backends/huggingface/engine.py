@@ -25,9 +25,8 @@ from primus.config.schema import ModelSpec, Trainer
 from primus.data.training.masks import split_inputs_and_targets
 from primus.errors import PrimusError
 from primus.session.engine import Engine, StepValues
-from primus.session.rates import read_peak_host_memory
 from primus.session.settings_in_force import LiveSetting
-from primus.session.torch_processes import TorchProcesses
+from primus.session.torch_processes import TorchProcesses, read_peak_memory
 from primus.session.torch_settings import StepWatch
 
 
@@ -127,9 +126,7 @@ class TransformersEngine(Engine):
         return settings_in_force.read_settings(self._model, self._optimizer, self._watch, self._processes.world)
 
     def read_memory(self) -> int:
-        if self._device.type == "cuda":
-            return int(torch.cuda.max_memory_allocated(self._device))
-        return read_peak_host_memory()
+        return read_peak_memory(self._device)
 
     def _shard_model(self) -> None:
         """Shard each layer, then the rest, over all processes; or keep replicas."""

@@ -35,6 +35,7 @@ from primus.backends.megatron.weights import copy_weights
 from primus.config.schema import Trainer
 from primus.session.engine import Engine, StepValues
 from primus.session.settings_in_force import LiveSetting
+from primus.session.torch_processes import read_peak_memory
 from primus.session.torch_settings import StepWatch
 
 if TYPE_CHECKING:
@@ -209,12 +210,7 @@ class MegatronEngine(Engine):
         return settings_in_force.read_settings(self._model, self._optimizer, self.config, self.trainer, self._watch)
 
     def read_memory(self) -> int:
-        """Peak memory of this process in bytes."""
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return read_peak_memory(self.device)
 
     def close(self) -> None:
         """Forget the process groups of megatron-core; those who initialized torch.distributed destroy it."""

@@ -115,7 +115,10 @@ def _simplify(value: Any) -> Any:
         return value.name
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
-    return list(value) if isinstance(value, tuple) else value
+    if value is None or isinstance(value, bool | int | float | str | list | dict):
+        return value
+    # Such as a layout of pipeline stages, which is asked for as a text and parsed.
+    return list(value) if isinstance(value, tuple) else str(value)
 
 
 def _list_reasons(trainer: Trainer) -> Iterator[tuple[str, str]]:

@@ -35,11 +35,10 @@ from primus.session.adapter_settings import read_settings as read_adapter_settin
 from primus.session.bad_steps import BadStepDetector
 from primus.session.compute_timer import ComputeTime, ComputeTimer
 from primus.session.engine import Engine, MicroBatches, RunningStep, StateToSave, StepValues
-from primus.session.rates import read_peak_host_memory
 from primus.session.resume import ResumePoint
 from primus.session.session import Session
 from primus.session.settings_in_force import LiveSetting
-from primus.session.torch_processes import TorchProcesses, seed_everything
+from primus.session.torch_processes import TorchProcesses, read_peak_memory, seed_everything
 from primus.session.torch_settings import StepWatch
 from primus.session.weights import open_base_weights, open_loaded_weights
 
@@ -167,9 +166,7 @@ class NativeEngine(Engine):
         return read_settings(self.trainable, self._optimizer, self._watch, self._compile_reason)
 
     def read_memory(self) -> int:
-        if self._processes.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._processes.device)
-        return read_peak_host_memory()
+        return read_peak_memory(self._processes.device)
 
     def build_callbacks(self, session: Session) -> Sequence[Callback]:
         return [TextSampler(session, self.model)]
