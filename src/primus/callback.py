@@ -1,4 +1,4 @@
-"""The contract of callbacks: actions of a plug-in inside the training loop of the native backend.
+"""The contract of callbacks: actions of a plug-in inside the training loop, alike on every engine.
 
 An experiment names them, with options where they have some::
 

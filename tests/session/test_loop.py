@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from msgspec import structs
 
-from fakes.bigram_engine import BigramEngine, train_bigrams
+from fakes.bigram_engine import INFO, BigramEngine, train_bigrams
 from fakes.training_runs import write_training_run
 from primus import experiment
 from primus.callback import StepReport
@@ -29,6 +29,10 @@ from primus.runs.files import write_text
 from primus.runs.store import Run
 from primus.session.batch_record import RECORD_VARIABLE
 from primus.session.collection_record import CollectionRecorder
+from primus.session.engine import MicroBatches, StepValues
+from primus.session.loop import train_with_engine
+from primus.session.open_session import open_session
+from primus.session.processes import OneProcess
 
 SETTINGS: dict[str, Any] = {
     "mock_data": True,
@@ -133,6 +137,69 @@ def test_a_step_that_is_not_finite_ends_the_run(make_run: Callable[..., Run], tr
     with pytest.raises(FinalError, match="step 3: the loss or the gradient is not finite"):
         train(run, poison=3)
     assert [step["step"] for step in read_kind(run, "step")] == [1, 2, 3], "the step is reported first"
+
+
+class LaunchedStep(NamedTuple):
+    """A step whose numbers are read later."""
+
+    number: int
+    values: StepValues
+    log: list[str]
+
+    def read(self) -> StepValues:
+        self.log.append(f"read {self.number}")
+        return self.values
+
+
+class LaunchingEngine(BigramEngine):
+    """Its steps are running when they are launched, as on a GPU; `log` has what happens, with the steps launched."""
+
+    def __init__(self, vocab_size: int, poison: int | None = None) -> None:
+        super().__init__(vocab_size, poison)
+        self.log: list[str] = []
+
+    def step(self, batches: MicroBatches, learning_rate: float) -> LaunchedStep:
+        values = super().step(batches, learning_rate)
+        self.log.append(f"launch {self.steps}")
+        return LaunchedStep(self.steps, values, self.log)
+
+    def evaluate(self, batches: MicroBatches) -> tuple[float, int]:
+        self.log.append(f"evaluate {self.steps}")
+        return super().evaluate(batches)
+
+    def save(self, folder: Path) -> None:
+        self.log.append(f"save {self.steps}")
+        super().save(folder)
+
+
+def launch_steps(run: Run, poison: int | None = None) -> list[str]:
+    attempt = Attempt(run, 0, rank=0, local_rank=0, world_size=1, console=None)
+    asked = experiment.read_run_experiment(run)
+    engine = LaunchingEngine(asked.trainer.model.vocab_size, poison)
+    with contextlib.closing(attempt):
+        session = open_session(asked, attempt, OneProcess(), INFO, {})
+        with contextlib.nullcontext() if poison is None else pytest.raises(FinalError, match=f"step {poison}: "):
+            train_with_engine(session, engine)
+    return engine.log
+
+
+def test_a_running_step_is_read_after_the_next_is_launched_or_before_its_state_is_used(
+    make_run: Callable[..., Run], train: Train
+) -> None:
+    settings = {"train_iters": 4, "save_interval": 2, "eval_interval": 3, "eval_iters": 1}
+    run, other = make_run("launched", **settings), make_run("at_once", **settings)
+    assert launch_steps(run) == [
+        "launch 1", "launch 2", "read 1", "read 2", "save 2",
+        "launch 3", "read 3", "evaluate 3", "launch 4", "read 4", "evaluate 4", "save 4",
+    ]  # fmt: skip
+    train(other)
+    assert [each["loss"] for each in read_kind(run, "step")] == [each["loss"] for each in read_kind(other, "step")]
+
+
+def test_a_running_step_that_is_not_finite_is_not_saved(make_run: Callable[..., Run]) -> None:
+    run = make_run(save_interval=2)
+    assert launch_steps(run, poison=2) == ["launch 1", "launch 2", "read 1", "read 2"]
+    assert [each["step"] for each in read_kind(run, "step")] == [1, 2]
 
 
 def test_weights_that_are_not_finite_are_refused_before_the_first_step(
