@@ -152,16 +152,21 @@ class LaunchedStep(NamedTuple):
 
 
 class LaunchingEngine(BigramEngine):
-    """Its steps are running when they are launched, as on a GPU; `log` has what happens, with the steps launched."""
+    """Its steps are running when they are launched, as on a GPU; `log` has what happens, with the steps launched.
 
-    def __init__(self, vocab_size: int, poison: int | None = None) -> None:
+    With `skips` a step that is not finite changes nothing.
+    """
+
+    def __init__(self, vocab_size: int, poison: int | None = None, *, skips: bool = False) -> None:
         super().__init__(vocab_size, poison)
         self.log: list[str] = []
+        self.skips = skips
 
     def step(self, batches: MicroBatches, learning_rate: float) -> LaunchedStep:
         values = super().step(batches, learning_rate)
         self.log.append(f"launch {self.steps}")
-        return LaunchedStep(self.steps, values, self.log)
+        skipped = self.skips and self.steps == self.poison
+        return LaunchedStep(self.steps, values._replace(skipped=skipped), self.log)
 
     def evaluate(self, batches: MicroBatches) -> tuple[float, int]:
         self.log.append(f"evaluate {self.steps}")
@@ -172,13 +177,15 @@ class LaunchingEngine(BigramEngine):
         super().save(folder)
 
 
-def launch_steps(run: Run, poison: int | None = None) -> list[str]:
+def launch_steps(run: Run, poison: int | None = None, *, skips: bool = False) -> list[str]:
     attempt = Attempt(run, 0, rank=0, local_rank=0, world_size=1, console=None)
     asked = experiment.read_run_experiment(run)
-    engine = LaunchingEngine(asked.trainer.model.vocab_size, poison)
+    engine = LaunchingEngine(asked.trainer.model.vocab_size, poison, skips=skips)
     with contextlib.closing(attempt):
         session = open_session(asked, attempt, OneProcess(), INFO, {})
-        with contextlib.nullcontext() if poison is None else pytest.raises(FinalError, match=f"step {poison}: "):
+        with (
+            contextlib.nullcontext() if skips or poison is None else pytest.raises(FinalError, match=f"step {poison}: ")
+        ):
             train_with_engine(session, engine)
     return engine.log
 
@@ -200,6 +207,18 @@ def test_a_running_step_that_is_not_finite_is_not_saved(make_run: Callable[..., 
     run = make_run(save_interval=2)
     assert launch_steps(run, poison=2) == ["launch 1", "launch 2", "read 1", "read 2"]
     assert [each["step"] for each in read_kind(run, "step")] == [1, 2]
+
+
+def test_a_rewind_forgets_the_step_that_runs_and_the_state_of_the_bad_ones(make_run: Callable[..., Run]) -> None:
+    run = make_run(train_iters=4, save_interval=2, nonfinite_policy="rewind", max_nonfinite_steps=1)
+    assert launch_steps(run, poison=3, skips=True) == [
+        "launch 1", "launch 2", "read 1", "read 2", "save 2", "launch 3", "launch 4", "read 3",
+        "launch 5", "launch 6", "read 5", "read 6", "save 6",
+    ]  # fmt: skip
+    assert [each["step"] for each in read_kind(run, "step")] == [1, 2, 3, 3, 4]
+    (rewind,) = read_kind(run, "rewind")
+    assert (rewind["from_step"], rewind["to_step"], rewind["skipped_samples"]) == (3, 2, 4)
+    assert [each["consumed_samples"] for each in read_kind(run, "step")] == [4, 8, 12, 16, 20]
 
 
 def test_weights_that_are_not_finite_are_refused_before_the_first_step(
