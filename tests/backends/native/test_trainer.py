@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -18,10 +19,12 @@ import numpy as np
 import pytest
 import yaml
 
+from fakes import cli
 from primus.backends import native
-from primus.backends.native import compilation
+from primus.backends.native import compilation, engine
 from primus.backends.native.batch import to_batch
 from primus.callback import StepReport
+from primus.checkpoint import folders
 from primus.config.load import load_experiment
 from primus.config.schema import Experiment, TrainingConfig
 from primus.data.encode.job import EncodeJob, prepare_token_files
@@ -233,6 +236,50 @@ def test_steps_that_are_not_finite_are_skipped_and_end_the_run(make_run: MakeRun
     steps = kinds(run, "step")
     assert [step["skipped"] for step in steps[-3:]] == [True] * 3
     assert not steps[-4]["skipped"], "it stopped after three in a row"
+
+
+def delay_writing(patch: pytest.MonkeyPatch, holds: Callable[[], object]) -> None:
+    """Checkpoints are written once `holds`."""
+    real = engine.prepare_files
+
+    def prepare_files(*given: Any) -> Callable[[Path], None]:
+        write = real(*given)
+
+        def write_late(folder: Path) -> None:
+            cli.wait_for(holds, "the time to write", timeout_s=10)
+            write(folder)
+
+        return write_late
+
+    patch.setattr(engine, "prepare_files", prepare_files)
+
+
+def test_steps_are_taken_while_a_checkpoint_is_written(
+    make_run: MakeRun, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(save_interval=2, async_save=True, train_iters=4)
+    delay_writing(monkeypatch, lambda: len(kinds(run, "step")) >= 3)
+    train(run)
+    assert [saved["step"] for saved in kinds(run, "checkpoint_saved")] == [2, 4]
+
+
+def test_a_run_that_fails_writes_its_checkpoint_to_the_end(
+    make_run: MakeRun, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, failed, real = make_run(save_interval=2, async_save=True), threading.Event(), engine.train_step
+
+    def train_step(*given: Any, **options: Any) -> Any:
+        if kinds(run, "step")[-1:] and kinds(run, "step")[-1]["step"] == 2:
+            failed.set()
+            raise RuntimeError("the abacus is broken")
+        return real(*given, **options)
+
+    monkeypatch.setattr(engine, "train_step", train_step)
+    # Behind the failure, so that only a run that waits for it has it.
+    delay_writing(monkeypatch, lambda: failed.wait(10) and not time.sleep(0.3))
+    with pytest.raises(RuntimeError, match="the abacus"):
+        train(run)
+    assert folders.is_complete(run.checkpoints / "step_00000002")
 
 
 def test_only_steps_in_a_row_end_a_run() -> None:
