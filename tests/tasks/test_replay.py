@@ -131,6 +131,12 @@ def test_another_version_of_torch_stops_a_replay(workplace: Path) -> None:
     assert "package torch: 1.0 then, " in out
 
 
+def test_products_that_are_no_longer_tuned_stop_a_replay(workplace: Path) -> None:
+    (the_run(workplace) / replay.TUNED_PRODUCTS).write_text("{}")
+    code, out, _ = replayed(workplace, "output/night/latest")
+    assert code == 3 and "matrix products: as in config/tuned_gemm.json then, PyTorch's own now" in out
+
+
 def test_another_number_of_processes_stops_a_replay(workplace: Path) -> None:
     change(the_run(workplace) / "plan.json", layout={"nproc": 8, "nnodes": 1})
     code, _, errors = replayed(workplace, "output/night/latest")

@@ -24,6 +24,9 @@ NUMERIC_VARIABLES = re.compile(
 )
 """Variables of the shell that may change a loss, or which devices are used."""
 
+TUNED_PRODUCTS = "config/tuned_gemm.json"
+"""Matrix products of a CPU that an earlier version of primus tuned (docs/decisions/0039)."""
+
 
 class Difference(Struct, frozen=True):
     """One difference from the replayed run."""
@@ -62,6 +65,9 @@ def find_differences(
         Difference("python", then.python, now.python, False) if then.python != now.python else None,
         Difference("kernel", then.kernel, now.kernel, False) if then.kernel != now.kernel else None,
         Difference("host", then.host, now.host, False) if then.host != now.host else None,
+        Difference("matrix products", f"as in {TUNED_PRODUCTS}", "PyTorch's own", True)
+        if (run.directory / TUNED_PRODUCTS).exists()
+        else None,
     ]
     all_found = [difference for difference in found if difference] + _compare_packages(run, packages, engine_packages)
     return sorted(all_found, key=lambda difference: not difference.changes_numbers)
