@@ -1,0 +1,40 @@
+"""The launcher stays short: how many files and functions a reader passes between a command line and the workers."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from primus.machine.accelerators import find_accelerators
+from primus.machine.probe import probe
+
+ROOT = Path(__file__).parents[1]
+SPEC = importlib.util.spec_from_file_location("launcher_files", ROOT / "tools/launcher_files.py")
+assert SPEC is not None and SPEC.loader is not None
+launcher_files = importlib.util.module_from_spec(SPEC)
+sys.modules["launcher_files"] = launcher_files
+SPEC.loader.exec_module(launcher_files)
+
+pytestmark = pytest.mark.skipif(
+    bool(find_accelerators(probe(tools="never"))), reason="a machine with GPUs reads more about itself"
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "most_files", "most_functions"),
+    [("quick start", 94, 519), ("dry run of sbatch", 54, 294)],
+)
+def test_a_command_runs_through_at_most_so_many_files_and_functions(
+    command: str, most_files: int, most_functions: int
+) -> None:
+    found = launcher_files.count_functions(launcher_files.COMMANDS[command])
+    assert len(found["files"]) <= most_files, found["path"]
+    assert found["functions"] <= most_functions, found["path"]
+
+
+def test_the_count_of_the_quick_start_reaches_the_start_of_its_workers() -> None:
+    found = launcher_files.count_functions(launcher_files.QUICK_START)
+    assert "run_worker_processes" in found["path"]
