@@ -52,8 +52,12 @@ def test_imports_keep_to_the_contracts() -> None:
     [
         ("config/load.py", "from primus.launch import compose", "Imports point down BROKEN"),
         ("worker.py", "from primus.backends import native", "Plug-ins are reached only through the registry BROKEN"),
-        ("launch/plan.py", "import numpy", "The control plane reaches no tensor library BROKEN"),
-        ("launch/plan.py", "from primus.launch import show", "The rooms of launch have no import cycles BROKEN"),
+        ("plan.py", "import numpy", "The control plane reaches no tensor library BROKEN"),
+        (
+            "launch/variables.py",
+            "from primus.launch import inherited_variables",
+            "The rooms of launch have no import cycles BROKEN",
+        ),
         ("unplaced.py", "import os", "The following modules are not listed as layers"),
     ],
 )

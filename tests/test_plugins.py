@@ -40,7 +40,7 @@ RUNTIME = '''"""Run on the moon."""
 
 from msgspec import Struct
 
-from primus.launch.plan import LaunchPlan
+from primus.plan import LaunchPlan
 
 LEVEL = "container"
 

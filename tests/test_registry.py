@@ -262,7 +262,7 @@ def test_a_member_that_breaks_the_contract_is_named_with_its_signature(
 
 
 OPTIONS = "from msgspec import Struct as Options\n"
-PLAN = "from primus.launch.plan import LaunchPlan\nLEVEL = 'container'\n" + OPTIONS
+PLAN = "from primus.plan import LaunchPlan\nLEVEL = 'container'\n" + OPTIONS
 
 
 @pytest.mark.parametrize(

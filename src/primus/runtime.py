@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from msgspec import Struct
 
 from primus.contract import PlugInKind, optional
+from primus.messages import Say
+from primus.plan import LaunchJob, LaunchPlan, LaunchRequest, PlanContext
+from primus.runs.store import Run
 
 if TYPE_CHECKING:
-    from primus.launch.jobs.job_states import JobState
-    from primus.launch.jobs.submissions import Submission
-    from primus.launch.plan import LaunchPlan, PlanContext
-    from primus.launch.run_remote import RemoteLaunch
-    from primus.messages import Say
-    from primus.runs.store import Run
     from primus.task import TaskContext
+
+
+class RemoteLaunch(Struct, frozen=True, kw_only=True):
+    """The plan of a task that runs elsewhere."""
+
+    job: LaunchJob
+    request: LaunchRequest
+    """The typed request."""
+    command: tuple[str, ...]
+    """Typed words."""
+    directory: str
+    """Run folder."""
+    plan: LaunchPlan
+    context: PlanContext
+    needs_folder: bool
+    """Whether there is a run folder: for a job with workers, and for a plan with files."""
+    is_json: bool
+
+    @property
+    def make_environ(self) -> dict[str, str]:
+        """Variables of the outermost level's processes."""
+        return dict(self.context.environ) | {name: variable.value for name, variable in self.plan.env.items()}
 
 
 class Runtime(Protocol):
@@ -110,6 +129,48 @@ class Runtime(Protocol):
     def list_patch_files(self, options: Any, /) -> tuple[str, ...]:
         """Patch files that the options name, for tasks that only show them. Default: none."""
         return ()
+
+
+class Submission(Struct, frozen=True, kw_only=True):
+    """A job of a scheduler."""
+
+    runtime: str
+    id: str
+    """Id given by the scheduler."""
+    name: str
+    directory: str
+    """Run folder."""
+    submitted: float
+    """Seconds since the epoch."""
+    host: str = ""
+    user: str = ""
+    command: tuple[str, ...] = ()
+    """The command line, secrets masked."""
+    place: dict[str, str] = {}
+    """Location by which the runtime finds the job again, such as its cluster, namespace or URL; no secrets.
+
+    ``array`` marks several jobs, none of which writes the run's outcome.
+    """
+    logs: tuple[str, ...] = ("logs/**/*.log",)
+    """Log files: patterns below the run folder, or absolute ones."""
+
+
+SchedulerState = Literal["queued", "running", "done", "failed", "cancelled", "gone", "unknown"]
+
+
+class JobState(Struct, frozen=True, kw_only=True):
+    """State of a job as reported by its scheduler."""
+
+    state: SchedulerState
+    raw: str = ""
+    """The scheduler's own term."""
+    reason: str = ""
+    nodes: tuple[str, ...] = ()
+    exit_code: int | None = None
+    restarts: int = 0
+    """Restarts as counted by the scheduler."""
+    is_deleted: bool = False
+    """For a job that is gone: whether its scheduler keeps ended jobs, so that it must have been deleted."""
 
 
 class JobRuntime(Protocol):

@@ -12,11 +12,11 @@ from primus.contract import PlugInKind, optional
 from primus.errors import EXIT_OK, PrimusError
 from primus.machine.cluster import ClusterLayout
 from primus.machine.facts import MachineFacts
+from primus.plan import LaunchJob
 from primus.runs.files import to_json
 from primus.runs.store import Run, RunOutcome
 
 if TYPE_CHECKING:
-    from primus.launch.plan import LaunchJob
     from primus.machine.environment.variable_choice import Assignment
     from primus.runs.attempt import Attempt
 

@@ -20,7 +20,7 @@ from primus import patch, registry
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError
 from primus.experiment import read_run_experiment
 from primus.interpreter import exclude_working_folder_of_children
-from primus.launch.request import LaunchRequest
+from primus.plan import LaunchRequest
 from primus.process import run_until_end
 from primus.redaction import learn, redacting
 from primus.runs.attempt import Attempt, forget_stacks, write_stacks_when_asked

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from primus.launch.request import LaunchRequest
+from primus.plan import LaunchRequest
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Run
 

@@ -15,10 +15,10 @@ from fakes.nodes import node
 from primus import registry
 from primus.cli.main import main
 from primus.errors import UsageError
-from primus.launch import inherited_variables, show
+from primus.launch import inherited_variables
 from primus.launch.command import parse_command
-from primus.launch.plan import BindMount, LaunchPlan, PlanContext, Variable
 from primus.machine.facts import MachineFacts
+from primus.plan import BindMount, LaunchPlan, PlanContext, Variable, format_plan
 from primus.runtimes.container import container_plan, mounts
 from primus.runtimes.container.options import parse
 
@@ -97,7 +97,7 @@ def test_the_plan_of_each_engine(
     environ = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "canary", "PYTHONPATH": "/mine", "USER": "ann"}
     options = f"{words} --mount /data:/data:ro --env EXPERIMENT=7 --env PATH=/opt/bin"
     plan = planned(options, context(facts, **environ), root)
-    text = show.format_plan(plan).replace(os.getcwd(), "/here")
+    text = format_plan(plan).replace(os.getcwd(), "/here")
     assert "canary" not in text
     golden(f"container/{name}.txt", text + "\n")
 
@@ -109,7 +109,7 @@ def test_on_another_machine_what_depends_on_the_node_is_left_to_it(
         raise AssertionError("another machine's facts were read")
 
     where = structs.replace(context(is_here=False), facts=fail)
-    golden("container/elsewhere.txt", show.format_plan(planned("", where, root)).replace(os.getcwd(), "/here") + "\n")
+    golden("container/elsewhere.txt", format_plan(planned("", where, root)).replace(os.getcwd(), "/here") + "\n")
 
 
 def test_an_image_is_needed_where_there_is_no_default(root: Path) -> None:
@@ -378,7 +378,7 @@ def test_names_are_of_the_run_the_attempt_and_the_node() -> None:
 
 def test_a_secret_that_was_typed_stays_with_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     plan = planned("--image img --engine docker --env A_TOKEN", context(), A_TOKEN=Variable("canary", "--env", True))
-    assert "canary" not in " ".join(plan.argv) + show.format_plan(plan)
+    assert "canary" not in " ".join(plan.argv) + format_plan(plan)
     assert plan.env["A_TOKEN"].value == "canary"
 
 

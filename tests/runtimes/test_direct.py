@@ -10,9 +10,9 @@ from msgspec import structs
 
 from primus.errors import UsageError
 from primus.interpreter import build_module_command
-from primus.launch.plan import LaunchPlan, PlanContext, Variable
 from primus.machine.assumed_machine import build_assumed_machine
 from primus.machine.facts import Cpu, MachineFacts, Memory
+from primus.plan import LaunchPlan, PlanContext, Variable
 from primus.runtimes.direct import Options, wrap
 
 WORKER = LaunchPlan(argv=("python", "-m", "primus.worker", "/run", "0"), env={"A": Variable("file", "e.yaml:1")})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from primus.launch.jobs.job_states import State
+from primus.runtime import SchedulerState
 from primus.runtimes.kubernetes import status
 
 
@@ -38,7 +38,7 @@ def pod(rank: int, phase: str = "Running", name: str = "", **container: Any) -> 
         (job({"conditions": [{"type": "Failed", "status": "False"}]}), "queued", "Pending", None),
     ],
 )
-def test_the_state_of_a_job(given: Any, state: State, raw: str, code: int | None) -> None:
+def test_the_state_of_a_job(given: Any, state: SchedulerState, raw: str, code: int | None) -> None:
     found = status.build_job_view(given, (), ()).state
     assert (found.state, found.raw, found.exit_code) == (state, raw, code)
 

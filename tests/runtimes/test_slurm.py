@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from primus.errors import UsageError
 from primus.launch.compose import find_entry_point
-from primus.launch.plan import LaunchPlan, PlanContext, Variable
+from primus.plan import LaunchPlan, PlanContext, Variable
 from primus.runtimes.slurm import parse, wrap
 from primus.runtimes.slurm.options import find_num_nodes, find_option_value
 from primus.runtimes.slurm.script import limit_s

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.slurm import FakeSlurm
-from primus.launch.plan import RestartPolicy
 from primus.launch.supervision import attempt_history
 from primus.launch.supervision.restart_policy import AttemptResult
+from primus.plan import RestartPolicy
 from primus.runs.events import EventLog
 from primus.runs.store import Run, RunMetadata, RunOutcome, create_run
 from primus.runtimes.slurm import queries

@@ -19,8 +19,7 @@ from fakes import cli
 from primus.errors import UsageError
 from primus.launch import compose, inherited_variables
 from primus.launch.command import parse_segment_options
-from primus.launch.plan import LaunchPlan, PlanContext, Variable
-from primus.launch.request import RequestSegment
+from primus.plan import LaunchPlan, PlanContext, RequestSegment, Variable
 from primus.runtimes.ssh import FIRST_PORT, NUM_PORTS, Options, build_ssh_command, hosts, script, wrap
 from primus.runtimes.ssh.hosts import SshHost
 

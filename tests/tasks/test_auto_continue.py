@@ -13,9 +13,8 @@ import pytest
 from fakes import cli
 from primus.errors import UsageError
 from primus.launch.jobs import run_claims
-from primus.launch.plan import LaunchJob
-from primus.launch.request import LaunchRequest
 from primus.launch.run_folder import make_run_folder
+from primus.plan import LaunchJob, LaunchRequest
 from primus.runs import lock
 from primus.runs.store import Run, RunOutcome, create_run_id, list_runs
 from primus.task import TaskContext

@@ -20,8 +20,8 @@ from diagnosis.genuine import LINES
 from primus.cli.main import main
 from primus.diagnosis import logs
 from primus.launch.jobs import submissions
-from primus.launch.jobs.submissions import Submission
 from primus.runs.store import Run
+from primus.runtime import Submission
 from primus.tasks.diagnose import EXIT_UNKNOWN
 
 OOM = "[rank3]: torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 MiB."

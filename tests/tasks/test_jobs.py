@@ -13,9 +13,8 @@ import pytest
 from fakes import cli
 from fakes.slurm import FakeSlurm
 from primus.launch.jobs import job_states, submissions
-from primus.launch.jobs.job_states import JobState
-from primus.launch.jobs.submissions import Submission
 from primus.runs.store import Run, RunMetadata, RunOutcome, State, create_run
+from primus.runtime import JobState, Submission
 
 
 def run_id(number: str) -> str:

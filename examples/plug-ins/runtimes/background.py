@@ -16,13 +16,12 @@ import psutil
 from msgspec import Struct
 
 from primus.errors import EXIT_OK
-from primus.launch.jobs.job_states import JobState
-from primus.launch.jobs.submissions import Submission, remember_submission
-from primus.launch.plan import LaunchPlan, PlanContext
-from primus.launch.run_remote import RemoteLaunch
+from primus.launch.jobs.submissions import remember_submission
 from primus.messages import Say
+from primus.plan import LaunchPlan, PlanContext
 from primus.redaction import redact_args
 from primus.runs.store import Run
+from primus.runtime import JobState, RemoteLaunch, Submission
 
 LEVEL = "cluster"
 LOG = "logs/background.log"

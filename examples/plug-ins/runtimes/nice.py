@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, structs
 
-from primus.launch.plan import LaunchPlan, PlanContext
+from primus.plan import LaunchPlan, PlanContext
 
 LEVEL = "container"
 

@@ -16,10 +16,9 @@ from primus.config import flags
 from primus.errors import EXIT_OK
 from primus.launch.command import Command, parse_segment_options
 from primus.launch.invocation import Invocation
-from primus.launch.plan import LaunchPlan, PlanContext, redact_plan
 from primus.launch.planning_failure import record_planning_failure
-from primus.launch.request import LaunchRequest
 from primus.machine.facts import MachineFacts
+from primus.plan import LaunchPlan, LaunchRequest, PlanContext, format_plan, redact_plan
 from primus.runs.files import to_json
 from primus.runtime import RUNTIMES
 from primus.task import TASKS, Task, TaskContext
@@ -179,8 +178,6 @@ def _run_remotely(invocation: Invocation) -> int:
 
 
 def _show_plan(plan: LaunchPlan, command: Command, *more: str) -> int:
-    from primus.launch import show
-
     plan = structs.replace(plan, notes=(*plan.notes, *command.notes))
-    print(to_json(redact_plan(plan)) if command.options.json else "\n".join([show.format_plan(plan), *more]))
+    print(to_json(redact_plan(plan)) if command.options.json else "\n".join([format_plan(plan), *more]))
     return EXIT_OK

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from primus import registry
 from primus.config.docs import read_field_docs
 from primus.launch.command import GlobalOptions
-from primus.launch.request import LaunchRequest
+from primus.plan import LaunchRequest
 from primus.runtime import RUNTIMES
 
 TASK_GROUPS = {

@@ -17,7 +17,7 @@ from primus.config.overrides import is_known
 from primus.config.schema import OWNERS
 from primus.errors import PrimusError, UsageError, find_nearest
 from primus.launch.option_owner import find_option_owner
-from primus.launch.request import LaunchRequest
+from primus.plan import LaunchRequest
 from primus.task import Task
 
 FILES = (".yaml", ".yml", ".toml", ".json")

@@ -7,14 +7,15 @@ import socket
 import time
 from pathlib import Path
 
+from primus import plan
 from primus.engines.installation import find_environment, list_installation_folders
-from primus.launch import plan, run_folder, show
-from primus.launch.plan import Variable
+from primus.launch import run_folder
 from primus.launch.prepare import Launch
 from primus.launch.supervision import worker_processes
 from primus.launch.variables import TYPED_VARIABLE
 from primus.machine.cluster import ClusterLayout
 from primus.messages import Say
+from primus.plan import Variable
 from primus.redaction import redact
 from primus.runs import patch_records, snapshot
 from primus.runs.files import write_json, write_text
@@ -56,7 +57,7 @@ def _write_plan(launch: Launch, run: Run, shape: ClusterLayout) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     with log.open("a", encoding="utf-8", errors="surrogateescape") as file:
-        text = f"[{now}] attempt {launch.attempt} on {socket.gethostname()}\n{show.format_plan(launch.plan)}\n"
+        text = f"[{now}] attempt {launch.attempt} on {socket.gethostname()}\n{plan.format_plan(launch.plan)}\n"
         file.write(redact(text))
 
 

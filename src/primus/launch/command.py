@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from primus import registry
 from primus.errors import PrimusError, UsageError, did_you_mean, find_nearest
-from primus.launch.request import LaunchRequest, RequestSegment
+from primus.plan import LaunchRequest, RequestSegment
 from primus.runtime import RUNTIMES
 
 LEVELS = ("cluster", "container", "node")

@@ -10,8 +10,7 @@ from msgspec import structs
 
 from primus import registry
 from primus.launch.command import NODE_END, GlobalOptions, parse_segment_options
-from primus.launch.plan import LaunchPlan, PlanContext, Variable
-from primus.launch.request import LaunchRequest, RequestSegment
+from primus.plan import LaunchPlan, LaunchRequest, PlanContext, RequestSegment, Variable
 from primus.runtime import RUNTIMES
 
 

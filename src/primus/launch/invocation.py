@@ -8,9 +8,8 @@ from typing import Any
 from msgspec import Struct, structs
 
 from primus.launch.command import Command
-from primus.launch.plan import LaunchJob, PlanContext
-from primus.launch.request import LaunchRequest
 from primus.machine.cluster import ClusterLayout
+from primus.plan import LaunchJob, LaunchRequest, PlanContext
 from primus.task import Task, TaskContext
 
 

@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from primus import registry
 from primus.errors import UsageError, did_you_mean
 from primus.launch.command import NODE_END, SHORT, Command, is_runtime
-from primus.launch.request import LaunchRequest, RequestSegment
+from primus.plan import LaunchRequest, RequestSegment
 from primus.redaction import redact_args
 from primus.runtime import RUNTIMES, Runtime
 

@@ -12,8 +12,7 @@ from primus import interpreter, patch
 from primus.errors import UsageError
 from primus.launch import compose
 from primus.launch.invocation import Invocation
-from primus.launch.plan import LaunchJob, LaunchPlan, PlanContext, Variable
-from primus.launch.request import LaunchRequest
+from primus.plan import LaunchJob, LaunchPlan, LaunchRequest, PlanContext, Variable
 from primus.runs.store import Run, create_run_id
 
 if TYPE_CHECKING:

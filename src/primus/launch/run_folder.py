@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 
 from primus import __version__, process
-from primus.launch.plan import LaunchJob
-from primus.launch.request import LaunchRequest, redact_request
+from primus.plan import LaunchJob, LaunchRequest, redact_request
 from primus.redaction import fingerprint_key, redact_args
 from primus.runs import lock
 from primus.runs.files import to_json, write_json, write_text

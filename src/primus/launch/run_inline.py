@@ -13,8 +13,8 @@ from msgspec import structs
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError
 from primus.launch.compose import compose_plan
 from primus.launch.invocation import Invocation
-from primus.launch.plan import Action, LaunchPlan, extends_list
 from primus.machine.cluster import ClusterLayout
+from primus.plan import Action, LaunchPlan, extends_list
 from primus.runs.store import RunOutcome
 from primus.task import TaskContext
 

@@ -22,8 +22,9 @@ from pathlib import Path
 
 from msgspec import structs
 
+from primus import plan
 from primus.errors import PrimusError
-from primus.launch import plan, run_folder
+from primus.launch import run_folder
 from primus.launch.attempt_record import (
     HOOK_LOGS,
     make_worker_environment,
@@ -37,7 +38,6 @@ from primus.launch.hooks.runner import HookContextFacts, HookResult
 from primus.launch.node_connections import NodeConnections
 from primus.launch.nodes import rendezvous
 from primus.launch.nodes.control_channel import ControlChannel
-from primus.launch.plan import Variable
 from primus.launch.prepare import Launch, amend_launch, plan_attempt
 from primus.launch.supervision import attempt_loop, worker_processes
 from primus.launch.supervision.attempt_loop import NodeSession
@@ -45,6 +45,7 @@ from primus.launch.supervision.attempt_monitor import AttemptMonitor
 from primus.launch.supervision.attempt_result import NodeResult
 from primus.machine.cluster import ClusterLayout
 from primus.messages import Say
+from primus.plan import Variable
 from primus.redaction import is_secret_name, learn
 from primus.runs.events import EventLog
 from primus.runs.files import write_json

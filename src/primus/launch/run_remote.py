@@ -14,48 +14,26 @@ import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from primus import registry
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError
 from primus.launch import compose, run_folder
 from primus.launch.invocation import Invocation
-from primus.launch.plan import LaunchJob, LaunchPlan, PlanContext, Variable, redact_plan
-from primus.launch.request import LaunchRequest, RequestSegment, list_named_variables, pass_secrets_by_name
 from primus.launch.signals import raise_on_signals
+from primus.launch.variables import list_named_variables, pass_secrets_by_name
 from primus.messages import Say
+from primus.plan import LaunchJob, LaunchRequest, RequestSegment, Variable, redact_plan
 from primus.redaction import HIDDEN_VARIABLE, holds_secret, is_secret_name, learn, redact, redact_args
 from primus.runs import store
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Run, RunMetadata, RunOutcome, State, create_run_id
-from primus.runtime import RUNTIMES
+from primus.runtime import RUNTIMES, RemoteLaunch
 
 RANKS = ("NODE_RANK", "PET_NODE_RANK", "SLURM_NODEID")
 """Variables with the rank of a node."""
 WORKSPACE = "output"
 """Folder of run folders for tasks without an experiment."""
-
-
-class RemoteLaunch(Struct, frozen=True, kw_only=True):
-    """The plan of a task that runs elsewhere."""
-
-    job: LaunchJob
-    request: LaunchRequest
-    """The typed request."""
-    command: tuple[str, ...]
-    """Typed words."""
-    directory: str
-    """Run folder."""
-    plan: LaunchPlan
-    context: PlanContext
-    needs_folder: bool
-    """Whether there is a run folder: for a job with workers, and for a plan with files."""
-    is_json: bool
-
-    @property
-    def make_environ(self) -> dict[str, str]:
-        """Variables of the outermost level's processes."""
-        return dict(self.context.environ) | {name: variable.value for name, variable in self.plan.env.items()}
 
 
 def prepare_remote(invocation: Invocation) -> RemoteLaunch:

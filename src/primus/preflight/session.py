@@ -15,13 +15,13 @@ from msgspec import Struct, structs
 
 from primus import __version__
 from primus.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNFIT, PrimusError
-from primus.launch.plan import LaunchJob
 from primus.machine import measurements
 from primus.machine.cluster import ClusterLayout
 from primus.machine.facts import MachineFacts
 from primus.machine.measurements import MeasurementPlan
 from primus.machine.probe import find_machine_root
 from primus.machine.tree import FileTree
+from primus.plan import LaunchJob
 from primus.preflight import run_checks as check
 from primus.preflight.checks import site as site_checks
 from primus.preflight.findings import rules, site

@@ -14,12 +14,12 @@ from primus.errors import UsageError
 from primus.hook import STAGES
 from primus.launch import variables
 from primus.launch.hooks import patch_files
-from primus.launch.plan import LaunchPlan, PlanContext, RestartPolicy, Variable, extends_list
 from primus.launch.supervision import flight_recorder
 from primus.launch.supervision.agent_report import AGENT, name_agent_report_file
 from primus.machine.cluster import RANK_VARIABLES, ClusterLayout, find_layout
 from primus.machine.devices import count_devices, list_usable_devices
 from primus.machine.facts import MachineFacts
+from primus.plan import LaunchPlan, PlanContext, RestartPolicy, Variable, extends_list
 from primus.runs.processes import NSYS_SESSION, ROCPROF_ATTACH
 from primus.runs.store import Run
 

@@ -28,7 +28,7 @@ from primus.benchmark import (
     parse_share,
 )
 from primus.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFIT, PrimusError, UsageError
-from primus.launch.plan import LaunchJob
+from primus.plan import LaunchJob
 from primus.report import benchmark_files, benchmark_history
 from primus.report.benchmark_comparison import RowComparison, compare_records, format_comparison
 from primus.report.benchmark_page import format_page

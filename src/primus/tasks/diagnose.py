@@ -17,11 +17,12 @@ from primus.diagnosis.logs import LogFile, read_stream_log
 from primus.diagnosis.signature_files import load_signatures
 from primus.errors import EXIT_OK, PrimusError, UsageError
 from primus.launch.jobs import logs, submissions
-from primus.launch.jobs.submissions import RECORD, Submission
+from primus.launch.jobs.submissions import RECORD
 from primus.report import table
 from primus.runs import store
 from primus.runs.files import read_json
 from primus.runs.store import Run
+from primus.runtime import Submission
 from primus.task import TaskContext
 
 EXIT_UNKNOWN = 4

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from engine_python import engine_python, engine_variables
-from primus.launch.request import LaunchRequest
+from primus.plan import LaunchRequest
 from primus.runs import events
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Run

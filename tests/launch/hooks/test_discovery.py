@@ -9,7 +9,7 @@ import pytest
 
 from primus.errors import UsageError
 from primus.launch.hooks import discovery
-from primus.launch.plan import Action
+from primus.plan import Action
 
 
 @pytest.fixture

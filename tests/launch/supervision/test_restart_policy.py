@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from primus.launch.plan import RestartPolicy
 from primus.launch.supervision.restart_policy import (
     FAILURES,
     MAX_WITHOUT_PROGRESS,
@@ -17,6 +16,7 @@ from primus.launch.supervision.restart_policy import (
     count_failures,
     decide_restart,
 )
+from primus.plan import RestartPolicy
 
 MANY = RestartPolicy(max_restarts=100, backoff_s=30)
 

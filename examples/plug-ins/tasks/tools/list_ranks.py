@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from primus.launch.plan import LaunchJob
+from primus.plan import LaunchJob
 from primus.runs.files import read_json, to_json
 from primus.task import TaskContext
 

@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 from primus.errors import UsageError, did_you_mean
 from primus.hook import STAGES
 from primus.launch.hooks.time_limit import parse_seconds
-from primus.launch.plan import Action
+from primus.plan import Action
 
 
 class HookFunction(Struct, frozen=True):

@@ -19,8 +19,8 @@ from msgspec import structs
 from primus.errors import UsageError, did_you_mean
 from primus.hook import STAGES, Stage
 from primus.launch.hooks.time_limit import parse_seconds
-from primus.launch.plan import Action
 from primus.machine.tree import build_sort_key
+from primus.plan import Action
 
 TIMEOUT_S = 600.0
 PRIMUS_TIMEOUT_S = 3600.0

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from primus.errors import UsageError
 from primus.launch.hooks import discovery
-from primus.launch.plan import Action
+from primus.plan import Action
 
 
 def plan_patch_files(files: Sequence[str], environ: Mapping[str, str]) -> tuple[Action, ...]:

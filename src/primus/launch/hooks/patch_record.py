@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec import structs
 
 from primus.errors import PrimusError
-from primus.launch.plan import Action
+from primus.plan import Action
 from primus.redaction import redact_log_text
 from primus.runs import patch_records
 from primus.runs.patch_records import PatchRecord, State

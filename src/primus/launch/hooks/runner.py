@@ -27,9 +27,9 @@ from primus.hook import RESULT_VARIABLE, HookReply, Stage
 from primus.launch.hooks import discovery, scripts
 from primus.launch.hooks.patch_record import PatchRecorder
 from primus.launch.hooks.scripts import ScriptResult
-from primus.launch.plan import Action, Variable
 from primus.launch.signals import StopSignals
 from primus.machine.cluster import RANK_VARIABLES, ClusterLayout
+from primus.plan import Action, Variable
 from primus.redaction import holds_secret, is_secret_name, learn, learn_args, learn_value, redact_args, redact_log_text
 from primus.runs.store import Run, RunOutcome, State
 

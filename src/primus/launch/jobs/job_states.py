@@ -24,14 +24,13 @@ from msgspec import Struct
 
 from primus import registry
 from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_TIMED_OUT, PrimusError
-from primus.launch.jobs.submissions import RECORD, Submission, find_index_folder, format_file_name
+from primus.launch.jobs.submissions import RECORD, find_index_folder, format_file_name
 from primus.launch.signals import find_exit_code, raise_on_signals
 from primus.runs.files import read_json, write_json
 from primus.runs.store import Run, RunOutcome
-from primus.runtime import JOB_RUNTIMES
+from primus.runtime import JOB_RUNTIMES, JobState, SchedulerState, Submission
 
-State = Literal["queued", "running", "done", "failed", "cancelled", "gone", "unknown"]
-ENDED: frozenset[State] = frozenset(("done", "failed", "cancelled"))
+ENDED: frozenset[SchedulerState] = frozenset(("done", "failed", "cancelled"))
 CANCELLED_RUN = 128 + signal.SIGTERM
 """Exit code of a run whose job is cancelled after it has started, as its ranks report the signal."""
 NUM_GONE = 5
@@ -40,21 +39,6 @@ GONE_AFTER_S = 120.0
 """Age of a job from which "gone" means that it existed and was deleted, rather than that it is not registered yet."""
 FIRST_POLL_S, LONGEST_POLL_S = 1.0, 15.0
 """Time between two queries: it grows while the state stays the same, because many users share a scheduler."""
-
-
-class JobState(Struct, frozen=True, kw_only=True):
-    """State of a job as reported by its scheduler."""
-
-    state: State
-    raw: str = ""
-    """The scheduler's own term."""
-    reason: str = ""
-    nodes: tuple[str, ...] = ()
-    exit_code: int | None = None
-    restarts: int = 0
-    """Restarts as counted by the scheduler."""
-    is_deleted: bool = False
-    """For a job that is gone: whether its scheduler keeps ended jobs, so that it must have been deleted."""
 
 
 def query_states(submissions: Sequence[Submission], environ: Mapping[str, str]) -> dict[tuple[str, str], JobState]:

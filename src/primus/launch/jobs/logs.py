@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from primus.launch.jobs.job_states import JobState, JobWatch
-from primus.launch.jobs.submissions import Submission
+from primus.launch.jobs.job_states import JobWatch
+from primus.runtime import JobState, Submission
 
 POLL_S = 0.3
 

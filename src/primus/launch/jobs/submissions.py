@@ -10,38 +10,13 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from msgspec import Struct
-
 from primus.errors import PrimusError, UsageError, find_nearest
 from primus.runs.files import read_json, write_json
 from primus.runs.state_folder import find_state_folder
 from primus.runs.store import Run
+from primus.runtime import Submission
 
 RECORD = "submission.json"
-
-
-class Submission(Struct, frozen=True, kw_only=True):
-    """A job of a scheduler."""
-
-    runtime: str
-    id: str
-    """Id given by the scheduler."""
-    name: str
-    directory: str
-    """Run folder."""
-    submitted: float
-    """Seconds since the epoch."""
-    host: str = ""
-    user: str = ""
-    command: tuple[str, ...] = ()
-    """The command line, secrets masked."""
-    place: dict[str, str] = {}
-    """Location by which the runtime finds the job again, such as its cluster, namespace or URL; no secrets.
-
-    ``array`` marks several jobs, none of which writes the run's outcome.
-    """
-    logs: tuple[str, ...] = ("logs/**/*.log",)
-    """Log files: patterns below the run folder, or absolute ones."""
 
 
 def remember_submission(submission: Submission, environ: Mapping[str, str], say: Callable[[str], None]) -> None:

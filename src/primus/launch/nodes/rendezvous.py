@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from primus.errors import EXIT_FAILED, EXIT_USAGE, PrimusError, UsageError
 from primus.launch.nodes.message_stream import Deadline, MessageStream, accept_stream, converse_with_head, open_listener
-from primus.launch.plan import Variable
+from primus.plan import Variable
 
 REQUEST_LIMIT_S = 10.0
 """Time for a connection to send its request, which nodes do at once: a port scanner must not block node 0 for long."""

@@ -25,7 +25,6 @@ from msgspec import Struct, structs
 from primus.diagnosis import diagnose
 from primus.errors import EXIT_FAILED, EXIT_UNFIT, EXIT_USAGE, PrimusError
 from primus.launch.nodes.control_channel import ControlChannel, ControlMessage
-from primus.launch.plan import RestartPolicy
 from primus.launch.prepare import Launch, plan_attempt
 from primus.launch.signals import StopSignals
 from primus.launch.supervision import attempt_history, flight_recorder, heartbeats, restart_policy
@@ -34,6 +33,7 @@ from primus.launch.supervision.attempt_result import AttemptDecision, NodeResult
 from primus.launch.supervision.restart_policy import AttemptResult, RestartDecision
 from primus.machine.host.cpu_load import compute_other_share, read_cpu_times
 from primus.messages import Say
+from primus.plan import RestartPolicy
 from primus.runs.events import EventLog
 from primus.runs.run_steps import LOAD_EVENT
 from primus.runs.store import RankFailure, Run, RunOutcome

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from primus.launch.plan import RestartPolicy
+from primus.plan import RestartPolicy
 from primus.runs.store import Action
 
 NO_RESTART_CODE = 93

@@ -24,7 +24,6 @@ from msgspec import structs
 from primus import process
 from primus.errors import EXIT_FAILED, PrimusError, UnfitError
 from primus.interpreter import drop_empty_python_path
-from primus.launch.plan import LaunchPlan
 from primus.launch.supervision import heartbeats
 from primus.launch.supervision.agent_report import AGENT, AgentReport, RankExit, read_agent_report
 from primus.launch.supervision.attempt_monitor import AttemptMonitor
@@ -32,6 +31,7 @@ from primus.launch.supervision.attempt_result import NodeResult
 from primus.machine.cluster import RANK_VARIABLES, ClusterLayout
 from primus.machine.host import oom
 from primus.machine.host.oom import OomKills
+from primus.plan import LaunchPlan
 from primus.redaction import redact_file
 from primus.runs import events
 from primus.runs.attempt import LAUNCHER_VARIABLE

@@ -12,7 +12,7 @@ DETERMINISTIC = "PRIMUS_DETERMINISTIC"
 
 
 class Assignment(Protocol):
-    """A value and its source, such as `launch.plan.Variable`."""
+    """A value and its source, such as `plan.Variable`."""
 
     @property
     def value(self) -> str: ...

@@ -8,15 +8,15 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from primus.launch.plan import LaunchPlan, PlanContext
 from primus.machine.host.oom import describe_oom, read_oom_kills
+from primus.plan import LaunchPlan, PlanContext
 from primus.runs.store import Run, create_run_id
 from primus.runtimes.container import container_plan, engines
 from primus.runtimes.container.options import ContainerArguments, Options, find_misspelled_option, parse
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
-    from primus.launch.run_remote import RemoteLaunch
+    from primus.runtime import RemoteLaunch
     from primus.runtimes.container.lifecycle import ContainerLaunch
 
 __all__ = ["COMMANDS", "LEVEL", "Options", "parse", "run", "start", "wrap"]
@@ -69,8 +69,7 @@ def run(options: ContainerArguments, here: TaskContext) -> int:
     Raises:
         PrimusError: The engine cannot be used.
     """
-    from primus.launch import show
-    from primus.launch.plan import redact_plan
+    from primus.plan import format_plan, redact_plan
     from primus.runtimes.container import launched_containers, lifecycle
 
     options = container_plan.limit_shell_grace(options)
@@ -92,7 +91,7 @@ def run(options: ContainerArguments, here: TaskContext) -> int:
     )
     plan, container = container_plan.plan_container(LaunchPlan(argv=()), options, context)
     if here.dry_run:
-        here.result(redact_plan(plan), show.format_plan(plan))
+        here.result(redact_plan(plan), format_plan(plan))
         return 0
     launch = _build_container_launch(container, options, here.environ, plan, None, here.say)
     return lifecycle.run_container(launch, plan.argv, removes_ended=options.clean)

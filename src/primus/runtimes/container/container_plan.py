@@ -13,9 +13,9 @@ from msgspec import structs
 from primus.errors import UsageError
 from primus.launch import inherited_variables, variables
 from primus.launch.command import NODE_END
-from primus.launch.plan import BindMount, LaunchPlan, PlanContext, Variable
 from primus.launch.run_remote import node_rank
 from primus.machine.facts import MachineFacts
+from primus.plan import BindMount, LaunchPlan, PlanContext, Variable
 from primus.redaction import is_secret_name, redact_args
 from primus.runtimes.container import engines, mounts
 from primus.runtimes.container.devices import read_container_host

@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from primus.errors import UsageError, did_you_mean
-from primus.launch.plan import BindMount
+from primus.plan import BindMount
 from primus.runtimes.container.devices import ContainerHost
 from primus.runtimes.container.options import ContainerArguments, group_engine_options
 

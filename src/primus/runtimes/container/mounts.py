@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from primus import registry
 from primus.errors import UsageError
-from primus.launch.plan import BindMount
+from primus.plan import BindMount
 
 PLACES = (
     "PRIMUS_PLUGINS",

@@ -12,15 +12,14 @@ from msgspec import structs
 
 from primus.errors import EXIT_OK, PrimusError, UsageError
 from primus.launch.jobs import job_states, submissions
-from primus.launch.jobs.job_states import JobState
-from primus.launch.jobs.submissions import Submission
-from primus.launch.plan import BindMount, LaunchPlan, PlanContext
-from primus.launch.run_remote import RemoteLaunch, SubmissionRejected
+from primus.launch.run_remote import SubmissionRejected
 from primus.launch.signals import find_exit_code
 from primus.messages import Say
+from primus.plan import BindMount, LaunchPlan, PlanContext
 from primus.redaction import redact_args
 from primus.runs.files import write_text
 from primus.runs.store import Run, RunOutcome
+from primus.runtime import JobState, RemoteLaunch, Submission
 from primus.runtimes.kubernetes import job_spec, node_script, volumes
 from primus.runtimes.kubernetes.commands import load_target, run, write_log
 from primus.runtimes.kubernetes.options import COMMANDS, REFERENCES, Options, accepts_option, parse, split_words

@@ -12,8 +12,7 @@ from typing import Any, cast
 
 from primus.errors import EXIT_FAILED, EXIT_OK, EXIT_TIMED_OUT, PrimusError, UsageError
 from primus.launch.jobs import job_states, submissions
-from primus.launch.jobs.job_states import JobState
-from primus.launch.jobs.submissions import Submission
+from primus.runtime import JobState, Submission
 from primus.runtimes.kubernetes import status
 from primus.runtimes.kubernetes.options import JOB_COMMANDS, Options
 from primus.runtimes.kubernetes.target import JobView, KubernetesTarget, NodeView, Place, RequestRefused

@@ -11,10 +11,9 @@ from primus import registry
 from primus.errors import UsageError
 from primus.launch import run_folder
 from primus.launch.jobs import submissions
-from primus.launch.plan import LaunchPlan, PlanContext, Variable
-from primus.launch.run_remote import RemoteLaunch
 from primus.launch.variables import check_name, is_name, name_typed_variables
-from primus.runtime import RUNTIMES
+from primus.plan import LaunchPlan, PlanContext, Variable
+from primus.runtime import RUNTIMES, RemoteLaunch
 from primus.runtimes.kubernetes import volumes
 from primus.runtimes.kubernetes.options import Options
 from primus.runtimes.kubernetes.target import JobSpec

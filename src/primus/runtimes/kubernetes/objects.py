@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from primus.errors import PrimusError, UsageError
-from primus.launch.jobs.job_states import JobState
+from primus.runtime import JobState
 from primus.runtimes.kubernetes import manifests, names, status, volumes
 from primus.runtimes.kubernetes.client import KubernetesClient, resolve_cluster
 from primus.runtimes.kubernetes.job_spec import list_secret_references

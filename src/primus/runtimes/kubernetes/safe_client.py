@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from primus.errors import PrimusError, UsageError
-from primus.launch.jobs.job_states import JobState, State
 from primus.redaction import MASK
+from primus.runtime import JobState, SchedulerState
 from primus.runtimes.kubernetes import volumes
 from primus.runtimes.kubernetes.http_client import (
     DELAYS_S,
@@ -38,7 +38,7 @@ from primus.runtimes.kubernetes.target import (
 PAGE = 100
 NUM_LOG_LINES = 1000
 """Lines of a log per request, the server's own default."""
-PHASES: dict[str, State] = {
+PHASES: dict[str, SchedulerState] = {
     "Pending": "queued",
     "Running": "running",
     "Updating": "running",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from primus.launch.jobs.job_states import JobState, State
 from primus.launch.supervision.restart_policy import NO_RESTART_CODE
+from primus.runtime import JobState, SchedulerState
 from primus.runtimes.kubernetes import names
 from primus.runtimes.kubernetes.pod import GPU_RESOURCE
 from primus.runtimes.kubernetes.target import JobView, NodeView, PodView
@@ -18,7 +18,7 @@ MODEL_LABELS = (
     "amd.com/gpu.family",
 )
 """Labels with the model of a node's GPUs, set by the vendors' feature discovery."""
-ENDS: dict[str, State] = {"Completed": "done", "Complete": "done", "Failed": "failed"}
+ENDS: dict[str, SchedulerState] = {"Completed": "done", "Complete": "done", "Failed": "failed"}
 """Final conditions of a JobSet and of a TrainJob."""
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from primus.errors import PrimusError
-from primus.launch.jobs.job_states import JobState
+from primus.runtime import JobState
 from primus.runtimes.kubernetes.options import Options
 
 Place = dict[str, str]

@@ -7,16 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from primus.errors import UsageError
-from primus.launch.plan import LaunchPlan, PlanContext, RestartPolicy
+from primus.plan import LaunchPlan, PlanContext, RestartPolicy
 from primus.runtimes.slurm import script
 from primus.runtimes.slurm.options import SPELLINGS, Options, find_option_value, parse
 
 if TYPE_CHECKING:
-    from primus.launch.jobs.job_states import JobState
-    from primus.launch.jobs.submissions import Submission
-    from primus.launch.run_remote import RemoteLaunch
     from primus.messages import Say
     from primus.runs.store import Run
+    from primus.runtime import JobState, RemoteLaunch, Submission
 
 LEVEL = "cluster"
 

@@ -27,7 +27,7 @@ from msgspec import Struct
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError
 from primus.launch import foreground
 from primus.launch.foreground import Child
-from primus.launch.plan import RestartPolicy
+from primus.plan import RestartPolicy
 from primus.runs.events import EventFollower
 from primus.runs.store import Run
 from primus.runtimes.slurm import queries, restart_decision

@@ -11,10 +11,9 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from primus.errors import PrimusError, UsageError, find_nearest
-from primus.launch.jobs.job_states import JobState, State
-from primus.launch.jobs.submissions import Submission
 from primus.launch.run_remote import SubmissionRejected
 from primus.runs.store import Run
+from primus.runtime import JobState, SchedulerState, Submission
 from primus.runtimes.slurm.options import KNOWN
 
 LIMIT_S = 30.0
@@ -24,7 +23,7 @@ OPTION_ERROR = 255
 PREFIXES = ("SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SCONTROL_")
 """Prefixes of variables with which users filter and format the output of these commands."""
 
-STATES: dict[str, State] = {
+STATES: dict[str, SchedulerState] = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING"), "queued"),
     **dict.fromkeys(("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "STAGE_OUT", "RESIZING", "SIGNALING"), "running"),
     "COMPLETED": "done",
@@ -178,7 +177,7 @@ def _merge_array_states(found: Iterable[tuple[str, JobState]]) -> dict[str, JobS
 def _combine_array_states(states: Sequence[JobState]) -> JobState:
     """State of an array: unfinished while a task is, else failed if a task has failed."""
     # An unfinished task decides first, because waiting must not end while one is left.
-    order: tuple[State, ...] = ("running", "queued", "unknown", "failed", "cancelled", "done")
+    order: tuple[SchedulerState, ...] = ("running", "queued", "unknown", "failed", "cancelled", "done")
     first = min(states, key=lambda each: order.index(each.state))
     codes = [each.exit_code for each in states if each.exit_code is not None]
     counts = [(name, sum(each.state == name for each in states)) for name in order]
@@ -195,7 +194,7 @@ def _combine_array_states(states: Sequence[JobState]) -> JobState:
 
 def _query_sacct(ids: Sequence[str], where: list[str]) -> dict[str, JobState]:
     """States from the accounting database; empty on a cluster without accounting."""
-    fields = "--format=JobID,State,ExitCode,NodeList"
+    fields = "--format=JobID,SchedulerState,ExitCode,NodeList"
     answer = run_query(
         ["sacct", *where, "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(ids)}", fields]
     )
@@ -240,7 +239,7 @@ def _read_state_of_run(submission: Submission) -> JobState:
         outcome = Run(Path(submission.directory)).read_metadata().outcome
     except PrimusError:
         return JobState(state="gone", reason="Slurm has no record of it, and its run folder does not exist")
-    known: dict[str, State] = {"done": "done", "failed": "failed", "interrupted": "cancelled"}
+    known: dict[str, SchedulerState] = {"done": "done", "failed": "failed", "interrupted": "cancelled"}
     state = known.get(outcome.state, "gone")
     reason = outcome.reason or ("Slurm has no record of it" if state == "gone" else "")
     return JobState(state=state, raw=outcome.state, reason=reason, exit_code=outcome.exit_code)

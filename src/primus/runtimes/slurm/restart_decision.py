@@ -13,9 +13,9 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from primus.errors import EXIT_FAILED, EXIT_OK
-from primus.launch.plan import RestartPolicy
 from primus.launch.supervision import attempt_history
 from primus.launch.supervision.restart_policy import AttemptResult, RestartDecision, decide_restart
+from primus.plan import RestartPolicy
 from primus.runs import events
 from primus.runs.events import EventLog
 from primus.runs.store import Run, RunOutcome

@@ -28,11 +28,12 @@ from functools import partial
 from primus.errors import EXIT_OK, PrimusError
 from primus.launch import foreground
 from primus.launch.foreground import Child
-from primus.launch.run_remote import RemoteLaunch, conclude_remote
+from primus.launch.run_remote import conclude_remote
 from primus.launch.signals import INSISTS_AFTER_S
 from primus.messages import Say
 from primus.process import set_parent_death_signal
 from primus.runs.store import Run, RunMetadata, State
+from primus.runtime import RemoteLaunch
 from primus.runtimes.slurm import queries
 from primus.runtimes.slurm.options import find_option_value, parse
 

@@ -18,14 +18,14 @@ from typing import NoReturn
 from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, PrimusError, UsageError
 from primus.launch.jobs import job_states, submissions
 from primus.launch.jobs import logs as job_logs
-from primus.launch.jobs.submissions import Submission
-from primus.launch.run_remote import QueryOnly, RemoteLaunch, SubmissionRejected
+from primus.launch.run_remote import QueryOnly, SubmissionRejected
 from primus.machine.cluster import RANK_VARIABLES
 from primus.messages import Say
 from primus.redaction import redact_args
 from primus.runs.events import EventLog
 from primus.runs.files import to_json
 from primus.runs.store import Run, RunOutcome
+from primus.runtime import RemoteLaunch, Submission
 from primus.runtimes.slurm import queries, script, step
 from primus.runtimes.slurm.options import Options, SlurmOption, find_option_value, parse
 

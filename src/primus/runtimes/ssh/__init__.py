@@ -14,11 +14,11 @@ from msgspec import Meta, Struct
 from primus.errors import UsageError
 from primus.launch import inherited_variables
 from primus.launch.command import parse_segment_options
-from primus.launch.plan import LaunchPlan, PlanContext, Variable
-from primus.launch.run_remote import RemoteLaunch
 from primus.launch.variables import check_name, is_name, name_typed_variables
 from primus.messages import Say
+from primus.plan import LaunchPlan, PlanContext, Variable
 from primus.runs.store import Run
+from primus.runtime import RemoteLaunch
 from primus.runtimes.ssh import hosts, script
 from primus.runtimes.ssh.hosts import SshHost
 

@@ -14,7 +14,6 @@ from msgspec import Meta, Struct, structs
 from primus import registry
 from primus.config.load import load_experiment
 from primus.errors import UsageError, did_you_mean
-from primus.launch.plan import Variable
 from primus.machine.assumed_machine import build_assumed_machine
 from primus.machine.cluster import ClusterLayout
 from primus.machine.environment.precedence import build_environment, find_rocm_library, find_torch_version
@@ -22,6 +21,7 @@ from primus.machine.environment.variable_choice import Assignment, VariableChoic
 from primus.machine.facts import MachineFacts
 from primus.machine.network import selection as network
 from primus.machine.workload import JobWorkload, build_workload
+from primus.plan import Variable
 from primus.redaction import hide_inherited_value, redact_value
 from primus.report.table import format_table
 from primus.task import TaskContext

@@ -10,7 +10,7 @@ from primus import registry
 from primus.config.flags import Positional
 from primus.errors import UsageError, did_you_mean
 from primus.launch.hooks import discovery
-from primus.launch.plan import Action
+from primus.plan import Action
 from primus.report import table
 from primus.task import TASKS, TaskContext
 

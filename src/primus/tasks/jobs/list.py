@@ -6,9 +6,8 @@ from msgspec import Struct, structs
 
 from primus.errors import EXIT_FAILED, PrimusError
 from primus.launch.jobs import job_states, submissions
-from primus.launch.jobs.job_states import JobState
-from primus.launch.jobs.submissions import Submission
 from primus.report import table
+from primus.runtime import JobState, Submission
 from primus.task import TaskContext
 
 

@@ -11,8 +11,7 @@ from primus.config.flags import PositionalRun
 from primus.errors import EXIT_OK, UsageError
 from primus.launch.jobs import job_states, logs, submissions
 from primus.launch.jobs.job_states import ENDED
-from primus.launch.jobs.submissions import Submission
-from primus.runtime import JOB_RUNTIMES
+from primus.runtime import JOB_RUNTIMES, Submission
 from primus.task import TaskContext
 
 

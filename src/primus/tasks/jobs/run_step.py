@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from primus import registry
 from primus.contract import PlugInKind
-from primus.launch.plan import RestartPolicy
+from primus.plan import RestartPolicy
 from primus.runs.store import Run
 from primus.task import TaskContext
 

@@ -10,10 +10,9 @@ from msgspec import Struct, structs
 from primus.config.flags import PositionalRun
 from primus.errors import PrimusError
 from primus.launch.jobs import job_states, logs, submissions
-from primus.launch.jobs.job_states import JobState
-from primus.launch.jobs.submissions import Submission
 from primus.report import table
 from primus.runs.store import Run
+from primus.runtime import JobState, Submission
 from primus.task import TaskContext
 
 

@@ -20,8 +20,8 @@ from msgspec import structs
 
 from primus import registry
 from primus.errors import PrimusError, UsageError
-from primus.launch.plan import LaunchJob, Variable
 from primus.machine.environment.hipblaslt import HIPBLASLT_VARIABLE
+from primus.plan import LaunchJob, Variable
 from primus.runs.files import write_text
 from primus.runs.tuned_files import check_override_is_read
 from primus.task import TASKS, TaskContext

@@ -20,9 +20,9 @@ from primus.config.schema import Experiment
 from primus.config.source import format_yaml_value
 from primus.config.trackers import list_tracker_packages
 from primus.errors import PrimusError, UnfitError, UsageError
-from primus.launch.plan import LaunchJob, Variable
 from primus.machine.facts import DeviceKind
 from primus.machine.workload import build_workload
+from primus.plan import LaunchJob, Variable
 from primus.runs import lock
 from primus.runs.differences import compare_mappings
 from primus.runs.files import read_json

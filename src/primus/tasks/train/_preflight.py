@@ -11,8 +11,8 @@ from msgspec import structs
 
 from primus import interpreter
 from primus.errors import PrimusError, UnfitError, UsageError, did_you_mean
-from primus.launch.plan import LaunchJob
 from primus.machine.cluster import ClusterLayout
+from primus.plan import LaunchJob
 from primus.task import TaskContext
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from primus.backend import BACKENDS
 from primus.config.flags import RunName
 from primus.config.schema import Stage
 from primus.errors import EXIT_OK, UsageError
-from primus.launch.plan import LaunchJob
+from primus.plan import LaunchJob
 from primus.runs.store import find_run
 from primus.task import TaskContext, launch_and_report
 from primus.tasks.train import _preflight

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from primus.launch.plan import LaunchJob
+from primus.plan import LaunchJob
 from primus.task import TaskContext
 from primus.tasks.train._training import TrainingOptions, TrainingTask, train_rank
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from primus.launch.plan import BindMount, LaunchPlan, PlanContext, Variable
+from primus.plan import BindMount, LaunchPlan, PlanContext, Variable
 
 LEVEL = "container"
 

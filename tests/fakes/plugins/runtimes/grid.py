@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from primus.launch.plan import LaunchPlan, PlanContext
+from primus.plan import LaunchPlan, PlanContext
 
 LEVEL = "cluster"
 

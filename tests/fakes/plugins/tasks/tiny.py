@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from primus.config.flags import Positional
 from primus.errors import PrimusError
-from primus.launch.plan import LaunchJob, Variable
+from primus.plan import LaunchJob, Variable
 from primus.runs.files import read_json, to_json
 from primus.task import TaskContext
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from primus.config.flags import Positional
 from primus.errors import PrimusError, UsageError
-from primus.launch.plan import LaunchJob
+from primus.plan import LaunchJob
 from primus.runs import events
 from primus.runs.files import read_json, to_json
 from primus.task import TaskContext
