@@ -12,7 +12,7 @@ from fakes import cli
 from primus import registry
 from primus.cli.main import main
 from primus.data.source import SOURCES
-from primus.launch import compose
+from primus.launch import prepare
 
 TASK = '''"""Say hello."""
 
@@ -114,9 +114,9 @@ def test_a_runtime_is_one_file(plug: Callable[[str, str], None], capfd: pytest.C
     plug("runtimes/moon.py", RUNTIME)
     plug("tasks/hello.py", TASK)
     assert main(["moon", "--crater", "Kepler", "--", "hello", "Ann"]) == 0
-    assert capfd.readouterr().out == f"moon Kepler {compose.find_entry_point()} direct -- hello Ann\n"
+    assert capfd.readouterr().out == f"moon Kepler {prepare.find_entry_point()} direct -- hello Ann\n"
     assert main(["moon", "--", "direct", "--env", "A=1", "--", "hello", "Ann"]) == 0
-    assert capfd.readouterr().out == f"moon Tycho {compose.find_entry_point()} direct --env A=1 -- hello Ann\n"
+    assert capfd.readouterr().out == f"moon Tycho {prepare.find_entry_point()} direct --env A=1 -- hello Ann\n"
     assert main(["moon", "--help"]) == 0
     assert "--crater TEXT  Where to land. (default: Tycho)" in capfd.readouterr().out
 

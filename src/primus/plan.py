@@ -67,10 +67,11 @@ class BindMount(Struct, frozen=True):
 
 
 class Action(Struct, frozen=True, kw_only=True):
-    """A script of the user that runs on this node, around the workers."""
+    """What happens on this node around the workers: an environment is made, or a script of the user runs."""
 
-    kind: Literal["hook", "patch"]
+    kind: Literal["environment", "hook", "patch"]
     file: str
+    """The script; the folder of an environment."""
     stage: Stage = "before"
     once: bool = False
     """Runs once per job, on node 0, instead of on each node."""
@@ -107,7 +108,7 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     """Notes for the user about further effects."""
     actions: tuple[Action, ...] = ()
-    """Hooks and patches of this node in running order."""
+    """Actions of this node in running order."""
     layout: ClusterLayout | None = None
     """Nodes and processes, if this level decides them."""
     policy: RestartPolicy | None = None
@@ -250,7 +251,9 @@ def _format_level(plan: LaunchPlan) -> list[str]:
         lines += ["environment, over the inherited:"]
         lines += [f"  {name}={v.format_value(name)}{_format_source(v.source)}" for name, v in sorted(plan.env.items())]
     if plan.actions:
-        lines += ["hooks and patches, in this order:", *(f"  {_format_action(action)}" for action in plan.actions)]
+        scripts = "hooks and patches, in this order:"
+        title = f"environments, {scripts}" if plan.actions[0].kind == "environment" else scripts
+        lines += [title, *(f"  {_format_action(action)}" for action in plan.actions)]
     if plan.inherited:
         lines += ["passed on by name:", f"  {' '.join(plan.inherited)}"]
     if plan.mounts:

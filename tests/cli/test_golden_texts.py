@@ -14,7 +14,7 @@ import pytest
 from fakes import cli
 from primus import interpreter
 from primus.cli.main import main
-from primus.launch import compose
+from primus.launch import prepare
 from primus.machine.assumed_machine import build_assumed_machine
 from primus.machine.facts import Cpu, MachineFacts
 
@@ -56,7 +56,7 @@ def shown(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         .out.replace(shlex.quote(sys.executable), "PYTHON")
         .replace(sys.executable, "PYTHON")
         .replace(interpreter.__file__, "primus/interpreter.py")
-        .replace(compose.find_entry_point(), "PRIMUS-CLI")
+        .replace(prepare.find_entry_point(), "PRIMUS-CLI")
         .replace(str(Path.cwd()), "/here")
     )
     return re.sub(r"\d{8}_\d{6}-[0-9a-f]{4}", "RUN-ID", text)

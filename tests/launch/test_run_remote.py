@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fakes import cli
 from primus.errors import UsageError
-from primus.launch import compose
+from primus.launch import prepare
 from primus.launch.command import parse_segment_options
 from primus.launch.variables import pass_secrets_by_name
 from primus.plan import RequestSegment
@@ -66,7 +66,7 @@ def test_a_nested_run_is_planned_here_and_done_there_in_one_folder(workplace: Pa
     assert metadata.runtimes == ["grid", "box"]
     assert metadata.command == ["grid", "-N", "4", "--", "box", "--", *TRAIN]
     script = (found.directory / "job.sh").read_text()
-    assert f"{compose.find_entry_point()} box -- direct -- train pretrain --run {found.directory}" in script
+    assert f"{prepare.find_entry_point()} box -- direct -- train pretrain --run {found.directory}" in script
     assert json.loads((found.directory / "launch.grid.json").read_text())["argv"] == [
         "gsub",
         f"{found.directory}/job.sh",
@@ -89,7 +89,7 @@ def test_a_task_without_workers_goes_as_it_was_typed_and_needs_no_folder(workpla
     assert json.loads(done.stdout) == []
     assert not (workplace / "output").exists()
     words = (workplace / "box.argv").read_text().splitlines()
-    assert words == ["run", "cardboard", compose.find_entry_point(), "--json", "direct", "--", "runs", "list"]
+    assert words == ["run", "cardboard", prepare.find_entry_point(), "--json", "direct", "--", "runs", "list"]
 
 
 def test_a_secret_of_an_inner_runtime_travels_by_name(workplace: Path) -> None:
@@ -211,8 +211,8 @@ def test_a_segment_keeps_words_that_are_no_variables() -> None:
 
 
 def test_the_entry_is_that_of_the_checkout() -> None:
-    assert Path(compose.find_entry_point()).name == "primus-cli"
-    assert Path(compose.find_entry_point()).is_file()
+    assert Path(prepare.find_entry_point()).name == "primus-cli"
+    assert Path(prepare.find_entry_point()).is_file()
 
 
 def test_options_of_an_unknown_shape_are_refused_before_anything_is_made(workplace: Path) -> None:

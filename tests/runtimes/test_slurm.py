@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from primus.errors import UsageError
-from primus.launch.compose import find_entry_point
+from primus.launch.prepare import find_entry_point
 from primus.plan import LaunchPlan, PlanContext, Variable
 from primus.runtimes.slurm import parse, wrap
 from primus.runtimes.slurm.options import find_num_nodes, find_option_value

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fakes import cli
 from primus.errors import UsageError
-from primus.launch import compose, inherited_variables
+from primus.launch import inherited_variables, prepare
 from primus.launch.command import parse_segment_options
 from primus.plan import LaunchPlan, PlanContext, RequestSegment, Variable
 from primus.runtimes.ssh import FIRST_PORT, NUM_PORTS, Options, build_ssh_command, hosts, script, wrap
@@ -395,7 +395,7 @@ def test_a_plan_shows_the_command_for_every_host(
     }
     done = cli.run(*words, cwd=tmp_path, **unset)
     assert done.returncode == 0, done.stderr
-    text = done.stdout.replace(str(tmp_path), "/here").replace(compose.find_entry_point(), "PRIMUS-CLI")
+    text = done.stdout.replace(str(tmp_path), "/here").replace(prepare.find_entry_point(), "PRIMUS-CLI")
     golden("ssh/plan.txt", re.sub(r"MASTER_PORT=2\d{4}", "MASTER_PORT=2NNNN", text))
 
 

@@ -15,8 +15,8 @@ from primus import registry
 from primus.config import flags
 from primus.errors import EXIT_OK
 from primus.launch.command import Command, parse_segment_options
-from primus.launch.invocation import Invocation
 from primus.launch.planning_failure import record_planning_failure
+from primus.launch.prepare import Invocation
 from primus.machine.facts import MachineFacts
 from primus.plan import LaunchPlan, LaunchRequest, PlanContext, format_plan, redact_plan
 from primus.runs.files import to_json

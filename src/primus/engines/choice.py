@@ -22,7 +22,10 @@ from primus.engines.other_python import require_interpreter
 from primus.engines.requirement import EngineRequirement, list_engines, read_engine
 from primus.errors import UnfitError, UsageError
 from primus.patch import includes_version
+from primus.plan import Action
 
+INSTALL_TIMEOUT_S = 1800.0
+"""Time to make the environment of an engine: a node may download it, or wait for one that does."""
 INSTALL_VARIABLE = "PRIMUS_INSTALL_ENGINES"
 """Variable that decides whether a launch makes the environment of an engine that is not installed: auto (the default)
 or never."""
@@ -42,6 +45,11 @@ class EngineChoice(Struct, frozen=True, kw_only=True):
     """None if the environment is made before the workers start."""
     note: str
     """Engine, version and place in one line."""
+
+    def make_action(self) -> Action:
+        """The action that makes the environment of an engine that is not installed."""
+        prefix = Path(self.python).parent.parent
+        return Action(kind="environment", file=str(prefix), timeout_s=INSTALL_TIMEOUT_S)
 
 
 def choose_engine(

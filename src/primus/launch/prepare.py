@@ -1,23 +1,53 @@
-"""Plan a job on this node without touching anything."""
+"""Plan a command without touching anything: its runtimes wrap the plan of its task, innermost first."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, structs
 
-from primus import interpreter, patch
+from primus import interpreter, patch, registry
 from primus.errors import UsageError
-from primus.launch import compose
-from primus.launch.invocation import Invocation
-from primus.plan import LaunchJob, LaunchPlan, LaunchRequest, PlanContext, Variable
+from primus.launch.command import NODE_END, Command, GlobalOptions, parse_segment_options
+from primus.machine.cluster import ClusterLayout
+from primus.plan import LaunchJob, LaunchPlan, LaunchRequest, PlanContext, RequestSegment, Variable
 from primus.runs.store import Run, create_run_id
+from primus.runtime import RUNTIMES
+from primus.task import Task, TaskContext
 
 if TYPE_CHECKING:
     from primus.engines.choice import EngineChoice
     from primus.engines.installation import EngineInstallation
+
+
+class Invocation(Struct, frozen=True, kw_only=True):
+    """A parsed command line with its task and the facts of the machine that it was typed on."""
+
+    command: Command
+    """The command, including defaults of the launcher files."""
+    words: tuple[str, ...]
+    """The command line as typed."""
+    task: Task
+    options: Any
+    """Options of the task."""
+    parse_task_words: Callable[[Sequence[str]], tuple[Any, tuple[str, ...]]]
+    """Parses the words of the task into options and overrides; hooks may add words."""
+    job: LaunchJob | None
+    """The job that the task describes; None if it needs no worker processes."""
+    task_context: TaskContext
+    plan_context: PlanContext
+
+    @property
+    def request(self) -> LaunchRequest:
+        return self.command.request
+
+    def make_task_context(self, layout: ClusterLayout | None) -> TaskContext:
+        """The context of the task on a node of `layout`: the facts then include the route to the master."""
+        master = layout.master_of_several if layout else None
+        return structs.replace(self.task_context, layout=layout, facts=lambda: self.plan_context.facts(master))
 
 
 class Launch(Struct, frozen=True, kw_only=True):
@@ -30,11 +60,15 @@ class Launch(Struct, frozen=True, kw_only=True):
     directory: str
     """Run folder."""
     attempt: int
-    plan: LaunchPlan
     context: PlanContext
     """Context of the plan, including settings of hooks and patches."""
     engine: EngineChoice | None = None
     """Engine of the workers, whose interpreter starts them; None for the interpreter of primus."""
+    plan: LaunchPlan = LaunchPlan(argv=())
+
+    def make_environ(self) -> dict[str, str]:
+        """Variables of the workers."""
+        return {**self.context.environ, **{name: variable.value for name, variable in self.plan.env.items()}}
 
 
 def prepare_launch(invocation: Invocation) -> Launch:
@@ -51,36 +85,47 @@ def prepare_launch(invocation: Invocation) -> Launch:
         directory, attempt = run.directory, run.read_metadata().attempts
     else:
         directory, attempt = Path(job.workspace).absolute() / job.name / create_run_id(), 0
-    launch = plan_attempt(job, invocation.request, invocation.words, invocation.plan_context, directory, attempt)
+    launch = plan_attempt(
+        Launch(
+            job=job,
+            request=invocation.request,
+            command=invocation.words,
+            directory=str(directory),
+            attempt=attempt,
+            context=invocation.plan_context,
+            engine=_choose_engine(job, invocation.plan_context),
+        )
+    )
     if launch.plan.layout is not None and launch.plan.layout.node_rank == 0:  # other nodes join the run of node 0
         job.check_start()
     return launch
 
 
-def plan_attempt(
-    job: LaunchJob,
-    request: LaunchRequest,
-    command: tuple[str, ...],
-    context: PlanContext,
-    directory: Path,
-    attempt: int,
-) -> Launch:
-    """`job` in the run folder `directory`, as its attempt number `attempt`."""
-    engine = _choose_engine(job, context)
+def plan_attempt(launch: Launch) -> Launch:
+    """`launch` with the plan of its attempt: the runtimes around one worker of its job."""
+    job, engine, context = launch.job, launch.engine, launch.context
     python = engine.python if engine else context.python
-    worker = interpreter.build_module_command(python, "primus.worker", str(directory), str(attempt))
+    worker = interpreter.build_module_command(python, "primus.worker", launch.directory, str(launch.attempt))
     notes = (*job.notes, engine.note) if engine else job.notes
+    actions = (engine.make_action(),) if engine and engine.installation is None else ()
     folders = _list_import_folders(engine)
-    innermost = LaunchPlan(argv=worker, env=job.env, notes=notes)
-    context = structs.replace(context, patches=job.patches, directory=str(directory), attempt=attempt, name=job.name)
-    context = structs.replace(context, workload=job.workload)
+    innermost = LaunchPlan(argv=worker, env=job.env, notes=notes, actions=actions)
+    context = structs.replace(
+        context,
+        patches=job.patches,
+        directory=launch.directory,
+        attempt=launch.attempt,
+        name=job.name,
+        workload=job.workload,
+    )
     seen = structs.replace(_view_as_workers(context, job), python=python, import_folders=folders)
-    folded = compose.compose_plan(request, innermost, seen)
+    folded = compose_plan(launch.request, innermost, seen)
     if engine and engine.installation and engine.installation.place == "checkout":
         folded = structs.replace(folded, env=folded.env | _make_checkout_variable(engine.installation, folded, context))
     assert folded.layout is not None, "the chain ends on a node"
     job.check(folded.layout.world_size)
-    workers = {**context.environ, **{name: variable.value for name, variable in folded.env.items()}}
+    planned = structs.replace(launch, plan=folded, context=context)
+    workers = planned.make_environ()
     if job.device:
         from primus.machine import accelerators  # a task without workers runs in the launcher
 
@@ -90,16 +135,7 @@ def plan_attempt(
 
         check_worker_packages(job.packages, engine, workers)
     patch.list_chosen_names(workers)  # rejects unknown names before anything starts
-    return Launch(
-        job=job,
-        request=request,
-        command=command,
-        directory=str(directory),
-        attempt=attempt,
-        plan=folded,
-        context=context,
-        engine=engine,
-    )
+    return planned
 
 
 def _choose_engine(job: LaunchJob, context: PlanContext) -> EngineChoice | None:
@@ -151,4 +187,60 @@ def amend_launch(launch: Launch, env: Mapping[str, Variable], extra: tuple[str, 
             raise UsageError(f"task '{launch.request.task}' does not accept settings from hooks: {extra[0]}")
         job = structs.replace(job.amend(extra), resume=job.resume)
     context = structs.replace(launch.context, settings={**launch.context.settings, **env})
-    return plan_attempt(job, launch.request, launch.command, context, Path(launch.directory), launch.attempt)
+    is_same = (job.engines, job.env) == (launch.job.engines, launch.job.env)
+    engine = launch.engine if is_same else _choose_engine(job, context)
+    return plan_attempt(structs.replace(launch, job=job, context=context, engine=engine))
+
+
+def compose_plan(request: LaunchRequest, plan: LaunchPlan, context: PlanContext) -> LaunchPlan:
+    """Wrap `plan` in the request's runtimes, innermost first.
+
+    Raises:
+        UsageError: An option of a runtime is wrong.
+    """
+    return _compose_runtimes(request, len(request.runtimes), plan, context, ())
+
+
+def compose_outer_plan(
+    request: LaunchRequest, context: PlanContext, env: Mapping[str, Variable], given: GlobalOptions
+) -> LaunchPlan:
+    """Compose the plan of the runtimes outside of the node level; inside them `primus-cli` runs the rest of the chain.
+
+    Args:
+        env: Variables that are passed by name to the rest of the chain.
+        given: Global options, which also apply there.
+
+    Raises:
+        UsageError: An option of a runtime is wrong.
+    """
+    num_outer = sum(registry.load_plug_in(RUNTIMES, segment.name).LEVEL != "node" for segment in request.runtimes)
+    passed_on = tuple(f"--{name.replace('_', '-')}" for name in ("debug", "json", "no_config") if getattr(given, name))
+    innermost = LaunchPlan(argv=_make_remote_command(request, num_outer, passed_on), env=dict(env))
+    return _compose_runtimes(request, num_outer, innermost, context, passed_on)
+
+
+def _compose_runtimes(
+    request: LaunchRequest, count: int, plan: LaunchPlan, context: PlanContext, passed_on: tuple[str, ...]
+) -> LaunchPlan:
+    """`plan` wrapped by the first `count` runtimes."""
+    for number, segment in reversed(list(enumerate(request.runtimes[:count]))):
+        there = _make_remote_command(request, number + 1, passed_on)
+        level = structs.replace(context, is_here=number == 0, there=there)
+        plan = registry.load_plug_in(RUNTIMES, segment.name).wrap(plan, parse_segment_options(segment), level)
+    return plan
+
+
+def _make_remote_command(request: LaunchRequest, first: int, passed_on: tuple[str, ...]) -> tuple[str, ...]:
+    """The command that runs the chain from runtime number `first` on."""
+    runtimes = request.runtimes[first:] or (RequestSegment(NODE_END),)
+    words = [word for segment in runtimes for word in (segment.name, *segment.words, "--")]
+    if registry.load_plug_in(RUNTIMES, runtimes[-1].name).LEVEL != "node":
+        words += [NODE_END, "--"]
+    return (find_entry_point(), *passed_on, *words, *request.task.split(), *request.words)
+
+
+def find_entry_point() -> str:
+    """Path of the `primus-cli` that other nodes and containers start: the checkout's, else the installed one."""
+    checkout = registry.PACKAGE.parents[1] / "primus-cli"
+    installed = Path(sys.prefix) / "bin" / "primus-cli"
+    return str(checkout if checkout.is_file() else installed if installed.is_file() else "primus-cli")

@@ -1,18 +1,26 @@
-"""Create the run folder of a job, with its request."""
+"""What a launch writes into its run folder: the request, then of each attempt the plan, and its environment."""
 
 from __future__ import annotations
 
 import getpass
 import os
+import socket
 import time
 from pathlib import Path
 
 from primus import __version__, process
-from primus.plan import LaunchJob, LaunchRequest, redact_request
-from primus.redaction import fingerprint_key, redact_args
-from primus.runs import lock
+from primus.launch.prepare import Launch
+from primus.launch.variables import TYPED_VARIABLE
+from primus.machine.cluster import ClusterLayout
+from primus.messages import Say
+from primus.plan import LaunchJob, LaunchRequest, Variable, format_plan, redact_plan, redact_request
+from primus.redaction import fingerprint_key, redact, redact_args
+from primus.runs import lock, patch_records
 from primus.runs.files import to_json, write_json, write_text
-from primus.runs.store import Run, RunMetadata, create_run
+from primus.runs.store import Run, RunMetadata, RunOutcome, create_run
+from primus.site_folders import list_package_versions
+
+HOOK_LOGS = "logs/hooks"
 
 
 def make_run_folder(directory: Path, job: LaunchJob, request: LaunchRequest, command: tuple[str, ...]) -> Run:
@@ -63,3 +71,75 @@ def _make_metadata(directory: Path, job: LaunchJob, request: LaunchRequest, comm
         replay_of=job.replay_of,
         forced=list(job.forced),
     )
+
+
+def open_run(launch: Launch) -> Run:
+    """The run folder, with the request."""
+    directory = Path(launch.directory)
+    if launch.job.resume:
+        return Run(directory)
+    return make_run_folder(directory, launch.job, launch.request, launch.command)
+
+
+def find_launch_log(run: Run, node_rank: int) -> Path:
+    """Log of the launcher of a node and of its agent or engine; nodes may share the folder."""
+    return run.directory / "logs" / (f"launch.node_{node_rank}.log" if node_rank else "launch.log")
+
+
+def move_node_files(source: Path, target: Path, shape: ClusterLayout) -> None:
+    """Move logs and records of the private folder to the run folder; a log that exists there is appended to."""
+    for file in sorted((source / HOOK_LOGS).glob("*.log")):
+        (target / HOOK_LOGS).mkdir(parents=True, exist_ok=True)
+        with (target / HOOK_LOGS / file.name).open("ab") as log:
+            log.write(file.read_bytes())
+    record = Path(patch_records.index_path(shape.node_rank))
+    if (source / record).is_file():
+        write_text(target / record, (source / record).read_text(encoding="utf-8"))
+
+
+def record_start(launch: Launch, run: Run, say: Say, *, keeps_record: bool) -> None:
+    """Record the plan and the start of an attempt."""
+    shape = launch.plan.layout
+    assert shape
+    _write_plan(launch, run, shape)
+    if shape.node_rank == 0:
+        say(f"{'continuing' if launch.attempt else 'run'} {os.path.relpath(run.directory)}")
+    # One writer: nodes that updated the metadata at the same time would lose each other's changes.
+    if keeps_record:
+        run.update_metadata(
+            started=time.time(), ended=None, attempts=launch.attempt + 1, outcome=RunOutcome(state="running")
+        )
+
+
+def _write_plan(launch: Launch, run: Run, shape: ClusterLayout) -> None:
+    """Write this attempt's plan to its file, and to the head of the launcher's log."""
+    if shape.node_rank == 0:
+        write_json(run.directory / "plan.json", redact_plan(launch.plan))
+    log = find_launch_log(run, shape.node_rank)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    now = time.strftime("%Y-%m-%d %H:%M:%S")
+    with log.open("a", encoding="utf-8", errors="surrogateescape") as file:
+        text = f"[{now}] attempt {launch.attempt} on {socket.gethostname()}\n{format_plan(launch.plan)}\n"
+        file.write(redact(text))
+
+
+def record_environment(launch: Launch, run: Run) -> None:
+    """Record the environment of the workers, and their machine."""
+    from primus.runs import snapshot  # the workers start meanwhile
+
+    shape, variables = launch.plan.layout, launch.plan.env
+    assert shape
+    sources = {name: variable.source for name, variable in variables.items()}
+    place = run.directory / ("env" if shape.node_rank == 0 else f"env/node_{shape.node_rank}")
+    facts = launch.context.facts(shape.master_of_several)  # the facts of the plan
+    environ = launch.make_environ()
+    typed = environ.get(TYPED_VARIABLE, "").split(",")
+    of_shell = {name: Variable(value, "shell", is_inherited=name not in typed) for name, value in environ.items()}
+    texts = {name: variable.format_value(name) for name, variable in {**of_shell, **variables}.items()}
+    packages = None
+    if launch.engine and launch.engine.installation:
+        from primus.engines.installation import list_installation_folders
+
+        packages = list_package_versions(list_installation_folders(launch.engine.installation))
+        write_json(place / "engine.json", launch.engine.installation)
+    snapshot.write_environment(place, texts, sources, facts, packages)

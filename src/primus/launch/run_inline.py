@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError
-from primus.launch.compose import compose_plan
-from primus.launch.invocation import Invocation
+from primus.launch.prepare import Invocation, compose_plan
 from primus.machine.cluster import ClusterLayout
 from primus.plan import Action, LaunchPlan, extends_list
 from primus.runs.store import RunOutcome

@@ -17,35 +17,23 @@ import socket
 import tempfile
 import time
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 from msgspec import structs
 
-from primus import plan
 from primus.errors import PrimusError
 from primus.launch import run_folder
-from primus.launch.attempt_record import (
-    HOOK_LOGS,
-    make_worker_environment,
-    move_node_files,
-    open_run,
-    record_environment,
-    record_start,
-)
 from primus.launch.hooks import discovery, runner
 from primus.launch.hooks.runner import HookContextFacts, HookResult
 from primus.launch.node_connections import NodeConnections
 from primus.launch.nodes import rendezvous
-from primus.launch.nodes.control_channel import ControlChannel
 from primus.launch.prepare import Launch, amend_launch, plan_attempt
-from primus.launch.supervision import attempt_loop, worker_processes
+from primus.launch.run_folder import HOOK_LOGS, move_node_files, open_run
+from primus.launch.supervision import attempt_loop
 from primus.launch.supervision.attempt_loop import NodeSession
-from primus.launch.supervision.attempt_monitor import AttemptMonitor
-from primus.launch.supervision.attempt_result import NodeResult
 from primus.machine.cluster import ClusterLayout
 from primus.messages import Say
-from primus.plan import Variable
+from primus.plan import Variable, redact_plan
 from primus.redaction import is_secret_name, learn
 from primus.runs.events import EventLog
 from primus.runs.files import write_json
@@ -53,8 +41,6 @@ from primus.runs.store import Run, RunOutcome
 
 RENDEZVOUS_TIMEOUT_S = 600.0
 """Time for all nodes to join, without that of hooks: nodes may be started manually, or pull an image first."""
-ENGINE_INSTALL_S = 1800.0
-"""Time for the environment of an engine that is not installed: nodes may download it, or wait for one that does."""
 CONFIG_FILE = "config/primus_config.yaml"
 
 SKIP_VARIABLE = "PRIMUS_SKIP_MAIN_LAUNCH"
@@ -88,7 +74,7 @@ def run_node(launch: Launch, say: Say, leaving: ExitStack) -> tuple[Run, RunOutc
 def _run_head_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: NodeConnections) -> tuple[Run, RunOutcome]:
     """Node 0, or the only one."""
     # Before the run folder exists: none of its files may contain a secret of the workers.
-    learn(make_worker_environment(launch))
+    learn(launch.make_environ())
     run = open_run(launch)
     with run.hold_lock() as is_ours:
         if not is_ours:
@@ -96,16 +82,14 @@ def _run_head_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: NodeCo
                 f"{run.directory} is being executed by another process", "wait until it has ended, or start a new run"
             )
         # Again before each attempt; written here for readers that look while hooks run.
-        write_json(run.directory / "plan.json", plan.redact_plan(launch.plan))
+        write_json(run.directory / "plan.json", redact_plan(launch.plan))
         context = _make_hook_context(launch, shape, run.directory, run, say)
         nodes.run = run
         pending = _PendingLaunch(launch, run)
         try:
             _prepare_node(pending, context, nodes)
             _wait_for_nodes(pending, run, shape, nodes)
-            outcome = _run_workers(
-                _make_session(pending.launch, run, nodes.control_channel, say, keeps_record=True), pending.launch, say
-            )
+            outcome = _run_workers(_make_session(pending.launch, run, nodes, say, keeps_record=True), pending.launch)
         except PrimusError as error:
             # Hooks after a failure may take long; without the channel, the other nodes would time this one out.
             nodes.open_channel()
@@ -139,9 +123,7 @@ def _run_other_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: NodeC
     # Nodes may share the folder: the one that holds the lock keeps the record, usually node 0.
     with run.hold_lock() as is_ours:
         try:
-            outcome = _run_workers(
-                _make_session(launch, run, nodes.control_channel, say, keeps_record=is_ours), launch, say
-            )
+            outcome = _run_workers(_make_session(launch, run, nodes, say, keeps_record=is_ours), launch)
         except PrimusError as error:
             _finish_run(launch, context, runner.build_failure_outcome(error), run, keeps_record=is_ours)
             raise
@@ -163,6 +145,26 @@ class _PendingLaunch:
         self._run = run
         self._nnodes = launch.plan.layout.nnodes if launch.plan.layout else 1
 
+    def make_environment(self, say: Say) -> None:
+        """Make the environment of the engine if the plan has that action, and print which one the workers use.
+
+        Raises:
+            UnfitError: It cannot be made.
+        """
+        engine, layout = self.launch.engine, self.launch.plan.layout
+        if engine is None:
+            return
+        if engine.installation is not None:
+            if layout and layout.node_rank == 0:
+                say(engine.note)
+            return
+        from primus.engines.environment import make_environment  # takes pip and its settings
+
+        made = make_environment(engine.name, engine.requirement, self.launch.make_environ(), say)
+        say(f"{engine.requirement.title} {made.version} {made.format_place()}")
+        engine = structs.replace(engine, installation=made)
+        self.launch, self.per_node = (structs.replace(each, engine=engine) for each in (self.launch, self.per_node))
+
     def accept_result(self, given: HookResult) -> list[str]:
         """Apply the settings of a hook or patch; gives remarks to print.
 
@@ -174,7 +176,7 @@ class _PendingLaunch:
         remarks = self._share_settings(given) if self._nnodes > 1 else []
         if self._run and given.extra and not self.launch.job.resume:
             run_folder.write_files(self._run.directory, self.launch.job)
-        found, environ = self.launch.plan.env, make_worker_environment(self.launch)
+        found, environ = self.launch.plan.env, self.launch.make_environ()
         kept = [name for name, each in given.env.items() if environ.get(name) != each.value]
         return remarks + [f"{name} keeps the value of {_describe_source(found.get(name))}" for name in kept]
 
@@ -201,11 +203,11 @@ def _prepare_node(pending: _PendingLaunch, context: HookContextFacts, nodes: Nod
     """
     launch, shape = pending.launch, context.layout
     try:
-        _prepare_engine(launch, shape, context.say)
+        pending.make_environment(context.say)
         launch.job.check_node(shape)
         if launch.plan.actions:
             runner.run_before_hooks(
-                launch.plan.actions, context, lambda: make_worker_environment(pending.launch), pending.accept_result
+                launch.plan.actions, context, lambda: pending.launch.make_environ(), pending.accept_result
             )
         pending.launch.job.check_files()
     except PrimusError as error:
@@ -213,25 +215,6 @@ def _prepare_node(pending: _PendingLaunch, context: HookContextFacts, nodes: Nod
             context.say(f"{error.problem}; reporting it to the other nodes")
             _report_error(error, launch, shape, nodes)
         raise
-
-
-def _prepare_engine(launch: Launch, shape: ClusterLayout, say: Say) -> None:
-    """Make the environment of the engine if it is not installed, and print which one the workers use.
-
-    Raises:
-        UnfitError: It cannot be installed.
-    """
-    engine = launch.engine
-    if engine is None:
-        return
-    if engine.installation is not None:
-        if shape.node_rank == 0:
-            say(engine.note)
-        return
-    from primus.engines.environment import make_environment
-
-    made = make_environment(engine.name, engine.requirement, make_worker_environment(launch), say)
-    say(f"{engine.requirement.title} {made.version} {made.format_place()}")
 
 
 def _report_error(error: PrimusError, launch: Launch, shape: ClusterLayout, nodes: NodeConnections) -> None:
@@ -251,11 +234,11 @@ def _choose_rendezvous_timeout_s(launch: Launch) -> float:
     Of hooks with long limits, such as a folder of AMD-AGI/Primus, only one counts in full: a missing node must not
     block the others for as long as all hooks together may take.
     """
-    install_s = ENGINE_INSTALL_S if launch.engine and launch.engine.installation is None else 0.0
-    limits = sorted(each.timeout_s for each in launch.plan.actions if each.stage == "before")
+    before = [each for each in launch.plan.actions if each.stage == "before"]
+    limits = sorted(each.timeout_s for each in before if each.kind != "environment")
     return (
         RENDEZVOUS_TIMEOUT_S
-        + install_s
+        + sum(each.timeout_s for each in before if each.kind == "environment")
         + sum(limits[-1:])
         + sum(min(limit, discovery.TIMEOUT_S) for limit in limits[:-1])
     )
@@ -281,7 +264,7 @@ def _run_after_hooks(launch: Launch, context: HookContextFacts, outcome: RunOutc
     """Run the hooks after the workers, and record those that fail."""
     if not launch.plan.actions:
         return
-    problems = runner.run_after_hooks(launch.plan.actions, context, make_worker_environment(launch), outcome)
+    problems = runner.run_after_hooks(launch.plan.actions, context, launch.make_environ(), outcome)
     if run and problems:
         log = EventLog(run.events)
         for problem in problems:
@@ -289,12 +272,12 @@ def _run_after_hooks(launch: Launch, context: HookContextFacts, outcome: RunOutc
         log.close()
 
 
-def _run_workers(session: NodeSession, launch: Launch, say: Say) -> RunOutcome:
+def _run_workers(session: NodeSession, launch: Launch) -> RunOutcome:
     """Run the workers until they have ended, unless a hook or the user skips them."""
-    if make_worker_environment(launch).get(SKIP_VARIABLE) != "1":
+    if launch.make_environ().get(SKIP_VARIABLE) != "1":
         return attempt_loop.supervise_attempts(session, launch)
     reason = f"no workers started: {SKIP_VARIABLE}=1, set by {_describe_source(launch.plan.env.get(SKIP_VARIABLE))}"
-    say(reason)
+    session.say(reason)
     return RunOutcome(state="done", exit_code=0, reason=reason)
 
 
@@ -326,7 +309,7 @@ def _join_run(pending: _PendingLaunch, shape: ClusterLayout, nodes: NodeConnecti
     directory = Path(launch.directory).parent / reply.run_id
     # On a shared file system node 0 has created the folder; otherwise this node creates one with the same name.
     job = structs.replace(launch.job, resume=str(directory) if directory.exists() else None)
-    there = plan_attempt(job, launch.request, launch.command, launch.context, directory, reply.attempt)
+    there = plan_attempt(structs.replace(launch, job=job, directory=str(directory), attempt=reply.attempt))
     return amend_launch(there, reply.env, reply.extra)
 
 
@@ -353,16 +336,7 @@ def _wait_for_nodes(pending: _PendingLaunch, run: Run, shape: ClusterLayout, nod
     )
 
 
-def _make_session(launch: Launch, run: Run, channel: ControlChannel, say: Say, *, keeps_record: bool) -> NodeSession:
-    """Build the session that runs attempts on this node; of the nodes that share a run folder, one keeps the record."""
-
-    def run_node_attempt(attempt: Launch, monitor: AttemptMonitor) -> NodeResult:
-        record_start(attempt, run, say, keeps_record=keeps_record)
-        after_start = partial(record_environment, attempt, run)
-        return worker_processes.run_worker_processes(
-            attempt.plan, run, attempt.attempt, launch.context.environ, after_start, monitor
-        )
-
+def _make_session(launch: Launch, run: Run, nodes: NodeConnections, say: Say, *, keeps_record: bool) -> NodeSession:
     return NodeSession(
-        run=run, channel=channel, say=say, run_node_attempt=run_node_attempt, environ=launch.context.environ
+        run=run, channel=nodes.control_channel, say=say, environ=launch.context.environ, keeps_record=keeps_record
     )

@@ -18,8 +18,8 @@ from msgspec import structs
 
 from primus import registry
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError
-from primus.launch import compose, run_folder
-from primus.launch.invocation import Invocation
+from primus.launch import prepare, run_folder
+from primus.launch.prepare import Invocation
 from primus.launch.signals import raise_on_signals
 from primus.launch.variables import list_named_variables, pass_secrets_by_name
 from primus.messages import Say
@@ -57,7 +57,7 @@ def prepare_remote(invocation: Invocation) -> RemoteLaunch:
     going = LaunchRequest(runtimes=runtimes, task=request.task, words=_check_no_secrets(words))
     context = invocation.plan_context
     context = structs.replace(context, directory=str(directory), attempt=attempt, name=ours.name)
-    plan = compose.compose_outer_plan(going, context, secrets, given)
+    plan = prepare.compose_outer_plan(going, context, secrets, given)
     return RemoteLaunch(
         job=ours,
         request=request,

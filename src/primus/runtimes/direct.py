@@ -13,7 +13,7 @@ from primus import interpreter
 from primus.errors import UsageError
 from primus.hook import STAGES
 from primus.launch import variables
-from primus.launch.hooks import patch_files
+from primus.launch.hooks import discovery
 from primus.launch.supervision import flight_recorder
 from primus.launch.supervision.agent_report import AGENT, name_agent_report_file
 from primus.machine.cluster import RANK_VARIABLES, ClusterLayout, find_layout
@@ -122,13 +122,13 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
         elif options.attachable == "rocprofv3":
             env |= {ROCPROF_ATTACH: Variable("1", "--attachable")}
     hooks = () if options.no_hooks else context.hooks()
-    actions = hooks + patch_files.plan_patch_files(options.patch or context.patches, context.environ)
-    ordered = sorted(actions, key=lambda action: STAGES.index(action.stage))
+    scripts = hooks + discovery.plan_patch_files(options.patch or context.patches, context.environ)
+    actions = (*plan.actions, *sorted(scripts, key=lambda action: STAGES.index(action.stage)))
     notes = (*plan.notes, *collected.notes)
     files = {**plan.files, **collected.files}
     policy = _build_restart_policy(options) if context.starts_workers else None
     return structs.replace(
-        plan, argv=argv, env=env, files=files, layout=shape, notes=notes, actions=tuple(ordered), policy=policy
+        plan, argv=argv, env=env, files=files, layout=shape, notes=notes, actions=actions, policy=policy
     )
 
 

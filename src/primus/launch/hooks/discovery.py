@@ -1,4 +1,4 @@
-"""Find the hooks of a task in folders by name, and read their declarations without running them.
+"""Find the hooks of a task in folders by name, and read the declarations of hooks and patches without running them.
 
 A folder of hooks holds files for every task that starts workers, folders `<task>/` and `<task>/<subtask>/` for one, and
 in these `<framework>/` for experiments of one backend. Directly in each of them, or in its `before/`, are hooks that
@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import structs
@@ -70,6 +70,17 @@ def find_hooks(
         key=lambda item: (STAGES.index(item[2].stage), item[0], build_sort_key(item[1]))
     )  # stable: places keep order
     return tuple(structs.replace(each, timeout_s=limit_s or each.timeout_s) for _, _, each in found)
+
+
+def plan_patch_files(files: Sequence[str], environ: Mapping[str, str]) -> tuple[Action, ...]:
+    """The patch files in their order, as actions of every node.
+
+    Raises:
+        UsageError: A file is missing, or is not a script.
+    """
+    limit_s = time_limit(environ)
+    found = [read_declaration(_find_script(file), "patch") for file in files]
+    return tuple(structs.replace(each, timeout_s=limit_s or each.timeout_s) for each in found)
 
 
 def list_hook_folders(environ: Mapping[str, str]) -> list[Path]:
@@ -219,3 +230,12 @@ def _make_actions(path: Path, stage: Stage, timeout_s: float) -> list[Action]:
         structs.replace(like, functions=tuple(each.name for each in functions if each.action == like))
         for like in dict.fromkeys(each.action for each in functions)
     ]
+
+
+def _find_script(file: str) -> Path:
+    path = Path(os.path.expanduser(file))
+    if path.suffix not in (".sh", ".py"):
+        raise UsageError(f"--patch {file}: a patch must be a .sh or .py file")
+    if not path.is_file():
+        raise UsageError(f"--patch {file}: no such file")
+    return path

@@ -144,8 +144,9 @@ def run_after_hooks(
 
 
 def _select_stage(actions: Sequence[Action], stage: Stage, layout: ClusterLayout) -> list[Action]:
-    """Actions of a stage that run on this node."""
-    return [each for each in actions if each.stage == stage and (layout.node_rank == 0 or not each.once)]
+    """Scripts of a stage that run on this node."""
+    scripts = [each for each in actions if each.kind != "environment" and each.stage == stage]
+    return [each for each in scripts if layout.node_rank == 0 or not each.once]
 
 
 def _accept_result(given: HookResult, context: HookContextFacts, accept: Callable[[HookResult], Sequence[str]]) -> None:

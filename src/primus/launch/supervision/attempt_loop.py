@@ -17,26 +17,27 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from msgspec import Struct, structs
 
-from primus.diagnosis import diagnose
-from primus.errors import EXIT_FAILED, EXIT_UNFIT, EXIT_USAGE, PrimusError
+from primus.errors import EXIT_FAILED, PrimusError
 from primus.launch.nodes.control_channel import ControlChannel, ControlMessage
 from primus.launch.prepare import Launch, plan_attempt
+from primus.launch.run_folder import record_environment, record_start
 from primus.launch.signals import StopSignals
-from primus.launch.supervision import attempt_history, flight_recorder, heartbeats, restart_policy
+from primus.launch.supervision import attempt_history, flight_recorder, restart_policy
 from primus.launch.supervision.attempt_monitor import FAILED_PEERS_S, AttemptMonitor, NodeAttempt
 from primus.launch.supervision.attempt_result import AttemptDecision, NodeResult, combine_node_results
 from primus.launch.supervision.restart_policy import AttemptResult, RestartDecision
+from primus.launch.supervision.worker_processes import WorkerProcesses
 from primus.machine.host.cpu_load import compute_other_share, read_cpu_times
 from primus.messages import Say
 from primus.plan import RestartPolicy
 from primus.runs.events import EventLog
 from primus.runs.run_steps import LOAD_EVENT
-from primus.runs.store import RankFailure, Run, RunOutcome
+from primus.runs.store import Run, RunOutcome
 
 NO_RESTART_VARIABLE = "PRIMUS_NO_RESTART_CODE"
 """Exit code that tells the scheduler of this job not to restart it."""
@@ -44,11 +45,6 @@ RECEIVE_S = 0.1
 """Time between two looks at signals while this node waits for others."""
 LATE_RESULT_S = 8.0
 """Time that another node has, after that of its ranks, to kill them, redact their logs and send its result."""
-NUM_EVIDENCE = 3
-"""Log lines that are printed for a cause."""
-
-RunNodeAttempt = Callable[[Launch, AttemptMonitor], NodeResult]
-"""Runs one attempt on this node."""
 
 
 class NodeSession(Struct, kw_only=True):
@@ -57,8 +53,9 @@ class NodeSession(Struct, kw_only=True):
     run: Run
     channel: ControlChannel
     say: Say
-    run_node_attempt: RunNodeAttempt
     environ: Mapping[str, str]
+    keeps_record: bool
+    """Whether this node writes the metadata: of the nodes that share a run folder, one does."""
 
 
 def supervise_attempts(session: NodeSession, launch: Launch) -> RunOutcome:
@@ -116,8 +113,7 @@ def _announce_restart(session: NodeSession, launch: Launch, outcome: RunOutcome,
 
 def _run_attempt(session: NodeSession, launch: Launch, signals: StopSignals) -> tuple[RunOutcome, AttemptResult]:
     """Node 0: one attempt on all nodes, and how it ended."""
-    monitor = _make_monitor(session, launch, signals)
-    own = _run_node_attempt(session, launch, monitor)
+    monitor, own = _run_node_attempt(session, launch, signals)
     _collect_node_results(session, monitor, own, signals)
     channel = session.channel
     # By host name: ranks of nodes change when a scheduler starts the job again.
@@ -135,20 +131,42 @@ def _run_attempt(session: NodeSession, launch: Launch, signals: StopSignals) -> 
     )
     # Before the result is recorded: the cause decides the action, which the restart depends on.
     if outcome.state == "failed":
-        outcome, result = _diagnose_failure(session, outcome, result)
+        outcome, result = _explain_failure(session, outcome, result)
     with _ignore_write_errors():
         attempt_history.record_attempt_result(session.run, result)
     return outcome, result
 
 
-def _run_node_attempt(session: NodeSession, launch: Launch, monitor: AttemptMonitor) -> NodeResult:
+def _explain_failure(
+    session: NodeSession, outcome: RunOutcome, result: AttemptResult
+) -> tuple[RunOutcome, AttemptResult]:
+    from primus.launch.supervision.failure_cause import diagnose_failure  # most runs end well
+
+    outcome, result = diagnose_failure(session.run, outcome, result, session.say)
+    first = outcome.first_failure
+    fields = {"rank": first.rank, "signature": first.signature, "action": first.action} if first else {}
+    hosts, problem = list(result.hosts), outcome.reason
+    _record_event(
+        session.run, "failure", attempt=result.attempt, how=result.kind, hosts=hosts, problem=problem, **fields
+    )
+    return outcome, result
+
+
+def _run_node_attempt(session: NodeSession, launch: Launch, signals: StopSignals) -> tuple[AttemptMonitor, NodeResult]:
+    """Run an attempt on this node; gives how it ended, and the monitor that watched it."""
     began = read_cpu_times()
+    record_start(launch, session.run, session.say, keeps_record=session.keeps_record)
     try:
-        result = session.run_node_attempt(launch, monitor)
+        _make_recorder_folders(launch)
+        with WorkerProcesses(launch.plan, session.run, launch.attempt, session.environ) as processes:
+            monitor = _make_monitor(session, launch, signals)
+            record_environment(launch, session.run)  # while they start
+            processes.wait(monitor)
+        result = processes.make_result(monitor)
         if launch.plan.layout and launch.plan.layout.node_rank == 0:
             share = compute_other_share(began, read_cpu_times(), os.cpu_count() or 1)
             _record_event(session.run, LOAD_EVENT, attempt=launch.attempt, other_cpu_share=share)
-        return result
+        return monitor, result
     except OSError as error:  # a disk that is full, or that was unmounted
         raise PrimusError(f"attempt {launch.attempt} cannot start: {error.strerror or error}") from error
     finally:
@@ -168,63 +186,6 @@ def _collect_node_results(session: NodeSession, monitor: AttemptMonitor, own: No
             return
         if monitor.failed_at and time.monotonic() - monitor.failed_at > FAILED_PEERS_S + LATE_RESULT_S:
             return
-
-
-def _diagnose_failure(
-    session: NodeSession, outcome: RunOutcome, result: AttemptResult
-) -> tuple[RunOutcome, AttemptResult]:
-    """Add the findings of the logs to a failure: the first failing rank, the cause, and the action."""
-    diagnosis = _find_causes(session, result.attempt)
-    first, fields = outcome.first_failure, {}
-    if first is not None:
-        # A hang keeps the rank that the inspection blames: logs of hanging ranks show time-outs of all others.
-        if result.kind == "failed":
-            first = _blame_rank(session.run.attempt_folder(result.attempt), first, diagnosis)
-        first = _add_cause(first, diagnosis)
-        outcome = structs.replace(outcome, exit_code=first.exit_code, reason=first.problem, first_failure=first)
-        fields = {"rank": first.rank, "signature": first.signature, "action": first.action}
-        if result.kind == "failed":
-            result = structs.replace(result, action=first.action, hosts=(first.host,), reason=first.problem)
-    hosts, problem = list(result.hosts), outcome.reason
-    _record_event(
-        session.run, "failure", attempt=result.attempt, how=result.kind, hosts=hosts, problem=problem, **fields
-    )
-    return outcome, result
-
-
-def _find_causes(session: NodeSession, number: int) -> diagnose.Diagnosis:
-    """Find causes in the logs of attempt `number`; prints the likeliest one."""
-    try:
-        found = diagnose.diagnose_run(session.run, number)
-    except (PrimusError, OSError) as error:
-        session.say(f"the logs cannot be diagnosed: {error}")
-        return diagnose.Diagnosis()
-    cause = found.cause
-    if cause is not None:
-        session.say(f"cause: {cause.summary} ({cause.signature})")
-        for evidence in cause.evidence[:NUM_EVIDENCE]:
-            if not evidence.file.endswith(diagnose.ERROR_SUFFIX):  # a rank's own error is printed as the run's reason
-                session.say(f"  {evidence.file}:{evidence.line}: {evidence.text}")
-    return found
-
-
-def _add_cause(first: RankFailure, diagnosis: diagnose.Diagnosis) -> RankFailure:
-    """The first failure with its cause, fix and action; the job stops if the rank itself requests it."""
-    if first.exit_code in (EXIT_USAGE, EXIT_UNFIT):
-        first = structs.replace(first, action="stop")
-    if diagnosis.cause is None:
-        return first
-    action = "stop" if first.action == "stop" else diagnosis.action
-    hint = first.hint or diagnosis.cause.fix
-    return structs.replace(first, action=action, signature=diagnosis.cause.signature, hint=hint)
-
-
-def _blame_rank(folder: Path, first: RankFailure, diagnosis: diagnose.Diagnosis) -> RankFailure:
-    """The failure of the first failing rank according to the logs; it may have been reported after others."""
-    if diagnosis.cause is None or diagnosis.first_rank is None or diagnosis.first_rank == first.rank:
-        return first
-    own = next(iter(heartbeats.read_failures(folder, [diagnosis.first_rank])), None)
-    return own or structs.replace(first, rank=diagnosis.first_rank, host=diagnosis.first_host or first.host)
 
 
 def _explain_decision(
@@ -281,8 +242,8 @@ def _back_off(session: NodeSession, signals: StopSignals, delay_s: float, result
 def _follow_decisions(session: NodeSession, launch: Launch, signals: StopSignals) -> RunOutcome:
     """Another node: run attempts as node 0 decides."""
     while True:
-        monitor = _make_monitor(session, launch, signals)
-        monitor.report_result(_run_node_attempt(session, launch, monitor))
+        monitor, result = _run_node_attempt(session, launch, signals)
+        monitor.report_result(result)
         decision = _wait_for_decision(session, monitor, signals)
         if decision is None or decision.restart is None or decision.restart.action != "restart":
             return _read_outcome(session, decision, signals)
@@ -320,7 +281,7 @@ def _read_outcome(session: NodeSession, decision: AttemptDecision | None, signal
 def plan_next_attempt(launch: Launch, run: Run, number: int) -> Launch:
     """`launch` as attempt `number` of the same run, with all settings of hooks and patches."""
     job = structs.replace(launch.job, resume=str(run.directory))
-    return plan_attempt(job, launch.request, launch.command, launch.context, run.directory, number)
+    return plan_attempt(structs.replace(launch, job=job, directory=str(run.directory), attempt=number))
 
 
 def _make_monitor(session: NodeSession, launch: Launch, signals: StopSignals) -> AttemptMonitor:
@@ -329,17 +290,11 @@ def _make_monitor(session: NodeSession, launch: Launch, signals: StopSignals) ->
     # With c10d, node k need not have the ranks k*n to k*n + n - 1: its heartbeats show which it has.
     is_numbered_by_rendezvous = shape.nnodes > 1 and "--rdzv-backend=c10d" in launch.plan.argv
     first = shape.node_rank * shape.nproc
-    environ = dict(session.environ) | {name: variable.value for name, variable in launch.plan.env.items()}
-    # PyTorch does not create the folders of its dumps and pipes.
-    for name in (*flight_recorder.DUMP_VARIABLES, flight_recorder.PIPE_VARIABLE):
-        if name in launch.plan.env:
-            with contextlib.suppress(OSError):
-                Path(environ[name]).parent.mkdir(parents=True, exist_ok=True)
     attempt = NodeAttempt(
         folder=session.run.attempt_folder(launch.attempt),
         layout=shape,
         ranks=() if is_numbered_by_rendezvous else tuple(range(first, first + shape.nproc)),
-        environ=environ,
+        environ=launch.make_environ(),
         hang_timeout_s=policy.hang_timeout_s,
     )
 
@@ -347,6 +302,14 @@ def _make_monitor(session: NodeSession, launch: Launch, signals: StopSignals) ->
         _record_event(session.run, kind, attempt=launch.attempt, **fields)
 
     return AttemptMonitor(attempt, session.channel, signals, record, session.say)
+
+
+def _make_recorder_folders(launch: Launch) -> None:
+    """Create the folders of the dumps and pipes of PyTorch's flight recorder, which does not create them."""
+    for name in (*flight_recorder.DUMP_VARIABLES, flight_recorder.PIPE_VARIABLE):
+        if name in launch.plan.env:
+            with contextlib.suppress(OSError):
+                Path(launch.plan.env[name].value).parent.mkdir(parents=True, exist_ok=True)
 
 
 def _record_event(run: Run, kind: str, **fields: object) -> None:

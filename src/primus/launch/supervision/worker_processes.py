@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import structs
@@ -24,13 +24,13 @@ from msgspec import structs
 from primus import process
 from primus.errors import EXIT_FAILED, PrimusError, UnfitError
 from primus.interpreter import drop_empty_python_path
+from primus.launch.run_folder import find_launch_log
 from primus.launch.supervision import heartbeats
 from primus.launch.supervision.agent_report import AGENT, AgentReport, RankExit, read_agent_report
 from primus.launch.supervision.attempt_monitor import AttemptMonitor
 from primus.launch.supervision.attempt_result import NodeResult
 from primus.machine.cluster import RANK_VARIABLES, ClusterLayout
-from primus.machine.host import oom
-from primus.machine.host.oom import OomKills
+from primus.machine.host.oom import OomKills, describe_oom, read_oom_kills
 from primus.plan import LaunchPlan
 from primus.redaction import redact_file
 from primus.runs import events
@@ -44,46 +44,42 @@ MARK = "PRIMUS_ATTEMPT"
 """Variable by which all processes of an attempt on a node are found, even if processes in between have ended."""
 
 
-def run_worker_processes(
-    plan: LaunchPlan,
-    run: Run,
-    number: int,
-    environ: Mapping[str, str],
-    after_start: Callable[[], None],
-    monitor: AttemptMonitor,
-) -> NodeResult:
-    """Start the plan's processes as attempt `number` of `run`, wait until they have ended, and leave none behind.
-
-    Args:
-        plan: What is started.
-        run: The run folder.
-        number: The attempt.
-        environ: Variables under those of the plan.
-        after_start: Called while the processes start, for work that must not delay them.
-        monitor: Decides while they run whether they must be killed.
+class WorkerProcesses:
+    """The processes of attempt `number` of `run` on this node, which start here and do not outlive the context.
 
     Raises:
-        PrimusError: The processes cannot be started.
+        PrimusError: They cannot be started.
     """
-    folder = run.attempt_folder(number)
-    folder.mkdir(parents=True, exist_ok=True)
-    _link_logs(run, plan, number)
-    for path, text in plan.files.items():
-        write_text(Path(path), text)
-    mark = f"{run.id}.{number}.{os.getpid()}.{os.urandom(4).hex()}"
-    kills = oom.read_oom_kills()  # counters only grow: kills of this attempt are the difference
-    child = _start_processes(plan, run, dict(environ) | {MARK: mark})
-    returncode: int | None = None
-    try:
-        after_start()
-        while (returncode := child.poll()) is None and not monitor.is_over(time.monotonic()):
+
+    def __init__(self, plan: LaunchPlan, run: Run, number: int, environ: Mapping[str, str]) -> None:
+        run.attempt_folder(number).mkdir(parents=True, exist_ok=True)
+        _link_logs(run, plan, number)
+        for path, text in plan.files.items():
+            write_text(Path(path), text)
+        self._plan, self._run, self._number = plan, run, number
+        self._kills = read_oom_kills()  # counters only grow: kills of this attempt are the difference
+        self._mark = f"{run.id}.{number}.{os.getpid()}.{os.urandom(4).hex()}"
+        self._child = _start_processes(plan, run, dict(environ) | {MARK: self._mark})
+        self._returncode: int | None = None
+
+    def __enter__(self) -> WorkerProcesses:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._returncode != 0:  # a successful rank may leave a program running on purpose
+            process.end_program(self._child, mark=f"{MARK}={self._mark}")
+
+    def wait(self, monitor: AttemptMonitor) -> None:
+        """Wait until they have ended, or `monitor` decides that they must be killed."""
+        while (code := self._child.poll()) is None and not monitor.is_over(time.monotonic()):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(POLL_S)
-    finally:
-        if returncode != 0:  # a successful rank may leave a program running on purpose
-            process.end_program(child, mark=f"{MARK}={mark}")
-    _redact_logs(run, plan, number)
-    return _make_node_result(returncode, run, plan, number, monitor, kills)
+                self._child.wait(POLL_S)
+        self._returncode = code
+
+    def make_result(self, monitor: AttemptMonitor) -> NodeResult:
+        """How they ended, after the context."""
+        _redact_logs(self._run, self._plan, self._number)
+        return _make_node_result(self._returncode, self._run, self._plan, self._number, monitor, self._kills)
 
 
 def _start_processes(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -96,7 +92,7 @@ def _start_processes(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> 
     inherited = {name: value for name, value in environ.items() if name not in RANK_VARIABLES}
     env = drop_empty_python_path(inherited | {name: variable.value for name, variable in plan.env.items()})
     env[LAUNCHER_VARIABLE] = str(os.getpid())  # by which a rank detects that its launcher has exited
-    with launch_log(run, plan).open("ab") as log:
+    with _find_log(run, plan).open("ab") as log:
         try:
             return subprocess.Popen(
                 plan.argv,
@@ -110,10 +106,8 @@ def _start_processes(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> 
             raise PrimusError(f"{plan.argv[0]}: cannot be started: {error.strerror}") from None
 
 
-def launch_log(run: Run, plan: LaunchPlan) -> Path:
-    """Log of the launcher of this node and of its agent or engine; nodes may share the folder."""
-    node = plan.layout.node_rank if plan.layout else 0
-    return run.directory / "logs" / (f"launch.node_{node}.log" if node else "launch.log")
+def _find_log(run: Run, plan: LaunchPlan) -> Path:
+    return find_launch_log(run, plan.layout.node_rank if plan.layout else 0)
 
 
 def _prepare_child() -> None:
@@ -213,7 +207,7 @@ def _make_agent_failure(returncode: int, report: AgentReport, run: Run, plan: La
         host=socket.gethostname(),
         time=time.time(),
         problem=f"the elastic agent of node {shape.node_rank} {reason}",
-        log=str(launch_log(run, plan).relative_to(run.directory)),
+        log=str(_find_log(run, plan).relative_to(run.directory)),
         exit_code=EXIT_FAILED if returncode > 0 else 128 - returncode,
     )
 
@@ -223,7 +217,7 @@ def _redact_logs(run: Run, plan: LaunchPlan, number: int) -> None:
     shape = plan.layout
     first, count = (shape.node_rank * shape.nproc, shape.nproc) if shape else (0, 1)
     logs = [run.attempt_folder(number) / f"rank_{rank}.log" for rank in range(first, first + count)]
-    for log in (*logs, launch_log(run, plan)):
+    for log in (*logs, _find_log(run, plan)):
         redact_file(log)
 
 
@@ -241,7 +235,7 @@ def _add_out_of_memory(failure: RankFailure, before: OomKills) -> RankFailure:
     """A failure by SIGKILL, with the kernel's out-of-memory kills since `before`."""
     if failure.exit_code != 128 + signal.SIGKILL:
         return failure
-    reason = oom.describe_oom(before, oom.read_oom_kills())
+    reason = describe_oom(before, read_oom_kills())
     return structs.replace(failure, problem=f"{failure.problem}, {reason}") if reason else failure
 
 

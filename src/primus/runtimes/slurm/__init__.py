@@ -45,7 +45,7 @@ def _plan_step(plan: LaunchPlan, options: Options, context: PlanContext) -> Laun
 
 
 def _plan_batch_job(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan:
-    from primus.launch.compose import find_entry_point
+    from primus.launch.prepare import find_entry_point
 
     if options.is_array and ("--run", context.directory) in itertools.pairwise(context.there):
         raise UsageError(
