@@ -67,6 +67,7 @@ def test_the_first_launch_makes_the_environment_and_all_ranks_run_in_it(user: En
     planned = user.run("--dry-run", "direct", *TRAIN)
     assert planned.returncode == 0, planned.stderr
     assert f"note: Small is not installed: setup makes its environment {user.prefix} first" in planned.stdout
+    assert f"\n  before environment {user.prefix}  # each node, at most 1800 s\n" in planned.stdout
     assert not user.engines.exists()
     done = user.run("direct", "--nproc", "2", *TRAIN)
     assert done.returncode == 0, done.stderr
