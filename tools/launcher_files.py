@@ -116,8 +116,7 @@ def count_functions(command: tuple[str, ...]) -> dict[str, Any]:
     """The files and functions that `command` runs through in a process of its own, and the path as text."""
     with tempfile.TemporaryDirectory() as folder:
         environ = {**os.environ, "HOME": folder, "PYTHONPATH": str(PACKAGE.parent)}
-        words = [*command, *(() if "--dry-run" in command else ("--workspace", folder))]
-        argv = [sys.executable, __file__, "--in-this-process", "--", *words]
+        argv = [sys.executable, __file__, "--in-this-process", "--", *command]
         answer = subprocess.run(argv, env=environ, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
     return found

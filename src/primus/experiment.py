@@ -20,7 +20,7 @@ from primus.config.schema import GROUPS, OWNERS, Experiment, Trainer
 from primus.config.source import dump_yaml
 from primus.errors import PrimusError, UsageError
 from primus.machine.cluster import RANK_VARIABLES
-from primus.published_models import check_published_model
+from primus.machine.workload import JobWorkload
 from primus.redaction import MASK, holds_secret, is_secret_name, learn, redact_value
 from primus.runs.files import to_json
 from primus.runs.store import Run
@@ -119,7 +119,7 @@ def resolve_settings(
     learn(resolved.experiment.env)
     _check_names(resolved)
     _check_settings(resolved, absent)
-    return structs.replace(resolved, notes=(*resolved.notes, *check_published_model(resolved)))
+    return structs.replace(resolved, notes=(*resolved.notes, *model_checks.check_published_model(resolved)))
 
 
 def _check_names(resolved: Resolved) -> None:
@@ -192,6 +192,19 @@ def format_files(resolved: Resolved) -> dict[str, str]:
         MODEL_FILE: dump_yaml(msgspec.to_builtins(trainer.model)),
         ORIGINS_FILE: to_json(resolved.origins) + "\n",
     }
+
+
+def build_workload(experiment: Experiment) -> JobWorkload:
+    """The workload of an experiment."""
+    trainer, parallel = experiment.trainer, experiment.trainer.parallel
+    return JobWorkload(
+        framework=trainer.framework,
+        tensor=parallel.tensor_model_parallel_size,
+        pipeline=parallel.pipeline_model_parallel_size,
+        context=parallel.context_parallel_size,
+        expert=parallel.expert_model_parallel_size,
+        options=trainer.backend_args,
+    )
 
 
 def collect_secret_settings(experiment: Experiment) -> dict[str, Any]:

@@ -13,10 +13,9 @@ from msgspec import structs
 
 from primus import registry
 from primus.config import flags
-from primus.errors import EXIT_OK
+from primus.errors import EXIT_OK, PrimusError
 from primus.launch.command import Command, parse_segment_options
-from primus.launch.planning_failure import record_planning_failure
-from primus.launch.prepare import Invocation
+from primus.launch.prepare import Invocation, Launch, prepare_launch
 from primus.machine.facts import MachineFacts
 from primus.plan import LaunchPlan, LaunchRequest, PlanContext, format_plan, redact_plan
 from primus.runs.files import to_json
@@ -34,13 +33,19 @@ def run_command(command: Command, words: tuple[str, ...], environ: Mapping[str, 
         parse_segment_options(segment)
     if not command.request.task:
         return _run_runtime_command(command, environ)
-    with record_planning_failure(command.request.words, environ):
+    launch = None
+    try:
         invocation = _make_invocation(command, words, environ)
-    if registry.load_plug_in(RUNTIMES, command.request.runtimes[0].name).LEVEL != "node":
+        if invocation.job and not invocation.task_context.runs_elsewhere:
+            launch = prepare_launch(invocation)
+    except PrimusError as error:
+        from primus.launch.planning_failure import record_planning_failure
+
+        record_planning_failure(error, command.request.words, environ)
+        raise
+    if invocation.task_context.runs_elsewhere:
         return _run_remotely(invocation)
-    if invocation.job is None:
-        return _run_in_this_process(invocation)
-    return _run_with_workers(invocation)
+    return _run_with_workers(invocation, launch) if launch else _run_in_this_process(invocation)
 
 
 def _run_runtime_command(command: Command, environ: Mapping[str, str]) -> int:
@@ -134,12 +139,8 @@ def _read_facts(environ: Mapping[str, str], is_dry_run: bool) -> Callable[[str |
     return facts
 
 
-def _run_with_workers(invocation: Invocation) -> int:
-    """Plan the workers of the job and run the task, which starts them; gives the exit code of the task."""
-    from primus.launch.prepare import prepare_launch
-
-    with record_planning_failure(invocation.request.words, invocation.plan_context.environ):
-        launch = prepare_launch(invocation)
+def _run_with_workers(invocation: Invocation, launch: Launch) -> int:
+    """Run the task, which starts the workers; gives the exit code of the task."""
     if invocation.command.options.dry_run:
         return _show_plan(launch.plan, invocation.command, f"run folder: {launch.directory}")
     for note in launch.plan.notes:

@@ -16,7 +16,7 @@ from primus.interpreter import exclude_working_folder, reduce_garbage_collection
 from primus.launch import launcher_file
 from primus.launch.command import GLOBAL_WORDS, parse_command
 from primus.redaction import redact_args
-from primus.runs.state_folder import find_state_folder
+from primus.runs.files import find_state_folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from primus.comparison.result import LoadSample, ResultLoad
 from primus.machine import health
 from primus.machine.facts import MachineFacts
 from primus.machine.health import DeviceHealth
-from primus.machine.host.cpu_load import compute_other_share, read_cpu_times
+from primus.machine.host.kernel_counters import compute_other_share, read_cpu_times
 
 HOST_INTERVAL_S, DEVICE_INTERVAL_S = 1.0, 5.0
 MOST_SAMPLES = 600

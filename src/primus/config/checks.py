@@ -11,9 +11,9 @@ from primus import registry
 from primus.config.load import Resolved
 from primus.config.schedule import find_decay_end, find_evaluation_interval, find_final_learning_rate, warmup_steps
 from primus.config.schema import DataConfig, ParallelConfig
+from primus.config.text_file import check_has_end
 from primus.config.token_files import WITHOUT_VALIDATION_DATA, count_documents, parse_split, parse_weighted_prefixes
 from primus.config.vocabulary import find_data_tokenizer, find_tokenizer_size
-from primus.endless_files import check_has_end
 from primus.errors import AbsentFileError, UsageError
 
 

@@ -1,11 +1,15 @@
-"""Read a configuration file as text, with a message for a file that cannot be one."""
+"""Read a configuration file as text, with a message for a file that cannot be one.
+
+Devices, and files of the kernel such as /proc/kmsg, have no end and block their readers: they are refused.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from pathlib import Path
 
-from primus.endless_files import check_has_end
 from primus.errors import UsageError, did_you_mean
 
 MOST_BYTES = 16 << 20
@@ -42,6 +46,23 @@ def read_config_text(path: Path, shown: str) -> str:
         raise UsageError(f"{shown}: cannot be read: {error.strerror}") from None
     except ValueError as error:  # a NUL character in its name
         raise UsageError(f"{shown}: cannot be read: {error}") from None
+
+
+def check_has_end(path: Path, shown: str) -> None:
+    """Check that `path`, `shown` in messages, can be read to its end; a path that does not exist passes.
+
+    Raises:
+        UsageError: It is a device, or a file of /proc or /sys.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # the reader has the better message
+        return
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        raise UsageError(f"{shown}: a device, not a file", "give a file")
+    # By the resolved name, since /proc/self/fd/3 may be an ordinary file.
+    if stat.S_ISREG(mode) and os.path.realpath(path).startswith(("/proc/", "/sys/")):
+        raise UsageError(f"{shown}: a file of the kernel, not of data", "give a file")
 
 
 def _suggest_file(path: Path) -> str:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from primus.endless_files import check_has_end
+from primus.config.text_file import check_has_end
 from primus.errors import AbsentFileError, UsageError, did_you_mean
 
 SHARES = ("training", "validation", "test")

@@ -5,33 +5,23 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from primus.errors import PrimusError
+from primus.launch.run_remote import RANKS, node_rank
+from primus.runs.store import Run, RunOutcome
 
 
-@contextlib.contextmanager
-def record_planning_failure(words: Sequence[str], environ: Mapping[str, str]) -> Iterator[None]:
-    """While open, an error on a node of a job is recorded as the outcome of the run that `words` name by ``--run``.
+def record_planning_failure(error: PrimusError, words: Sequence[str], environ: Mapping[str, str]) -> None:
+    """On a node of a job, record `error` as the outcome of the run that `words` name by ``--run``.
 
     The machine that waits for the job would otherwise know only the exit code of the launcher. A command that a user
     types records nothing: its run may be queued, and start later.
     """
-    try:
-        yield
-    except PrimusError as error:
-        from primus.launch.run_remote import RANKS, node_rank
-
-        if "--run" in words[:-1] and any(name in environ for name in RANKS):
-            _record(Path(words[words.index("--run") + 1]), node_rank(environ), error)
-        raise
-
-
-def _record(directory: Path, rank: int, error: PrimusError) -> None:
-    from primus.runs.store import Run, RunOutcome
-
-    run = Run(directory)
+    if "--run" not in words[:-1] or not any(name in environ for name in RANKS):
+        return
+    rank, run = node_rank(environ), Run(Path(words[words.index("--run") + 1]))
     with contextlib.suppress(PrimusError, OSError):
         # Another node may execute the run already, and keeps its record.
         if run.is_active() or run.read_metadata().outcome.state in ("running", "done"):

@@ -126,15 +126,18 @@ def plan_attempt(launch: Launch) -> Launch:
     job.check(folded.layout.world_size)
     planned = structs.replace(launch, plan=folded, context=context)
     workers = planned.make_environ()
-    if job.device:
-        from primus.machine import accelerators  # a task without workers runs in the launcher
+    if job.device and job.device != "cpu":
+        facts = context.facts(folded.layout.master_of_several)
+        if facts.devices or job.device == "cuda":
+            from primus.machine import accelerators  # a machine without devices trains on its CPU
 
-        accelerators.check_launch(job.device, context.facts(folded.layout.master_of_several), workers, folders)
+            accelerators.check_launch(job.device, facts, workers, folders)
     if job.packages:
         from primus.launch.worker_packages import check_worker_packages  # for a run with a tracker only
 
         check_worker_packages(job.packages, engine, workers)
-    patch.list_chosen_names(workers)  # rejects unknown names before anything starts
+    if patch.VARIABLE in workers:
+        patch.list_chosen_names(workers)  # rejects unknown names before anything starts
     return planned
 
 

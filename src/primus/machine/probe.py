@@ -158,7 +158,8 @@ def _add_tool_values(
     tree: FileTree, devices: tuple[Device, ...], environ: Mapping[str, str], tools: Tools
 ) -> tuple[tuple[Device, ...], dict[Vendor, str]]:
     """The devices completed with the tools' values, and driver versions."""
-    if tools == "never":
+    has_none = not devices and bool(tree.list_names(pci.DEVICES))  # a bus that is visible, and holds no device
+    if tools == "never" or (tools == "missing" and has_none):
         return devices, {}
     from primus.machine.tools.device_values import add_tool_values  # not needed if files have all values
 

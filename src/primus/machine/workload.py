@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
-
-if TYPE_CHECKING:
-    from primus.config.schema import Experiment
 
 
 class JobWorkload(Struct, frozen=True, kw_only=True):
@@ -29,16 +25,3 @@ class JobWorkload(Struct, frozen=True, kw_only=True):
     def is_on(self, *names: str) -> bool:
         """Whether any of these backend settings is on."""
         return any(bool(self.options.get(name)) for name in names)
-
-
-def build_workload(experiment: Experiment) -> JobWorkload:
-    """The workload of an experiment."""
-    trainer, parallel = experiment.trainer, experiment.trainer.parallel
-    return JobWorkload(
-        framework=trainer.framework,
-        tensor=parallel.tensor_model_parallel_size,
-        pipeline=parallel.pipeline_model_parallel_size,
-        context=parallel.context_parallel_size,
-        expert=parallel.expert_model_parallel_size,
-        options=trainer.backend_args,
-    )

@@ -11,7 +11,7 @@ import torch
 from primus.errors import UnfitError
 from primus.machine.accelerators import choose_device_type
 from primus.machine.facts import DeviceKind
-from primus.machine.host.oom import read_free_memory
+from primus.machine.host.kernel_counters import read_free_memory
 from primus.measure.memory import read_host_cache_bytes
 from primus.process import count_usable_cpus
 

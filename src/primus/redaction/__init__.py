@@ -14,19 +14,21 @@ Values are known to the whole process, because any text may contain any of them.
 configuration files call `learn`, and writers of text call `redact`.
 """
 
-from primus.redaction.args import hide_inherited_value, redact_args, redact_value
 from primus.redaction.fingerprint import are_comparable, fingerprint_key, is_fingerprint
 from primus.redaction.forms import MASK
 from primus.redaction.harmless import is_harmless_variable
 from primus.redaction.known import (
     HIDDEN_VARIABLE,
+    hide_inherited_value,
     holds_secret,
     learn,
     learn_args,
     learn_value,
     redact,
+    redact_args,
     redact_log_text,
     redact_tree,
+    redact_value,
     scope,
 )
 from primus.redaction.names import is_secret_name

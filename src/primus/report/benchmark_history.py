@@ -15,8 +15,7 @@ from primus.errors import PrimusError
 from primus.report.benchmark_comparison import find_record_key
 from primus.report.benchmark_files import read_records
 from primus.report.benchmark_table import Record, list_records
-from primus.runs.files import write_text
-from primus.runs.state_folder import find_state_folder
+from primus.runs.files import find_state_folder, write_text
 
 
 def find_history_file(benchmark: str, environ: Mapping[str, str]) -> Path:

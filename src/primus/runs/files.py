@@ -1,10 +1,11 @@
-"""Write files atomically, and JSON values to and from them."""
+"""Write files atomically, and JSON values to and from them; find the folder of what primus keeps for a user."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -86,3 +87,13 @@ def read_json(path: Path, kind: type[T], hint: str = "") -> T:
         raise PrimusError(f"{path}: cannot be read: {error.strerror}") from None
     except msgspec.MsgspecError as error:
         raise PrimusError(f"{path}: damaged: {error}", hint) from None
+
+
+def find_state_folder(environ: Mapping[str, str]) -> Path:
+    """The folder below $XDG_STATE_HOME (XDG Base Directory Specification).
+
+    It may lie in the home folder of another user, as in a container that is started with `--user`: `os.path.isdir` and
+    `os.path.isfile` are False then, while methods of Path raise PermissionError.
+    """
+    home = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local/state")
+    return Path(home) / "primus"

@@ -18,7 +18,7 @@ from primus.errors import UsageError
 from primus.machine.environment.hipblaslt import HIPBLASLT_VARIABLE, RUNTIME_CACHE, RUNTIME_MODES, RUNTIME_TUNING
 from primus.machine.facts import MachineFacts
 from primus.machine.profile import Setting
-from primus.runs.state_folder import find_state_folder
+from primus.runs.files import find_state_folder
 
 TUNABLEOP_VARIABLE = "PYTORCH_TUNABLEOP_FILENAME"
 """File of solutions that TunableOp takes; PyTorch puts the number of the device before its suffix

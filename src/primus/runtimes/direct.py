@@ -222,7 +222,7 @@ def _collect_node_variables(
     facts = context.facts(shape.master_of_several)
     folders = sys.path if context.import_folders is None else context.import_folders
     by_user = {**given, **typed[0], **typed[1]}
-    is_tuned = uses_tuned and context.workload is not None and context.is_here
+    is_tuned = uses_tuned and bool(facts.devices) and context.workload is not None and context.is_here
     tuned = _find_tuned_settings(facts, by_user, context, folders) if is_tuned else TunedSettings()
     decided = build_environment(
         facts,

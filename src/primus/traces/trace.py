@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primus.errors import PrimusError, UsageError
-from primus.machine.host.oom import read_free_memory
+from primus.machine.host.kernel_counters import read_free_memory
 from primus.report.table import format_size
 from primus.traces.chrome_events import EventArguments, TraceEvent, TraceFile
 

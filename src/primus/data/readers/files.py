@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from primus import registry
+from primus.config.text_file import check_has_end
 from primus.data.readers import remote
 from primus.data.readers.compression import DAMAGED, open_decompressed
 from primus.data.readers.kinds import COLUMNS, KNOWN, RECORDS, TABLES, detect_kind, is_kept_in_trees, is_remote
-from primus.endless_files import check_has_end
 from primus.errors import PrimusError, UsageError, did_you_mean
 
 SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})

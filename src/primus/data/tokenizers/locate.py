@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from primus.config.text_file import check_has_end
 from primus.data.tokenizers import byte_level, hub, tiktoken
 from primus.data.tokenizers.content import is_json
 from primus.data.tokenizers.document_ends import DeclaredEnd, find_declared, read_sibling_file
-from primus.endless_files import check_has_end
 from primus.errors import UsageError
 
 FILES = "a tokenizer.json, a SentencePiece .model, a .tiktoken file, a folder that has one, or a hub name"

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from primus.errors import PrimusError, UsageError, find_nearest
-from primus.runs.files import read_json, write_json
-from primus.runs.state_folder import find_state_folder
+from primus.runs.files import find_state_folder, read_json, write_json
 from primus.runs.store import Run
 from primus.runtime import Submission
 

@@ -32,7 +32,7 @@ from primus.launch.supervision.attempt_monitor import FAILED_PEERS_S, AttemptMon
 from primus.launch.supervision.attempt_result import AttemptDecision, NodeResult, combine_node_results
 from primus.launch.supervision.restart_policy import AttemptResult, RestartDecision
 from primus.launch.supervision.worker_processes import WorkerProcesses
-from primus.machine.host.cpu_load import compute_other_share, read_cpu_times
+from primus.machine.host.kernel_counters import compute_other_share, read_cpu_times
 from primus.messages import Say
 from primus.plan import RestartPolicy
 from primus.runs.events import EventLog

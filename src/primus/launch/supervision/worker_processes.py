@@ -30,7 +30,7 @@ from primus.launch.supervision.agent_report import AGENT, AgentReport, RankExit,
 from primus.launch.supervision.attempt_monitor import AttemptMonitor
 from primus.launch.supervision.attempt_result import NodeResult
 from primus.machine.cluster import RANK_VARIABLES, ClusterLayout
-from primus.machine.host.oom import OomKills, describe_oom, read_oom_kills
+from primus.machine.host.kernel_counters import OomKills, describe_oom, read_oom_kills
 from primus.plan import LaunchPlan
 from primus.redaction import redact_file
 from primus.runs import events

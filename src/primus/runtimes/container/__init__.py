@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from primus.machine.host.oom import describe_oom, read_oom_kills
+from primus.machine.host.kernel_counters import describe_oom, read_oom_kills
 from primus.plan import LaunchPlan, PlanContext
 from primus.runs.store import Run, create_run_id
 from primus.runtimes.container import container_plan, engines

@@ -20,7 +20,7 @@ from primus.machine.environment.precedence import build_environment, find_rocm_l
 from primus.machine.environment.variable_choice import Assignment, VariableChoice
 from primus.machine.facts import MachineFacts
 from primus.machine.network import selection as network
-from primus.machine.workload import JobWorkload, build_workload
+from primus.machine.workload import JobWorkload
 from primus.plan import Variable
 from primus.redaction import hide_inherited_value, redact_value
 from primus.report.table import format_table
@@ -124,6 +124,8 @@ def _read_experiment_variables(
     """Variables that an experiment file sets, with their lines, and the workload of its job."""
     if file is None:
         return {}, None
+    from primus.experiment import build_workload  # checks of whole experiments take longer to import
+
     resolved = load_experiment(Path(file), (), environ=context.environ)
     given = {name: Variable(value, resolved.origins[f"env.{name}"]) for name, value in resolved.experiment.env.items()}
     return dict(given), build_workload(resolved.experiment)

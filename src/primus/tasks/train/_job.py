@@ -21,7 +21,6 @@ from primus.config.source import format_yaml_value
 from primus.config.trackers import list_tracker_packages
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.machine.facts import DeviceKind
-from primus.machine.workload import build_workload
 from primus.plan import LaunchJob, Variable
 from primus.runs import lock
 from primus.runs.differences import compare_mappings
@@ -258,7 +257,7 @@ def _build_training_job(resolved: Resolved, files: Mapping[str, str], resume: Ru
         engines=tuple(registry.load_plug_in(BACKENDS, asked.trainer.framework).ENGINES),
         packages=list_tracker_packages(asked.trainer.logging),
         allows_any_version=asked.trainer.training.allow_version,
-        workload=build_workload(asked),
+        workload=experiment.build_workload(asked),
         elsewhere=(),
         resume=str(resume.directory) if resume else None,
         notes=(f"resumes {resume.directory.name} from its newest checkpoint",) if resume else (),

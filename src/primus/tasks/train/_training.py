@@ -67,7 +67,9 @@ class TrainingTask(Struct, frozen=True):
             if stage == _hipblaslt_stage.TUNE:
                 return None
             job = _hipblaslt_stage.add_stage_variables(job, stage, context.environ)
-        return _preflight.require_preflight(job, options.preflight, options.preflight_ignore, context)
+        if options.preflight or options.preflight_ignore or context.environ.get(_preflight.VARIABLE):
+            job = _preflight.require_preflight(job, options.preflight, options.preflight_ignore, context)
+        return job
 
     def run(self, options: TrainingOptions, context: TaskContext) -> int:
         """Train, with what a stage of $PRIMUS_HIPBLASLT_TUNING_STAGE needs before; stage 2 tunes and does not train."""

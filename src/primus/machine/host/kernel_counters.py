@@ -1,4 +1,4 @@
-"""Counts of the kernel's out-of-memory kills, in this control group and on the whole host; and the memory that is left.
+"""Counters of the kernel: out-of-memory kills, in this control group and on the whole host; memory; CPU time.
 
 Sources, of Linux: Documentation/admin-guide/cgroup-v2.rst (memory.events, memory.max) and cgroup-v1/memory.rst there
 (memory.oom_control, memory.stat), mm/vmstat.c (oom_kill of /proc/vmstat). A container sees its own group at the root of
@@ -7,11 +7,16 @@ Sources, of Linux: Documentation/admin-guide/cgroup-v2.rst (memory.events, memor
 
 from __future__ import annotations
 
+import os
 import re
+import resource
+import time
 from pathlib import Path
 
 from msgspec import Struct
 
+CpuTimes = tuple[float, float, float]
+"""The clock, the busy time of all CPUs, and the CPU time of this process and its ended children, in seconds."""
 GIB, MIB = 2**30, 2**20
 NO_LIMIT_BYTES = 2**60
 """Version 1 reports a number near 2^63 for no limit."""
@@ -71,6 +76,31 @@ def describe_oom(before: OomKills, after: OomKills) -> str:
     if after.group is None and _has_grown(before.host, after.host):
         return "possibly by the kernel's out-of-memory killer, which killed a process on this host in that time"
     return ""
+
+
+def compute_other_share(began: CpuTimes, ended: CpuTimes, num_cpus: int) -> float | None:
+    """Share of all CPUs that was used by others, from the clock, the busy and the own time at two moments."""
+    wall, busy, own = (end - begin for end, begin in zip(ended, began, strict=True))
+    return round(max(0.0, busy - own) / (wall * num_cpus), 4) if busy and wall else None
+
+
+def read_busy_seconds(stat: Path = Path("/proc/stat")) -> float:
+    """Time that all CPUs have worked since the system was started (proc(5)); 0 where it cannot be read."""
+    try:
+        fields = [int(value) for value in stat.read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):  # not Linux
+        return 0.0
+    user, nice, system, _, _, irq, soft_irq, _ = fields
+    return (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK")
+
+
+def read_cpu_times() -> CpuTimes:
+    """The clock, the busy time of all CPUs, and the CPU time of this process and its ended children, in seconds."""
+    own = sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    )
+    return time.monotonic(), read_busy_seconds(), own
 
 
 def _format_bytes(count: int) -> str:

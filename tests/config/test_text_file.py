@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from primus import endless_files
-from primus.config.text_file import read_config_text
+from primus.config import text_file
+from primus.config.text_file import check_has_end, read_config_text
 from primus.config.token_files import resolve_prefix
 from primus.data.readers.files import find_files
 from primus.data.tokenizers.locate import read_tokenizer
-from primus.endless_files import check_has_end
 from primus.errors import UsageError
 
 
@@ -46,6 +45,6 @@ def test_pipes_files_behind_descriptors_and_absent_files_pass(tmp_path: Path) ->
 
 @pytest.mark.parametrize("kind", [stat.S_IFBLK, stat.S_IFCHR])
 def test_drives_and_terminals_are_devices(monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
-    monkeypatch.setattr(endless_files.os, "stat", lambda path: os.stat_result((kind | 0o600, *[0] * 9)))
+    monkeypatch.setattr(text_file.os, "stat", lambda path: os.stat_result((kind | 0o600, *[0] * 9)))
     with pytest.raises(UsageError, match="/dev/sda: a device, not a file"):
         check_has_end(Path("/dev/sda"), "/dev/sda")

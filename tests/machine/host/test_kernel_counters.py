@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from primus.machine.host.oom import OomKills, describe_oom, read_free_memory, read_oom_kills
+from primus.machine.host.kernel_counters import (
+    OomKills,
+    compute_other_share,
+    describe_oom,
+    read_busy_seconds,
+    read_free_memory,
+    read_oom_kills,
+)
 
 V1 = Path("/sys/fs/cgroup/memory")
 V2 = Path("/sys/fs/cgroup")
@@ -88,7 +95,7 @@ def limited() -> Iterator[Path]:
 def test_a_real_process_at_its_limit_is_counted(limited: Path) -> None:
     """Its parent is in the group as a launcher is, and reads the counters before and after."""
     script = (
-        "import os, subprocess, sys; from pathlib import Path; from primus.machine.host.oom import *\n"
+        "import os, subprocess, sys; from pathlib import Path; from primus.machine.host.kernel_counters import *\n"
         "(Path(sys.argv[1]) / 'cgroup.procs').write_text(str(os.getpid()))\n"
         "before = read_oom_kills()\n"
         "done = subprocess.run([sys.executable, '-c', 'x = bytearray(900 << 20)'])\n"
@@ -99,3 +106,18 @@ def test_a_real_process_at_its_limit_is_counted(limited: Path) -> None:
         "-9 by the kernel's out-of-memory killer: the memory limit of 300 MiB of its container or job was reached"
     )
     assert done.stdout.strip() == expected, done.stderr
+
+
+def test_the_share_of_others_is_what_the_run_has_not_used_of_the_busy_time(tmp_path: Path) -> None:
+    def read_busy(*seconds: int) -> float:
+        ticks = " ".join(str(each * os.sysconf("SC_CLK_TCK")) for each in seconds)
+        (tmp_path / "stat").write_text(f"cpu  {ticks} 0 0\ncpu0 1 1\n")
+        return read_busy_seconds(tmp_path / "stat")
+
+    # user, nice, system, idle, iowait, irq, softirq, steal: idle, waiting and stolen time is nobody's.
+    before, after = read_busy(100, 0, 0, 1000, 50, 0, 0, 7), read_busy(108, 1, 2, 9000, 900, 1, 1, 70)
+    assert (before, after) == (100, 113)
+    assert compute_other_share((5.0, before, 1.0), (15.0, after, 4.0), 4) == (13 - 3) / 40
+    assert compute_other_share((5.0, before, 1.0), (15.0, after, 40.0), 4) == 0
+    assert compute_other_share((5.0, 0.0, 1.0), (15.0, 0.0, 4.0), 4) is None, "the busy time cannot be read"
+    assert read_busy_seconds() > 0
