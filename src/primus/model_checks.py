@@ -90,7 +90,12 @@ def find_parallel_problems(
 
     Source: the argument checks of Megatron-LM (`validate_args`, `TransformerConfig.__post_init__`).
     """
-    yield from _find_tensor_parallel_problems(spec, parallel)
+    if parallel.tensor_model_parallel_size > 1:
+        yield from _find_tensor_parallel_problems(spec, parallel.tensor_model_parallel_size)
+    elif parallel.sequence_parallel:
+        yield ModelProblem(
+            "sequence_parallel", "there is one tensor-parallel device", "raise tensor_model_parallel_size"
+        )
     pipeline = parallel.pipeline_model_parallel_size
     if spec.num_layers % pipeline:
         yield _make_divisor_problem(PIPELINE_KEY, pipeline, "num_layers", spec.num_layers)
@@ -237,8 +242,8 @@ def _find_expert_group_problems(spec: ModelSpec, num_experts: int) -> Iterator[M
         yield ModelProblem("moe_router_group_topk", text, "let a token go to more groups, or to fewer experts")
 
 
-def _find_tensor_parallel_problems(spec: ModelSpec, parallel: ParallelConfig) -> Iterator[ModelProblem]:
-    key, size = "tensor_model_parallel_size", parallel.tensor_model_parallel_size
+def _find_tensor_parallel_problems(spec: ModelSpec, size: int) -> Iterator[ModelProblem]:
+    key = "tensor_model_parallel_size"
     if spec.num_attention_heads % size:
         yield _make_divisor_problem(key, size, "num_attention_heads", spec.num_attention_heads)
     groups = num_query_groups(spec)
@@ -250,10 +255,6 @@ def _find_tensor_parallel_problems(spec: ModelSpec, parallel: ParallelConfig) ->
         yield _make_divisor_problem(key, size, "ffn_hidden_size", spec.ffn_hidden_size)
     if moe and expert_ffn_size(spec) % size:
         yield _make_divisor_problem(key, size, "moe_ffn_hidden_size", expert_ffn_size(spec))
-    if parallel.sequence_parallel and size == 1:
-        yield ModelProblem(
-            "sequence_parallel", "there is one tensor-parallel device", "raise tensor_model_parallel_size"
-        )
 
 
 def _find_expert_parallel_problems(spec: ModelSpec, parallel: ParallelConfig) -> Iterator[ModelProblem]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from primus.contract import ContractT, PlugInKind, complete_module
 from primus.errors import PrimusError, UsageError, did_you_mean, format_error_place
@@ -89,7 +89,11 @@ def load_plug_in(kind: PlugInKind[ContractT], name: str) -> ContractT:
         UsageError: The plug-in does not exist; the message names the nearest.
         PrimusError: The plug-in cannot be imported, or does not implement the contract.
     """
-    file = find_plug_in_file(kind.name, name)
+    return cast("ContractT", _load_once(kind, name, find_plug_in_file(kind.name, name)))
+
+
+@cache
+def _load_once(kind: PlugInKind[Any], name: str, file: Path | None) -> ModuleType:
     label = f"{SINGULAR[kind.name]} '{name}'"
     is_built_in = file is not None and file.is_relative_to(PACKAGE)
     if file is None:
@@ -101,7 +105,7 @@ def load_plug_in(kind: PlugInKind[ContractT], name: str) -> ContractT:
     else:
         module, origin = _import_foreign(label, lambda: _load_file(kind.name, name, file)), str(file)
     complete_module(kind, module, label, origin, is_built_in)
-    return cast("ContractT", module)
+    return module
 
 
 def read_summary(kind: str, name: str) -> str:

@@ -15,10 +15,9 @@ from primus.machine.cluster import ClusterLayout
 from primus.messages import Say
 from primus.plan import LaunchJob, LaunchRequest, Variable, format_plan, redact_plan, redact_request
 from primus.redaction import fingerprint_key, redact, redact_args
-from primus.runs import lock, patch_records
+from primus.runs import lock
 from primus.runs.files import to_json, write_json, write_text
 from primus.runs.store import Run, RunMetadata, RunOutcome, create_run
-from primus.site_folders import list_package_versions
 
 HOOK_LOGS = "logs/hooks"
 
@@ -88,6 +87,8 @@ def find_launch_log(run: Run, node_rank: int) -> Path:
 
 def move_node_files(source: Path, target: Path, shape: ClusterLayout) -> None:
     """Move logs and records of the private folder to the run folder; a log that exists there is appended to."""
+    from primus.runs import patch_records  # for jobs of several nodes only
+
     for file in sorted((source / HOOK_LOGS).glob("*.log")):
         (target / HOOK_LOGS).mkdir(parents=True, exist_ok=True)
         with (target / HOOK_LOGS / file.name).open("ab") as log:
@@ -139,6 +140,7 @@ def record_environment(launch: Launch, run: Run) -> None:
     packages = None
     if launch.engine and launch.engine.installation:
         from primus.engines.installation import list_installation_folders
+        from primus.site_folders import list_package_versions
 
         packages = list_package_versions(list_installation_folders(launch.engine.installation))
         write_json(place / "engine.json", launch.engine.installation)
