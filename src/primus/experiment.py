@@ -16,7 +16,7 @@ from primus import model_checks, registry
 from primus.backend import BACKENDS
 from primus.config import checks
 from primus.config.load import Resolved, load_experiment
-from primus.config.schema import GROUPS, OWNERS, Experiment, Trainer
+from primus.config.schema import GROUPS, OWNERS, Experiment, LoggingConfig, Trainer
 from primus.config.source import dump_yaml
 from primus.errors import PrimusError, UsageError
 from primus.machine.cluster import RANK_VARIABLES
@@ -205,6 +205,12 @@ def build_workload(experiment: Experiment) -> JobWorkload:
         expert=parallel.expert_model_parallel_size,
         options=trainer.backend_args,
     )
+
+
+def list_tracker_packages(config: LoggingConfig) -> tuple[str, ...]:
+    """Packages that the workers import for their trackers; TensorBoard is not among them, since runs do without it."""
+    given = (("wandb", config.disable_wandb), ("mlflow", config.disable_mlflow))
+    return tuple(package for package, is_off in given if not is_off)
 
 
 def collect_secret_settings(experiment: Experiment) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from fakes import cli
 from primus.errors import UsageError
 from primus.launch import prepare
 from primus.launch.command import parse_segment_options
-from primus.launch.variables import pass_secrets_by_name
+from primus.launch.run_remote import pass_secrets_by_name
 from primus.plan import RequestSegment
 from primus.redaction import is_secret_name
 from primus.runs.store import Run, list_workspace_runs

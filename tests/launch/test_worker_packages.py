@@ -11,11 +11,11 @@ import pytest
 
 from fakes import cli
 from primus.config.schema import LoggingConfig
-from primus.config.trackers import list_tracker_packages
 from primus.engines.choice import EngineChoice
 from primus.engines.installation import EngineInstallation
 from primus.engines.requirement import read_engine
 from primus.errors import UnfitError
+from primus.experiment import list_tracker_packages
 from primus.launch.worker_packages import check_worker_packages
 
 ABSENT = "tracker_of_nobody"

@@ -86,7 +86,7 @@ def load_experiment(
     if "modules" not in tree:  # its other keys then identify its format
         _reject_unknown(tree, ExperimentFile.__struct_fields__, "experiment file")
     stage = stage or _only_stage(tree, file)
-    top, flat = _split_overrides(parse_overrides(overrides, stage))
+    top, flat = _split_overrides(parse_overrides(overrides, stage)) if overrides else ({}, {})
     module = _find_module(tree, stage, file)
     module |= {key: flat.pop(key) for key in MODULE_KEYS if key in flat and not _is_section(flat[key], translator)}
     notes += _correct_spelling(module)

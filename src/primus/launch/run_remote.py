@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import structs
@@ -21,10 +21,9 @@ from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError
 from primus.launch import prepare, run_folder
 from primus.launch.prepare import Invocation
 from primus.launch.signals import raise_on_signals
-from primus.launch.variables import list_named_variables, pass_secrets_by_name
 from primus.messages import Say
 from primus.plan import LaunchJob, LaunchRequest, RequestSegment, Variable, redact_plan
-from primus.redaction import HIDDEN_VARIABLE, holds_secret, is_secret_name, learn, redact, redact_args
+from primus.redaction import HIDDEN_VARIABLE, holds_secret, is_secret_name, learn, redact, redact_args, redact_value
 from primus.runs import store
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Run, RunMetadata, RunOutcome, State, create_run_id
@@ -32,6 +31,10 @@ from primus.runtime import RUNTIMES, RemoteLaunch
 
 RANKS = ("NODE_RANK", "PET_NODE_RANK", "SLURM_NODEID")
 """Variables with the rank of a node."""
+ENV_FLAGS = ("--env", "-e")
+"""Options of runtimes whose values are NAME=VALUE."""
+SECRET_OPTIONS = {"--hf_token": "HF_TOKEN", "--hf-token": "HF_TOKEN"}
+"""Options that give the value of a secret variable."""
 WORKSPACE = "output"
 """Folder of run folders for tasks without an experiment."""
 
@@ -90,10 +93,51 @@ def _name_secrets(
         kept.append(RequestSegment(segment.name, _check_no_secrets(words, references)))
         found |= {name: Variable(value, "--env", is_secret=True) for name, value in secrets.items()}
         if registry.load_plug_in(RUNTIMES, segment.name).LEVEL == "node":  # the others pass their own variables on
-            names = list_named_variables(words, environ)
+            names = _list_named_variables(words, environ)
             named = {name: Variable(environ[name], "--env", is_inherited=True) for name in names}
             found = named | found
     return tuple(kept), found
+
+
+def pass_secrets_by_name(words: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Replace each secret `--env NAME=VALUE` in `words` by `--env NAME`; also gives the values by name.
+
+    An option of SECRET_OPTIONS becomes `--env NAME`.
+
+    The words are then safe in the command line of another program, which gets the values in its environment.
+    """
+    found: dict[str, str] = {}
+    kept: list[str] = []
+    after_env = False
+    rest = iter(words)
+    for word in rest:
+        flag, equals, assignment = word.partition("=")
+        if flag in SECRET_OPTIONS:
+            found[SECRET_OPTIONS[flag]] = assignment if equals else next(rest, "")
+            kept.append(f"--env={SECRET_OPTIONS[flag]}")
+            continue
+        text = assignment if flag in ENV_FLAGS and equals else word if after_env else ""
+        name, has_value, value = text.partition("=")
+        if has_value and redact_value(name, value) != value:
+            found[name] = value
+            kept.append(word[: len(word) - len(value) - 1])
+        else:
+            kept.append(word)
+        after_env = word in ENV_FLAGS or (after_env and not word.startswith("-"))
+    return tuple(kept), found
+
+
+def _list_named_variables(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Names in `environ` that `words` of a runtime pass on by `--env NAME`."""
+    found: list[str] = []
+    after_env = False
+    for word in words:
+        flag, equals, value = word.partition("=")
+        text = value if flag in ENV_FLAGS and equals else word if after_env else ""
+        if text in environ:
+            found.append(text)
+        after_env = word in ENV_FLAGS or (after_env and not word.startswith("-"))
+    return found
 
 
 def _mask_folder_secrets(job: LaunchJob) -> dict[str, Variable]:

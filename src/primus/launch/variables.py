@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from primus.errors import UsageError
 from primus.plan import Variable
-from primus.redaction import is_harmless_variable, learn, redact_value
+from primus.redaction import is_harmless_variable, learn
 
-ENV_FLAGS = ("--env", "-e")
-"""Options of runtimes whose values are NAME=VALUE."""
-SECRET_OPTIONS = {"--hf_token": "HF_TOKEN", "--hf-token": "HF_TOKEN"}
-"""Options that give the value of a secret variable."""
 TYPED_VARIABLE = "PRIMUS_TYPED_VARIABLES"
 """Variable with the names of variables that reach a node by name, but whose values the user typed for this run."""
 
@@ -90,44 +86,3 @@ def _read_variables(file: str, flag: str) -> dict[str, Variable]:
 def _unquote_value(value: str) -> str:
     is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
     return value[1:-1] if is_quoted else value
-
-
-def pass_secrets_by_name(words: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Replace each secret `--env NAME=VALUE` in `words` by `--env NAME`; also gives the values by name.
-
-    An option of SECRET_OPTIONS becomes `--env NAME`.
-
-    The words are then safe in the command line of another program, which gets the values in its environment.
-    """
-    found: dict[str, str] = {}
-    kept: list[str] = []
-    after_env = False
-    rest = iter(words)
-    for word in rest:
-        flag, equals, assignment = word.partition("=")
-        if flag in SECRET_OPTIONS:
-            found[SECRET_OPTIONS[flag]] = assignment if equals else next(rest, "")
-            kept.append(f"--env={SECRET_OPTIONS[flag]}")
-            continue
-        text = assignment if flag in ENV_FLAGS and equals else word if after_env else ""
-        name, has_value, value = text.partition("=")
-        if has_value and redact_value(name, value) != value:
-            found[name] = value
-            kept.append(word[: len(word) - len(value) - 1])
-        else:
-            kept.append(word)
-        after_env = word in ENV_FLAGS or (after_env and not word.startswith("-"))
-    return tuple(kept), found
-
-
-def list_named_variables(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Names in `environ` that `words` of a runtime pass on by `--env NAME`."""
-    found: list[str] = []
-    after_env = False
-    for word in words:
-        flag, equals, value = word.partition("=")
-        text = value if flag in ENV_FLAGS and equals else word if after_env else ""
-        if text in environ:
-            found.append(text)
-        after_env = word in ENV_FLAGS or (after_env and not word.startswith("-"))
-    return found

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from primus.config.trackers import format_missing_package
-from primus.engines.choice import EngineChoice
-from primus.engines.installation import list_installation_folders
 from primus.errors import UnfitError
 from primus.site_folders import find_module_folder
+
+if TYPE_CHECKING:
+    from primus.engines.choice import EngineChoice
 
 
 def check_worker_packages(names: Sequence[str], engine: EngineChoice | None, workers: Mapping[str, str]) -> None:
@@ -24,6 +25,8 @@ def check_worker_packages(names: Sequence[str], engine: EngineChoice | None, wor
     Raises:
         UnfitError: One is missing; the message names the environment.
     """
+    from primus.engines.installation import list_installation_folders  # workers import this file for its message
+
     if engine and engine.installation is None:  # made before the workers start, which check again
         return
     installation = engine.installation if engine else None
@@ -43,3 +46,8 @@ def check_worker_packages(names: Sequence[str], engine: EngineChoice | None, wor
         f"{format_missing_package(missing)} in the environment of the workers ({where})",
         f"{setup}, or set disable_{missing}: true",
     )
+
+
+def format_missing_package(package: str) -> str:
+    """The problem in words."""
+    return f"disable_{package} is false, but the package {package} is not installed"

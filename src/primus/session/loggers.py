@@ -15,8 +15,9 @@ import msgspec
 
 from primus.config.schema import Experiment, LoggingConfig
 from primus.config.source import flatten_settings
-from primus.config.trackers import format_missing_package, list_tracker_packages
 from primus.errors import PrimusError, UnfitError
+from primus.experiment import list_tracker_packages
+from primus.launch.worker_packages import format_missing_package
 from primus.redaction import redact_tree
 from primus.runs.store import Run
 

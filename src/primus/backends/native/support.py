@@ -58,6 +58,8 @@ def _check_adapters(trainer: Trainer) -> None:
     """Check the settings of adapters; they need a model that can be loaded again."""
     others = {key: value for key, value in trainer.backend_args.items() if key not in ADAPTER_KEYS}
     check_no_backend_args(structs.replace(trainer, backend_args=others), "native")
+    if not trainer.backend_args:
+        return
     settings = read_settings(trainer.backend_args, AdapterSettings)
     if settings.peft == "none":
         return

@@ -10,7 +10,6 @@ from msgspec import Meta, Struct
 from primus import experiment, registry, training_memory
 from primus.backend import BACKENDS
 from primus.config.schema import Trainer
-from primus.config.trackers import list_tracker_packages
 from primus.errors import UnfitError, UsageError
 from primus.machine.assumed_machine import build_assumed_machine
 from primus.task import TaskContext
@@ -53,7 +52,7 @@ def run(options: Options, context: TaskContext) -> None:
 
 def _check_packages(trainer: Trainer, context: TaskContext) -> list[str]:
     """A note if the environment of the workers on this machine lacks the package of a tracker."""
-    names = list_tracker_packages(trainer.logging)
+    names = experiment.list_tracker_packages(trainer.logging)
     if not names:
         return []
     from primus.engines.choice import choose_engine

@@ -18,7 +18,6 @@ from primus.config import checks
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import Experiment
 from primus.config.source import format_yaml_value
-from primus.config.trackers import list_tracker_packages
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.machine.facts import DeviceKind
 from primus.plan import LaunchJob, Variable
@@ -255,7 +254,7 @@ def _build_training_job(resolved: Resolved, files: Mapping[str, str], resume: Ru
         device=_find_required_device(asked),
         framework=asked.trainer.framework,
         engines=tuple(registry.load_plug_in(BACKENDS, asked.trainer.framework).ENGINES),
-        packages=list_tracker_packages(asked.trainer.logging),
+        packages=experiment.list_tracker_packages(asked.trainer.logging),
         allows_any_version=asked.trainer.training.allow_version,
         workload=experiment.build_workload(asked),
         elsewhere=(),
