@@ -17,12 +17,12 @@ from msgspec import Struct
 
 from primus import registry
 from primus.backend import Backend
-from primus.backends.torchtitan.backend_settings import find_replacing_keys, list_field_types
+from primus.frameworks.torchtitan.backend_settings import find_replacing_keys, list_field_types
 from primus.benchmark import Benchmark, BenchmarkRow, MeasuredCall
 from primus.callback import CallbackPlugIn
 from primus.comparison.result import build_json_schema
 from primus.config.docs import read_field_docs
-from primus.config.frameworks.known_keys import read_maxtext_keys
+from primus.config.translation.known_keys import read_maxtext_keys
 from primus.config.load import load_model
 from primus.config.schema import ModelSpec
 from primus.contract import ContractMember, list_members
@@ -469,7 +469,7 @@ def _settings_of_torchtitan() -> str:
 
 def _settings_of_maxtext() -> str:
     """Settings of base.yml that no key of an experiment sets and that change the training or its speed."""
-    mapped = {rule.field for rule in read_key_rules(DOCS.parent / "src/primus/backends/maxtext").values()}
+    mapped = {rule.field for rule in read_key_rules(DOCS.parent / "src/primus/frameworks/maxtext").values()}
     rows = [
         f"| `{name}` | `{'' if key.default is None else key.default}` | {key.effect} |"
         for name, key in read_maxtext_keys().keys.items()

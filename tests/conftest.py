@@ -51,11 +51,11 @@ SLOW_FOLDERS = (
 
 SINGLE_FILES = (
     "tests/test_documented_commands.py",
-    "tests/backends/native/test_interrupted_save.py",
+    "tests/frameworks/native/test_interrupted_save.py",
 )
 """Files of long tests that share no fixture: each test may run on another process."""
 
-SHARED_FOLDERS = ("tests/backends/torchtitan", "tests/backends/megatron")
+SHARED_FOLDERS = ("tests/frameworks/torchtitan", "tests/frameworks/megatron")
 """Folders of one process each, whose tests share the processes of an engine."""
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None

@@ -16,7 +16,7 @@ for version in 3.13 3.12; do
             echo "megatron-core cannot be installed for Python $version: it is not tested" >&2
             exit 0
         }
-        exec "$PRIMUS_VENV/bin/python" -m pytest -q tests/backends/megatron tests/engines \
+        exec "$PRIMUS_VENV/bin/python" -m pytest -q tests/frameworks/megatron tests/engines \
             -k "${TESTS-one_process_has or in_every_layout or undisturbed or other_interpreter}"
     done
 done

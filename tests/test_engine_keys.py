@@ -13,7 +13,7 @@ from msgspec import structs
 import primus
 from primus import registry
 from primus.backend import BACKENDS
-from primus.backends.megatron.support import CHECKOUT_KEYS
+from primus.frameworks.megatron.support import CHECKOUT_KEYS
 from primus.config.schema import GROUPS, OWNERS, DataConfig, Experiment, ModelSpec, Trainer, TrainingConfig
 from primus.engine_keys import KeyRule, check_key_rules, list_key_differences, read_key_rules
 from primus.errors import UsageError

@@ -218,7 +218,7 @@ def test_entry_points_of_an_installed_package_add_plug_ins(tmp_path: Path) -> No
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: moonshot\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(
         "[primus.tasks]\nsay.good_day = moonshot.hello\n\n[primus.runtimes]\nmoon = moonshot.moon\n\n"
-        "[primus.backends]\nthinking = moonshot.thinking\nabsent = moonshot.absent\n"
+        "[primus.frameworks]\nthinking = moonshot.thinking\nabsent = moonshot.absent\n"
     )
     (site / "moonshot").mkdir()
     for name, text in {"__init__": "", "hello": TASK, "moon": RUNTIME, "thinking": BACKEND}.items():

@@ -83,7 +83,7 @@ def test_every_plug_in_of_the_package_implements_its_contract(kind: PlugInKind[A
 
 
 def test_a_file_of_the_user_replaces_one_of_the_package(write: Write) -> None:
-    file = write("backends/native.py", '"""Mine."""\ncheck = train = print\n')
+    file = write("frameworks/native.py", '"""Mine."""\ncheck = train = print\n')
     assert registry.find_plug_in_file("backends", "native") == file
     assert registry.load_plug_in(BACKENDS, "native").train is print
     assert registry.read_summary("backends", "native") == "Mine."

@@ -18,7 +18,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parent))
 from megatron_arguments import make_plain, write_lines
 
-TARGET = Path(__file__).parent.parent / "src/primus/backends/maxtext/known_keys.json"
+TARGET = Path(__file__).parent.parent / "src/primus/frameworks/maxtext/known_keys.json"
 VERSION = "0.2.5"
 KINDS = {bool: "bool", int: "int", float: "float", str: "str"}
 ELSEWHERE: dict[str, dict[str, Any]] = {

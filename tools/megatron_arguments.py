@@ -27,7 +27,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parent))
 import megatron_meanings
 
-TARGET = Path(__file__).parent.parent / "src/primus/backends/megatron"
+TARGET = Path(__file__).parent.parent / "src/primus/frameworks/megatron"
 VERSIONS = {
     "0.12": "core_v0.12.0",
     "0.13": "core_v0.13.0",

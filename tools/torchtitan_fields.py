@@ -3,7 +3,7 @@
     python tools/torchtitan_fields.py TORCHTITAN_CHECKOUT
 
 Facts are names and defaults of `torchtitan/config/job_config.py` of v0.2.2, which Primus 26.5 pins, and where the field
-is in 0.3 (`backends/torchtitan/fields.yaml`). The effects of fields without an equivalent key are stated here.
+is in 0.3 (`frameworks/torchtitan/fields.yaml`). The effects of fields without an equivalent key are stated here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parent))
 from megatron_arguments import make_plain, write_lines
 
-TARGET = Path(__file__).parent.parent / "src/primus/backends/torchtitan"
+TARGET = Path(__file__).parent.parent / "src/primus/frameworks/torchtitan"
 TAG = "v0.2.2"
 MOVED_SECTIONS = {"profiling": "profiler", "validation": "validator"}
 MOVED = {

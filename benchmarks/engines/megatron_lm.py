@@ -20,7 +20,7 @@ from engines.gate import StepGate
 from engines.setting import BETAS, CLIP, EPSILON, LEARNING_RATE, SEED, WEIGHT_DECAY, Setting
 from engines.worker import NUM_BATCHES, make_batches
 from primus import registry
-from primus.backends.megatron.checkout import CPU_ARGUMENTS
+from primus.frameworks.megatron.engine.checkout import CPU_ARGUMENTS
 from primus.patch import PATCHES
 
 NUM_STEPS = 1_000_000

@@ -11,10 +11,10 @@ from typing import Any
 from msgspec import Struct, structs
 
 from primus import registry
-from primus.config.frameworks.pipeline_stages import STAGE_SETTINGS
 from primus.config.load import Resolved, load_model
 from primus.config.schema import ModelSpec, ParallelConfig
 from primus.config.source import format_yaml_value
+from primus.config.translation.pipeline_stages import STAGE_SETTINGS
 from primus.errors import PrimusError, UsageError
 from primus.model import expert_ffn_size, head_dim, num_moe_layers, num_query_groups
 

@@ -14,9 +14,9 @@ from torch.distributed import checkpoint as dcp
 
 from backends.torchtitan import runs
 from checkpoint_models import DENSE, SPARSE, draw_hub_tensors, make_spec
-from primus.backends.native import state
-from primus.backends.native.optimizer import build_optimizer
-from primus.backends.native.step import prepare_model, train_step
+from primus.frameworks.native.engine import state
+from primus.frameworks.native.engine.optimizer import build_optimizer
+from primus.frameworks.native.engine.step import prepare_model, train_step
 from primus.checkpoint import folders, manifest
 from primus.checkpoint.convert import TargetFormat, TargetSettings, compare_weights, plan_conversion, write_conversion
 from primus.checkpoint.family import BUFFERS
@@ -251,7 +251,7 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(tmp_path: Path, capsys: A
 
 
 def save_native(folder: Path, spec: ModelSpec, others: dict[str, torch.Tensor] | None = None) -> Path:
-    from primus.backends.native.model import build_model
+    from primus.frameworks.native.engine.model import build_model
 
     model = build_model(spec, "cpu", seed=1)
     optimizer = build_optimizer(model, Trainer(model=spec).optimizer)

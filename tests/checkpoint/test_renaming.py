@@ -10,7 +10,7 @@ import torch
 
 from checkpoint_models import DENSE, SPARSE, draw_hub_tensors, make_spec
 from primus import registry
-from primus.backends.native.model import build_model
+from primus.frameworks.native.engine.model import build_model
 from primus.checkpoint.family import UNSUPPORTED, list_hub_shapes
 from primus.checkpoint.initial_weights import InitialWeights
 from primus.checkpoint.renaming import EngineNames, HubNames

@@ -15,7 +15,7 @@ from torch.multiprocessing import ProcessContext, start_processes
 # Each process is forked from a server that has imported torch once: an import takes seconds of CPU time, that of what
 # sharding and optimizers import later included. The server has the variables that its first caller had.
 PRELOADED = "torch._dynamo torch.distributed.checkpoint torch.distributed.fsdp torch.distributed.tensor"
-multiprocessing.set_forkserver_preload([*PRELOADED.split(), "primus.worker", "primus.backends.native.run"])
+multiprocessing.set_forkserver_preload([*PRELOADED.split(), "primus.worker", "primus.frameworks.native.engine.run"])
 
 
 def start_in_processes(count: int, function: Callable[..., None], *args: Any) -> ProcessContext:

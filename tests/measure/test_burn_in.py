@@ -12,7 +12,7 @@ import torch
 from fakes import tools
 from fakes.nodes import node as build_facts
 from measure.test_communication import codes, started
-from primus.backends import native
+from primus.frameworks import native
 from primus.machine import measurements
 from primus.machine.facts import MachineFacts
 from primus.machine.health import DeviceHealth
@@ -87,7 +87,8 @@ def _tiny(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def test_the_reference_training_repeats_itself_and_notices_one_weight() -> None:
-    from primus.backends.native import reference, step
+    from primus.frameworks.native.engine import reference
+    from primus.frameworks.native.engine import step
 
     torch.set_num_threads(1)
     first = native.train_reference(CPU)

@@ -54,7 +54,7 @@ def test_there_is_a_small_example_of_each_dense_family() -> None:
 @pytest.mark.parametrize("path", SMALL, ids=lambda path: path.stem)
 def test_a_small_example_trains_two_steps(path: Path) -> None:
     torch = pytest.importorskip("torch")
-    from primus.backends.native.model import build_model
+    from primus.frameworks.native.engine.model import build_model
 
     trainer = load(path, "--dataset=null", "--mock_data", "--seq_length=32").experiment.trainer
     model = build_model(trainer.model, "cpu", seed=trainer.training.seed)

@@ -47,8 +47,8 @@ def check(experiment):
     pass
 
 def train(experiment, attempt):
-    from primus.backends import native
-    from primus.backends.native import engine
+    from primus.frameworks import native
+    from primus.frameworks.native.engine import driver as engine
     train_step = engine.train_step
     def train_step_with_error(*given, **options):
         result = train_step(*given, **options)

@@ -337,7 +337,7 @@ def test_many_lines_of_ranks_equal_those_that_are_read_line_by_line(
 def read_line_by_line(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> TrainingLog:
     """Read a log as where NumPy is not installed."""
     with monkeypatch.context() as patch:
-        patch.setattr("primus.training_logs.formats.megatron.MegatronReader.scan_block", lambda self, block: None)
+        patch.setattr("primus.frameworks.megatron.logs.MegatronReader.scan_block", lambda self, block: None)
         return read_text(tmp_path, text)
 
 

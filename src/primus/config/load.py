@@ -26,8 +26,8 @@ from primus.config.extended_files import (
     override_tree,
     read_extended_files,
 )
-from primus.config.frameworks.preset_files import find_checkout_preset
-from primus.config.frameworks.translation import LayerContext, Translator, find_translator
+from primus.config.translation.preset_files import find_checkout_preset
+from primus.config.translation.foreign_settings import LayerContext, Translator, find_translator
 from primus.config.overrides import parse_overrides
 from primus.config.refused_frameworks import REFUSED_FRAMEWORKS, SPELLINGS, find_refusal
 from primus.config.schema import GROUPS, OWNERS, Experiment, ModelSpec, Stage, Trainer

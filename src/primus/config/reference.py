@@ -11,8 +11,8 @@ from primus import registry
 from primus.backend import BACKENDS
 from primus.config.docs import read_field_docs, read_summary
 from primus.config.experiment_file import ExperimentFile, ModuleFile
-from primus.config.frameworks.megatron import VARIABLE
-from primus.config.frameworks.translation import find_translator
+from primus.frameworks.megatron.translation import VARIABLE
+from primus.config.translation.foreign_settings import find_translator
 from primus.config.model_spec import LARGEST
 from primus.config.schema import GROUPS, OWNERS, ConfigGroup, Stage
 from primus.config.schema_keys import ZERO_IS_NONE, list_switch_keys, needs_value

@@ -14,21 +14,21 @@ from msgspec import Struct, field, structs
 
 from primus.errors import UsageError, did_you_mean
 from primus.training_logs.formats import run_events, tensorboard
-from primus.training_logs.formats.automodel import AutomodelReader
-from primus.training_logs.formats.deepspeed import DeepSpeedReader
-from primus.training_logs.formats.huggingface import STATE_FILE, HuggingFaceReader, read_trainer_state
-from primus.training_logs.formats.litgpt import LitGptReader
-from primus.training_logs.formats.llm_foundry import LlmFoundryReader
-from primus.training_logs.formats.maxtext import MaxTextReader
-from primus.training_logs.formats.megatron import MegatronReader
-from primus.training_logs.formats.megatron_bridge import MegatronBridgeReader
+from primus.frameworks.automodel.logs import AutomodelReader
+from primus.frameworks.deepspeed.logs import DeepSpeedReader
+from primus.frameworks.huggingface.logs import STATE_FILE, HuggingFaceReader, read_trainer_state
+from primus.frameworks.litgpt.logs import LitGptReader
+from primus.frameworks.llm_foundry.logs import LlmFoundryReader
+from primus.frameworks.maxtext.logs import MaxTextReader
+from primus.frameworks.megatron.logs import MegatronReader
+from primus.frameworks.megatron_bridge.logs import MegatronBridgeReader
 from primus.training_logs.formats.mlperf import MlperfReader
-from primus.training_logs.formats.nanotron import NanotronReader
-from primus.training_logs.formats.nemo import NeMoReader
-from primus.training_logs.formats.olmo_core import OlmoCoreReader
-from primus.training_logs.formats.primus import PrimusReader
-from primus.training_logs.formats.torchtitan import TorchtitanReader
-from primus.training_logs.formats.torchtune import TorchtuneReader
+from primus.frameworks.nanotron.logs import NanotronReader
+from primus.frameworks.nemo.logs import NeMoReader
+from primus.frameworks.olmo_core.logs import OlmoCoreReader
+from primus.frameworks.primus.logs import PrimusReader
+from primus.frameworks.torchtitan.logs import TorchtitanReader
+from primus.frameworks.torchtune.logs import TorchtuneReader
 from primus.training_logs.log_step import LogStep
 from primus.training_logs.log_stream import LogStream, open_log, select_lines, split_blocks
 from primus.training_logs.step_merger import LogAttempt, StepMerger

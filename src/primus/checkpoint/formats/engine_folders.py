@@ -23,7 +23,7 @@ from primus.checkpoint.weights import TensorDict, WeightReader
 from primus.config.schema import ModelSpec
 
 NATIVE_WEIGHT = "model."
-"""Prefix of weights in checkpoints of native (primus/backends/native/state.py)."""
+"""Prefix of weights in checkpoints of native (primus/frameworks/native/engine/state.py)."""
 NATIVE_STEPS = "optimizer.step"
 TITAN_STATE = "optimizer.state."
 """Prefix of the optimizer's tensors in checkpoints of torchtitan."""

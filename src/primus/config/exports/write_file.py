@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from primus.config.exports.foreign_text import ForeignText, LostSetting
 from primus.config.exports.hugging_face import format_model_config
-from primus.config.exports.maxtext import format_maxtext
-from primus.config.exports.megatron_script import format_megatron_script
-from primus.config.exports.torchtitan_module import format_torchtitan_module
+from primus.frameworks.maxtext.export_file import format_maxtext
+from primus.frameworks.megatron.export_file import format_megatron_script
+from primus.frameworks.torchtitan.export_file import format_torchtitan_module
 from primus.config.load import Resolved
 
 TARGETS: dict[str, str] = {

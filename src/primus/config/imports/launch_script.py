@@ -18,8 +18,8 @@ from primus.config.imports.launch_line import (
     find_other_program,
     find_titan_source,
 )
-from primus.config.imports.maxtext import read_maxtext
-from primus.config.imports.megatron_flags import MegatronFlags, list_arguments
+from primus.frameworks.maxtext.import_file import read_maxtext
+from primus.frameworks.megatron.import_file import MegatronFlags, list_arguments
 from primus.config.imports.sandbox.probe_script import ScriptProbe, probe_script
 from primus.config.imports.sandbox.run_script import RunRecord
 from primus.config.imports.sandbox.script_facts import Doubt

@@ -12,9 +12,9 @@ from primus.config.imports.foreign_config import ForeignConfig
 from primus.config.imports.hugging_face import read_model_config
 from primus.config.imports.launch_line import is_launch_text
 from primus.config.imports.launch_script import read_launch_script
-from primus.config.imports.maxtext import is_maxtext, read_maxtext
-from primus.config.imports.torchtitan_python import is_titan_python, read_titan_python
-from primus.config.imports.torchtitan_settings import read_titan_settings
+from primus.frameworks.maxtext.import_file import is_maxtext, read_maxtext
+from primus.frameworks.torchtitan.python_file import is_titan_python, read_titan_python
+from primus.frameworks.torchtitan.import_file import read_titan_settings
 from primus.config.source import read_yaml, strip_origins
 from primus.config.text_file import format_path, read_config_text
 from primus.errors import UsageError

@@ -27,7 +27,7 @@ from primus.tasks.compare._parity import EngineSteps
 RECORD_VARIABLE = "PRIMUS_RECORD_BATCHES"
 """As in primus.session.batch_record, which imports numpy."""
 FLOAT64_VARIABLE = "PRIMUS_NATIVE_FLOAT64"
-"""As in primus.backends.native.run, which imports torch."""
+"""As in primus.frameworks.native.engine.run, which imports torch."""
 FLOAT64 = "native in float64"
 ONE_PROCESS = (
     *("--tensor_model_parallel_size", "1", "--pipeline_model_parallel_size", "1", "--context_parallel_size", "1"),

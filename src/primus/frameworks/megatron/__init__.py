@@ -1,0 +1,28 @@
+"""Megatron: megatron-core with the loop, data, schedule, reports and checkpoints of primus."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from primus.frameworks.megatron.support import check as check
+
+if TYPE_CHECKING:
+    from primus.config.schema import Experiment
+    from primus.runs.attempt import Attempt
+
+ENGINES = ("megatron",)
+"""The engine that `train` drives."""
+STAGES = ("pre_trainer", "post_trainer")
+USES_TORCH = True
+"""The launch checks that the installed PyTorch can use the machine's accelerators."""
+
+
+def train(experiment: Experiment, attempt: Attempt) -> None:
+    """Train as one rank of a run, until the last step or a signal.
+
+    Raises:
+        PrimusError: The training fails; the message says why.
+    """
+    from primus.frameworks.megatron.engine import run
+
+    run.train(experiment, attempt)

@@ -1,0 +1,448 @@
+"""Write an experiment as a bash script that calls `pretrain_gpt.py` of Megatron-LM.
+
+Names of arguments are those of `megatron/training/arguments.py` of core_v0.16.1. Every argument whose default differs
+from ours is written.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from primus.config.exports.foreign_text import ForeignText, LostSetting, comment_lost, list_lost
+from primus.config.translation.known_keys import read_megatron_arguments
+from primus.config.load import Resolved
+from primus.config.schedule import count_wsd_decay_steps, find_decay_end, find_final_learning_rate, warmup_steps
+from primus.config.schema import DataConfig, Experiment, ModelSpec, Trainer
+from primus.errors import UsageError
+
+REASONS = {
+    "moe_router_norm_topk_prob": "Megatron-LM renormalizes sigmoid scores, or takes a softmax over the chosen experts",
+    "nonfinite_policy": "Megatron-LM stops at the first loss that is not finite",
+    "compile": "Megatron-LM has no torch.compile of the whole model",
+    "keep_last_n": "Megatron-LM keeps all checkpoints, or every n-th (--save-retain-interval)",
+    "dataset": "prepare it by `data prepare` and pass its prefix as --data-path",
+    "min_lr_ratio": "",
+    "lr_warmup_fraction": "",
+}
+"""What Megatron-LM does about keys without an argument."""
+_HUB = "hf:"
+"""Prefix of weights in the format of Hugging Face, which Megatron-LM does not read."""
+_FIXED_ROPE: dict[str, dict[str, float]] = {
+    "llama3": {"rope_low_freq_factor": 1.0, "rope_high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+    "yarn": {"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 4096},
+}
+"""Values of rope scaling without an argument: `_apply_scaling` of core/models/common/embeddings/rotary_pos_embedding.py
+and `MLATransformerConfig` of core/transformer/transformer_config.py."""
+_FEATURES = {
+    "attention_output_gate": "gated attention",
+    "qk_layernorm_across_heads": "query and key norms across heads",
+    "global_kv_channels": "heads of two widths",
+    "global_num_query_groups": "two numbers of key/value heads",
+    "global_share_kv_projections": "shared key and value projections",
+    "no_rope_freq": "layers without rotary embedding",
+    "attention_chunk_size": "chunked attention",
+    "post_layernorm": "norms after attention and feed-forward",
+    "final_logit_softcapping": "soft-capped logits",
+    "attn_res_block_size": "attention residuals",
+    "moe_latent_size": "experts in a latent space",
+    "moe_parallel_dense": "a dense feed-forward parallel to experts",
+    "hybrid_layer_pattern": "layers of several kinds (pretrain_mamba.py)",
+}
+"""Keys of a model that `pretrain_gpt.py` does not have."""
+
+
+def format_megatron_script(resolved: Resolved) -> ForeignText:
+    """The script, and the settings that it cannot hold.
+
+    Raises:
+        UsageError: `pretrain_gpt.py` cannot build the model.
+    """
+    experiment = resolved.experiment
+    _check_model(experiment.trainer.model)
+    arguments = list_arguments(experiment)
+    written = _list_written_keys(arguments) | {f"backend_args.{key}" for key in _own_arguments(experiment.trainer)}
+    lost = [each for each in list_lost(resolved, written, REASONS) if each.reason]
+    lost += _list_differences(experiment.trainer)
+    lines = [
+        "#!/bin/bash",
+        f"# {experiment.exp_name}: pre-training with Megatron-LM (arguments of core_v0.16.1), exported by primus.",
+        "#",
+        "#   MEGATRON_PATH=/path/to/Megatron-LM bash THIS_FILE",
+        "#",
+        "# Megatron-LM applies the learning rate of a step one step later than primus.",
+        *comment_lost(lost),
+        "",
+        "set -euo pipefail",
+        "export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-1}",
+        "",
+        "DISTRIBUTED_ARGS=(",
+        "    --nproc_per_node ${GPUS_PER_NODE:-8}",
+        "    --nnodes ${NNODES:-1}",
+        "    --node_rank ${NODE_RANK:-0}",
+        "    --master_addr ${MASTER_ADDR:-localhost}",
+        "    --master_port ${MASTER_PORT:-29500}",
+        ")",
+        "",
+        "TRAINING_ARGS=(",
+        *(f"    {line}" for line in _format_lines(arguments)),
+        ")",
+        "",
+        'torchrun "${DISTRIBUTED_ARGS[@]}" "${MEGATRON_PATH:-.}/pretrain_gpt.py" "${TRAINING_ARGS[@]}" "$@"',
+    ]
+    return ForeignText("\n".join(lines) + "\n", lost)
+
+
+def list_arguments(experiment: Experiment) -> list[tuple[str, ...]]:
+    """Arguments of `pretrain_gpt.py`: the flag and its values."""
+    trainer = experiment.trainer
+    return [
+        *_list_model(trainer.model),
+        *_list_rope(trainer.model),
+        *_list_experts(trainer.model),
+        *_list_training(trainer),
+        *_list_schedule(trainer),
+        *_list_data(trainer.data),
+        *_list_vocabulary(trainer),
+        *_list_layout(trainer),
+        *_list_checkpoints(experiment),
+        *_list_engine_arguments(trainer),
+    ]
+
+
+def _check_model(model: ModelSpec) -> None:
+    for key, what in _FEATURES.items():
+        if getattr(model, key):
+            raise UsageError(f"{key}: {getattr(model, key)}: pretrain_gpt.py of Megatron-LM has no {what}")
+    if model.rope_type == "yarn" and not model.multi_latent_attention:
+        raise UsageError(
+            "rope_type: yarn: pretrain_gpt.py of Megatron-LM has yarn only with latent attention",
+            "export to torchtitan or huggingface, or set rope_type",
+        )
+    if model.window_size and model.window_layer_period not in (1, 2):
+        raise UsageError(
+            f"window_layer_period: {model.window_layer_period}: Megatron-LM places windowed layers differently"
+        )
+
+
+def _flag(name: str, *values: Any) -> tuple[str, ...]:
+    return (f"--{name.replace('_', '-')}", *(_format_number(value) for value in values))
+
+
+def _format_number(value: Any) -> str:
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def _list_model(model: ModelSpec) -> Iterator[tuple[str, ...]]:
+    yield _flag("use_mcore_models")
+    for key in ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads"):
+        yield _flag(key, getattr(model, key))
+    if model.num_query_groups not in (None, model.num_attention_heads) and not model.multi_latent_attention:
+        yield _flag("group_query_attention")
+        yield _flag("num_query_groups", model.num_query_groups)
+    if model.kv_channels:
+        yield _flag("kv_channels", model.kv_channels)
+    yield _flag("max_position_embeddings", model.max_position_embeddings)
+    yield from (
+        ("--normalization", "RMSNorm"),
+        ("--swiglu",),
+        ("--attention-dropout", "0.0"),
+        ("--hidden-dropout", "0.0"),
+    )
+    yield _flag("norm_epsilon", model.norm_epsilon)
+    yield _flag("init_method_std", model.init_method_std)
+    for key in ("untie_embeddings_and_output_weights", "add_qkv_bias", "qk_layernorm"):
+        if getattr(model, key):
+            yield _flag(key)
+    if not model.add_bias_linear:
+        yield _flag("disable_bias_linear")
+    if model.mtp_num_layers:
+        yield _flag("mtp_num_layers", model.mtp_num_layers)
+    yield from _list_attention(model)
+
+
+def _list_attention(model: ModelSpec) -> Iterator[tuple[str, ...]]:
+    """Windows, sinks and latent attention."""
+    if model.window_size:
+        yield _flag("window_size", f"({model.window_size - 1},0)")
+        if model.window_layer_period == 2:
+            yield _flag("window_attn_skip_freq", 2)
+    if model.attention_sinks:
+        yield _flag("softmax_type", "learnable")
+    if model.activation_clamp:
+        yield _flag("activation_func_clamp_value", model.activation_clamp)
+    if model.multi_latent_attention:
+        yield _flag("multi_latent_attention")
+        for key in ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"):
+            if getattr(model, key):
+                yield _flag(key, getattr(model, key))
+
+
+def _list_rope(model: ModelSpec) -> Iterator[tuple[str, ...]]:
+    yield _flag("position_embedding_type", "rope")
+    yield _flag("rotary_base", int(model.rotary_base))
+    if model.rotary_percent != 1.0:
+        yield _flag("rotary_percent", model.rotary_percent)
+    if model.rope_type == "llama3":
+        yield _flag("use_rope_scaling")
+        yield _flag("rope_scaling_factor", model.rotary_scaling_factor)
+    if model.multi_latent_attention:
+        yield _flag("rope_type", "yarn" if model.rope_type == "yarn" else "rope")
+        yield _flag("rotary_scaling_factor", model.rotary_scaling_factor)
+        yield _flag("mscale", model.mscale)
+        yield _flag("mscale_all_dim", model.mscale_all_dim)
+
+
+def _list_experts(model: ModelSpec) -> Iterator[tuple[str, ...]]:
+    if model.num_experts is None:
+        return
+    for key in ("num_experts", "moe_router_topk"):
+        yield _flag(key, getattr(model, key))
+    yield _flag("moe_ffn_hidden_size", model.moe_ffn_hidden_size or model.ffn_hidden_size)
+    if model.first_k_dense_replace or model.moe_layer_freq > 1:
+        yield _flag("moe_layer_freq", _format_expert_layers(model))
+    if model.moe_shared_expert_intermediate_size:
+        yield _flag("moe_shared_expert_intermediate_size", model.moe_shared_expert_intermediate_size)
+    yield _flag("moe_router_score_function", model.moe_router_score_function)
+    # A softmax over all experts that is renormalized over the chosen ones is a softmax over the chosen ones.
+    if model.moe_router_score_function == "softmax" and not _is_renormalized(model):
+        yield _flag("moe_router_pre_softmax")
+    if model.moe_router_enable_expert_bias:
+        yield _flag("moe_router_enable_expert_bias")
+    if model.moe_apply_probs_on_input:
+        yield _flag("moe_apply_probs_on_input")
+    if model.moe_router_num_groups:
+        yield _flag("moe_router_num_groups", model.moe_router_num_groups)
+        yield _flag("moe_router_group_topk", model.moe_router_group_topk)
+    if model.moe_router_topk_scaling_factor != 1.0:
+        yield _flag("moe_router_topk_scaling_factor", model.moe_router_topk_scaling_factor)
+    yield _flag("moe_router_load_balancing_type", "aux_loss" if model.moe_aux_loss_coeff else "none")
+    yield _flag("moe_aux_loss_coeff", model.moe_aux_loss_coeff)
+
+
+def _format_expert_layers(model: ModelSpec) -> str:
+    """1 for each layer with experts, 0 for the others; Megatron-LM starts an interval with layer 1, primus ends it."""
+    dense, interval = model.first_k_dense_replace, model.moe_layer_freq
+    if interval == 1:
+        return f"([0]*{dense}+[1]*{model.num_layers - dense})"
+    layers = range(1, model.num_layers + 1)
+    return str([int(layer > dense and layer % interval == 0) for layer in layers]).replace(" ", "")
+
+
+def _is_renormalized(model: ModelSpec) -> bool:
+    return model.moe_router_norm_topk_prob or not model.moe_router_pre_softmax
+
+
+def _list_training(trainer: Trainer) -> Iterator[tuple[str, ...]]:
+    training, optimizer = trainer.training, trainer.optimizer
+    for key in ("train_iters", "micro_batch_size", "seq_length", "seed"):
+        yield _flag(key, getattr(training, key))
+    if training.global_batch_size:
+        yield _flag("global_batch_size", training.global_batch_size)
+    if training.bf16:
+        yield _flag("bf16")
+    if training.fp8:
+        yield _flag("fp8_format", training.fp8)
+    if training.deterministic:
+        yield _flag("deterministic_mode")
+    if training.recompute_activations:
+        yield from (
+            ("--recompute-granularity", "full"),
+            ("--recompute-method", "uniform"),
+            ("--recompute-num-layers", "1"),
+        )
+    # Megatron-LM evaluates every 1000 steps by default; eval_iters 0 means never.
+    yield _flag("eval_interval", training.eval_interval or training.train_iters)
+    yield _flag("eval_iters", training.eval_iters if training.eval_interval else 0)
+    yield _flag("optimizer", "adam")
+    for key in ("weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad"):
+        yield _flag(key, getattr(optimizer, key))
+    yield _flag("log_interval", trainer.logging.log_interval)
+
+
+def _list_schedule(trainer: Trainer) -> Iterator[tuple[str, ...]]:
+    optimizer = trainer.optimizer
+    yield _flag("lr", optimizer.lr)
+    yield _flag("min_lr", find_final_learning_rate(optimizer))
+    yield _flag("lr_decay_style", optimizer.lr_decay_style)
+    train_iters = trainer.training.train_iters
+    yield _flag("lr_decay_iters", find_decay_end(optimizer, train_iters))
+    # Not --lr-warmup-fraction, of which Megatron-LM makes a part of a step.
+    yield _flag("lr_warmup_iters", warmup_steps(optimizer, train_iters))
+    if optimizer.lr_decay_style == "WSD":
+        yield _flag("lr_wsd_decay_style", "linear")
+        yield _flag("lr_wsd_decay_iters", count_wsd_decay_steps(optimizer, train_iters))
+
+
+def _list_data(data: DataConfig) -> Iterator[tuple[str, ...]]:
+    paths = (data.train_data_path, data.valid_data_path, data.test_data_path)
+    if data.mock_data or not any(paths):
+        yield _flag("mock_data")
+    elif not data.valid_data_path and not data.test_data_path:
+        yield _flag("data_path", *_list_words(data.train_data_path))
+    else:
+        for key in ("train_data_path", "valid_data_path", "test_data_path"):
+            if getattr(data, key):
+                yield _flag(key, *_list_words(getattr(data, key)))
+    if data.mock_data or not (data.valid_data_path or data.test_data_path):
+        yield _flag("split", data.split)
+    yield _flag("num_workers", data.num_workers)
+    for key in ("eod_mask_loss", "reset_position_ids", "reset_attention_mask"):
+        if getattr(data, key):
+            yield _flag(key)
+    yield from (("--no-create-attention-mask-in-dataloader",), ("--dataloader-type", "single"))
+
+
+def _list_vocabulary(trainer: Trainer) -> Iterator[tuple[str, ...]]:
+    """The tokenizer, and the size of the embedding: without padding, whose logits are in the softmax of Megatron-LM."""
+    data, vocab_size = trainer.data, trainer.model.vocab_size
+    if data.tokenizer_model and data.tokenizer_type != "ByteLevelBPE" and not data.mock_data:
+        yield _flag("tokenizer_type", data.tokenizer_type)
+        yield _flag("tokenizer_model", data.tokenizer_model)
+        yield _flag("vocab_size", vocab_size)
+        # Megatron-LM takes the size from the tokenizer, which is often smaller than the model's, and rounds it up to
+        # a multiple of this and of the tensor-parallel size.
+        divisor = -(-vocab_size // trainer.parallel.tensor_model_parallel_size)
+    else:
+        # The tokens are made already; the null tokenizer adds one end-of-document token to its size.
+        yield _flag("tokenizer_type", "NullTokenizer")
+        yield _flag("vocab_size", vocab_size - 1)
+        divisor = 1
+    if "make_vocab_size_divisible_by" not in _own_arguments(trainer):
+        yield _flag("make_vocab_size_divisible_by", divisor)
+
+
+def _list_words(blend: str | list[str | float] | None) -> list[str]:
+    if blend is None:
+        return []
+    return blend.split() if isinstance(blend, str) else [str(word) for word in blend]
+
+
+def _list_layout(trainer: Trainer) -> Iterator[tuple[str, ...]]:
+    parallel = trainer.parallel
+    for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
+        yield _flag(key, getattr(parallel, key))
+    if parallel.expert_model_parallel_size > 1:
+        yield _flag("expert_model_parallel_size", parallel.expert_model_parallel_size)
+    # Megatron-LM asks for sequence parallelism where experts meet tensor parallelism.
+    if parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1:
+        yield _flag("sequence_parallel")
+    if parallel.use_distributed_optimizer:
+        yield _flag("use_distributed_optimizer")
+    yield _flag("distributed_timeout_minutes", parallel.distributed_timeout_minutes)
+
+
+def _list_checkpoints(experiment: Experiment) -> Iterator[tuple[str, ...]]:
+    checkpoint = experiment.trainer.checkpoint
+    folder = checkpoint.save or f"{experiment.workspace}/{experiment.exp_name}/megatron"
+    if checkpoint.save_interval or not checkpoint.disable_last_saving:
+        yield _flag("save", folder)
+        yield _flag("save_interval", checkpoint.save_interval or experiment.trainer.training.train_iters)
+        yield _flag("ckpt_format", "torch_dist")
+        if checkpoint.async_save:
+            yield _flag("async_save")
+    if checkpoint.load and not checkpoint.load.startswith(_HUB):
+        yield _flag("load", checkpoint.load)
+    elif checkpoint.auto_continue_train:
+        yield _flag("load", folder)
+    if checkpoint.finetune:
+        yield _flag("finetune")
+    if not experiment.trainer.logging.disable_tensorboard:
+        yield _flag("tensorboard_dir", f"{experiment.workspace}/{experiment.exp_name}/tensorboard")
+    if not experiment.trainer.logging.disable_wandb:
+        yield _flag("wandb_project", experiment.trainer.logging.wandb_project or experiment.exp_name)
+        yield _flag("wandb_exp_name", experiment.trainer.logging.wandb_exp_name or experiment.exp_name)
+
+
+def _list_engine_arguments(trainer: Trainer) -> Iterator[tuple[str, ...]]:
+    """Settings of Megatron-LM itself, where the experiment has its backend."""
+    for key in _own_arguments(trainer):
+        value = trainer.backend_args[key]
+        argument = read_megatron_arguments().keys[key]
+        if argument.kind == "switch":
+            if value == argument.stores:
+                yield (argument.flags[0],)
+        elif value is not None:
+            values = value if isinstance(value, list) else [value]
+            yield (argument.flags[0], *map(_format_number, values))
+
+
+def _own_arguments(trainer: Trainer) -> list[str]:
+    known = read_megatron_arguments().keys
+    return [key for key in trainer.backend_args if trainer.framework == "megatron" and key in known]
+
+
+def _list_differences(trainer: Trainer) -> Iterator[LostSetting]:
+    """Values that Megatron-LM fixes otherwise."""
+    model, data = trainer.model, trainer.data
+    for key, value in _FIXED_ROPE.get(model.rope_type, {}).items():
+        if getattr(model, key) != value:
+            yield LostSetting(key, getattr(model, key), f"Megatron-LM scales rope with {value}")
+    if not float(model.rotary_base).is_integer():
+        yield LostSetting("rotary_base", model.rotary_base, "Megatron-LM takes a whole number")
+    if not data.mock_data and not any((data.train_data_path, data.valid_data_path, data.test_data_path)):
+        yield LostSetting("dataset", data.dataset, "mock data stands in: prepare it and pass its prefix as --data-path")
+
+    size = trainer.parallel.tensor_model_parallel_size
+    if model.vocab_size % size:
+        yield LostSetting("vocab_size", model.vocab_size, f"Megatron-LM rounds it up to a multiple of {size}")
+    load = trainer.checkpoint.load
+    if load and load.startswith(_HUB):
+        reason = "`checkpoint convert` it with --to megatron, and pass the result as --load"
+        yield LostSetting("load", load, reason)
+
+
+def _list_written_keys(arguments: Iterable[tuple[str, ...]]) -> set[str]:
+    """Keys that the arguments hold."""
+    names = {words[0][2:].replace("-", "_") for words in arguments}
+    if "use_rope_scaling" in names or "rope_type" in names:
+        names |= {"rotary_scaling_factor", "original_max_position_embeddings", "beta_fast", "beta_slow"}
+    if "recompute_granularity" in names:
+        names.add("recompute_activations")
+    extra = {
+        "rope_type": "rope_type",
+        "use_rope_scaling": "rope_type",
+        "fp8_format": "fp8",
+        "softmax_type": "attention_sinks",
+        "activation_func_clamp_value": "activation_clamp",
+        "window_attn_skip_freq": "window_layer_period",
+        "deterministic_mode": "deterministic",
+        "tokenizer_type": "tokenizer_model",
+        "data_path": "train_data_path",
+        "lr_warmup_iters": "lr_warmup_fraction",
+        "min_lr": "min_lr_ratio",
+        "num_experts": "moe_router_norm_topk_prob",
+        "moe_layer_freq": "first_k_dense_replace",
+        "mock_data": "dataset",
+    }
+    names |= {ours for theirs, ours in extra.items() if theirs in names}
+    return names | _ALWAYS
+
+
+_ALWAYS = {
+    "rope_low_freq_factor",
+    "rope_high_freq_factor",
+    "yarn_correction_range_round_to_int",
+    "num_query_groups",
+    "kv_channels",
+    "moe_router_pre_softmax",
+    "save",
+    "save_interval",
+    "load",
+    "finetune",
+    "sequence_parallel",
+    "eval_interval",
+    "eval_iters",
+    "add_bias_linear",
+    "rotary_percent",
+    "lr_wsd_decay_iters",
+}
+"""Keys that always are in the arguments, or have no effect without those that are."""
+_PLAIN = re.compile(r"[A-Za-z0-9_./:=,+-]+")
+
+
+def _format_lines(arguments: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    for words in arguments:
+        yield " ".join(word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in words)

@@ -1,0 +1,68 @@
+"""The native backend: a decoder-only transformer trained with PyTorch's own distributed parts."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from primus.frameworks.native.support import ADAPTER_KEYS
+from primus.frameworks.native.support import check as check
+from primus.errors import UnfitError
+
+if TYPE_CHECKING:
+    import torch
+
+    from primus.checkpoint.weights import WeightReader
+    from primus.config.schema import Experiment, ModelSpec
+    from primus.runs.attempt import Attempt
+
+KEYS = ADAPTER_KEYS
+STAGES = ("pre_trainer", "post_trainer")
+USES_TORCH = True
+"""The launch checks that the installed PyTorch can use the machine's accelerators."""
+
+
+def train(experiment: Experiment, attempt: Attempt) -> None:
+    """Train as one rank of a run, until the last step or a signal.
+
+    Raises:
+        PrimusError: The training fails; the message says why.
+    """
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise UnfitError(
+            f"the native backend needs PyTorch, which cannot be imported: {error}",
+            "./primus-cli setup installs it, or pip install '.[native]' in a checkout",
+        ) from None
+    from primus.frameworks.native.engine import run
+
+    run.train(experiment, attempt)
+
+
+def run_fake_step(experiment: Experiment, device: str, observer: AbstractContextManager[object]) -> None:
+    """Run the passes of one micro batch on fake tensors inside of `observer`."""
+    from primus.frameworks.native.engine import fake_step
+
+    fake_step.run_fake_step(experiment, device, observer)
+
+
+def train_reference(device: torch.device) -> tuple[str, float]:
+    """Train the quick start's model for a few fixed steps; returns a digest of losses and weights, and the last loss.
+
+    Two devices of the same model with the same libraries have the same digest.
+    """
+    from primus.frameworks.native.engine import reference
+
+    return reference.train(device)
+
+
+def compute_logits(spec: ModelSpec, weights: WeightReader, tokens_BS: torch.Tensor) -> torch.Tensor:
+    """Logits [B, S, V] of a model with weights in hub names, float32 on the CPU.
+
+    Raises:
+        UsageError: native does not support this model.
+    """
+    from primus.frameworks.native.engine.generate import compute_logits as compute
+
+    return compute(spec, weights, tokens_BS)

@@ -1,0 +1,120 @@
+"""Adapters (LoRA, arXiv 2106.09685) next to the matrices of native's layers, and their tensors by the names of peft.
+
+Shape suffixes: D input width, R rank, F output width.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+from fnmatch import fnmatch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from primus.frameworks.native.engine.model import ADAPTER, Linear, Transformer, fill_weight
+from primus.checkpoint.family import list_hub_shapes, list_rules
+from primus.checkpoint.formats.adapter import AdapterFiles, build_config, name_parts
+from primus.errors import UsageError
+from primus.session.adapter_settings import AdapterSettings
+
+MATRICES = {
+    "self_attention.linear_qkv": "attention.qkv",
+    "self_attention.linear_proj": "attention.output",
+    "mlp.linear_fc1": "feed_forward.gate_up",
+    "mlp.linear_fc2": "feed_forward.down",
+}
+"""Matrix of a layer by its name in Megatron, which `peft_target_modules` has."""
+
+
+class Adapter(nn.Module):
+    """alpha / R x up(down(dropout(x))), in the dtype of its input."""
+
+    def __init__(self, linear: Linear, settings: AdapterSettings) -> None:
+        super().__init__()
+        rank, place = settings.peft_dim, linear.weight.device
+        self.down_RD = nn.Parameter(torch.empty(rank, linear.in_features, device=place))
+        self.up_FR = nn.Parameter(torch.empty(linear.out_features, rank, device=place))
+        self.scale = settings.peft_alpha / rank
+        self.dropout = settings.peft_dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Evaluation and generation take no gradients, and drop nothing.
+        if self.dropout and torch.is_grad_enabled():
+            x = F.dropout(x, self.dropout)
+        return F.linear(F.linear(x, self.down_RD.to(x.dtype)), self.up_FR.to(x.dtype)) * self.scale
+
+
+def add_adapters(model: Transformer, settings: AdapterSettings) -> None:
+    """Freeze the weights of `model`, and add adapters to the matrices that `settings` chooses.
+
+    Raises:
+        UsageError: It chooses none.
+    """
+    model.requires_grad_(False)
+    model.adapters = settings
+    added = 0
+    for number, layer in enumerate(model.layers):
+        for path, own in MATRICES.items():
+            name, short = f"decoder.layers.{number}.{path}", path.rpartition(".")[2]
+            if any(fnmatch(name, each) or fnmatch(short, each) for each in settings.peft_target_modules):
+                linear = layer.get_submodule(own)
+                assert isinstance(linear, Linear)
+                linear.adapter = Adapter(linear, settings)
+                added += 1
+    if not added:
+        raise UsageError(
+            f"peft_target_modules: {', '.join(settings.peft_target_modules)} matches no matrix of the model",
+            "matrices are named like decoder.layers.0.self_attention.linear_qkv",
+        )
+
+
+def initialize_adapters(model: Transformer, seed: int) -> None:
+    """Fill the adapters in place, sharded or not: `up` is zero, so that training begins with the model as it is."""
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ADAPTER not in name:
+                continue
+            value = torch.zeros(weight.shape)
+            if name.endswith("down_RD"):
+                generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+                bound = 1 / math.sqrt(weight.shape[1])
+                value.uniform_(-bound, bound, generator=generator)
+            fill_weight(weight, value)
+
+
+def collect_adapter_files(model: Transformer, load: str) -> AdapterFiles:
+    """A copy of the adapters as peft has them; if the model is sharded, every process must call this.
+
+    Args:
+        model: With adapters.
+        load: The checkpoint of the model under them.
+    """
+    assert model.adapters is not None
+    settings = model.adapters
+    tensors = dict(_iterate_tensors(model))
+    sizes = settings.peft_dim, settings.peft_alpha, settings.peft_dropout
+    return AdapterFiles(load, build_config(tensors, *sizes, model.spec.num_layers), tensors)
+
+
+def _iterate_tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
+    """The hub has query, key and value (gate and up) apart: each takes its rows of `up`, and all of `down`."""
+    rules = {rule.engine.name: rule for rule in list_rules(model.spec, "native")}
+    shapes = list_hub_shapes(model.spec)
+    for name, module in model.named_modules():
+        if not isinstance(module, Adapter):
+            continue
+        parts = [part.name for part in rules[f"{name.removesuffix('.adapter')}.weight"].hub]
+        down_RD, up_FR = _copy_whole(module.down_RD), _copy_whole(module.up_FR)
+        for part, rows_FR in zip(parts, up_FR.split([shapes[part][0] for part in parts]), strict=True):
+            down_name, up_name = name_parts(part)
+            yield down_name, down_RD
+            yield up_name, rows_FR
+
+
+def _copy_whole(weight: Tensor) -> Tensor:
+    whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
+    return whole.detach().to("cpu", copy=True)

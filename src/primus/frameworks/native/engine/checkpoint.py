@@ -1,0 +1,124 @@
+"""Checkpoints of the native backend: the state of a run, written and read by torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from primus.frameworks.native.engine import state
+from primus.frameworks.native.engine.model import Transformer
+from primus.checkpoint.formats.adapter import AdapterFiles
+from primus.checkpoint.formats.open import ADAPTER_FOLDER
+from primus.errors import PrimusError
+from primus.session.checkpoints import WriteFiles, format_reason
+from primus.session.resume import ResumePoint
+from primus.session.torch_processes import TorchProcesses, random_state, set_random_state
+
+State = dict[str, Tensor]
+"""Tensors of a checkpoint by name; sharded ones are DTensors."""
+
+
+def collect_current_state(model: Transformer, optimizer: torch.optim.Optimizer, processes: TorchProcesses) -> State:
+    """Everything that a checkpoint holds, in place."""
+    named = state.collect_weights(model) | state.collect_moments(model, optimizer)
+    return named | random_state(processes.rank, processes.device)
+
+
+def restore_state(
+    start: ResumePoint, model: Transformer, optimizer: torch.optim.Optimizer, processes: TorchProcesses
+) -> None:
+    """Load the checkpoint into the model and, unless only its weights are wanted, the optimizer and the generators.
+
+    The generators are restored only for the same number of processes; only the dropout of adapters draws from them.
+
+    Raises:
+        PrimusError: It cannot be read.
+    """
+    # The tensors are those of the model and the optimizer: reading fills them in place, sharded as they are here.
+    named = state.collect_weights(model)
+    random: State = {}
+    if not start.weights_only:
+        named |= state.collect_moments(model, optimizer)
+        # Each process has saved its own generators, under its rank; a converted checkpoint has none.
+        if start.manifest.world_size == processes.world:
+            own = random_state(processes.rank, processes.device)
+            random = own if has_all(start.folder, own) else {}
+    read_state(named | random, start.folder, processes)
+    if not start.weights_only:
+        # AdamW has a step count for each weight; the checkpoint has one, as they are equal.
+        state.set_steps(model, optimizer, named[state.STEPS])
+    if random:
+        set_random_state(random, processes.rank, processes.device)
+
+
+def prepare_files(
+    tensors: State, is_async: bool, processes: TorchProcesses, adapter: AdapterFiles | None = None
+) -> WriteFiles:
+    """What writes `tensors`, and `adapter` for peft; with `is_async` a copy, which is complete when this returns."""
+    write = partial(write_state, _copy_to_host(tensors) if is_async else tensors, processes=processes)
+    if adapter is None or not processes.is_first:
+        return write
+
+    def write_both(folder: Path) -> None:
+        write(folder)
+        adapter.write(folder / ADAPTER_FOLDER)
+
+    return write_both
+
+
+def write_state(tensors: State, folder: Path, processes: TorchProcesses) -> None:
+    """Write the tensors of all processes into `folder` and wait until they are on disk."""
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    alone = processes.world == 1
+    _expect_one_process()
+    save(tensors, checkpoint_id=folder, process_group=processes.writer_group, no_dist=alone)
+
+
+def read_state(tensors: State, folder: Path, processes: TorchProcesses) -> None:
+    """Fill `tensors`, sharded as they are here, from the checkpoint in `folder`.
+
+    Raises:
+        PrimusError: The checkpoint lacks one of them, or has another size for it.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    alone = processes.world == 1
+    _expect_one_process()
+    try:
+        load(tensors, checkpoint_id=folder, process_group=processes.writer_group, no_dist=alone)
+    except CheckpointException as error:
+        raise PrimusError(f"{folder}: cannot be loaded: {format_reason(error)}", "choose another checkpoint") from None
+
+
+def has_all(folder: Path, names: Iterable[str]) -> bool:
+    """Whether a checkpoint has an entry for each of these names."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    return set(names) <= FileSystemReader(str(folder)).read_metadata().state_dict_metadata.keys()
+
+
+def _copy_to_host(tensors: State) -> State:
+    """A copy in the host's memory, complete when this returns."""
+    from torch.distributed.checkpoint.staging import BlockingAsyncStager
+
+    # Blocking, although the name says async: only the write after it is asynchronous.
+    copied = BlockingAsyncStager().stage(tensors)
+    assert isinstance(copied, dict)
+    return copied
+
+
+def count_bytes(tensors: State) -> int:
+    """Size of all processes' tensors together; a DTensor counts whole."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def _expect_one_process() -> None:
+    """Silence the warning of torch.distributed.checkpoint about a missing process group."""
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)

@@ -1,0 +1,201 @@
+"""Native behind the contract of `primus.session.engine`: a model that PyTorch's own distributed parts train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from primus.frameworks.native.engine.adapters import add_adapters, collect_adapter_files, initialize_adapters
+from primus.frameworks.native.engine.batch import to_batch
+from primus.frameworks.native.engine.checkpoint import collect_current_state, count_bytes, prepare_files, restore_state
+from primus.frameworks.native.engine.model import (
+    Transformer,
+    build_model,
+    fill_frequencies,
+    initialize_weights,
+    load_weights,
+)
+from primus.frameworks.native.engine.optimizer import build_optimizer
+from primus.frameworks.native.engine.samples import TextSampler
+from primus.frameworks.native.engine.settings_in_force import read_settings
+from primus.frameworks.native.engine.spikes import LossWindow
+from primus.frameworks.native.engine.step import SPIKE, StepResult, Trainable, evaluate_batches, prepare_model, train_step
+from primus.callback import Callback
+from primus.checkpoint.formats.adapter import has_adapter
+from primus.checkpoint.manifest import read_manifest
+from primus.checkpoint.weights import WeightReader
+from primus.config.schema import TrainingConfig
+from primus.data.training.masks import build_document_handling
+from primus.session.adapter_settings import AdapterSettings
+from primus.session.adapter_settings import read_settings as read_adapter_settings
+from primus.session.bad_steps import BadStepDetector
+from primus.session.compute_timer import ComputeTime, ComputeTimer
+from primus.session.engine import Engine, MicroBatches, RunningStep, StateToSave, StepValues
+from primus.session.resume import ResumePoint
+from primus.session.session import Session
+from primus.session.settings_in_force import LiveSetting
+from primus.session.torch_processes import TorchProcesses, read_peak_memory, seed_everything
+from primus.session.torch_settings import StepWatch
+from primus.session.weights import open_base_weights, open_loaded_weights
+
+
+class LaunchedStep(NamedTuple):
+    """A step that was launched, and may still be running on the device."""
+
+    result: StepResult
+    compute_time: ComputeTime | None
+
+    def read(self) -> StepValues:
+        loss, grad_norm, skipped, _ = self.result.values.tolist()  # waits for the step, once
+        seconds = self.compute_time.seconds() if self.compute_time else None
+        return StepValues(loss, grad_norm, skipped != 0.0, seconds, spike=skipped == SPIKE)
+
+
+class NativeEngine(Engine):
+    """Trains the model of a run; its weights are filled by `load_start`.
+
+    Args:
+        session: The run; steps whose loss is a spike are found for it if its policy asks for them.
+        processes: That train together.
+        dtype: Of the parameters.
+    """
+
+    def __init__(self, session: Session, processes: TorchProcesses, dtype: torch.dtype = torch.float32) -> None:
+        self._trainer, self._processes = session.trainer, processes
+        self._masked_token, self._compile_reason = session.masked_token, session.compile_reason
+        self.trainable = self._build_trainable(session, dtype)
+        self._optimizer = build_optimizer(self.model, session.trainer.optimizer)
+        self._timer = ComputeTimer(processes.device, self.model)
+        self._watch = StepWatch(self.model, is_compiled=session.compiled)
+        self._window = _build_loss_window(session.trainer.training, processes.device)
+        session.bad_steps = BadStepDetector(session.trainer.training, self._window)
+
+    @property
+    def data_rank(self) -> int:
+        return self._processes.rank
+
+    @property
+    def model(self) -> Transformer:
+        return self.trainable.model
+
+    @property
+    def optimizer(self) -> torch.optim.AdamW:
+        return self._optimizer
+
+    def load_start(self, session: Session, start: ResumePoint | None) -> None:
+        """Load a checkpoint of native; else fill the weights: those of `load:` in another format, or initial ones.
+
+        With adapters, the weights under them are loaded first, also where a run resumes: checkpoints lack them.
+        """
+        transformer, seed = self.model, self._trainer.training.seed
+        if start is None:
+            seed_everything(seed, self._trainer.training.deterministic)
+        if start is None or start.weights_only:
+            # AdamW creates its moments again at the next step, as zeros.
+            self._optimizer.state.clear()
+        if transformer.adapters is not None:
+            load_weights(transformer, open_base_weights(self._trainer))
+            initialize_adapters(transformer, seed)
+            if start is not None and not start.weights_only:
+                self._restore(start)
+            return
+        if start is not None and start.manifest.backend == "native" and not has_adapter(start.folder):
+            fill_frequencies(transformer)
+            self._restore(start)
+            return
+        # After sharding: each process fills its own part, from values that depend on the seed and the names only.
+        weights = open_loaded_weights(session)
+        if weights is None:
+            initialize_weights(transformer, seed)
+        else:
+            self.load_weights(weights)
+
+    def load_weights(self, weights: WeightReader) -> None:
+        load_weights(self.model, weights)
+
+    def step(self, batches: MicroBatches, learning_rate: float) -> StepValues | RunningStep:
+        """One optimizer step; on a GPU it is running when this returns."""
+        device = self._processes.device
+        result = train_step(
+            self.trainable,
+            self._optimizer,
+            [to_batch(tokens, self._masked_token, device) for tokens in batches],
+            learning_rate=learning_rate,
+            clip_grad=self._trainer.optimizer.clip_grad,
+            window=self._window,
+            timer=self._timer,
+        )
+        launched = LaunchedStep(result, self._timer.take_time())
+        return launched.read() if device.type == "cpu" else launched
+
+    def evaluate(self, batches: MicroBatches) -> tuple[float, int]:
+        """Sum and number of the losses, without compiling: without gradients the model would be compiled again."""
+        read = [to_batch(tokens, self._masked_token, self._processes.device) for tokens in batches]
+        return evaluate_batches(replace(self.trainable, loss=self.model), read)
+
+    def save(self, folder: Path) -> None:
+        self.collect_state().take()(folder)
+
+    def collect_state(self) -> StateToSave:
+        """The tensors of this step; with `async_save` a copy of them is written while training continues."""
+        config = self._trainer.checkpoint
+        state = collect_current_state(self.model, self._optimizer, self._processes)
+        adapter = None
+        if self.model.adapters is not None and config.load:
+            # Gathered by all processes, before one of them writes it.
+            adapter = collect_adapter_files(self.model, config.load)
+        return StateToSave(
+            lambda: prepare_files(state, config.async_save, self._processes, adapter),
+            num_bytes=count_bytes(state),
+            in_thread=config.async_save,
+        )
+
+    def load(self, folder: Path) -> None:
+        found = read_manifest(folder)
+        assert found is not None, "the search takes complete checkpoints only"
+        self._restore(ResumePoint(folder, found))
+
+    def watch_step(self) -> StepWatch:
+        return self._watch
+
+    def read_settings(self) -> list[LiveSetting]:
+        return read_settings(self.trainable, self._optimizer, self._watch, self._compile_reason)
+
+    def read_memory(self) -> int:
+        return read_peak_memory(self._processes.device)
+
+    def build_callbacks(self, session: Session) -> Sequence[Callback]:
+        return [TextSampler(session, self.model)]
+
+    def _restore(self, start: ResumePoint) -> None:
+        restore_state(start, self.model, self._optimizer, self._processes)
+
+    def _build_trainable(self, session: Session, dtype: torch.dtype) -> Trainable:
+        """The model, sharded if there are several processes; its weights are not filled yet."""
+        trainer = session.trainer
+        training = trainer.training
+        built = build_model(trainer.model, "meta", training.seed, dtype)
+        built.documents = build_document_handling(trainer.data, session.data.eod_id)
+        settings = read_adapter_settings(trainer.backend_args, AdapterSettings)
+        if settings.peft != "none":
+            add_adapters(built, settings)
+        return prepare_model(
+            built,
+            device=self._processes.device,
+            bf16=training.bf16,
+            compile=session.compiled,
+            world=self._processes.world,
+            shard=trainer.parallel.use_distributed_optimizer,
+            recompute=training.recompute_activations,
+            loss_chunk_size=training.loss_chunk_size,
+        )
+
+
+def _build_loss_window(config: TrainingConfig, device: torch.device) -> LossWindow | None:
+    if config.loss_spike_policy == "none":
+        return None
+    return LossWindow(config.loss_spike_window, config.loss_spike_factor, device)

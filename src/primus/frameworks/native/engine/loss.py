@@ -1,0 +1,207 @@
+"""Cross-entropy of a linear head, without the logits of a whole long sequence in memory.
+
+Shape suffixes: T tokens (batch x sequence), D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from primus.frameworks.native.engine.ops import choose_wide_dtype
+
+IGNORED = -100
+"""Target of a token that has no loss; the convention of torch's and Hugging Face's cross-entropy."""
+
+CHUNK_BYTES = {"cpu": 128 << 20, "default": 1 << 30}
+"""Memory of one chunk of logits without `loss_chunk_size`; an accelerator needs large matrices to be busy."""
+
+TILE = 256
+"""Tokens whose logits a CPU finishes at once, so that they stay in its cache (docs/native-speed.md)."""
+
+SMALLEST = 1e-30
+"""Probability below which -log p is taken from the logits, as float32 ends near 1e-38."""
+
+PART = 512
+"""Elements of a row that are added up in float32."""
+
+MOST_COMPILED_TILES = 8
+"""Tiles of one chunk in a compiled graph: each is unrolled in it, and costs time to compile."""
+
+
+def cross_entropy(
+    hidden: Tensor, weight_VD: Tensor, targets: Tensor, scale: Tensor | None = None, chunk: int | None = None
+) -> Tensor:
+    """`scale` x the sum of -log p(target) over the tokens whose target is not IGNORED, float64.
+
+    With scale = 1 / (tokens with a target in all micro batches of all processes) the sum over micro batches and
+    processes is the mean, and so are the gradients.
+
+    Args:
+        hidden: Hidden states [..., D].
+        weight_VD: The output head; used in the dtype of `hidden`.
+        targets: Token ids, the shape of `hidden` without D.
+        scale: A float64 scalar on the same device; 1 when None.
+        chunk: Tokens whose logits are in memory at once; chosen from the vocabulary when None.
+    """
+    if scale is None:
+        scale = torch.ones((), dtype=torch.float64, device=hidden.device)
+    if chunk is None:
+        chunk = choose_chunk(weight_VD.shape[0], hidden)
+    return _LinearCrossEntropy.apply(hidden.flatten(0, -2), weight_VD, targets.flatten(), scale, chunk)
+
+
+def choose_chunk(vocabulary: int, hidden: Tensor) -> int:
+    """Tokens in a chunk: as many as CHUNK_BYTES hold, in whole tiles.
+
+    One tile in float32 on the CPU, where gradients of the head accumulate in place at no loss; bfloat16 gradients
+    are summed over as many tokens as possible before they are rounded.
+    """
+    eager_cpu = hidden.device.type == "cpu" and not torch.compiler.is_compiling()
+    if eager_cpu and hidden.dtype == torch.float32:
+        return TILE
+    memory = CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["default"])
+    return max(TILE, memory // (vocabulary * hidden.element_size()) // TILE * TILE)
+
+
+def count_targets(targets: Tensor) -> Tensor:
+    """How many targets have a loss; an int64 scalar on their device."""
+    return (targets != IGNORED).sum()
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Computes the gradients in the forward pass, while the logits of a chunk are in memory: nothing is computed twice.
+
+    Idea: Liger Kernel (arXiv 2410.10989), section 3.2, "FusedLinearCrossEntropy".
+    """
+
+    @staticmethod
+    def forward(ctx, hidden_TD: Tensor, master_VD: Tensor, targets_T: Tensor, scale: Tensor, chunk: int) -> Tensor:
+        weight_VD = master_VD.to(hidden_TD.dtype)
+        counted_T1 = (targets_T != IGNORED).unsqueeze(1)
+        # IGNORED is not a row of the vocabulary; the weight 0 of its row removes what index 0 gives.
+        index_T1 = targets_T.clamp_min(0).unsqueeze(1)
+        losses, grad_hidden, grad_weight_VD = [], [], None
+        for rows in _split_spans(hidden_TD.shape[0], chunk):
+            hidden_cD = hidden_TD[rows]
+            losses_c1, grad_cV, totals_c1 = _compute_losses_and_gradient(hidden_cD, weight_VD, index_T1[rows])
+            weights_c1 = counted_T1[rows] * scale
+            losses.append((losses_c1 * weights_c1).sum())
+            # An evaluation needs no gradients, and nothing else of the chunk.
+            if not any(ctx.needs_input_grad):
+                continue
+            # Rows are weighted in the narrow matrices [c, D], which is much less work than in [c, V].
+            weights_c1 = (weights_c1 / totals_c1).to(choose_wide_dtype(hidden_TD.dtype))
+            grad_hidden.append((grad_cV @ weight_VD).mul_(weights_c1))
+            if ctx.needs_input_grad[1]:
+                weighted_cD = (hidden_cD * weights_c1).to(hidden_cD.dtype)
+                grad_weight_VD = _add_product(grad_weight_VD, grad_cV.t(), weighted_cD)
+        if grad_hidden:
+            ctx.save_for_backward(_concatenate_parts(grad_hidden), grad_weight_VD)
+            ctx.weight_dtype = master_VD.dtype
+        return torch.stack(losses).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        grad_hidden_TD, grad_weight_VD = ctx.saved_tensors
+        if grad_weight_VD is not None:
+            # The masters are float32, whatever the dtype of the products.
+            grad_weight_VD = _scale_gradient(grad_weight_VD.to(ctx.weight_dtype), grad)
+        return _scale_gradient(grad_hidden_TD, grad), grad_weight_VD, None, None, None
+
+
+def _compute_losses_and_gradient(hidden_cD: Tensor, weight_VD: Tensor, index_c1: Tensor) -> tuple[Tensor, ...]:
+    """Of each row of logits: -log p of its target; its exponentials - onehot(target) x their total; and their total.
+
+    The second divided by the third is the gradient, softmax(logits) - onehot(target). It is [c, V] in the dtype of
+    `hidden_cD`; the others are float64 [c, 1].
+    """
+    num_tokens, is_compiling = hidden_cD.shape[0], torch.compiler.is_compiling()
+    if hidden_cD.device.type == "cpu" and not is_compiling:
+        return _compute_in_tiles(hidden_cD, weight_VD, index_c1)
+    is_tiled = hidden_cD.device.type == "cpu"
+    tile = max(TILE, math.ceil(num_tokens / MOST_COMPILED_TILES)) if is_tiled else num_tokens
+    parts = [
+        _exponentiate_logits(hidden_cD[rows] @ weight_VD.t(), index_c1[rows]) for rows in _split_spans(num_tokens, tile)
+    ]
+    return tuple(_concatenate_parts(list(each)) for each in zip(*parts, strict=True))
+
+
+def _compute_in_tiles(hidden_cD: Tensor, weight_VD: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    num_tokens = hidden_cD.shape[0]
+    # The product is a tile already; no copy into a larger tensor is needed.
+    if num_tokens <= TILE and hidden_cD.dtype == choose_wide_dtype(hidden_cD.dtype):
+        return _exponentiate_by_softmax(hidden_cD @ weight_VD.t(), index_c1)
+    losses_c1, totals_c1 = hidden_cD.new_empty((2, num_tokens, 1), dtype=torch.float64)
+    grad_cV = hidden_cD.new_empty((num_tokens, weight_VD.shape[0]))
+    for rows in _split_spans(num_tokens, TILE):
+        found = _exponentiate_by_softmax(hidden_cD[rows] @ weight_VD.t(), index_c1[rows])
+        losses_c1[rows], grad_cV[rows], totals_c1[rows] = found
+    return losses_c1, grad_cV, totals_c1
+
+
+def _exponentiate_logits(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """See `_compute_losses_and_gradient`; for GPUs and for the compiler, without reading values on the host."""
+    wide_cV = logits_cV.to(choose_wide_dtype(logits_cV.dtype))
+    largest_c1 = wide_cV.amax(1, keepdim=True)
+    exponentials_cV = (wide_cV - largest_c1).exp()
+    totals_c1 = _sum_rows(exponentials_cV)
+    # float64 costs nothing for one number a token; float32 rounds logits of 20 to 1e-6.
+    losses_c1 = totals_c1.log() + (largest_c1.double() - wide_cV.gather(1, index_c1).double())
+    # A comparison instead of a scatter: the compiler fuses it into the same pass.
+    columns_V = torch.arange(wide_cV.shape[1], device=wide_cV.device)
+    grad_cV = exponentials_cV - torch.where(columns_V == index_c1, totals_c1.to(wide_cV.dtype), 0.0)
+    return losses_c1, grad_cV.to(logits_cV.dtype), totals_c1
+
+
+def _exponentiate_by_softmax(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """See `_compute_losses_and_gradient`; by torch's softmax, whose exponentials take half the time of `exp` on a CPU.
+
+    Each is within 1e-6, but torch adds them up in as many partial sums as a vector register has elements: the rows of
+    trained models, which differ more than random ones, then add up to 1 + 7e-6. Hence the sum of its results counts.
+    """
+    exponentials_cV = torch.softmax(logits_cV, 1, dtype=choose_wide_dtype(logits_cV.dtype))
+    totals_c1 = _sum_rows(exponentials_cV)
+    targets_c1 = exponentials_cV.gather(1, index_c1)
+    losses_c1 = (totals_c1 / targets_c1).log()
+    # A tiny probability has lost its digits in softmax; the logits still have them.
+    if not targets_c1.min() > SMALLEST:  # also where it is NaN
+        losses_c1, _, _ = _exponentiate_logits(logits_cV, index_c1)
+    grad_cV = exponentials_cV.scatter_(1, index_c1, targets_c1 - totals_c1.to(targets_c1.dtype))
+    return losses_c1, grad_cV, totals_c1
+
+
+def _sum_rows(values_cV: Tensor) -> Tensor:
+    """The sum of each row, float64 [c, 1]: of parts, because one float32 sum loses what is small beside its total."""
+    rest = values_cV.shape[1] % PART
+    parts = values_cV[:, rest:].unflatten(1, (values_cV.shape[1] // PART, PART)).sum(2)
+    return parts.double().sum(1, keepdim=True) + values_cV[:, :rest].sum(1, keepdim=True).double()
+
+
+def _split_spans(length: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
+
+
+def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """total + left @ right, in float32 or wider from the second chunk on."""
+    if total is None:
+        return left @ right
+    wide_dtype = choose_wide_dtype(left.dtype)
+    if left.dtype == wide_dtype:
+        return total.addmm_(left, right)
+    return total.to(wide_dtype).add_(left @ right)
+
+
+def _concatenate_parts(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _scale_gradient(gradient: Tensor, factor: Tensor) -> Tensor:
+    """gradient x factor; the factor is 1 unless the loss was scaled, and reading it on the CPU costs nothing."""
+    if factor.device.type == "cpu" and not torch.compiler.is_compiling() and factor.item() == 1.0:
+        return gradient
+    return gradient * factor

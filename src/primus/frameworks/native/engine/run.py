@@ -1,0 +1,58 @@
+"""One rank of a run that native trains: processes, session, the decision to compile, engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import torch
+
+from primus.frameworks.native.engine import compilation
+from primus.frameworks.native.engine.compilation import CompileDecision
+from primus.frameworks.native.engine.driver import NativeEngine
+from primus.callback import CONVENTION
+from primus.config.schema import Experiment
+from primus.model import flops_per_token
+from primus.runs.attempt import Attempt
+from primus.session.engine_errors import explain_torch_errors
+from primus.session.loop import train_with_engine
+from primus.session.open_session import open_session
+from primus.session.session import Session
+from primus.session.torch_processes import TorchProcesses, describe_torch_engine, join_run, seed_everything
+
+FLOAT64_VARIABLE = "PRIMUS_NATIVE_FLOAT64"
+"""Variable that makes native train one process in float64 if it is 1: the reference by which engines are judged."""
+
+
+def train(experiment: Experiment, attempt: Attempt) -> None:
+    """Train as one rank of a run until its last step or a signal, from its newest checkpoint on.
+
+    Raises:
+        PrimusError: The training cannot begin or continue; the message says why.
+    """
+    training, environ = experiment.trainer.training, os.environ
+    # Inside of the process group: the set-up already communicates, for example to agree on the checkpoint.
+    with explain_torch_errors(), join_run(attempt, experiment.trainer) as processes:
+        # Before anything draws a number; the restored generators replace these.
+        seed_everything(training.seed, training.deterministic)
+        info = describe_torch_engine(processes, "native", "torch", str(torch.__version__), processes.world)
+        session = open_session(experiment, attempt, processes, info, environ)
+        # After the search: a resumed run is compiled if the checkpoint's was, since rounding differs.
+        decision = _decide_compile(session, processes, environ)
+        session.compiled, session.compile_reason = decision.compiled, decision.reason
+        dtype = torch.float64 if environ.get(FLOAT64_VARIABLE) == "1" else torch.float32
+        train_with_engine(session, NativeEngine(session, processes, dtype))
+
+
+def _decide_compile(session: Session, processes: TorchProcesses, environ: Mapping[str, str]) -> CompileDecision:
+    trainer, start = session.trainer, session.start
+    training = trainer.training
+    tokens = training.train_iters * session.global_batch_size * training.seq_length
+    return compilation.decide_compilation(
+        training.compile,
+        before=start.manifest.compiled if start and not start.weights_only else None,
+        flops_per_device=tokens * flops_per_token(trainer.model, training.seq_length, CONVENTION) / processes.world,
+        device_type=processes.device.type,
+        threads=torch.get_num_threads(),
+        environ=environ,
+    )

@@ -1,0 +1,47 @@
+"""The settings in force of a run of native, read from its model, its optimizer and its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from primus.frameworks.native.engine.adapters import Adapter
+from primus.frameworks.native.engine.step import Trainable
+from primus.session.settings_in_force import APPLIED_NORM, LiveSetting, explain_settings
+from primus.session.torch_settings import (
+    StepWatch,
+    is_model_compiled,
+    is_state_sharded,
+    measure_applied_norm,
+    read_torch_settings,
+)
+
+
+def read_settings(
+    trainable: Trainable, optimizer: torch.optim.Optimizer, watch: StepWatch, compile_reason: str
+) -> list[LiveSetting]:
+    """The settings that model and optimizer have after the step that `watch` saw."""
+    found = {each.key: each for each in read_torch_settings(trainable.model, [optimizer], watch)}
+    for key, value in _read_own_objects(trainable, optimizer):
+        # What the step has shown outranks the flag that asked for it.
+        found.setdefault(key, LiveSetting(key=key, value=value))
+    return explain_settings(list(found.values()), {"compile": compile_reason})
+
+
+def _read_own_objects(trainable: Trainable, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
+    model = trainable.model
+    yield "compile", is_model_compiled(model, trainable.loss)
+    yield "recompute_activations", model.recompute
+    yield "bf16", model.compute_dtype is torch.bfloat16
+    yield "loss_chunk_size", model.loss_chunk_size
+    if trainable.world > 1:  # else there is nothing to shard
+        yield "use_distributed_optimizer", is_state_sharded(model)
+    yield APPLIED_NORM, measure_applied_norm([optimizer])
+    adapters = [module for module in model.modules() if isinstance(module, Adapter)]
+    yield "peft", "lora" if adapters else "none"
+    if adapters:
+        yield "peft_dim", adapters[0].down_RD.shape[0]
+        yield "peft_alpha", round(adapters[0].scale * adapters[0].down_RD.shape[0])
+        yield "peft_dropout", adapters[0].dropout

@@ -1,0 +1,231 @@
+"""One optimizer step, in one process or sharded over several, in fp32 or bf16, eager or compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from primus.frameworks.native.engine.gradient_norm import compute_gradient_norm
+from primus.frameworks.native.engine.loss import count_targets
+from primus.frameworks.native.engine.memory import keep_freed_memory
+from primus.frameworks.native.engine.model import Transformer
+from primus.frameworks.native.engine.spikes import LossWindow
+from primus.session.compute_timer import ComputeTimer
+
+Batch = tuple[Tensor, ...]
+"""Tokens and targets of one micro batch, both int64 [B, S] on the model's device; of packed examples also the number of
+each token's example."""
+
+
+NONFINITE, SPIKE = 1.0, 2.0
+"""Why a step was skipped."""
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """A model ready for `train_step`."""
+
+    model: Transformer
+    """The model; its parameters are float32 (the masters), sharded if there are several processes."""
+    loss: Callable[..., Tensor]
+    """(tokens, targets, scale, examples if packed) -> scale x summed loss; compiled if requested."""
+    device: torch.device
+    """Device of this process."""
+    world: int
+    """Processes that share the batch."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Outcome of a step, still on the device: reading a property waits for the step to finish."""
+
+    values: Tensor
+    """[loss, grad norm, NONFINITE or SPIKE if skipped else 0, tokens], float64."""
+
+    @property
+    def loss(self) -> float:
+        """Mean loss over the tokens of all micro batches and processes."""
+        return self.values[0].item()
+
+    @property
+    def grad_norm(self) -> float:
+        """Norm of the whole gradient before clipping."""
+        return self.values[1].item()
+
+    @property
+    def is_skipped(self) -> bool:
+        """The loss or the gradient was not finite or a spike: parameters and optimizer state are as before."""
+        return self.values[2].item() != 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens with a target in all micro batches of all processes."""
+        return int(self.values[3].item())
+
+
+def prepare_model(
+    model: Transformer,
+    *,
+    device: torch.device | str,
+    bf16: bool = True,
+    compile: bool = False,
+    world: int = 1,
+    shard: bool = True,
+    recompute: bool = False,
+    loss_chunk_size: int | None = None,
+) -> Trainable:
+    """Make `model` trainable; a model on the meta device is allocated, and needs `model.initialize_weights` afterwards.
+
+    Args:
+        model: From `model.build_model`; changed in place.
+        device: Where it trains.
+        bf16: Compute in bfloat16; the parameters, their gradients and the optimizer stay float32.
+        compile: torch.compile of the model with its loss (of each layer if there are several processes).
+        world: Processes in the default process group, which must exist when there are several.
+        shard: Shard parameters, gradients and optimizer state over the processes; else every process has all of them.
+        recompute: Recompute the activations of each layer in the backward pass.
+        loss_chunk_size: Tokens whose logits are in memory at once; chosen from the vocabulary when None.
+    """
+    device = torch.device(device)
+    if device.type == "cpu":
+        keep_freed_memory()
+    configure_model(model, bf16=bf16, recompute=recompute, loss_chunk_size=loss_chunk_size)
+    if world > 1:
+        _shard_model(model, device, bf16, compile, world, shard)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        model.to_empty(device=device)
+    else:
+        model.to(device)
+    loss = torch.compile(model) if compile and world == 1 else model
+    return Trainable(model, loss, device, world)
+
+
+def configure_model(model: Transformer, *, bf16: bool, recompute: bool, loss_chunk_size: int | None) -> None:
+    """Choose how `model` computes; the arguments are those of `prepare_model`."""
+    model.compute_dtype = torch.bfloat16 if bf16 else None
+    model.recompute = recompute
+    model.loss_chunk_size = loss_chunk_size
+
+
+def train_step(
+    trainable: Trainable,
+    optimizer: torch.optim.AdamW,
+    micro_batches: Sequence[Batch],
+    *,
+    learning_rate: float,
+    clip_grad: float,
+    window: LossWindow | None = None,
+    timer: ComputeTimer | None = None,
+) -> StepResult:
+    """One optimizer step over all micro batches of all processes.
+
+    The gradient is that of the mean loss over every token that has a target, in any micro batch and process. A step
+    whose loss or gradient is not finite, or whose loss is a spike in `window`, changes nothing. The host never waits
+    for the device.
+    """
+    # Stays on the device: the number of tokens is needed on the host only in the report.
+    counts = torch.stack([count_targets(targets) for _, targets, *_ in micro_batches])
+    num_tokens = _sum_over_ranks(counts.sum(), trainable)
+    # The divisor is known before the first pass, so gradients add up to those of the mean without a pass over them.
+    # float64: a float32 sum of losses differs from the exact one by up to two units in its last place.
+    scale = 1.0 / num_tokens.clamp_min(1).double()
+    loss = torch.zeros((), dtype=torch.float64, device=trainable.device)
+    for index, (tokens, targets, *examples) in enumerate(micro_batches):
+        _synchronise_gradients(trainable.model, index == len(micro_batches) - 1)
+        with timer.measure_step() if timer else nullcontext():
+            part = trainable.loss(tokens, targets, scale, *examples)
+            # With FSDP the reduction of the gradients overlaps with this pass in the last micro batch.
+            part.backward()
+        # Detached, because the sum would otherwise keep the graphs of all micro batches in memory.
+        loss = loss + part.detach()
+    # Reduced before it is judged: every process then has the same bits, and decides the same.
+    loss = _sum_over_ranks(loss, trainable)
+    grad_norm = _compute_gradient_norm(trainable.model)
+    # A tensor rather than a branch: a branch on its value would wait for the device.
+    skipped = NONFINITE * ~(loss.isfinite() & grad_norm.isfinite())
+    if window is not None:
+        skipped = torch.where(skipped == 0, SPIKE * window.add_loss(loss.float()), skipped)
+    _apply_update(optimizer, learning_rate, _compute_divisor(grad_norm, clip_grad), skipped != 0)
+    return StepResult(torch.stack([value.double() for value in (loss, grad_norm, skipped, num_tokens)]))
+
+
+@torch.no_grad()
+def evaluate_batches(trainable: Trainable, batches: Sequence[Batch]) -> tuple[float, int]:
+    """Sum of the losses, and number, of the tokens of all batches of all processes; every process must call it."""
+    one = torch.ones((), dtype=torch.float64, device=trainable.device)
+    totals = torch.zeros(2, dtype=torch.float64, device=trainable.device)
+    for tokens, targets, *examples in batches:
+        loss = trainable.loss(tokens, targets, one, *examples)
+        totals += torch.stack([loss, count_targets(targets).double()])
+    loss_sum, num_tokens = _sum_over_ranks(totals, trainable).tolist()
+    return loss_sum, int(num_tokens)
+
+
+def _shard_model(model: Transformer, device: torch.device, bf16: bool, compile: bool, world: int, shard: bool) -> None:
+    """Shard by FSDP2 over all processes: each layer is gathered when it runs (torch.distributed.fsdp.fully_shard)."""
+    # Without sharding, a mesh of replicas: the same code path, and gradients are reduced by FSDP2 as well.
+    sizes = {"shard": world} if shard else {"replicate": world, "shard": 1}
+    mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if bf16 else None,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,  # rotary angles stay float32, the loss scale float64
+    )
+    # Each layer is compiled for itself: a graph of the whole model would contain the gathering of weights.
+    for layer in model.layers:
+        if compile:
+            # Before fully_shard, whose hooks then run outside of the compiled graph.
+            layer.compile()
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)  # the loss is divided by the tokens of all processes already
+            module.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction
+
+
+def _synchronise_gradients(model: Transformer, now: bool) -> None:
+    """Reduce gradients over the processes after the last micro batch only."""
+    if isinstance(model, FSDPModule):
+        # Without it each micro batch would reduce its gradients: the same result with more communication.
+        model.set_requires_gradient_sync(now)
+
+
+def _sum_over_ranks(value: Tensor, trainable: Trainable) -> Tensor:
+    if trainable.world > 1:
+        # In place and asynchronous on GPUs: the host does not wait for the sum.
+        dist.all_reduce(value)
+    return value
+
+
+def _compute_gradient_norm(model: Transformer) -> Tensor:
+    return compute_gradient_norm([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+
+
+def _compute_divisor(grad_norm: Tensor, clip_grad: float) -> Tensor:
+    """Divisor of the gradients that limits their norm to `clip_grad`."""
+    if clip_grad == 0.0:
+        return torch.ones_like(grad_norm, dtype=torch.float32)
+    return (grad_norm / clip_grad).clamp_min(1.0).float()  # fused optimizers read a float32
+
+
+def _apply_update(optimizer: torch.optim.AdamW, learning_rate: float, divisor: Tensor, skipped: Tensor) -> None:
+    """Step with gradients divided by `divisor`, unless `skipped`.
+
+    The two attributes are how torch.amp.GradScaler talks to fused optimizers: scaling and skipping happen
+    inside the kernel, so gradients are read once and the host does not wait for `skipped`.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    optimizer.grad_scale = divisor  # type: ignore[attr-defined]
+    optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]
+    optimizer.step()
+    # None rather than zeros: the next backward pass then writes gradients instead of adding to them.
+    optimizer.zero_grad(set_to_none=True)

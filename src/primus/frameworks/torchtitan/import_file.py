@@ -1,0 +1,101 @@
+"""Read torchtitan's configuration tree as an experiment, whatever the form in which it was written.
+
+Names of v0.3.0 are moved to the places of 0.2 (`profiler` to `profiling`, `validator` to `validation`, ...).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from primus.config.translation.known_keys import read_torchtitan_fields
+from primus.frameworks.torchtitan.translation import MOVED_SECTIONS, TorchtitanTranslator
+from primus.frameworks.torchtitan.names import DATASETS, DEBUG_MODELS, DEFAULTS, MODELS
+from primus.config.imports.foreign_config import ForeignConfig
+from primus.config.imports.framework_rules import import_settings
+from primus.frameworks.torchtitan.releases import (
+    convert_older_settings,
+    convert_token_counts,
+    fit_model_to_release,
+)
+from primus.config.source import flatten_settings
+
+TOKENIZERS = ("model.hf_assets_path", "hf_assets_path", "model.tokenizer_path")
+
+
+def read_titan_settings(tree: dict[str, Any], target: ForeignConfig, is_toml: bool = False) -> None:
+    """Set the keys of `target`, and list each setting without one.
+
+    Args:
+        tree: The settings, in the sections of 0.2.
+        target: Result.
+        is_toml: Whether they are of a TOML, the form of releases before 0.3.
+
+    Raises:
+        UsageError: A value has another type.
+    """
+    written = flatten_settings(tree)
+    values = {_move_to_section(name): value for name, value in written.items()}
+    if "training.dataset.dataset" in values:  # after 0.3, below the way in which samples are packed
+        values["training.dataset"] = values.pop("training.dataset.dataset")
+    family, flavor = str(values.pop("model.name", "llama3")), str(values.pop("model.flavor", "debugmodel"))
+    _choose_model(family, flavor, target)
+    fit_model_to_release(family, flavor, written, is_toml, target)
+    convert_older_settings(values, target)
+    convert_token_counts(values, target)
+    for name in ("job.dump_folder", "dump_folder"):
+        if name in values:
+            target.settings["workspace"] = values.pop(name)
+    _drop_other_data(values, target)
+    if not any(values.get(name) for name in ("validation.enable", "validation.enabled")):
+        for name in [name for name in values if name.startswith("validation.")]:
+            target.add_other(name, values.pop(name))
+    known = read_torchtitan_fields().keys
+    defaults = {name: known[name].default for name in DEFAULTS}
+    kept = import_settings(values, defaults, TorchtitanTranslator(), target, known)
+    if kept:
+        target.settings["backend_args"] = kept
+
+
+def _choose_model(name: str, flavor: str, target: ForeignConfig) -> None:
+    """The preset of `model.name` and `model.flavor`, or a small shape; a line where there is neither."""
+    family = MODELS.get(name, {})
+    plain = _strip_variant(flavor)
+    by_case = {each.lower(): preset for each, preset in family.items()}
+    if plain.lower() in by_case:
+        target.settings["model"] = by_case[plain.lower()]
+    elif (name, plain) in DEBUG_MODELS:
+        target.model |= DEBUG_MODELS[name, plain]
+    elif family:
+        target.add_other("model.flavor", flavor, f"no preset of {name}; known: {', '.join(family)}")
+    else:
+        target.add_other("model.name", name, f"has no preset; known: {', '.join(MODELS)}")
+    if name in ("deepseek_v3", "gpt_oss", "llama4") or "moe" in plain or "A" in plain:
+        # torchtitan balances experts by their biases, without a term in the loss.
+        target.set_key("moe_aux_loss_coeff", 0.0)
+    if plain != flavor:
+        target.add_other("model.flavor", flavor, "the attention backend is chosen by the backend")
+
+
+def _drop_other_data(values: dict[str, Any], target: ForeignConfig) -> None:
+    """List a dataset that is torchtitan's alone; a path is listed by the rules."""
+    name = values.get("training.dataset", "c4_test")
+    has_path, has_tokenizer = bool(values.get("training.dataset_path")), any(map(values.get, TOKENIZERS))
+    if has_path or not has_tokenizer or name not in DATASETS:
+        values.pop("training.dataset", None)
+        if not has_path:
+            reason = "not a dataset of primus; prepare it by `data prepare` and set train_data_path"
+            target.add_other("training.dataset", name, reason)
+
+
+def _move_to_section(name: str) -> str:
+    for moved, place in MOVED_SECTIONS.items():
+        if name.startswith(moved):
+            return place + name.removeprefix(moved)
+    return name
+
+
+def _strip_variant(flavor: str) -> str:
+    """`flavor` without the attention backend that variants name: ``8B_flex``."""
+    for end in ("_flex_attn", "_varlen_attn", "_flex", "_varlen", "_irope"):
+        flavor = flavor.removesuffix(end)
+    return flavor

@@ -1,0 +1,141 @@
+"""A configuration of MaxText becomes an experiment for MaxText, with the settings that primus has no key for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from primus.cli.main import main
+from primus.config.translation.known_keys import read_maxtext_keys
+from primus.config.imports.read_file import read_foreign_file
+from primus.config.imports.write_file import format_result
+from primus.config.load import load_experiment
+from primus.errors import UsageError
+from primus.experiment import resolve_experiment
+
+CONFIG = {
+    "base_config": "base.yml",
+    "model_name": "llama3-8b",
+    "steps": 20,
+    "per_device_batch_size": 2,
+    "max_target_length": 4096,
+    "dataset_type": "synthetic",
+    "enable_checkpointing": False,
+    "remat_policy": "save_qkv_proj",
+    "quantization": "fp8",
+    "attention": "cudnn_flash_te",
+    "ici_fsdp_parallelism": 8,
+    "sparse_matmul": read_maxtext_keys().keys["sparse_matmul"].default,
+    "enable_goodput_recording": False,
+    "scan_layer": True,
+}
+
+
+def test_a_configuration_of_maxtext_stays_one_for_maxtext(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = tmp_path / "train.yml", tmp_path / "experiment.yaml"
+    source.write_text(yaml.safe_dump(CONFIG))
+    assert main(["direct", "--", "config", "import", str(source), "--output", str(target)]) == 0
+    assert "scan_layer True: unknown setting; did you mean scan_layers?" in capsys.readouterr().err
+    module = yaml.safe_load(target.read_text())["modules"]["pre_trainer"]
+    assert (module["framework"], module["model"]) == ("maxtext", "llama3_8B.yaml")
+    kept = {key: module["overrides"].get(key) for key in CONFIG}
+    wanted = {"model_name", "remat_policy", "quantization", "attention", "ici_fsdp_parallelism"}
+    assert {key for key, value in kept.items() if value is not None} == wanted
+    assert all(kept[key] == CONFIG[key] for key in wanted)
+    assert module["overrides"]["train_iters"] == 20 and module["overrides"]["mock_data"] is True
+    assert main(["direct", "--", "config", "check", "--config", str(target)]) == 0
+
+
+def test_sizes_that_a_configuration_leaves_out_are_those_of_maxtext(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = tmp_path / "smoke.yml", tmp_path / "experiment.yaml"
+    shape = {"base_emb_dim": 256, "base_num_query_heads": 4, "base_num_kv_heads": 4, "base_mlp_dim": 512}
+    base = {"base_config": "configs/base.yml", "dataset_type": "synthetic", "enable_checkpointing": False, "steps": 10}
+    source.write_text(yaml.safe_dump(base | shape | {"base_num_decoder_layers": 2}))
+    assert main(["direct", "--", "config", "import", str(source), "--output", str(target)]) == 0
+    assert "base_config" not in capsys.readouterr().err
+    overrides = yaml.safe_load(target.read_text())["modules"]["pre_trainer"]["overrides"]
+    assert (overrides["vocab_size"], overrides["kv_channels"], overrides["num_layers"]) == (32_000, 128, 2)
+    assert main(["direct", "--", "config", "check", "--config", str(target)]) == 0
+    defaults = {key: read_maxtext_keys().keys[key].default for key in ("vocab_size", "head_dim", "base_mlp_dim")}
+    assert list(defaults.values()) == [32_000, 128, 7168]
+
+
+def test_an_imported_batch_is_one_of_tensor_parallel_devices_and_stays_so(tmp_path: Path) -> None:
+    source, target = tmp_path / "tensor.yml", tmp_path / "experiment.yaml"
+    source.write_text(yaml.safe_dump(CONFIG | {"ici_tensor_parallelism": 4}))
+    assert main(["direct", "--", "config", "import", str(source), "--output", str(target)]) == 0
+    assert resolve_experiment(target, (), {}).experiment.trainer.training.micro_batch_size == 8
+
+
+def test_settings_that_experiment_files_refuse_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "muon.yml"
+    source.write_text(yaml.safe_dump(CONFIG | {"opt_type": "muon", "load_parameters_path": "gs://a/b"}))
+    assert main(["direct", "--", "config", "import", str(source)]) == 0
+    told = capsys.readouterr().err
+    assert "opt_type muon: only AdamW is supported; set opt_type: adamw" in told
+    assert "load_parameters_path gs://a/b: a checkpoint of MaxText's own format" in told
+
+
+def test_a_base_that_is_not_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "serve.yml"
+    source.write_text(yaml.safe_dump(CONFIG | {"base_config": "inference/inference_jetstream.yml"}))
+    assert main(["direct", "--", "config", "import", str(source)]) == 0
+    assert "base_config inference/inference_jetstream.yml: its settings are not read" in capsys.readouterr().err
+
+
+def test_what_base_yml_states_for_every_model_is_no_setting_of_a_dense_one(tmp_path: Path) -> None:
+    file = tmp_path / "copy.yml"
+    file.write_text(
+        "model_name: default\nbase_emb_dim: 512\nattention_type: global\nkv_lora_rank: 512\nqk_nope_head_dim: 128\n"
+        "num_experts: 1\nnum_experts_per_tok: 1\nshared_experts: 0\nfirst_num_dense_layers: 0\nrope_type: default\n"
+        "rope_factor: 40\nbeta_fast: 32\ndataset_type: synthetic\nsteps: 3\nq_lora_rank: 0\n"
+    )
+    config = read_foreign_file(file, {})
+    experiment = tmp_path / "e.yaml"
+    experiment.write_text(format_result(config))
+    model = resolve_experiment(experiment, (), {}).experiment.trainer.model
+    assert (model.kv_lora_rank, model.moe_router_topk, model.rotary_scaling_factor) == (None, 2, 1.0)
+    assert config.warnings == []
+
+
+@pytest.mark.parametrize("rank", [0, 64])
+def test_latent_attention_keeps_its_widths(rank: int, tmp_path: Path) -> None:
+    file = tmp_path / "mla.yml"
+    file.write_text(f"base_emb_dim: 512\nattention_type: mla\nkv_lora_rank: 96\nq_lora_rank: {rank}\nsteps: 3\n")
+    model = read_foreign_file(file, {}).model
+    assert (model["kv_lora_rank"], model.get("q_lora_rank", 0)) == (96, rank)
+
+
+@pytest.mark.parametrize("switch", ["use_sft", "use_dpo"])
+def test_another_objective_than_pretraining_is_said(switch: str, tmp_path: Path) -> None:
+    text = f"model_name: llama3.1-8b\n{switch}: true\ndataset_type: synthetic\nsteps: 3\nlearning_rate: 1.0e-5\n"
+    (tmp_path / "a.yml").write_text(text)
+    config = read_foreign_file(tmp_path / "a.yml", {})
+    assert [each.key for each in config.warnings] == [switch]
+    overrides = f"{{{switch}: true, dataset_type: synthetic}}"
+    module = f"{{framework: maxtext, model: llama3.1_8B.yaml, overrides: {overrides}}}"
+    (tmp_path / "e.yaml").write_text(f"modules: {{pre_trainer: {module}}}\n")
+    with pytest.raises(UsageError, match=switch):
+        load_experiment(tmp_path / "e.yaml", environ={})
+
+
+def test_sizes_beside_the_name_of_a_model_are_those_of_the_model(tmp_path: Path) -> None:
+    text = "model_name: llama3.1-8b\nbase_num_decoder_layers: 4\ndataset_type: synthetic\nsteps: 3\n"
+    (tmp_path / "a.yml").write_text(text)
+    config = read_foreign_file(tmp_path / "a.yml", {})
+    assert "num_layers" not in config.model
+    assert "as MaxText does without override_model_config" in config.warnings[0].reason
+    (tmp_path / "a.yml").write_text(text + "override_model_config: true\n")
+    assert read_foreign_file(tmp_path / "a.yml", {}).model["num_layers"] == 4
+
+
+def test_names_of_earlier_releases_keep_their_values(tmp_path: Path) -> None:
+    (tmp_path / "a.yml").write_text(
+        "model_name: kimi-k2-1t\ncosine_learning_rate_final_fraction: 0.3\nsteps: 3\nlog_period: 2\n"
+    )
+    settings = read_foreign_file(tmp_path / "a.yml", {}).settings
+    assert (settings["min_lr_ratio"], settings["model"]) == (0.3, "kimi_k2")

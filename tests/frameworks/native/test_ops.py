@@ -1,0 +1,89 @@
+"""The eager Functions against their formulas and derivatives in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from primus.frameworks.native.engine import ops
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+"""Relative to the norm: float32 keeps 24 bits of mantissa and bfloat16 8, through at most about ten operations."""
+
+
+def normal(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).requires_grad_()
+
+
+def assert_same_function(ours, formula, inputs: list[torch.Tensor]) -> None:
+    """`ours` on `inputs` gives the value and gradients of `formula` on the same numbers in float64."""
+    wide = [value.detach().double().requires_grad_() for value in inputs]
+    result, expected = ours(*inputs), formula(*wide)
+    direction = torch.randn(result.shape, generator=torch.Generator().manual_seed(99)).to(result.dtype)
+    result.backward(direction)
+    expected.backward(direction.double())
+    tolerance = TOLERANCE[inputs[0].dtype]
+    assert relative_error(result, expected) < tolerance
+    for value, exact in zip(inputs, wide, strict=True):
+        assert value.grad.dtype == value.dtype
+        assert relative_error(value.grad, exact.grad) < tolerance
+
+
+def relative_error(value: torch.Tensor, exact: torch.Tensor) -> float:
+    """Relative to the norm of `exact`, or to 1 where that vanishes (the attention of one token has no gradient)."""
+    scale = exact.norm() if exact.norm() > 1e-6 else 1.0
+    return ((value.detach().double() - exact.detach()).norm() / scale).item()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_rms_norm(dtype: torch.dtype) -> None:
+    def formula(x, weight):
+        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+
+    inputs = [normal(2, 5, 48, dtype=dtype, seed=0), normal(48, dtype=dtype, seed=1)]
+    assert_same_function(lambda x, weight: ops.rms_norm(x, weight, 1e-5), formula, inputs)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_swiglu(dtype: torch.dtype) -> None:
+    def formula(gate_up):
+        gate, up = gate_up.chunk(2, -1)
+        return gate * torch.sigmoid(gate) * up
+
+    assert_same_function(ops.swiglu, formula, [normal(2, 5, 96, dtype=dtype, seed=2)])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_rotate(dtype: torch.dtype) -> None:
+    angle = torch.linspace(0, 6, 7 * 8, dtype=torch.float64).view(7, 1, 8)
+    cosine, sine = torch.cat((angle.cos(), angle.cos()), -1), torch.cat((-angle.sin(), angle.sin()), -1)
+
+    def formula(x):
+        turned = torch.complex(x[..., :8].contiguous(), x[..., 8:].contiguous()) * torch.polar(angle * 0 + 1, angle)
+        return torch.cat((turned.real, turned.imag), -1)
+
+    inputs = [normal(2, 7, 3, 16, dtype=dtype, seed=3)]
+    assert_same_function(lambda x: ops.apply_rotary(x, cosine.to(dtype), sine.to(dtype)), formula, inputs)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("heads", "groups"), [(4, 4), (6, 2), (3, 1)])
+@pytest.mark.parametrize("length", [1, 100, ops.QUERY_ROWS, ops.QUERY_ROWS + 1, 300])
+def test_causal_attention(dtype: torch.dtype, heads: int, groups: int, length: int) -> None:
+    def formula(q, k, v):
+        k, v = (x.repeat_interleave(heads // groups, 1) for x in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    shapes = [(2, heads, length, 16), (2, groups, length, 16), (2, groups, length, 16)]
+    assert_same_function(ops.causal_attention, formula, [normal(*s, dtype=dtype, seed=i) for i, s in enumerate(shapes)])
+
+
+def test_attention_takes_the_layout_that_the_packed_projection_gives() -> None:
+    packed = normal(2, 200, 3 * 4, 16, dtype=torch.bfloat16, seed=5)
+    parts = [part.transpose(1, 2) for part in packed.split(4, 2)]
+    copies = [part.detach().contiguous().requires_grad_() for part in parts]
+    ops.causal_attention(*parts).sum().backward()
+    ops.causal_attention(*copies).sum().backward()
+    expected = torch.cat([copy.grad.transpose(1, 2) for copy in copies], 2)
+    assert relative_error(packed.grad, expected.double()) < 1e-2
