@@ -30,8 +30,8 @@ from pathlib import Path
 from engines.gate import ANSWERS, FOLDER_VARIABLE, REQUESTS
 
 from primus import registry
-from primus.backend import BACKENDS
 from primus.engines.choice import choose_engine
+from primus.framework import FRAMEWORKS
 
 HERE = Path(__file__).parent
 VOCAB = 8192
@@ -48,7 +48,7 @@ RIVALS = {
 }
 """Arguments of the interpreter that start the loop without primus, by backend."""
 CHECKOUT_VARIABLE = "PRIMUS_MEGATRON_PATH"
-FRAMEWORKS = {"megatron_lm": "megatron"}
+OTHER_NAMES = {"megatron_lm": "megatron"}
 """Backends that have another name than here."""
 OVERRIDES = {
     "num_layers": 8,
@@ -171,7 +171,7 @@ def make_command(engine: str, folder: Path, cache: str) -> list[str]:
     overrides = OVERRIDES
     if engine == "maxtext":
         overrides = OVERRIDES | {"compile": "auto", "backend_args": {"jax_cache_dir": cache}}
-    module = {"framework": FRAMEWORKS.get(engine, engine), "model": "tiny", "overrides": overrides}
+    module = {"framework": OTHER_NAMES.get(engine, engine), "model": "tiny", "overrides": overrides}
     file = folder / "speed.yaml"
     # JSON is YAML.
     file.write_text(json.dumps({"exp_name": "speed", "workspace": str(folder), "modules": {"pre_trainer": module}}))
@@ -180,7 +180,9 @@ def make_command(engine: str, folder: Path, cache: str) -> list[str]:
 
 def find_rival(engine: str, python: str | None) -> list[str]:
     """The engine's own loop, by the interpreter that primus uses for the engine."""
-    choice = choose_engine(tuple(registry.load_plug_in(BACKENDS, FRAMEWORKS.get(engine, engine)).ENGINES), os.environ)
+    choice = choose_engine(
+        tuple(registry.load_plug_in(FRAMEWORKS, OTHER_NAMES.get(engine, engine)).ENGINES), os.environ
+    )
     return [python or (choice.python if choice else sys.executable), "-W", "ignore", *RIVALS[engine]]
 
 

@@ -128,10 +128,10 @@ def quickstart_step():
     """One training step of the quickstart's model, by the trainer's own functions."""
     import torch
 
+    from primus.experiment import resolve_experiment
     from primus.frameworks.native.engine.model import build_model
     from primus.frameworks.native.engine.optimizer import build_optimizer
     from primus.frameworks.native.engine.step import prepare_model, train_step
-    from primus.experiment import resolve_experiment
 
     found = resolve_experiment(REPOSITORY / "examples" / "quickstart.yaml", (), {}, "pre_trainer").experiment.trainer
     model = build_model(found.model, "cpu", 1)

@@ -16,13 +16,10 @@ import yaml
 from msgspec import Struct
 
 from primus import registry
-from primus.backend import Backend
-from primus.frameworks.torchtitan.backend_settings import find_replacing_keys, list_field_types
 from primus.benchmark import Benchmark, BenchmarkRow, MeasuredCall
 from primus.callback import CallbackPlugIn
 from primus.comparison.result import build_json_schema
 from primus.config.docs import read_field_docs
-from primus.config.translation.known_keys import read_maxtext_keys
 from primus.config.load import load_model
 from primus.config.schema import ModelSpec
 from primus.contract import ContractMember, list_members
@@ -30,8 +27,17 @@ from primus.data.source import Source
 from primus.diagnosis.signature import Signature
 from primus.diagnosis.signature_files import get_signature_table
 from primus.engine_keys import format_yaml_value, read_key_rules
+from primus.framework import (
+    FileExport,
+    FileImport,
+    Framework,
+    FrameworkVariables,
+    LogFormat,
+    SettingsTranslation,
+)
+from primus.frameworks.maxtext.names import read_settings
+from primus.frameworks.torchtitan.backend_settings import find_replacing_keys, list_field_types
 from primus.hook import Hook, HookContext, Settings
-from primus.machine.framework import Framework
 from primus.model import (
     ParameterCount,
     count_parameters,
@@ -206,7 +212,7 @@ PLUG_INS_PAGE = """\
 
 <!-- Written by docs/generate.py from the contracts in src/primus and from examples/plug-ins; change it there. -->
 
-Add a task, a runtime, a training backend, a dataset, a model or a GPU to `primus-cli` with one file, without changing
+Add a task, a runtime, a framework, a dataset, a model or a GPU to `primus-cli` with one file, without changing
 the package:
 
     PRIMUS_PLUGINS=examples/plug-ins ./primus-cli direct -- hello Ann
@@ -221,6 +227,9 @@ the name that users type. Every file below is in [examples/plug-ins](../examples
 - Names ignore case, and `-` equals `_`. Files whose names start with `_` or `.` are not plug-ins.
 - A task must not have the name of a runtime, such as `slurm`: the word then means the runtime.
 - A package (a folder with `__init__.py`) may take the place of a file.
+- A framework is one folder, and every part of it is optional: a framework of which only logs are read is a folder with
+  `logs.py`. Besides the parts below it may have `keys.yaml` and `packages.yaml`, as the folders of
+  [src/primus/frameworks](../src/primus/frameworks) do, and `patches/`.
 - A file of yours replaces the package's plug-in of the same name. Earlier folders of `PRIMUS_PLUGINS` come first.
 - The first line of the docstring, or the first comment of a YAML file, is the help text. `--help` reads it without
   importing the file.
@@ -267,12 +276,16 @@ PLUG_IN_USES = {
     "tasks/tools/list_ranks.py": "`./primus-cli direct -- tools list-ranks`",
     "runtimes/nice.py": "`./primus-cli nice -- direct -- <task>`",
     "runtimes/background.py": "`./primus-cli background -- direct -- <task>`",
-    "backends/counting.py": "`framework: counting` in an experiment",
     "benchmarks/softmax.py": "`benchmark softmax`",
     "callbacks/plateau.py": "`callbacks: [{plateau: {interval: 50}}]` in an experiment",
     "sources/haiku.py": "`dataset: haiku` in an experiment, `data prepare --dataset haiku`",
     "patches/host_proc.py": "applied in every worker, listed by `patches list`",
-    "frameworks/counting.py": "environment variables for `framework: counting`",
+    "frameworks/counting/__init__.py": "`framework: counting` in an experiment",
+    "frameworks/counting/translation.py": "its settings `counts` and `stride` in an experiment",
+    "frameworks/counting/import_file.py": "`config import counts.yaml`",
+    "frameworks/counting/export_file.py": "`config export --to counting`",
+    "frameworks/counting/logs.py": "`compare extract` of its logs",
+    "frameworks/counting/variables.py": "environment variables for `framework: counting`",
     "hooks/train/01_quiet.py": "runs before every `train` task",
     "models/mine_1B.yaml": "`model: mine_1B` in an experiment",
     "trainers/fast.yaml": "`config: fast` in an experiment",
@@ -284,12 +297,16 @@ PLUG_IN_SECTIONS: dict[str, tuple[type, tuple[str, ...], str]] = {
     "Task": (Task, ("tasks/hello.py", "tasks/tools/list_ranks.py"), "A task without workers:|A task with workers:"),
     "Runtime": (Runtime, ("runtimes/nice.py",), ""),
     "Job runtime": (JobRuntime, ("runtimes/background.py",), ""),
-    "Backend": (Backend, ("backends/counting.py",), ""),
     "Benchmark": (Benchmark, ("benchmarks/softmax.py",), ""),
     "Callback": (CallbackPlugIn, ("callbacks/plateau.py",), ""),
     "Source": (Source, ("sources/haiku.py",), ""),
     "Patch": (PatchPlugIn, ("patches/host_proc.py",), ""),
-    "Framework": (Framework, ("frameworks/counting.py",), ""),
+    "Framework": (Framework, ("frameworks/counting/__init__.py",), ""),
+    "Settings of a framework": (SettingsTranslation, ("frameworks/counting/translation.py",), ""),
+    "Files of a framework": (FileImport, ("frameworks/counting/import_file.py",), ""),
+    "Files written for a framework": (FileExport, ("frameworks/counting/export_file.py",), ""),
+    "Logs of a framework": (LogFormat, ("frameworks/counting/logs.py",), ""),
+    "Variables of a framework": (FrameworkVariables, ("frameworks/counting/variables.py",), ""),
     "Hook": (Hook, ("hooks/train/01_quiet.py",), ""),
 }
 """Contract and examples of each section, with the texts before the examples."""
@@ -317,7 +334,7 @@ def _plug_in_section(title: str, contract: type, examples: tuple[str, ...], lead
 
 
 PLUG_IN_NOTES = {
-    "Backend": """\
+    "Framework": """\
 | `attempt` | |
 |---|---|
 | `rank`, `local_rank`, `world_size` | this process among all processes of the run |
@@ -390,7 +407,7 @@ def _wrap(text: str, indent: str = "") -> str:
 ENGINE_PAGE = """\
 # Keys of {title}
 
-<!-- Written by docs/generate.py from src/primus/backends/{name}/*.yaml; change it there. -->
+<!-- Written by docs/generate.py from src/primus/frameworks/{name}/*.yaml; change it there. -->
 
 {intro}
 
@@ -412,7 +429,7 @@ These keys accept only their default, and the values in the last column:
 
 def engine_page(name: str, title: str) -> str:
     """The keys of a backend that drives an engine, as tables."""
-    folder = DOCS.parent / "src/primus/backends" / name
+    folder = DOCS.parent / "src/primus/frameworks" / name
     rules = read_key_rules(folder)
     applied = [
         f"| `{key}` | `{rule.field}` | {'; '.join(text for text in (rule.differs, rule.note) if text)} |"
@@ -472,7 +489,7 @@ def _settings_of_maxtext() -> str:
     mapped = {rule.field for rule in read_key_rules(DOCS.parent / "src/primus/frameworks/maxtext").values()}
     rows = [
         f"| `{name}` | `{'' if key.default is None else key.default}` | {key.effect} |"
-        for name, key in read_maxtext_keys().keys.items()
+        for name, key in read_settings().keys.items()
         if key.effect in ("numbers", "speed") and not key.gone and name not in mapped
     ]
     return _join_table("| setting | default | changes |", rows)

@@ -43,7 +43,7 @@ SLOW_FOLDERS = (
     "test_bootstrap.py",
     "bootstrap",
     "launch",
-    "backends",
+    "frameworks",
     "test_documented_commands.py",
     "data",
 )
@@ -59,7 +59,7 @@ SHARED_FOLDERS = ("tests/frameworks/torchtitan", "tests/frameworks/megatron")
 """Folders of one process each, whose tests share the processes of an engine."""
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
-collect_ignore = ["machines"] + ([] if HAS_TORCH else ["backends", "checkpoint", "data", "measure"])
+collect_ignore = ["machines"] + ([] if HAS_TORCH else ["frameworks", "checkpoint", "data", "measure"])
 """Recorded trees hold no tests, and links in rings; where torch is not installed, the control plane is tested alone."""
 
 # A busy machine makes no example wrong, and a change is judged by the examples that its parent passed.

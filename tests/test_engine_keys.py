@@ -12,14 +12,14 @@ from msgspec import structs
 
 import primus
 from primus import registry
-from primus.backend import BACKENDS
-from primus.frameworks.megatron.support import CHECKOUT_KEYS
 from primus.config.schema import GROUPS, OWNERS, DataConfig, Experiment, ModelSpec, Trainer, TrainingConfig
 from primus.engine_keys import KeyRule, check_key_rules, list_key_differences, read_key_rules
 from primus.errors import UsageError
+from primus.framework import FRAMEWORKS
+from primus.frameworks.megatron.support import CHECKOUT_KEYS
 
 SPEC = ModelSpec(num_layers=1, hidden_size=8, ffn_hidden_size=8, num_attention_heads=1, vocab_size=16)
-ENGINES = sorted(file.parent for file in (Path(primus.__file__).parent / "backends").glob("*/keys.yaml"))
+ENGINES = sorted(file.parent for file in (Path(primus.__file__).parent / "frameworks").glob("*/keys.yaml"))
 RULES = """
 num_experts: {refused: mixture-of-experts layers}
 rope_type: {field: rope, accepts: [llama3], refused: yarn rope scaling}
@@ -90,7 +90,7 @@ def choose_refused_value(key: str, rule: KeyRule) -> Any:
 @pytest.mark.parametrize("device", ["auto", "cpu"])
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda folder: folder.name)
 def test_each_refused_value_is_refused_before_a_launch(engine: Path, device: str) -> None:
-    backend = registry.load_plug_in(BACKENDS, engine.name)
+    backend = registry.load_plug_in(FRAMEWORKS, engine.name)
     training = TrainingConfig(device=device)  # type: ignore[arg-type]
     base = Trainer(model=SPEC, framework=engine.name, data=DataConfig(mock_data=True), training=training)
     refused = {key: rule for key, rule in read_key_rules(engine).items() if rule.refused}

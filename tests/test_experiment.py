@@ -160,7 +160,7 @@ def test_heads_that_tensor_parallel_does_not_divide_are_refused_with_the_line(tm
         (["mock_data=false", "train_data_path=[0.5,a,b]"], "train_data_path: a blend must be weight, prefix", "found"),
         (["split=0,1"], "--split: split '0,1'", "such as 99,1,0"),
         (["min_lr=1"], "--min_lr: min_lr 1.0 is above lr 0.0003", ""),
-        (["framework=nativ"], "no backend 'nativ'", "did you mean 'native'?"),
+        (["framework=nativ"], "no framework 'nativ'", "did you mean 'native'?"),
         (["num_query_groups=3"], "num_query_groups: 3 does not divide", "use one of"),
         (["backend_args.x=1"], "backend_args", "remove"),
         (["tensor_model_parallel_size=2"], "", "native"),

@@ -130,7 +130,8 @@ def test_what_a_command_imports_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.native
 def test_a_worker_of_native_starts_without_what_only_the_launcher_or_the_end_of_a_run_needs() -> None:
-    program = "import sys, primus.worker, primus.tasks.train.pretrain, primus.frameworks.native.engine.run; print(*sys.modules)"
+    imported = "primus.worker, primus.tasks.train.pretrain, primus.frameworks.native.engine.run"
+    program = f"import sys, {imported}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
     unused = ("data.tokenizers", "data.readers", "data.shards", "checkpoint.renaming", "engines.requirement")
     names = tuple(f"primus.{name}" for name in (*unused, "tasks.train._job"))

@@ -14,12 +14,12 @@ from primus.plug_in_check import KINDS
 
 EXAMPLES = Path(__file__).parents[1] / "examples/plug-ins"
 BROKEN = {
-    "backends/wrong_type.py": (
+    "frameworks/wrong_type.py": (
         '"""Wrong type."""\n\n\ndef check(experiment: int) -> None: ...\ndef train(experiment, attempt): ...\n',
         'wrong_type.py:4: error: Incompatible types in assignment (expression has type "Callable[[int], None]"',
         "the contract: check(experiment: Experiment) -> None",
     ),
-    "backends/wrong_optional.py": (
+    "frameworks/wrong_optional.py": (
         '"""Wrong optional."""\ndef check(experiment): ...\ndef train(experiment, attempt): ...\nKEYS = 3\n',
         "wrong_optional.py:4: error: Incompatible types in assignment",
         "the contract: KEYS: Collection[str]",
@@ -78,7 +78,7 @@ def test_built_in_plug_ins_and_examples_have_the_types_of_their_contracts() -> N
 def test_broken_files_are_reported_with_line_and_contract(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     files = [write(tmp_path, name, text) for name, (text, *_) in BROKEN.items()]
-    good = write(tmp_path, "backends/good.py", "def check(e): ...\ndef train(e, attempt): ...\nKEYS = {'a'}\n")
+    good = write(tmp_path, "frameworks/good.py", "def check(e): ...\ndef train(e, attempt): ...\nKEYS = {'a'}\n")
     done = run_check(*files, good, cwd=tmp_path)
     assert done.returncode == 1
     for _, problem, contract in BROKEN.values():
@@ -92,7 +92,7 @@ def test_what_is_wrong_in_an_imported_module_is_not_reported(tmp_path: Path) -> 
     pytest.importorskip("mypy")
     (tmp_path / "helper.py").write_text("count: int = 'many'\n")
     file = write(
-        tmp_path, "backends/good.py", "import helper\ndef check(e): ...\ndef train(e, attempt): ...\nKEYS = {'a'}\n"
+        tmp_path, "frameworks/good.py", "import helper\ndef check(e): ...\ndef train(e, attempt): ...\nKEYS = {'a'}\n"
     )
     done = run_check(file, cwd=tmp_path, PYTHONPATH=str(tmp_path), MYPYPATH=str(tmp_path))
     assert (done.returncode, done.stdout) == (0, "1 plug-ins implement their contracts\n"), done.stderr
@@ -110,7 +110,7 @@ def test_without_files_every_plug_in_of_the_folders_is_checked(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("name", "problem"), [("elsewhere/x.py", "not in the folder of a kind"), ("backends/none.py", "no such file")]
+    ("name", "problem"), [("elsewhere/x.py", "not in the folder of a kind"), ("frameworks/none.py", "no such file")]
 )
 def test_a_file_that_is_not_a_plug_in_is_refused(tmp_path: Path, name: str, problem: str) -> None:
     if "none" not in name:

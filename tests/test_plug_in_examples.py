@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fakes import cli
+from primus import registry
 from primus.plug_in_check import KINDS
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +26,10 @@ def run(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
 
 def test_there_is_an_example_of_every_kind() -> None:
     folders = {path.name for path in EXAMPLES.iterdir()}
-    assert {*KINDS, "hooks", "models", "profiles", "trainers"} <= folders
+    assert {*KINDS, "hooks", "models", "profiles", "trainers"} - registry.PARTS.keys() <= folders
+    assert all(
+        (EXAMPLES / "frameworks/counting" / registry.PARTS[kind]).exists() for kind in registry.PARTS.keys() & KINDS
+    )
 
 
 def test_the_task_prints_text_or_json(tmp_path: Path) -> None:
@@ -119,6 +123,24 @@ def test_the_patch_is_needed_where_its_variable_is_set(tmp_path: Path) -> None:
 
     assert states()["host-proc"] == "not needed"
     assert states(HOST_PROC="/host/proc")["host-proc"] == "applies"
+
+
+def test_a_framework_is_one_folder_that_imports_trains_exports_and_extracts(tmp_path: Path) -> None:
+    (tmp_path / "counts.yaml").write_text("counts: 3\nstride: 2\nspeed: fast\n")
+    imported = run("direct", "--", "config", "import", "counts.yaml", "--output", "run.yaml", cwd=tmp_path)
+    assert imported.returncode == 0, imported.stderr
+    assert "speed" in imported.stderr
+    edited = (tmp_path / "run.yaml").read_text().replace("train_iters: 3", "counts: 5")
+    assert "counts: 5" in edited
+    (tmp_path / "run.yaml").write_text(edited)
+    trained = run("direct", "--single", "--", "train", "pretrain", "--config", "run.yaml", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    exported = run("direct", "--", "config", "export", "--config", "run.yaml", "--to", "counting", cwd=tmp_path)
+    assert exported.stdout == "counts: 5\nstride: 2\n"
+    log = next((tmp_path / "output").rglob("rank_0.log"))
+    extracted = json.loads(run("direct", "--", "compare", "extract", str(log), "--json", cwd=tmp_path).stdout)
+    assert json.dumps(extracted).count('"counting"') > 0
+    assert "0.166667" in json.dumps(extracted)
 
 
 def test_profile_and_framework_decide_the_variables_of_a_machine(tmp_path: Path) -> None:

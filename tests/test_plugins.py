@@ -124,7 +124,7 @@ def test_a_runtime_is_one_file(plug: Callable[[str, str], None], capfd: pytest.C
 def test_a_backend_a_model_and_a_trainer_preset_are_one_file_each(
     plug: Callable[[str, str], None], tmp_path: Path
 ) -> None:
-    plug("backends/thinking.py", BACKEND)
+    plug("frameworks/thinking.py", BACKEND)
     plug("models/mine.yaml", MODEL)
     plug("trainers/quick.yaml", TRAINER)
     (tmp_path / "e.yaml").write_text(EXPERIMENT)
@@ -146,7 +146,7 @@ def test_a_backend_a_model_and_a_trainer_preset_are_one_file_each(
 def test_a_key_of_a_backend_may_have_the_name_of_a_runtime_option(
     plug: Callable[[str, str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plug("backends/thinking.py", BACKEND + '\n\nKEYS = {"nnodes", "master_port"}\n')
+    plug("frameworks/thinking.py", BACKEND + '\n\nKEYS = {"nnodes", "master_port"}\n')
     plug("models/mine.yaml", MODEL)
     plug("trainers/quick.yaml", TRAINER)
     (tmp_path / "e.yaml").write_text(EXPERIMENT)
@@ -236,7 +236,7 @@ def test_entry_points_of_an_installed_package_add_plug_ins(tmp_path: Path) -> No
     (tmp_path / "e.yaml").write_text("modules:\n  pre_trainer: {framework: thinking, model: tiny, config: ./t.yaml}\n")
     (tmp_path / "t.yaml").write_text(TRAINER)
     assert "e.yaml: valid (thinking, e)" in run("direct", "--", "config", "check", "--config", "e.yaml")
-    assert "backend 'absent' cannot be loaded" in run(
+    assert "framework 'absent' cannot be loaded" in run(
         "direct", "--", "config", "check", "--config", "e.yaml", "--framework=absent"
     )
 

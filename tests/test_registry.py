@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
 from primus import registry
-from primus.backend import BACKENDS
 from primus.callback import CALLBACKS
 from primus.contract import PlugInKind, complete_module, list_members
 from primus.data.source import SOURCES
 from primus.errors import PrimusError, UsageError
-from primus.machine.framework import FRAMEWORKS
+from primus.framework import EXPORTS, FRAMEWORKS, IMPORTS, LOGS, TRANSLATIONS, VARIABLES
 from primus.patch import PATCHES
 from primus.runtime import JOB_RUNTIMES, RUNTIMES
 from primus.task import TASKS
 
-KINDS = (TASKS, RUNTIMES, BACKENDS, CALLBACKS, PATCHES, FRAMEWORKS, SOURCES)
+KINDS = (TASKS, RUNTIMES, FRAMEWORKS, CALLBACKS, PATCHES, SOURCES, TRANSLATIONS, IMPORTS, EXPORTS, LOGS, VARIABLES)
 
 Write = Callable[..., Path]
 
@@ -35,6 +34,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         registry._list_plug_in_files.cache_clear()
+        registry._list_parts.cache_clear()
         return path
 
     return write
@@ -84,30 +84,30 @@ def test_every_plug_in_of_the_package_implements_its_contract(kind: PlugInKind[A
 
 def test_a_file_of_the_user_replaces_one_of_the_package(write: Write) -> None:
     file = write("frameworks/native.py", '"""Mine."""\ncheck = train = print\n')
-    assert registry.find_plug_in_file("backends", "native") == file
-    assert registry.load_plug_in(BACKENDS, "native").train is print
-    assert registry.read_summary("backends", "native") == "Mine."
-    assert registry.list_plug_ins("backends").count("native") == 1
+    assert registry.find_plug_in_file("frameworks", "native") == file
+    assert registry.load_plug_in(FRAMEWORKS, "native").train is print
+    assert registry.read_summary("frameworks", "native") == "Mine."
+    assert registry.list_plug_ins("frameworks").count("native") == 1
 
 
 def test_several_folders_are_searched_in_order(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = write("a/backends/one.py", '"""First."""\n')
-    write("b/backends/one.py", '"""Second."""\n')
-    second = write("b/backends/two.py", '"""Two."""\n')
+    first = write("a/frameworks/one.py", '"""First."""\n')
+    write("b/frameworks/one.py", '"""Second."""\n')
+    second = write("b/frameworks/two.py", '"""Two."""\n')
     monkeypatch.setenv("PRIMUS_PLUGINS", f"{tmp_path / 'a'}::{tmp_path / 'none'}:{tmp_path / 'b'}")
-    assert registry.find_plug_in_file("backends", "one") == first
-    assert registry.find_plug_in_file("backends", "two") == second
+    assert registry.find_plug_in_file("frameworks", "one") == first
+    assert registry.find_plug_in_file("frameworks", "two") == second
 
 
 def test_a_plug_in_may_be_a_package_and_import_its_parts(write: Write) -> None:
-    write("backends/mine/__init__.py", '"""Mine."""\nfrom .part import check, train\n')
-    write("backends/mine/part.py", "check = train = print\n")
-    assert registry.load_plug_in(BACKENDS, "mine").check is print
+    write("frameworks/mine/__init__.py", '"""Mine."""\nfrom .part import check, train\n')
+    write("frameworks/mine/part.py", "check = train = print\n")
+    assert registry.load_plug_in(FRAMEWORKS, "mine").check is print
 
 
 def test_functions_may_name_their_arguments_freely_and_take_more_with_defaults(write: Write) -> None:
-    write("backends/mine.py", "def check(e): ...\ndef train(e, *rest, verbose=False): ...\n")
-    assert registry.load_plug_in(BACKENDS, "mine").USES_TORCH is False
+    write("frameworks/mine.py", "def check(e): ...\ndef train(e, *rest, verbose=False): ...\n")
+    assert registry.load_plug_in(FRAMEWORKS, "mine").USES_TORCH is False
 
 
 def test_a_task_of_a_folder_may_be_a_package(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,9 +122,9 @@ def test_an_error_is_placed_in_the_innermost_file_of_the_user(
 ) -> None:
     helper = write("lib/my_parts.py", "def check(e):\n    return {}['lr']\n")
     monkeypatch.syspath_prepend(helper.parent)
-    write("backends/mine.py", "import my_parts\ndef check(e): return my_parts.check(e)\ntrain = print\n")
+    write("frameworks/mine.py", "import my_parts\ndef check(e): return my_parts.check(e)\ntrain = print\n")
     with pytest.raises(KeyError) as caught:
-        registry.load_plug_in(BACKENDS, "mine").check(None)  # type: ignore[arg-type]
+        registry.load_plug_in(FRAMEWORKS, "mine").check(None)  # type: ignore[arg-type]
     assert registry.find_failing_plug_in(caught.value) == (f"{helper}:2", True)
 
 
@@ -135,48 +135,53 @@ def test_an_error_of_this_package_alone_blames_no_plug_in() -> None:
 
 
 def test_only_tasks_may_lie_in_the_folder_of_subcommands(write: Write) -> None:
-    assert list(registry._list_folders("tasks"))[-1] == registry.PACKAGE / registry.SUBCOMMANDS
-    assert list(registry._list_folders("backends"))[-1] == registry.PACKAGE / "backends"
+    folder = registry.PACKAGE / registry.SUBCOMMANDS
+    assert list(registry._list_files("tasks"))[-1] == registry._list_plug_in_files(folder, "tasks")
+    assert len(list(registry._list_files("tasks"))) == len(list(registry._list_files("runtimes"))) + 1
 
 
 def test_a_plug_in_is_imported_once(write: Write) -> None:
-    write("backends/once.py", "check = train = print\n")
-    assert registry.load_plug_in(BACKENDS, "once") is registry.load_plug_in(BACKENDS, "ONCE")
+    write("frameworks/once.py", "check = train = print\n")
+    assert registry.load_plug_in(FRAMEWORKS, "once") is registry.load_plug_in(FRAMEWORKS, "ONCE")
 
 
 @pytest.mark.parametrize(
     ("text", "problem", "hint"),
     [
-        ("def work(:\n", "backend 'bad' cannot be loaded: ", ""),
+        ("def work(:\n", "framework 'bad' cannot be loaded: ", ""),
         (
             "\nimport no_such_module\n",
-            "backends/bad.py:2: ModuleNotFoundError: No module named 'no_such_module'",
+            "frameworks/bad.py:2: ModuleNotFoundError: No module named 'no_such_module'",
             "",
         ),
-        ("x = 1\nx / 0\n", "backends/bad.py:2: ZeroDivisionError: ", ""),
+        ("x = 1\nx / 0\n", "frameworks/bad.py:2: ZeroDivisionError: ", ""),
         (
             "check = print\n",
-            "backends/bad.py: backend 'bad' has no train",
+            "frameworks/bad.py: framework 'bad' has no train",
             "define train(experiment: Experiment, attempt: Attempt) -> None (see docs/plug-ins.md)",
         ),
         (
             "x = 1\n",
-            "backends/bad.py: backend 'bad' has no check and no train",
+            "frameworks/bad.py: framework 'bad' has no check and no train",
             "define check(experiment: Experiment) -> None; train(experiment: Experiment, attempt: Attempt) -> None",
         ),
         (
             "check = print\ndef train(experiment): ...\n",
-            "backends/bad.py:2: backend 'bad': train(experiment): too many positional arguments",
+            "frameworks/bad.py:2: framework 'bad': train(experiment): too many positional arguments",
             "define train(experiment: Experiment, attempt: Attempt) -> None",
         ),
-        ("check = train = 3\n", "backends/bad.py: backend 'bad': check is not a function", "define check(experiment"),
-        ("raise SystemExit(3)\n", "backends/bad.py:1: SystemExit: 3", ""),
+        (
+            "check = train = 3\n",
+            "frameworks/bad.py: framework 'bad': check is not a function",
+            "define check(experiment",
+        ),
+        ("raise SystemExit(3)\n", "frameworks/bad.py:1: SystemExit: 3", ""),
     ],
 )
 def test_a_broken_plug_in_is_named_with_file_and_line(write: Write, text: str, problem: str, hint: str) -> None:
-    write("backends/bad.py", text)
+    write("frameworks/bad.py", text)
     with pytest.raises(PrimusError) as caught:
-        registry.load_plug_in(BACKENDS, "bad")
+        registry.load_plug_in(FRAMEWORKS, "bad")
     assert problem in caught.value.problem
     assert hint in caught.value.hint
 
@@ -222,9 +227,9 @@ def test_a_broken_plug_in_is_named_with_file_and_line(write: Write, text: str, p
             "define Options: type[Struct]",
         ),
         (
-            BACKENDS,
+            FRAMEWORKS,
             "check = train = print\nKEYS = 'stride'\n",
-            "backend 'bad': KEYS is str, not Collection[str]",
+            "framework 'bad': KEYS is str, not Collection[str]",
             "define KEYS: Collection[str]",
         ),
         (
@@ -247,7 +252,7 @@ def test_a_broken_plug_in_is_named_with_file_and_line(write: Write, text: str, p
             "task 'bad': OVERRIDE is never used",
             "did you mean 'OVERRIDES'?",
         ),
-        (FRAMEWORKS, "LIBRARIES = ()\n", "framework 'bad' has no list_settings", "list_settings(workload: JobWorkload"),
+        (VARIABLES, "LIBRARIES = ()\n", "variable 'bad' has no list_settings", "list_settings(workload: JobWorkload"),
     ],
 )
 def test_a_member_that_breaks_the_contract_is_named_with_its_signature(
@@ -306,10 +311,35 @@ def test_a_list_is_taken_where_the_contract_has_a_tuple(write: Write) -> None:
 
 
 def test_names_ignore_case_and_underscores(write: Write) -> None:
-    write("frameworks/My_Engine.py", "LIBRARIES = ()\ndef list_settings(w, d): return {}\n")
+    write("frameworks/My_Engine.py", "check = train = print\n")
     assert "my-engine" in registry.list_plug_ins("frameworks")
     assert all(registry.has_plug_in("frameworks", name) for name in ("my_engine", "My-Engine"))
     assert not registry.has_plug_in("frameworks", "engine")
+
+
+def test_the_parts_of_a_framework_share_modules_and_need_no_package(write: Write) -> None:
+    write("frameworks/mini/names.py", "LIBRARIES = ()\n")
+    write("frameworks/mini/variables.py", "from .names import LIBRARIES\ndef list_settings(w, d): return {}\n")
+    assert registry.load_plug_in(VARIABLES, "mini").LIBRARIES == ()
+    assert not registry.has_plug_in("frameworks", "mini")
+    assert not registry.has_plug_in("logs", "mini")
+
+
+def test_a_user_may_write_a_part_of_a_framework_of_the_package(write: Write) -> None:
+    file = write("frameworks/nemo/logs.py", "READER = int\n")
+    assert registry.find_plug_in_file("logs", "nemo") == file
+    assert registry.list_plug_ins("logs").count("nemo") == 1
+
+
+def test_folders_of_older_versions_are_read_and_named_once(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    older = write("backends/older.py", "check = train = print\n")
+    write("frameworks/settings_only.py", "LIBRARIES = ()\ndef list_settings(w, d): return {}\n")
+    assert registry.load_plug_in(FRAMEWORKS, "older") is registry.load_plug_in(FRAMEWORKS, "Older")
+    assert registry.load_plug_in(VARIABLES, "settings-only").LIBRARIES == ()
+    assert not registry.has_plug_in("frameworks", "settings-only")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"primus-cli: {older}: the place of this plug-in is the folder frameworks/ now"
+    assert len(said) == 2
 
 
 def test_members_that_a_file_leaves_out_get_the_defaults_of_the_contract(write: Write) -> None:
@@ -318,24 +348,24 @@ def test_members_that_a_file_leaves_out_get_the_defaults_of_the_contract(write: 
     assert (runtime.parse, runtime.start, runtime.COMMANDS, runtime.SPELLINGS) == (None, None, (), None)
     assert runtime.split_words(("a", "b")) == (("a", "b"), ())
     assert runtime.accepts_option((), "--name")
-    write("backends/mine.py", "check = train = print\nKEYS = {'a'}\n")
-    backend = registry.load_plug_in(BACKENDS, "mine")
+    write("frameworks/mine.py", "check = train = print\nKEYS = {'a'}\n")
+    backend = registry.load_plug_in(FRAMEWORKS, "mine")
     assert ({"a"}, False) == (backend.KEYS, backend.USES_TORCH)
     write("sources/wiki.py", "def documents():\n    yield 'text'\n")
     assert registry.load_plug_in(SOURCES, "wiki").version() == ""
 
 
 def test_a_file_that_is_not_text_is_listed_and_refused_when_loaded(write: Write) -> None:
-    file = write("backends/odd.py", "")
+    file = write("frameworks/odd.py", "")
     file.write_bytes(b"\xff\xfe")
-    assert registry.read_summary("backends", "odd") == ""
+    assert registry.read_summary("frameworks", "odd") == ""
     with pytest.raises(PrimusError, match=r"odd\.py"):
-        registry.load_plug_in(BACKENDS, "odd")
+        registry.load_plug_in(FRAMEWORKS, "odd")
 
 
 def test_an_entry_point_may_name_an_object_and_one_that_cannot_be_completed_is_refused() -> None:
     plug_in: Any = SimpleNamespace(check=print, train=print)
-    complete_module(BACKENDS, plug_in, "backend 'x'", "package:x", is_built_in=False)
+    complete_module(FRAMEWORKS, plug_in, "framework 'x'", "package:x", is_built_in=False)
     assert (plug_in.KEYS, plug_in.USES_TORCH) == ((), False)
 
     class Slotted:
@@ -344,8 +374,8 @@ def test_an_entry_point_may_name_an_object_and_one_that_cannot_be_completed_is_r
 
     slotted: Any = Slotted()
     with pytest.raises(PrimusError) as caught:
-        complete_module(BACKENDS, slotted, "backend 'x'", "package:x", is_built_in=False)
-    assert caught.value.problem.startswith("package:x: backend 'x': ")
+        complete_module(FRAMEWORKS, slotted, "framework 'x'", "package:x", is_built_in=False)
+    assert caught.value.problem.startswith("package:x: framework 'x': ")
 
 
 @pytest.mark.parametrize(
@@ -359,5 +389,4 @@ def test_every_contract_can_be_compared_at_run_time(kind: PlugInKind[Any]) -> No
     for member in members:
         assert member.documentation
         assert member.format_signature().startswith(member.name)
-        if member.read_signature() is None:
-            assert get_type_hints(member.function)["return"]
+        assert member.read_signature() is not None or member.function.__annotations__["return"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from engines.setting import BETAS, CLIP, EPSILON, LEARNING_RATE, SEED, WEIGHT_DECAY, Setting
+from primus.config.schema import ModelSpec, OptimizerConfig
 from primus.frameworks.native.engine.model import build_model
 from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.frameworks.native.engine.step import prepare_model, train_step
-from primus.config.schema import ModelSpec, OptimizerConfig
 
 PACKAGES = ["torch"]
 

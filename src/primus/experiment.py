@@ -13,12 +13,12 @@ import msgspec
 from msgspec import structs
 
 from primus import model_checks, registry
-from primus.backend import BACKENDS
 from primus.config import checks
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import GROUPS, OWNERS, Experiment, LoggingConfig, Trainer
 from primus.config.source import dump_yaml
 from primus.errors import PrimusError, UsageError
+from primus.framework import FRAMEWORKS
 from primus.machine.cluster import RANK_VARIABLES
 from primus.machine.workload import JobWorkload
 from primus.redaction import MASK, holds_secret, is_secret_name, learn, redact_value
@@ -81,7 +81,7 @@ def _check_backend(resolved: Resolved, absent: list[str] | None) -> None:
         absent.append(f"{resolved.origins['load']}: load: no folder {load}")
         checkpoint = structs.replace(asked.trainer.checkpoint, load=None)
         asked = structs.replace(asked, trainer=structs.replace(asked.trainer, checkpoint=checkpoint))
-    registry.load_plug_in(BACKENDS, asked.trainer.framework).check(asked)
+    registry.load_plug_in(FRAMEWORKS, asked.trainer.framework).check(asked)
 
 
 def _check_stage(experiment: Experiment) -> None:
@@ -89,12 +89,12 @@ def _check_stage(experiment: Experiment) -> None:
     framework, stage = experiment.trainer.framework, experiment.stage
 
     def trains(name: str) -> bool:
-        return stage in registry.load_plug_in(BACKENDS, name).STAGES
+        return stage in registry.load_plug_in(FRAMEWORKS, name).STAGES
 
     if trains(framework):
         return
     others = []
-    for name in registry.list_plug_ins("backends"):
+    for name in registry.list_plug_ins("frameworks"):
         with contextlib.suppress(PrimusError):  # a file of the user that cannot be loaded is not what is wrong here
             others += [name] * trains(name)
     raise UsageError(

@@ -20,19 +20,22 @@ from typing import Any
 from msgspec import Struct
 
 from primus import registry
-from primus.backend import BACKENDS
 from primus.benchmark import BENCHMARKS
 from primus.callback import CALLBACKS
 from primus.contract import PlugInKind, list_members
 from primus.data.source import SOURCES
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError
-from primus.machine.framework import FRAMEWORKS
+from primus.framework import EXPORTS, FRAMEWORKS, IMPORTS, LOGS, TRANSLATIONS, VARIABLES
 from primus.patch import PATCHES
 from primus.runtime import JOB_RUNTIMES, RUNTIMES
 from primus.task import TASKS
 
 KINDS: dict[str, PlugInKind[Any]] = {
-    kind.name: kind for kind in (TASKS, RUNTIMES, BACKENDS, BENCHMARKS, CALLBACKS, SOURCES, PATCHES, FRAMEWORKS)
+    kind.name: kind
+    for kind in (
+        *(TASKS, RUNTIMES, BENCHMARKS, CALLBACKS, SOURCES, PATCHES),
+        *(FRAMEWORKS, TRANSLATIONS, IMPORTS, EXPORTS, LOGS, VARIABLES),
+    )
 }
 """Kinds whose plug-ins are Python files, by the name of their folder."""
 
@@ -104,6 +107,10 @@ def _locate_file(path: Path) -> PlugInFile:
     plug_in = path.parent if path.name == "__init__.py" else path
     # A task may be in a group, whose folder may have any name, that of a kind as well.
     folder = plug_in.parent.parent if plug_in.parent.parent.name == TASKS.name else plug_in.parent
+    part = next((kind for kind, file in registry.PARTS.items() if file == path.name), "")
+    if part in KINDS and folder.parent.name == FRAMEWORKS.name:
+        root = registry.PACKAGE if path.is_relative_to(registry.PACKAGE) else folder.parent.parent
+        return PlugInFile(path, root, folder.name, (KINDS[part],))
     if folder.name not in KINDS:
         raise UsageError(f"{path}: not in the folder of a kind", f"one of {', '.join(KINDS)}")
     kinds = [KINDS[folder.name]]

@@ -2,7 +2,8 @@
 
 The name of a plug-in is the name of its file, ignoring case; `-` equals `_`. A folder of tasks is the first word of
 their names: `tasks/runs/list.py` is the task `runs list`. In every other kind a folder with `__init__.py` is one
-plug-in.
+plug-in. The folder of a framework also holds plug-ins of other kinds, its parts: `frameworks/nemo/logs.py` is the
+plug-in `nemo` of the kind `logs`.
 """
 
 from __future__ import annotations
@@ -28,21 +29,32 @@ PACKAGE = Path(__file__).parent
 FOLDERS = {
     "tasks": "tasks",
     "runtimes": "runtimes",
-    "backends": "backends",
+    "frameworks": "frameworks",
     "benchmarks": "benchmarks",
     "callbacks": "callbacks",
     "patches": "patches",
     "profiles": "machine/profiles",
     "architectures": "machine/architectures",
     "nics": "machine/nics",
-    "frameworks": "machine/frameworks",
     "sources": "data/sources",
     "models": "presets/models",
     "trainers": "presets/trainers",
-    "engines": "presets/engines",
     "images": "presets/images",
 }
 """Folder in the package that holds the plug-ins of each kind."""
+
+PARTS = {
+    "engines": "packages.yaml",
+    "exports": "export_file.py",
+    "imports": "import_file.py",
+    "logs": "logs.py",
+    "translations": "translation.py",
+    "variables": "variables.py",
+}
+"""File in the folder of a framework that is a plug-in of each kind, under the name of the framework."""
+
+OLDER_FOLDERS = {"frameworks": "backends", "variables": "frameworks"}
+"""Folder in which users of older versions have single files of a kind."""
 
 SUBCOMMANDS = "cli/subcommands"
 """Folder of tasks in a checkout where users of AMD-AGI/Primus put theirs; see `primus.cli.registry`."""
@@ -53,12 +65,12 @@ DATA_KINDS = frozenset({"models", "trainers", "engines", "images", "profiles", "
 PLUG_IN_MODULES = "primus_plugins"
 """Package name under which files of the user are imported."""
 
-SINGULAR = {kind: kind.removesuffix("s") for kind in FOLDERS} | {"patches": "patch"}
+SINGULAR = {kind: kind.removesuffix("s") for kind in (*FOLDERS, *PARTS)} | {"patches": "patch"}
 
 
 def list_plug_ins(kind: str) -> list[str]:
     """Names of all plug-ins of a `kind` as users type them, sorted; a task in a folder is ``"folder name"``."""
-    files = [file for folder in _list_folders(kind) for file in _list_plug_in_files(folder, kind).values()]
+    files = [file for found in _list_files(kind) for file in found.values()]
     return sorted({_format_typed_name(kind, file) for file in files} | set(_list_entry_points(kind)))
 
 
@@ -68,9 +80,8 @@ def find_plug_in_file(kind: str, name: str) -> Path | None:
     Raises:
         UsageError: The plug-in does not exist; the message names the nearest.
     """
-    for folder in _list_folders(kind):
-        found = _list_plug_in_files(folder, kind).get(_normalize_name(name))
-        if found:
+    for files in _list_files(kind):
+        if found := files.get(_normalize_name(name)):
             return found
     if _normalize_name(name) in map(_normalize_name, _list_entry_points(kind)):
         return None
@@ -103,6 +114,7 @@ def _load_once(kind: PlugInKind[Any], name: str, file: Path | None) -> ModuleTyp
         parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
         module, origin = importlib.import_module(".".join(part for part in parts if part != "__init__")), str(file)
     else:
+        _note_older_folder(kind.name, file)
         module, origin = _import_foreign(label, lambda: _load_file(kind.name, name, file)), str(file)
     complete_module(kind, module, label, origin, is_built_in)
     return module
@@ -171,6 +183,8 @@ def _import_foreign(label: str, import_it: Callable[[], ModuleType]) -> ModuleTy
 
 def _load_file(kind: str, name: str, file: Path) -> ModuleType:
     module_name = f"{PLUG_IN_MODULES}.{kind}.{_normalize_name(name).replace(' ', '.')}"
+    if file.name == PARTS.get(kind):  # a module of the framework's package, so that its parts can share modules
+        return importlib.import_module(f"{_load_package('frameworks', file.parent)}.{file.stem}")
     if module_name in sys.modules and sys.modules[module_name].__file__ == str(file):
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, file)
@@ -185,11 +199,30 @@ def _load_file(kind: str, name: str, file: Path) -> ModuleType:
     return module
 
 
+def _load_package(kind: str, folder: Path) -> str:
+    """Import the package of a user's plug-in, and give its name; one without `__init__.py` is empty."""
+    if (folder / "__init__.py").exists():
+        return _load_file(kind, folder.name, folder / "__init__.py").__name__
+    package = ModuleType(f"{PLUG_IN_MODULES}.{kind}.{_normalize_name(folder.name)}")
+    package.__path__ = [str(folder)]
+    return sys.modules.setdefault(package.__name__, package).__name__
+
+
+@cache
+def _note_older_folder(kind: str, file: Path) -> None:
+    """Say once, in the launcher, where a plug-in of an older version belongs now."""
+    folder = file.parent.parent if file.name == "__init__.py" else file.parent
+    if folder.name == OLDER_FOLDERS.get(kind) and "LOCAL_RANK" not in os.environ:
+        print(f"primus-cli: {file}: the place of this plug-in is the folder {kind}/ now", file=sys.stderr)
+
+
 def _normalize_name(name: str) -> str:
     return name.lower().replace("-", "_").removesuffix(".yaml")
 
 
 def _format_typed_name(kind: str, file: Path) -> str:
+    if file.name == PARTS.get(kind):
+        return file.parent.name.lower().replace("_", "-")
     if kind in DATA_KINDS:
         return file.stem
     plug_in = file.parent if file.name == "__init__.py" else file
@@ -197,14 +230,44 @@ def _format_typed_name(kind: str, file: Path) -> str:
     return (f"{plug_in.parent.name} {plug_in.stem}" if in_group else plug_in.stem).lower().replace("_", "-")
 
 
-def _list_folders(kind: str) -> Iterator[Path]:
-    """Folders of a kind; those of the user come first, so that a user's file replaces one of the package."""
+def _list_files(kind: str) -> Iterator[dict[str, Path]]:
+    """Plug-in files by normalized name, of one folder after the other.
+
+    Those of the user come first, so that a user's file replaces one of the package.
+    """
+    for root in _list_roots():
+        if root != PACKAGE or kind in FOLDERS:
+            yield _list_plug_in_files(root / FOLDERS.get(kind, kind) if root == PACKAGE else root / kind, kind)
+        if kind in PARTS:
+            yield _list_parts(root / "frameworks", PARTS[kind])
+        if kind == "patches":
+            for folder in sorted((root / "frameworks").glob("*/patches")):
+                yield _list_plug_in_files(folder, kind)
+        if kind in OLDER_FOLDERS and root != PACKAGE:
+            yield _list_plug_in_files(root / OLDER_FOLDERS[kind], kind)
+    if kind == "tasks":
+        yield _list_plug_in_files(PACKAGE / SUBCOMMANDS, kind)
+
+
+def _list_roots() -> Iterator[Path]:
+    """Folders that hold a folder of each kind."""
     for root in os.environ.get("PRIMUS_PLUGINS", "").split(os.pathsep):
         if root:
-            yield Path(os.path.expanduser(root)) / kind
-    yield PACKAGE / FOLDERS[kind]
-    if kind == "tasks":
-        yield PACKAGE / SUBCOMMANDS
+            yield Path(os.path.expanduser(root))
+    yield PACKAGE
+
+
+@cache
+def _list_parts(folder: Path, part: str) -> dict[str, Path]:
+    """The file `part` of each framework that has one, by normalized name."""
+    return {_normalize_name(file.parent.name): file for file in sorted(folder.glob(f"[!_.]*/{part}"))}
+
+
+def _has_part(file: Path, kind: str) -> bool:
+    """Whether a single file is a plug-in of this kind: in `frameworks`, older versions had files of variables."""
+    if file.parent.name != "frameworks" or kind not in OLDER_FOLDERS:
+        return True
+    return (b"def list_settings" in file.read_bytes()) == (kind == "variables")
 
 
 @cache
@@ -220,12 +283,13 @@ def _list_plug_in_files(folder: Path, kind: str) -> dict[str, Path]:
         stem, suffix = os.path.splitext(name)
         entry = folder / name
         if suffix == wanted:
-            found[_normalize_name(stem)] = entry
+            if _has_part(entry, kind):
+                found[_normalize_name(stem)] = entry
         elif kind == "tasks" and entry.is_dir():
             found |= {
                 f"{_normalize_name(name)} {key}": file for key, file in _list_plug_in_files(entry, "group").items()
             }
-        elif (entry / "__init__.py").exists():
+        elif kind not in PARTS and (entry / "__init__.py").exists():
             found[_normalize_name(name)] = entry / "__init__.py"
     return found
 
@@ -238,14 +302,33 @@ def _find_entry_point(kind: str, name: str) -> EntryPoint:
 
 @cache
 def _list_entry_points(kind: str) -> dict[str, EntryPoint]:
-    """Entry points of the group ``primus.<kind>`` by the name that users type; a dot stands for a space."""
+    """Entry points of the group ``primus.<kind>`` by the name that users type; a dot stands for a space.
+
+    An entry point for a framework whose package has a part is one for that part, too.
+    """
     if not _has_entry_points():
         return {}
-    from importlib.metadata import entry_points
+    from importlib.metadata import EntryPoint, entry_points
 
-    return {
-        point.name.lower().replace(".", " ").replace("_", "-"): point for point in entry_points(group=f"primus.{kind}")
-    }
+    groups = [f"primus.{name}" for name in (OLDER_FOLDERS.get(kind), kind) if name and kind != "variables"]
+    found = [point for group in groups for point in entry_points(group=group)]
+    if kind in PARTS:
+        found = [
+            EntryPoint(point.name, f"{point.value}.{os.path.splitext(PARTS[kind])[0]}", f"primus.{kind}")
+            for point in _list_entry_points("frameworks").values()
+            if _find_part(point.value, PARTS[kind])
+        ]
+    return {point.name.lower().replace(".", " ").replace("_", "-"): point for point in found}
+
+
+def _find_part(package: str, part: str) -> bool:
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return False
+    return any(
+        os.path.exists(os.path.join(folder, part)) for folder in (spec and spec.submodule_search_locations) or ()
+    )
 
 
 @cache

@@ -39,9 +39,9 @@ def main(folder: str) -> None:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from primus.frameworks.native import compute_logits
     from primus.checkpoint.convert import compare_weights
     from primus.checkpoint.formats.open import open_checkpoint
+    from primus.frameworks.native import compute_logits
     from primus.model import head_dim
 
     opened = open_checkpoint(folder)

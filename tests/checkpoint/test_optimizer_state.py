@@ -12,11 +12,8 @@ import pytest
 import torch
 from torch.distributed import checkpoint as dcp
 
-from backends.torchtitan import runs
 from checkpoint_models import DENSE, SPARSE, draw_hub_tensors, make_spec
-from primus.frameworks.native.engine import state
-from primus.frameworks.native.engine.optimizer import build_optimizer
-from primus.frameworks.native.engine.step import prepare_model, train_step
+from frameworks.torchtitan import runs
 from primus.checkpoint import folders, manifest
 from primus.checkpoint.convert import TargetFormat, TargetSettings, compare_weights, plan_conversion, write_conversion
 from primus.checkpoint.family import BUFFERS
@@ -28,6 +25,9 @@ from primus.checkpoint.weights import TensorDict
 from primus.cli.main import main
 from primus.config.schema import ModelSpec, Trainer
 from primus.errors import UsageError
+from primus.frameworks.native.engine import state
+from primus.frameworks.native.engine.optimizer import build_optimizer
+from primus.frameworks.native.engine.step import prepare_model, train_step
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
@@ -313,6 +313,6 @@ def test_torchtitan_continues_from_native_and_native_from_torchtitan(tmp_path: P
 @pytest.mark.engine("megatron")
 @pytest.mark.slow
 def test_megatron_continues_from_native_and_native_from_megatron(tmp_path: Path) -> None:
-    from backends.megatron.test_parity import build, train_all
+    from frameworks.megatron.test_parity import build, train_all
 
     check_both_ways(tmp_path, build("llama"), "megatron", partial(train_all, tmp_path))

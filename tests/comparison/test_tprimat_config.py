@@ -106,7 +106,7 @@ def test_a_wrong_line_is_named(file: Path, line: str, problem: str) -> None:
 
 
 def test_no_framework_that_has_a_driver_is_refused_as_one_without() -> None:
-    assert not FOREIGN_FRAMEWORKS.keys() & set(registry.list_plug_ins("backends"))
+    assert not FOREIGN_FRAMEWORKS.keys() & set(registry.list_plug_ins("frameworks"))
 
 
 @pytest.mark.parametrize("name", ["rival-cpu", "rival-llama3.1-8b", "rival-qwen2.5-7b"])

@@ -329,7 +329,7 @@ MEGATRON_FILE = "platform: slurm\n" + module(
 
 def test_a_backend_that_is_not_there_is_named_before_its_keys(write: Write) -> None:
     text = MEGATRON_FILE.replace("framework: megatron", "framework: megatrn")
-    assert problem_of(lambda: load(write(text))).startswith("exp.yaml:5: no backend 'megatrn' (installed: ")
+    assert problem_of(lambda: load(write(text))).startswith("exp.yaml:5: no framework 'megatrn' (installed: ")
 
 
 def test_keys_of_another_engine_are_named_as_such(write: Write) -> None:
@@ -347,7 +347,7 @@ def test_keys_of_another_engine_are_named_as_such(write: Write) -> None:
 def test_a_backend_takes_keys_of_its_own(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(
         "KEYS = {'overlap_grad_reduce', 'metrics'}\n\n\ndef check(e): ...\ndef train(e, a): ...\n",
-        "p/backends/other.py",
+        "p/frameworks/other.py",
     )
     monkeypatch.setenv("PRIMUS_PLUGINS", str(tmp_path / "p"))
     text = module("framework: other\nmodel: tiny\noverrides: {overlap_grad_reduce: 1, metrics: {log_freq: 3}}")

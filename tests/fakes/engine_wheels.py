@@ -76,7 +76,7 @@ def make_engine_wheels(folder: Path, version: str, code: str = "") -> None:
 
 def write_engine_plug_ins(folder: Path, version: str = "1.2") -> None:
     """The engine's file, which pins a version, and its backend, in a folder of plug-ins."""
-    for name, text in {"engines/small.yaml": ENGINE.format(version=version), "backends/small.py": BACKEND}.items():
+    for name, text in {"engines/small.yaml": ENGINE.format(version=version), "frameworks/small.py": BACKEND}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
 

@@ -14,14 +14,14 @@ import torch
 import trained_weights
 from numpy.typing import NDArray
 
-from primus.frameworks.native.engine import model as native_model
-from primus.frameworks.native.engine import step as native_step
-from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.checkpoint.renaming import HubNames
 from primus.checkpoint.weights import TensorDict
 from primus.config.schedule import compute_learning_rate
 from primus.config.schema import ModelSpec, OptimizerConfig, Trainer, TrainingConfig
 from primus.data.training.masks import split_inputs_and_targets
+from primus.frameworks.native.engine import model as native_model
+from primus.frameworks.native.engine import step as native_step
+from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.session.engine import Engine
 
 STEPS = 20

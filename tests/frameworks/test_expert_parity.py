@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from backends.megatron import test_parity as megatron
-from backends.torchtitan.runs import compute_rates, train_by_engine
 from engine_python import run_engine
+from frameworks.megatron import test_parity as megatron
+from frameworks.torchtitan.runs import compute_rates, train_by_engine
 from primus.config.schema import Trainer
 
 pytestmark = [pytest.mark.engine("megatron", "torchtitan", "huggingface"), pytest.mark.slow]

@@ -10,12 +10,12 @@ import torch
 from msgspec import structs
 from numpy.typing import NDArray
 
-from primus.frameworks.native.engine.model import build_model
-from primus.frameworks.native.engine.optimizer import build_optimizer
-from primus.frameworks.native.engine.step import prepare_model, train_step
 from primus.checkpoint.renaming import HubNames
 from primus.checkpoint.weights import TensorDict
 from primus.config.schema import ModelSpec, OptimizerConfig
+from primus.frameworks.native.engine.model import build_model
+from primus.frameworks.native.engine.optimizer import build_optimizer
+from primus.frameworks.native.engine.step import prepare_model, train_step
 
 VOCABULARY = 12_345
 """Large, and not a multiple of a vector register's elements."""

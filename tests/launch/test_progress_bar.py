@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 
 import pytest
 
-from backends.native.test_trainer import report
+from frameworks.native.test_trainer import report
 from primus.callback import StepReport
 from primus.launch.progress_bar import ProgressBar
 from primus.runs.step_line import format_evaluation_line, format_step_line, shorten_line

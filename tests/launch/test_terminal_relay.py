@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from backends.native.test_trainer import report
 from fakes import cli, terminal
+from frameworks.native.test_trainer import report
 from primus.runs.step_line import format_evaluation_line, format_step_line
 
 FOREGROUND = """\

@@ -87,8 +87,7 @@ def _tiny(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def test_the_reference_training_repeats_itself_and_notices_one_weight() -> None:
-    from primus.frameworks.native.engine import reference
-    from primus.frameworks.native.engine import step
+    from primus.frameworks.native.engine import reference, step
 
     torch.set_num_threads(1)
     first = native.train_reference(CPU)

@@ -87,7 +87,7 @@ SETTINGS = {
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    folder = tmp_path / "plug-ins" / "backends"
+    folder = tmp_path / "plug-ins" / "frameworks"
     folder.mkdir(parents=True)
     for name, error in {"exact": 0.0, "near": 1e-7, "wrong": 1e-3, "slow": 0.0}.items():
         pause = 0.1 if name == "slow" else 0

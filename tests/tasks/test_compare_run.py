@@ -76,7 +76,7 @@ repetitions: 1
 
 @pytest.fixture(autouse=True)
 def prepare_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engines = tmp_path / "plugins" / "backends"
+    engines = tmp_path / "plugins" / "frameworks"
     engines.mkdir(parents=True)
     for name in ("fast", "other"):
         (engines / f"{name}.py").write_text(ENGINE)

@@ -49,7 +49,7 @@ TUNED = FOLDER / "gemm_tune" / "tune_hipblas_gemm_results.txt"
 
 @pytest.fixture(autouse=True)
 def prepare_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = tmp_path / "plugins" / "backends" / "logging.py"
+    engine = tmp_path / "plugins" / "frameworks" / "logging.py"
     engine.parent.mkdir(parents=True)
     engine.write_text(ENGINE)
     (tmp_path / "night.yaml").write_text(EXPERIMENT)

@@ -70,7 +70,7 @@ def test_where_there_are_none_the_places_are_named(capsys: pytest.CaptureFixture
 
 def test_an_unknown_backend_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main("direct -- hooks list train pretrain nativ".split()) == 2
-    assert capsys.readouterr().err.startswith("primus-cli: no backend 'nativ'\n  did you mean 'native'?")
+    assert capsys.readouterr().err.startswith("primus-cli: no framework 'nativ'\n  did you mean 'native'?")
 
 
 def test_an_unknown_task_is_told(capsys: pytest.CaptureFixture[str]) -> None:

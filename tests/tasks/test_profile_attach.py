@@ -188,8 +188,8 @@ def test_a_rank_that_fails_below_nsys_fails_the_run_though_nsys_ends_well(
     tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "plugins/backends").mkdir(parents=True)
-    (tmp_path / "plugins/backends/failing.py").write_text(FAILING)
+    (tmp_path / "plugins/frameworks").mkdir(parents=True)
+    (tmp_path / "plugins/frameworks/failing.py").write_text(FAILING)
     monkeypatch.setenv("PRIMUS_PLUGINS", str(tmp_path / "plugins"))
     (tmp_path / "e.yaml").write_text(EXPERIMENT)
     launched = tool("nsys", 'shift; while [ "${1#--}" != "$1" ]; do shift; done; "$@"; exit 0')

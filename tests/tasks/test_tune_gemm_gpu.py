@@ -55,7 +55,7 @@ TRAIN = "direct --nproc 1 {}-- train pretrain --config night.yaml"
 @pytest.fixture(autouse=True)
 def prepare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = shutil.copytree(HERE / "mi300x-8", tmp_path / "machine", symlinks=True)
-    engine = tmp_path / "plugins" / "backends" / "stopwatch.py"
+    engine = tmp_path / "plugins" / "frameworks" / "stopwatch.py"
     engine.parent.mkdir(parents=True)
     engine.write_text(ENGINE)
     (tmp_path / "night.yaml").write_text(EXPERIMENT)

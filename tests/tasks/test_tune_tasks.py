@@ -53,7 +53,7 @@ modules:
 
 @pytest.fixture(autouse=True)
 def prepare_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = tmp_path / "plugins" / "backends" / "stopwatch.py"
+    engine = tmp_path / "plugins" / "frameworks" / "stopwatch.py"
     engine.parent.mkdir(parents=True)
     engine.write_text(ENGINE)
     (tmp_path / "night.yaml").write_text(EXPERIMENT)

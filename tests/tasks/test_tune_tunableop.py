@@ -111,7 +111,7 @@ def prepare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "torch/__init__.py": TORCH,
         "torch/cuda/__init__.py": "def synchronize():\n    pass\n",
         "torch/cuda/tunable.py": TUNABLE,
-        "plugins/backends/stopwatch.py": ENGINE,
+        "plugins/frameworks/stopwatch.py": ENGINE,
         "night.yaml": EXPERIMENT,
         "untuned0.csv": "".join(LINE.format(kind="TunableOp", m=m) for m in (2048, 1024)),
         "untuned1.csv": LINE.format(kind="TunableOp", m=2048) + LINE.format(kind="AndBiasTunableOp", m=2048),

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from primus.comparison.log_result import LogFacts, list_notes, summarize_log
 from primus.errors import UsageError
 from primus.training_logs.log_stream import BLOCK
-from primus.training_logs.read_log import READERS, TrainingLog, read_log
+from primus.training_logs.read_log import TrainingLog, list_readers, read_log
 
 GENUINE: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "genuine_lines.yaml").read_text())
 
@@ -51,7 +51,7 @@ def test_genuine_lines_are_recognized_and_read_without_loss(entry: dict[str, Any
 
 
 def test_every_format_has_a_genuine_line() -> None:
-    assert {each["format"] for each in GENUINE} == {reader.NAME for reader in READERS}
+    assert {each["format"] for each in GENUINE} == {reader.NAME for reader in list_readers()}
 
 
 def format_line(step: int, *, prefix: str = "", time_ms: float = 500.0, loss: str = "2.5E+00") -> str:

@@ -10,12 +10,12 @@ from pathlib import PurePath
 from msgspec import Struct
 
 from primus import registry
-from primus.backend import BACKENDS
 from primus.config import flags
 from primus.config.experiment_file import TOP_KEYS
 from primus.config.overrides import is_known
 from primus.config.schema import OWNERS
 from primus.errors import PrimusError, UsageError, find_nearest
+from primus.framework import FRAMEWORKS
 from primus.launch.option_owner import find_option_owner
 from primus.plan import LaunchRequest
 from primus.task import Task
@@ -73,9 +73,9 @@ def _find_strays(extra: Sequence[str]) -> Iterator[_StrayArgument]:
 def _is_of_a_backend(name: str) -> bool:
     """Whether a backend has a key `name`; a backend that cannot be loaded is skipped, and reported when it is used."""
     key = name.removeprefix("--").replace("-", "_").partition(".")[0]
-    for backend in registry.list_plug_ins("backends"):
+    for backend in registry.list_plug_ins("frameworks"):
         with contextlib.suppress(PrimusError):
-            if key in registry.load_plug_in(BACKENDS, backend).KEYS:
+            if key in registry.load_plug_in(FRAMEWORKS, backend).KEYS:
                 return True
     return False
 

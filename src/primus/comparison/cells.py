@@ -15,12 +15,12 @@ import msgspec
 from msgspec import Struct, structs
 
 from primus import registry
-from primus.backend import BACKENDS
 from primus.comparison.matrix import LoadedMatrix, MatrixModel, flatten_engine_settings, list_choices
 from primus.comparison.result import ResultCell
 from primus.engines.choice import choose_engine
 from primus.errors import PrimusError
 from primus.experiment import resolve_experiment
+from primus.framework import FRAMEWORKS
 from primus.launch.command import parse_command
 from primus.machine.facts import MachineFacts
 
@@ -223,4 +223,4 @@ def _format_command(
 
 def list_engines(framework: str) -> tuple[str, ...]:
     """Engines that the backend of a framework drives, preferred first."""
-    return tuple(registry.load_plug_in(BACKENDS, framework).ENGINES)
+    return tuple(registry.load_plug_in(FRAMEWORKS, framework).ENGINES)

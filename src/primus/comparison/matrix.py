@@ -28,10 +28,10 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from primus import registry
-from primus.backend import BACKENDS
 from primus.config.schema import OWNERS
 from primus.config.source import flatten_settings, read_yaml, strip_origins
 from primus.errors import UsageError, did_you_mean
+from primus.framework import FRAMEWORKS
 from primus.redaction import redact_value
 
 PLATFORMS = ("amd", "nvidia", "cpu")
@@ -250,7 +250,7 @@ def _rename_frameworks(matrix: RivalMatrix, file: Path) -> tuple[list[str], dict
             refused[known] = FOREIGN_FRAMEWORKS[known]
         else:
             try:
-                registry.find_plug_in_file(BACKENDS.name, known)
+                registry.find_plug_in_file(FRAMEWORKS.name, known)
             except UsageError as error:
                 names = "" if "did you mean" in error.hint else f", {', '.join(FRAMEWORK_ALIASES)}"
                 raise UsageError(f"{file}: frameworks: {error.problem}", error.hint + names) from None

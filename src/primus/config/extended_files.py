@@ -10,10 +10,10 @@ from typing import cast
 
 from primus import registry
 from primus.config.convert import find_origin
-from primus.config.translation.foreign_settings import Translator
 from primus.config.schema_keys import ALTERNATIVES
 from primus.config.source import Leaf, Tree, read_yaml
 from primus.config.text_file import MOST_BYTES
+from primus.config.translation.foreign_settings import Translator
 from primus.errors import UsageError
 
 

@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Struct, structs
 
 from primus import registry
-from primus.backend import BACKENDS
 from primus.config.convert import DEFAULT, convert_value, find_conversion_problem, find_origin, make_group
 from primus.config.experiment_file import MODULE_KEYS, TOP_KEYS, ExperimentFile, ModuleFile
 from primus.config.extended_files import (
@@ -26,13 +25,14 @@ from primus.config.extended_files import (
     override_tree,
     read_extended_files,
 )
-from primus.config.translation.preset_files import find_checkout_preset
-from primus.config.translation.foreign_settings import LayerContext, Translator, find_translator
 from primus.config.overrides import parse_overrides
 from primus.config.refused_frameworks import REFUSED_FRAMEWORKS, SPELLINGS, find_refusal
 from primus.config.schema import GROUPS, OWNERS, Experiment, ModelSpec, Stage, Trainer
 from primus.config.source import Leaf, Tree, strip_origins
+from primus.config.translation.foreign_settings import LayerContext, Translator, find_translator
+from primus.config.translation.preset_files import find_checkout_preset
 from primus.errors import UsageError, did_you_mean, find_nearest
+from primus.framework import FRAMEWORKS
 
 LONGEST_NAME = 200
 """Maximum length of an experiment's name in bytes; names derived from it must stay below 255, the limit of file
@@ -161,9 +161,9 @@ def load_model(name: str, environ: Mapping[str, str] | None = None) -> ModelSpec
 def _read_experiment_files(file: Path, environ: Mapping[str, str] | None) -> tuple[list[Tree], tuple[str, ...]]:
     """The experiment file and those that it extends, and notes about a file of another framework."""
     if file.suffix.lower() == ".toml":
-        from primus.config.imports.read_experiment import read_titan_experiment  # not for YAML
+        from primus.config.imports.read_experiment import read_foreign_experiment  # not for YAML
 
-        found = read_titan_experiment(file)
+        found = read_foreign_experiment(file)
         if found:
             return [found.tree], found.notes
     return read_extended_files(file, environ), ()
@@ -245,18 +245,18 @@ def _read_engine_keys(module: Tree) -> Collection[str]:
     framework = module.get("framework", Leaf("native", DEFAULT))
     if not isinstance(framework, Leaf) or not isinstance(framework.value, str):
         raise UsageError(f"{find_origin(framework)}: 'framework' must be the name of a backend")
-    name, installed = framework.value, registry.list_plug_ins("backends")
+    name, installed = framework.value, registry.list_plug_ins("frameworks")
     try:
-        registry.find_plug_in_file("backends", name)
+        registry.find_plug_in_file("frameworks", name)
     except UsageError:
         close = find_nearest(name, [*installed, *REFUSED_FRAMEWORKS])
         refusal = find_refusal(name) or REFUSED_FRAMEWORKS.get(close or "")
         if refusal:
             raise UsageError(f"{framework.origin}: framework '{name}': {refusal.reason}", refusal.remedy) from None
         hint = f"did you mean '{close}'?" if close else "choose one, or add it as a plug-in (docs/plug-ins.md)"
-        problem = f"{framework.origin}: no backend '{name}' (installed: {', '.join(installed)})"
+        problem = f"{framework.origin}: no framework '{name}' (installed: {', '.join(installed)})"
         raise UsageError(problem, hint) from None
-    return registry.load_plug_in(BACKENDS, name).KEYS
+    return registry.load_plug_in(FRAMEWORKS, name).KEYS
 
 
 def _reject_unknown_modules(tree: Tree) -> None:

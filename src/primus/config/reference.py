@@ -8,15 +8,14 @@ from typing import Any, get_args
 import msgspec
 
 from primus import registry
-from primus.backend import BACKENDS
 from primus.config.docs import read_field_docs, read_summary
 from primus.config.experiment_file import ExperimentFile, ModuleFile
-from primus.frameworks.megatron.translation import VARIABLE
-from primus.config.translation.foreign_settings import find_translator
 from primus.config.model_spec import LARGEST
 from primus.config.schema import GROUPS, OWNERS, ConfigGroup, Stage
 from primus.config.schema_keys import ZERO_IS_NONE, list_switch_keys, needs_value
 from primus.config.source import Leaf, format_yaml_value
+from primus.config.translation.foreign_settings import VARIABLE, find_translator
+from primus.framework import FRAMEWORKS
 
 
 def format_json_schema(framework: str | None = None) -> dict[str, Any]:
@@ -34,7 +33,7 @@ def format_json_schema(framework: str | None = None) -> dict[str, Any]:
         properties, used = _describe_properties(group)
         settings |= properties
         definitions |= used
-    for name in registry.list_plug_ins("backends") if framework is None else [framework]:
+    for name in registry.list_plug_ins("frameworks") if framework is None else [framework]:
         _add_engine_settings(settings, name.replace("-", "_"))
     module, _ = _describe_properties(ModuleFile)
     module["overrides"] = {
@@ -81,7 +80,7 @@ TRANSLATED_FORMS: dict[str, dict[str, Any]] = {
 def _add_engine_settings(settings: dict[str, Any], framework: str) -> None:
     """Let `settings` have the names that a backend or its framework takes, with any value."""
     translator = find_translator(Leaf(framework, framework, framework))
-    names = [*registry.load_plug_in(BACKENDS, framework).KEYS, *(translator.list_known_keys() if translator else ())]
+    names = [*registry.load_plug_in(FRAMEWORKS, framework).KEYS, *(translator.list_known_keys() if translator else ())]
     for name, form in TRANSLATED_FORMS.items() if translator else ():
         if form not in settings[name]["anyOf"]:
             settings[name]["anyOf"].append(form)

@@ -1,4 +1,4 @@
-"""What a backend requires of an engine, such as TorchTitan: the data of `presets/engines/NAME.yaml`."""
+"""What a framework requires of an engine, such as TorchTitan: the data of `frameworks/NAME/packages.yaml`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class EnginePackages(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class EngineRequirement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An engine: `presets/engines/NAME.yaml`, named in the `ENGINES` of the backend that drives it.
+    """An engine: `frameworks/NAME/packages.yaml`, named in the `ENGINES` of the framework that drives it.
 
     The first comment of the file is its summary.
     """

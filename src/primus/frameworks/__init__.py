@@ -1,1 +1,1 @@
-"""Backends: training engines; each file or package is a plug-in."""
+"""Who trains: a folder for each framework, with its driver in `engine` and what primus knows of its files and logs."""

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from primus import registry
-from primus.backend import BACKENDS
 from primus.callback import Callback, CallbackList, ProfileReport
 from primus.config.schema import LoggingConfig, Trainer
+from primus.framework import FRAMEWORKS
 from primus.runs.attempt import Attempt
 from primus.session.processes import Processes
 from primus.session.profile_window import ProfileWindow, choose_recording_ranks, find_profile_window
@@ -243,7 +243,7 @@ def build_profiler(
     if step >= window.first:
         attempt.say(f"profile: the run resumes after step {step}: steps {window.first} to {window.last} are over")
         return None
-    uses_torch = registry.load_plug_in(BACKENDS, trainer.framework).USES_TORCH
+    uses_torch = registry.load_plug_in(FRAMEWORKS, trainer.framework).USES_TORCH
     recorder = TorchRecorder(trainer.logging) if uses_torch else JaxRecorder()
     return StepProfiler(
         window,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Options", "prepare", "run", "work"]
 
 
-class ReferenceBackend(Protocol):
+class ReferenceFramework(Protocol):
     """What preflight needs of the native backend."""
 
     def train_reference(self, device: torch.device, /) -> tuple[str, float]:
@@ -26,7 +26,7 @@ class ReferenceBackend(Protocol):
         ...
 
 
-REFERENCE_BACKENDS = PlugInKind[ReferenceBackend]("backends", ReferenceBackend)
+REFERENCE_FRAMEWORKS = PlugInKind[ReferenceFramework]("frameworks", ReferenceFramework)
 
 
 def work(attempt: Attempt) -> None:
@@ -34,5 +34,5 @@ def work(attempt: Attempt) -> None:
     from primus.measure import suite
     from primus.measure.endurance import EnduranceWorkload
 
-    train = registry.load_plug_in(REFERENCE_BACKENDS, "native").train_reference
+    train = registry.load_plug_in(REFERENCE_FRAMEWORKS, "native").train_reference
     suite.run(attempt, session.build_worker_config(attempt), EnduranceWorkload(train=train))

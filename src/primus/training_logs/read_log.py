@@ -6,29 +6,18 @@ import contextlib
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field, structs
 
+from primus import registry
 from primus.errors import UsageError, did_you_mean
+from primus.framework import LOGS
 from primus.training_logs.formats import run_events, tensorboard
-from primus.frameworks.automodel.logs import AutomodelReader
-from primus.frameworks.deepspeed.logs import DeepSpeedReader
-from primus.frameworks.huggingface.logs import STATE_FILE, HuggingFaceReader, read_trainer_state
-from primus.frameworks.litgpt.logs import LitGptReader
-from primus.frameworks.llm_foundry.logs import LlmFoundryReader
-from primus.frameworks.maxtext.logs import MaxTextReader
-from primus.frameworks.megatron.logs import MegatronReader
-from primus.frameworks.megatron_bridge.logs import MegatronBridgeReader
 from primus.training_logs.formats.mlperf import MlperfReader
-from primus.frameworks.nanotron.logs import NanotronReader
-from primus.frameworks.nemo.logs import NeMoReader
-from primus.frameworks.olmo_core.logs import OlmoCoreReader
-from primus.frameworks.primus.logs import PrimusReader
-from primus.frameworks.torchtitan.logs import TorchtitanReader
-from primus.frameworks.torchtune.logs import TorchtuneReader
 from primus.training_logs.log_step import LogStep
 from primus.training_logs.log_stream import LogStream, open_log, select_lines, split_blocks
 from primus.training_logs.step_merger import LogAttempt, StepMerger
@@ -38,12 +27,14 @@ from primus.training_logs.step_table import StepTable
 if TYPE_CHECKING:
     from primus.training_logs.step_rows import StepRows
 
-READERS: tuple[type[StepReader], ...] = (
-    *(PrimusReader, MegatronBridgeReader, MegatronReader, NeMoReader, TorchtitanReader, MaxTextReader),
-    *(NanotronReader, LlmFoundryReader, AutomodelReader, TorchtuneReader, LitGptReader, OlmoCoreReader),
-    *(HuggingFaceReader, DeepSpeedReader, MlperfReader),
-)
-"""The most specific one first: of several that read a log, the first one that finds losses is taken."""
+
+@cache
+def list_readers() -> tuple[type[StepReader], ...]:
+    """The most specific one first: of several that read a log, the first one that finds losses is taken."""
+    found = [registry.load_plug_in(LOGS, name).READER for name in registry.list_plug_ins(LOGS.name)]
+    return tuple(sorted((*found, MlperfReader), key=lambda reader: -reader.PRECEDENCE))
+
+
 AUTO = "auto"
 MAX_EXAMPLES = 5
 MAX_EXAMPLE_LENGTH = 300
@@ -109,16 +100,18 @@ def read_log(path: Path, name: str = AUTO) -> TrainingLog:
     Raises:
         UsageError: The file or the format does not exist, or no format reads a step in the file.
     """
-    if name not in (AUTO, tensorboard.NAME, *(each.NAME for each in READERS)):
-        names = [AUTO, tensorboard.NAME, *(each.NAME for each in READERS)]
+    names = [AUTO, tensorboard.NAME, *(each.NAME for each in list_readers())]
+    if name not in names:
         raise UsageError(f"--format {name}: unknown format", did_you_mean(name, names))
     try:
         if name == tensorboard.NAME or (name == AUTO and tensorboard.MARK in path.name):
             log = _read_event_file(path)
         elif path.name == run_events.FILE and name == AUTO:
             log = _read_run(path)
-        elif path.name == STATE_FILE and name in (AUTO, HuggingFaceReader.NAME):
-            log = _read_trainer_state(path)
+        elif reader := next(
+            (each for each in list_readers() if path.name == each.FILE and name in (AUTO, each.NAME)), None
+        ):
+            log = _read_whole_file(path, reader)
         else:
             with open_log(path) as file:
                 reader = find_format(file, str(path)) if name == AUTO else _find_reader(name)
@@ -135,7 +128,7 @@ def read_log(path: Path, name: str = AUTO) -> TrainingLog:
 
 
 def _find_reader(name: str) -> type[StepReader]:
-    return next(reader for reader in READERS if name == reader.NAME)
+    return next(reader for reader in list_readers() if name == reader.NAME)
 
 
 def find_format(file: LogStream, path: str) -> type[StepReader]:
@@ -150,7 +143,7 @@ def find_format(file: LogStream, path: str) -> type[StepReader]:
         lines = block.split(b"\n")
         first_line = first_line or _shorten(lines[0])
         is_last = bool(found)
-        for kind in READERS:
+        for kind in list_readers():
             losses = _count_losses(kind, lines, problems) if any(anchor in block for anchor in kind.ANCHORS) else None
             if losses is not None:
                 found[kind] = found.get(kind, False) or losses > 0
@@ -167,7 +160,7 @@ def find_format(file: LogStream, path: str) -> type[StepReader]:
             f"{path}: no steps of any known format in {num_lines:,} lines",
             _describe_start(first_line),
         )
-    return next((kind for kind in READERS if found.get(kind)), next(iter(found)))
+    return next((kind for kind in list_readers() if found.get(kind)), next(iter(found)))
 
 
 def _count_losses(kind: type[StepReader], lines: Sequence[bytes], problems: dict[type[StepReader], str]) -> int | None:
@@ -331,10 +324,10 @@ def _read_run(path: Path) -> TrainingLog:
     return _fill_log(log, path, steps)
 
 
-def _read_trainer_state(path: Path) -> TrainingLog:
-    log = TrainingLog(path=str(path), format=HuggingFaceReader.NAME, title=HuggingFaceReader.TITLE)
+def _read_whole_file(path: Path, reader: type[StepReader]) -> TrainingLog:
+    log = TrainingLog(path=str(path), format=reader.NAME, title=reader.TITLE)
     try:
-        found = read_trainer_state(path.read_bytes())
+        found = list(reader.read_file(path.read_bytes()))
     except LogLineError as error:
         raise UsageError(f"{path}: {error}") from None
     log.evaluations = [step for step in found if isinstance(step, LogEvaluation)]

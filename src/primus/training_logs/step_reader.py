@@ -57,6 +57,10 @@ class StepReader:
     """How a line ends that is not cut off; None if the line does not show it."""
     MEMORY: ClassVar[str] = ""
     """What `memory_gib` is."""
+    PRECEDENCE: ClassVar[int] = 0
+    """Of several formats that read a log, the one with the highest number is taken."""
+    FILE: ClassVar[str] = ""
+    """Name of a file that `read_file` reads as a whole; empty if the framework writes none."""
 
     def __init__(self) -> None:
         self.settings: dict[str, str] = {}
@@ -93,6 +97,15 @@ class StepReader:
     def scan_block(self, block: bytes) -> ScannedBlock | None:
         """The steps of a block of lines by column, and the lines that must be read one by one; None if all must."""
         return None
+
+    @classmethod
+    def read_file(cls, data: bytes) -> Iterable[LogStep]:
+        """The steps and evaluations of a file with the name `FILE`.
+
+        Raises:
+            LogLineError: It is another file.
+        """
+        raise NotImplementedError
 
     def finish(self) -> Iterable[LogStep]:
         """The step that the end of the log completes."""

@@ -14,12 +14,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import engine_steps
 import torch
 
-from primus.frameworks.huggingface.engine.driver import TransformersEngine
 from primus.checkpoint.convert import compare_weights
 from primus.checkpoint.formats.open import open_checkpoint
 from primus.checkpoint.formats.optimizer_state import open_training_state
 from primus.checkpoint.weights import TensorDict
 from primus.config.schema import Trainer
+from primus.frameworks.huggingface.engine.driver import TransformersEngine
 from primus.patches import torch_cpu_log_softmax
 from primus.session.torch_processes import TorchProcesses, join_processes
 

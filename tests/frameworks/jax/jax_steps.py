@@ -13,10 +13,10 @@ import engine_steps
 import jax
 import numpy as np
 
+from primus.config.schema import Trainer
 from primus.frameworks.jax.engine.driver import JaxEngine
 from primus.frameworks.jax.engine.model import sum_rows_pairwise
 from primus.frameworks.jax.engine.sharding import plan_layout
-from primus.config.schema import Trainer
 from primus.session import array_files
 
 jax.config.update("jax_platforms", "cpu")

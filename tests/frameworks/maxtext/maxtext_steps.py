@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from primus.frameworks.maxtext.engine.driver import MaxTextEngine
-from primus.frameworks.maxtext.engine.layout import build_config, plan_layout
 from primus.checkpoint.initial_weights import InitialWeights
 from primus.config.schema import Trainer
 from primus.errors import UsageError
+from primus.frameworks.maxtext.engine.driver import MaxTextEngine
+from primus.frameworks.maxtext.engine.layout import build_config, plan_layout
 from primus.frameworks.maxtext.patches import maxtext_tied_logits
 
 jax.config.update("jax_platforms", "cpu")

@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from primus.cli.main import main
-from primus.config.translation.known_keys import read_maxtext_keys
 from primus.config.imports.read_file import read_foreign_file
 from primus.config.imports.write_file import format_result
 from primus.config.load import load_experiment
 from primus.errors import UsageError
 from primus.experiment import resolve_experiment
+from primus.frameworks.maxtext.names import read_settings
 
 CONFIG = {
     "base_config": "base.yml",
@@ -27,7 +27,7 @@ CONFIG = {
     "quantization": "fp8",
     "attention": "cudnn_flash_te",
     "ici_fsdp_parallelism": 8,
-    "sparse_matmul": read_maxtext_keys().keys["sparse_matmul"].default,
+    "sparse_matmul": read_settings().keys["sparse_matmul"].default,
     "enable_goodput_recording": False,
     "scan_layer": True,
 }
@@ -60,7 +60,7 @@ def test_sizes_that_a_configuration_leaves_out_are_those_of_maxtext(
     overrides = yaml.safe_load(target.read_text())["modules"]["pre_trainer"]["overrides"]
     assert (overrides["vocab_size"], overrides["kv_channels"], overrides["num_layers"]) == (32_000, 128, 2)
     assert main(["direct", "--", "config", "check", "--config", str(target)]) == 0
-    defaults = {key: read_maxtext_keys().keys[key].default for key in ("vocab_size", "head_dim", "base_mlp_dim")}
+    defaults = {key: read_settings().keys[key].default for key in ("vocab_size", "head_dim", "base_mlp_dim")}
     assert list(defaults.values()) == [32_000, 128, 7168]
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from primus.frameworks.maxtext.settings import build_settings, write_model
-from primus.frameworks.maxtext.engine.weights import list_places
-from primus.frameworks.maxtext.names import MODELS
 from primus.errors import UsageError
 from primus.experiment import resolve_experiment
+from primus.frameworks.maxtext.engine.weights import list_places
+from primus.frameworks.maxtext.names import MODELS
+from primus.frameworks.maxtext.settings import build_settings, write_model
 
 QUICKSTART = Path(__file__).parents[3] / "examples/quickstart.yaml"
 

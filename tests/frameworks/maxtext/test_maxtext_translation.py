@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 
-from primus.config.translation.known_keys import read_maxtext_keys
-from primus.frameworks.maxtext.names import DEFAULTS, MODELS, RENAMED, SHAPE
 from primus.config.load import Resolved, load_model
 from primus.config.schema import OWNERS
 from primus.config.source import dump_yaml
 from primus.errors import UsageError
 from primus.experiment import resolve_experiment
+<<<<<<< HEAD
 from primus.model_checks import list_model_differences
+=======
+from primus.frameworks.maxtext.names import DEFAULTS, MODELS, RENAMED, SHAPE, read_settings
+from primus.published_models import list_model_differences
+>>>>>>> b59a429c (frameworks: the registry finds the parts of a framework's folder by its name)
 
 SYNTHETIC = {
     "run_name": "a_training",
@@ -155,6 +158,6 @@ def test_an_unknown_model_is_an_error_with_the_nearest_name(tmp_path: Path) -> N
 
 
 def test_every_renamed_setting_is_one_of_maxtext_and_of_the_schema() -> None:
-    assert {*RENAMED, *DEFAULTS, *SHAPE} <= read_maxtext_keys().keys.keys()
+    assert {*RENAMED, *DEFAULTS, *SHAPE} <= read_settings().keys.keys()
     assert set(RENAMED.values()) <= OWNERS.keys()
     assert all(load_model(preset).hidden_size for preset in MODELS.values())

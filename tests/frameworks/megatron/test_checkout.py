@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from backends.torchtitan.runs import draw_tokens, train_native, write_start
 from engine_python import engine_python, engine_variables
+from frameworks.torchtitan.runs import draw_tokens, train_native, write_start
 
 from .test_parity import FIRST_LOSS, GRADIENT_NORM, LOSS, build, run_code
 
@@ -65,7 +65,7 @@ def run_checkout(trainer: Any, start: dict[str, Any], rates: list[float]) -> sub
 @needs_checkout
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_a_checkout_has_the_losses_of_native(tmp_path: Path, kind: str) -> None:
-    from backends.torchtitan.runs import compute_rates
+    from frameworks.torchtitan.runs import compute_rates
 
     trainer = build(kind)
     done = run_checkout(trainer, write_start(tmp_path, trainer), compute_rates(trainer))
@@ -79,7 +79,7 @@ def test_a_checkout_has_the_losses_of_native(tmp_path: Path, kind: str) -> None:
 
 @needs_checkout
 def test_its_own_scheduler_gives_the_learning_rates(tmp_path: Path) -> None:
-    from backends.torchtitan.runs import compute_rates
+    from frameworks.torchtitan.runs import compute_rates
 
     trainer = build("llama", optimizer={"schedule": "engine"})
     rates = compute_rates(trainer)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backends.torchtitan.runs import write_start
+from frameworks.torchtitan.runs import write_start
 from primus.checkpoint.convert import TargetSettings, plan_conversion, write_conversion
 from primus.checkpoint.formats.open import open_checkpoint
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from backends.torchtitan.runs import STEPS, compute_rates, write_start
+from frameworks.torchtitan.runs import STEPS, compute_rates, write_start
 from primus.config.schedule import compute_learning_rate
 
 from .test_parity import build, run_code, train_all

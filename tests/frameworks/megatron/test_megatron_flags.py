@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from primus.config.translation.known_keys import read_megatron_arguments
 from primus.config.imports.foreign_config import ForeignConfig
 from primus.config.imports.launch_line import find_launches
-from primus.frameworks.megatron.defaults import DEPENDENT, EQUIVALENT, LATER, NEEDED, list_defaults
-from primus.frameworks.megatron.import_file import MegatronFlags
 from primus.config.imports.write_file import format_result
 from primus.config.schema import GROUPS, OWNERS
 from primus.errors import UsageError
+from primus.frameworks.megatron.defaults import DEPENDENT, EQUIVALENT, LATER, NEEDED, list_defaults
+from primus.frameworks.megatron.import_file import MegatronFlags
+from primus.frameworks.megatron.known_keys import read_arguments
 
 SHAPE = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 8 --micro-batch-size 1"
 LLAMA = (
@@ -90,7 +90,7 @@ def test_defaults_that_are_not_written_are_those_of_primus(key: str) -> None:
 
 
 def test_every_default_of_the_parser_that_differs_is_accounted_for() -> None:
-    arguments = read_megatron_arguments().keys
+    arguments = read_arguments().keys
     differing = {
         key
         for key in OWNERS

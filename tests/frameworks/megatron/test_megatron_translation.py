@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from primus.frameworks.megatron.support import check as check_megatron
-from primus.config.translation.pipeline_stages import format_layout
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import OWNERS, ModelSpec, Trainer
 from primus.config.source import dump_yaml
+from primus.config.translation.pipeline_stages import format_layout
 from primus.errors import UsageError
 from primus.experiment import CONFIG_FILE, format_files
+from primus.frameworks.megatron.support import check as check_megatron
 
 MODEL = {
     "num_layers": 4,

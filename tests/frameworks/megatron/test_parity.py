@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from backends.engine_processes import ask_engine
-from backends.torchtitan.runs import (
+from frameworks.engine_processes import ask_engine
+from frameworks.torchtitan.runs import (
     KINDS,
     STEPS,
     STEPS_OF_PROCESSES,
@@ -178,7 +178,7 @@ def test_masked_tokens_and_separated_documents_count_as_in_native(tmp_path: Path
 def train_native_with_documents(trainer: Trainer, documents: Any, steps: int) -> list[float]:
     import torch
 
-    from backends.torchtitan.runs import build_native_model, compute_rates
+    from frameworks.torchtitan.runs import build_native_model, compute_rates
     from primus.frameworks.native.engine.batch import to_batch
     from primus.frameworks.native.engine.optimizer import build_optimizer
     from primus.frameworks.native.engine.step import prepare_model, train_step

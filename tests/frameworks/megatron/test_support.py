@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from primus.config.schema import Experiment, ModelSpec, Trainer, TrainingConfig
+from primus.errors import UsageError
 from primus.frameworks.megatron import check
 from primus.frameworks.megatron.backend_settings import (
     check_setting_effects,
@@ -16,8 +18,6 @@ from primus.frameworks.megatron.backend_settings import (
     list_unused_settings,
     read_settings,
 )
-from primus.config.schema import Experiment, ModelSpec, Trainer, TrainingConfig
-from primus.errors import UsageError
 
 SPEC = ModelSpec(num_layers=4, hidden_size=64, ffn_hidden_size=128, num_attention_heads=8, vocab_size=512)
 LATENT = {
@@ -97,7 +97,7 @@ def test_what_it_trains_is_accepted(changes: dict[str, Any]) -> None:
 
 def test_the_check_imports_no_tensor_library() -> None:
     code = (
-        "import sys; from backends.megatron.test_support import build_experiment, check; check(build_experiment());"
+        "import sys; from frameworks.megatron.test_support import build_experiment, check; check(build_experiment());"
         " print([name for name in ('torch', 'numpy', 'megatron.core') if name in sys.modules])"
     )
     found = subprocess.run(
@@ -143,8 +143,8 @@ def test_all_settings_that_only_megatron_lm_has_are_in_one_message() -> None:
 
 @pytest.mark.engine("megatron")
 def test_each_field_of_keys_and_settings_exists_in_megatron_core() -> None:
-    from primus.frameworks.megatron.support import FOLDER
     from primus.engine_keys import read_key_rules
+    from primus.frameworks.megatron.support import FOLDER
 
     from .test_parity import run_code
 

@@ -10,17 +10,17 @@ import pytest
 import torch
 import yaml
 
-from primus.frameworks.native.engine import adapters
-from primus.frameworks.native.engine.generate import compute_logits
-from primus.frameworks.native.engine.model import ADAPTER, Transformer, build_model
-from primus.frameworks.native.engine.optimizer import build_optimizer
-from primus.frameworks.native.engine.step import prepare_model, train_step
 from primus.checkpoint.formats.adapter import AdaptedWeights
 from primus.checkpoint.initial_weights import InitialWeights
 from primus.config.load import load_model
 from primus.config.schema import OptimizerConfig
 from primus.errors import PrimusError, UsageError
 from primus.experiment import resolve_experiment
+from primus.frameworks.native.engine import adapters
+from primus.frameworks.native.engine.generate import compute_logits
+from primus.frameworks.native.engine.model import ADAPTER, Transformer, build_model
+from primus.frameworks.native.engine.optimizer import build_optimizer
+from primus.frameworks.native.engine.step import prepare_model, train_step
 from primus.session.adapter_settings import AdapterSettings
 
 SPEC = load_model("tiny.yaml")

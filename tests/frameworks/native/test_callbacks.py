@@ -15,8 +15,8 @@ import pytest
 
 from fakes import spiky
 from primus import experiment, registry
-from primus.frameworks import native
 from primus.errors import PrimusError, UsageError
+from primus.frameworks import native
 from primus.runs import events, step_turns
 from primus.runs.attempt import Attempt
 from primus.runs.store import Run

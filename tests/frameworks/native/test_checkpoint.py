@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from primus.frameworks.native.engine.checkpoint import count_bytes, prepare_files, read_state
 from primus.checkpoint import folders, manifest
 from primus.errors import PrimusError
+from primus.frameworks.native.engine.checkpoint import count_bytes, prepare_files, read_state
 from primus.session.checkpoints import CheckpointSaver, CheckpointSettings, SavedCheckpoint, TrainingPosition
 from primus.session.torch_processes import TorchProcesses
 

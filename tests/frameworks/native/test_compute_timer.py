@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from fakes.gloo import in_processes
+from primus.config.schema import ModelSpec, OptimizerConfig
 from primus.frameworks.native.engine.model import build_model, initialize_weights
 from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.frameworks.native.engine.step import prepare_model, train_step
-from primus.config.schema import ModelSpec, OptimizerConfig
 from primus.runs import events
 from primus.runs.store import Run
 from primus.session import compute_timer

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from primus.config.load import load_model
+from primus.config.schema import OptimizerConfig
 from primus.frameworks.native.engine.model import build_model
 from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.frameworks.native.engine.step import prepare_model, train_step
-from primus.config.load import load_model
-from primus.config.schema import OptimizerConfig
 
 STEPS = 8
 RATE = 1e-2

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primus.frameworks.native.engine.documents import build_attention_mask, compute_positions, number_documents
-from primus.frameworks.native.engine.model import build_model
 from primus.config.schema import ModelSpec
 from primus.data.training.masks import DocumentHandling
+from primus.frameworks.native.engine.documents import build_attention_mask, compute_positions, number_documents
+from primus.frameworks.native.engine.model import build_model
 
 EOD = 0
 SPEC = ModelSpec(

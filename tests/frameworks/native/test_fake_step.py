@@ -10,10 +10,10 @@ import torch
 import yaml
 
 from primus import experiment
+from primus.config.schema import Experiment
 from primus.frameworks.native.engine.fake_step import run_fake_step
 from primus.frameworks.native.engine.model import build_model
 from primus.frameworks.native.engine.step import prepare_model
-from primus.config.schema import Experiment
 from primus.measure.product_recorder import ProductRecorder
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from tests.data.instruction.test_instruction_data import converse, write_rows, write_tokenizer
 
+from primus.config.load import load_model
+from primus.config.schema import DataConfig
+from primus.data.instruction.dataset import EXAMPLE, TOKENS, open_instruction_datasets
 from primus.frameworks.native.engine.batch import to_batch
 from primus.frameworks.native.engine.loss import IGNORED
 from primus.frameworks.native.engine.model import build_model
 from primus.frameworks.native.engine.step import evaluate_batches, prepare_model
-from primus.config.load import load_model
-from primus.config.schema import DataConfig
-from primus.data.instruction.dataset import EXAMPLE, TOKENS, open_instruction_datasets
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,8 @@ import torch
 from fakes import cli
 from fakes.gloo import start_in_processes
 from primus import experiment
-from primus.frameworks import native
 from primus.errors import PrimusError
+from primus.frameworks import native
 from primus.runs import events
 from primus.runs.attempt import Attempt
 from primus.runs.store import Run

@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from primus.config.schema import ModelSpec
+from primus.errors import UsageError
 from primus.frameworks.native.engine import rope
 from primus.frameworks.native.engine.generate import generate_tokens
 from primus.frameworks.native.engine.model import Transformer, build_model
 from primus.frameworks.native.support import check_model
-from primus.config.schema import ModelSpec
-from primus.errors import UsageError
 
 
 def small(**changes) -> ModelSpec:

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from primus.frameworks.native.engine.model import build_model
-from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.config.schedule import compute_learning_rate
 from primus.config.schema import ModelSpec, OptimizerConfig
+from primus.frameworks.native.engine.model import build_model
+from primus.frameworks.native.engine.optimizer import build_optimizer
 
 SPEC = ModelSpec(
     num_layers=1, hidden_size=16, ffn_hidden_size=24, num_attention_heads=2, vocab_size=40, add_qkv_bias=True

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from primus import experiment
-from primus.frameworks import native
 from primus.errors import UsageError
+from primus.frameworks import native
 from primus.runs import events
 from primus.runs.store import Run
 

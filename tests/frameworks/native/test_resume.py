@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from primus.frameworks import native
 from primus.checkpoint.convert import TargetSettings, plan_conversion, write_conversion
 from primus.checkpoint.formats.open import open_checkpoint
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.experiment import load_run_experiment
+from primus.frameworks import native
 from primus.runs import events
 from primus.runs.store import Run
 

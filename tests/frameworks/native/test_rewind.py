@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from fakes import spiky
-from primus.frameworks.native.engine import driver as engine
 from primus.errors import FinalError, PrimusError, UsageError
+from primus.frameworks.native.engine import driver as engine
 from primus.runs import events, summary
 from primus.runs.store import Run
 from primus.session import recovery, rewind
@@ -290,8 +290,8 @@ def test_a_run_without_a_good_checkpoint_left_ends_with_an_error(
 
 
 def test_a_rewind_needs_checkpoints(make_run: MakeRun, tmp_path: Path) -> None:
-    from primus.frameworks import native
     from primus.experiment import read_run_experiment
+    from primus.frameworks import native
 
     for policy in ("nonfinite_policy", "loss_spike_policy"):
         with pytest.raises(UsageError, match=f"{policy}: rewind needs checkpoints"):

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from primus.frameworks.native.engine.spikes import LossWindow
 from primus.callback import StepReport
 from primus.config.schema import TrainingConfig
+from primus.frameworks.native.engine.spikes import LossWindow
 from primus.session.bad_steps import BadStepDetector, BadSteps, find_spike_begin
 
 CPU = torch.device("cpu")

@@ -10,12 +10,12 @@ import torch
 from msgspec import structs
 
 from fakes.gloo import in_processes
+from primus.config.schema import ModelSpec, OptimizerConfig
+from primus.data.training.masks import DocumentHandling
 from primus.frameworks.native.engine.loss import IGNORED
 from primus.frameworks.native.engine.model import build_model, initialize_weights
 from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.frameworks.native.engine.step import StepResult, Trainable, evaluate_batches, prepare_model, train_step
-from primus.config.schema import ModelSpec, OptimizerConfig
-from primus.data.training.masks import DocumentHandling
 
 SPEC = ModelSpec(
     num_layers=2,

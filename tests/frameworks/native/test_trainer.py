@@ -20,10 +20,6 @@ import pytest
 import yaml
 
 from fakes import cli
-from primus.frameworks import native
-from primus.frameworks.native.engine import compilation
-from primus.frameworks.native.engine import driver as engine
-from primus.frameworks.native.engine.batch import to_batch
 from primus.callback import StepReport
 from primus.checkpoint import folders
 from primus.config.load import load_experiment
@@ -31,6 +27,10 @@ from primus.config.schema import Experiment, TrainingConfig
 from primus.data.encode.job import EncodeJob, prepare_token_files
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.experiment import read_run_experiment
+from primus.frameworks import native
+from primus.frameworks.native.engine import compilation
+from primus.frameworks.native.engine import driver as engine
+from primus.frameworks.native.engine.batch import to_batch
 from primus.runs import events
 from primus.runs.attempt import Attempt
 from primus.runs.step_line import format_evaluation_line, format_step_line

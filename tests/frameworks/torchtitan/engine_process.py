@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from backends.engine_service import serve_requests, split_batches
+from frameworks.engine_service import serve_requests, split_batches
 from primus.checkpoint.weights import TensorDict
 from primus.config.schema import Trainer
 

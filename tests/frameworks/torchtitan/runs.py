@@ -10,15 +10,15 @@ import msgspec
 import numpy as np
 import torch
 
-from backends.engine_processes import ask_engine
-from backends.trained_weights import draw_frequent_tokens, enlarge_vocabulary, train_weights
-from primus.frameworks.native.engine.model import Transformer, build_model, load_weights
-from primus.frameworks.native.engine.optimizer import build_optimizer
-from primus.frameworks.native.engine.step import prepare_model, train_step
+from frameworks.engine_processes import ask_engine
+from frameworks.trained_weights import draw_frequent_tokens, enlarge_vocabulary, train_weights
 from primus.checkpoint.renaming import HubNames
 from primus.checkpoint.weights import TensorDict
 from primus.config.schedule import compute_learning_rate
 from primus.config.schema import ModelSpec, OptimizerConfig, Trainer, TrainingConfig
+from primus.frameworks.native.engine.model import Transformer, build_model, load_weights
+from primus.frameworks.native.engine.optimizer import build_optimizer
+from primus.frameworks.native.engine.step import prepare_model, train_step
 
 STEPS = 20
 TRAINED_STEPS = 4

@@ -12,15 +12,15 @@ import pytest
 import yaml
 
 from engine_python import run_engine
-from primus.frameworks import torchtitan
-from primus.frameworks.torchtitan.backend_settings import check_settings, list_field_types
-from primus.frameworks.torchtitan.families import find_family
-from primus.frameworks.torchtitan.engine.layout import plan_layout
-from primus.frameworks.torchtitan.support import key_rules
 from primus.config.load import load_experiment
 from primus.config.schema import OWNERS, ModelSpec, ParallelConfig, TrainingConfig
 from primus.errors import UsageError
 from primus.experiment import resolve_experiment
+from primus.frameworks import torchtitan
+from primus.frameworks.torchtitan.backend_settings import check_settings, list_field_types
+from primus.frameworks.torchtitan.engine.layout import plan_layout
+from primus.frameworks.torchtitan.families import find_family
+from primus.frameworks.torchtitan.support import key_rules
 
 CheckSettings = Callable[..., None]
 
@@ -148,7 +148,7 @@ def test_the_fields_are_those_of_the_installed_torchtitan() -> None:
     code = (
         "import json; from primus import registry; from primus.patch import PATCHES;"
         "registry.load_plug_in(PATCHES, 'torchtitan-without-gpu').apply();"
-        "from primus.frameworks.torchtitan.engine.describe_fields import list_fields; print(json.dumps(list_fields()))"
+        "from primus.frameworks.torchtitan.describe_fields import list_fields; print(json.dumps(list_fields()))"
     )
     found = yaml.safe_load(run_engine("torchtitan", code).splitlines()[-1])
     file = Path(torchtitan.__file__).parent / "fields.yaml"

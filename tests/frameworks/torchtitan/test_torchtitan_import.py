@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from primus.cli.main import main
-from primus.frameworks.torchtitan.names import DEBUG_MODELS
 from primus.config.imports.foreign_config import ForeignConfig
 from primus.config.imports.read_file import read_foreign_file
 from primus.config.imports.write_file import format_result, replace_values
 from primus.config.load import load_experiment
 from primus.errors import UsageError
 from primus.experiment import resolve_experiment
+from primus.frameworks.torchtitan.names import DEBUG_MODELS
 
 TOML = """\
 [job]
@@ -278,7 +278,7 @@ def test_the_result_is_a_valid_experiment(function: str, tmp_path: Path) -> None
     ("name", "text", "told"),
     [
         ("a.toml", TOML[:60], "not TOML"),
-        ("a.toml", "[tool.ruff]\nline-length = 3\n", "not a configuration of torchtitan (it has tool)"),
+        ("a.toml", "[tool.ruff]\nline-length = 3\n", "not a file that primus can import (it has tool)"),
         ("a.py", PYTHON, "it has 2 configurations: base, longer"),
         (
             "a.py",
@@ -287,7 +287,7 @@ def test_the_result_is_a_valid_experiment(function: str, tmp_path: Path) -> None
         ),
         ("a.py", "import torchtitan\ndef f(:\n", "a.py:2: not Python"),
         ("a.py", "import torchtitan\nX = 1\n", "no function returns a torchtitan configuration"),
-        ("a.py", "X = 1\n", "not a configuration of torchtitan"),
+        ("a.py", "X = 1\n", "not a file that primus can import"),
         ("a.yaml", "modules: {}\n", "this is an experiment file already"),
         ("a.yaml", "recipe: x\ntrainer: {}\n", "a recipe of NeMo"),
         ("a.yaml", "x: 1\n", "not a file that primus can import"),
@@ -337,7 +337,7 @@ def test_a_toml_trains_as_it_is_with_notes_on_what_is_lost(
 def test_another_toml_is_no_experiment(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text("[tool]\nx = 1\n")
-    with pytest.raises(UsageError, match="this is TOML"):
+    with pytest.raises(UsageError, match="not a file that primus can import \\(it has tool\\)"):
         load_experiment(file, environ={})
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from primus.config.translation.known_keys import read_torchtitan_fields
-from primus.frameworks.torchtitan.translation import RENAMED
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import Trainer
 from primus.config.source import dump_yaml
 from primus.errors import UsageError
+from primus.frameworks.torchtitan.names import read_fields
+from primus.frameworks.torchtitan.translation import RENAMED
 
 
 def write_experiment(folder: Path, settings: dict[str, Any], model: str = "llama3.1_8B.yaml") -> Path:
@@ -103,7 +103,7 @@ def test_what_would_change_the_training_is_refused_by_name(
 
 @pytest.mark.parametrize("value", [{"a": 1}, [1, 2], [], "x", "", True, -1, None, [[1]], [None]], ids=str)
 def test_any_value_of_a_field_is_accepted_or_an_error_of_the_user(tmp_path: Path, value: Any) -> None:
-    for key in (*RENAMED, *read_torchtitan_fields().keys):
+    for key in (*RENAMED, *read_fields().keys):
         section, _, name = key.partition(".")
         with contextlib.suppress(UsageError):
             resolve(tmp_path, {section: {name: value}} if name else {section: value})

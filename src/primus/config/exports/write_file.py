@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from primus import registry
 from primus.config.exports.foreign_text import ForeignText, LostSetting
 from primus.config.exports.hugging_face import format_model_config
-from primus.frameworks.maxtext.export_file import format_maxtext
-from primus.frameworks.megatron.export_file import format_megatron_script
-from primus.frameworks.torchtitan.export_file import format_torchtitan_module
-from primus.config.load import Resolved
+from primus.config.load import Resolved, load_model
+from primus.errors import UsageError, did_you_mean
+from primus.framework import EXPORTS
 
-TARGETS: dict[str, str] = {
-    "megatron-lm": "train.sh",
-    "torchtitan": "train.py",
-    "maxtext": "train.yml",
-    "huggingface": "config.json",
-}
-"""Usual file of each framework."""
+MODEL_TARGET = "huggingface"
+"""The format that holds a model alone, which belongs to no framework."""
+
+
+def list_targets() -> dict[str, str]:
+    """Usual file of each target: ``{"megatron-lm": "train.sh"}``."""
+    plug_ins = [registry.load_plug_in(EXPORTS, name) for name in registry.list_plug_ins(EXPORTS.name)]
+    return {each.TARGET: each.FILE_NAME for each in plug_ins} | {MODEL_TARGET: "config.json"}
 
 
 def format_foreign_file(target: str, resolved: Resolved, preset: str | None) -> ForeignText:
     """The file of `target`, and the settings that it cannot hold.
 
     Args:
-        target: One of `TARGETS`.
+        target: One of `list_targets`.
         resolved: The experiment.
         preset: Name of its model preset; None if the shape was changed.
 
     Raises:
-        UsageError: The framework has no such model.
+        UsageError: There is no such target, or the framework has no such model.
     """
-    writers: dict[str, Callable[[], ForeignText]] = {
-        "megatron-lm": lambda: format_megatron_script(resolved),
-        "torchtitan": lambda: format_torchtitan_module(resolved, preset),
-        "maxtext": lambda: format_maxtext(resolved, preset),
-        "huggingface": lambda: format_model_config(resolved.experiment.trainer.model),
-    }
-    return writers[target]()
+    if target == MODEL_TARGET:
+        return format_model_config(resolved.experiment.trainer.model)
+    for name in registry.list_plug_ins(EXPORTS.name):
+        plug_in = registry.load_plug_in(EXPORTS, name)
+        if target == plug_in.TARGET:
+            return plug_in.format_file(resolved, preset)
+    raise UsageError(f"--to {target}: no such format", did_you_mean(target, list(list_targets())))
 
 
 def find_preset(resolved: Resolved) -> str | None:
     """Name of the preset whose shape the experiment's model has."""
-    from primus import registry  # not for targets that do not ask
-    from primus.config.load import load_model
-
     model = resolved.experiment.trainer.model
     found = [name for name in registry.list_plug_ins("models") if load_model(name) == model]
     return min(found, key=len, default=None)

@@ -9,17 +9,15 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from primus import registry
 from primus.config.imports.foreign_config import ForeignConfig
 from primus.config.imports.launch_line import (
-    BASE_CONFIG,
     FURTHER,
     LaunchLine,
     find_launches,
     find_other_program,
     find_titan_source,
 )
-from primus.frameworks.maxtext.import_file import read_maxtext
-from primus.frameworks.megatron.import_file import MegatronFlags, list_arguments
 from primus.config.imports.sandbox.probe_script import ScriptProbe, probe_script
 from primus.config.imports.sandbox.run_script import RunRecord
 from primus.config.imports.sandbox.script_facts import Doubt
@@ -28,8 +26,8 @@ from primus.config.imports.sandbox.trace import list_assigned_words
 from primus.config.imports.shell_script import ShellScript, interpret_script
 from primus.config.imports.shell_variables import find_unknown_parts, format_unknown
 from primus.config.schema import OWNERS
-from primus.config.source import parse_scalar
 from primus.errors import UsageError
+from primus.framework import IMPORTS, TRANSLATIONS
 from primus.redaction import is_secret_name, redact_value
 from primus.redaction.harmless import is_harmless_variable
 
@@ -104,18 +102,13 @@ def _read_launch(launch: LaunchLine, probe: ScriptProbe, origin: str, name: str)
             del arguments[flag]
             reason = f"only a run of the script can tell {', '.join(unknown)}; set it here"
             target.add_other(f"{prefix}{flag}", shown, reason)
-        elif is_secret_name(flag) and not _is_setting(flag) and not all(map(_SIZE.fullmatch, values)):
+        elif is_secret_name(flag) and not _is_setting(flag, launch.framework) and not all(map(_SIZE.fullmatch, values)):
             del arguments[flag]
             target.add_other(f"{prefix}{flag}", redact_value(flag, shown), "a secret; pass it by --env")
     further = arguments.pop(FURTHER, ())
     if further:
         target.add_other(" ".join(further)[:80], None, "words that belong to no argument")
-    if launch.framework == "maxtext":
-        settings = {key: parse_scalar(" ".join(values)) for key, values in arguments.items() if key != BASE_CONFIG}
-        read = read_maxtext(settings | {BASE_CONFIG: arguments[BASE_CONFIG][0]}, origin, name)
-        read.others = [*target.others, *read.others]
-        return read
-    MegatronFlags({flag: list(values) for flag, values in arguments.items()}, target).translate()
+    registry.load_plug_in(IMPORTS, launch.framework).read_arguments(arguments, target)
     return target
 
 
@@ -137,10 +130,11 @@ def _format_words(values: Sequence[str] | None) -> str:
     return "absent" if values is None else " ".join(values)[:60] or "given"
 
 
-def _is_setting(flag: str) -> bool:
+def _is_setting(flag: str, framework: str) -> bool:
     """Whether a flag that sounds secret is a known setting: ``--tiktoken-pattern``."""
     name = flag.replace("-", "_")
-    return name in OWNERS or name in list_arguments()
+    translator = registry.load_plug_in(TRANSLATIONS, framework).create_translator()
+    return name in OWNERS or name in translator.list_known_keys()
 
 
 def _report_others(launches: list[LaunchLine], commands: list[RunRecord], target: ForeignConfig) -> None:

@@ -1,4 +1,4 @@
-"""Read a TOML file of torchtitan in the place of an experiment file."""
+"""Read a TOML file of another framework in the place of an experiment file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from primus.config.imports.foreign_config import ForeignValue
 from primus.config.imports.framework_rules import make_tree
-from primus.config.imports.read_file import is_titan_toml, read_foreign_file
+from primus.config.imports.read_file import read_foreign_file
 from primus.config.imports.write_file import build_experiment
 from primus.config.source import Leaf, Tree
 from primus.config.text_file import format_path
@@ -21,13 +21,13 @@ class ForeignExperiment(NamedTuple):
     """Warnings about what has no key here."""
 
 
-def read_titan_experiment(file: Path) -> ForeignExperiment | None:
-    """The experiment of a TOML file of torchtitan; None if the file is of another kind.
+def read_foreign_experiment(file: Path) -> ForeignExperiment | None:
+    """The experiment of a TOML file; None if the file is of another kind.
 
     Raises:
         UsageError: The model has no preset.
     """
-    if not is_titan_toml(file):
+    if file.suffix.lower() != ".toml":
         return None
     shown = format_path(file)
     config = read_foreign_file(file, {})

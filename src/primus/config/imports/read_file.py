@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from primus import registry
 from primus.config.imports.foreign_config import ForeignConfig
+from primus.config.imports.foreign_file import ForeignFile
 from primus.config.imports.hugging_face import read_model_config
 from primus.config.imports.launch_line import is_launch_text
 from primus.config.imports.launch_script import read_launch_script
-from primus.frameworks.maxtext.import_file import is_maxtext, read_maxtext
-from primus.frameworks.torchtitan.python_file import is_titan_python, read_titan_python
-from primus.frameworks.torchtitan.import_file import read_titan_settings
-from primus.config.source import read_yaml, strip_origins
 from primus.config.text_file import format_path, read_config_text
 from primus.errors import UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-KINDS = (
-    "a script of Megatron-LM or MaxText, a torchtitan TOML or Python file, a MaxText YAML or a Hugging Face config.json"
-)
+from primus.framework import IMPORTS
 
 _OTHER_JSON = {
     "weight_map": "the index of sharded weights; give the config.json next to it",
@@ -79,20 +68,16 @@ def _read_by_kind(
 ) -> ForeignConfig:
     text = read_config_text(path, shown)
     if not text.strip():
-        raise UsageError(f"{shown} is empty", f"give {KINDS}")
+        raise UsageError(f"{shown} is empty", f"give {list_formats()}")
     name = _make_name(path)
     suffix = path.suffix.lower()
     if suffix == ".json" or (not suffix and text.lstrip().startswith("{")):
         return read_model_config(_parse_model_json(text, shown), shown, name)
-    if suffix == ".toml":
-        return _read_titan_toml(text, shown, name)
-    if suffix == ".py":
-        return _read_titan_python(text, shown, name, function)
-    if suffix in (".yaml", ".yml"):
-        return _read_yaml_file(path, shown, name)
+    if suffix in (".toml", ".py", ".yaml", ".yml"):
+        return _read_framework_file(ForeignFile(path, shown, name, text, function))
     if is_launch_text(text) or suffix in (".sh", ".bash", ".sbatch", ".slurm"):
         return read_launch_script(text.replace("\r\n", "\n"), shown, name, path, args, environ)
-    raise UsageError(f"{shown}: not a file that primus can import", f"give {KINDS}")
+    raise UsageError(f"{shown}: not a file that primus can import", f"give {list_formats()}")
 
 
 def _make_name(path: Path) -> str:
@@ -111,7 +96,7 @@ def _parse_model_json(text: str, shown: str) -> dict[str, Any]:
     except RecursionError:
         raise UsageError(f"{shown}: nested too deeply") from None
     if not isinstance(values, dict):
-        raise UsageError(f"{shown}: expected a mapping, found a {type(values).__name__}", f"give {KINDS}")
+        raise UsageError(f"{shown}: expected a mapping, found a {type(values).__name__}", f"give {list_formats()}")
     if "model_type" not in values:
         kind = next((what for key, what in _OTHER_JSON.items() if key in values), None)
         problem = f"{shown}: this is {kind.partition(';')[0]}" if kind else f"{shown}: it has no model_type"
@@ -119,57 +104,18 @@ def _parse_model_json(text: str, shown: str) -> dict[str, Any]:
     return values
 
 
-def parse_toml(text: str, shown: str) -> dict[str, Any]:
-    """The values of a TOML file.
-
-    Raises:
-        UsageError: It is not TOML, or is cut off.
-    """
-    try:
-        values: dict[str, Any] = tomllib.loads(text)
-        return values
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{shown}: not TOML: {error}", "check whether the file is complete") from None
-    except RecursionError:
-        raise UsageError(f"{shown}: nested too deeply") from None
+def _read_framework_file(file: ForeignFile) -> ForeignConfig:
+    """Read a file by the first framework whose file it is."""
+    if "modules" in file.values or "work_group" in file.values:
+        raise UsageError(f"{file.shown}: this is an experiment file already", f"use it as it is: --config {file.shown}")
+    for name in registry.list_plug_ins(IMPORTS.name):
+        if found := registry.load_plug_in(IMPORTS, name).read_file(file):
+            return found
+    keys = f" (it has {', '.join(list(file.values)[:5])})" if file.values else ""
+    raise UsageError(f"{file.shown}: not a file that primus can import{keys}", f"give {list_formats()}")
 
 
-def is_titan_toml(path: Path) -> bool:
-    """Whether a file is a configuration of torchtitan in TOML."""
-    try:
-        return bool(tomllib.loads(path.read_text(encoding="utf-8-sig")).keys() & _TITAN_SECTIONS)
-    except (OSError, ValueError, RecursionError):
-        return False
-
-
-def _read_titan_toml(text: str, shown: str, name: str) -> ForeignConfig:
-    values = parse_toml(text, shown)
-    if not values.keys() & _TITAN_SECTIONS:
-        found = ", ".join(list(values)[:5])
-        raise UsageError(f"{shown}: not a configuration of torchtitan (it has {found or 'no keys'})", f"give {KINDS}")
-    target = ForeignConfig(origin=f"torchtitan TOML {shown}", name=name, framework="torchtitan")
-    read_titan_settings(values, target, is_toml=True)
-    return target
-
-
-_TITAN_SECTIONS = {"model", "training", "optimizer", "parallelism", "lr_scheduler", "job", "checkpoint"}
-
-
-def _read_titan_python(text: str, shown: str, name: str, function: str | None) -> ForeignConfig:
-    if not is_titan_python(text):
-        raise UsageError(f"{shown}: not a configuration of torchtitan (no Trainer.Config)", f"give {KINDS}")
-    target = ForeignConfig(origin=f"torchtitan configuration {shown}", name=function or name, framework="torchtitan")
-    tree = read_titan_python(text, shown, function, target)
-    read_titan_settings(tree, target)
-    return target
-
-
-def _read_yaml_file(path: Path, shown: str, name: str) -> ForeignConfig:
-    values = strip_origins(read_yaml(path, None, shown))
-    if "modules" in values or "work_group" in values:
-        raise UsageError(f"{shown}: this is an experiment file already", f"use it as it is: --config {shown}")
-    if is_maxtext(values):
-        return read_maxtext(values, shown, name)
-    if {"recipe", "trainer"} & values.keys() or "_target_" in str(values):
-        raise UsageError(f"{shown}: this looks like a recipe of NeMo", "NeMo recipes cannot be imported")
-    raise UsageError(f"{shown}: not a file that primus can import", f"give {KINDS}")
+def list_formats() -> str:
+    """The files that can be imported, for messages."""
+    plug_ins = [registry.load_plug_in(IMPORTS, name) for name in registry.list_plug_ins(IMPORTS.name)]
+    return f"{', '.join(each.FORMATS for each in plug_ins if each.FORMATS)} or a Hugging Face config.json"

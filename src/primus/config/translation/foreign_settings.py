@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import Struct
 
+from primus import registry
 from primus.config.convert import find_origin
 from primus.config.schema import OWNERS
 from primus.config.source import Leaf, Tree, parse_scalar
 from primus.errors import UsageError
+from primus.framework import TRANSLATIONS
 
 if TYPE_CHECKING:
     from primus.config.translation.known_keys import KnownKey
 
 NEEDED = ("train_iters", "micro_batch_size", "seq_length", "lr")
 """Keys of which null is an error: their default would be a guess."""
+VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
+"""Name of an environment variable, which some files of Primus have among the settings."""
 MOST_LISTED = 12
 """Number of keys that a note lists; further ones are counted."""
 
@@ -47,10 +52,10 @@ class LayerContext(Struct, frozen=True, kw_only=True):
     """Whether the settings are those of the schema, except for settings of the engine on the command line."""
 
 
-class Translator(Protocol):
-    """Translation of one framework's settings."""
+class Translator:
+    """Translation of one framework's settings; a framework overrides what it has."""
 
-    framework: str
+    framework: ClassVar[str]
     """Name of the framework, and of its folders in primus/configs."""
 
     def check_module(self, tree: Tree, module: Tree) -> None:
@@ -59,23 +64,23 @@ class Translator(Protocol):
         Raises:
             UsageError: A key asks for what no engine does.
         """
-        ...
+        tree.pop("platform", None)  # names of variables that Primus reads; the launcher here sets its own
 
     def rename(self, settings: Tree) -> Tree:
         """The settings of one file, with keys of the schema where a foreign key has an equivalent one."""
-        ...
+        return settings
 
     def find_model_name(self, settings: Tree, name: str) -> str:
         """Name of the model preset here that belongs to the framework's model preset `name`."""
-        ...
+        return name
 
     def complete_model(self, settings: Tree, model: Tree) -> Tree:
         """A model preset of the framework, with what it does not say of its model taken from ours."""
-        ...
+        return settings
 
     def is_fine_tuning(self, settings: Tree) -> bool:
         """Whether merged settings of a module pre_trainer ask for fine-tuning."""
-        ...
+        return False
 
     def translate(self, settings: Tree, context: LayerContext) -> TranslatedSettings:
         """The merged settings of all presets, the experiment file and the command line.
@@ -83,33 +88,19 @@ class Translator(Protocol):
         Raises:
             UsageError: A setting asks for what no engine does; the message names the line.
         """
-        ...
+        raise NotImplementedError
 
     def list_known_keys(self) -> Iterable[str]:
         """All names that an experiment file may use, for the nearest name of a misspelt one."""
-        ...
+        raise NotImplementedError
 
 
 def find_translator(framework: Leaf | Tree | None) -> Translator | None:
     """The translation for the value of `framework:`; None where all settings are those of the schema."""
     name = framework.value if isinstance(framework, Leaf) else None
-    if name == "megatron":
-        from primus.frameworks.megatron.translation import MegatronTranslator  # 130 KB of data, for its files alone
-
-        return MegatronTranslator()
-    if name == "torchtitan":
-        from primus.frameworks.torchtitan.translation import TorchtitanTranslator
-
-        return TorchtitanTranslator()
-    if name == "maxtext":
-        from primus.frameworks.maxtext.translation import MaxtextTranslator
-
-        return MaxtextTranslator()
-    if name == "megatron_bridge":
-        from primus.frameworks.megatron_bridge.translation import MegatronBridgeTranslator
-
-        return MegatronBridgeTranslator()
-    return None
+    if not isinstance(name, str) or not registry.has_plug_in(TRANSLATIONS.name, name):
+        return None
+    return registry.load_plug_in(TRANSLATIONS, name).create_translator()
 
 
 class ForeignSettings:

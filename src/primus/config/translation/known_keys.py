@@ -11,8 +11,6 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-PACKAGE = Path(__file__).parents[2]
-
 Effect = Literal["numbers", "speed", "report", "checkpoint", "launch", "data", "other", "model"]
 """What a setting changes: what is trained (`numbers`), speed or memory, logs and metrics, how checkpoints are written,
 how processes are supervised, the order of the data, other tasks and optimizers than the training of a language model by
@@ -59,26 +57,6 @@ class KnownKeys(Struct, frozen=True, kw_only=True):
 
 
 @cache
-def read_known_keys(file: str) -> KnownKeys:
-    """The settings in a data file of `backends/`, such as ``megatron/arguments.json``."""
-    return msgspec.json.decode((PACKAGE / "backends" / file).read_bytes(), type=KnownKeys)
-
-
-def read_megatron_arguments() -> KnownKeys:
-    """The arguments of Megatron-LM by dest, with their flags, types, defaults, releases and effects."""
-    return read_known_keys("megatron/arguments.json")
-
-
-def read_primus_keys() -> KnownKeys:
-    """Keys of Primus' Megatron presets that are no arguments of Megatron-LM: settings of its patches and models."""
-    return read_known_keys("megatron/primus_keys.json")
-
-
-def read_torchtitan_fields() -> KnownKeys:
-    """The fields of torchtitan's configuration by dotted name, of 0.2 and 0.3, and those of Primus' extensions."""
-    return read_known_keys("torchtitan/known_keys.json")
-
-
-def read_maxtext_keys() -> KnownKeys:
-    """The settings of MaxText's base.yml, and those of Primus' files that it does not have."""
-    return read_known_keys("maxtext/known_keys.json")
+def read_known_keys(file: Path) -> KnownKeys:
+    """The settings in a data file of a framework's folder, such as ``megatron/arguments.json``."""
+    return msgspec.json.decode(file.read_bytes(), type=KnownKeys)

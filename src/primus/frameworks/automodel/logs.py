@@ -53,3 +53,6 @@ class AutomodelReader(StepReader):
             if rate:
                 values["tokens_per_s_per_device"] = parse_number(rate[1])
             yield LogStep({"step": step, **values}, time_s=parse_time_stamp(prefix))
+
+
+READER = AutomodelReader

@@ -27,6 +27,7 @@ class DeepSpeedReader(StepReader):
 
     NAME = "deepspeed"
     TITLE = "DeepSpeed"
+    PRECEDENCE = -1
     ANCHORS = (b"skipped=", b"SamplesPerSec=", b"samples/sec: ")
     MEMORY = "most that PyTorch had allocated"
 
@@ -71,3 +72,6 @@ class DeepSpeedReader(StepReader):
             yield from self.finish()
             self._waiting = LogStep({"step": step}, time_s=parse_time_stamp(line))
         self._waiting.values |= values
+
+
+READER = DeepSpeedReader

@@ -57,8 +57,6 @@ CALLBACK = re.compile(rb"callbacks(?:\.py)?:\d+\D.*>> $")
 """What stands before a record of LLaMA-Factory's callback, which repeats that of the Trainer with fewer digits."""
 STEPS = ("step", "global_step/max_steps", "current_steps")
 MAX_INTERVALS = 1000
-STATE_FILE = "trainer_state.json"
-"""File of each checkpoint, which has all records in `log_history`."""
 
 
 class EpochRange(NamedTuple):
@@ -82,6 +80,9 @@ class HuggingFaceReader(StepReader):
     TITLE = "Hugging Face Trainer"
     ANCHORS = (b"loss':", b'loss":', b"train_runtime", b"it/s", b"s/it")
     END = re.compile(rb"\}\s*$")
+    PRECEDENCE = -1
+    FILE = "trainer_state.json"
+    """In each checkpoint; has all records in `log_history`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,6 +171,27 @@ class HuggingFaceReader(StepReader):
         time_s = _parse_elapsed(elapsed) if elapsed else self._bar.time_s if self._bar else parse_time_stamp(prefix)
         yield LogStep({"step": step, **values}, time_s=time_s)
 
+    @classmethod
+    def read_file(cls, data: bytes) -> list[LogStep]:
+        """The steps and evaluations of a `trainer_state.json`.
+
+        Raises:
+            LogLineError: It is another file.
+        """
+        try:
+            records = msgspec.json.decode(data, type=dict[str, Any])["log_history"]
+            found: list[LogStep] = []
+            for record in records:
+                step = float(record["step"])
+                if "eval_loss" in record:
+                    found.append(LogEvaluation({"step": step, "loss": float(record["eval_loss"])}))
+                if "loss" in record:
+                    values = {FIELDS[name]: float(value) for name, value in record.items() if name in FIELDS}
+                    found.append(LogStep({"step": step, **values}))
+            return found
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+            raise LogLineError(f"not the state of a trainer: {error}") from None
+
     def _repeats_last(self, numbers: Mapping[str, float], is_of_callback: bool) -> bool:
         """Whether a record is the last one again, from the other of the Trainer and LLaMA-Factory's callback."""
         loss, epoch = numbers["loss"], numbers.get("epoch", math.nan)
@@ -193,27 +215,9 @@ class HuggingFaceReader(StepReader):
         return float(self._num_records)
 
 
-def read_trainer_state(data: bytes) -> list[LogStep]:
-    """The steps and evaluations of a `trainer_state.json`.
-
-    Raises:
-        LogLineError: It is another file.
-    """
-    try:
-        records = msgspec.json.decode(data, type=dict[str, Any])["log_history"]
-        found: list[LogStep] = []
-        for record in records:
-            step = float(record["step"])
-            if "eval_loss" in record:
-                found.append(LogEvaluation({"step": step, "loss": float(record["eval_loss"])}))
-            if "loss" in record:
-                values = {FIELDS[name]: float(value) for name, value in record.items() if name in FIELDS}
-                found.append(LogStep({"step": step, **values}))
-        return found
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-        raise LogLineError(f"not the state of a trainer: {error}") from None
-
-
 def _parse_elapsed(found: re.Match[bytes]) -> float:
     days, hours, minutes, seconds = (int(group or 0) for group in found.groups()[:4])
     return 86400 * days + 3600 * hours + 60 * minutes + seconds + (parse_duration(found[5]) if found[5] else 0.0)
+
+
+READER = HuggingFaceReader

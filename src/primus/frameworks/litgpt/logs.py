@@ -55,3 +55,6 @@ class LitGptReader(StepReader):
             step_time_s = sum(self._times_s) / len(self._times_s) * iterations_per_step
             self._step, self._iteration, self._times_s = step, iteration, []
             yield LogStep({"step": float(step), "loss": parse_number(loss[1]), "step_time_s": step_time_s})
+
+
+READER = LitGptReader

@@ -86,3 +86,6 @@ class LlmFoundryReader(StepReader):
         elif name in FIELDS:
             field, factor = FIELDS[name]
             values[field] = parse_number(text) * factor
+
+
+READER = LlmFoundryReader

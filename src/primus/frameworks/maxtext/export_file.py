@@ -13,7 +13,6 @@ from primus.config.exports.foreign_text import (
     is_number,
     list_lost,
 )
-from primus.frameworks.maxtext.names import MODELS, RENAMED, ROPE_TYPES, UNDECAYED
 from primus.config.load import Resolved
 from primus.config.schedule import (
     count_wsd_decay_steps,
@@ -24,6 +23,10 @@ from primus.config.schedule import (
 from primus.config.schema import DataConfig, Experiment, ModelSpec, OptimizerConfig, Trainer
 from primus.config.source import dump_yaml
 from primus.errors import UsageError
+from primus.frameworks.maxtext.names import MODELS, RENAMED, ROPE_TYPES, UNDECAYED
+
+TARGET = "maxtext"
+FILE_NAME = "train.yml"
 
 _UNSUPPORTED = {
     "hybrid_layer_pattern": "layers of several kinds",
@@ -47,7 +50,7 @@ REASONS = {
 }
 
 
-def format_maxtext(resolved: Resolved, preset: str | None) -> ForeignText:
+def format_file(resolved: Resolved, preset: str | None) -> ForeignText:
     """The YAML, and the settings that it cannot hold.
 
     Args:

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from primus.config.translation.known_keys import read_maxtext_keys
-from primus.frameworks.maxtext.translation import MaxtextTranslator
-from primus.frameworks.maxtext.names import HEAD_WIDTH, MODELS, RENAMED, SHAPE
 from primus.config.imports.foreign_config import ForeignConfig
+from primus.config.imports.foreign_file import ForeignFile
 from primus.config.imports.framework_rules import import_settings
 from primus.config.schema import OWNERS
+from primus.config.source import parse_scalar
+from primus.frameworks.maxtext.names import HEAD_WIDTH, MODELS, RENAMED, SHAPE, read_settings
+from primus.frameworks.maxtext.translation import MaxtextTranslator
 
 BASE = "base.yml"
 _TELLING = (*RENAMED, "model_name", "dcn_data_parallelism", "ici_fsdp_parallelism", "remat_policy", "dataset_type")
 FEWEST_TELLING = 3
+FORMATS = "a script or YAML file of MaxText"
 
 
-def is_maxtext(values: dict[str, Any]) -> bool:
-    """Whether a YAML file is a configuration of MaxText."""
-    return "base_config" in values or sum(key in values for key in _TELLING) >= FEWEST_TELLING
+def read_file(file: ForeignFile) -> ForeignConfig | None:
+    """The experiment of a configuration of MaxText; None if the file is another one."""
+    values = file.values
+    if file.suffix == ".toml" or not (
+        "base_config" in values or sum(map(values.__contains__, _TELLING)) >= FEWEST_TELLING
+    ):
+        return None
+    target = ForeignConfig(origin=f"MaxText configuration {file.shown}", name=file.name, framework="maxtext")
+    _read_values(values, target)
+    return target
 
 
-def read_maxtext(values: dict[str, Any], origin: str, name: str) -> ForeignConfig:
-    """The experiment of a MaxText configuration."""
-    target = ForeignConfig(origin=f"MaxText configuration {origin}", name=name, framework="maxtext")
+def read_arguments(arguments: Mapping[str, Sequence[str]], target: ForeignConfig) -> None:
+    """Set the keys of `target` from the settings of a command line, whose file is `base_config`."""
+    _read_values({key: parse_scalar(" ".join(words)) for key, words in arguments.items()}, target)
+
+
+def _read_values(values: Mapping[str, Any], target: ForeignConfig) -> None:
     rest = {key: value for key, value in values.items() if value is not None}
     base = str(rest.pop("base_config", BASE))
     if base.rpartition("/")[2] != BASE:
@@ -32,7 +45,7 @@ def read_maxtext(values: dict[str, Any], origin: str, name: str) -> ForeignConfi
         if value := rest.pop(theirs, ""):
             target.settings[ours] = value
     model = rest.get("model_name", "default")
-    known = read_maxtext_keys().keys
+    known = read_settings().keys
     defaults: dict[str, Any] = {}
     if model == "default":
         defaults = {key: known[key].default for key in SHAPE}
@@ -47,7 +60,6 @@ def read_maxtext(values: dict[str, Any], origin: str, name: str) -> ForeignConfi
         rest.pop("model_name")
     # With the keys of the schema: the settings mean the same there.
     target.settings |= import_settings(rest, defaults, MaxtextTranslator(), target, known)
-    return target
 
 
 def _drop_model_keys(rest: dict[str, Any], model: str, target: ForeignConfig) -> None:

@@ -54,3 +54,6 @@ class MaxTextReader(StepReader):
             if "step_time_s" not in values or "loss" not in values:
                 raise LogLineError("no time or no loss")
             yield LogStep(values)
+
+
+READER = MaxTextReader

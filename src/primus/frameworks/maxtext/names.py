@@ -5,6 +5,10 @@ Source: `maxtext/configs/base.yml` of MaxText 0.2.5 and the files in `configs/mo
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from primus.config.translation.known_keys import KnownKeys, read_known_keys
+
 MODELS = {
     "llama2-7b": "llama2_7B",
     "llama2-13b": "llama2_13B",
@@ -156,3 +160,8 @@ UNSET = {
     "routed_score_func": "",
 }
 """Value by which MaxText says that a setting is not set."""
+
+
+def read_settings() -> KnownKeys:
+    """The settings of MaxText's base.yml, and those of Primus' files that it does not have."""
+    return read_known_keys(Path(__file__).with_name("known_keys.json"))

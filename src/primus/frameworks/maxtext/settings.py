@@ -7,14 +7,14 @@ from typing import Any
 
 from primus.config.exports.foreign_text import find_head_width
 from primus.config.exports.hugging_face import format_model_config
-from primus.frameworks.maxtext.export_file import find_expert_width, has_experts_only, write_model_settings
-from primus.config.translation.known_keys import KnownKey, read_maxtext_keys
-from primus.frameworks.maxtext.names import MODELS, RENAMED, UNDECAYED
 from primus.config.load import load_model
 from primus.config.schema import OWNERS, ModelSpec, Trainer
 from primus.config.source import format_yaml_value
+from primus.config.translation.known_keys import KnownKey
 from primus.engine_keys import read_key_rules
 from primus.errors import UsageError, did_you_mean
+from primus.frameworks.maxtext.export_file import find_expert_width, has_experts_only, write_model_settings
+from primus.frameworks.maxtext.names import MODELS, RENAMED, UNDECAYED, read_settings
 
 MODEL_NAME = "model_name"
 """Setting that chooses a model of MaxText's configs/models."""
@@ -174,7 +174,7 @@ def check_settings(trainer: Trainer) -> None:
     Raises:
         UsageError: A setting does not exist, has another type, or is set by a key of the experiment.
     """
-    known = read_maxtext_keys().keys
+    known = read_settings().keys
     replaced = REPLACED | {rule.field: key for key, rule in read_key_rules(Path(__file__).parent).items() if rule.field}
     for name, value in trainer.backend_args.items():
         found = f"backend_args: {name}: {format_yaml_value(value)}"

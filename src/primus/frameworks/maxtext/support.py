@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from primus.frameworks.maxtext.settings import MODEL_NAME, check_settings, has_hub_weights, is_built_in, write_model
-from primus.frameworks.maxtext.export_file import FIXED_ROPE
 from primus.config.schema import OWNERS, Experiment, ModelSpec
 from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import UsageError
+from primus.frameworks.maxtext.export_file import FIXED_ROPE
+from primus.frameworks.maxtext.settings import MODEL_NAME, check_settings, has_hub_weights, is_built_in, write_model
 from primus.session.checks import check_session
 
 

@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from primus.config.translation.known_keys import KnownKey, read_maxtext_keys
+from primus.config.schema import OWNERS
+from primus.config.source import Leaf, Tree
+from primus.config.translation.foreign_settings import (
+    ForeignSettings,
+    LayerContext,
+    TranslatedSettings,
+    Translator,
+    rename_keys,
+    settle_other_keys,
+)
+from primus.config.translation.known_keys import KnownKey
+from primus.errors import did_you_mean
 from primus.frameworks.maxtext.names import (
     DEFAULTS,
     EXPERTS,
@@ -20,17 +31,8 @@ from primus.frameworks.maxtext.names import (
     SCALING,
     UNDECAYED,
     UNSET,
+    read_settings,
 )
-from primus.config.translation.foreign_settings import (
-    ForeignSettings,
-    LayerContext,
-    TranslatedSettings,
-    rename_keys,
-    settle_other_keys,
-)
-from primus.config.schema import OWNERS
-from primus.config.source import Leaf, Tree
-from primus.errors import did_you_mean
 
 DATASETS = {"allenai/c4": "c4"}
 """Named dataset here by its name on the Hugging Face Hub."""
@@ -46,15 +48,12 @@ KEPT_EFFECTS = ("numbers", "speed")
 """What a setting changes that the engine takes; primus does what those of reports, files and processes do."""
 
 
-class MaxtextTranslator:
+class MaxtextTranslator(Translator):
     """Translation of `framework: maxtext`."""
 
     framework = "maxtext"
     names: Mapping[str, str] = RENAMED | OLDER
     numbers: Collection[str] = ("gradient_accumulation_steps", "shared_experts", "checkpoint_period")
-
-    def check_module(self, tree: Tree, module: Tree) -> None:
-        tree.pop("platform", None)  # names of variables that Primus reads; the launcher here sets its own
 
     def rename(self, settings: Tree) -> Tree:
         kept: Tree = {}
@@ -80,11 +79,8 @@ class MaxtextTranslator:
             raise work.refuse("model_name", f"no preset here is {named}", did_you_mean(named, list(MODELS)))
         return {**model, **settings}
 
-    def is_fine_tuning(self, settings: Tree) -> bool:
-        return False
-
     def list_known_keys(self) -> Iterable[str]:
-        return read_maxtext_keys().keys
+        return read_settings().keys
 
     def translate(self, settings: Tree, context: LayerContext) -> TranslatedSettings:
         work = ForeignSettings(settings)
@@ -107,12 +103,17 @@ class MaxtextTranslator:
         for name in DEFAULTS:
             key = RENAMED[name]
             if key not in work.tree and REPLACING.get(key) not in work.tree:
-                work.put(key, read_maxtext_keys().keys[name].default, "MaxText's default")
+                work.put(key, read_settings().keys[name].default, "MaxText's default")
         work.drop_nulls()
         _choose_init(work)
 
     def settle_rest(self, work: ForeignSettings, context: LayerContext) -> None:
-        settle_other_keys(work, context, read_maxtext_keys().keys, _keep_setting)
+        settle_other_keys(work, context, read_settings().keys, _keep_setting)
+
+
+def create_translator() -> MaxtextTranslator:
+    """The translation of the settings of one experiment file."""
+    return MaxtextTranslator()
 
 
 def _restore_model(work: ForeignSettings, context: LayerContext) -> None:

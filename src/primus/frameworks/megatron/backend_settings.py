@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from primus.config.translation.known_keys import KnownKey, read_megatron_arguments, read_primus_keys
 from primus.config.source import format_yaml_value
+from primus.config.translation.known_keys import KnownKey
 from primus.errors import UsageError, did_you_mean
+from primus.frameworks.megatron.known_keys import read_arguments, read_primus_keys
 
 FOLDER = Path(__file__).parent
 TYPES: Mapping[str, tuple[type, ...]] = {
@@ -127,7 +128,7 @@ def list_unused_settings(settings: Mapping[str, Any], available: Collection[str]
 
 def _read_foreign_keys() -> dict[str, KnownKey]:
     """Arguments of Megatron-LM, and keys of Primus' presets for it."""
-    return {**read_primus_keys().keys, **read_megatron_arguments().keys}
+    return {**read_primus_keys().keys, **read_arguments().keys}
 
 
 def _changes_training(name: str, argument: KnownKey, value: Any) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec import structs
 
-from primus.config.translation.known_keys import read_megatron_arguments
 from primus.config.schema import GROUPS, OWNERS
+from primus.frameworks.megatron.known_keys import read_arguments
 
 LATER: dict[str, Any] = {
     "split": "969, 30, 1",  # validate_args in megatron/training/arguments.py
@@ -82,7 +82,7 @@ def list_defaults(given: Container[str]) -> Iterator[tuple[str, Any]]:
         given: Names of the arguments that the script gives.
     """
     absent = {key for argument, keys in DEPENDENT.items() if argument not in given for key in keys}
-    arguments = read_megatron_arguments().keys
+    arguments = read_arguments().keys
     for key, group in OWNERS.items():
         argument = arguments.get(key)
         value = LATER.get(key, argument.default if argument else None)

@@ -12,11 +12,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from primus.config.exports.foreign_text import ForeignText, LostSetting, comment_lost, list_lost
-from primus.config.translation.known_keys import read_megatron_arguments
 from primus.config.load import Resolved
 from primus.config.schedule import count_wsd_decay_steps, find_decay_end, find_final_learning_rate, warmup_steps
 from primus.config.schema import DataConfig, Experiment, ModelSpec, Trainer
 from primus.errors import UsageError
+from primus.frameworks.megatron.known_keys import read_arguments
+
+TARGET = "megatron-lm"
+FILE_NAME = "train.sh"
 
 REASONS = {
     "moe_router_norm_topk_prob": "Megatron-LM renormalizes sigmoid scores, or takes a softmax over the chosen experts",
@@ -54,7 +57,7 @@ _FEATURES = {
 """Keys of a model that `pretrain_gpt.py` does not have."""
 
 
-def format_megatron_script(resolved: Resolved) -> ForeignText:
+def format_file(resolved: Resolved, preset: str | None) -> ForeignText:
     """The script, and the settings that it cannot hold.
 
     Raises:
@@ -360,7 +363,7 @@ def _list_engine_arguments(trainer: Trainer) -> Iterator[tuple[str, ...]]:
     """Settings of Megatron-LM itself, where the experiment has its backend."""
     for key in _own_arguments(trainer):
         value = trainer.backend_args[key]
-        argument = read_megatron_arguments().keys[key]
+        argument = read_arguments().keys[key]
         if argument.kind == "switch":
             if value == argument.stores:
                 yield (argument.flags[0],)
@@ -370,7 +373,7 @@ def _list_engine_arguments(trainer: Trainer) -> Iterator[tuple[str, ...]]:
 
 
 def _own_arguments(trainer: Trainer) -> list[str]:
-    known = read_megatron_arguments().keys
+    known = read_arguments().keys
     return [key for key in trainer.backend_args if trainer.framework == "megatron" and key in known]
 
 

@@ -6,6 +6,7 @@ key of the schema means the same here, unless it is listed below; any other argu
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import prod
 from pathlib import PurePath
@@ -13,15 +14,16 @@ from typing import Any, get_args
 
 from msgspec import structs
 
-from primus.config.translation.known_keys import KnownKey, read_megatron_arguments
 from primus.config.imports.foreign_config import ForeignConfig
-from primus.frameworks.megatron.defaults import IMPLIED, NEEDED, list_defaults
 from primus.config.layer_pattern import parse_layer_pattern
 from primus.config.schema import OWNERS, DataConfig
 from primus.config.schema_keys import list_switch_keys
 from primus.config.source import parse_scalar
+from primus.config.translation.known_keys import KnownKey
 from primus.config.vocabulary import PUBLISHED_SIZES, find_vocabulary_size
 from primus.errors import find_nearest
+from primus.frameworks.megatron import known_keys
+from primus.frameworks.megatron.defaults import IMPLIED, NEEDED, list_defaults
 
 RENAMED = {
     "layernorm_epsilon": "norm_epsilon",
@@ -61,10 +63,18 @@ TOKENIZERS = get_args(next(field.type for field in structs.fields(DataConfig) if
 NULL_TOKENIZERS = ("NullTokenizer", "MultimodalTokenizer", "NullMultimodalTokenizer")
 
 
+FORMATS = "a script of Megatron-LM"
+
+
+def read_arguments(arguments: Mapping[str, Sequence[str]], target: ForeignConfig) -> None:
+    """Set the keys of `target` from the arguments of a command, and list each argument without a key."""
+    MegatronFlags(arguments, target).translate()
+
+
 class MegatronFlags:
     """Arguments by name with their values, translated one after the other."""
 
-    def __init__(self, flags: dict[str, list[str]], target: ForeignConfig) -> None:
+    def __init__(self, flags: Mapping[str, Sequence[str]], target: ForeignConfig) -> None:
         self.flags = {name.replace("-", "_"): _parse_values(values) for name, values in flags.items()}
         self.target = target
 
@@ -322,7 +332,7 @@ def list_arguments() -> dict[str, tuple[str, KnownKey]]:
     """Key and kind of each argument of Megatron-LM, by its flag with underscores."""
     return {
         flag.removeprefix("--").replace("-", "_"): (dest, argument)
-        for dest, argument in read_megatron_arguments().keys.items()
+        for dest, argument in known_keys.read_arguments().keys.items()
         for flag in argument.flags
     }
 
@@ -340,7 +350,7 @@ def _is_equal(value: Any, known: Any) -> bool:
     return value == known or (isinstance(value, str) and isinstance(known, str) and value.lower() == known.lower())
 
 
-def _parse_values(values: list[str]) -> Any:
+def _parse_values(values: Sequence[str]) -> Any:
     """The value of an argument: true without one, a list of several."""
     if not values:
         return True

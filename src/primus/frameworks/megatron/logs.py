@@ -82,6 +82,7 @@ class MegatronReader(StepReader):
 
     NAME = "megatron"
     TITLE = "Megatron-LM"
+    PRECEDENCE = 1
     ANCHORS: ClassVar[tuple[bytes, ...]] = (b"iteration ",)
     SETTING_ANCHORS = (b" ..",)
     PREFERS_LAST_RANK = True
@@ -191,3 +192,6 @@ class MegatronReader(StepReader):
             return self._find_layout(line, found[0], len(line), 0)
         except LogLineError:
             return None
+
+
+READER = MegatronReader

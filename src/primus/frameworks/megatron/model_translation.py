@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from primus.config.convert import find_origin
-from primus.config.translation.known_keys import KnownKeys
-from primus.config.translation.foreign_settings import ForeignSettings, LayerContext
 from primus.config.layer_pattern import parse_layer_pattern
 from primus.config.schema import OWNERS
 from primus.config.source import Leaf, Tree
+from primus.config.translation.foreign_settings import ForeignSettings, LayerContext
+from primus.config.translation.known_keys import KnownKeys
 from primus.errors import UsageError
 
 if TYPE_CHECKING:

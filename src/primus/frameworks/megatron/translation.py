@@ -6,27 +6,29 @@ primus/configs of AMD-AGI/Primus 26.5.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from primus.config.convert import convert_value, find_conversion_problem, find_origin
-from primus.frameworks.megatron import model_translation as megatron_model
-from primus.config.translation.known_keys import KnownKey, read_megatron_arguments, read_primus_keys
-from primus.config.translation.pipeline_stages import place_layers
+from primus.config.schema import OWNERS
+from primus.config.source import Leaf, Tree
 from primus.config.translation.foreign_settings import (
+    VARIABLE,
     ForeignSettings,
     LayerContext,
     TranslatedSettings,
+    Translator,
     format_ignored_keys,
     format_listed_keys,
     rename_keys,
 )
-from primus.config.schema import OWNERS
-from primus.config.source import Leaf, Tree
+from primus.config.translation.known_keys import KnownKey
+from primus.config.translation.pipeline_stages import place_layers
 from primus.errors import UsageError
+from primus.frameworks.megatron import model_translation as megatron_model
+from primus.frameworks.megatron.known_keys import read_arguments, read_primus_keys
 
 RENAMED = {
     "activation_func_clamp_value": "activation_clamp",
@@ -61,22 +63,19 @@ PRIMUS_FEATURES = {
 """Why a feature of Primus' patches that changes the training is refused."""
 
 
-VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
-"""Name of an environment variable."""
-
 PRIMUS_VALUES = {
     ("fp4_recipe", "mxfp4"): "only Primus' patch of Transformer Engine has this recipe; Megatron-LM has nvfp4",
 }
 """Why a value that Primus adds to an argument, or another task, is refused in pre-training."""
 
 
-class MegatronTranslator:
+class MegatronTranslator(Translator):
     """Translation of `framework: megatron`."""
 
     framework = "megatron"
 
     def check_module(self, tree: Tree, module: Tree) -> None:
-        tree.pop("platform", None)  # names of variables that Primus reads; the launcher here sets its own
+        super().check_module(tree, module)
         trainer = module.pop("trainer_class", None)
         if isinstance(trainer, Leaf) and trainer.value not in (None, "MegatronPretrainTrainer"):
             raise UsageError(
@@ -86,9 +85,6 @@ class MegatronTranslator:
 
     def rename(self, settings: Tree) -> Tree:
         return rename_keys(settings, RENAMED)
-
-    def find_model_name(self, settings: Tree, name: str) -> str:
-        return name
 
     def complete_model(self, settings: Tree, model: Tree) -> Tree:
         if model and megatron_model.needs_other_code(settings, read_primus_keys()):
@@ -100,7 +96,7 @@ class MegatronTranslator:
         return bool(ForeignSettings(settings).read("stage") == "sft")
 
     def list_known_keys(self) -> Iterable[str]:
-        return (*read_megatron_arguments().keys, *read_primus_keys().keys)
+        return (*read_arguments().keys, *read_primus_keys().keys)
 
     def translate(self, settings: Tree, context: LayerContext) -> TranslatedSettings:
         work = ForeignSettings(settings, context.typed)
@@ -117,6 +113,11 @@ class MegatronTranslator:
             work.drop_nulls()
         work.notes += _settle_rest(work, context)
         return work.finish()
+
+
+def create_translator() -> MegatronTranslator:
+    """The translation of the settings of one experiment file."""
+    return MegatronTranslator()
 
 
 def _translate_data(work: ForeignSettings) -> None:
@@ -142,7 +143,7 @@ def _translate_data(work: ForeignSettings) -> None:
 
 def _drop_variables(work: ForeignSettings) -> None:
     """Variables of the environment among the settings: Primus sets none of them."""
-    known = {*OWNERS, *read_megatron_arguments().keys, *read_primus_keys().keys}
+    known = {*OWNERS, *read_arguments().keys, *read_primus_keys().keys}
     names = [key for key in work.tree if VARIABLE.fullmatch(key) and key.lower() not in known]
     if names:
         work.notes.append(f"not set, as in Primus: {format_listed_keys(names)}; variables belong under env:")
@@ -233,7 +234,7 @@ def _settle_rest(work: ForeignSettings, context: LayerContext) -> list[str]:
     problems: list[str] = []
     ignored: dict[str, list[str]] = {}
     for key in [key for key in work.tree if key not in OWNERS and key != "backend_args"]:
-        argument, extension = read_megatron_arguments().keys.get(key), read_primus_keys().keys.get(key)
+        argument, extension = read_arguments().keys.get(key), read_primus_keys().keys.get(key)
         known = argument or extension
         if known is None:
             continue  # reported with the nearest name when the settings are complete

@@ -27,6 +27,7 @@ class MegatronBridgeReader(MegatronReader):
 
     NAME = "megatron-bridge"
     TITLE = "Megatron-Bridge"
+    PRECEDENCE = 2
     ANCHORS: ClassVar[tuple[bytes, ...]] = (b"iteration ", b"Step Time : ", b"mem-max-reserved-gigabytes")
     MEMORY = "most that PyTorch had reserved"
 
@@ -74,3 +75,6 @@ class MegatronBridgeReader(MegatronReader):
         if self._memory_gib is not None:
             step.values["memory_gib"] = self._memory_gib
         self._times = None
+
+
+READER = MegatronBridgeReader

@@ -14,19 +14,20 @@ from typing import Any
 from msgspec import Struct
 
 from primus.config.data_file import read_package_yaml
-from primus.config.translation.known_keys import read_megatron_arguments
+from primus.config.schema import OWNERS
+from primus.config.source import Leaf, Tree
 from primus.config.translation.foreign_settings import (
     ForeignSettings,
     LayerContext,
     TranslatedSettings,
+    Translator,
     format_ignored_keys,
     rename_keys,
 )
-from primus.config.schema import OWNERS
-from primus.config.source import Leaf, Tree
 from primus.errors import UsageError
+from primus.frameworks.megatron.known_keys import read_arguments
 
-KEYS_FILE = Path(__file__).parents[2] / "frameworks/megatron_bridge/primus_keys.yaml"
+KEYS_FILE = Path(__file__).with_name("primus_keys.yaml")
 RENAMED = {"finetune_lr": "lr", "data_paths": "train_data_path", "mock": "mock_data"}
 """Key of the schema by the setting with the same meaning."""
 ADAPTER_SETTINGS = {
@@ -53,14 +54,14 @@ class BridgeKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     refused: str = ""
 
 
-class MegatronBridgeTranslator:
+class MegatronBridgeTranslator(Translator):
     """Translation of `framework: megatron_bridge`."""
 
     framework = "megatron_bridge"
 
     def check_module(self, tree: Tree, module: Tree) -> None:
         """Move the blocks `peft:` and `model:` next to `modules:`, which Primus merges last, into the module."""
-        tree.pop("platform", None)  # names of variables that Primus reads; the launcher here sets its own
+        super().check_module(tree, module)
         settings = dict(_get_tree(module.get("overrides")))
         for key, item in _get_tree(tree.pop("peft", None)).items():
             if key not in ADAPTER_SETTINGS:
@@ -74,9 +75,6 @@ class MegatronBridgeTranslator:
     def rename(self, settings: Tree) -> Tree:
         return rename_keys(settings, RENAMED)
 
-    def find_model_name(self, settings: Tree, name: str) -> str:
-        return name
-
     def complete_model(self, settings: Tree, model: Tree) -> Tree:
         """A preset of Primus names a recipe and weights; the shape is that of the preset of the same name here."""
         recipe = str(ForeignSettings(settings).read("recipe", ""))
@@ -88,9 +86,6 @@ class MegatronBridgeTranslator:
         # A model that transformers has needs no recipe.
         needs_recipe = ForeignSettings(model).read("hybrid_layer_pattern") is not None
         return {**model, **{key: item for key, item in settings.items() if needs_recipe or key not in RECIPE}}
-
-    def is_fine_tuning(self, settings: Tree) -> bool:
-        return False
 
     def list_known_keys(self) -> Iterable[str]:
         return (*read_bridge_keys(), *RENAMED, "hf_path", "dataset_name", "precision_config", "skip_save")
@@ -106,6 +101,11 @@ class MegatronBridgeTranslator:
             work.drop_nulls()
         _settle_others(work, context)
         return work.finish()
+
+
+def create_translator() -> MegatronBridgeTranslator:
+    """The translation of the settings of one experiment file."""
+    return MegatronBridgeTranslator()
 
 
 RECIPE = ("recipe", "flavor")
@@ -189,7 +189,7 @@ def _settle_others(work: ForeignSettings, context: LayerContext) -> None:
         item, known = work.tree[key], read_bridge_keys().get(key)
         value: Any = item.value if isinstance(item, Leaf) else item
         if known is None:
-            if key in read_megatron_arguments().keys and value is not None:
+            if key in read_arguments().keys and value is not None:
                 work.backend_args[key] = item
                 work.drop(key)
             elif value is None:

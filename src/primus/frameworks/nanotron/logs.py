@@ -52,3 +52,6 @@ class NanotronReader(StepReader):
 
 def _parse_time(prefix: bytes) -> float | None:
     return parse_time_stamp(AMERICAN_DATE.sub(rb"\3-\1-\2 \4", prefix))
+
+
+READER = NanotronReader

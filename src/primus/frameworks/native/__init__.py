@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from primus.errors import UnfitError
 from primus.frameworks.native.support import ADAPTER_KEYS
 from primus.frameworks.native.support import check as check
-from primus.errors import UnfitError
 
 if TYPE_CHECKING:
     import torch

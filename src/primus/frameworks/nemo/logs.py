@@ -66,3 +66,6 @@ def _list_record_pairs(text: bytes) -> list[tuple[bytes, ...]]:
         return [(name.encode(), str(value).encode()) for name, value in data.items()]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise LogLineError("a record that is damaged") from error
+
+
+READER = NeMoReader

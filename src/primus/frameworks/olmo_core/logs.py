@@ -70,3 +70,6 @@ class OlmoCoreReader(StepReader):
         block, self._block = self._block, None
         # A step between two blocks of values has a header only.
         return [block] if block and len(block.values) > 1 else []
+
+
+READER = OlmoCoreReader

@@ -20,6 +20,7 @@ class PrimusReader(MegatronReader):
 
     NAME = "primus"
     TITLE = "Primus"
+    PRECEDENCE = 2
     MEMORY = "of the device that is in use"
 
     @classmethod
@@ -31,3 +32,6 @@ class PrimusReader(MegatronReader):
         if prefix:
             self.settings["world_size"] = prefix[1].decode()
         return super()._find_layout(line, found, end, start)
+
+
+READER = PrimusReader

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from primus.config.exports.foreign_text import ForeignText, LostSetting, comment_lost, is_number, list_lost
-from primus.frameworks.torchtitan.names import MODELS
 from primus.config.load import Resolved
 from primus.config.schedule import (
     count_wsd_decay_steps,
@@ -19,6 +18,10 @@ from primus.config.schedule import (
 )
 from primus.config.schema import Experiment, ModelSpec, OptimizerConfig, TrainingConfig
 from primus.errors import UsageError
+from primus.frameworks.torchtitan.names import MODELS
+
+TARGET = "torchtitan"
+FILE_NAME = "train.py"
 
 FUNCTION = "experiment"
 """Name of the function in the module that returns the configuration."""
@@ -43,7 +46,7 @@ _UNSUPPORTED = {
 }
 
 
-def format_torchtitan_module(resolved: Resolved, preset: str | None) -> ForeignText:
+def format_file(resolved: Resolved, preset: str | None) -> ForeignText:
     """The module, and the settings that it cannot hold.
 
     Args:

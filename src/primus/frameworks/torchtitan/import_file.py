@@ -7,19 +7,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from primus.config.translation.known_keys import read_torchtitan_fields
-from primus.frameworks.torchtitan.translation import MOVED_SECTIONS, TorchtitanTranslator
-from primus.frameworks.torchtitan.names import DATASETS, DEBUG_MODELS, DEFAULTS, MODELS
 from primus.config.imports.foreign_config import ForeignConfig
+from primus.config.imports.foreign_file import ForeignFile
 from primus.config.imports.framework_rules import import_settings
+from primus.config.source import flatten_settings
+from primus.frameworks.torchtitan.names import DATASETS, DEBUG_MODELS, DEFAULTS, MODELS, read_fields
+from primus.frameworks.torchtitan.python_file import is_titan_python, read_titan_python
 from primus.frameworks.torchtitan.releases import (
     convert_older_settings,
     convert_token_counts,
     fit_model_to_release,
 )
-from primus.config.source import flatten_settings
+from primus.frameworks.torchtitan.translation import MOVED_SECTIONS, TorchtitanTranslator
 
 TOKENIZERS = ("model.hf_assets_path", "hf_assets_path", "model.tokenizer_path")
+
+
+FORMATS = "a TOML or Python file of torchtitan"
+_SECTIONS = {"model", "training", "optimizer", "parallelism", "lr_scheduler", "job", "checkpoint"}
+
+
+def read_file(file: ForeignFile) -> ForeignConfig | None:
+    """The experiment of a TOML file or of a configuration in Python; None if the file is another one."""
+    if file.suffix == ".toml" and file.values.keys() & _SECTIONS:
+        target = ForeignConfig(origin=f"torchtitan TOML {file.shown}", name=file.name, framework="torchtitan")
+        read_titan_settings(file.values, target, is_toml=True)
+        return target
+    if file.suffix != ".py" or not is_titan_python(file.text):
+        return None
+    name = file.function or file.name
+    target = ForeignConfig(origin=f"torchtitan configuration {file.shown}", name=name, framework="torchtitan")
+    read_titan_settings(read_titan_python(file.text, file.shown, file.function, target), target)
+    return target
 
 
 def read_titan_settings(tree: dict[str, Any], target: ForeignConfig, is_toml: bool = False) -> None:
@@ -49,7 +68,7 @@ def read_titan_settings(tree: dict[str, Any], target: ForeignConfig, is_toml: bo
     if not any(values.get(name) for name in ("validation.enable", "validation.enabled")):
         for name in [name for name in values if name.startswith("validation.")]:
             target.add_other(name, values.pop(name))
-    known = read_torchtitan_fields().keys
+    known = read_fields().keys
     defaults = {name: known[name].default for name in DEFAULTS}
     kept = import_settings(values, defaults, TorchtitanTranslator(), target, known)
     if kept:

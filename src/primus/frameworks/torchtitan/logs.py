@@ -60,3 +60,6 @@ class TorchtitanReader(StepReader):
             if values["loss"] == -1.0:
                 del values["loss"]
             yield LogStep(values, parse_rank(prefix), parse_time_stamp(prefix))
+
+
+READER = TorchtitanReader

@@ -5,7 +5,10 @@ Sources: `torchtitan/config/job_config.py` of v0.1.0 to v0.2.2 and the Config cl
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from primus.config.translation.known_keys import KnownKeys, read_known_keys
 
 RENAMED = {
     "training.steps": "train_iters",
@@ -170,3 +173,8 @@ DEBUG_MODELS: dict[tuple[str, str], dict[str, Any]] = {
     },
 }
 """Shapes of small flavors (torchtitan/models/*/__init__.py)."""
+
+
+def read_fields() -> KnownKeys:
+    """The fields of torchtitan's configuration by dotted name, of 0.2 and 0.3, and those of Primus' extensions."""
+    return read_known_keys(Path(__file__).with_name("known_keys.json"))

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from primus.frameworks.torchtitan.backend_settings import check_settings
-from primus.frameworks.torchtitan.families import find_family
 from primus.config.schema import OWNERS, Experiment, ModelSpec, ParallelConfig, Trainer
 from primus.config.source import format_yaml_value
 from primus.engine_keys import KeyRules, check_key_rules, read_key_rules
 from primus.errors import UsageError
+from primus.frameworks.torchtitan.backend_settings import check_settings
+from primus.frameworks.torchtitan.families import find_family
 from primus.model import num_query_groups
 from primus.session.checks import check_session
 

@@ -10,18 +10,19 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from primus.config.translation.known_keys import KnownKey, read_torchtitan_fields
-from primus.frameworks.torchtitan.names import DATASETS, NUMBERS, RENAMED
+from primus.config.source import Leaf, Tree
 from primus.config.translation.foreign_settings import (
     ForeignSettings,
     LayerContext,
     TranslatedSettings,
+    Translator,
     format_origin,
     is_set,
     rename_keys,
     settle_other_keys,
 )
-from primus.config.source import Leaf, Tree
+from primus.config.translation.known_keys import KnownKey
+from primus.frameworks.torchtitan.names import DATASETS, NUMBERS, RENAMED, read_fields
 
 SECTIONS = frozenset(
     """
@@ -48,15 +49,12 @@ _SPEED_OPTIONS = ("quantize.",)
 """Sections that have no effect unless a converter or a mode chooses them."""
 
 
-class TorchtitanTranslator:
+class TorchtitanTranslator(Translator):
     """Translation of `framework: torchtitan`."""
 
     framework = "torchtitan"
     names: Mapping[str, str] = RENAMED
     numbers: Collection[str] = NUMBERS
-
-    def check_module(self, tree: Tree, module: Tree) -> None:
-        tree.pop("platform", None)  # names of variables that Primus reads; the launcher here sets its own
 
     def rename(self, settings: Tree) -> Tree:
         flat: Tree = {}
@@ -67,9 +65,6 @@ class TorchtitanTranslator:
                 flat[key] = item
         return rename_keys(flat, RENAMED)
 
-    def find_model_name(self, settings: Tree, name: str) -> str:
-        return name
-
     def complete_model(self, settings: Tree, model: Tree) -> Tree:
         named = ForeignSettings(settings)
         family, flavor = named.read("model.name"), named.read("model.flavor")
@@ -77,11 +72,8 @@ class TorchtitanTranslator:
             raise named.refuse("model.flavor", f"{flavor} of {family} has no preset of this name here", "name a preset")
         return {**model, **{key: item for key, item in settings.items() if key not in ("model.name", "model.flavor")}}
 
-    def is_fine_tuning(self, settings: Tree) -> bool:
-        return False
-
     def list_known_keys(self) -> Iterable[str]:
-        return (*RENAMED, *read_torchtitan_fields().keys)
+        return (*RENAMED, *read_fields().keys)
 
     def translate(self, settings: Tree, context: LayerContext) -> TranslatedSettings:
         work = ForeignSettings(settings, context.typed)
@@ -102,7 +94,12 @@ class TorchtitanTranslator:
         work.drop_nulls()
 
     def settle_rest(self, work: ForeignSettings, context: LayerContext) -> None:
-        settle_other_keys(work, context, read_torchtitan_fields().keys, _keep_field)
+        settle_other_keys(work, context, read_fields().keys, _keep_field)
+
+
+def create_translator() -> TorchtitanTranslator:
+    """The translation of the settings of one experiment file."""
+    return TorchtitanTranslator()
 
 
 def _flatten_section(section: Tree, prefix: str) -> Tree:

@@ -59,3 +59,6 @@ class TorchtuneReader(StepReader):
     def finish(self) -> Iterable[LogStep]:
         drawn, self._drawn = self._drawn, None
         return [drawn] if drawn else []
+
+
+READER = TorchtuneReader

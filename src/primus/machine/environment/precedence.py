@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from primus import registry
 from primus.errors import PrimusError
+from primus.framework import VARIABLES, FrameworkVariables
 from primus.machine import profile
 from primus.machine.cluster import ClusterLayout
 from primus.machine.environment.checks import (
@@ -26,7 +28,6 @@ from primus.machine.environment.checks import (
 )
 from primus.machine.environment.variable_choice import AMD_ONLY, DETERMINISTIC, Assignment, VariableChoice, merge_choice
 from primus.machine.facts import Device, MachineFacts
-from primus.machine.framework import Framework, find_framework
 from primus.machine.network.selection import SOCKET_VARIABLES, Network, validate_network_variables
 from primus.machine.profile import CORES_PER_PROCESS, Condition, Setting
 from primus.machine.workload import JobWorkload
@@ -125,7 +126,7 @@ def build_environment(
     """
     written, repeated = _split_assignments(given)
     user = _UserVariables(written, environ, (repeated, *typed))
-    framework = find_framework(workload.framework) if workload else None
+    framework = _find_variables(workload.framework) if workload else None
     needs = _find_conditions(facts, network, layout, torch) | set(framework.LIBRARIES if framework else ())
     machine, warnings = _list_machine_layers(facts)
     layers = [*machine, *_build_path_settings(user), *_build_backend_settings(facts, workload, framework)]
@@ -285,8 +286,13 @@ def _build_path_settings(user: _UserVariables) -> Iterator[tuple[str, Settings]]
         yield "base", {"HF_HOME": Setting(value=home, reason="below DATA_PATH", source=LAUNCHER)}
 
 
+def _find_variables(framework: str) -> FrameworkVariables | None:
+    """The variables of a framework; None if it has none of its own."""
+    return registry.load_plug_in(VARIABLES, framework) if registry.has_plug_in(VARIABLES.name, framework) else None
+
+
 def _build_backend_settings(
-    facts: MachineFacts, workload: JobWorkload | None, framework: Framework | None
+    facts: MachineFacts, workload: JobWorkload | None, framework: FrameworkVariables | None
 ) -> Iterator[tuple[str, Settings]]:
     """Settings of the job's backend for its layout; only on machines with GPUs."""
     if workload is None or framework is None or not facts.devices:

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from primus.backend import BACKENDS
 from primus.errors import PrimusError, UsageError
+from primus.framework import FRAMEWORKS
 from primus.registry import load_plug_in
 from primus.tasks.checkpoint._options import SourceOptions, show_progress
 
@@ -89,7 +89,7 @@ def _compare_all(pairs: Mapping[str, tuple[WeightReader, WeightReader]], target:
 def _compare_logits(written: WeightReader, weights: WeightReader, spec: ModelSpec, target: Path) -> list[str]:
     import torch
 
-    native: Any = load_plug_in(BACKENDS, "native")
+    native: Any = load_plug_in(FRAMEWORKS, "native")
     tokens_BS = torch.randint(spec.vocab_size, (1, NUM_TOKENS), generator=torch.Generator().manual_seed(1))
     try:
         ours: Tensor = native.compute_logits(spec, weights, tokens_BS)

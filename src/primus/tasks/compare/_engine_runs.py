@@ -12,12 +12,12 @@ import msgspec
 from msgspec import structs
 
 from primus import registry
-from primus.backend import BACKENDS
 from primus.config.schema import Stage, Trainer
 from primus.engine_keys import FILE_NAME, KeyDifference, list_key_differences, read_key_rules
 from primus.engines.environment import prepare_engine
 from primus.errors import EXIT_FAILED, PrimusError
 from primus.experiment import resolve_experiment, resolve_settings
+from primus.framework import FRAMEWORKS
 from primus.launch.child_run import ChildRun, train_in_child
 from primus.runs import events
 from primus.runs.store import Run
@@ -41,7 +41,7 @@ def take_steps(engine: str, file: Path, stage: Stage, overrides: Sequence[str], 
     words = ["--framework", engine, *overrides]
     known = EngineSteps(engine=engine)
     try:
-        backend = registry.load_plug_in(BACKENDS, engine)
+        backend = registry.load_plug_in(FRAMEWORKS, engine)
         # On the default framework, which knows each key, also of what it cannot train.
         asked = resolve_settings(file, ["--framework", "native", *overrides], context.environ, stage)
         known = structs.replace(known, settings=find_settings(engine, asked.experiment.trainer))
@@ -69,7 +69,7 @@ def take_float64_steps(
 
 def find_settings(engine: str, trainer: Trainer) -> list[KeyDifference]:
     """Settings of `trainer` in which an engine cannot agree with native; none if it has no table of keys."""
-    file = registry.find_plug_in_file(BACKENDS.name, engine)
+    file = registry.find_plug_in_file(FRAMEWORKS.name, engine)
     if file is None or not (file.parent / FILE_NAME).is_file():
         return []
     return list_key_differences(read_key_rules(file.parent), trainer)

@@ -208,10 +208,10 @@ def _split_names(options: Options) -> list[str]:
     if options.steps < 1:
         raise UsageError(f"--steps {options.steps}: nothing to compare", "take at least 1 step")
     from primus import registry
-    from primus.backend import BACKENDS
+    from primus.framework import FRAMEWORKS
 
     for name in names:
-        registry.find_plug_in_file(BACKENDS.name, name)  # raises with the nearest name
+        registry.find_plug_in_file(FRAMEWORKS.name, name)  # raises with the nearest name
     return names
 
 

@@ -8,9 +8,9 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from primus import experiment, registry, training_memory
-from primus.backend import BACKENDS
 from primus.config.schema import Trainer
 from primus.errors import UnfitError, UsageError
+from primus.framework import FRAMEWORKS
 from primus.machine.assumed_machine import build_assumed_machine
 from primus.task import TaskContext
 
@@ -59,7 +59,7 @@ def _check_packages(trainer: Trainer, context: TaskContext) -> list[str]:
     from primus.launch.worker_packages import check_worker_packages
 
     try:
-        engines = tuple(registry.load_plug_in(BACKENDS, trainer.framework).ENGINES)
+        engines = tuple(registry.load_plug_in(FRAMEWORKS, trainer.framework).ENGINES)
         engine = choose_engine(engines, context.environ, allows_any_version=trainer.training.allow_version)
         check_worker_packages(names, engine, context.environ)
     except UnfitError as error:  # another machine may have it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
@@ -23,8 +23,9 @@ class Options(Struct, frozen=True, kw_only=True):
 
     config: Annotated[str, Meta(extra={"aliases": ("--exp",)})]
     """Experiment file."""
-    to: Literal["megatron-lm", "torchtitan", "maxtext", "huggingface"]
-    """Framework: a bash script, a Python module, a YAML file, or the model's config.json."""
+    to: str
+    """Format: megatron-lm (a bash script), torchtitan (a Python module), maxtext (a YAML file), huggingface (the
+    model's config.json), or that of a plug-in."""
     output: str | None = None
     """Output file (default: standard output)."""
     stage: str | None = None

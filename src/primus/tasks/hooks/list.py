@@ -40,9 +40,9 @@ def run(options: Options, context: TaskContext) -> None:
     Raises:
         UsageError: The task or backend does not exist, or a hook cannot be read.
     """
-    if options.framework and not registry.has_plug_in("backends", options.framework):
+    if options.framework and not registry.has_plug_in("frameworks", options.framework):
         raise UsageError(
-            f"no backend '{options.framework}'", did_you_mean(options.framework, registry.list_plug_ins("backends"))
+            f"no framework '{options.framework}'", did_you_mean(options.framework, registry.list_plug_ins("frameworks"))
         )
     tasks = _select_tasks(f"{options.task} {options.subtask}".strip())
     found = [hook for task in tasks for hook in _list_task_hooks(task, options.framework, context)]
@@ -63,7 +63,7 @@ def _list_task_hooks(task: str, framework: str, context: TaskContext) -> list[Ho
     starts_workers = registry.load_plug_in(TASKS, task).prepare is not None
     find = partial(discovery.find_hooks, task, context.environ, starts_workers=starts_workers)
     general = find(framework=framework or None)
-    others = registry.list_plug_ins("backends") if starts_workers and not framework else []
+    others = registry.list_plug_ins("frameworks") if starts_workers and not framework else []
     own = [
         HookListing(f"{task} {name}", each) for name in others for each in find(framework=name) if each not in general
     ]

@@ -12,13 +12,13 @@ import msgspec
 from msgspec import structs
 
 from primus import experiment, patch, registry
-from primus.backend import BACKENDS
 from primus.checkpoint import folders
 from primus.config import checks
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import Experiment
 from primus.config.source import format_yaml_value
 from primus.errors import PrimusError, UnfitError, UsageError
+from primus.framework import FRAMEWORKS
 from primus.machine.facts import DeviceKind
 from primus.plan import LaunchJob, Variable
 from primus.runs import lock
@@ -156,7 +156,7 @@ def _find_engine_folders(resolved: Resolved, context: TaskContext) -> tuple[list
     from primus.engines.installation import list_installation_folders
 
     trainer = resolved.experiment.trainer
-    names = registry.load_plug_in(BACKENDS, trainer.framework).ENGINES
+    names = registry.load_plug_in(FRAMEWORKS, trainer.framework).ENGINES
     environ = {**context.environ, **resolved.experiment.env}
     engine = choose_engine(tuple(names), environ, allows_any_version=trainer.training.allow_version)
     if engine is None or engine.installation is None:
@@ -253,8 +253,13 @@ def _build_training_job(resolved: Resolved, files: Mapping[str, str], resume: Ru
         check=check,
         device=_find_required_device(asked),
         framework=asked.trainer.framework,
+<<<<<<< HEAD
         engines=tuple(registry.load_plug_in(BACKENDS, asked.trainer.framework).ENGINES),
         packages=experiment.list_tracker_packages(asked.trainer.logging),
+=======
+        engines=tuple(registry.load_plug_in(FRAMEWORKS, asked.trainer.framework).ENGINES),
+        packages=list_tracker_packages(asked.trainer.logging),
+>>>>>>> b59a429c (frameworks: the registry finds the parts of a framework's folder by its name)
         allows_any_version=asked.trainer.training.allow_version,
         workload=experiment.build_workload(asked),
         elsewhere=(),
@@ -266,7 +271,7 @@ def _build_training_job(resolved: Resolved, files: Mapping[str, str], resume: Ru
 def _find_required_device(asked: Experiment) -> DeviceKind | None:
     """The device that the launch checks before it starts; None for backends that do not use PyTorch."""
     device = asked.trainer.training.device
-    backend = registry.load_plug_in(BACKENDS, asked.trainer.framework)
+    backend = registry.load_plug_in(FRAMEWORKS, asked.trainer.framework)
     return device if device == "cpu" or backend.USES_TORCH else None
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct
 
 from primus import experiment, registry
-from primus.backend import BACKENDS
 from primus.config.flags import RunName
 from primus.config.schema import Stage
 from primus.errors import EXIT_OK, UsageError
+from primus.framework import FRAMEWORKS
 from primus.plan import LaunchJob
 from primus.runs.store import find_run
 from primus.task import TaskContext, launch_and_report
@@ -127,6 +127,6 @@ def train_rank(attempt: Attempt) -> None:
     from primus.engines.import_errors import explain_import_errors
 
     asked = experiment.read_run_experiment(attempt.run, os.environ)
-    backend = registry.load_plug_in(BACKENDS, asked.trainer.framework)
+    backend = registry.load_plug_in(FRAMEWORKS, asked.trainer.framework)
     with explain_import_errors(tuple(backend.ENGINES)):
         backend.train(asked, attempt)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from primus import experiment, registry
-from primus.backend import BACKENDS
 from primus.config.load import Resolved
 from primus.errors import UnfitError, UsageError
+from primus.framework import FRAMEWORKS
 from primus.task import TaskContext
 from primus.tasks.tune._gemm_options import GemmOptions
 from primus.tuning.products import ProductList, multiply_counts, sort_products
@@ -51,7 +51,7 @@ def trace_products(options: GemmOptions, context: TaskContext) -> ProductList:
     except ImportError as error:
         raise UnfitError(f"tune gemm needs PyTorch: {error}", "./primus-cli setup installs it") from None
     asked = resolve_experiment(options, context).experiment
-    backend = registry.load_plug_in(BACKENDS, asked.trainer.framework)
+    backend = registry.load_plug_in(FRAMEWORKS, asked.trainer.framework)
     recorder = ProductRecorder()
     try:
         backend.run_fake_step(asked, "cuda", recorder)

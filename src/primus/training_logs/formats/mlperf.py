@@ -56,6 +56,7 @@ class MlperfReader(StepReader):
 
     NAME = "mlperf"
     TITLE = "MLPerf"
+    PRECEDENCE = -2
     ANCHORS = (TOKEN,)
     END = re.compile(rb"\}\s*$")
 

@@ -18,12 +18,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from primus.frameworks.huggingface.engine import settings_in_force
 from primus.checkpoint.weights import WeightReader
 from primus.config.exports.hugging_face import format_model_config
 from primus.config.schema import ModelSpec, Trainer
 from primus.data.training.masks import split_inputs_and_targets
 from primus.errors import PrimusError
+from primus.frameworks.huggingface.engine import settings_in_force
 from primus.session.engine import Engine, StepValues
 from primus.session.settings_in_force import LiveSetting
 from primus.session.torch_processes import TorchProcesses, read_peak_memory

@@ -14,17 +14,17 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from primus.frameworks.jax.engine.model import ModelSettings
-from primus.frameworks.jax.engine.settings_in_force import OptimizerProbe, read_settings
-from primus.frameworks.jax.engine.sharding import DATA, JaxLayout, choose_residual_sharding, shard_batch, shard_weight
-from primus.frameworks.jax.engine.stacking import Shapes, group_names, is_stacked, stack_shapes
-from primus.frameworks.jax.engine.step import TrainState, build_evaluation, build_optimizer, build_step
 from primus.checkpoint.family import list_hub_shapes
 from primus.checkpoint.weights import WeightReader
 from primus.config.exports.hugging_face import format_model_config
 from primus.config.schema import Trainer
 from primus.data.training.masks import build_document_handling, split_inputs_and_targets
 from primus.errors import PrimusError, UsageError
+from primus.frameworks.jax.engine.model import ModelSettings
+from primus.frameworks.jax.engine.settings_in_force import OptimizerProbe, read_settings
+from primus.frameworks.jax.engine.sharding import DATA, JaxLayout, choose_residual_sharding, shard_batch, shard_weight
+from primus.frameworks.jax.engine.stacking import Shapes, group_names, is_stacked, stack_shapes
+from primus.frameworks.jax.engine.step import TrainState, build_evaluation, build_optimizer, build_step
 from primus.runs.files import write_text
 from primus.session import array_files
 from primus.session.engine import Engine, StepValues

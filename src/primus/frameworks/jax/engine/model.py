@@ -16,9 +16,9 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from primus.frameworks.jax.engine.stacking import LAYER_PREFIX, is_stacked
 from primus.config.schema import ModelSpec
 from primus.data.training.masks import DocumentHandling
+from primus.frameworks.jax.engine.stacking import LAYER_PREFIX, is_stacked
 from primus.model import head_dim
 
 Weights = Mapping[str, Array]

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from primus.frameworks.jax.engine.stacking import is_stacked
 from primus.config.schema import ParallelConfig
 from primus.errors import UsageError
+from primus.frameworks.jax.engine.stacking import is_stacked
 
 DATA, TENSOR = "data", "tensor"
 """Axes of the mesh."""

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from primus.config.schema import OptimizerConfig
 from primus.frameworks.jax.engine.model import IGNORED_TARGET, ModelSettings, Weights, compute_loss_sum
 from primus.frameworks.jax.engine.stacking import is_stacked
-from primus.config.schema import OptimizerConfig
 
 
 class TrainState(NamedTuple):

@@ -21,15 +21,15 @@ from maxtext.trainers.pre_train import train as maxtext_train
 from maxtext.utils import maxtext_utils, model_creation_utils, sharding, train_utils
 from numpy.typing import NDArray
 
-from primus.frameworks.maxtext.engine.layout import MaxTextLayout
-from primus.frameworks.maxtext.settings import has_hub_weights, uses_default_rope
-from primus.frameworks.maxtext.engine.settings_in_force import read_settings
-from primus.frameworks.maxtext.engine.weights import WeightPlace, list_places
 from primus.checkpoint.weights import WeightReader
 from primus.config.exports.hugging_face import format_model_config
 from primus.config.schema import Trainer
 from primus.data.training.masks import compute_document_positions, split_inputs_and_targets
 from primus.errors import PrimusError
+from primus.frameworks.maxtext.engine.layout import MaxTextLayout
+from primus.frameworks.maxtext.engine.settings_in_force import read_settings
+from primus.frameworks.maxtext.engine.weights import WeightPlace, list_places
+from primus.frameworks.maxtext.settings import has_hub_weights, uses_default_rope
 from primus.runs.files import write_text
 from primus.session import array_files
 from primus.session.engine import Engine, StepValues

@@ -15,9 +15,9 @@ from maxtext.configs import pyconfig
 from maxtext.utils import maxtext_utils, sharding
 from maxtext.utils.globals import MAXTEXT_CONFIGS_DIR
 
-from primus.frameworks.maxtext.settings import build_settings
 from primus.config.schema import Trainer
 from primus.errors import UsageError
+from primus.frameworks.maxtext.settings import build_settings
 from primus.session.engine_errors import find_reason
 
 

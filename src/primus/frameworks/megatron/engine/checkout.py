@@ -22,12 +22,12 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.core.enums import ModelType
 from megatron.core.utils import get_model_config
 
+from primus.config.schema import Experiment, ModelSpec
+from primus.errors import UnfitError, UsageError
 from primus.frameworks.megatron.engine.config import collect_values
 from primus.frameworks.megatron.engine.driver import EngineParts
 from primus.frameworks.megatron.engine.model import compute_frequencies, exclude_padding
 from primus.frameworks.megatron.export_file import list_arguments
-from primus.config.schema import Experiment, ModelSpec
-from primus.errors import UnfitError, UsageError
 from primus.session.engine_errors import find_reason
 
 OWN_ARGUMENTS = frozenset(

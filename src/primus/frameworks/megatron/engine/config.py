@@ -18,7 +18,7 @@ from primus.engine_keys import read_key_rules
 from primus.errors import UsageError
 from primus.model import expert_ffn_size, head_dim, list_layers, num_query_groups
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1]
 VOCABULARY_DIVISOR, DEFAULT_DIVISOR = "make_vocab_size_divisible_by", 128
 """Setting of `backend_args` and its default in Megatron-LM (megatron/training/arguments.py)."""
 Values = dict[str, Any]

@@ -21,8 +21,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from primus.frameworks.megatron.engine import checkpoint
-from primus.frameworks.megatron.engine import settings_in_force
+from primus.config.schema import Trainer
+from primus.frameworks.megatron.engine import checkpoint, settings_in_force
 from primus.frameworks.megatron.engine.batches import BatchOptions, ModelBatch, iterate_batches
 from primus.frameworks.megatron.engine.config import (
     build_ddp_config,
@@ -33,7 +33,6 @@ from primus.frameworks.megatron.engine.config import (
 from primus.frameworks.megatron.engine.model import build_gpt_model
 from primus.frameworks.megatron.engine.schedule import build_scheduler
 from primus.frameworks.megatron.engine.weights import copy_weights
-from primus.config.schema import Trainer
 from primus.session.engine import Engine, StepValues
 from primus.session.settings_in_force import LiveSetting
 from primus.session.torch_processes import read_peak_memory

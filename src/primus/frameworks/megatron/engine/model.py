@@ -13,8 +13,8 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from primus.frameworks.megatron.engine.config import collect_values
 from primus.config.schema import ModelSpec, Trainer
+from primus.frameworks.megatron.engine.config import collect_values
 from primus.model import head_dim
 
 VOCABULARY_WEIGHTS = ("embedding.word_embeddings.weight", "output_layer.weight")

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from primus import registry
+from primus.config.schema import Experiment
+from primus.errors import UnfitError, UsageError
 from primus.frameworks.megatron.backend_settings import group_settings, list_unused_settings
 from primus.frameworks.megatron.engine.installation import has_transformer_engine, list_available
 from primus.frameworks.megatron.support import MegatronDriver, check_driver
-from primus.config.schema import Experiment
-from primus.errors import UnfitError, UsageError
 from primus.patch import PATCHES, VARIABLE, list_chosen_names
 from primus.runs.attempt import Attempt
 from primus.session.engine_errors import explain_import, explain_torch_errors, find_reason

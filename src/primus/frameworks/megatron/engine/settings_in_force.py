@@ -14,9 +14,9 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from primus.config.schema import Trainer
 from primus.frameworks.megatron.backend_settings import read_settings as read_known_settings
 from primus.frameworks.megatron.engine.config import VOCABULARY_DIVISOR, compute_padded_vocab_size
-from primus.config.schema import Trainer
 from primus.session.settings_in_force import APPLIED_NORM, LiveSetting, explain_settings
 from primus.session.torch_settings import StepWatch, measure_applied_norm, read_torch_settings
 

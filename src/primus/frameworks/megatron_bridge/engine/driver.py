@@ -12,15 +12,15 @@ from megatron.bridge.peft.lora import LoRA
 from megatron.core import parallel_state, tensor_parallel
 from torch import nn
 
+from primus.checkpoint.formats.adapter import name_base
+from primus.config.schema import Trainer
 from primus.frameworks.megatron.engine import checkpoint
 from primus.frameworks.megatron.engine.batches import BatchOptions
 from primus.frameworks.megatron.engine.config import collect_values
 from primus.frameworks.megatron.engine.driver import EngineParts, ExtraFields, MegatronEngine, wrap_model
 from primus.frameworks.megatron_bridge.engine.model import BridgedModel
-from primus.frameworks.megatron_bridge.settings import BridgeSettings
 from primus.frameworks.megatron_bridge.engine.settings_in_force import add_adapter_settings
-from primus.checkpoint.formats.adapter import name_base
-from primus.config.schema import Trainer
+from primus.frameworks.megatron_bridge.settings import BridgeSettings
 from primus.session.settings_in_force import LiveSetting
 from primus.session.weights import open_base_weights
 

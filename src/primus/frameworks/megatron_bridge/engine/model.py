@@ -16,6 +16,9 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
 
+from primus.config.exports.hugging_face import format_model_config
+from primus.config.schema import Trainer
+from primus.errors import UnfitError, UsageError
 from primus.frameworks.megatron.engine.config import (
     VOCABULARY_DIVISOR,
     build_fixed_values,
@@ -25,9 +28,6 @@ from primus.frameworks.megatron.engine.config import (
 )
 from primus.frameworks.megatron.engine.model import build_layers, exclude_padding
 from primus.frameworks.megatron_bridge.settings import BridgeSettings
-from primus.config.exports.hugging_face import format_model_config
-from primus.config.schema import Trainer
-from primus.errors import UnfitError, UsageError
 from primus.session.engine_errors import find_reason
 
 if TYPE_CHECKING:

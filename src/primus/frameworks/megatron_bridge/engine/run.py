@@ -7,12 +7,12 @@ import os
 from importlib.metadata import version
 
 from primus import registry
+from primus.config.schema import Experiment
 from primus.frameworks.megatron.backend_settings import group_settings, list_unused_settings
 from primus.frameworks.megatron.engine.installation import has_transformer_engine, list_available
 from primus.frameworks.megatron.engine.run import apply_cpu_patch, explain_errors
 from primus.frameworks.megatron_bridge.settings import BridgeSettings, list_megatron_settings
 from primus.frameworks.megatron_bridge.support import check_local_layers
-from primus.config.schema import Experiment
 from primus.patch import PATCHES
 from primus.runs.attempt import Attempt
 from primus.session.adapter_settings import read_settings

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from primus.frameworks.native.engine.model import ADAPTER, Linear, Transformer, fill_weight
 from primus.checkpoint.family import list_hub_shapes, list_rules
 from primus.checkpoint.formats.adapter import AdapterFiles, build_config, name_parts
 from primus.errors import UsageError
+from primus.frameworks.native.engine.model import ADAPTER, Linear, Transformer, fill_weight
 from primus.session.adapter_settings import AdapterSettings
 
 MATRICES = {

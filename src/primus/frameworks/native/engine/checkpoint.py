@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from primus.frameworks.native.engine import state
-from primus.frameworks.native.engine.model import Transformer
 from primus.checkpoint.formats.adapter import AdapterFiles
 from primus.checkpoint.formats.open import ADAPTER_FOLDER
 from primus.errors import PrimusError
+from primus.frameworks.native.engine import state
+from primus.frameworks.native.engine.model import Transformer
 from primus.session.checkpoints import WriteFiles, format_reason
 from primus.session.resume import ResumePoint
 from primus.session.torch_processes import TorchProcesses, random_state, set_random_state

@@ -9,6 +9,12 @@ from typing import NamedTuple
 
 import torch
 
+from primus.callback import Callback
+from primus.checkpoint.formats.adapter import has_adapter
+from primus.checkpoint.manifest import read_manifest
+from primus.checkpoint.weights import WeightReader
+from primus.config.schema import TrainingConfig
+from primus.data.training.masks import build_document_handling
 from primus.frameworks.native.engine.adapters import add_adapters, collect_adapter_files, initialize_adapters
 from primus.frameworks.native.engine.batch import to_batch
 from primus.frameworks.native.engine.checkpoint import collect_current_state, count_bytes, prepare_files, restore_state
@@ -23,13 +29,14 @@ from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.frameworks.native.engine.samples import TextSampler
 from primus.frameworks.native.engine.settings_in_force import read_settings
 from primus.frameworks.native.engine.spikes import LossWindow
-from primus.frameworks.native.engine.step import SPIKE, StepResult, Trainable, evaluate_batches, prepare_model, train_step
-from primus.callback import Callback
-from primus.checkpoint.formats.adapter import has_adapter
-from primus.checkpoint.manifest import read_manifest
-from primus.checkpoint.weights import WeightReader
-from primus.config.schema import TrainingConfig
-from primus.data.training.masks import build_document_handling
+from primus.frameworks.native.engine.step import (
+    SPIKE,
+    StepResult,
+    Trainable,
+    evaluate_batches,
+    prepare_model,
+    train_step,
+)
 from primus.session.adapter_settings import AdapterSettings
 from primus.session.adapter_settings import read_settings as read_adapter_settings
 from primus.session.bad_steps import BadStepDetector

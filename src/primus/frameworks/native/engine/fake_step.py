@@ -9,9 +9,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+from primus.config.schema import Experiment
 from primus.frameworks.native.engine.model import Transformer
 from primus.frameworks.native.engine.step import configure_model
-from primus.config.schema import Experiment
 
 
 def run_fake_step(experiment: Experiment, device: str, observer: AbstractContextManager[object]) -> None:

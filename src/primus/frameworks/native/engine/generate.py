@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from primus.frameworks.native.engine.model import Transformer, load_weights
 from primus.checkpoint.weights import WeightReader
 from primus.config.schema import ModelSpec
+from primus.frameworks.native.engine.model import Transformer, load_weights
 
 
 @torch.no_grad()

@@ -15,14 +15,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
-from primus.frameworks.native.engine import documents
-from primus.frameworks.native.engine import ops
-from primus.frameworks.native.engine import rope
-from primus.frameworks.native.engine.loss import cross_entropy
-from primus.frameworks.native.support import check_model
 from primus.checkpoint.initial_values import draw_initial_value
 from primus.config.schema import ModelSpec
 from primus.data.training.masks import DocumentHandling
+from primus.frameworks.native.engine import documents, ops, rope
+from primus.frameworks.native.engine.loss import cross_entropy
+from primus.frameworks.native.support import check_model
 from primus.model import head_dim, num_query_groups
 
 if TYPE_CHECKING:

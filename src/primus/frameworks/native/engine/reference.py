@@ -10,11 +10,11 @@ from contextlib import contextmanager
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from primus.config.load import load_model
+from primus.config.schema import OptimizerConfig
 from primus.frameworks.native.engine import model
 from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.frameworks.native.engine.step import prepare_model, train_step
-from primus.config.load import load_model
-from primus.config.schema import OptimizerConfig
 
 MODELS = {"cuda": "llama_quickstart.yaml", "cpu": "tiny.yaml"}
 """The quick start's model is too large for the many processes that may share a CPU."""

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import torch
 
+from primus.callback import CONVENTION
+from primus.config.schema import Experiment
 from primus.frameworks.native.engine import compilation
 from primus.frameworks.native.engine.compilation import CompileDecision
 from primus.frameworks.native.engine.driver import NativeEngine
-from primus.callback import CONVENTION
-from primus.config.schema import Experiment
 from primus.model import flops_per_token
 from primus.runs.attempt import Attempt
 from primus.session.engine_errors import explain_torch_errors

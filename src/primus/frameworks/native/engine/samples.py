@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from primus.frameworks.native.engine.model import Transformer
 from primus.callback import Callback
 from primus.config.schema import Trainer
 from primus.data.training.dataset import Datasets
 from primus.errors import UsageError
+from primus.frameworks.native.engine.model import Transformer
 from primus.runs.files import write_text
 from primus.session.session import Session
 
@@ -52,8 +52,8 @@ def generate_sample(model: Transformer, data: Datasets, trainer: Trainer) -> str
     if data.tokenizer_path is None:
         return None
     # After the last step, and only with a tokenizer: the start does without them.
-    from primus.frameworks.native.engine.generate import generate_tokens
     from primus.data.tokenizers.load import load_tokenizer
+    from primus.frameworks.native.engine.generate import generate_tokens
 
     config, seed = trainer.logging, trainer.training.seed
     if trainer.data.sft_data_path:

@@ -9,9 +9,9 @@ from typing import Any
 from torchtitan.distributed.activation_checkpoint import FullAC, MemoryBudgetAC, SelectiveAC
 from torchtitan.trainer import Trainer as TitanTrainer
 
-from primus.frameworks.torchtitan.backend_settings import MODE, check_settings
 from primus.config.source import flatten_settings
 from primus.errors import UsageError
+from primus.frameworks.torchtitan.backend_settings import MODE, check_settings
 
 ACTIVATION = "activation_checkpoint."
 POLICIES: dict[str, Any] = {"full": FullAC, "selective": SelectiveAC, "memory_budget": MemoryBudgetAC}

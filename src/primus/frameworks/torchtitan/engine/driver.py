@@ -18,16 +18,16 @@ from torchtitan.components.checkpointer.base import DATALOADER
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.trainer import Trainer as TitanTrainer
 
+from primus.checkpoint.weights import WeightReader
+from primus.config.schema import Trainer
+from primus.data.training.masks import compute_document_positions, split_inputs_and_targets
 from primus.frameworks.torchtitan.engine import settings_in_force
 from primus.frameworks.torchtitan.engine.components import CheckedOptimizers, StepMetrics, StepRateSchedule
-from primus.frameworks.torchtitan.families import find_family
 from primus.frameworks.torchtitan.engine.layout import TitanLayout
 from primus.frameworks.torchtitan.engine.random_state import RandomState
 from primus.frameworks.torchtitan.engine.trainer_config import build_trainer_config
 from primus.frameworks.torchtitan.engine.weights import load_parameters
-from primus.checkpoint.weights import WeightReader
-from primus.config.schema import Trainer
-from primus.data.training.masks import compute_document_positions, split_inputs_and_targets
+from primus.frameworks.torchtitan.families import find_family
 from primus.session.compute_timer import ComputeTimer
 from primus.session.engine import Engine, MicroBatches, StepValues
 from primus.session.optimizer_settings import keep_settings

@@ -31,9 +31,9 @@ from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 from torchtitan.protocols.model_spec import ModelSpec as TitanModelSpec
 
-from primus.frameworks.torchtitan.families import Family, find_family
-from primus.frameworks.torchtitan.engine.llama4_parts import InputScaledExperts, NoRoPE
 from primus.config.schema import ModelSpec
+from primus.frameworks.torchtitan.engine.llama4_parts import InputScaledExperts, NoRoPE
+from primus.frameworks.torchtitan.families import Family, find_family
 from primus.model import expert_ffn_size, head_dim, num_query_groups
 from primus.model_layers import LayerKind, list_layers
 

@@ -10,11 +10,11 @@ from importlib.metadata import version
 
 from msgspec import structs
 
+from primus.config.schema import Experiment
+from primus.errors import UsageError
 from primus.frameworks.torchtitan.engine.layout import plan_layout
 from primus.frameworks.torchtitan.engine.log_messages import write_engine_messages
 from primus.frameworks.torchtitan.support import check_for_cpu
-from primus.config.schema import Experiment
-from primus.errors import UsageError
 from primus.runs.attempt import Attempt
 from primus.session.engine_errors import explain_torch_errors, find_reason
 

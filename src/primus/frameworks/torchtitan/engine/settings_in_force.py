@@ -10,9 +10,9 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torchtitan.trainer import Trainer as TitanTrainer
 
-from primus.frameworks.torchtitan.backend_settings import MODE
 from primus.config.schema import Trainer
 from primus.config.source import flatten_settings
+from primus.frameworks.torchtitan.backend_settings import MODE
 from primus.session.settings_in_force import APPLIED_NORM, LiveSetting, explain_settings
 from primus.session.torch_settings import StepWatch, is_model_compiled, measure_applied_norm, read_torch_settings
 

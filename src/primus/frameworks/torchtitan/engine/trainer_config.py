@@ -15,6 +15,13 @@ from torchtitan.config.configs import CommConfig, CompileConfig, DebugConfig
 from torchtitan.distributed.activation_checkpoint import FullAC
 from torchtitan.trainer import Trainer as TitanTrainer
 
+from primus.config.schedule import (
+    count_wsd_decay_steps,
+    find_decay_end,
+    find_final_learning_rate,
+    warmup_steps,
+)
+from primus.config.schema import OptimizerConfig, Trainer
 from primus.frameworks.torchtitan.engine.apply_settings import apply_settings
 from primus.frameworks.torchtitan.engine.components import (
     CheckedOptimizers,
@@ -26,13 +33,6 @@ from primus.frameworks.torchtitan.engine.components import (
 from primus.frameworks.torchtitan.engine.float32_experts import use_float32_experts
 from primus.frameworks.torchtitan.engine.layout import TitanLayout
 from primus.frameworks.torchtitan.engine.model_config import build_model_spec
-from primus.config.schedule import (
-    count_wsd_decay_steps,
-    find_decay_end,
-    find_final_learning_rate,
-    warmup_steps,
-)
-from primus.config.schema import OptimizerConfig, Trainer
 
 NEVER = 2**62
 """An interval in steps that no run reaches: primus decides when to save."""

@@ -1,4 +1,4 @@
-"""Write the fields of torchtitan's configuration tree as data: `python -m primus.frameworks.torchtitan.engine.describe_fields`.
+"""Write the fields of torchtitan's configuration as data: `python -m primus.frameworks.torchtitan.describe_fields`.
 
 Runs where torchtitan is installed; the result is `fields.yaml`, by which settings are checked where it is not.
 """
@@ -55,6 +55,8 @@ def _describe_type(hint: Any) -> dict[str, Any]:
 if __name__ == "__main__":
     import yaml
 
-    print("# Fields of torchtitan.trainer.Trainer.Config 0.3.0, written by primus.frameworks.torchtitan.engine.describe_fields.")
+    print(
+        "# Fields of torchtitan.trainer.Trainer.Config 0.3.0, written by primus.frameworks.torchtitan.describe_fields."
+    )
     for path, described in list_fields().items():
         print(f"{path}: {yaml.safe_dump(described, default_flow_style=True, width=1000, sort_keys=False).strip()}")

@@ -1,4 +1,4 @@
-"""Count instead of training: the smallest backend."""
+"""Count instead of training: the smallest framework."""
 
 from __future__ import annotations
 
@@ -26,5 +26,6 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     for step in range(1, (experiment.trainer.training.train_iters or 0) + 1):
         attempt.beat("train", step)
         attempt.event("step", step=step, loss=1 / (stride * step))
+        attempt.say(f"count {step} loss {1 / (stride * step):.6f}")
         if attempt.stop_signal:
             return

@@ -1,4 +1,4 @@
-"""Variables of the backend `counting`."""
+"""Variables of the framework `counting`."""
 
 from primus.machine.profile import Library, Profile, Setting
 from primus.machine.workload import JobWorkload

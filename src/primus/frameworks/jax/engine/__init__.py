@@ -1,0 +1,1 @@
+"""The driver: the only part that imports the library of the framework."""

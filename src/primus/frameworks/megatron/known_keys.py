@@ -1,0 +1,19 @@
+"""What is known of Megatron-LM's arguments and of Primus' keys, which `tools/megatron_arguments.py` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from primus.config.translation.known_keys import KnownKeys, read_known_keys
+
+FOLDER = Path(__file__).parent
+
+
+def read_arguments() -> KnownKeys:
+    """The arguments of Megatron-LM by dest, with their flags, types, defaults, releases and effects."""
+    return read_known_keys(FOLDER / "arguments.json")
+
+
+def read_primus_keys() -> KnownKeys:
+    """Keys of Primus' Megatron presets that are no arguments of Megatron-LM: settings of its patches and models."""
+    return read_known_keys(FOLDER / "primus_keys.json")
