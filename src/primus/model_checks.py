@@ -10,18 +10,12 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-<<<<<<< HEAD
 from primus import registry
 from primus.config.load import Resolved, load_model
 from primus.config.schema import ModelSpec, ParallelConfig
 from primus.config.source import format_yaml_value
 from primus.config.translation.pipeline_stages import STAGE_SETTINGS
 from primus.errors import PrimusError, UsageError
-=======
-from primus.config.schema import ModelSpec, ParallelConfig
-from primus.config.translation.pipeline_stages import STAGE_SETTINGS
-from primus.errors import UsageError
->>>>>>> b59a429c (frameworks: the registry finds the parts of a framework's folder by its name)
 from primus.model import expert_ffn_size, head_dim, num_moe_layers, num_query_groups
 
 PIPELINE_KEY = "pipeline_model_parallel_size"

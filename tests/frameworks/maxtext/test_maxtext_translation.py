@@ -12,12 +12,8 @@ from primus.config.schema import OWNERS
 from primus.config.source import dump_yaml
 from primus.errors import UsageError
 from primus.experiment import resolve_experiment
-<<<<<<< HEAD
-from primus.model_checks import list_model_differences
-=======
 from primus.frameworks.maxtext.names import DEFAULTS, MODELS, RENAMED, SHAPE, read_settings
-from primus.published_models import list_model_differences
->>>>>>> b59a429c (frameworks: the registry finds the parts of a framework's folder by its name)
+from primus.model_checks import list_model_differences
 
 SYNTHETIC = {
     "run_name": "a_training",

@@ -253,13 +253,8 @@ def _build_training_job(resolved: Resolved, files: Mapping[str, str], resume: Ru
         check=check,
         device=_find_required_device(asked),
         framework=asked.trainer.framework,
-<<<<<<< HEAD
-        engines=tuple(registry.load_plug_in(BACKENDS, asked.trainer.framework).ENGINES),
-        packages=experiment.list_tracker_packages(asked.trainer.logging),
-=======
         engines=tuple(registry.load_plug_in(FRAMEWORKS, asked.trainer.framework).ENGINES),
-        packages=list_tracker_packages(asked.trainer.logging),
->>>>>>> b59a429c (frameworks: the registry finds the parts of a framework's folder by its name)
+        packages=experiment.list_tracker_packages(asked.trainer.logging),
         allows_any_version=asked.trainer.training.allow_version,
         workload=experiment.build_workload(asked),
         elsewhere=(),
