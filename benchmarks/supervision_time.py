@@ -113,7 +113,7 @@ def blocks(step, run, watcher: subprocess.Popen, rounds: int) -> tuple[dict[bool
             if not is_supervised:
                 times[False].append(block_ms(step, None))
                 continue
-            attempt = Attempt(run, 0, 0, 0, 1, None)
+            attempt = Attempt(run, 0)
             watcher.send_signal(signal.SIGCONT)
             began, cpu_s = time.perf_counter(), cpu_of(watcher.pid)
             times[True].append(block_ms(step, attempt))

@@ -23,7 +23,7 @@ from primus.interpreter import exclude_working_folder_of_children
 from primus.plan import LaunchRequest
 from primus.process import run_until_end
 from primus.redaction import learn, redacting
-from primus.runs.attempt import Attempt, forget_stacks, write_stacks_when_asked
+from primus.runs.attempt import Attempt, RankPlace, forget_stacks, write_stacks_when_asked
 from primus.runs.files import read_json
 from primus.runs.store import Run
 from primus.task import TASKS
@@ -38,12 +38,12 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     learn(environ)  # secrets, before the first line of output
     run, number = Run(Path(argv[0])), int(argv[1])
     rank = int(environ.get("RANK", "0"))
+    place = RankPlace(rank, int(environ.get("LOCAL_RANK", "0")), int(environ.get("WORLD_SIZE", "1")))
     # The log is open before the first import of user code, so that every message of a plug-in is in it.
     console = _redirect_output(run.attempt_folder(number) / f"rank_{rank}.log")
-    local_rank, world_size = int(environ.get("LOCAL_RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     # Before the first heartbeat, from which the launcher knows the process id: by default SIGUSR2 ends a process.
     write_stacks_when_asked(run.attempt_folder(number), rank)
-    attempt = Attempt(run, number, rank, local_rank, world_size, console, handles_signals=True)
+    attempt = Attempt(run, number, place, console, handles_signals=True)
     exclude_working_folder_of_children()  # data loaders start child processes
     try:
         request = read_json(run.directory / "request.json", LaunchRequest)
@@ -57,7 +57,7 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
         traceback.print_exc()
         # Before the delay below, so that the file is complete when the launcher sees the rank end.
         attempt.record_failure(error, EXIT_FAILED)
-        if world_size > 1:
+        if place.world_size > 1:
             time.sleep(PEERS_S)
         return EXIT_FAILED
     finally:

@@ -13,7 +13,7 @@ import pytest
 from fakes.tools import tool
 from machines.tree import HERE, grow
 from primus.errors import UsageError
-from primus.machine.environment.precedence import build_environment
+from primus.machine.environment.precedence import GivenVariables, JobNode, build_environment
 from primus.machine.facts import MachineFacts
 from primus.machine.network.selection import Network
 from primus.machine.probe import probe
@@ -189,7 +189,7 @@ def test_a_number_of_thousands_of_digits_is_not_believed(machine: Path) -> None:
     (machine / "opt/rocm/.info/version").write_text("9" * 5000)
     facts = probe(machine)
     assert {device.pcie.width for device in facts.devices} == {None}
-    build_environment(facts, Network(), None, {}, {})
+    build_environment(JobNode(facts=facts, network=Network()), GivenVariables())
 
 
 def test_what_tools_and_libraries_need_is_not_imported_for_files(machine: Path) -> None:

@@ -24,7 +24,7 @@ from primus.machine.measurements import MeasurementPlan, list_pair_rounds
 from primus.measure import collectives, scan, suite
 from primus.measure.collectives import OPERATIONS, Buffers, RankGroup
 from primus.measure.endurance import EnduranceWorkload
-from primus.runs.attempt import Attempt
+from primus.runs.attempt import Attempt, RankPlace
 from primus.runs.store import Run
 
 SIZES = (8, 1000, 300_000)
@@ -129,7 +129,7 @@ def soak(folder: Path, rank: int, local_rank: int, world_size: int) -> int:
             out.view(torch.int32)[0, 0] ^= 1
 
     workload = EnduranceWorkload(train=lambda _: (trained.pop(0), 1.0), multiply=multiply)
-    attempt = Attempt(Run(folder), 0, rank, local_rank, world_size, None)
+    attempt = Attempt(Run(folder), 0, RankPlace(rank, local_rank, world_size))
     asked = MeasurementPlan(
         tests=("host_memory", "quickstart", "burn_in"), sizes_bytes=(8,), pair_bytes=8, gemm_size=128, dtype="fp32",
         is_quick=True, timeout_s=20.0, burn_in_s=0.5,
@@ -140,7 +140,7 @@ def soak(folder: Path, rank: int, local_rank: int, world_size: int) -> int:
 
 
 def _suite(folder: Path, rank: int, local_rank: int, world_size: int, **asked: object) -> int:
-    attempt = Attempt(Run(folder), 0, rank, local_rank, world_size, None)
+    attempt = Attempt(Run(folder), 0, RankPlace(rank, local_rank, world_size))
     tests = ("sanity", "gemm", "memory", "copies", "collectives", "pairs") if asked["is_quick"] else ("collectives",)
     try:
         suite.run(attempt, MeasurementPlan(tests=tests, pair_bytes=65536, gemm_size=128, dtype="fp32", **asked))  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from primus.config.schema import OWNERS
 from primus.machine.assumed_machine import build_assumed_machine
 from primus.machine.cluster import ClusterLayout
-from primus.machine.environment.precedence import build_environment
+from primus.machine.environment.precedence import GivenVariables, JobNode, build_environment
 from primus.machine.network import selection as network
 from primus.redaction import MASK, is_secret_name, redact_args, redact_value
 
@@ -57,7 +57,8 @@ def _variables_of(machine: str) -> list[str]:
     facts = build_assumed_machine(machine)
     return list(
         build_environment(
-            facts, network.choose_network(facts, 2, {}), ClusterLayout(nproc=8, nnodes=2), {}, {}
+            JobNode(facts=facts, network=network.choose_network(facts, 2, {}), layout=ClusterLayout(nproc=8, nnodes=2)),
+            GivenVariables(),
         ).variables
     )
 

@@ -53,7 +53,7 @@ def test_a_heartbeat_follows_each_change_of_the_phase(tmp_path: Path) -> None:
 
 def test_an_unknown_phase_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "logs/attempt_0").mkdir(parents=True)
-    attempt = Attempt(Run(tmp_path), 0, rank=0, local_rank=0, world_size=1, console=None)
+    attempt = Attempt(Run(tmp_path), 0)
     try:
         with pytest.raises(FinalError, match="beat: unknown phase 'trian'") as caught:
             attempt.beat("trian", 1)
@@ -65,7 +65,7 @@ def test_an_unknown_phase_is_an_error(tmp_path: Path) -> None:
 def test_a_signal_ends_what_has_to_stop_at_once_and_only_marks_the_rest(tmp_path: Path) -> None:
     (tmp_path / "logs/attempt_0").mkdir(parents=True)
     before = {number: signal.getsignal(number) for number in STOPPING}
-    with closing(Attempt(Run(tmp_path), 0, rank=0, local_rank=0, world_size=1, console=None)) as attempt:
+    with closing(Attempt(Run(tmp_path), 0)) as attempt:
         attempt.listen_for_signals()
         try:
             with attempt.stop_at_once():

@@ -178,7 +178,7 @@ def train(run: Run, monkeypatch: pytest.MonkeyPatch, *refused: int, stop: str | 
     monkeypatch.setattr("fakes.bigram_engine.BigramEngine", FailingEngine)
     monkeypatch.setattr(FailingEngine, "refused", refused)
     monkeypatch.setattr(CheckpointSettings, "retry_s", 0.0)
-    with closing(Attempt(run, number, rank=0, local_rank=0, world_size=1, console=None)) as attempt:
+    with closing(Attempt(run, number)) as attempt:
         attempt.stop_signal = stop
         train_bigrams(experiment.read_run_experiment(run), attempt)
 
@@ -230,7 +230,7 @@ def test_a_save_after_a_signal_that_fails_counts(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("fakes.bigram_engine.BigramEngine", FailingEngine)
     monkeypatch.setattr(FailingEngine, "refused", (1,))
     monkeypatch.setattr(CheckpointSettings, "retry_s", 0.0)
-    with closing(Attempt(longer, 0, rank=0, local_rank=0, world_size=1, console=None)) as attempt:
+    with closing(Attempt(longer, 0)) as attempt:
         attempts.append(attempt)
         with pytest.raises(PrimusError, match="could not be written"):
             train_bigrams(experiment.read_run_experiment(longer), attempt)

@@ -57,7 +57,7 @@ def make_run(tmp_path: Path) -> Callable[..., Run]:
 @pytest.fixture
 def train() -> Train:
     def train_run(run: Run, number: int = 0, stop: str | None = None, poison: int | None = None) -> BigramEngine:
-        attempt = Attempt(run, number, rank=0, local_rank=0, world_size=1, console=None)
+        attempt = Attempt(run, number)
         attempt.stop_signal = stop
         try:
             return train_bigrams(experiment.read_run_experiment(run), attempt, poison)[1]
@@ -90,7 +90,7 @@ def test_an_engine_is_reported_like_native(make_run: Callable[..., Run], train: 
 
 def test_a_run_that_its_engine_compiles_is_recorded_as_compiled(make_run: Callable[..., Run]) -> None:
     run = make_run(compile=True, train_iters=1, lr_warmup_iters=0)
-    attempt = Attempt(run, 0, rank=0, local_rank=0, world_size=1, console=None)
+    attempt = Attempt(run, 0)
     with contextlib.closing(attempt):
         train_bigrams(experiment.read_run_experiment(run), attempt, compiles=True)
     assert read_kind(run, "run_started")[0]["compiled"] is True
@@ -178,7 +178,7 @@ class LaunchingEngine(BigramEngine):
 
 
 def launch_steps(run: Run, poison: int | None = None, *, skips: bool = False) -> list[str]:
-    attempt = Attempt(run, 0, rank=0, local_rank=0, world_size=1, console=None)
+    attempt = Attempt(run, 0)
     asked = experiment.read_run_experiment(run)
     engine = LaunchingEngine(asked.trainer.model.vocab_size, poison, skips=skips)
     with contextlib.closing(attempt):
@@ -290,7 +290,7 @@ def test_the_first_step_of_each_attempt_has_the_phase_compile_if_the_engine_comp
 ) -> None:
     run = make_run(save_interval=2, train_iters=4)
     for number, first in enumerate((0, 2)):
-        attempt = RecordedAttempt(run, number, rank=0, local_rank=0, world_size=1, console=None)
+        attempt = RecordedAttempt(run, number)
         train_bigrams(experiment.read_run_experiment(run), attempt, compiles=compiles)
         attempt.close()
         assert [beat for beat in attempt.beats if beat[0] == "compile"] == ([("compile", first)] if compiles else [])

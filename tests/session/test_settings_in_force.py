@@ -38,7 +38,7 @@ def make_run(tmp_path: Path) -> MakeRun:
 
 
 def train(run: Run, *live: LiveSetting) -> None:
-    with closing(Attempt(run, 0, rank=0, local_rank=0, world_size=1, console=None)) as attempt:
+    with closing(Attempt(run, 0)) as attempt:
         train_bigrams(experiment.read_run_experiment(run), attempt, live=live)
 
 

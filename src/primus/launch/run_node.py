@@ -224,8 +224,9 @@ def _report_error(error: PrimusError, launch: Launch, shape: ClusterLayout, node
         rendezvous.abort_rendezvous(shape.master_port, shape.nnodes, reason, error.exit_code, nodes.kept)
         return
     with contextlib.suppress(PrimusError):  # the failure of this node is the better message
-        head = (shape.master_addr, shape.master_port, shape.node_rank)
-        rendezvous.abort_join(*head, reason, error.exit_code, _choose_rendezvous_timeout_s(launch), nodes.kept)
+        head = rendezvous.HeadAddress(shape.master_addr, shape.master_port)
+        timeout_s = _choose_rendezvous_timeout_s(launch)
+        rendezvous.abort_join(head, shape.node_rank, reason, error.exit_code, timeout_s, nodes.kept)
 
 
 def _choose_rendezvous_timeout_s(launch: Launch) -> float:
@@ -300,10 +301,9 @@ def _make_hook_context(
 def _join_run(pending: _PendingLaunch, shape: ClusterLayout, nodes: NodeConnections) -> Launch:
     """The launch of another node in the run folder and with the settings that node 0 sends."""
     assert shape.master_port is not None
-    head = (shape.master_addr, shape.master_port, shape.node_rank)
-    reply = rendezvous.join_rendezvous(
-        *head, _compute_fingerprint(pending.per_node, shape), _choose_rendezvous_timeout_s(pending.launch), nodes.kept
-    )
+    head = rendezvous.HeadAddress(shape.master_addr, shape.master_port)
+    fingerprint, timeout_s = _compute_fingerprint(pending.per_node, shape), _choose_rendezvous_timeout_s(pending.launch)
+    reply = rendezvous.join_rendezvous(head, shape.node_rank, fingerprint, timeout_s, nodes.kept)
     # Planned again in that folder; then the settings that node 0 made for all nodes are applied.
     launch = pending.launch
     directory = Path(launch.directory).parent / reply.run_id

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from primus.errors import FinalError, PrimusError, did_you_mean
 from primus.runs.events import EventLog
@@ -31,13 +31,25 @@ PHASES = ("init", "data", "compile", "train", "eval", "test", "checkpoint", "pro
 """Activities that a worker reports; the hang timeout depends on them."""
 
 
+class RankPlace(NamedTuple):
+    """Place of a worker among those of its job."""
+
+    rank: int = 0
+    local_rank: int = 0
+    """On its node."""
+    world_size: int = 1
+
+
+SINGLE_RANK = RankPlace()
+
+
 class Attempt:
     """The context of a worker: its run, its ranks, and its channels to the launcher and the user.
 
     Args:
         run: The run folder.
         number: Which attempt of the run this is, from 0.
-        rank: Global rank, `local_rank` on this node, of `world_size`.
+        place: Which worker this is.
         console: Output of rank 0 for the user; None without a console.
     """
 
@@ -45,29 +57,25 @@ class Attempt:
         self,
         run: Run,
         number: int,
-        rank: int,
-        local_rank: int,
-        world_size: int,
-        console: TextIO | None,
+        place: RankPlace = SINGLE_RANK,
+        console: TextIO | None = None,
         *,
         handles_signals: bool = False,
     ) -> None:
         self.run = run
         self.number = number
-        self.rank = rank
-        self.local_rank = local_rank
-        self.world_size = world_size
-        self.console = console if rank == 0 else None
+        self.rank, self.local_rank, self.world_size = place
+        self.console = console if self.rank == 0 else None
         self.folder = run.attempt_folder(number)
         self.stop_signal: str | None = None
         """Name of the signal that asked the worker to stop; the trainer reads it between steps."""
         self._stops_at_once = False
-        self._events = EventLog(run.events) if rank == 0 else None
+        self._events = EventLog(run.events) if self.rank == 0 else None
         self._asked_at: dict[int, float] = {}
         # From the first heartbeat on the launcher knows the process id, and any signal of it must find a handler.
         if handles_signals:
             self.listen_for_signals()
-        self._heartbeat = HeartbeatWriter(heartbeat_file(self.folder, rank), local_rank)
+        self._heartbeat = HeartbeatWriter(heartbeat_file(self.folder, self.rank), self.local_rank)
 
     def say(self, text: str) -> None:
         """Print a human-readable line: rank 0 on the console, every rank in its own log."""

@@ -211,11 +211,13 @@ def _collect_node_variables(
 
     Variables that the user's shell already sets are not included.
     """
-    from primus.machine.environment.precedence import (
+    from primus.machine.environment.precedence import (  # not for what starts no workers
+        GivenVariables,
+        JobNode,
         build_environment,
         find_rocm_library,
         find_torch_version,
-    )  # not for what starts no workers
+    )
     from primus.machine.network.selection import choose_network
     from primus.runs.tuned_files import TunedSettings
 
@@ -224,20 +226,23 @@ def _collect_node_variables(
     by_user = {**given, **typed[0], **typed[1]}
     is_tuned = uses_tuned and bool(facts.devices) and context.workload is not None and context.is_here
     tuned = _find_tuned_settings(facts, by_user, context, folders) if is_tuned else TunedSettings()
-    decided = build_environment(
-        facts,
-        choose_network(facts, shape.nnodes, context.environ),
-        shape,
-        context.environ,
-        given,
-        typed=typed,
+    node = JobNode(
+        facts=facts,
+        network=choose_network(facts, shape.nnodes, context.environ),
+        layout=shape,
         workload=context.workload,
         torch=find_torch_version(facts, folders),
-        hooks=_select_by_source(context.settings, "hook"),
-        patches=_select_by_source(context.settings, "patch"),
         rocm_library=find_rocm_library(context.environ),
         tuned=tuned.settings,
     )
+    values = GivenVariables(
+        shell=context.environ,
+        given=given,
+        typed=typed,
+        hooks=_select_by_source(context.settings, "hook"),
+        patches=_select_by_source(context.settings, "patch"),
+    )
+    decided = build_environment(node, values)
     decisions = _list_decisions(decided, {**context.settings, **by_user})
     notes = (*tuned.notes, *(f"warning: {warning}" for warning in decided.warnings))
     variables = _extend_path_lists(context) | decisions

@@ -46,7 +46,7 @@ def train() -> Callable[..., Attempt]:
     """``train(run)`` trains a run to its end in this process."""
 
     def train_run(run: Run, number: int = 0, stop: str | None = None) -> Attempt:
-        attempt = Attempt(run, number, rank=0, local_rank=0, world_size=1, console=None)
+        attempt = Attempt(run, number)
         attempt.stop_signal = stop
         try:
             native.train(experiment.read_run_experiment(run), attempt)

@@ -17,7 +17,7 @@ from primus import experiment
 from primus.errors import PrimusError
 from primus.frameworks import native
 from primus.runs import events
-from primus.runs.attempt import Attempt
+from primus.runs.attempt import Attempt, RankPlace
 from primus.runs.store import Run
 from primus.session import checkpoints as checkpoint
 
@@ -53,7 +53,7 @@ def _train(rank: int, directory: str, victim: int, moment: str, port: int) -> No
     if rank == victim:
         _arrange_kill(moment)
     run = Run(Path(directory))
-    attempt = Attempt(run, 0, rank=rank, local_rank=rank, world_size=2, console=None)
+    attempt = Attempt(run, 0, RankPlace(rank, rank, 2))
     try:
         native.train(experiment.read_run_experiment(run), attempt)
     except (PrimusError, RuntimeError):  # torch's words for a peer that has gone

@@ -204,7 +204,7 @@ def test_lines_stand_above_the_bar_of_the_launching_terminal(
     reader = threading.Thread(target=_until_closed, args=(master, pieces))
     reader.start()
     with os.fdopen(slave, "w") as terminal:
-        attempt = Attempt(run, 0, rank=0, local_rank=0, world_size=1, console=terminal)
+        attempt = Attempt(run, 0, console=terminal)
         native.train(read_run_experiment(run), attempt)
         attempt.close()
     reader.join(30)

@@ -617,9 +617,9 @@ def test_a_node_that_comes_after_another_has_failed_is_told_at_once(port: int) -
 
     head = threading.Thread(target=lead)
     head.start()
-    rendezvous.abort_join("localhost", port, 1, "node 1: no", 3, 10)
+    rendezvous.abort_join(rendezvous.HeadAddress("localhost", port), 1, "node 1: no", 3, 10)
     with pytest.raises(rendezvous.NodeFailed, match="node 1: no") as caught:
-        rendezvous.join_rendezvous("localhost", port, 2, "same", 10)
+        rendezvous.join_rendezvous(rendezvous.HeadAddress("localhost", port), 2, "same", 10)
     head.join(timeout=10)
     assert not head.is_alive(), "it stays no longer than the last node"
     assert (caught.value.exit_code, told) == (3, ["3 node 1: no"])

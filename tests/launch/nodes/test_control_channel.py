@@ -30,6 +30,10 @@ def pair() -> Iterator[tuple[ControlChannel, ControlChannel]]:
         each.close()
 
 
+def head(port: int) -> rendezvous.HeadAddress:
+    return rendezvous.HeadAddress("localhost", port)
+
+
 def test_messages_arrive_whole_and_in_order(pair: tuple[ControlChannel, ControlChannel]) -> None:
     head, other = pair
     sent = [
@@ -100,7 +104,7 @@ def test_the_rendezvous_port_is_free_while_its_connections_stay_open() -> None:
     theirs: dict[int, rendezvous.RendezvousPeer] = {}
 
     reply = rendezvous.JoinReply("run", 0, host="a")
-    node = threading.Thread(target=lambda: rendezvous.join_rendezvous("localhost", port, 1, "same", 10, theirs))
+    node = threading.Thread(target=lambda: rendezvous.join_rendezvous(head(port), 1, "same", 10, theirs))
     node.start()
     rendezvous.lead_rendezvous(port, 2, reply, "same", 10, kept)
     node.join(10)

@@ -21,6 +21,10 @@ from primus.launch.nodes.rendezvous import JoinReply
 REPLY = JoinReply("20260101_000000-abcd", 0)
 
 
+def head(port: int) -> rendezvous.HeadAddress:
+    return rendezvous.HeadAddress("localhost", port)
+
+
 def in_thread(call: Callable[[], object]) -> Callable[[], object]:
     """Start `call`; gives what it returned or raised."""
     result: list[object] = []
@@ -43,23 +47,21 @@ def in_thread(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def test_every_node_gets_the_run_of_node_0(port: int) -> None:
-    nodes = [
-        in_thread(lambda rank=rank: rendezvous.join_rendezvous("localhost", port, rank, "same", 10)) for rank in (1, 2)
-    ]
+    nodes = [in_thread(lambda rank=rank: rendezvous.join_rendezvous(head(port), rank, "same", 10)) for rank in (1, 2)]
     rendezvous.lead_rendezvous(port, 3, REPLY, "same", 10)
     assert [node() for node in nodes] == [REPLY, REPLY]
 
 
 def test_a_node_that_starts_first_waits_for_node_0(port: int) -> None:
-    node = in_thread(lambda: rendezvous.join_rendezvous("localhost", port, 1, "same", 10))
+    node = in_thread(lambda: rendezvous.join_rendezvous(head(port), 1, "same", 10))
     with pytest.raises(PrimusError, match=f"node 0 at localhost:{port} was not reached in 0.3 s"):
-        rendezvous.join_rendezvous("localhost", port, 1, "same", 0.3)
+        rendezvous.join_rendezvous(head(port), 1, "same", 0.3)
     rendezvous.lead_rendezvous(port, 2, REPLY, "same", 10)
     assert node() == REPLY
 
 
 def test_a_different_configuration_fails_on_both_nodes(port: int) -> None:
-    node = in_thread(lambda: rendezvous.join_rendezvous("localhost", port, 1, "other", 10))
+    node = in_thread(lambda: rendezvous.join_rendezvous(head(port), 1, "other", 10))
     with pytest.raises(UsageError, match="node 1 was started with another configuration than node 0"):
         rendezvous.lead_rendezvous(port, 2, REPLY, "same", 10)
     refusal = node()
@@ -68,7 +70,7 @@ def test_a_different_configuration_fails_on_both_nodes(port: int) -> None:
 
 
 def test_a_missing_node_is_named_on_every_node_and_nothing_starts(port: int) -> None:
-    node = in_thread(lambda: rendezvous.join_rendezvous("localhost", port, 2, "same", 10))
+    node = in_thread(lambda: rendezvous.join_rendezvous(head(port), 2, "same", 10))
     with pytest.raises(PrimusError, match="node 1, 3 of 4 did not join within 1 s") as caught:
         rendezvous.lead_rendezvous(port, 4, REPLY, "same", 1)
     assert f"port {port}" in caught.value.hint
@@ -90,23 +92,23 @@ def test_another_program_that_connects_is_ignored(port: int, said: bytes) -> Non
             return False
 
     cli.wait_for(greet, "node 0 listening")
-    assert rendezvous.join_rendezvous("localhost", port, 1, "same", 10) == REPLY
+    assert rendezvous.join_rendezvous(head(port), 1, "same", 10) == REPLY
     assert leader() is None
 
 
 @pytest.mark.parametrize("rank", [0, 2, 7, -1])
 def test_a_node_whose_rank_does_not_exist_or_is_taken_is_refused(port: int, rank: int) -> None:
     leader = in_thread(lambda: rendezvous.lead_rendezvous(port, 3, REPLY, "same", 10))
-    second = in_thread(lambda: rendezvous.join_rendezvous("localhost", port, 2, "same", 10))
+    second = in_thread(lambda: rendezvous.join_rendezvous(head(port), 2, "same", 10))
 
     def refusal() -> str:
         with pytest.raises(UsageError) as caught:
-            rendezvous.join_rendezvous("localhost", port, rank, "same", 10)
+            rendezvous.join_rendezvous(head(port), rank, "same", 10)
         return caught.value.problem
 
     time.sleep(0.5)  # for the real node 2; were it later, it would be the one refused
     assert refusal() == f"node 0 refuses node {rank}: the nodes are 1 to 2, each started once"
-    assert rendezvous.join_rendezvous("localhost", port, 1, "same", 10) == REPLY
+    assert rendezvous.join_rendezvous(head(port), 1, "same", 10) == REPLY
     assert (leader(), second()) == (None, REPLY)
 
 
@@ -122,8 +124,8 @@ def test_a_restarted_node_joins_again(port: int) -> None:
             return False
 
     cli.wait_for(come_and_go, "node 0 listening")
-    again = in_thread(lambda: rendezvous.join_rendezvous("localhost", port, 1, "same", 10))
-    assert rendezvous.join_rendezvous("localhost", port, 2, "same", 10) == REPLY
+    again = in_thread(lambda: rendezvous.join_rendezvous(head(port), 1, "same", 10))
+    assert rendezvous.join_rendezvous(head(port), 2, "same", 10) == REPLY
     assert (leader(), again()) == (None, REPLY)
 
 

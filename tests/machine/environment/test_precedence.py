@@ -13,7 +13,14 @@ from primus.errors import PrimusError, UsageError
 from primus.machine import profile
 from primus.machine.assumed_machine import build_assumed_machine
 from primus.machine.cluster import ClusterLayout
-from primus.machine.environment.precedence import NEVER_SET, Environment, build_environment, find_rocm_library
+from primus.machine.environment.precedence import (
+    NEVER_SET,
+    Environment,
+    GivenVariables,
+    JobNode,
+    build_environment,
+    find_rocm_library,
+)
 from primus.machine.environment.variable_choice import AMD_ONLY, VariableChoice
 from primus.machine.facts import MachineFacts, Software
 from primus.machine.network.selection import Network, choose_network
@@ -47,18 +54,11 @@ def decided(
     torch: str | None = None,
 ) -> Environment:
     facts = build_assumed_machine(model) if isinstance(model, str) else model
-    return build_environment(
-        facts,
-        network,
-        layout,
-        environ or {},
-        typed or {},
-        workload=workload,
-        torch=torch,
-        hooks=hooks,
-        patches=patches,
-        rocm_library=rocm_library,
+    node = JobNode(
+        facts=facts, network=network, layout=layout, workload=workload, torch=torch, rocm_library=rocm_library
     )
+    values = GivenVariables(shell=environ or {}, given=typed or {}, hooks=hooks or {}, patches=patches or {})
+    return build_environment(node, values)
 
 
 def choice(name: str, result: Environment) -> VariableChoice:
@@ -344,7 +344,7 @@ def test_a_layer_that_chooses_devices_is_rejected(tmp_path: Path, monkeypatch: p
     facts = build_assumed_machine("mi300x:1")
     device = structs.replace(facts.devices[0], model=None, name=None, architecture="greedy")
     with pytest.raises(PrimusError, match="layer 'greedy' sets HIP_VISIBLE_DEVICES"):
-        build_environment(structs.replace(facts, devices=(device,)), Network(), None, {}, {})
+        decided(structs.replace(facts, devices=(device,)))
 
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -432,14 +432,12 @@ def test_slingshot_is_reached_by_libfabric_and_not_by_verbs() -> None:
 
 
 def test_a_value_typed_last_shows_those_of_the_file_and_of_the_shell_that_it_beat() -> None:
-    result = build_environment(
-        build_assumed_machine("cpu"),
-        NO_NETWORK,
-        ONE,
-        {"NCCL_DEBUG": "WARN"},
-        {"NCCL_DEBUG": Typed("INFO")},
+    values = GivenVariables(
+        shell={"NCCL_DEBUG": "WARN"},
+        given={"NCCL_DEBUG": Typed("INFO")},
         typed=({"NCCL_DEBUG": Typed("VERSION", "--env-file")}, {"NCCL_DEBUG": Typed("TRACE", "--env")}),
     )
+    result = build_environment(JobNode(facts=build_assumed_machine("cpu"), network=NO_NETWORK), values)
     lost = [(lost.layer, lost.value) for lost in choice("NCCL_DEBUG", result).overrode]
     assert lost == [("--env", "VERSION"), ("user", "WARN"), ("experiment", "INFO")]
 

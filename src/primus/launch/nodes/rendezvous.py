@@ -12,6 +12,7 @@ import contextlib
 import socket
 from collections.abc import Mapping
 from contextlib import closing
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -25,6 +26,13 @@ REPLY_LIMIT_S = 10.0
 """Time for a reply to fit into the buffers of a node, which waits for it."""
 ABORT_REPLY_S = 30.0
 """Time that node 0 stays after a failure, to tell nodes that have not joined yet; others report that it is missing."""
+
+
+class HeadAddress(NamedTuple):
+    """Where node 0 listens."""
+
+    host: str
+    port: int
 
 
 class JoinRequest(Struct, frozen=True):
@@ -222,8 +230,7 @@ def _is_connected(peer: RendezvousPeer | None) -> bool:
 
 
 def join_rendezvous(
-    address: str,
-    port: int,
+    head: HeadAddress,
     node_rank: int,
     fingerprint: str,
     timeout_s: float,
@@ -232,8 +239,7 @@ def join_rendezvous(
     """Another node: ask node 0 for the run, trying until it listens, and wait until all nodes have joined.
 
     Args:
-        address: Of node 0.
-        port: Where node 0 listens.
+        head: Where node 0 listens.
         node_rank: Of this node.
         fingerprint: Hash of what must be equal on all nodes.
         timeout_s: Limit for all of them to join.
@@ -244,7 +250,7 @@ def join_rendezvous(
         NodeFailed: A node cannot start.
     """
     request = JoinRequest(node_rank, fingerprint, host=socket.gethostname())
-    reply = _request_join(address, port, request, timeout_s, kept)
+    reply = _request_join(head, request, timeout_s, kept)
     if reply.failure:
         raise NodeFailed(reply.failure, reply.exit_code)
     if reply.refusal:
@@ -255,8 +261,7 @@ def join_rendezvous(
 
 
 def abort_join(
-    address: str,
-    port: int,
+    head: HeadAddress,
     node_rank: int,
     failure: str,
     exit_code: int,
@@ -268,19 +273,19 @@ def abort_join(
     Raises:
         PrimusError: Node 0 was not reached in time.
     """
-    _request_join(address, port, JoinRequest(node_rank, "", failure, exit_code), timeout_s, kept)
+    _request_join(head, JoinRequest(node_rank, "", failure, exit_code), timeout_s, kept)
 
 
 def _request_join(
-    address: str, port: int, request: JoinRequest, timeout_s: float, kept: dict[int, RendezvousPeer] | None
+    head: HeadAddress, request: JoinRequest, timeout_s: float, kept: dict[int, RendezvousPeer] | None
 ) -> JoinReply:
     def ask_for_run(stream: MessageStream, deadline: Deadline) -> JoinReply | None:
         stream.send(request, REQUEST_LIMIT_S)
         return stream.receive(JoinReply, deadline)  # node 0 replies once all nodes have joined
 
-    stream, reply = converse_with_head(address, port, timeout_s, ask_for_run)
+    stream, reply = converse_with_head(*head, timeout_s, ask_for_run)
     if kept is None:
         stream.close()
     else:
-        kept[0] = RendezvousPeer(stream, reply.host or address)
+        kept[0] = RendezvousPeer(stream, reply.host or head.host)
     return reply

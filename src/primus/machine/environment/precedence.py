@@ -90,65 +90,64 @@ class Environment(Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-def build_environment(
-    facts: MachineFacts,
-    network: Network,
-    layout: ClusterLayout | None,
-    environ: Mapping[str, str],
-    given: Mapping[str, Assignment],
-    *,
-    typed: Sequence[Mapping[str, Assignment]] = (),
-    workload: JobWorkload | None = None,
-    torch: str | None = None,
-    hooks: Mapping[str, Assignment] | None = None,
-    patches: Mapping[str, Assignment] | None = None,
-    rocm_library: str | None = None,
-    tuned: Settings | None = None,
-) -> Environment:
-    """The variables of the processes on this node.
+class JobNode(Struct, frozen=True, kw_only=True):
+    """A node of a job: what decides the variables of its processes."""
 
-    Args:
-        facts: The machine.
-        network: How its nodes reach each other.
-        layout: Position of this node in the launch; None is a single node.
-        environ: The user's shell.
-        given: Values of the experiment and of a replayed run, distinguished by their source.
-        typed: Values given for this launch by files and `--env`; the last wins.
-        workload: The job that they run; None for a job without a backend.
-        torch: Version of the PyTorch that they use; None if it is not known.
-        hooks: Values that hooks print.
-        patches: Values that patches print.
-        rocm_library: Folder of ROCm's libraries if there is one, see `find_rocm_library`.
-        tuned: Settings by which the processes use what was tuned on this machine.
+    facts: MachineFacts
+    network: Network
+    """How its nodes reach each other."""
+    layout: ClusterLayout = ClusterLayout(nproc=1)
+    workload: JobWorkload | None = None
+    """The job that they run; None for a job without a backend."""
+    torch: str | None = None
+    """Version of the PyTorch that they use; None if it is not known."""
+    rocm_library: str | None = None
+    """Folder of ROCm's libraries if there is one, see `find_rocm_library`."""
+    tuned: Settings = {}
+    """Settings by which the processes use what was tuned on this machine."""
+
+
+class GivenVariables(Struct, frozen=True, kw_only=True):
+    """The values that the user, hooks and patches give."""
+
+    shell: Mapping[str, str] = {}
+    given: Mapping[str, Assignment] = {}
+    """Values of the experiment and of a replayed run, distinguished by their source."""
+    typed: Sequence[Mapping[str, Assignment]] = ()
+    """Values given for this launch by files and `--env`; the last wins."""
+    hooks: Mapping[str, Assignment] = {}
+    patches: Mapping[str, Assignment] = {}
+
+
+def build_environment(node: JobNode, values: GivenVariables) -> Environment:
+    """The variables of the processes on a node.
 
     Raises:
         UsageError: A value contradicts deterministic mode, or gives an address instead of an interface name.
     """
-    written, repeated = _split_assignments(given)
-    user = _UserVariables(written, environ, (repeated, *typed))
-    framework = _find_variables(workload.framework) if workload else None
-    needs = _find_conditions(facts, network, layout, torch) | set(framework.LIBRARIES if framework else ())
-    machine, warnings = _list_machine_layers(facts)
-    layers = [*machine, *_build_path_settings(user), *_build_backend_settings(facts, workload, framework)]
-    layers += [*_build_nic_settings(facts, network, needs), *_build_network_settings(facts, network, needs)]
-    layers += _list_last_layers(machine, tuned or {}, is_deterministic=_is_on(user.find_value(DETERMINISTIC)))
-    settings = _choose_machine_settings(layers, needs, _count_cores_per_process(facts, layout))
-    chosen = _merge_choices(settings, hooks or {}, patches or {}, user)
+    written, repeated = _split_assignments(values.given)
+    user = _UserVariables(written, values.shell, (repeated, *values.typed))
+    framework = _find_variables(node.workload.framework) if node.workload else None
+    needs = _find_conditions(node) | set(framework.LIBRARIES if framework else ())
+    machine, warnings = _list_machine_layers(node.facts)
+    layers = [*machine, *_build_path_settings(user), *_build_backend_settings(node, framework)]
+    layers += [*_build_nic_settings(node, needs), *_build_network_settings(node, needs)]
+    layers += _list_last_layers(machine, node.tuned, is_deterministic=_is_on(user.find_value(DETERMINISTIC)))
+    cores_per_process = str(max(1, (node.facts.cpu.usable or 1) // node.layout.nproc))
+    chosen = _merge_choices(_choose_machine_settings(layers, needs, cores_per_process), values, user)
     check_determinism(chosen)
     check_interfaces(chosen)
-    if rocm_library and any(device.vendor == "amd" for device in facts.devices):
-        _add_library(chosen, rocm_library)
-    problems = (*warnings, *network.warnings, *_find_problems(chosen, user.list_values(), facts, layout))
+    if node.rocm_library and any(device.vendor == "amd" for device in node.facts.devices):
+        _add_library(chosen, node.rocm_library)
+    problems = (*warnings, *node.network.warnings, *_find_problems(chosen, user.list_values(), node))
     return Environment(variables=dict(sorted(chosen.items())), warnings=problems)
 
 
-def _find_problems(
-    chosen: Mapping[str, VariableChoice], user: Mapping[str, str], facts: MachineFacts, layout: ClusterLayout | None
-) -> Iterator[str]:
-    yield from validate_network_variables(user, facts)
+def _find_problems(chosen: Mapping[str, VariableChoice], user: Mapping[str, str], node: JobNode) -> Iterator[str]:
+    yield from validate_network_variables(user, node.facts)
     yield from find_conflicts(chosen)
-    yield from find_dubious_values(chosen, facts)
-    yield from find_runtime_tuning_problems(chosen, layout.nproc * layout.nnodes if layout else 1)
+    yield from find_dubious_values(chosen, node.facts)
+    yield from find_runtime_tuning_problems(chosen, node.layout.world_size)
 
 
 def _list_last_layers(
@@ -161,14 +160,11 @@ def _list_last_layers(
 
 
 def _merge_choices(
-    settings: Iterable[VariableChoice],
-    hooks: Mapping[str, Assignment],
-    patches: Mapping[str, Assignment],
-    user: _UserVariables,
+    settings: Iterable[VariableChoice], values: GivenVariables, user: _UserVariables
 ) -> dict[str, VariableChoice]:
     """One choice for each variable: a later layer replaces an earlier one, and the user replaces all."""
     chosen: dict[str, VariableChoice] = {}
-    for choice in (*settings, *_format_setter("hook", hooks), *_format_setter("patch", patches)):
+    for choice in (*settings, *_format_setter("hook", values.hooks), *_format_setter("patch", values.patches)):
         merge_choice(chosen, choice)
     # After the others: which of the shell's variables are listed depends on the names that the layers have set.
     for choice in user.choose_variables(set(chosen)):
@@ -221,18 +217,17 @@ def find_torch_version(facts: MachineFacts, path: Iterable[str]) -> str | None:
     return build.torch if build else None
 
 
-def _find_conditions(
-    facts: MachineFacts, network: Network, layout: ClusterLayout | None, torch: str | None
-) -> set[Condition]:
+def _find_conditions(node: JobNode) -> set[Condition]:
     """The conditions that hold for this launch."""
     holds: set[Condition] = {"always"}
-    if layout is not None and layout.nproc > 1 and facts.cpu.usable:
+    rocm = node.facts.software.rocm
+    if node.layout.nproc > 1 and node.facts.cpu.usable:
         holds.add("several processes")
-    if layout is not None and layout.nnodes > 1:
-        holds |= {"several nodes", "rdma"} if network.hcas or network.ports else {"several nodes"}
-    if facts.software.rocm:
-        holds.add("rocm 7.2.1" if _parse_version(facts.software.rocm) >= (7, 2, 1) else "rocm before 7.2.1")
-    if torch and _parse_version(torch) < (2, 8):
+    if node.layout.nnodes > 1:
+        holds |= {"several nodes", "rdma"} if node.network.hcas or node.network.ports else {"several nodes"}
+    if rocm:
+        holds.add("rocm 7.2.1" if _parse_version(rocm) >= (7, 2, 1) else "rocm before 7.2.1")
+    if node.torch and _parse_version(node.torch) < (2, 8):
         holds.add("torch before 2.8")
     return holds
 
@@ -291,10 +286,9 @@ def _find_variables(framework: str) -> FrameworkVariables | None:
     return registry.load_plug_in(VARIABLES, framework) if registry.has_plug_in(VARIABLES.name, framework) else None
 
 
-def _build_backend_settings(
-    facts: MachineFacts, workload: JobWorkload | None, framework: FrameworkVariables | None
-) -> Iterator[tuple[str, Settings]]:
+def _build_backend_settings(node: JobNode, framework: FrameworkVariables | None) -> Iterator[tuple[str, Settings]]:
     """Settings of the job's backend for its layout; only on machines with GPUs."""
+    facts, workload = node.facts, node.workload
     if workload is None or framework is None or not facts.devices:
         return
     device = profile.find_profile_by_name(facts.model) if facts.model else None
@@ -304,7 +298,8 @@ def _build_backend_settings(
     yield f"backend:{workload.framework}", kept
 
 
-def _build_nic_settings(facts: MachineFacts, network: Network, needs: set[Condition]) -> Iterator[tuple[str, Settings]]:
+def _build_nic_settings(node: JobNode, needs: set[Condition]) -> Iterator[tuple[str, Settings]]:
+    facts, network = node.facts, node.network
     found = profile.load_nic(network.nic_kind) if network.nic_kind and "rdma" in needs else None
     if found is None or not facts.devices:
         return
@@ -323,10 +318,9 @@ def _build_nic_settings(facts: MachineFacts, network: Network, needs: set[Condit
         )
 
 
-def _build_network_settings(
-    facts: MachineFacts, network: Network, needs: set[Condition]
-) -> Iterator[tuple[str, Settings]]:
+def _build_network_settings(node: JobNode, needs: set[Condition]) -> Iterator[tuple[str, Settings]]:
     """Settings of the network that this node uses to reach the others; those of NCCL and RCCL only with GPUs."""
+    facts, network = node.facts, node.network
     if "several nodes" not in needs:
         return
 
@@ -344,10 +338,6 @@ def _build_network_settings(
         if network.gid_index is not None:
             settings["NCCL_IB_GID_INDEX"] = make_setting(str(network.gid_index), "gid_index")
     yield "network", settings
-
-
-def _count_cores_per_process(facts: MachineFacts, layout: ClusterLayout | None) -> str:
-    return str(max(1, (facts.cpu.usable or 1) // (layout.nproc if layout else 1)))
 
 
 def _choose_machine_settings(

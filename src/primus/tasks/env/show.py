@@ -16,7 +16,13 @@ from primus.config.load import load_experiment
 from primus.errors import UsageError, did_you_mean
 from primus.machine.assumed_machine import build_assumed_machine
 from primus.machine.cluster import ClusterLayout
-from primus.machine.environment.precedence import build_environment, find_rocm_library, find_torch_version
+from primus.machine.environment.precedence import (
+    GivenVariables,
+    JobNode,
+    build_environment,
+    find_rocm_library,
+    find_torch_version,
+)
 from primus.machine.environment.variable_choice import Assignment, VariableChoice
 from primus.machine.facts import MachineFacts
 from primus.machine.network import selection as network
@@ -98,18 +104,15 @@ def build_environment_report(
         UsageError: A value contradicts deterministic mode, or gives an address instead of an interface name.
     """
     chosen = network.choose_network(facts, layout.nnodes, environ)
-    library = None if facts.assumed else find_rocm_library(environ)
-    decided = build_environment(
-        facts,
-        chosen,
-        layout,
-        environ,
-        given,
-        typed=(typed or {},),
+    node = JobNode(
+        facts=facts,
+        network=chosen,
+        layout=layout,
         workload=workload,
         torch=find_torch_version(facts, sys.path),
-        rocm_library=library,
+        rocm_library=None if facts.assumed else find_rocm_library(environ),
     )
+    decided = build_environment(node, GivenVariables(shell=environ, given=given, typed=(typed or {},)))
     return EnvironmentReport(
         machine=_describe_machine(facts, layout),
         variables=tuple(_redact_choice(choice) for choice in decided.variables.values()),
