@@ -11,6 +11,7 @@ from primus import registry
 from primus.errors import UsageError
 from primus.machine import profile
 from primus.machine.profile import Profile
+from primus.machine.profiles.checks import check_profile
 from primus.preflight.findings.thresholds import FLOORS
 
 PROFILES = profile.load_all_profiles()
@@ -43,6 +44,7 @@ def _forget() -> None:
 @pytest.mark.parametrize("model", PROFILES, ids=lambda one: one.model)
 def test_figures_obey_the_rules_of_the_hardware(model: Profile) -> None:
     peaks = model.peaks
+    check_profile(model, model.model)
     assert model.source
     halves = 2 if model.architecture == "gfx908" else 1  # MI100 has bf16 at half the rate of fp16
     assert peaks.get("fp16") == pytest.approx(halves * peaks.get("bf16", 0), rel=0.002) or "fp16" not in peaks

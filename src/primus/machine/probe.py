@@ -126,7 +126,8 @@ def _read_nvidia_gpus(tree: FileTree, functions: Sequence[pci.PciFunction]) -> C
 
 
 def _read_rdma_devices(tree: FileTree) -> tuple[RdmaDevice, ...]:
-    if not any(map(tree.list_names, FABRICS)) and not tree.may_ask:
+    # The tools read the same files: they list more only where these are hidden, and with them the whole bus.
+    if not any(map(tree.list_names, FABRICS)) and (not tree.may_ask or tree.list_names(pci.DEVICES)):
         return ()
     from primus.machine.network import rdma
 
