@@ -3,6 +3,7 @@
 A `keys.yaml` maps each key of the schema to a rule:
 
     hidden_size: {field: base_emb_dim}                       # the engine's name of the setting
+    min_lr_ratio: {session: true, files: [final_fraction]}   # its name in the framework's own files
     seed: {session: true}                                    # applied outside the engine, alike for all engines
     num_experts: {refused: mixture-of-experts layers}        # only the default is accepted
     rope_type: {field: rope.scaling, accepts: [default, llama3], refused: yarn rope scaling}
@@ -12,6 +13,7 @@ A `keys.yaml` maps each key of the schema to a rule:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,10 @@ class KeyRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     field: str = ""
     """The engine's own name of the setting, or of what it is converted to."""
+    files: list[str] = msgspec.field(default_factory=list)
+    """Its names in the framework's own files, where they mean the same; that of the newest release first."""
+    older: list[str] = msgspec.field(default_factory=list)
+    """Further names, of forks and early releases, that `config import` reads."""
     session: bool = False
     """Whether the key is applied outside the engine (data, schedule, reports, checkpoint folders)."""
     refused: str = ""
@@ -60,11 +66,18 @@ class KeyDifference(Struct, frozen=True, kw_only=True):
     """Whether the engine refuses the value, or trains with a difference."""
 
 
-def read_key_rules(folder: Path) -> dict[str, KeyRule]:
+@cache
+def read_key_rules(folder: Path) -> KeyRules:
     """The rules in the `keys.yaml` of an engine's folder."""
     from primus.config.data_file import read_package_yaml  # imports yaml: not for commands that read none
 
     return read_package_yaml(folder / FILE_NAME, dict[str, KeyRule])
+
+
+def list_file_names(folder: Path, *, with_older: bool = False) -> dict[str, str]:
+    """Key of the schema by each name that means the same in the framework's own files."""
+    rules = read_key_rules(folder).items()
+    return {name: key for key, rule in rules for name in (*rule.files, *(rule.older if with_older else ()))}
 
 
 def list_key_differences(rules: KeyRules, trainer: Trainer) -> list[KeyDifference]:

@@ -20,10 +20,10 @@ from primus.config.schedule import (
     find_final_learning_rate,
     warmup_steps,
 )
-from primus.config.schema import DataConfig, Experiment, ModelSpec, OptimizerConfig, Trainer
+from primus.config.schema import ConfigGroup, DataConfig, Experiment, ModelSpec, OptimizerConfig, Trainer
 from primus.config.source import dump_yaml
 from primus.errors import UsageError
-from primus.frameworks.maxtext.names import MODELS, RENAMED, ROPE_TYPES, UNDECAYED
+from primus.frameworks.maxtext.names import MODELS, NAMES, ROPE_TYPES, SCALING, UNDECAYED
 
 TARGET = "maxtext"
 FILE_NAME = "train.yml"
@@ -94,33 +94,32 @@ def write_model_settings(model: ModelSpec) -> dict[str, Any]:
             raise UsageError(f"{key}: {getattr(model, key)}: MaxText has no {what}", "export to another framework")
     values: dict[str, Any] = {
         "decoder_block": _choose_decoder(model),
-        "base_emb_dim": model.hidden_size,
-        "base_num_query_heads": model.num_attention_heads,
+        **_write_keys(model, "hidden_size", "num_attention_heads"),
         "base_num_kv_heads": model.num_query_groups or model.num_attention_heads,
-        "base_mlp_dim": model.ffn_hidden_size,
-        "base_num_decoder_layers": model.num_layers,
+        **_write_keys(model, "ffn_hidden_size", "num_layers"),
         "head_dim": find_head_width(model),
-        "vocab_size": model.vocab_size,
+        **_write_keys(model, "vocab_size"),
         "mlp_activations": ["silu" if model.ffn_activation == "silu" else "gelu", "linear"],
-        "normalization_layer_epsilon": model.norm_epsilon,
+        **_write_keys(model, "norm_epsilon"),
         "logits_via_embedding": not model.untie_embeddings_and_output_weights,
         "normalize_embedding_logits": False,
         "rope_max_timescale": int(model.rotary_base),
         "rope_type": {ours: theirs for theirs, ours in ROPE_TYPES.items()}[model.rope_type],
-        "attention_bias": model.add_qkv_bias,
-        "use_qk_norm": model.qk_layernorm,
+        **_write_keys(model, "add_qkv_bias", "qk_layernorm"),
     }
     if model.rope_type == "yarn":
-        names = ("rope_factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale")
-        values |= {name: getattr(model, RENAMED[name]) for name in names}
-        values["max_position_embeddings"] = model.max_position_embeddings
+        values |= _write_keys(model, *SCALING, "max_position_embeddings")
     if model.num_experts:
         values |= _write_experts(model)
     if model.multi_latent_attention:
         values |= {"attention_type": "mla", "q_lora_rank": model.q_lora_rank or 0}
-        latent = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-        values |= {name: getattr(model, RENAMED[name]) for name in latent}
+        values |= _write_keys(model, "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
     return values
+
+
+def _write_keys(group: ConfigGroup, *keys: str) -> dict[str, Any]:
+    """Settings that mean the same in MaxText, by its names."""
+    return {NAMES[key]: getattr(group, key) for key in keys}
 
 
 def _choose_decoder(model: ModelSpec) -> str:
@@ -147,22 +146,18 @@ def find_expert_width(model: ModelSpec) -> int:
 def _write_experts(model: ModelSpec) -> dict[str, Any]:
     width = find_expert_width(model)
     values: dict[str, Any] = {
-        "num_experts": model.num_experts,
-        "num_experts_per_tok": model.moe_router_topk,
+        **_write_keys(model, "num_experts", "moe_router_topk"),
         "base_moe_mlp_dim": width,
-        "norm_topk_prob": model.moe_router_norm_topk_prob,
-        "load_balance_loss_weight": model.moe_aux_loss_coeff,
-        "first_num_dense_layers": model.first_k_dense_replace,
+        **_write_keys(model, "moe_router_norm_topk_prob", "moe_aux_loss_coeff", "first_k_dense_replace"),
         "shared_experts": (model.moe_shared_expert_intermediate_size or 0) // width,
-        "routed_scaling_factor": model.moe_router_topk_scaling_factor,
-        "routed_bias": model.moe_router_enable_expert_bias,
+        **_write_keys(model, "moe_router_topk_scaling_factor", "moe_router_enable_expert_bias"),
     }
     if model.moe_router_score_function == "sigmoid":
         values["routed_score_func"] = "sigmoid"
     if has_experts_only(model):
         values["base_mlp_dim"] = width
     if model.moe_router_num_groups:
-        values |= {"n_routing_groups": model.moe_router_num_groups, "topk_routing_group": model.moe_router_group_topk}
+        values |= _write_keys(model, "moe_router_num_groups", "moe_router_group_topk")
     return values
 
 
@@ -172,8 +167,7 @@ def _write_training(trainer: Trainer) -> dict[str, Any]:
     # MaxText counts the sequences of a pass for each device, primus for each group of tensor-parallel devices.
     batch = training.micro_batch_size / trainer.parallel.tensor_model_parallel_size
     return {
-        "steps": training.train_iters,
-        "max_target_length": training.seq_length,
+        **_write_keys(training, "train_iters", "seq_length"),
         "per_device_batch_size": int(batch) if batch.is_integer() else batch,
         "dtype": "bfloat16" if training.bf16 else "float32",
         "weight_dtype": "float32",
@@ -181,17 +175,14 @@ def _write_training(trainer: Trainer) -> dict[str, Any]:
         "eval_interval": interval or -1,
         "eval_steps": training.eval_iters if interval else -1,
         "opt_type": "adamw",
-        "learning_rate": optimizer.lr,
+        **_write_keys(optimizer, "lr"),
         **_write_schedule(optimizer, training.train_iters),
-        "adam_b1": optimizer.adam_beta1,
-        "adam_b2": optimizer.adam_beta2,
-        "adam_eps": optimizer.adam_eps,
-        "adam_weight_decay": optimizer.weight_decay,
+        **_write_keys(optimizer, "adam_beta1", "adam_beta2", "adam_eps", "weight_decay"),
         "adamw_mask": list(UNDECAYED),
-        "gradient_clipping_threshold": optimizer.clip_grad,
-        "data_shuffle_seed": training.seed,
+        **_write_keys(optimizer, "clip_grad"),
+        **_write_keys(training, "seed"),
         "init_weights_seed": training.seed,
-        "log_period": trainer.logging.log_interval,
+        **_write_keys(trainer.logging, "log_interval"),
     }
 
 
@@ -252,9 +243,7 @@ def _write_layout(experiment: Experiment) -> dict[str, Any]:
         **(
             {"hardware": "cpu", "skip_jax_distributed_system": True, "num_slices": 1} if on_cpu else {"hardware": "gpu"}
         ),
-        "ici_tensor_parallelism": parallel.tensor_model_parallel_size,
-        "ici_pipeline_parallelism": parallel.pipeline_model_parallel_size,
-        "ici_context_parallelism": parallel.context_parallel_size,
+        **_write_keys(parallel, "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
         "ici_expert_parallelism": parallel.expert_model_parallel_size,
         "ici_fsdp_parallelism": -1 if parallel.use_distributed_optimizer else 1,
         "ici_data_parallelism": 1 if parallel.use_distributed_optimizer else -1,
@@ -291,7 +280,7 @@ def _list_differences(trainer: Trainer) -> list[LostSetting]:
 
 
 _WRITTEN = (
-    set(RENAMED.values())
+    set(NAMES)
     | {"untie_embeddings_and_output_weights", "rope_type", "multi_latent_attention", "bf16", "train_data_path"}
     | {"mock_data", "recompute_activations", "min_lr", "lr_warmup_iters", "save_interval", "lr_decay_style", "fp8"}
     | {"global_batch_size", "dataset", "ffn_activation", "rope_low_freq_factor", "rope_high_freq_factor", "eval_iters"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from primus.config.translation.known_keys import KnownKeys, read_known_keys
+from primus.engine_keys import list_file_names
 
 MODELS = {
     "llama2-7b": "llama2_7B",
@@ -44,69 +45,10 @@ MODELS = {
 }
 """Model preset of each `model_name`."""
 
-RENAMED = {
-    "base_emb_dim": "hidden_size",
-    "base_num_query_heads": "num_attention_heads",
-    "base_num_kv_heads": "num_query_groups",
-    "base_mlp_dim": "ffn_hidden_size",
-    "base_num_decoder_layers": "num_layers",
-    "base_moe_mlp_dim": "moe_ffn_hidden_size",
-    "head_dim": "kv_channels",
-    "vocab_size": "vocab_size",
-    "normalization_layer_epsilon": "norm_epsilon",
-    "rope_max_timescale": "rotary_base",
-    "rope_factor": "rotary_scaling_factor",
-    "original_max_position_embeddings": "original_max_position_embeddings",
-    "max_position_embeddings": "max_position_embeddings",
-    "beta_fast": "beta_fast",
-    "beta_slow": "beta_slow",
-    "mscale": "mscale",
-    "attention_bias": "add_qkv_bias",
-    "use_qk_norm": "qk_layernorm",
-    "num_experts": "num_experts",
-    "num_experts_per_tok": "moe_router_topk",
-    "first_num_dense_layers": "first_k_dense_replace",
-    "load_balance_loss_weight": "moe_aux_loss_coeff",
-    "routed_scaling_factor": "moe_router_topk_scaling_factor",
-    "routed_score_func": "moe_router_score_function",
-    "norm_topk_prob": "moe_router_norm_topk_prob",
-    "routed_bias": "moe_router_enable_expert_bias",
-    "n_routing_groups": "moe_router_num_groups",
-    "topk_routing_group": "moe_router_group_topk",
-    "q_lora_rank": "q_lora_rank",
-    "kv_lora_rank": "kv_lora_rank",
-    "qk_nope_head_dim": "qk_head_dim",
-    "qk_rope_head_dim": "qk_pos_emb_head_dim",
-    "v_head_dim": "v_head_dim",
-    "mtp_num_layers": "mtp_num_layers",
-    "sliding_window_size": "window_size",
-    "final_logits_soft_cap": "final_logit_softcapping",
-    "max_target_length": "seq_length",
-    "per_device_batch_size": "micro_batch_size",
-    "steps": "train_iters",
-    "learning_rate": "lr",
-    "learning_rate_final_fraction": "min_lr_ratio",
-    "learning_rate_schedule_steps": "lr_decay_iters",
-    "warmup_steps_fraction": "lr_warmup_fraction",
-    "adam_b1": "adam_beta1",
-    "adam_b2": "adam_beta2",
-    "adam_eps": "adam_eps",
-    "adam_weight_decay": "weight_decay",
-    "gradient_clipping_threshold": "clip_grad",
-    "ici_tensor_parallelism": "tensor_model_parallel_size",
-    "ici_pipeline_parallelism": "pipeline_model_parallel_size",
-    "ici_context_parallelism": "context_parallel_size",
-    "log_period": "log_interval",
-    "eval_interval": "eval_interval",
-    "eval_steps": "eval_iters",
-    "tokenizer_path": "tokenizer_model",
-    "async_checkpointing": "async_save",
-    "data_shuffle_seed": "seed",
-}
+RENAMED = list_file_names(Path(__file__).parent)
 """Key of the schema by the setting with the same meaning."""
-
-OLDER = {"cosine_learning_rate_final_fraction": "min_lr_ratio"}
-"""The same by names of earlier releases."""
+NAMES = {key: name for name, key in reversed(RENAMED.items())}
+"""Name of the setting by the key of the schema with the same meaning."""
 
 DEFAULTS = (
     *("steps", "per_device_batch_size", "max_target_length", "learning_rate", "learning_rate_final_fraction"),

@@ -25,7 +25,6 @@ from primus.frameworks.maxtext.names import (
     LATENT,
     MODELS,
     OBJECTIVES,
-    OLDER,
     RENAMED,
     ROPE_TYPES,
     SCALING,
@@ -52,7 +51,7 @@ class MaxtextTranslator(Translator):
     """Translation of `framework: maxtext`."""
 
     framework = "maxtext"
-    names: Mapping[str, str] = RENAMED | OLDER
+    names: Mapping[str, str] = RENAMED
     numbers: Collection[str] = ("gradient_accumulation_steps", "shared_experts", "checkpoint_period")
 
     def rename(self, settings: Tree) -> Tree:
@@ -63,7 +62,7 @@ class MaxtextTranslator(Translator):
             if key == "hf_name" and "hf_path" in settings:
                 continue  # the part of a data set; here it is a model's name on the Hub
             kept[key] = item
-        return rename_keys(kept, RENAMED | OLDER)
+        return rename_keys(kept, RENAMED)
 
     def find_model_name(self, settings: Tree, name: str) -> str:
         named = ForeignSettings(settings).read("model_name", "default")

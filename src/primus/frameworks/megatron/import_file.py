@@ -21,25 +21,12 @@ from primus.config.schema_keys import list_switch_keys
 from primus.config.source import parse_scalar
 from primus.config.translation.known_keys import KnownKey
 from primus.config.vocabulary import PUBLISHED_SIZES, find_vocabulary_size
+from primus.engine_keys import list_file_names
 from primus.errors import find_nearest
 from primus.frameworks.megatron import known_keys
 from primus.frameworks.megatron.defaults import IMPLIED, NEEDED, list_defaults
 
-RENAMED = {
-    "layernorm_epsilon": "norm_epsilon",
-    "rope_scaling_factor": "rotary_scaling_factor",
-    "activation_func_clamp_value": "activation_clamp",
-    "fp8_format": "fp8",
-    "tokenizer_name_or_path": "tokenizer_model",
-    "checkpoint_activations": "recompute_activations",
-    "batch_size": "micro_batch_size",
-    "model_parallel_size": "tensor_model_parallel_size",
-    "encoder_num_layers": "num_layers",
-    "encoder_seq_length": "seq_length",
-    "add_qkv_bias_linear": "add_qkv_bias",
-    "moe_loss_coeff": "moe_aux_loss_coeff",
-    "topk": "moe_router_topk",
-}
+RENAMED = list_file_names(known_keys.FOLDER, with_older=True)
 """Arguments that have another name here; also of Megatron-DeepSpeed and of early Megatron-LM."""
 
 NEGATED = {

@@ -26,24 +26,12 @@ from primus.config.translation.foreign_settings import (
 )
 from primus.config.translation.known_keys import KnownKey
 from primus.config.translation.pipeline_stages import place_layers
+from primus.engine_keys import list_file_names
 from primus.errors import UsageError
 from primus.frameworks.megatron import model_translation as megatron_model
-from primus.frameworks.megatron.known_keys import read_arguments, read_primus_keys
+from primus.frameworks.megatron.known_keys import FOLDER, read_arguments, read_primus_keys
 
-RENAMED = {
-    "activation_func_clamp_value": "activation_clamp",
-    "batch_size": "micro_batch_size",
-    "check_for_nan_in_loss": "check_for_nan_in_loss_and_grad",
-    "deterministic_mode": "deterministic",
-    "layernorm_epsilon": "norm_epsilon",
-    "num_nextn_predict_layers": "mtp_num_layers",
-    "padded_vocab_size": "vocab_size",
-    "pytorch_profiler_collect_callstack": "torch_profiler_with_stack",
-    "pytorch_profiler_collect_shapes": "torch_profiler_record_shapes",
-    "yarn_beta_fast": "beta_fast",
-    "yarn_beta_slow": "beta_slow",
-    "yarn_original_max_position_embeddings": "original_max_position_embeddings",
-}
+RENAMED = {"check_for_nan_in_loss": "check_for_nan_in_loss_and_grad"} | list_file_names(FOLDER)
 """Key of the schema, or newer argument, by an argument with the same meaning."""
 
 HUB_TOKENIZERS = "DeepSeekV2 DeepSeekV3 DeepSeekV4 Grok1 KimiK2 Lfm2 Llama3 Llama4 Mixtral".split()

@@ -24,11 +24,12 @@ from primus.config.translation.foreign_settings import (
     format_ignored_keys,
     rename_keys,
 )
+from primus.engine_keys import list_file_names
 from primus.errors import UsageError
 from primus.frameworks.megatron.known_keys import read_arguments
 
 KEYS_FILE = Path(__file__).with_name("primus_keys.yaml")
-RENAMED = {"finetune_lr": "lr", "data_paths": "train_data_path", "mock": "mock_data"}
+RENAMED = list_file_names(Path(__file__).parent)
 """Key of the schema by the setting with the same meaning."""
 ADAPTER_SETTINGS = {
     "dim": "peft_dim",

@@ -9,51 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from primus.config.translation.known_keys import KnownKeys, read_known_keys
+from primus.engine_keys import list_file_names
 
-RENAMED = {
-    "training.steps": "train_iters",
-    "training.local_batch_size": "micro_batch_size",
-    "training.seq_len": "seq_length",
-    "training.max_norm": "clip_grad",
-    "training.dataloader.num_workers": "num_workers",
-    "optimizer.lr": "lr",
-    "optimizer.eps": "adam_eps",
-    "optimizer.beta1": "adam_beta1",
-    "optimizer.beta2": "adam_beta2",
-    "optimizer.weight_decay": "weight_decay",
-    "lr_scheduler.warmup_steps": "lr_warmup_iters",
-    "lr_scheduler.total_steps": "lr_decay_iters",
-    "lr_scheduler.min_lr_factor": "min_lr_ratio",
-    "parallelism.tensor_parallel_degree": "tensor_model_parallel_size",
-    "parallelism.pipeline_parallel_degree": "pipeline_model_parallel_size",
-    "parallelism.context_parallel_degree": "context_parallel_size",
-    "parallelism.expert_parallel_degree": "expert_model_parallel_size",
-    "parallelism.enable_sequence_parallel": "sequence_parallel",
-    "checkpoint.keep_latest_k": "keep_last_n",
-    "metrics.log_freq": "log_interval",
-    "compile.enable": "compile",
-    "debug.seed": "seed",
-    "debug.deterministic": "deterministic",
-    "training.mock_data": "mock_data",
-    "model.n_layers": "num_layers",
+MOVED = {
     "hf_assets_path": "model.hf_assets_path",
-    # Names of 0.1 and of early 0.2.
-    "training.batch_size": "micro_batch_size",
-    "training.compile": "compile",
-    "training.seed": "seed",
-    "training.deterministic": "deterministic",
-    "training.tensor_parallel_degree": "tensor_model_parallel_size",
     "training.data_parallel_shard_degree": "parallelism.data_parallel_shard_degree",
     "training.data_parallel_replicate_degree": "parallelism.data_parallel_replicate_degree",
-    "experimental.pipeline_parallel_degree": "pipeline_model_parallel_size",
-    "experimental.context_parallel_degree": "context_parallel_size",
-    "lr_scheduler.lr_min": "min_lr_ratio",
     "lr_scheduler.decay_factor": "lr_scheduler.decay_ratio",
     "checkpoint.enable_checkpoint": "checkpoint.enable",
     "model.tokenizer_path": "model.hf_assets_path",
     "validation.enabled": "validation.enable",
     "profiling.enable": "profiling.enable_profiling",
-    "training.warmup_steps": "lr_warmup_iters",
     "training.debug_moe_force_load_balance": "debug.moe_force_load_balance",
     "training.fsdp_reshard_after_forward": "parallelism.fsdp_reshard_after_forward",
     "training.disable_loss_parallel": "parallelism.disable_loss_parallel",
@@ -67,6 +33,8 @@ RENAMED = {
     "checkpoint.last_save_in_safetensors_format": "checkpoint.last_save_in_hf",
     "memory_estimation.enabled": "memory_estimation.enable",
 }
+"""Newer field by the name in torchtitan 0.1 and early 0.2."""
+RENAMED = MOVED | list_file_names(Path(__file__).parent)
 """Key of the schema, or newer field, by the name in torchtitan 0.1 to 0.3."""
 
 NUMBERS = (
