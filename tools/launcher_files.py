@@ -113,7 +113,8 @@ def _is_function(code: CodeType) -> bool:
 
 
 def count_functions(command: tuple[str, ...]) -> dict[str, Any]:
-    """The files and functions that `command` runs through in a process of its own, and the path as text."""
+    """The files and functions that `command` runs through in a process of its own, the path as text, and the modules of
+    the package that it has imported."""
     with tempfile.TemporaryDirectory() as folder:
         environ = {**os.environ, "HOME": folder, "PYTHONPATH": str(PACKAGE.parent)}
         argv = [sys.executable, __file__, "--in-this-process", "--", *command]
@@ -137,8 +138,9 @@ def _record_command(command: list[str]) -> dict[str, Any]:
     if code:
         sys.exit(code)
     files = {os.path.relpath(file, PACKAGE) for file, _, _ in recorder.functions}
+    modules = sorted(name for name in sys.modules if name.startswith("primus."))
     path = "\n".join(line for visit in recorder.root.visits.values() for line in visit.format_path())
-    return {"files": sorted(files), "functions": len(recorder.functions), "path": path}
+    return {"files": sorted(files), "functions": len(recorder.functions), "modules": modules, "path": path}
 
 
 def main() -> None:

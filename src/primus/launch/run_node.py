@@ -337,6 +337,4 @@ def _wait_for_nodes(pending: _PendingLaunch, run: Run, shape: ClusterLayout, nod
 
 
 def _make_session(launch: Launch, run: Run, nodes: NodeConnections, say: Say, *, keeps_record: bool) -> NodeSession:
-    return NodeSession(
-        run=run, channel=nodes.control_channel, say=say, environ=launch.context.environ, keeps_record=keeps_record
-    )
+    return NodeSession(run=run, nodes=nodes, say=say, environ=launch.context.environ, keeps_record=keeps_record)

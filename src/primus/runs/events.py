@@ -13,6 +13,8 @@ import msgspec
 from primus.redaction import redact_tree
 
 Event = dict[str, Any]
+LOAD_EVENT = "machine_load"
+"""Event of an attempt that has ended, with the share of the CPUs of node 0 that other processes used."""
 NUMBERS = ("loss", "_s", "_gib", "_per_device", "tokens", "samples", "mfu", "grad_norm", "learning_rate")
 """Ends of the names of a step's numbers."""
 

@@ -14,8 +14,6 @@ from primus.runs.store import Run
 
 RATES = ("tflops_per_device", "mfu")
 """Metrics of which more is better although their name has no `per_s`."""
-LOAD_EVENT = "machine_load"
-"""Event of an attempt that has ended, with the share of the CPUs of node 0 that other processes used."""
 TRAINING_KEYS = ("parameters", "seq_length", "global_batch_size", "dtype", "data_fingerprint", "backend", "compiled")
 """Fields of the event `run_started` that are compared."""
 
@@ -146,7 +144,7 @@ def find_core_wait(recorded: list[events.Event]) -> float | None:
 
 def find_other_load(recorded: list[events.Event]) -> float | None:
     """Share of the CPUs that other processes used during the attempt in which it was largest; None if not recorded."""
-    shares = [event.get("other_cpu_share") for event in recorded if event["kind"] == LOAD_EVENT]
+    shares = [event.get("other_cpu_share") for event in recorded if event["kind"] == events.LOAD_EVENT]
     return max((float(share) for share in shares if isinstance(share, int | float) and share >= 0), default=None)
 
 

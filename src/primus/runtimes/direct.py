@@ -219,13 +219,12 @@ def _collect_node_variables(
         find_torch_version,
     )
     from primus.machine.network.selection import choose_network
-    from primus.runs.tuned_files import TunedSettings
 
     facts = context.facts(shape.master_of_several)
     folders = sys.path if context.import_folders is None else context.import_folders
     by_user = {**given, **typed[0], **typed[1]}
     is_tuned = uses_tuned and bool(facts.devices) and context.workload is not None and context.is_here
-    tuned = _find_tuned_settings(facts, by_user, context, folders) if is_tuned else TunedSettings()
+    tuned = _find_tuned_settings(facts, by_user, context, folders) if is_tuned else None
     node = JobNode(
         facts=facts,
         network=choose_network(facts, shape.nnodes, context.environ),
@@ -233,7 +232,7 @@ def _collect_node_variables(
         workload=context.workload,
         torch=find_torch_version(facts, folders),
         rocm_library=find_rocm_library(context.environ),
-        tuned=tuned.settings,
+        tuned=tuned.settings if tuned else {},
     )
     values = GivenVariables(
         shell=context.environ,
@@ -244,9 +243,9 @@ def _collect_node_variables(
     )
     decided = build_environment(node, values)
     decisions = _list_decisions(decided, {**context.settings, **by_user})
-    notes = (*tuned.notes, *(f"warning: {warning}" for warning in decided.warnings))
+    notes = (*(tuned.notes if tuned else ()), *(f"warning: {warning}" for warning in decided.warnings))
     variables = _extend_path_lists(context) | decisions
-    copies = tuned.copies
+    copies = tuned.copies if tuned else None
     # Files are written only if nothing that the user set takes their place.
     if copies is None or copies.variable not in decisions or decisions[copies.variable].value != copies.value:
         return NodeVariables(variables, notes)

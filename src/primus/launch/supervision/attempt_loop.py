@@ -23,6 +23,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from primus.errors import EXIT_FAILED, PrimusError
+from primus.launch.node_connections import NodeConnections
 from primus.launch.nodes.control_channel import ControlChannel, ControlMessage
 from primus.launch.prepare import Launch, plan_attempt
 from primus.launch.run_folder import record_environment, record_start
@@ -35,8 +36,7 @@ from primus.launch.supervision.worker_processes import WorkerProcesses
 from primus.machine.host.kernel_counters import compute_other_share, read_cpu_times
 from primus.messages import Say
 from primus.plan import RestartPolicy
-from primus.runs.events import EventLog
-from primus.runs.run_steps import LOAD_EVENT
+from primus.runs.events import LOAD_EVENT, EventLog
 from primus.runs.store import Run, RunOutcome
 
 NO_RESTART_VARIABLE = "PRIMUS_NO_RESTART_CODE"
@@ -51,11 +51,16 @@ class NodeSession(Struct, kw_only=True):
     """A job on this node."""
 
     run: Run
-    channel: ControlChannel
+    nodes: NodeConnections
     say: Say
     environ: Mapping[str, str]
     keeps_record: bool
     """Whether this node writes the metadata: of the nodes that share a run folder, one does."""
+
+    @property
+    def channel(self) -> ControlChannel:
+        """The channel to the other nodes."""
+        return self.nodes.control_channel
 
 
 def supervise_attempts(session: NodeSession, launch: Launch) -> RunOutcome:

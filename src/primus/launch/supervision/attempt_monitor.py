@@ -34,7 +34,7 @@ from msgspec import Struct, structs
 from primus.errors import PrimusError
 from primus.launch.nodes.control_channel import ControlChannel, ControlMessage
 from primus.launch.signals import StopSignals
-from primus.launch.supervision import hang_detector, heartbeats, stacks
+from primus.launch.supervision import hang_detector, heartbeats
 from primus.launch.supervision.attempt_result import AttemptDecision, NodeResult
 from primus.launch.supervision.hang_detector import RankStatus
 from primus.launch.supervision.heartbeats import RankHeartbeat
@@ -263,6 +263,8 @@ class AttemptMonitor:
         self._inspections[self._attempt.layout.node_rank] = self._inspect_ranks()
 
     def _inspect_ranks(self) -> tuple[RankStatus, ...]:
+        from primus.launch.supervision import stacks  # only if ranks hang
+
         statuses = self._hangs.make_rank_statuses(time.monotonic(), socket.gethostname())
         attempt = self._attempt
         place = (attempt.folder, attempt.layout.node_rank)
