@@ -34,11 +34,12 @@ sys.path.insert(0, str(HERE.parent / "src"))
 
 from primus.checkpoint.convert import DTYPES, TargetSettings, plan_conversion, write_conversion  # noqa: E402
 from primus.checkpoint.family import list_hub_shapes  # noqa: E402
-from primus.checkpoint.formats import engine_folders, megatron_torch  # noqa: E402, F401 - imports do not count
+from primus.checkpoint.formats import dcp_folder  # noqa: E402, F401 - imports do not count
 from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint  # noqa: E402
 from primus.checkpoint.weights import TensorInfo, get_bounds  # noqa: E402
 from primus.config.load import load_model  # noqa: E402
 from primus.config.schema import ModelSpec  # noqa: E402
+from primus.frameworks.megatron import torch_ranks  # noqa: E402, F401
 
 TILE = 1 << 24
 FORMATS = {

@@ -31,6 +31,7 @@ from primus.framework import (
     FileExport,
     FileImport,
     Framework,
+    FrameworkCheckpoint,
     FrameworkVariables,
     LogFormat,
     SettingsTranslation,
@@ -306,6 +307,7 @@ PLUG_IN_SECTIONS: dict[str, tuple[type, tuple[str, ...], str]] = {
     "Files of a framework": (FileImport, ("frameworks/counting/import_file.py",), ""),
     "Files written for a framework": (FileExport, ("frameworks/counting/export_file.py",), ""),
     "Logs of a framework": (LogFormat, ("frameworks/counting/logs.py",), ""),
+    "Checkpoints of a framework": (FrameworkCheckpoint, (), ""),
     "Variables of a framework": (FrameworkVariables, ("frameworks/counting/variables.py",), ""),
     "Hook": (Hook, ("hooks/train/01_quiet.py",), ""),
 }
@@ -360,6 +362,10 @@ the `MeasuredCall` until its median is known within `--precision`; an exception 
     "Callback": "[Callbacks](training.md#callbacks) lists the methods of `Callback` and when each is called.",
     "Source": "[Data sources](data-sources.md) describes `HubDataset` and the datasets of the package.",
     "Patch": "[Patches](patches.md) describes which patches are applied, and patch files of a single launch.",
+    "Checkpoints of a framework": (
+        "The package has examples: [native](../src/primus/frameworks/native/checkpoint.py),"
+        " [megatron](../src/primus/frameworks/megatron/checkpoint.py)."
+    ),
     "Hook": "[Hooks](hooks.md) describes folders, order and shell scripts.",
 }
 """What follows the members of a contract."""

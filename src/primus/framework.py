@@ -9,16 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from primus.contract import PlugInKind, optional
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from primus.checkpoint.convert import TargetSettings
+    from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint
+    from primus.checkpoint.formats.output import OutputPlan
+    from primus.checkpoint.training_state import TrainingState
+    from primus.checkpoint.weights import WeightReader
     from primus.config.exports.foreign_text import ForeignText
     from primus.config.imports.foreign_config import ForeignConfig
     from primus.config.imports.foreign_file import ForeignFile
     from primus.config.load import Resolved
-    from primus.config.schema import Experiment
+    from primus.config.schema import Experiment, ModelSpec
     from primus.config.translation.foreign_settings import Translator
     from primus.machine.profile import Library, Profile, Setting
     from primus.machine.workload import JobWorkload
@@ -192,3 +199,55 @@ class FrameworkVariables(Protocol):
 
 
 VARIABLES = PlugInKind[FrameworkVariables]("variables", FrameworkVariables)
+
+
+class FrameworkCheckpoint(Protocol):
+    """The checkpoints that a framework writes: `frameworks/NAME/checkpoint.py`.
+
+    Weights are read and written in hub names, so that each format needs one reader and one writer. Import
+    torch.distributed.checkpoint inside of the functions: it takes a second.
+    """
+
+    @property
+    def FORMATS(self) -> tuple[str, ...]:
+        """Names of the formats that are read."""
+        ...
+
+    def find_format(self, folder: Path, names: Collection[str], /) -> str | None:
+        """The format of a folder; None if it is another framework's. `names` are the tensors in a folder of
+        torch.distributed.checkpoint; empty for other folders."""
+        ...
+
+    def open_weights(self, found: FoundCheckpoint, spec: ModelSpec, trust_pickle: bool, /) -> WeightReader:
+        """The weights in hub names."""
+        ...
+
+    @optional
+    def read_training_state(
+        self, found: FoundCheckpoint, spec: ModelSpec, weights: WeightReader, /
+    ) -> TrainingState | None:
+        """The state of AdamW; None if there is none. Default: none."""
+        return None
+
+    @optional
+    def read_shape(self, found: FoundCheckpoint, /) -> Mapping[str, Any] | None:
+        """The sizes that a checkpoint says of its model besides those of its manifest; None if it says none."""
+        return None
+
+    @optional
+    def plan_output(
+        self,
+        weights: WeightReader,
+        source: OpenedCheckpoint,
+        settings: TargetSettings,
+        training: TrainingState | None,
+        /,
+    ) -> OutputPlan:
+        """The files of a checkpoint in the framework's format, with the state of the optimizer if there is one.
+
+        Raise `primus.errors.UsageError` if the framework cannot hold the model.
+        """
+        raise NotImplementedError
+
+
+CHECKPOINTS = PlugInKind[FrameworkCheckpoint]("checkpoints", FrameworkCheckpoint)

@@ -25,7 +25,7 @@ from primus.callback import CALLBACKS
 from primus.contract import PlugInKind, list_members
 from primus.data.source import SOURCES
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError
-from primus.framework import EXPORTS, FRAMEWORKS, IMPORTS, LOGS, TRANSLATIONS, VARIABLES
+from primus.framework import CHECKPOINTS, EXPORTS, FRAMEWORKS, IMPORTS, LOGS, TRANSLATIONS, VARIABLES
 from primus.patch import PATCHES
 from primus.runtime import JOB_RUNTIMES, RUNTIMES
 from primus.task import TASKS
@@ -34,7 +34,7 @@ KINDS: dict[str, PlugInKind[Any]] = {
     kind.name: kind
     for kind in (
         *(TASKS, RUNTIMES, BENCHMARKS, CALLBACKS, SOURCES, PATCHES),
-        *(FRAMEWORKS, TRANSLATIONS, IMPORTS, EXPORTS, LOGS, VARIABLES),
+        *(FRAMEWORKS, TRANSLATIONS, IMPORTS, EXPORTS, LOGS, VARIABLES, CHECKPOINTS),
     )
 }
 """Kinds whose plug-ins are Python files, by the name of their folder."""

@@ -44,6 +44,7 @@ FOLDERS = {
 """Folder in the package that holds the plug-ins of each kind."""
 
 PARTS = {
+    "checkpoints": "checkpoint.py",
     "engines": "packages.yaml",
     "exports": "export_file.py",
     "imports": "import_file.py",

@@ -31,8 +31,6 @@ from primus.checkpoint.convert import (
 )
 from primus.checkpoint.formats import huggingface, output
 from primus.checkpoint.formats.dcp_output import HashedOutput
-from primus.checkpoint.formats.engine_folders import plan_native
-from primus.checkpoint.formats.megatron import plan_torch_dist
 from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint
 from primus.checkpoint.formats.output import WRITE_BYTES, OutputFile, OutputPlan
 from primus.checkpoint.formats.safetensors_file import build_header, read_header
@@ -42,6 +40,8 @@ from primus.checkpoint.views import count_nonfinite
 from primus.checkpoint.weights import TensorDict
 from primus.cli.main import main
 from primus.errors import PrimusError, UsageError
+from primus.frameworks.megatron.torch_dist import plan_torch_dist
+from primus.frameworks.native.checkpoint import plan_checkpoint
 
 SPEC = make_spec(**DENSE["qwen3"])
 
@@ -404,13 +404,13 @@ def test_an_optimizer_state_that_is_not_finite_is_refused_like_a_weight(tmp_path
     moments = {moment: TensorDict(draw_hub_tensors(SPEC)) for moment in MOMENTS}
     state = TrainingState(moments, 3, SavedPosition(3, 24))
     written = tmp_path / "native"
-    write_checkpoint(written, plan_native(TensorDict(draw_hub_tensors(SPEC)), SPEC, 3, state), "x")
+    write_checkpoint(written, plan_checkpoint(TensorDict(draw_hub_tensors(SPEC)), SPEC, 3, state), "x")
     write_model(written, SPEC)
     settings = TargetSettings("torchtitan", optimizer=True)
     write_conversion(plan_conversion(open_checkpoint(str(written)), settings), tmp_path / "good", lambda _: None)
     moments["exp_avg_sq"].read(NORM)[1] = float("inf")
     shutil.rmtree(written)
-    write_checkpoint(written, plan_native(TensorDict(draw_hub_tensors(SPEC)), SPEC, 3, state), "x")
+    write_checkpoint(written, plan_checkpoint(TensorDict(draw_hub_tensors(SPEC)), SPEC, 3, state), "x")
     write_model(written, SPEC)
     with pytest.raises(PrimusError, match=f"native, exp_avg_sq: {NORM} has 1 values that are NaN or infinite"):
         write_conversion(plan_conversion(open_checkpoint(str(written)), settings), tmp_path / "bad", lambda _: None)
@@ -444,7 +444,7 @@ def test_an_average_has_the_step_of_its_last_checkpoint(tmp_path: Path) -> None:
     given = []
     for step in (2, 30):
         given.append(str(tmp_path / str(step)))
-        write_checkpoint(Path(given[-1]), plan_native(TensorDict(draw_hub_tensors(SPEC)), SPEC, step, None), "x")
+        write_checkpoint(Path(given[-1]), plan_checkpoint(TensorDict(draw_hub_tensors(SPEC)), SPEC, step, None), "x")
         write_model(Path(given[-1]), SPEC)
     assert open_average(given, None, False, lambda _: None).step == 30
     assert open_average(given[::-1], None, False, lambda _: None).step == 2
@@ -457,7 +457,7 @@ def test_an_average_with_a_checkpoint_that_is_not_finite_names_it(tmp_path: Path
         if name == "diverged":
             tensors["model.norm.weight"][1] = float("nan")
         given.append(str(tmp_path / name))
-        write_checkpoint(Path(given[-1]), plan_native(TensorDict(tensors), SPEC, 1, None), "x")
+        write_checkpoint(Path(given[-1]), plan_checkpoint(TensorDict(tensors), SPEC, 1, None), "x")
         write_model(Path(given[-1]), SPEC)
     weights = open_average(given, None, False, lambda _: None).weights
     with pytest.raises(PrimusError, match=r"diverged: .* has 1 values that are NaN or infinite"):

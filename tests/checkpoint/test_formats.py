@@ -21,8 +21,8 @@ from primus.checkpoint.formats import open as formats
 from primus.checkpoint.formats.adapter import AdapterFiles
 from primus.checkpoint.formats.dcp import DcpFolder
 from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint
+from primus.checkpoint.formats.output import RankGrid
 from primus.checkpoint.formats.safetensors_file import SafetensorsFile
-from primus.checkpoint.megatron_shards import RankGrid
 from primus.checkpoint.renaming import EngineNames
 from primus.checkpoint.weights import TensorDict, WeightReader
 from primus.config.schema import ModelSpec

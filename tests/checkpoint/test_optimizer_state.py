@@ -14,6 +14,7 @@ from torch.distributed import checkpoint as dcp
 
 from checkpoint_models import DENSE, SPARSE, draw_hub_tensors, make_spec
 from frameworks.torchtitan import runs
+from primus import registry
 from primus.checkpoint import folders, manifest
 from primus.checkpoint.convert import TargetFormat, TargetSettings, compare_weights, plan_conversion, write_conversion
 from primus.checkpoint.family import BUFFERS
@@ -25,6 +26,7 @@ from primus.checkpoint.weights import TensorDict
 from primus.cli.main import main
 from primus.config.schema import ModelSpec, Trainer
 from primus.errors import UsageError
+from primus.framework import CHECKPOINTS
 from primus.frameworks.native.engine import state
 from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.frameworks.native.engine.step import prepare_model, train_step
@@ -53,17 +55,12 @@ def draw_training_state(spec: ModelSpec) -> TrainingState:
 
 def write_first(spec: ModelSpec, training: TrainingState, target: Path, to: TargetFormat) -> None:
     """Write weights and state that no file has yet."""
-    from primus.checkpoint.formats import engine_folders, megatron
-
-    weights = TensorDict(draw_hub_tensors(spec))
-    plans = {
-        "native": lambda: engine_folders.plan_native(weights, spec, 7, training),
-        "torchtitan": lambda: engine_folders.plan_torchtitan(weights, spec, training),
-        "megatron": lambda: megatron.plan_torch_dist(weights, spec, 7, training),
-    }
     from primus.checkpoint.conversion import write_checkpoint
 
-    write_checkpoint(target, plans[to](), "")
+    weights = TensorDict(draw_hub_tensors(spec))
+    source = OpenedCheckpoint(weights, spec, 7, FoundCheckpoint("native", target, 7))
+    plan = registry.load_plug_in(CHECKPOINTS, to).plan_output(weights, source, TargetSettings(to), training)
+    write_checkpoint(target, plan, "")
 
 
 def convert(source: Path, target: Path, to: TargetFormat, spec: ModelSpec | None = None) -> Path:
@@ -125,9 +122,11 @@ def test_weights_in_bf16_continue_from_the_float32_weights_of_megatron(tmp_path:
     opened = OpenedCheckpoint(rounded, spec, 7, FoundCheckpoint("native", tmp_path, 7))
     training = draw_training_state(spec)._replace(masters=TensorDict(hub))
     from primus.checkpoint.conversion import write_checkpoint
-    from primus.checkpoint.formats import megatron
 
-    write_checkpoint(tmp_path / "core", megatron.plan_torch_dist(opened.weights, spec, 7, training), "")
+    plan = registry.load_plug_in(CHECKPOINTS, "megatron").plan_output(
+        rounded, opened, TargetSettings("megatron"), training
+    )
+    write_checkpoint(tmp_path / "core", plan, "")
     assert open_checkpoint(str(tmp_path / "core"), spec).weights.list_tensors()[next(iter(hub))].dtype == torch.bfloat16
     convert(tmp_path / "core", tmp_path / "titan", "torchtitan", spec)
     assert compare_weights(TensorDict(hub), open_checkpoint(str(tmp_path / "titan"), spec).weights) == []

@@ -19,7 +19,6 @@ from fakes import cli
 from primus.checkpoint.conversion import write_checkpoint
 from primus.checkpoint.convert import TargetSettings, plan_conversion, write_conversion
 from primus.checkpoint.formats.adapter import AdapterFiles, build_config
-from primus.checkpoint.formats.engine_folders import plan_native
 from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint
 from primus.checkpoint.formats.safetensors_file import SafetensorsFile
 from primus.checkpoint.initial_weights import InitialWeights
@@ -28,6 +27,7 @@ from primus.config.load import load_model
 from primus.data.encode.job import EncodeJob, prepare_token_files
 from primus.data.tokenizers.load import load_tokenizer
 from primus.experiment import format_files, resolve_settings
+from primus.frameworks.native.checkpoint import plan_checkpoint
 from primus.runs.store import RunMetadata, create_run
 
 SPEC = load_model("tiny.yaml")
@@ -70,7 +70,7 @@ def save_run(name: str, stage: str = "pre_trainer", framework: str = "native", *
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text)
     (folder / "checkpoints").mkdir()
-    plan = plan_native(InitialWeights(SPEC, 1), SPEC, 7, None)
+    plan = plan_checkpoint(InitialWeights(SPEC, 1), SPEC, 7, None)
     write_checkpoint(folder / "checkpoints" / "step_00000007", plan, "x")
     return folder
 

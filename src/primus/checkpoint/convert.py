@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import torch
 
+from primus import registry
 from primus.checkpoint import conversion
 from primus.checkpoint.formats import huggingface
 from primus.checkpoint.formats.huggingface import CONFIG, check_copies
@@ -24,13 +25,13 @@ from primus.checkpoint.formats.open import (
     find_checkpoint,
     open_checkpoint,
 )
-from primus.checkpoint.formats.output import OutputPlan, split_rows
-from primus.checkpoint.megatron_shards import RankGrid
+from primus.checkpoint.formats.output import OutputPlan, RankGrid, split_rows
 from primus.checkpoint.training_state import TrainingState
 from primus.checkpoint.views import CastWeights, FiniteWeights, count_nonfinite
 from primus.checkpoint.weights import TensorInfo, WeightReader
 from primus.config.schema import ModelSpec
 from primus.errors import UsageError
+from primus.framework import CHECKPOINTS
 
 TargetFormat = Literal["huggingface", "native", "megatron", "torchtitan"]
 MegatronFormat = Literal["torch_dist", "torch"]
@@ -175,19 +176,9 @@ def _plan_files(
 ) -> OutputPlan:
     if settings.format != "torch_dist" and settings.to != "megatron":
         raise UsageError(f"--format {settings.format} is a format of Megatron", "use --to megatron, or remove --format")
-    spec, step = opened.spec, opened.step
     if settings.to == "huggingface":
-        return huggingface.plan_output(weights, spec, settings.hub_files, config)
-    # These import torch.distributed.checkpoint, which takes a second.
-    from primus.checkpoint.formats import engine_folders, megatron, megatron_torch
-
-    if settings.to == "native":
-        return engine_folders.plan_native(weights, spec, step or 0, training)
-    if settings.to == "torchtitan":
-        return engine_folders.plan_torchtitan(weights, spec, training)
-    if settings.format == "torch":
-        return megatron_torch.plan_ranks(weights, spec, step, settings.layout)
-    return megatron.plan_torch_dist(weights, spec, step, training)
+        return huggingface.plan_output(weights, opened.spec, settings.hub_files, config)
+    return registry.load_plug_in(CHECKPOINTS, settings.to).plan_output(weights, opened, settings, training)
 
 
 def write_conversion(planned: PlannedConversion, target: Path, report: conversion.Report) -> int:

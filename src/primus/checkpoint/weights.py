@@ -10,9 +10,8 @@ model (`initial_weights.InitialWeights`), or a checkpoint of any format (`format
     for name in titan.list_tensors():
         parameters[name].copy_(titan.read(name))
 
-The engines are those of the files in `families/`: `native`, `torchtitan` and `megatron` (names of Megatron's torch_dist
-files, one tensor for each layer). `megatron_shards.MegatronShard(weights, spec, RankLayout(...))` reads the part of one
-tensor-, pipeline- and expert-parallel rank by the names of `GPTModel.state_dict()`.
+The engines are the frameworks with names of weights: `native`, `torchtitan` and `megatron` (names of Megatron's
+torch_dist files, one tensor for each layer; `frameworks/megatron/shards.py` reads the part of one rank).
 
 A dict of tensors is a source too: `TensorDict(tensors)`.
 """

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
+from primus import registry
 from primus.checkpoint import folders, manifest
 from primus.checkpoint.formats.model_config import read_model_config, read_quantization
 from primus.checkpoint.shape import FIELDS, Shape, build_shape, check_same_shape
 from primus.checkpoint.weights import WeightReader
 from primus.config.schema import ModelSpec
 from primus.errors import PrimusError, UsageError
+from primus.framework import CHECKPOINTS, FrameworkCheckpoint
 
-CheckpointFormat = Literal["huggingface", "peft", "transformers", "native", "torchtitan", "megatron", "megatron_torch"]
-"""Formats that are read; `peft` is an adapter, read merged into its model; `transformers` is what the engine
-huggingface saves while it trains, `megatron` is torch_dist, `megatron_torch` the older one of a file for each rank."""
+HUB_FORMATS = ("huggingface", "peft")
+"""Formats of no framework; `peft` is an adapter, read merged into its model. The others are those of the frameworks'
+`checkpoint.py`."""
 
 HUB_PREFIX = "hf:"
 MODEL_FILE = "model_config.yaml"
@@ -29,16 +31,6 @@ TOKENIZER_FOLDER = "tokenizer"
 """In a folder that `checkpoint convert` wrote: files of the source that only the format of Hugging Face has."""
 ITERATION = re.compile(r"iter_(\d{7})")
 TITAN_STEP = re.compile(r"step-(\d+)")
-IGNORED = {
-    "native": r"",
-    "torchtitan": r"(optimizer|lr_scheduler|dataloader|train_state|random)\..*",
-    "megatron": r".*_extra_state.*|(optimizer|chained_\d+|rng_state|rerun_state_machine_state)\b.*",
-}
-"""Tensors of a training state that are not weights, by name."""
-HUB_EMBEDDING = "model.embed_tokens.weight"
-"""By which weights in hub names are found in DCP folders: behind `model.` where the engine huggingface saved them."""
-ORBAX_FILES = ("_CHECKPOINT_METADATA", "manifest.ocdbt")
-"""Of a step, and of the arrays in it (https://orbax.readthedocs.io/en/latest/guides/checkpoint/checkpoint_format.html)."""
 ADAPTER_FOLDER, ADAPTER_CONFIG = "adapter", "adapter_config.json"
 """Of an adapter, and the folder for it in a checkpoint (`adapter.py`)."""
 NAME_MODEL = "name it by --model PRESET or a YAML file"
@@ -49,7 +41,8 @@ PARENTS = 3
 class FoundCheckpoint(NamedTuple):
     """A checkpoint whose format is known."""
 
-    format: CheckpointFormat
+    format: str
+    """One of `HUB_FORMATS`, or that of a framework."""
     folder: Path
     """The folder with its files."""
     step: int | None
@@ -91,7 +84,20 @@ def open_checkpoint(given: str, spec: ModelSpec | None = None, trust_pickle: boo
 
 def open_weights(found: FoundCheckpoint, spec: ModelSpec, trust_pickle: bool = False) -> WeightReader:
     """The weights of a checkpoint of a known format, in hub names."""
-    return _READERS[found.format](found.folder, spec, trust_pickle)
+    if found.format == "huggingface":
+        return _open_huggingface(found.folder, spec, trust_pickle)
+    if found.format == "peft":
+        return _open_peft(found.folder, spec, trust_pickle)
+    return find_framework(found.format).open_weights(found, spec, trust_pickle)
+
+
+def find_framework(name: str) -> FrameworkCheckpoint:
+    """The framework that writes checkpoints of a format."""
+    return next(each for each in _list_frameworks() if name in each.FORMATS)
+
+
+def _list_frameworks() -> list[FrameworkCheckpoint]:
+    return [registry.load_plug_in(CHECKPOINTS, name) for name in registry.list_plug_ins(CHECKPOINTS.name)]
 
 
 def find_checkpoint(given: str) -> FoundCheckpoint:
@@ -115,25 +121,12 @@ def find_checkpoint(given: str) -> FoundCheckpoint:
         hint = f"hf:{given} names a model of the Hugging Face Hub" if given.count("/") == 1 else "check the path"
         raise UsageError(f"no folder {path}", hint)
     found = _detect_format(path) or _find_newest(path)
-    if found is None and _is_orbax(path):
-        raise UsageError(
-            f"{path}: checkpoints of Orbax, as MaxText itself writes them, are not read",
-            "convert it for Hugging Face by python -m maxtext.checkpoint_conversion.to_huggingface"
-            " (docs/engine-maxtext.md)",
-        )
     if found is None:
         raise UsageError(
             f"{path}: no checkpoint of Hugging Face, native, torchtitan or Megatron",
             "give the folder with config.json, .metadata, manifest.json or mp_rank_00",
         )
     return found
-
-
-def _is_orbax(folder: Path) -> bool:
-    """Whether a folder, a step in it, or the items of a step are a checkpoint of Orbax."""
-    return any(
-        next(folder.glob(f"{level}{name}"), None) is not None for level in ("", "*/", "*/*/") for name in ORBAX_FILES
-    )
 
 
 def read_spec(found: FoundCheckpoint) -> ModelSpec:
@@ -256,7 +249,7 @@ def _detect_format(folder: Path) -> FoundCheckpoint | None:
     """The format of a folder by the files in it."""
     step = _parse_step(folder)
     saved = manifest.read_manifest(folder)
-    if saved is not None and saved.backend in ("native", "torchtitan", "megatron", "huggingface"):
+    if saved is not None:
         step = saved.step
     if (folder / ADAPTER_CONFIG).is_file():
         return FoundCheckpoint("peft", folder, _parse_step(folder.parent))
@@ -267,33 +260,26 @@ def _detect_format(folder: Path) -> FoundCheckpoint | None:
     weights = chain(folder.glob("*.safetensors"), folder.glob("pytorch_model*.bin"))
     if (folder / "config.json").is_file() or any(weights):
         return FoundCheckpoint("huggingface", folder, None)
-    if any(folder.glob("mp_rank_00*/*.pt")):
-        return FoundCheckpoint("megatron_torch", folder, step)
-    return None
+    name = _find_format(folder, ())
+    return FoundCheckpoint(name, folder, step) if name else None
 
 
-def _detect_dcp(folder: Path) -> CheckpointFormat:
-    """The engine that saved a DCP folder, by the names in it."""
+def _detect_dcp(folder: Path) -> str:
+    """The format of a DCP folder by the names in it."""
     from primus.checkpoint.formats.dcp import read_metadata
 
     names = read_metadata(folder).state_dict_metadata.keys()
-    if "model.embedding.weight" in names:
-        return "native"
-    if _find_hub_prefix(names) is not None:
-        return "transformers"
-    if "tok_embeddings.weight" in names:
-        return "torchtitan"
-    if "embedding.word_embeddings.weight" in names:
-        return "megatron"
+    if found := _find_format(folder, names):
+        return found
     raise UsageError(
         f"{folder}: torch.distributed.checkpoint with names of no known engine, like {min(names, default='none')}",
-        "engines: native, torchtitan, megatron, huggingface",
+        f"engines: {', '.join(registry.list_plug_ins(CHECKPOINTS.name))}",
     )
 
 
-def _find_hub_prefix(names: Collection[str]) -> str | None:
-    """What the names of weights in hub names begin with; None if there are none."""
-    return next((name.removesuffix(HUB_EMBEDDING) for name in names if name.endswith(HUB_EMBEDDING)), None)
+def _find_format(folder: Path, names: Collection[str]) -> str | None:
+    """The format of a folder that a framework recognizes."""
+    return next(filter(None, (each.find_format(folder, names) for each in _list_frameworks())), None)
 
 
 def _find_newest(folder: Path) -> FoundCheckpoint | None:
@@ -357,55 +343,3 @@ def _open_peft(folder: Path, spec: ModelSpec, trust_pickle: bool) -> WeightReade
     from primus.checkpoint.formats.adapter import AdaptedWeights, find_base
 
     return AdaptedWeights(open_weights(find_checkpoint(find_base(folder)), spec, trust_pickle), folder)
-
-
-def _open_transformers(folder: Path, spec: ModelSpec, _: bool) -> WeightReader:
-    from primus.checkpoint.formats.dcp import DcpFolder
-    from primus.checkpoint.formats.huggingface import HuggingFaceWeights
-    from primus.checkpoint.views import PrefixedWeights
-
-    stored = DcpFolder(folder)
-    return HuggingFaceWeights(folder, spec, PrefixedWeights(stored, _find_hub_prefix(stored.list_tensors()) or ""))
-
-
-def _open_native(folder: Path, spec: ModelSpec, _: bool) -> WeightReader:
-    from primus.checkpoint.formats.dcp import DcpFolder
-    from primus.checkpoint.formats.engine_folders import NATIVE_WEIGHT
-    from primus.checkpoint.views import PrefixedWeights
-
-    return _rename_to_hub(PrefixedWeights(DcpFolder(folder), NATIVE_WEIGHT), spec, "native")
-
-
-def _open_torchtitan(folder: Path, spec: ModelSpec, _: bool) -> WeightReader:
-    from primus.checkpoint.formats.dcp import DcpFolder
-
-    return _rename_to_hub(DcpFolder(folder), spec, "torchtitan")
-
-
-def _open_megatron(folder: Path, spec: ModelSpec, _: bool) -> WeightReader:
-    from primus.checkpoint.formats.megatron import MegatronLayers
-
-    return _rename_to_hub(MegatronLayers(folder), spec, "megatron")
-
-
-def _open_megatron_torch(folder: Path, spec: ModelSpec, trust_pickle: bool) -> WeightReader:
-    from primus.checkpoint.formats.megatron_torch import MegatronRanks
-
-    return _rename_to_hub(MegatronRanks(folder, spec, trust_pickle), spec, "megatron")
-
-
-def _rename_to_hub(weights: WeightReader, spec: ModelSpec, engine: str) -> WeightReader:
-    from primus.checkpoint.renaming import HubNames
-
-    return HubNames(weights, spec, engine, IGNORED[engine])
-
-
-_READERS: dict[CheckpointFormat, Callable[[Path, ModelSpec, bool], WeightReader]] = {
-    "huggingface": _open_huggingface,
-    "peft": _open_peft,
-    "transformers": _open_transformers,
-    "native": _open_native,
-    "torchtitan": _open_torchtitan,
-    "megatron": _open_megatron,
-    "megatron_torch": _open_megatron_torch,
-}

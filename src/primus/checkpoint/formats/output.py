@@ -29,6 +29,14 @@ FileRecord = Any
 """What a file's writer found out, as JSON: kept when a conversion is interrupted."""
 
 
+class RankGrid(NamedTuple):
+    """Sizes of a parallel layout."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    expert: int = 1
+
+
 class OutputFile(NamedTuple):
     """One file with tensors."""
 

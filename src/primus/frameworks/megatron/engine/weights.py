@@ -10,9 +10,9 @@ from megatron.core import parallel_state
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from primus.checkpoint.megatron_shards import LayerSpecKind, MegatronShard, RankLayout
 from primus.config.schema import ModelSpec
 from primus.errors import PrimusError
+from primus.frameworks.megatron.shards import LayerSpecKind, MegatronShard, RankLayout
 
 if TYPE_CHECKING:
     from primus.checkpoint.weights import WeightReader

@@ -22,7 +22,7 @@ from torch import Tensor
 from primus import model
 from primus.checkpoint.formats import dcp_output
 from primus.checkpoint.formats.dcp import DcpFolder
-from primus.checkpoint.formats.engine_folders import write_converted_manifest
+from primus.checkpoint.formats.dcp_folder import write_converted_manifest
 from primus.checkpoint.formats.output import OutputPlan, split_rows
 from primus.checkpoint.renaming import EngineNames
 from primus.checkpoint.training_state import TrainingState

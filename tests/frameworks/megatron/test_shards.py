@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from checkpoint_models import DENSE, SPARSE, draw_hub_tensors, make_spec
-from primus.checkpoint.megatron_shards import MegatronShard, RankLayout
 from primus.checkpoint.weights import TensorDict
 from primus.errors import UsageError
+from primus.frameworks.megatron.shards import MegatronShard, RankLayout
 
 
 def test_tensor_parallel_ranks_hold_gate_and_up_of_the_same_channels() -> None:

@@ -43,14 +43,6 @@ STACKED_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.experts\.(linear_fc[12])\.(we
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 
 
-class RankGrid(NamedTuple):
-    """Sizes of a parallel layout."""
-
-    tensor: int = 1
-    pipeline: int = 1
-    expert: int = 1
-
-
 class RankLayout(NamedTuple):
     """The place of one rank in a parallel layout, and the layers of its pipeline stage."""
 

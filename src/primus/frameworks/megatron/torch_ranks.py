@@ -18,25 +18,24 @@ import torch
 from torch import Tensor
 
 from primus.checkpoint.family import list_hub_shapes, list_rules
-from primus.checkpoint.formats.megatron import CHECKPOINT_VERSION, name_iteration, write_tracker
-from primus.checkpoint.formats.output import OutputFile, OutputPlan, split_rows
+from primus.checkpoint.formats.output import OutputFile, OutputPlan, RankGrid, split_rows
 from primus.checkpoint.formats.tensor_bytes import write_tensor
 from primus.checkpoint.formats.torch_file import FileTensor, load_state_without_data, locate_tensors, read_rows
 from primus.checkpoint.formats.torch_output import save_streamed
-from primus.checkpoint.megatron_shards import (
-    LOCAL_NAMES,
-    STACKED_EXPERTS,
-    LayerSpecKind,
-    MegatronShard,
-    RankGrid,
-    RankLayout,
-    find_split,
-    name_expert,
-)
 from primus.checkpoint.renaming import compute_engine_shapes
 from primus.checkpoint.weights import TensorInfo, WeightReader, get_bounds
 from primus.config.schema import ModelSpec
 from primus.errors import PrimusError, UsageError
+from primus.frameworks.megatron.shards import (
+    LOCAL_NAMES,
+    STACKED_EXPERTS,
+    LayerSpecKind,
+    MegatronShard,
+    RankLayout,
+    find_split,
+    name_expert,
+)
+from primus.frameworks.megatron.torch_dist import CHECKPOINT_VERSION, name_iteration, write_tracker
 
 FILE_NAME = "model_optim_rng.pt"
 LAYER_SPECS: tuple[LayerSpecKind, ...] = ("local", "transformer_engine")
