@@ -327,7 +327,7 @@ def _plug_in_section(title: str, contract: type, examples: tuple[str, ...], lead
     required = [member for member in members if not member.is_optional]
     optional = [member for member in members if member.is_optional]
     blocks = [f"## {title}", *_paragraphs(inspect.getdoc(contract) or "")]
-    for lead, file in itertools.zip_longest(leads.split("|"), examples, fillvalue=""):
+    for lead, file in itertools.zip_longest(leads.split("|") if examples else (), examples, fillvalue=""):
         blocks += [lead, _example(file, "python")] if lead else [_example(file, "python")]
     blocks += [_members_list("Required:", required), _members_list("Optional:", optional)]
     blocks += [_class_table(other) for other in PLUG_IN_VALUES.get(title, ())]
