@@ -363,8 +363,8 @@ the `MeasuredCall` until its median is known within `--precision`; an exception 
     "Source": "[Data sources](data-sources.md) describes `HubDataset` and the datasets of the package.",
     "Patch": "[Patches](patches.md) describes which patches are applied, and patch files of a single launch.",
     "Checkpoints of a framework": (
-        "The package has examples: [native](../src/primus/frameworks/native/checkpoint.py),"
-        " [megatron](../src/primus/frameworks/megatron/checkpoint.py)."
+        "The package has examples: [native](../src/primus/frameworks/native/checkpoint.py),\n"
+        "[megatron](../src/primus/frameworks/megatron/checkpoint.py)."
     ),
     "Hook": "[Hooks](hooks.md) describes folders, order and shell scripts.",
 }

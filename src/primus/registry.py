@@ -51,6 +51,7 @@ PARTS = {
     "logs": "logs.py",
     "translations": "translation.py",
     "variables": "variables.py",
+    "weights": "weights.yaml",
 }
 """File in the folder of a framework that is a plug-in of each kind, under the name of the framework."""
 
@@ -60,7 +61,7 @@ OLDER_FOLDERS = {"frameworks": "backends", "variables": "frameworks"}
 SUBCOMMANDS = "cli/subcommands"
 """Folder of tasks in a checkout where users of AMD-AGI/Primus put theirs; see `primus.cli.registry`."""
 
-DATA_KINDS = frozenset({"models", "trainers", "engines", "images", "profiles", "architectures", "nics"})
+DATA_KINDS = frozenset({"models", "trainers", "engines", "images", "profiles", "architectures", "nics", "weights"})
 """Kinds whose plug-ins are YAML files."""
 
 PLUG_IN_MODULES = "primus_plugins"

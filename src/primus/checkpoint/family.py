@@ -1,7 +1,8 @@
 """Model families: which tensors a model has, by their Hugging Face names, and where an engine keeps them.
 
 A family is a file in `families/`, named as the `model_type` of Hugging Face. `extends:` takes over another family's
-tensors and rules; an entry of the same name replaces, `null` removes. Imports no tensor library.
+tensors; an entry of the same name replaces, `null` removes. Where an engine keeps them is in its `weights.yaml`.
+This module imports no tensor library.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from primus import model
+from primus import model, registry
 from primus.config.schema import ModelSpec
 from primus.errors import UsageError, did_you_mean
 
 FAMILIES = Path(__file__).parent / "families"
+WEIGHTS = "weights"
+"""Kind of plug-in that names an engine's tensors."""
 
 CONDITIONS: dict[str, Callable[[ModelSpec], bool]] = {
     "untied": lambda spec: spec.untie_embeddings_and_output_weights,
@@ -97,13 +100,24 @@ class ModelFamily(Struct, frozen=True, forbid_unknown_fields=True):
     architecture: str
     """The class in transformers."""
     hub: dict[str, HubTensor | list[str] | None]
-    engines: dict[str, dict[str, EngineRule | str | None] | None]
+    extends: str | None = None
     supports: list[str] = []
     """Fields of `UNSUPPORTED` that models of this family may have."""
     copies: dict[str, str | None] = {}
     """Hub tensors that files may have besides, and of which one they are a copy."""
-    prediction_layers: dict[str, dict[str, str]] = {}
-    """For an engine, the start of names in layers, and that in layers of multi-token prediction."""
+
+
+EngineRules = dict[str, EngineRule | str | None]
+"""The hub tensor, or a rule, by the name of an engine's tensor; None for one that an extended family has alone."""
+
+
+class EngineWeights(Struct, frozen=True):
+    """An engine's `weights.yaml`."""
+
+    families: dict[str, EngineRules | None]
+    """Rules by family; None for a family that the engine does not have."""
+    prediction_layers: dict[str, str]
+    """Start of names in layers, and that in layers of multi-token prediction."""
 
 
 class TensorPart(NamedTuple):
@@ -197,12 +211,12 @@ def list_rules(spec: ModelSpec, engine: str) -> list[NameRule]:
 def _compute_rules(spec: ModelSpec, engine: str) -> tuple[NameRule, ...]:
     """The rules, once for a model and an engine."""
     name, family = choose_family(spec)
-    patterns = family.engines.get(engine)
+    patterns = read_engine_rules(engine, name)
     if patterns is None:
-        known = ["huggingface", *(other for other, rules in family.engines.items() if rules)]
+        known = ["huggingface", *(each for each in registry.list_plug_ins(WEIGHTS) if read_engine_rules(each, name))]
         raise UsageError(f"{engine} has no names for the weights of {family.architecture}", did_you_mean(engine, known))
     shapes = _compute_hub_shapes(spec)
-    prefixes = family.prediction_layers.get(engine, {})
+    prefixes = _load_engine(engine).prediction_layers
     rules = []
     for pattern, entry in patterns.items():
         if entry is not None:
@@ -210,6 +224,26 @@ def _compute_rules(spec: ModelSpec, engine: str) -> tuple[NameRule, ...]:
             rules += _fill_rule(pattern, rule, spec, shapes, prefixes)
     _check_complete(rules, shapes, name, engine)
     return tuple(rules)
+
+
+def read_engine_rules(engine: str, family: str | None) -> EngineRules | None:
+    """The rules of an engine for a family, with those for what it extends; None if the engine does not have it."""
+    if family is None or not registry.has_plug_in(WEIGHTS, engine):
+        return None
+    rules, inherited = _load_engine(engine).families, read_engine_rules(engine, load_family(family).extends)
+    if family not in rules:
+        return inherited
+    own = rules[family]
+    return None if own is None else {**(inherited or {}), **own}
+
+
+@cache
+def _load_engine(engine: str) -> EngineWeights:
+    file = registry.find_plug_in_file(WEIGHTS, engine)
+    assert file is not None, "tables of weights are files"
+    families = _read_yaml(file)
+    prediction_layers = families.pop("prediction_layers", {})
+    return msgspec.convert({"families": families, "prediction_layers": prediction_layers}, EngineWeights)
 
 
 def list_trained_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -356,17 +390,18 @@ def _order_key(name: str) -> tuple[int, list[int | str]]:
 
 
 def _merge_files(name: str) -> dict[str, Any]:
+    read = _read_yaml(FAMILIES / f"{name}.yaml")
+    if "extends" not in read:
+        return read
+    merged = _merge_files(read["extends"])
+    for table in ("hub", "copies"):
+        merged[table] = {**merged[table], **read.pop(table, {})}
+    return {**merged, **read}
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
     import yaml  # config has loaded it where there is an experiment
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    read: dict[str, Any] = yaml.load((FAMILIES / f"{name}.yaml").read_text(encoding="utf-8"), loader)  # noqa: S506
-    parent = read.pop("extends", None)
-    if parent is None:
-        return read
-    merged = _merge_files(parent)
-    engines = merged["engines"]
-    for engine, rules in read.pop("engines", {}).items():
-        engines[engine] = rules and {**(engines.get(engine) or {}), **rules}
-    for table in ("hub", "copies"):
-        merged[table] = {**merged[table], **read.pop(table, {})}
-    return {**merged, **read, "engines": engines}
+    values: dict[str, Any] = yaml.load(file.read_text(encoding="utf-8"), loader)  # noqa: S506
+    return values

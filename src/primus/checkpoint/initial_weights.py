@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from primus.checkpoint.family import choose_family, list_hub_shapes, list_rules
+from primus.checkpoint.family import choose_family, list_hub_shapes, list_rules, read_engine_rules
 from primus.checkpoint.initial_values import draw_initial_value
 from primus.checkpoint.renaming import HubNames, compute_engine_shapes
 from primus.checkpoint.weights import TensorInfo, WeightReader, get_bounds
@@ -48,7 +48,7 @@ class InitialWeights:
     def __init__(self, spec: ModelSpec, seed: int) -> None:
         shapes = list_hub_shapes(spec)
         self._weights: WeightReader = DrawnWeights(shapes, spec, seed)
-        if choose_family(spec)[1].engines.get("native"):
+        if read_engine_rules("native", choose_family(spec)[0]):
             native = compute_engine_shapes(list_rules(spec, "native"), shapes)
             self._weights = HubNames(DrawnWeights(native, spec, seed), spec, "native")
 
