@@ -1,11 +1,10 @@
 """A launch as a value: dry-run prints it, the run folder keeps it, and the executor runs it.
 
-`LaunchRequest` is what was typed, `LaunchJob` what its task needs, `LaunchPlan` what each level of runtimes starts.
+`LaunchJob` is what a task needs, `LaunchPlan` what each level of its runtimes starts.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -16,24 +15,6 @@ from primus.machine.cluster import ClusterLayout
 from primus.machine.facts import DeviceKind, MachineFacts
 from primus.machine.workload import JobWorkload
 from primus.redaction import MASK, hide_inherited_value, redact_args, redact_value
-
-
-class RequestSegment(Struct, frozen=True):
-    """A runtime or a task with its words."""
-
-    name: str
-    words: tuple[str, ...] = ()
-
-
-class LaunchRequest(Struct, frozen=True, kw_only=True):
-    """The request.json of a run."""
-
-    runtimes: tuple[RequestSegment, ...]
-    """Outermost first."""
-    task: str
-    """Name of the task: ``train pretrain``."""
-    words: tuple[str, ...] = ()
-    """Words after the task's name."""
 
 
 class Variable(Struct, frozen=True):
@@ -219,12 +200,6 @@ def redact_plan(plan: LaunchPlan) -> dict[str, Any]:
     return values
 
 
-def redact_request(request: LaunchRequest) -> LaunchRequest:
-    """`request` without secrets, as a run folder stores it."""
-    runtimes = tuple(RequestSegment(segment.name, tuple(redact_args(segment.words))) for segment in request.runtimes)
-    return LaunchRequest(runtimes=runtimes, task=request.task, words=tuple(redact_args(request.words)))
-
-
 def format_plan(plan: LaunchPlan) -> str:
     """Format the plan as indented text, one block per level."""
     blocks = []
@@ -237,6 +212,8 @@ def format_plan(plan: LaunchPlan) -> str:
 
 
 def _format_level(plan: LaunchPlan) -> list[str]:
+    import shlex  # most commands show no plan
+
     lines = ["command:", f"  {shlex.join(redact_args(plan.argv))}"]
     if plan.layout:
         shape = plan.layout

@@ -1,4 +1,4 @@
-"""The contracts of runtimes, and of runtimes whose jobs outlive the command."""
+"""The contracts of runtimes, and of runtimes whose jobs outlive the command, with the values that they are given."""
 
 from __future__ import annotations
 
@@ -8,12 +8,30 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from msgspec import Struct
 
 from primus.contract import PlugInKind, optional
-from primus.messages import Say
-from primus.plan import LaunchJob, LaunchPlan, LaunchRequest, PlanContext
-from primus.runs.store import Run
 
 if TYPE_CHECKING:
+    from primus.messages import Say
+    from primus.plan import LaunchJob, LaunchPlan, PlanContext
+    from primus.runs.store import Run
     from primus.task import TaskContext
+
+
+class RequestSegment(Struct, frozen=True):
+    """A runtime or a task with its words."""
+
+    name: str
+    words: tuple[str, ...] = ()
+
+
+class LaunchRequest(Struct, frozen=True, kw_only=True):
+    """The request.json of a run."""
+
+    runtimes: tuple[RequestSegment, ...]
+    """Outermost first."""
+    task: str
+    """Name of the task: ``train pretrain``."""
+    words: tuple[str, ...] = ()
+    """Words after the task's name."""
 
 
 class RemoteLaunch(Struct, frozen=True, kw_only=True):

@@ -20,12 +20,12 @@ from primus import patch, registry
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError
 from primus.experiment import read_run_experiment
 from primus.interpreter import exclude_working_folder_of_children
-from primus.plan import LaunchRequest
 from primus.process import run_until_end
 from primus.redaction import learn, redacting
 from primus.runs.attempt import Attempt, RankPlace, forget_stacks, write_stacks_when_asked
 from primus.runs.files import read_json
 from primus.runs.store import Run
+from primus.runtime import LaunchRequest
 from primus.task import TASKS
 
 PEERS_S = 0.3

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from primus.plan import LaunchRequest
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Run
+from primus.runtime import LaunchRequest
 
 
 def write_training_run(

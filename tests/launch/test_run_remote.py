@@ -17,9 +17,9 @@ from primus.errors import UsageError
 from primus.launch import prepare
 from primus.launch.command import parse_segment_options
 from primus.launch.run_remote import pass_secrets_by_name
-from primus.plan import RequestSegment
 from primus.redaction import is_secret_name
 from primus.runs.store import Run, list_workspace_runs
+from primus.runtime import RequestSegment
 
 EXPERIMENT = """\
 exp_name: night

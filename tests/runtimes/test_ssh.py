@@ -19,7 +19,8 @@ from fakes import cli
 from primus.errors import UsageError
 from primus.launch import inherited_variables, prepare
 from primus.launch.command import parse_segment_options
-from primus.plan import LaunchPlan, PlanContext, RequestSegment, Variable
+from primus.plan import LaunchPlan, PlanContext, Variable
+from primus.runtime import RequestSegment
 from primus.runtimes.ssh import FIRST_PORT, NUM_PORTS, Options, build_ssh_command, hosts, script, wrap
 from primus.runtimes.ssh.hosts import SshHost
 

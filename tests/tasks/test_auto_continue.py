@@ -14,9 +14,10 @@ from fakes import cli
 from primus.errors import UsageError
 from primus.launch.jobs import run_claims
 from primus.launch.run_folder import make_run_folder
-from primus.plan import LaunchJob, LaunchRequest
+from primus.plan import LaunchJob
 from primus.runs import lock
 from primus.runs.store import Run, RunOutcome, create_run_id, list_runs
+from primus.runtime import LaunchRequest
 from primus.task import TaskContext
 from primus.tasks.train._job import prepare_new_run
 

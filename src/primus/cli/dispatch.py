@@ -17,9 +17,9 @@ from primus.errors import EXIT_OK, PrimusError
 from primus.launch.command import Command, parse_segment_options
 from primus.launch.prepare import Invocation, Launch, prepare_launch
 from primus.machine.facts import MachineFacts
-from primus.plan import LaunchPlan, LaunchRequest, PlanContext, format_plan, redact_plan
+from primus.plan import LaunchPlan, PlanContext, format_plan, redact_plan
 from primus.runs.files import to_json
-from primus.runtime import RUNTIMES
+from primus.runtime import RUNTIMES, LaunchRequest
 from primus.task import TASKS, Task, TaskContext
 
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from primus import registry
 from primus.config.docs import read_field_docs
 from primus.launch.command import GlobalOptions
-from primus.plan import LaunchRequest
-from primus.runtime import RUNTIMES
+from primus.runtime import RUNTIMES, LaunchRequest
 
 TASK_GROUPS = {
     "training": (

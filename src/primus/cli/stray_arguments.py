@@ -17,7 +17,7 @@ from primus.config.schema import OWNERS
 from primus.errors import PrimusError, UsageError, find_nearest
 from primus.framework import FRAMEWORKS
 from primus.launch.option_owner import find_option_owner
-from primus.plan import LaunchRequest
+from primus.runtime import LaunchRequest
 from primus.task import Task
 
 FILES = (".yaml", ".yml", ".toml", ".json")

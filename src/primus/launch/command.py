@@ -11,8 +11,7 @@ from msgspec import Struct
 
 from primus import registry
 from primus.errors import PrimusError, UsageError, did_you_mean, find_nearest
-from primus.plan import LaunchRequest, RequestSegment
-from primus.runtime import RUNTIMES
+from primus.runtime import RUNTIMES, LaunchRequest, RequestSegment
 
 LEVELS = ("cluster", "container", "node")
 """Levels of runtimes, outermost first. A chain has at most one runtime of each, in this order."""

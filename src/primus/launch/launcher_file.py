@@ -19,9 +19,8 @@ from msgspec import Struct, structs
 from primus import registry
 from primus.errors import UsageError, did_you_mean
 from primus.launch.command import NODE_END, SHORT, Command, is_runtime
-from primus.plan import LaunchRequest, RequestSegment
 from primus.redaction import redact_args
-from primus.runtime import RUNTIMES, Runtime
+from primus.runtime import RUNTIMES, LaunchRequest, RequestSegment, Runtime
 
 if TYPE_CHECKING:
     from primus.config import flags

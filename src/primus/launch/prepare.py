@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, structs
 
-from primus import interpreter, patch, registry
+from primus import interpreter, registry
 from primus.errors import UsageError
 from primus.launch.command import NODE_END, Command, GlobalOptions, parse_segment_options
 from primus.machine.cluster import ClusterLayout
-from primus.plan import LaunchJob, LaunchPlan, LaunchRequest, PlanContext, RequestSegment, Variable
+from primus.plan import LaunchJob, LaunchPlan, PlanContext, Variable
 from primus.runs.store import Run, create_run_id
-from primus.runtime import RUNTIMES
+from primus.runtime import RUNTIMES, LaunchRequest, RequestSegment
 from primus.task import Task, TaskContext
 
 if TYPE_CHECKING:
@@ -136,6 +136,8 @@ def plan_attempt(launch: Launch) -> Launch:
         from primus.launch.worker_packages import check_worker_packages  # for a run with a tracker only
 
         check_worker_packages(job.packages, engine, workers)
+    from primus import patch  # only for what starts workers
+
     if patch.VARIABLE in workers:
         patch.list_chosen_names(workers)  # rejects unknown names before anything starts
     return planned

@@ -13,11 +13,12 @@ from primus.launch.prepare import Launch
 from primus.launch.variables import TYPED_VARIABLE
 from primus.machine.cluster import ClusterLayout
 from primus.messages import Say
-from primus.plan import LaunchJob, LaunchRequest, Variable, format_plan, redact_plan, redact_request
+from primus.plan import LaunchJob, Variable, format_plan, redact_plan
 from primus.redaction import fingerprint_key, redact, redact_args
 from primus.runs import lock
 from primus.runs.files import to_json, write_json, write_text
 from primus.runs.store import Run, RunMetadata, RunOutcome, create_run
+from primus.runtime import LaunchRequest, RequestSegment
 
 HOOK_LOGS = "logs/hooks"
 
@@ -35,20 +36,26 @@ def make_run_folder(directory: Path, job: LaunchJob, request: LaunchRequest, com
         job.check_new(directory.name)
         run = create_run(directory, metadata)
         write_files(directory, job)
-    write_json(directory / "request.json", redact_request(request))
+    write_json(directory / "request.json", _redact_request(request))
     return run
 
 
 def format_files(directory: Path, job: LaunchJob, request: LaunchRequest, command: tuple[str, ...]) -> dict[str, str]:
     """The files of a new run folder, by relative path."""
     metadata = to_json(_make_metadata(directory, job, request, command)) + "\n"
-    return {"metadata.json": metadata, **job.files, "request.json": to_json(redact_request(request)) + "\n"}
+    return {"metadata.json": metadata, **job.files, "request.json": to_json(_redact_request(request)) + "\n"}
 
 
 def write_files(directory: Path, job: LaunchJob) -> None:
     """Write the files of `job`, such as its resolved configuration."""
     for name, text in job.files.items():
         write_text(directory / name, text)
+
+
+def _redact_request(request: LaunchRequest) -> LaunchRequest:
+    """`request` without secrets, as a run folder stores it."""
+    runtimes = tuple(RequestSegment(segment.name, tuple(redact_args(segment.words))) for segment in request.runtimes)
+    return LaunchRequest(runtimes=runtimes, task=request.task, words=tuple(redact_args(request.words)))
 
 
 def _make_metadata(directory: Path, job: LaunchJob, request: LaunchRequest, command: tuple[str, ...]) -> RunMetadata:

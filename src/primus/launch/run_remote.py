@@ -22,12 +22,12 @@ from primus.launch import prepare, run_folder
 from primus.launch.prepare import Invocation
 from primus.launch.signals import raise_on_signals
 from primus.messages import Say
-from primus.plan import LaunchJob, LaunchRequest, RequestSegment, Variable, redact_plan
+from primus.plan import LaunchJob, Variable, redact_plan
 from primus.redaction import HIDDEN_VARIABLE, holds_secret, is_secret_name, learn, redact, redact_args, redact_value
 from primus.runs import store
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Run, RunMetadata, RunOutcome, State, create_run_id
-from primus.runtime import RUNTIMES, RemoteLaunch
+from primus.runtime import RUNTIMES, LaunchRequest, RemoteLaunch, RequestSegment
 
 RANKS = ("NODE_RANK", "PET_NODE_RANK", "SLURM_NODEID")
 """Variables with the rank of a node."""

@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from engine_python import engine_python, engine_variables
-from primus.plan import LaunchRequest
 from primus.runs import events
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Run
+from primus.runtime import LaunchRequest
 
 pytestmark = [pytest.mark.engine("torchtitan"), pytest.mark.slow]
 
