@@ -434,7 +434,7 @@ These keys accept only their default, and the values in the last column:
 
 
 def engine_page(name: str, title: str) -> str:
-    """The keys of a backend that drives an engine, as tables."""
+    """The keys of a framework that drives an engine, as tables."""
     folder = DOCS.parent / "src/primus/frameworks" / name
     rules = read_key_rules(folder)
     applied = [
@@ -450,7 +450,7 @@ def engine_page(name: str, title: str) -> str:
     guide = f"../engine-{name.replace('_', '-')}.md"
     intro = (
         f"How [`framework: {name}`]({guide}) applies each key of an experiment. Keys that are not listed are applied"
-        " by primus itself, in the same way for every backend."
+        " by primus itself, in the same way for every framework."
     )
     return ENGINE_PAGE.format(
         intro=_wrap(intro),

@@ -308,7 +308,7 @@ class CallbackList:
         self._actions: dict[str, list[tuple[str | None, Any]]] = {moment: [] for moment in MOMENTS}
 
     def add(self, callback: Callback, name: str | None = None) -> None:
-        """Append a callback, which is called after those that are there; one of a backend itself has no name."""
+        """Append a callback, which is called after those that are there; one of a framework itself has no name."""
         if name is not None:
             self._plug_ins[name] = callback
         for moment in MOMENTS:

@@ -54,7 +54,7 @@ def resolve_experiment(
             and `check_files` looks for it on the nodes.
 
     Raises:
-        UsageError: The configuration is wrong, contradicts itself, or its backend cannot train it.
+        UsageError: The configuration is wrong, contradicts itself, or its framework cannot train it.
     """
     absent: list[str] | None = [] if is_elsewhere else None
     resolved = resolve_settings(file, overrides, environ, stage, absent=absent)
@@ -85,7 +85,7 @@ def _check_backend(resolved: Resolved, absent: list[str] | None) -> None:
 
 
 def _check_stage(experiment: Experiment) -> None:
-    """Refuse a module of fine-tuning for a backend that only pre-trains."""
+    """Refuse a module of fine-tuning for a framework that only pre-trains."""
     framework, stage = experiment.trainer.framework, experiment.stage
 
     def trains(name: str) -> bool:
@@ -110,7 +110,7 @@ def resolve_settings(
     *,
     absent: list[str] | None = None,
 ) -> Resolved:
-    """As `resolve_experiment`, whether or not its backend can train it.
+    """As `resolve_experiment`, whether or not its framework can train it.
 
     Raises:
         UsageError: The configuration is wrong or contradicts itself.
@@ -229,7 +229,7 @@ def _list_settings(experiment: Experiment) -> dict[str, Any]:
 
 
 def redact_setting(key: str, value: Any) -> Any:
-    """`value` without secrets. Keys of the schema are not secret by name; keys of backends can be."""
+    """`value` without secrets. Keys of the schema are not secret by name; keys of frameworks can be."""
     if isinstance(value, str):
         return redact_value("" if key in OWNERS else key, value)
     if isinstance(value, dict):

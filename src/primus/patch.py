@@ -41,7 +41,7 @@ class Patch(Struct, frozen=True, kw_only=True):
     module: str = ""
     """Import name of a target that a checkout may provide without a distribution: ``megatron.core``."""
     backend: str | tuple[str, ...] | None = None
-    """The only backend that needs it, or all of them that do; None for every backend."""
+    """The only framework that needs it, or all of them that do; None for every framework."""
     priority: int = 50
     """Patches with lower numbers are applied first."""
 
@@ -118,7 +118,7 @@ def choose_patches(
     Args:
         environ: Environment with the selection in `PRIMUS_PATCHES`.
         backend: Returns the backend in use, or an empty name if none is; called only for a patch of one backend. None
-            selects patches of every backend.
+            selects patches of every framework.
         today: The date that expiry dates are compared with.
         folders: Import path of the interpreter that applies them; None for that of this one.
 
@@ -179,7 +179,7 @@ def _explain_why_not(choice: PatchChoice) -> str:
     reasons = {
         "not installed": f"{patch.target} is not installed",
         "out of range": f"it needs {patch.target} {patch.versions}, installed is {choice.installed}",
-        "other backend": f"it is for the backend {' or '.join(map(repr, _list_backends(patch)))}",
+        "other backend": f"it is for the framework {' or '.join(map(repr, _list_backends(patch)))}",
     }
     return reasons[choice.state]
 

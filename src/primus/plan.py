@@ -129,13 +129,13 @@ class LaunchJob(Struct, frozen=True, kw_only=True):
     framework: str | None = None
     """Backend of the experiment, which may have its own hooks."""
     engines: tuple[str, ...] = ()
-    """Engines of its backend, preferred first: the interpreter of the one that is installed starts the workers."""
+    """Engines of its framework, preferred first: the interpreter of the one that is installed starts the workers."""
     packages: tuple[str, ...] = ()
     """Further packages that its workers import, such as that of an experiment tracker."""
     allows_any_version: bool = False
     """Whether an engine is used in another version than the supported ones."""
     workload: JobWorkload | None = None
-    """Facts that decide the variables of its workers; None for a job without a backend."""
+    """Facts that decide the variables of its workers; None for a job without a framework."""
     elsewhere: tuple[str, ...] | None = None
     """Words after `--run DIR` if the job runs on another machine in a run folder that was created here; None if the
     task runs there as typed."""

@@ -340,7 +340,7 @@ def test_keys_of_another_engine_are_named_as_such(write: Write) -> None:
         "exp.yaml:7: unknown key 'stderr_sink_level'; it is a setting of Primus",
         "exp.yaml:8: unknown key 'overlap_grad_reduce'; it is a setting of Megatron-LM",
         "exp.yaml:9: unknown key 'no_load_rng'; it is a setting of Megatron-LM",
-        "  remove what only Megatron-LM or Primus has, or choose a backend that takes it",
+        "  remove what only Megatron-LM or Primus has, or choose a framework that takes it",
     ]
 
 

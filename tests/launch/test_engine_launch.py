@@ -123,7 +123,7 @@ def test_an_engine_out_of_the_range_is_refused_with_the_range_or_tried(user: Eng
     user.install_engine("2.4")
     refused = user.run("direct", *TRAIN)
     assert refused.returncode == 3
-    assert f"Small 2.4 in the environment {user.prefix} is not supported: the backend needs >=1,<2" in refused.stderr
+    assert f"Small 2.4 in the environment {user.prefix} is not supported: the framework needs >=1,<2" in refused.stderr
     assert "to try this one, add --allow-version" in refused.stderr
     tried = user.run("direct", "--single", *TRAIN, "--allow-version")
     assert tried.returncode == 0, tried.stderr

@@ -197,7 +197,7 @@ def test_what_the_shell_had_is_shown_beside_the_value_typed_for_this_launch(
 def test_the_layout_of_an_experiment_decides(capsys: pytest.CaptureFixture[str]) -> None:
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in shown(capsys, assume="h100")
     assert "backend:megatron" in shown(capsys, assume="h100", framework="megatron")
-    with pytest.raises(UsageError, match="unknown backend 'megatronn'"):
+    with pytest.raises(UsageError, match="unknown framework 'megatronn'"):
         shown(capsys, assume="h100", framework="megatronn")
 
 

@@ -71,7 +71,7 @@ def _find_strays(extra: Sequence[str]) -> Iterator[_StrayArgument]:
 
 
 def _is_of_a_backend(name: str) -> bool:
-    """Whether a backend has a key `name`; a backend that cannot be loaded is skipped, and reported when it is used."""
+    """Whether a framework has a key `name`; one that cannot be loaded is skipped, and reported when it is used."""
     key = name.removeprefix("--").replace("-", "_").partition(".")[0]
     for backend in registry.list_plug_ins("frameworks"):
         with contextlib.suppress(PrimusError):

@@ -222,5 +222,5 @@ def _format_command(
 
 
 def list_engines(framework: str) -> tuple[str, ...]:
-    """Engines that the backend of a framework drives, preferred first."""
+    """Engines that a framework drives, preferred first."""
     return tuple(registry.load_plug_in(FRAMEWORKS, framework).ENGINES)

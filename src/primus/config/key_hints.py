@@ -18,11 +18,11 @@ LONGEST_KEY = 80
 
 
 def build_unknown_keys_error(unknown: Mapping[str, Leaf | Tree], valid: Iterable[str]) -> UsageError:
-    """Build the error for keys that neither the schema nor the backend has.
+    """Build the error for keys that neither the schema nor the framework has.
 
     Args:
         unknown: The keys, in the order in which they were written.
-        valid: Keys that the backend accepts.
+        valid: Keys that the framework accepts.
     """
     names = (*valid, *TOP_KEYS)
     lines, engines = [], set[str]()
@@ -79,7 +79,7 @@ def find_engine(key: str, valid: Iterable[str] = ()) -> str:
 
 def _make_hint(key: str, item: Leaf | Tree, valid: tuple[str, ...]) -> str:
     word = key.lower().partition("_")[0]
-    # Not for a misspelt key of a backend that has the feature.
+    # Not for a misspelt key of a framework that has the feature.
     features = read_foreign_keys().unsupported_features
     if word in features and word not in valid:
         return features[word]
@@ -126,5 +126,5 @@ def _shorten_key(key: str) -> str:
 
 def _format_advice(engines: set[str]) -> str:
     if engines:
-        return f"remove what only {' or '.join(sorted(engines))} has, or choose a backend that takes it"
-    return "all keys: primus-cli direct -- config schema --text; settings of one backend go under 'backend_args:'"
+        return f"remove what only {' or '.join(sorted(engines))} has, or choose a framework that takes it"
+    return "all keys: primus-cli direct -- config schema --text; settings of one framework go under 'backend_args:'"

@@ -237,10 +237,10 @@ def _find_module(tree: Tree, stage: str, file: Path) -> Tree:
 
 
 def _read_engine_keys(module: Tree) -> Collection[str]:
-    """Keys that the module's backend takes in addition to those of the schema: its own `KEYS`.
+    """Keys that the module's framework takes in addition to those of the schema: its own `KEYS`.
 
     Raises:
-        UsageError: The backend does not exist. Checked before any key, because the valid keys depend on it.
+        UsageError: The framework does not exist. Checked before any key, because the valid keys depend on it.
     """
     framework = module.get("framework", Leaf("native", DEFAULT))
     if not isinstance(framework, Leaf) or not isinstance(framework.value, str):

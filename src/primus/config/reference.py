@@ -22,12 +22,12 @@ def format_json_schema(framework: str | None = None) -> dict[str, Any]:
     """JSON Schema (2020-12) of an experiment file as users write it.
 
     Args:
-        framework: Backend whose own settings may stand among the overrides; those of all backends when None.
+        framework: Framework whose own settings may stand among the overrides; those of all frameworks when None.
 
     Raises:
-        UsageError: No such backend.
+        UsageError: No such framework.
     """
-    settings: dict[str, Any] = {"backend_args": {"type": "object", "description": "Settings of one backend alone."}}
+    settings: dict[str, Any] = {"backend_args": {"type": "object", "description": "Settings of one framework alone."}}
     definitions: dict[str, Any] = {}
     for group in GROUPS.values():
         properties, used = _describe_properties(group)
@@ -78,7 +78,7 @@ TRANSLATED_FORMS: dict[str, dict[str, Any]] = {
 
 
 def _add_engine_settings(settings: dict[str, Any], framework: str) -> None:
-    """Let `settings` have the names that a backend or its framework takes, with any value."""
+    """Let `settings` have the names that a framework takes, with any value."""
     translator = find_translator(Leaf(framework, framework, framework))
     names = [*registry.load_plug_in(FRAMEWORKS, framework).KEYS, *(translator.list_known_keys() if translator else ())]
     for name, form in TRANSLATED_FORMS.items() if translator else ():

@@ -1,4 +1,4 @@
-"""Frameworks that users name and that no backend drives: the reason, and what to use instead."""
+"""Frameworks that users name and that primus does not drive: the reason, and what to use instead."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REFUSED_FRAMEWORKS = {
     "automodel": _AUTOMODEL,
     "maxdiffusion": FrameworkRefusal("MaxDiffusion trains image models", "framework: jax trains language models"),
 }
-"""Refusals by name in lower case with underscores. A backend of that name, such as a plug-in, takes precedence."""
+"""Refusals by name in lower case with underscores. A framework of that name, such as a plug-in, takes precedence."""
 
 
 SPELLINGS = {"torchtatin": "torchtitan", "bridge": "megatron_bridge"}
@@ -35,5 +35,5 @@ SPELLINGS = {"torchtatin": "torchtitan", "bridge": "megatron_bridge"}
 
 
 def find_refusal(framework: str) -> FrameworkRefusal | None:
-    """The refusal of a framework that no backend drives; None if the name is unknown."""
+    """The refusal of a framework that primus does not drive; None if the name is unknown."""
     return REFUSED_FRAMEWORKS.get(framework.strip().lower().replace("-", "_").replace(" ", "_"))

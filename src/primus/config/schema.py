@@ -40,7 +40,7 @@ class TrainingConfig(ConfigGroup, frozen=True, kw_only=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` uses the AMD or NVIDIA GPUs of the machine, or the CPU if there are none; `cpu` ignores GPUs."""
     allow_version: bool = False
-    """Allow a version of the engine that the backend does not support."""
+    """Allow a version of the engine that the framework does not support."""
     allow_settings_not_in_force: bool = False
     """Continue after the first step although the engine trains with other settings than those asked for."""
     bf16: bool = True
@@ -278,7 +278,7 @@ class Trainer(ConfigGroup, frozen=True, kw_only=True):
     logging: LoggingConfig = LoggingConfig()
     """Reports."""
     backend_args: dict[str, Any] = field(default_factory=dict)
-    """Settings that only this backend understands; checked by the backend."""
+    """Settings that only this framework understands; checked by the framework."""
 
 
 class Experiment(ConfigGroup, frozen=True, kw_only=True):

@@ -1,1 +1,1 @@
-"""The packages that backends drive: what is required, where it is installed, and the environments that hold it."""
+"""The packages that frameworks drive: what is required, where it is installed, and the environments that hold it."""

@@ -60,7 +60,7 @@ def choose_engine(
     If none is installed, the first one whose environment can be made.
 
     Args:
-        names: Engines that a backend drives, preferred first; empty for a backend without an engine.
+        names: Engines that a framework drives, preferred first; empty for a framework without an engine.
         environ: Variables of the launch.
         python: Interpreter of primus.
         allows_any_version: Whether an engine in another version than the supported ones is used.
@@ -157,7 +157,7 @@ def _explain_version(choice: EngineChoice) -> UnfitError:
     update = f"./primus-cli setup --engine {choice.name} installs a supported version"
     remedy = update if choice.requirement.python else choice.requirement.remedy
     return UnfitError(
-        f"{installed} is not supported: the backend needs {choice.requirement.versions}",
+        f"{installed} is not supported: the framework needs {choice.requirement.versions}",
         f"{remedy}; to try this one, add --allow-version",
     )
 

@@ -14,7 +14,7 @@ from primus.errors import PrimusError, UnfitError, is_raised_on_import
 
 @contextlib.contextmanager
 def explain_import_errors(names: Sequence[str]) -> Iterator[None]:
-    """Turn an error during the import of a package, by a backend that drives the engines `names`, into one message.
+    """Turn an error during the import of a package, by a framework that drives the engines `names`, into one message.
 
     The traceback goes to standard error, which is the log of the rank.
 

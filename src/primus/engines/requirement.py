@@ -50,7 +50,7 @@ class EngineRequirement(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     package: str
     """Name of the distribution: ``megatron-core``."""
     versions: str
-    """Range of versions that the backend is written for: ``>=0.16,<0.20``."""
+    """Range of versions that the framework is written for: ``>=0.16,<0.20``."""
     python: dict[str, EnginePackages] = {}
     """Packages of the environment that `setup --engine NAME` makes, by range of Python versions (``>=3.11,<3.12``); the
     first range that includes the version counts. If none includes the version of primus, setup uses another

@@ -76,7 +76,7 @@ def prepare_launch(invocation: Invocation) -> Launch:
 
     Raises:
         UsageError: The job cannot run in this layout, must not start now, or an option is wrong.
-        UnfitError: PyTorch cannot use the accelerators of this machine, or the engine of the backend cannot be used.
+        UnfitError: PyTorch cannot use the accelerators of this machine, or the engine of the framework cannot be used.
     """
     job = invocation.job
     assert job is not None

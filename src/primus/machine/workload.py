@@ -11,7 +11,7 @@ class JobWorkload(Struct, frozen=True, kw_only=True):
     """The properties of a job on which environment variables depend."""
 
     framework: str
-    """Name of the backend."""
+    """Name of the framework."""
     tensor: int = 1
     """Tensor parallel size."""
     pipeline: int = 1
@@ -23,5 +23,5 @@ class JobWorkload(Struct, frozen=True, kw_only=True):
     """Backend-specific settings, such as `use_torch_fsdp2`."""
 
     def is_on(self, *names: str) -> bool:
-        """Whether any of these backend settings is on."""
+        """Whether any of these framework settings is on."""
         return any(bool(self.options.get(name)) for name in names)

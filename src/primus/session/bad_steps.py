@@ -38,7 +38,7 @@ class BadSteps(FinalError):
 
 
 class ReplaceableLosses(Protocol):
-    """The losses by which a backend finds spikes."""
+    """The losses by which a framework finds spikes."""
 
     def replace(self, losses: Sequence[float], /) -> None:
         """Replace them by `losses`, oldest first."""

@@ -1,10 +1,10 @@
-"""Checkpoints of a training run: a backend writes its files, and a manifest completes them.
+"""Checkpoints of a training run: a framework writes its files, and a manifest completes them.
 
 The protocol, for every process: create an empty folder (the first process), write the own files, compute their
 checksums, gather them, write the manifest (the first process), delete older checkpoints. The manifest is the last file,
 written by rename: a folder without one was interrupted, and no reader loads it.
 
-Files may be written while training continues: in a daemon thread, from a copy that the backend took on the training
+Files may be written while training continues: in a daemon thread, from a copy that the framework took on the training
 thread. Collectives of training and of the writer must not mix on one process group, so the thread uses a separate one.
 At most one checkpoint is being written; the next `save` waits for it.
 

@@ -68,7 +68,7 @@ def check_backend_of(saved: CheckpointManifest, folder: Path, backend: str, weig
     """Refuse to continue from the optimizer of another engine.
 
     Raises:
-        UsageError: `weights_only` is not set, and the checkpoint is of another backend.
+        UsageError: `weights_only` is not set, and the checkpoint is of another framework.
     """
     if saved.backend != backend and not weights_only:
         can_convert = saved.backend in OPTIMIZERS_READ and backend in OPTIMIZERS_WRITTEN

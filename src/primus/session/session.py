@@ -44,7 +44,7 @@ class EngineInfo:
     """The engine and its devices, for reports and manifests."""
 
     backend: str
-    """Name of the backend."""
+    """Name of the framework."""
     library: str
     """Package that trains: ``torchtitan``."""
     version: str
@@ -67,7 +67,7 @@ class EngineInfo:
 
 @dataclass(kw_only=True)
 class Session:
-    """A run that is open: what backends share. Every process makes the same calls in the same order."""
+    """A run that is open: what frameworks share. Every process makes the same calls in the same order."""
 
     experiment: Experiment
     attempt: Attempt

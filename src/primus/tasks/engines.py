@@ -60,7 +60,7 @@ def run(options: Options, context: TaskContext) -> None:
 
 
 def _describe_native() -> EngineStatus:
-    """The backend of primus itself, which needs PyTorch."""
+    """The framework of primus itself, which needs PyTorch."""
     path = [entry for entry in sys.path if entry]
     folder = find_module_folder("torch", path)
     torch = find_version("torch", "torch", path)

@@ -19,7 +19,7 @@ __all__ = ["Options", "prepare", "run", "work"]
 
 
 class ReferenceFramework(Protocol):
-    """What preflight needs of the native backend."""
+    """What preflight needs of the native framework."""
 
     def train_reference(self, device: torch.device, /) -> tuple[str, float]:
         """Train a small model in a fixed way: a digest of losses and weights, and the last loss."""

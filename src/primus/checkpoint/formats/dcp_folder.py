@@ -27,7 +27,7 @@ def plan_folder(
     spec: ModelSpec | None = None,
     position: SavedPosition | None = None,
 ) -> OutputPlan:
-    """A folder of these files, with a manifest for a backend that continues from it."""
+    """A folder of these files, with a manifest for a framework that continues from it."""
 
     def finish(folder: Path, records: Mapping[str, dcp_output.FileContent]) -> None:
         dcp_output.write_metadata(folder, files, records)

@@ -38,7 +38,7 @@ class ForeignConfig(Struct):
     model: dict[str, Any] = field(default_factory=dict)
     """Keys of the model."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """All other keys, those of the backend included."""
+    """All other keys, those of the framework included."""
     others: list[ForeignValue] = field(default_factory=list)
     """Values without a key here."""
     defaults: dict[str, Any] = field(default_factory=dict)

@@ -24,7 +24,7 @@ def read_gemma(file: HuggingFaceFile) -> None:
     file.target.add_other(
         "model_type",
         file.values["model_type"],
-        "embeddings scaled by sqrt(hidden_size) and norms of 1 + weight have no key; the backend must know the family",
+        "embeddings scaled by sqrt(hidden_size) and norms of 1 + weight have no key; a framework must know them",
     )
     if file.take("attention_bias", False):
         file.report("attention_bias", "primus has no bias on all projections of this family")

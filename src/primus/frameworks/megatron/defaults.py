@@ -18,7 +18,7 @@ LATER: dict[str, Any] = {
     "split": "969, 30, 1",  # validate_args in megatron/training/arguments.py
     "eval_interval": 1000,  # TrainingConfig in megatron/training/config.py; from 0.17 on, none
 }
-"""Defaults that Megatron-LM sets after it has parsed its arguments, and of the release that the backend is for."""
+"""Defaults that Megatron-LM sets after it has parsed its arguments, and of the release that the framework is for."""
 
 DEPENDENT: dict[str, tuple[str, ...]] = {
     "multi_latent_attention": ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),

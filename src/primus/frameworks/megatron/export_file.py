@@ -360,7 +360,7 @@ def _list_checkpoints(experiment: Experiment) -> Iterator[tuple[str, ...]]:
 
 
 def _list_engine_arguments(trainer: Trainer) -> Iterator[tuple[str, ...]]:
-    """Settings of Megatron-LM itself, where the experiment has its backend."""
+    """Settings of Megatron-LM itself, where the experiment has its framework."""
     for key in _own_arguments(trainer):
         value = trainer.backend_args[key]
         argument = read_arguments().keys[key]

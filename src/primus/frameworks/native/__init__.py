@@ -32,7 +32,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         import torch  # noqa: F401
     except ImportError as error:
         raise UnfitError(
-            f"the native backend needs PyTorch, which cannot be imported: {error}",
+            f"the native framework needs PyTorch, which cannot be imported: {error}",
             "./primus-cli setup installs it, or pip install '.[native]' in a checkout",
         ) from None
     from primus.frameworks.native.engine import run

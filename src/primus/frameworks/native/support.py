@@ -1,4 +1,4 @@
-"""Check that the native backend can train an experiment; needs no tensor library."""
+"""Check that the native framework can train an experiment; needs no tensor library."""
 
 from __future__ import annotations
 

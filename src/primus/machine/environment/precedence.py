@@ -1,6 +1,6 @@
 """Environment variables of a node's processes, each with its layer, reason and overridden values.
 
-Precedence, lowest first: base, GPUs of all vendors, vendor, architecture, GPU model, backend, kind of NIC, network,
+Precedence, lowest first: base, GPUs of all vendors, vendor, architecture, GPU model, framework, kind of NIC, network,
 deterministic mode, tuned files, hooks, patches, the experiment's `env:`, the user's shell, `--env`. A value that the
 user set is never changed; an empty value set by the user keeps the variable unset."""
 
@@ -98,7 +98,7 @@ class JobNode(Struct, frozen=True, kw_only=True):
     """How its nodes reach each other."""
     layout: ClusterLayout = ClusterLayout(nproc=1)
     workload: JobWorkload | None = None
-    """The job that they run; None for a job without a backend."""
+    """The job that they run; None for a job without a framework."""
     torch: str | None = None
     """Version of the PyTorch that they use; None if it is not known."""
     rocm_library: str | None = None
@@ -287,7 +287,7 @@ def _find_variables(framework: str) -> FrameworkVariables | None:
 
 
 def _build_backend_settings(node: JobNode, framework: FrameworkVariables | None) -> Iterator[tuple[str, Settings]]:
-    """Settings of the job's backend for its layout; only on machines with GPUs."""
+    """Settings of the job's framework for its layout; only on machines with GPUs."""
     facts, workload = node.facts, node.workload
     if workload is None or framework is None or not facts.devices:
         return

@@ -22,7 +22,7 @@ Condition = Literal[
     "primus turbo",
 ]
 """`rdma` is several nodes that use RDMA; `rocm 7.2.1` is that version or a newer one; a library is one that the job's
-backend computes with (see `primus.framework`)."""
+framework computes with (see `primus.framework`)."""
 
 LinkLayout = Literal["mesh", "partial", "bridge"]
 """How the GPUs of a hive are linked: `mesh` links every two, by the board or a switch; `partial` links each to some of

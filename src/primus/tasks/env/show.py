@@ -50,7 +50,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `env show`."""
 
     config: Annotated[str | None, Meta(extra={"aliases": ("--exp",)})] = None
-    """Experiment file, whose variables and backend are included."""
+    """Experiment file, whose variables and framework are included."""
     assume: str | None = None
     """Assume another machine: MODEL or MODEL:GPUS, such as mi355x:8, or cpu."""
     assume_nic: str | None = None
@@ -135,14 +135,14 @@ def _read_experiment_variables(
 
 
 def _build_workload(framework: str, of_file: JobWorkload | None) -> JobWorkload:
-    """The workload of another backend.
+    """The workload of another framework.
 
     Raises:
-        UsageError: The backend is unknown.
+        UsageError: The framework is unknown.
     """
     known = registry.list_plug_ins("frameworks")
     if framework not in known:
-        raise UsageError(f"--framework: unknown backend '{framework}'", did_you_mean(framework, known))
+        raise UsageError(f"--framework: unknown framework '{framework}'", did_you_mean(framework, known))
     return structs.replace(of_file, framework=framework) if of_file else JobWorkload(framework=framework)
 
 

@@ -23,14 +23,14 @@ class Options(Struct, frozen=True, kw_only=True):
     subtask: Positional = ""
     """Second word of the task, such as `pretrain`."""
     framework: Positional = ""
-    """Backend of the experiment, such as `native` (default: all backends that have hooks)."""
+    """Backend of the experiment, such as `native` (default: all frameworks that have hooks)."""
 
 
 class HookListing(Struct, frozen=True):
     """A hook of a task."""
 
     task: str
-    """``train pretrain``; with the backend where it is for one alone."""
+    """``train pretrain``; with the framework where it is for one alone."""
     action: Action
 
 
@@ -38,7 +38,7 @@ def run(options: Options, context: TaskContext) -> None:
     """Print the hooks.
 
     Raises:
-        UsageError: The task or backend does not exist, or a hook cannot be read.
+        UsageError: The task or framework does not exist, or a hook cannot be read.
     """
     if options.framework and not registry.has_plug_in("frameworks", options.framework):
         raise UsageError(

@@ -264,7 +264,7 @@ def _build_training_job(resolved: Resolved, files: Mapping[str, str], resume: Ru
 
 
 def _find_required_device(asked: Experiment) -> DeviceKind | None:
-    """The device that the launch checks before it starts; None for backends that do not use PyTorch."""
+    """The device that the launch checks before it starts; None for frameworks that do not use PyTorch."""
     device = asked.trainer.training.device
     backend = registry.load_plug_in(FRAMEWORKS, asked.trainer.framework)
     return device if device == "cpu" or backend.USES_TORCH else None

@@ -43,7 +43,7 @@ def trace_products(options: GemmOptions, context: TaskContext) -> ProductList:
     """The products of a step on fake tensors of a GPU.
 
     Raises:
-        UsageError: The backend has no such step.
+        UsageError: The framework has no such step.
         UnfitError: PyTorch is not installed.
     """
     try:

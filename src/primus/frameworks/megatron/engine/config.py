@@ -114,7 +114,7 @@ def build_transformer_config(
 
 
 def build_fixed_values(trainer: Trainer, on_gpu: bool) -> Values:
-    """What follows from the backend, not from a key of the experiment or from the model."""
+    """What follows from the framework, not from a key of the experiment or from the model."""
     parallel, training = trainer.parallel, trainer.training
     dtype = torch.bfloat16 if training.bf16 else torch.float32
     whole_layers = {"recompute_method": "uniform", "recompute_num_layers": 1}

@@ -1,4 +1,4 @@
-"""Megatron-Bridge as an engine of the session: its model and adapters over the step of the backend `megatron`."""
+"""Megatron-Bridge as an engine of the session: its model and adapters over the step of the framework `megatron`."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class TorchTitanEngine(Engine):
     torch.distributed must be initialized, also for a single process: torchtitan's meshes need it.
 
     Args:
-        trainer: An experiment's trainer that the backend accepts.
+        trainer: An experiment's trainer that the framework accepts.
         layout: How the processes share the model and the batch.
         folder: Where torchtitan puts what it writes by itself.
         device: Of this process.
