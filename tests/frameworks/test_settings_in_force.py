@@ -76,11 +76,11 @@ FAULTS = {
     ),
     "native decays nothing": Fault("native", {}, DROPPED_DECAY, "weight_decay: asked 0.1, in force 0.0"),
     "native clips nothing": Fault(
-        "native", {}, "from primus.frameworks.native import step\n"
+        "native", {}, "from primus.frameworks.native.engine import step\n"
         "step._compute_divisor = lambda norm, limit: norm.new_ones(()).float()", "clip_grad: asked 0.1, in force 0.0",
     ),
     "native computes in float32": Fault(
-        "native", {"bf16": True}, "from primus.frameworks.native import step\nplain = step.configure_model\n"
+        "native", {"bf16": True}, "from primus.frameworks.native.engine import step\nplain = step.configure_model\n"
         "step.configure_model = lambda model, **options: plain(model, **{**options, 'bf16': False})",
         "bf16: asked true, in force false",
     ),
