@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from primus.comparison.machine_load import LoadRecorder
+from primus.comparison.matrix.machine_load import LoadRecorder
 from primus.machine.probe import probe
 from primus.runs import events
 from primus.runs.store import list_workspace_runs

@@ -23,14 +23,14 @@ from pathlib import Path
 from gate_alarms import METRIC, NOISES, ROOT, simulate_run, take_real_runs
 from msgspec import structs
 
-from primus.comparison.cell_launch import CellHarness, launch_cells
-from primus.comparison.cell_statistics import RatioEstimate, compare_times, find_warm_up, select_steady_times
-from primus.comparison.cells import list_cells
-from primus.comparison.comparison_folder import ComparisonFolder
-from primus.comparison.matrix import load_matrix
-from primus.comparison.read_result import read_result
-from primus.comparison.result import ComparisonResult, ResultSteps
-from primus.comparison.turn_ratio import compare_turns, group_by_turn
+from primus.comparison.folder.comparison_folder import ComparisonFolder
+from primus.comparison.matrix.cell_launch import CellHarness, launch_cells
+from primus.comparison.matrix.cells import list_cells
+from primus.comparison.matrix.matrix import load_matrix
+from primus.comparison.results.result import ComparisonResult, ResultSteps
+from primus.comparison.results.run_result import read_result
+from primus.comparison.speed.cell_statistics import RatioEstimate, compare_times, find_warm_up, select_steady_times
+from primus.comparison.speed.turn_ratio import compare_turns, group_by_turn
 from primus.machine.probe import probe
 from primus.runs.run_steps import RunSteps
 from primus.runs.store import list_runs

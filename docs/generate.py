@@ -18,7 +18,7 @@ from msgspec import Struct
 from primus import registry
 from primus.benchmark import Benchmark, BenchmarkRow, MeasuredCall
 from primus.callback import CallbackPlugIn
-from primus.comparison.result import build_json_schema
+from primus.comparison.results.result import build_json_schema
 from primus.config.docs import read_field_docs
 from primus.config.load import load_model
 from primus.config.schema import ModelSpec

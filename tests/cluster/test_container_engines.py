@@ -22,7 +22,7 @@ from cluster import containers
 from cluster.containers import Docker, Podman
 from cluster.seeing import EXPERIMENT, HOSTILE, SEE, seen, started_inside
 from fakes import cli, terminal
-from primus.comparison.result import load_result
+from primus.comparison.results.result import load_result
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fakes import cli
-from primus.comparison.result import load_result
+from primus.comparison.results.result import load_result
 from primus.data.megatron.indexed_dataset import IndexedWriter
 from primus.runs import events
 from primus.runs.store import Run

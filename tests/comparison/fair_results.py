@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import structs
 
-from primus.comparison.result import (
+from primus.comparison.results.result import (
     ComparisonResult,
     LoadSample,
     ResultCell,

@@ -9,14 +9,14 @@ import pytest
 from msgspec import structs
 from tests.comparison.fair_results import TOKENS, make_result
 
-from primus.comparison.cell_statistics import (
+from primus.comparison.results.result import ComparisonResult, ResultLoad, StepInterruption
+from primus.comparison.speed.cell_statistics import (
     compare_times,
     find_time_to_loss,
     find_warm_up,
     select_steady_times,
     summarize_cell,
 )
-from primus.comparison.result import ComparisonResult, ResultLoad, StepInterruption
 
 
 def steady(runs: list[ComparisonResult]) -> list[dict[int, float]]:

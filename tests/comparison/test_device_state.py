@@ -9,10 +9,10 @@ import pytest
 from msgspec import structs
 from tests.comparison.fair_results import START, make_result
 
-from primus.comparison.evidence import collect_evidence
-from primus.comparison.fairness import judge_pair
-from primus.comparison.fairness_check import FairnessCheck
-from primus.comparison.result import ComparisonResult, LoadSample, ResultDevice, ResultLoad
+from primus.comparison.fairness.check import FairnessCheck
+from primus.comparison.fairness.evidence import collect_evidence
+from primus.comparison.fairness.verdict import judge_pair
+from primus.comparison.results.result import ComparisonResult, LoadSample, ResultDevice, ResultLoad
 
 FIRST_END, LAST_END = START + 1.2, START + 6.6
 """The steps of a result run between these times, after the first one."""

@@ -9,9 +9,9 @@ import pytest
 from msgspec import structs
 from tests.comparison.fair_results import make_result
 
-from primus.comparison.evidence import collect_evidence
-from primus.comparison.fairness import PairVerdict, judge_pair
-from primus.comparison.result import ComparisonResult, ResultDevice
+from primus.comparison.fairness.evidence import collect_evidence
+from primus.comparison.fairness.verdict import PairVerdict, judge_pair
+from primus.comparison.results.result import ComparisonResult, ResultDevice
 from primus.machine import profile
 from primus.machine.environment.precedence import DETERMINISTIC_SETTINGS
 from primus.runs.speed_facts import find_speed_rule, read_speed_table

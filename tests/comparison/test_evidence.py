@@ -8,14 +8,14 @@ import pytest
 from msgspec import structs
 from tests.comparison.fair_results import change_settings, make_result
 
-from primus.comparison.archive import LoadedResults
-from primus.comparison.cell_results import group_cells
-from primus.comparison.comparison_page import draw_comparison_pictures
-from primus.comparison.comparison_report import ReportOptions, build_comparison_report
-from primus.comparison.efficiency import DevicePrice, estimate_utilization, find_price
-from primus.comparison.evidence import collect_evidence
-from primus.comparison.published_results import PublishedResult, read_published_results
-from primus.comparison.result import ComparisonResult, ResultCell, ResultDevice, ResultSteps, ResultTraining
+from primus.comparison.fairness.evidence import collect_evidence
+from primus.comparison.folder.archive import LoadedResults
+from primus.comparison.report.cell_results import group_cells
+from primus.comparison.report.comparison_report import ReportOptions, build_comparison_report
+from primus.comparison.report.page import draw_comparison_pictures
+from primus.comparison.report.published_results import PublishedResult, read_published_results
+from primus.comparison.results.result import ComparisonResult, ResultCell, ResultDevice, ResultSteps, ResultTraining
+from primus.comparison.speed.efficiency import DevicePrice, estimate_utilization, find_price
 from primus.config.load import load_model
 from primus.model import detect_convention
 

@@ -11,11 +11,11 @@ import pytest
 from msgspec import structs
 from tests.comparison.fair_results import START, change_settings, make_rate, make_result
 
-from primus.comparison.evidence import collect_evidence
-from primus.comparison.fairness import PairVerdict, judge_pair
-from primus.comparison.fairness_rules import read_fairness_rules, translate_settings
-from primus.comparison.loss_curves import compare_loss_curves, estimate_loss_spread
-from primus.comparison.result import ComparisonResult, LoadSample, ResultInputs, ResultLoad, ResultSteps
+from primus.comparison.fairness.evidence import collect_evidence
+from primus.comparison.fairness.loss_curves import compare_loss_curves, estimate_loss_spread
+from primus.comparison.fairness.rules import read_fairness_rules, translate_settings
+from primus.comparison.fairness.verdict import PairVerdict, judge_pair
+from primus.comparison.results.result import ComparisonResult, LoadSample, ResultInputs, ResultLoad, ResultSteps
 from primus.config.schema import OWNERS
 
 IN_STEPS = START + 4.0

@@ -10,15 +10,15 @@ from msgspec import structs
 from tests.comparison.fair_results import START, TOKENS, make_result
 from tests.machine.test_health import LISTED, METRIC, amd_smi, machine
 
-from primus.comparison import machine_load
-from primus.comparison.efficiency import compute_joules_per_million_tokens
-from primus.comparison.evidence import collect_evidence
-from primus.comparison.machine_load import (
+from primus.comparison.fairness.evidence import collect_evidence
+from primus.comparison.matrix import machine_load
+from primus.comparison.matrix.machine_load import (
     EnergyCounter,
     LoadRecorder,
     count_throttling,
 )
-from primus.comparison.result import LoadSample, ResultLoad
+from primus.comparison.results.result import LoadSample, ResultLoad
+from primus.comparison.speed.efficiency import compute_joules_per_million_tokens
 from primus.machine.facts import MachineFacts
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from primus.comparison.matrix import flatten_engine_settings, load_matrix
+from primus.comparison.matrix.matrix import flatten_engine_settings, load_matrix
 from primus.errors import UsageError
 
 MATRIX: dict[str, Any] = {

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from primus.cli.main import main
-from primus.comparison.mlperf_convergence import (
+from primus.comparison.mlperf.convergence import (
     check_convergence,
     compute_limit,
     compute_reference_point,

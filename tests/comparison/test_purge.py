@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from primus.comparison.comparison_folder import ComparisonFolder, list_comparison_folders
-from primus.comparison.purge import find_purged_paths, remove_paths
-from primus.comparison.result import ComparisonResult, ResultCell
+from primus.comparison.folder.comparison_folder import ComparisonFolder, list_comparison_folders
+from primus.comparison.folder.purge import find_purged_paths, remove_paths
+from primus.comparison.results.result import ComparisonResult, ResultCell
 from primus.errors import UsageError
 from primus.runs import lock
 

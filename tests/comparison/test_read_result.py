@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from primus.cli.main import main
-from primus.comparison.archive import load_results
+from primus.comparison.folder.archive import load_results
 
 EXPERIMENT = """\
 exp_name: base

@@ -10,7 +10,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from primus.comparison.result import (
+from primus.comparison.results.result import (
     ComparisonResult,
     ResultCell,
     ResultSteps,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from primus import registry
-from primus.comparison.cells import list_cells
-from primus.comparison.matrix import FOREIGN_FRAMEWORKS, load_matrix
+from primus.comparison.matrix.cells import list_cells
+from primus.comparison.matrix.matrix import FOREIGN_FRAMEWORKS, load_matrix
 from primus.errors import UsageError
 from primus.machine.facts import MachineFacts
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from primus.comparison.cell_statistics import RatioEstimate, compare_times
-from primus.comparison.turn_ratio import TurnSeries, compare_turns, group_by_turn
+from primus.comparison.speed.cell_statistics import RatioEstimate, compare_times
+from primus.comparison.speed.turn_ratio import TurnSeries, compare_turns, group_by_turn
 
 STEPS, TURN_STEPS = 150, 2
 

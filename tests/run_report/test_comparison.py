@@ -11,7 +11,7 @@ pytest.importorskip("numpy")
 import msgspec
 from msgspec import structs
 
-from primus.comparison.read_result import NO_SYSTEM
+from primus.comparison.results.run_result import NO_SYSTEM
 from primus.machine.facts import Device, MachineFacts, Software
 from primus.run_report.comparison import compare_runs
 from primus.runs.files import write_json, write_text

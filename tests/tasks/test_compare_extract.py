@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from primus.cli.main import main
-from primus.comparison.result import load_result
+from primus.comparison.results.result import load_result
 
 LINE = (
     " [2025-05-27 15:{minute:02}:{second:02}] iteration {step:8}/     100 | consumed samples: {samples:12}"

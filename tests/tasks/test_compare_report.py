@@ -19,14 +19,14 @@ from tests.browser import NAMES, dom
 from tests.comparison.fair_results import change_settings, make_result
 
 from primus.cli.main import main
-from primus.comparison.archive import LoadedResults
-from primus.comparison.cell_results import group_cells
-from primus.comparison.comparison_folder import ComparisonFolder
-from primus.comparison.comparison_report import ReportOptions, build_comparison_report
-from primus.comparison.comparison_tables import list_answers
-from primus.comparison.purge import find_purged_paths, remove_paths
-from primus.comparison.report_files import write_final_report
-from primus.comparison.result import save_result
+from primus.comparison.folder.archive import LoadedResults
+from primus.comparison.folder.comparison_folder import ComparisonFolder
+from primus.comparison.folder.purge import find_purged_paths, remove_paths
+from primus.comparison.report.cell_results import group_cells
+from primus.comparison.report.comparison_report import ReportOptions, build_comparison_report
+from primus.comparison.report.files import write_final_report
+from primus.comparison.report.tables import list_answers
+from primus.comparison.results.result import save_result
 
 TPRIMAT = {  # the example of its README
     "platform": "amd",
@@ -203,7 +203,7 @@ def test_places_without_results_and_damaged_archives_are_one_message(
 def test_a_result_that_fills_the_memory_is_skipped_and_an_archive_may_have_any_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("primus.comparison.archive.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("primus.comparison.folder.archive.MOST_BYTES", 1 << 20)
     save_result(make_result(), tmp_path / "one.json")
     with zipfile.ZipFile(tmp_path / "archive", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.write(tmp_path / "one.json", "other/results/one.json")

@@ -14,8 +14,8 @@ import pytest
 
 from fakes import cli
 from primus.cli.main import main
-from primus.comparison.archive import load_results
-from primus.comparison.result import load_result
+from primus.comparison.folder.archive import load_results
+from primus.comparison.results.result import load_result
 from primus.errors import PrimusError
 from primus.runs.store import list_runs
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from primus.comparison.log_result import LogFacts, list_notes, summarize_log
+from primus.comparison.results.log_result import LogFacts, list_notes, summarize_log
 from primus.errors import UsageError
 from primus.training_logs.find_logs import find_logs
 from primus.training_logs.read_log import TrainingLog, read_log

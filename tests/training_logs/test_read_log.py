@@ -20,7 +20,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from primus.comparison.log_result import LogFacts, list_notes, summarize_log
+from primus.comparison.results.log_result import LogFacts, list_notes, summarize_log
 from primus.errors import UsageError
 from primus.training_logs.log_stream import BLOCK
 from primus.training_logs.read_log import TrainingLog, list_readers, read_log

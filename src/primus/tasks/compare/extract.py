@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from primus.comparison.log_result import (
+from primus.comparison.results.log_result import (
     LogFacts,
     LogSummary,
     build_log_result,
@@ -17,7 +17,7 @@ from primus.comparison.log_result import (
     list_notes,
     summarize_log,
 )
-from primus.comparison.result import save_result
+from primus.comparison.results.result import save_result
 from primus.errors import UsageError
 from primus.report.table import format_number, format_table
 from primus.runs import store

@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from primus.comparison.mlperf_convergence import (
+from primus.comparison.mlperf.convergence import (
     ConvergedRun,
     ConvergenceCheck,
     check_convergence,
     read_converged_run,
     read_references,
 )
-from primus.comparison.mlperf_log import MlperfSubmission, format_mlperf_log
+from primus.comparison.mlperf.log import MlperfSubmission, format_mlperf_log
 from primus.errors import EXIT_FAILED, EXIT_OK, UsageError
 from primus.report.table import format_table
 from primus.runs import store

@@ -30,8 +30,8 @@ def run(options: Options, context: TaskContext) -> None:
         UsageError: No comparison is found, or another process uses one.
         PrimusError: A file cannot be removed.
     """
-    from primus.comparison.comparison_folder import list_comparison_folders
-    from primus.comparison.purge import find_purged_paths, remove_paths
+    from primus.comparison.folder.comparison_folder import list_comparison_folders
+    from primus.comparison.folder.purge import find_purged_paths, remove_paths
 
     folders = list_comparison_folders(Path(options.folder))
     if not folders:

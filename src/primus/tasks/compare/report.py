@@ -11,7 +11,7 @@ from primus.errors import UsageError
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
-    from primus.comparison.comparison_report import ReportOptions
+    from primus.comparison.report.comparison_report import ReportOptions
 
 SHIPPED = "shipped"
 
@@ -51,11 +51,11 @@ def run(options: Options, context: TaskContext) -> None:
         UnfitError: PNG files need a browser, and none is installed.
     """
     # Not for the commands that only list this task.
-    from primus.comparison.archive import load_results
-    from primus.comparison.cell_results import group_cells
-    from primus.comparison.comparison_report import build_comparison_report
-    from primus.comparison.comparison_tables import format_report_text
-    from primus.comparison.report_files import FORMATS, write_report_files
+    from primus.comparison.folder.archive import load_results
+    from primus.comparison.report.cell_results import group_cells
+    from primus.comparison.report.comparison_report import build_comparison_report
+    from primus.comparison.report.files import FORMATS, write_report_files
+    from primus.comparison.report.tables import format_report_text
 
     loaded = load_results([Path(each) for each in options.results])
     cells = group_cells(loaded)
@@ -67,9 +67,9 @@ def run(options: Options, context: TaskContext) -> None:
 
 
 def _read_options(options: Options) -> ReportOptions:
-    from primus.comparison.comparison_report import ReportOptions
-    from primus.comparison.efficiency import read_prices
-    from primus.comparison.published_results import read_published_results
+    from primus.comparison.report.comparison_report import ReportOptions
+    from primus.comparison.report.published_results import read_published_results
+    from primus.comparison.speed.efficiency import read_prices
 
     if options.target_loss is not None and not options.target_loss > 0:
         raise UsageError(f"--target-loss {options.target_loss:g}: not positive", "such as --target-loss 3.3")
@@ -83,7 +83,7 @@ def _read_options(options: Options) -> ReportOptions:
 
 
 def _choose_folder(options: Options) -> Path:
-    from primus.comparison.comparison_folder import REPORT
+    from primus.comparison.folder.comparison_folder import REPORT
 
     if options.output:
         return Path(options.output)

@@ -14,10 +14,10 @@ from primus.report import table
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
-    from primus.comparison.cells import MatrixCell
-    from primus.comparison.comparison_folder import ComparisonFolder
-    from primus.comparison.matrix import LoadedMatrix
-    from primus.comparison.result import ComparisonResult
+    from primus.comparison.folder.comparison_folder import ComparisonFolder
+    from primus.comparison.matrix.cells import MatrixCell
+    from primus.comparison.matrix.matrix import LoadedMatrix
+    from primus.comparison.results.result import ComparisonResult
 
 MOST_SHOWN = 60
 
@@ -67,8 +67,8 @@ class MatrixSummary(Struct, frozen=True, kw_only=True):
 
 def plan_notes(options: Options, context: TaskContext) -> Sequence[str]:
     """The command of each cell, for a dry run."""
-    from primus.comparison import cell_engines
-    from primus.comparison.cells import list_cells
+    from primus.comparison.matrix import cell_engines
+    from primus.comparison.matrix.cells import list_cells
 
     loaded = _load_matrix(options, context)
     cells = list_cells(loaded, context.environ, context.facts(), _count_processes(context), options.runtime)
@@ -91,10 +91,10 @@ def run(options: Options, context: TaskContext) -> int:
         UsageError: The matrix is invalid, its folder has results of another version of it, or another process runs it.
         PrimusError: A result cannot be written.
     """
-    from primus.comparison import cell_engines, cell_runs
-    from primus.comparison.cell_launch import CellHarness
-    from primus.comparison.cells import list_cells
-    from primus.comparison.comparison_folder import ComparisonFolder
+    from primus.comparison.folder.comparison_folder import ComparisonFolder
+    from primus.comparison.matrix import cell_engines, cell_runs
+    from primus.comparison.matrix.cell_launch import CellHarness
+    from primus.comparison.matrix.cells import list_cells
 
     if context.layout is not None and context.layout.nnodes > 1:
         raise UsageError(
@@ -132,7 +132,7 @@ def run(options: Options, context: TaskContext) -> int:
 
 def _write_report(folder: ComparisonFolder, context: TaskContext) -> None:
     """Write the page, and the picture if it can be drawn here: cells that are done are not failed by it."""
-    from primus.comparison.report_files import write_final_report
+    from primus.comparison.report.files import write_final_report
 
     try:
         written = write_final_report(folder)
@@ -161,7 +161,7 @@ def format_summary(summary: MatrixSummary) -> str:
 
 def _load_matrix(options: Options, context: TaskContext) -> LoadedMatrix:
     """The matrix, restricted to what the options name."""
-    from primus.comparison.matrix import load_matrix
+    from primus.comparison.matrix.matrix import load_matrix
 
     loaded = load_matrix(Path(options.matrix), context.environ)
     matrix = loaded.matrix

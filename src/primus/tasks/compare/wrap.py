@@ -39,8 +39,8 @@ def run(options: Options, context: TaskContext) -> None:
         UsageError: No comparison is found, or several for one --output.
         PrimusError: An archive cannot be written.
     """
-    from primus.comparison.archive import write_archive
-    from primus.comparison.comparison_folder import list_comparison_folders
+    from primus.comparison.folder.archive import write_archive
+    from primus.comparison.folder.comparison_folder import list_comparison_folders
 
     folders = list_comparison_folders(Path(options.folder))
     if not folders:

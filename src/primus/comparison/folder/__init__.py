@@ -1,0 +1,1 @@
+"""A comparison on disk: its folder, archives of it, and what a purge removes."""

@@ -1,0 +1,1 @@
+"""The cells of a matrix, their commands and their runs."""

@@ -1,0 +1,1 @@
+"""MLPerf: the log of a run for its checker, and the check of convergence."""

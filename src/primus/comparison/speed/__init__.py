@@ -1,0 +1,1 @@
+"""Speeds of cells and their ratios with intervals, and what tokens cost."""
