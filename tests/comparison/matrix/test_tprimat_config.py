@@ -111,7 +111,7 @@ def test_no_framework_that_has_a_driver_is_refused_as_one_without() -> None:
 
 @pytest.mark.parametrize("name", ["rival-cpu", "rival-llama3.1-8b", "rival-qwen2.5-7b"])
 def test_the_matrices_of_the_examples_are_valid(name: str) -> None:
-    loaded = load_matrix(Path(__file__).parents[2] / "examples" / f"{name}.yaml", {})
+    loaded = load_matrix(Path(__file__).parents[3] / "examples" / f"{name}.yaml", {})
     cells = list_cells(loaded, {}, MachineFacts(), 1)
     wrong = [cell.reason for cell in cells if cell.status == "refused" and "not installed" not in cell.reason]
     assert not wrong and len({cell.name for cell in cells}) == len(cells)
