@@ -26,7 +26,7 @@ from msgspec import structs
 from primus.comparison.folder.comparison_folder import ComparisonFolder
 from primus.comparison.matrix.cell_launch import CellHarness, launch_cells
 from primus.comparison.matrix.cells import list_cells
-from primus.comparison.matrix.matrix import load_matrix
+from primus.comparison.matrix.matrix_file import load_matrix
 from primus.comparison.results.result import ComparisonResult, ResultSteps
 from primus.comparison.results.run_result import read_result
 from primus.comparison.speed.cell_statistics import RatioEstimate, compare_times, find_warm_up, select_steady_times

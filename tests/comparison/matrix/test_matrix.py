@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from primus.comparison.matrix.matrix import flatten_engine_settings, load_matrix
+from primus.comparison.matrix.matrix import flatten_engine_settings
+from primus.comparison.matrix.matrix_file import load_matrix
 from primus.errors import UsageError
 
 MATRIX: dict[str, Any] = {

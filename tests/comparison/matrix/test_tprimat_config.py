@@ -8,7 +8,8 @@ import pytest
 
 from primus import registry
 from primus.comparison.matrix.cells import list_cells
-from primus.comparison.matrix.matrix import FOREIGN_FRAMEWORKS, load_matrix
+from primus.comparison.matrix.matrix import FOREIGN_FRAMEWORKS
+from primus.comparison.matrix.matrix_file import load_matrix
 from primus.errors import UsageError
 from primus.machine.facts import MachineFacts
 

@@ -17,14 +17,14 @@ from typing import Literal
 from msgspec import Struct
 
 import primus
-from primus.comparison.matrix.cells import RUNS, MatrixCell
-from primus.comparison.results.result import ComparisonResult, load_result, save_result
+from primus.comparison.results.result import ComparisonResult, ResultCell, load_result, save_result
 from primus.errors import PrimusError, UsageError
 from primus.runs import lock
 from primus.runs.files import read_json, write_json
 
 RECORD = "comparison.json"
 RESULTS = "results"
+RUNS = "runs"
 LOGS = "logs"
 REPORT = "report"
 
@@ -82,7 +82,7 @@ class ComparisonFolder:
         record = ComparisonRecord(name=name, matrix=matrix, text=text, cells=[*kept, *cells])
         write_json(self.path / RECORD, record)
 
-    def read_cell_result(self, cell: MatrixCell) -> ComparisonResult | None:
+    def read_cell_result(self, cell: ResultCell) -> ComparisonResult | None:
         """The result of a cell; None if it has none yet, or only a damaged one.
 
         Raises:
@@ -97,7 +97,7 @@ class ComparisonFolder:
             raise
         except PrimusError:  # a disk that was full, for example; the run is repeated
             return None
-        if found.state == "done" and found.cell.fingerprint != cell.place.fingerprint:
+        if found.state == "done" and found.cell.fingerprint != cell.fingerprint:
             raise UsageError(
                 f"{self.path} has a result of {cell.name} with other settings than the matrix has now",
                 "name another folder: --output, or delete the results: compare purge",

@@ -73,7 +73,7 @@ def _read_kept_results(
     cells: Sequence[MatrixCell], harness: CellHarness, repeat_disturbed: bool
 ) -> dict[str, ComparisonResult]:
     """The results of cells that do not run again."""
-    known = [(cell, harness.folder.read_cell_result(cell)) for cell in cells]
+    known = [(cell, harness.folder.read_cell_result(cell.place)) for cell in cells]
     done = [(cell, result) for cell, result in known if result is not None and result.state == "done"]
     # A cell is compared with those that it took turns with, so that all of them run again.
     again = {cell.turn_key for cell, result in done if repeat_disturbed and is_disturbed(result)}

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from primus import registry
+from primus.comparison.folder.comparison_folder import RUNS
 from primus.comparison.matrix.matrix import LoadedMatrix, MatrixModel, flatten_engine_settings, list_choices
 from primus.comparison.results.result import ResultCell
 from primus.engines.choice import choose_engine
@@ -34,8 +35,6 @@ WITHOUT_FILES = (
     "valid_data_path=null",
     "test_data_path=null",
 )
-RUNS = "runs"
-"""Folder of the run folders in that of the results."""
 RECORD_VARIABLE = "PRIMUS_RECORD_BATCHES"
 """As in primus.session.batch_record, which imports numpy."""
 ELSEWHERE = "run the same command on such a machine, or give its platform a runtime:; merge the results by compare wrap"

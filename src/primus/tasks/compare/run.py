@@ -161,7 +161,7 @@ def format_summary(summary: MatrixSummary) -> str:
 
 def _load_matrix(options: Options, context: TaskContext) -> LoadedMatrix:
     """The matrix, restricted to what the options name."""
-    from primus.comparison.matrix.matrix import load_matrix
+    from primus.comparison.matrix.matrix_file import load_matrix
 
     loaded = load_matrix(Path(options.matrix), context.environ)
     matrix = loaded.matrix
