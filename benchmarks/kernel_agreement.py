@@ -35,9 +35,12 @@ import torch  # noqa: E402
 from torch.utils.benchmark import Timer  # noqa: E402
 from train_speed import machine  # noqa: E402
 
-from primus.measure import collectives, gemm, memory, storage  # noqa: E402
-from primus.measure.attention import AttentionShape, create_inputs, find_attention  # noqa: E402
-from primus.measure.device import find_array_bytes  # noqa: E402
+from primus.measure.devices import memory  # noqa: E402
+from primus.measure.devices.device import find_array_bytes  # noqa: E402
+from primus.measure.kernels import gemm  # noqa: E402
+from primus.measure.kernels.attention import AttentionShape, create_inputs, find_attention  # noqa: E402
+from primus.measure.network import collectives  # noqa: E402
+from primus.measure.storage import storage  # noqa: E402
 from primus.measure.timing import Effort, create_clock, measure_call  # noqa: E402
 from primus.preflight.performance.storage_speed import parse_fio  # noqa: E402
 from primus.statistics import bootstrap_interval  # noqa: E402

@@ -21,9 +21,10 @@ import torch.distributed as dist
 
 from primus.errors import PrimusError
 from primus.machine.measurements import MeasurementPlan, list_pair_rounds
-from primus.measure import collectives, scan, suite
-from primus.measure.collectives import OPERATIONS, Buffers, RankGroup
-from primus.measure.endurance import EnduranceWorkload
+from primus.measure import suite
+from primus.measure.endurance.endurance import EnduranceWorkload
+from primus.measure.network import collectives, scan
+from primus.measure.network.collectives import OPERATIONS, Buffers, RankGroup
 from primus.runs.attempt import Attempt, RankPlace
 from primus.runs.store import Run
 

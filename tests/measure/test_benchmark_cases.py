@@ -9,19 +9,19 @@ import torch
 from msgspec import structs
 
 from primus.config.load import load_model
-from primus.measure import collectives
-from primus.measure.attention import (
+from primus.measure.kernels.attention import (
     AttentionShape,
     count_wrong,
     create_inputs,
     find_attention,
     make_window_mask,
 )
-from primus.measure.collectives import OPERATIONS
-from primus.measure.dense_layer import DenseLayer
-from primus.measure.gemm import GemmShape
-from primus.measure.group_collectives import list_groups
-from primus.measure.model_gemm import list_dense_products, list_head_products, list_moe_products
+from primus.measure.kernels.dense_layer import DenseLayer
+from primus.measure.kernels.gemm import GemmShape
+from primus.measure.kernels.model_gemm import list_dense_products, list_head_products, list_moe_products
+from primus.measure.network import collectives
+from primus.measure.network.collectives import OPERATIONS
+from primus.measure.network.group_collectives import list_groups
 from primus.model import count_parameters
 from primus.model_layers import mixer_size
 

@@ -11,9 +11,10 @@ from msgspec import structs
 
 from fakes.clocks import BRIEF, DeviceClock
 from primus.benchmark import BenchmarkRank, BenchmarkResult, DevicePeaks, MeasuredCall
-from primus.measure import device_peaks, gemm
-from primus.measure.device import share_cores
-from primus.measure.roofline import build_row, find_bound
+from primus.measure.devices import device_peaks
+from primus.measure.devices.device import share_cores
+from primus.measure.devices.roofline import build_row, find_bound
+from primus.measure.kernels import gemm
 from primus.measure.timing import EventClock, HostClock, measure_call, summarize_samples
 from primus.report.benchmark_table import describe_result
 
@@ -142,7 +143,7 @@ def test_a_turn_of_the_peak_without_other_work_does_not_count_more_than_the_othe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = iter([*(time for turn in range(9) for time in (turn, turn + 0.5)), 9.0, 9.001])
-    monkeypatch.setattr("primus.measure.device_peaks.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("primus.measure.devices.device_peaks.time.perf_counter", lambda: next(now))
     turns = device_peaks.PeakTurns(lambda rounds: 1e12, 1)
     turns.measure()
     assert turns.tflops == 2.0, "a product is compared by its median, too"

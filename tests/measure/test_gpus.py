@@ -18,9 +18,10 @@ from fakes import cli
 from machine.test_health import LISTED, METRIC, amd_smi, machine
 from primus.machine.health import DeviceHealth, read_health
 from primus.machine.probe import probe
-from primus.measure import gemm, memory
-from primus.measure.device import find_cache_bytes, find_free_bytes
-from primus.measure.device_peaks import find_device_peaks
+from primus.measure.devices import memory
+from primus.measure.devices.device import find_cache_bytes, find_free_bytes
+from primus.measure.devices.device_peaks import find_device_peaks
+from primus.measure.kernels import gemm
 from primus.measure.timing import QUICK, create_clock, measure_call
 from primus.session import torch_processes
 

@@ -15,8 +15,8 @@ import pytest
 from primus.cli.main import main
 from primus.errors import PrimusError
 from primus.runs import lock
-from primus.tuning import hipblaslt
-from primus.tuning.claim import claim_host, claim_work
+from primus.tuning.gemm import hipblaslt
+from primus.tuning.search.claim import claim_host, claim_work
 
 BENCH = """\
 #!/bin/sh

@@ -17,7 +17,7 @@ import pytest
 from machines.tree import HERE
 from primus.cli.main import main
 from primus.runs.tuned_files import find_store
-from primus.tuning.tunableop import parse_results
+from primus.tuning.gemm.tunableop import parse_results
 
 TORCH = """\
 from types import SimpleNamespace

@@ -16,7 +16,7 @@ from primus.errors import PrimusError, UsageError
 from primus.process import run_command
 
 if TYPE_CHECKING:
-    from primus.measure.attention import AttentionShape
+    from primus.measure.kernels.attention import AttentionShape
 
 BACKENDS = ("math", "flash", "efficient", "cudnn", "default", "flash_attn", "aiter", "ck")
 MODELS = {
@@ -179,7 +179,7 @@ def _read_shapes(options: Options) -> list[AttentionHeads]:
 
 def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRow]:
     """A row for each implementation, size and direction; one that fails is a row with its error."""
-    from primus.measure.attention import AttentionShape, measure_attention
+    from primus.measure.kernels.attention import AttentionShape, measure_attention
 
     sizes = itertools.product(_list_heads(options), parse_sizes(options.batch, "--batch"))
     for (heads, batch), backend in itertools.product(sizes, _list_backends(options)):
@@ -197,7 +197,7 @@ def _measure_ck(
     options: Options, context: BenchmarkContext, model: str, shape: AttentionShape, *, is_backward: bool
 ) -> BenchmarkRow:
     """The row of a program of Composable Kernel, which times the kernel itself."""
-    from primus.measure.timed_passes import measure_passes
+    from primus.measure.storage.timed_passes import measure_passes
 
     words = [
         f"tile_example_fmha_{'bwd' if is_backward else 'fwd'}",

@@ -37,7 +37,7 @@ def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRo
     """A row for writing, with a sync of the files, and one for reading; each rank has its own part of the state."""
     import torch
 
-    from primus.measure.timed_passes import measure_passes
+    from primus.measure.storage.timed_passes import measure_passes
 
     size = (options.size_mib or (32 if options.quick else 1024)) << 20
     parent = Path(os.path.expanduser(options.folder or options.workspace)).resolve()

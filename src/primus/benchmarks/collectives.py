@@ -121,7 +121,7 @@ def _list_sizes(options: Options) -> list[int]:
 
 def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRow]:
     """A row for each operation, size and group, on the first rank of the group."""
-    from primus.measure.group_collectives import CollectiveCases, CollectiveEffort, measure_collectives
+    from primus.measure.network.group_collectives import CollectiveCases, CollectiveEffort, measure_collectives
 
     effort = CollectiveEffort(
         warm_up_calls=5 if options.quick else options.warmup,

@@ -60,7 +60,7 @@ def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRo
 
 def _measure_workers(options: Options, context: BenchmarkContext, dataset: object, num_workers: int) -> BenchmarkRow:
     from primus.data.training.loader import Batches
-    from primus.measure.timed_passes import measure_passes
+    from primus.measure.storage.timed_passes import measure_passes
 
     step = options.mbs * options.micro_batches * context.world_size
     waits_s: list[float] = []

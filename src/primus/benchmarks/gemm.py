@@ -46,7 +46,7 @@ def _list_shapes(options: Options) -> list[tuple[int, int, int]]:
 
 def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRow]:
     """A row for each data type and shape."""
-    from primus.measure.gemm import GemmShape, measure_product
+    from primus.measure.kernels.gemm import GemmShape, measure_product
 
     for dtype, shape in itertools.product(options.dtype, _list_shapes(options)):
         yield from measure_product(context, GemmShape(*shape, options.trans_a, options.trans_b), dtype)

@@ -98,7 +98,7 @@ def _make_spec(options: Options) -> ModelSpec:
 
 def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRow]:
     """A row for each product and direction, and their sums; tokens are evenly distributed over the experts."""
-    from primus.measure.model_gemm import list_head_products, list_moe_products, measure_layer_products
+    from primus.measure.kernels.model_gemm import list_head_products, list_moe_products, measure_layer_products
 
     spec, tokens = _make_spec(options), options.mbs * options.seqlen
     for dtype in options.dtype:

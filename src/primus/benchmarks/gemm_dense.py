@@ -79,7 +79,7 @@ def _make_spec(options: Options) -> ModelSpec:
 
 def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRow]:
     """A row for each product and direction, and their sums."""
-    from primus.measure.model_gemm import list_dense_products, list_head_products, measure_layer_products
+    from primus.measure.kernels.model_gemm import list_dense_products, list_head_products, measure_layer_products
 
     spec, tokens = _make_spec(options), options.mbs * options.seqlen
     for dtype in options.dtype:

@@ -44,7 +44,7 @@ def _distribute_tokens(options: Options) -> list[int]:
 
 def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRow]:
     """A row for each data type and kind of call."""
-    from primus.measure.model_gemm import measure_grouped_product
+    from primus.measure.kernels.model_gemm import measure_grouped_product
 
     for dtype in options.dtype:
         for is_grouped in (True, False):

@@ -39,6 +39,6 @@ def check_options(options: Options) -> None:
 
 def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRow]:
     """A row for each operator and direction, and for the whole layer."""
-    from primus.measure.dense_layer import measure_layer
+    from primus.measure.kernels.dense_layer import measure_layer
 
     yield from measure_layer(context, load_model(options.model), options.mbs, options.seqlen, options.dtype)

@@ -43,8 +43,8 @@ def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRo
 
 def _measure_kernels(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRow]:
     """Kernels on three arrays of fp32; the arrays exceed the cache, so that every call finds it cold."""
-    from primus.measure import memory
-    from primus.measure.device import find_array_bytes
+    from primus.measure.devices import memory
+    from primus.measure.devices.device import find_array_bytes
 
     cache_bytes = context.cache_bytes
     if options.array_mib is None:

@@ -43,7 +43,7 @@ def _find_size(options: Options) -> int:
 
 def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRow]:
     """A row for each pattern."""
-    from primus.measure.storage import measure_folder
+    from primus.measure.storage.storage import measure_folder
 
     folder = Path(os.path.expanduser(options.folder or options.workspace)).resolve()
     longest_s = min(options.duration, 0.2) if options.quick else options.duration

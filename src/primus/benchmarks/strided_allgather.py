@@ -36,7 +36,7 @@ def check_options(options: Options) -> None:
 
 def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRow]:
     """A row for each size and group."""
-    from primus.measure.group_collectives import CollectiveCases, CollectiveEffort, measure_collectives
+    from primus.measure.network.group_collectives import CollectiveCases, CollectiveEffort, measure_collectives
 
     effort = CollectiveEffort(warm_up_calls=options.warmup, calls=options.iters, longest_s=options.duration)
     # Of the largest group; the size of a collective is that of what all ranks of a group receive.

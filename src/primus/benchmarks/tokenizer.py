@@ -57,7 +57,7 @@ def _read_texts(options: Options) -> list[str]:
 def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRow]:
     """One row; each rank encodes the same text."""
     from primus.data.tokenizers.load import load_tokenizer
-    from primus.measure.timed_passes import measure_passes
+    from primus.measure.storage.timed_passes import measure_passes
 
     assert options.tokenizer is not None
     tokenizer, texts = load_tokenizer(options.tokenizer), _read_texts(options)

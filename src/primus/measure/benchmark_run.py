@@ -33,12 +33,13 @@ from primus.benchmark import (
 from primus.errors import EXIT_TIMED_OUT, PrimusError
 from primus.machine.probe import probe
 from primus.machine.profile import find_profile_by_name
-from primus.measure import collectives, telemetry
-from primus.measure.collectives import RankGroup
-from primus.measure.device import find_array_bytes, find_cache_bytes, find_free_bytes, own_device, share_cores
-from primus.measure.device_peaks import create_peak_turns, find_device_peaks
-from primus.measure.rank_groups import join_all_ranks, list_nodes, read_first_line, read_library_versions
-from primus.measure.roofline import build_row
+from primus.measure.devices import telemetry
+from primus.measure.devices.device import find_array_bytes, find_cache_bytes, find_free_bytes, own_device, share_cores
+from primus.measure.devices.device_peaks import create_peak_turns, find_device_peaks
+from primus.measure.devices.roofline import build_row
+from primus.measure.network import collectives
+from primus.measure.network.collectives import RankGroup
+from primus.measure.network.rank_groups import join_all_ranks, list_nodes, read_first_line, read_library_versions
 from primus.measure.timing import QUICK, Effort, create_clock, measure_call
 from primus.measure.watchdog import Watchdog
 from primus.process import measure_core_wait

@@ -25,11 +25,14 @@ from primus.machine.measurements import (
     RankResult,
     list_pair_rounds,
 )
-from primus.measure import collectives, endurance, gemm, memory, scan
-from primus.measure.collectives import RankGroup
-from primus.measure.device import find_array_bytes, find_cache_bytes, find_free_bytes, own_device
-from primus.measure.endurance import WORKLOAD, EnduranceWorkload
-from primus.measure.rank_groups import (
+from primus.measure.devices import memory
+from primus.measure.devices.device import find_array_bytes, find_cache_bytes, find_free_bytes, own_device
+from primus.measure.endurance import endurance
+from primus.measure.endurance.endurance import WORKLOAD, EnduranceWorkload
+from primus.measure.kernels import gemm
+from primus.measure.network import collectives, scan
+from primus.measure.network.collectives import RankGroup
+from primus.measure.network.rank_groups import (
     create_group,
     join_all_ranks,
     list_nodes,

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from primus.config.schema import Trainer
 from primus.errors import PrimusError
 from primus.machine.facts import DeviceKind
-from primus.measure.device import own_device, share_cores
+from primus.measure.devices.device import own_device, share_cores
 from primus.runs.attempt import Attempt
 from primus.session.rates import read_peak_host_memory
 from primus.session.session import EngineInfo

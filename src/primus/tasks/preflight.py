@@ -32,7 +32,7 @@ REFERENCE_FRAMEWORKS = PlugInKind[ReferenceFramework]("frameworks", ReferenceFra
 def work(attempt: Attempt) -> None:
     """Measure, as one rank of the run that `--perf` starts."""
     from primus.measure import suite
-    from primus.measure.endurance import EnduranceWorkload
+    from primus.measure.endurance.endurance import EnduranceWorkload
 
     train = registry.load_plug_in(REFERENCE_FRAMEWORKS, "native").train_reference
     suite.run(attempt, session.build_worker_config(attempt), EnduranceWorkload(train=train))

@@ -14,7 +14,7 @@ from primus.config.schema import Experiment
 from primus.frameworks.native.engine.fake_step import run_fake_step
 from primus.frameworks.native.engine.model import build_model
 from primus.frameworks.native.engine.step import prepare_model
-from primus.measure.product_recorder import ProductRecorder
+from primus.tuning.gemm.product_recorder import ProductRecorder
 
 
 def load(folder: Path, model: str, **settings: Any) -> Experiment:

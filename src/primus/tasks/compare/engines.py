@@ -7,6 +7,16 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from primus.comparison.engines.engine_runs import FLOAT64, take_float64_steps, take_steps
+from primus.comparison.engines.parity import (
+    BFLOAT16,
+    FLOAT32,
+    EngineParity,
+    EngineSteps,
+    ParityTolerance,
+    compare_steps,
+)
+from primus.comparison.engines.picture import draw_parity
 from primus.config.schedule import find_decay_end
 from primus.config.schema import Trainer
 from primus.config.source import format_yaml_value
@@ -18,8 +28,6 @@ from primus.report.charts import select_wide
 from primus.runs import store
 from primus.runs.files import to_json, write_text
 from primus.task import TaskContext
-from primus.tasks.compare import _engine_runs, _parity, _picture
-from primus.tasks.compare._parity import EngineParity, EngineSteps, ParityTolerance
 
 OVERRIDES = True
 
@@ -81,7 +89,7 @@ def run(options: Options, context: TaskContext) -> int:
     for name in names:
         context.say(f"{name}: training {options.steps} step{'s' if options.steps > 1 else ''}")
         words = [*overrides, "--exp_name", f"compare-{experiment.exp_name}-{name}"]
-        taken.append(_engine_runs.take_steps(name, file, experiment.stage, words, context))
+        taken.append(take_steps(name, file, experiment.stage, words, context))
         context.say(f"{name}: {_format_end(taken[-1])}")
         # After each engine: what was measured is kept, however the others end.
         comparison = compare_engines(taken, tolerance, folder)
@@ -91,12 +99,12 @@ def run(options: Options, context: TaskContext) -> int:
     if taken[-1].interrupted_by is None and any(each.first_step_above for each in comparison.engines):
         if experiment.trainer.training.init == "engine" and experiment.trainer.checkpoint.load is None:
             problem = "init: engine: each engine draws weights of its own, and so does native; set init: primus"
-            truth = EngineSteps(engine=_engine_runs.FLOAT64, problem=problem)
+            truth = EngineSteps(engine=FLOAT64, problem=problem)
         else:
             context.say("engines disagree: training native in float64, which judges them")
             words = [*overrides, "--exp_name", f"compare-{experiment.exp_name}-float64"]
             judged = next(each for each in taken if each.losses)
-            truth = _engine_runs.take_float64_steps(file, experiment.stage, words, context, judged)
+            truth = take_float64_steps(file, experiment.stage, words, context, judged)
         context.say(f"{truth.engine}: {_format_end(truth)}")
         comparison = compare_engines(taken, tolerance, folder, truth)
         _write_files(comparison, [*taken, truth], folder)
@@ -118,7 +126,7 @@ def compare_engines(
         reference=reference.engine if reference else None,
         tolerance=tolerance,
         reference_steps=reference,
-        engines=[_parity.compare_steps(reference or nothing, each, tolerance) for each in others],
+        engines=[compare_steps(reference or nothing, each, tolerance) for each in others],
         output=str(folder),
         float64_problem=truth.problem if truth else "",
     )
@@ -222,7 +230,7 @@ def _list_run_settings(trainer: Trainer, steps: int) -> list[str]:
 
 
 def _choose_tolerance(options: Options, *, is_bf16: bool) -> ParityTolerance:
-    default = _parity.BFLOAT16 if is_bf16 else _parity.FLOAT32
+    default = BFLOAT16 if is_bf16 else FLOAT32
     if options.tolerance is None:
         return default
     first = min(default.first_loss, options.tolerance)
@@ -240,7 +248,7 @@ def _write_files(comparison: EngineComparison, taken: Sequence[EngineSteps], fol
     if reference is None:
         return
     others = [each for each in taken if each is not reference and each.losses]
-    picture = _picture.draw_parity(reference, others, comparison.tolerance)
+    picture = draw_parity(reference, others, comparison.tolerance)
     write_text(folder / "comparison.svg", select_wide(picture) + "\n")
     text = page.make_element("pre", format_comparison(comparison))
     runs = page.make_table(("engine", "run"), [(each.engine, each.run or "-") for each in taken])

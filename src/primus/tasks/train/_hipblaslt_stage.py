@@ -25,7 +25,7 @@ from primus.plan import LaunchJob, Variable
 from primus.runs.files import write_text
 from primus.runs.tuned_files import check_override_is_read
 from primus.task import TASKS, TaskContext
-from primus.tuning import hipblaslt
+from primus.tuning.gemm import hipblaslt
 
 SWITCH = "PRIMUS_HIPBLASLT_TUNING"
 STAGE = "PRIMUS_HIPBLASLT_TUNING_STAGE"

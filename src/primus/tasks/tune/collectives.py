@@ -11,8 +11,7 @@ from msgspec import Meta, Struct
 from primus import experiment
 from primus.errors import UnfitError, UsageError
 from primus.task import TaskContext
-from primus.tasks.tune import _search
-from primus.tuning import halving
+from primus.tuning.search import halving, search
 
 OVERRIDES = True
 ALGORITHMS = ("Ring", "Tree")
@@ -49,13 +48,13 @@ def run(options: Options, context: TaskContext) -> None:
         PrimusError: No trial gave a result.
     """
     _check_library(options, context)
-    result = _search.run_search(_build_request(options), context)
-    context.result(result, _search.format_search_result(result))
+    result = search.run_search(_build_request(options), context)
+    context.result(result, search.format_search_result(result))
 
 
 def plan_notes(options: Options, context: TaskContext) -> Sequence[str]:
     """What a dry run prints."""
-    return _search.list_plan_notes(_build_request(options), context)
+    return search.list_plan_notes(_build_request(options), context)
 
 
 def _check_library(options: Options, context: TaskContext) -> None:
@@ -71,11 +70,11 @@ def _check_library(options: Options, context: TaskContext) -> None:
         raise UsageError("deterministic: true needs NCCL_ALGO=Ring", "tune without it")
 
 
-def _build_request(options: Options) -> _search.SearchRequest:
+def _build_request(options: Options) -> search.SearchRequest:
     keys = [f"env.NCCL_ALGO={','.join(options.algorithms)}", f"env.NCCL_PROTO={','.join(options.protocols)}"]
     if options.channels:
         keys.append(f"env.NCCL_MIN_NCHANNELS={','.join(map(str, options.channels))}")
-    return _search.SearchRequest(
+    return search.SearchRequest(
         config=options.config,
         keys=tuple(keys),
         metric="tokens_per_s",

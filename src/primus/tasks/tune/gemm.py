@@ -10,12 +10,12 @@ from typing import Any
 from primus.errors import UsageError
 from primus.runs import tuned_files
 from primus.task import TaskContext
-from primus.tasks.tune import _gpu_search, _products
-from primus.tasks.tune._gemm_options import GemmOptions
-from primus.tasks.tune._gpu_tuner import GpuTuner
-from primus.tasks.tune._hipblaslt import HipblasltTuner
-from primus.tasks.tune._tunableop import TunableOpTuner, is_record
-from primus.tuning.hipblaslt import PROGRAM
+from primus.tuning.gemm import gpu_search, traced_products
+from primus.tuning.gemm.gpu_tuner import GpuTuner
+from primus.tuning.gemm.hipblaslt import PROGRAM
+from primus.tuning.gemm.hipblaslt_tuner import HipblasltTuner
+from primus.tuning.gemm.options import GemmOptions
+from primus.tuning.gemm.tunableop_tuner import TunableOpTuner, is_record
 
 Options = GemmOptions
 OVERRIDES = True
@@ -34,14 +34,14 @@ def run(options: GemmOptions, context: TaskContext) -> None:
     if options.config is None and context.overrides:
         raise UsageError(f"{context.overrides[0]} changes an experiment, and none is given", "add --config FILE")
     if options.config is not None:
-        _products.check_accelerators(options, context)
-    _gpu_search.tune_on_gpus(_choose_tuner(options, context), options, context)
+        traced_products.check_accelerators(options, context)
+    gpu_search.tune_on_gpus(_choose_tuner(options, context), options, context)
 
 
 def plan_notes(options: GemmOptions, context: TaskContext) -> Sequence[str]:
     """What a dry run prints."""
     tuner = _choose_tuner(options, context)
-    name = "" if options.config is None else _products.resolve_experiment(options, context).experiment.exp_name
+    name = "" if options.config is None else traced_products.resolve_experiment(options, context).experiment.exp_name
     notes = [f"tunes the products of {', '.join(options.shapes) or name} by {tuner.name} into {tuner.output}"]
     if name:
         notes.append(f"later runs use {tuned_files.find_store(context.environ)}/{tuner.kind}-*.json if it is faster")

@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from primus.task import TaskContext
-from primus.tasks.tune import _search
+from primus.tuning.search import search
 
 OVERRIDES = True
 
@@ -37,17 +37,17 @@ def run(options: Options, context: TaskContext) -> None:
         UsageError: The experiment, a key or the metric is invalid, or the search is running already.
         PrimusError: No run gave a result.
     """
-    result = _search.run_search(_build_request(options), context)
-    context.result(result, _search.format_search_result(result))
+    result = search.run_search(_build_request(options), context)
+    context.result(result, search.format_search_result(result))
 
 
 def plan_notes(options: Options, context: TaskContext) -> Sequence[str]:
     """What a dry run prints."""
-    return _search.list_plan_notes(_build_request(options), context)
+    return search.list_plan_notes(_build_request(options), context)
 
 
-def _build_request(options: Options) -> _search.SearchRequest:
-    return _search.SearchRequest(
+def _build_request(options: Options) -> search.SearchRequest:
+    return search.SearchRequest(
         config=options.config,
         keys=options.keys,
         metric=options.metric,

@@ -1,0 +1,1 @@
+"""Engines that train one experiment, compared step by step."""

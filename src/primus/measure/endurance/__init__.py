@@ -1,0 +1,1 @@
+"""Long tests under load: burn-in, host memory, a reference training."""

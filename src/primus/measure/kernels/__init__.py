@@ -1,0 +1,1 @@
+"""What a device computes: matrix products, attention, a layer."""

@@ -1,0 +1,1 @@
+"""What ranks exchange: groups of them, collectives, and pairs."""

@@ -1,0 +1,1 @@
+"""Speed of folders, and of passes that time themselves."""

@@ -1,0 +1,1 @@
+"""Searches for settings by short measured trials: their studies, and successive halving."""
