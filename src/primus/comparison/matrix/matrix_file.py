@@ -11,7 +11,6 @@ import msgspec
 from msgspec import structs
 
 from primus import registry
-from primus.framework import FRAMEWORKS
 from primus.comparison.matrix.matrix import (
     ENGINE_GROUP,
     FOREIGN_FRAMEWORKS,
@@ -29,6 +28,7 @@ from primus.comparison.matrix.tprimat_config import read_tprimat_matrix
 from primus.config.schema import OWNERS
 from primus.config.source import read_yaml, strip_origins
 from primus.errors import UsageError, did_you_mean
+from primus.framework import FRAMEWORKS
 from primus.redaction import redact_value
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
