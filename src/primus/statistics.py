@@ -114,14 +114,13 @@ def bootstrap_ratio(
     block: int | None = 1,
     level: float = 0.95,
     resamples: int = NUM_RESAMPLES,
-    seed: int = SEED,
 ) -> Interval:
     """Interval of the ratio of a statistic of two independent samples of positive values.
 
     The arguments are those of `bootstrap_interval`.
     """
     lengths = [choose_block_length(each) if block is None else block for each in (numerator, denominator)]
-    rng = random.Random(seed)
+    rng = random.Random(SEED)
     found = sorted(
         statistic(_resample_blocks(numerator, lengths[0], rng))
         / statistic(_resample_blocks(denominator, lengths[1], rng))

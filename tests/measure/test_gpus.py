@@ -22,7 +22,7 @@ from primus.measure.devices import memory
 from primus.measure.devices.device import find_cache_bytes, find_free_bytes
 from primus.measure.devices.device_peaks import find_device_peaks
 from primus.measure.kernels import gemm
-from primus.measure.timing import QUICK, create_clock, measure_call
+from primus.measure.timing import QUICK, MeasuredDevice, create_clock, measure_call
 from primus.session import torch_processes
 
 pytestmark = pytest.mark.native
@@ -65,7 +65,7 @@ def test_a_product_is_right_and_not_faster_than_its_device(dtype: gemm.Dtype, na
     clock, most = create_clock(device), find_most_bytes(device)
     cache_bytes = find_cache_bytes(device, None)
     size = 256 if name == "cpu" else 8192
-    found = gemm.run(device, size, dtype, clock, QUICK, cache_bytes=cache_bytes, max_bytes=most)
+    found = gemm.run(MeasuredDevice(device, clock, QUICK, cache_bytes, most), size, dtype)
     assert (found.problem, found.wrong) == ("", 0) and 0 < found.value < math.inf
     if name == "cuda":
         # Products of fp32 may use tf32, if the user's settings of PyTorch say so; here they do not.
@@ -84,7 +84,7 @@ def test_memory_is_right_and_not_faster_than_its_device(name: str) -> None:
     device = torch.device(name)
     clock, most = create_clock(device), find_most_bytes(device)
     cache_bytes = find_cache_bytes(device, None)
-    found = list(memory.run(device, clock, QUICK, cache_bytes=cache_bytes, max_bytes=most))
+    found = list(memory.run(MeasuredDevice(device, clock, QUICK, cache_bytes, most)))
     assert [figure.test for figure in found] == [f"memory_{kernel}" for kernel in memory.KERNELS]
     assert not [figure for figure in found if figure.problem or not 0 < figure.value < math.inf]
     if name == "cuda":  # the small arrays of a CPU are in its cache

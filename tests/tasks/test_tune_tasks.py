@@ -168,10 +168,10 @@ def test_collectives_of_gloo_have_nothing_to_tune(capsys: pytest.CaptureFixture[
 STOPPED_SEARCH = """
 import os, sys, types
 from pathlib import Path
-from primus.tuning.search.training import run_training
+from primus.tuning.search.training import TrialTraining, run_training
 sys.executable = sys.argv[1]
 context = types.SimpleNamespace(layout=None, overrides=[], environ=dict(os.environ))
-run_training("night.yaml", context, {}, Path("output"), limit_s=60)
+run_training(TrialTraining(config="night.yaml", workspace=Path("output"), limit_s=60), context)
 """
 STOPPED_COMPARISON = """
 import sys

@@ -197,7 +197,7 @@ def _measure_ck(
     options: Options, context: BenchmarkContext, model: str, shape: AttentionShape, *, is_backward: bool
 ) -> BenchmarkRow:
     """The row of a program of Composable Kernel, which times the kernel itself."""
-    from primus.measure.storage.timed_passes import measure_passes
+    from primus.measure.storage.timed_passes import PassAmount, measure_passes
 
     words = [
         f"tile_example_fmha_{'bwd' if is_backward else 'fwd'}",
@@ -217,11 +217,13 @@ def _measure_ck(
         context,
         shape.describe_case("ck", options.dtype, is_backward=is_backward, model=model),
         run_pass,
-        amount=shape.count_flop(is_backward=is_backward) / 1e12,
-        unit="TFLOP/s",
+        PassAmount(
+            shape.count_flop(is_backward=is_backward) / 1e12,
+            "TFLOP/s",
+            "ck: FLOP as for the others / median of the times that the program of Composable Kernel prints",
+        ),
         longest_s=options.duration,
         most_passes=CK_PASSES,
-        convention="ck: FLOP as for the others / median of the times that the program of Composable Kernel prints",
     )
 
 

@@ -37,7 +37,7 @@ def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRo
     """A row for writing, with a sync of the files, and one for reading; each rank has its own part of the state."""
     import torch
 
-    from primus.measure.storage.timed_passes import measure_passes
+    from primus.measure.storage.timed_passes import PassAmount, measure_passes
 
     size = (options.size_mib or (32 if options.quick else 1024)) << 20
     parent = Path(os.path.expanduser(options.folder or options.workspace)).resolve()
@@ -63,12 +63,14 @@ def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRo
                 context,
                 {"direction": direction, "state_mib": size / 2**20, "folder": str(parent)},
                 run_pass,
-                amount=sum(tensor.nbytes for tensor in state.values()) / 1e9,
-                unit="GB/s",
+                PassAmount(
+                    sum(tensor.nbytes for tensor in state.values()) / 1e9,
+                    "GB/s",
+                    "bytes of the state of this rank / median time; a write ends with a sync of its files; a "
+                    "read starts without the page cache, where the system allows that",
+                ),
                 longest_s=min(options.duration, 0.2) if options.quick else options.duration,
                 most_passes=MOST_PASSES,
-                convention="bytes of the state of this rank / median time; a write ends with a sync of its files; a "
-                "read starts without the page cache, where the system allows that",
             )
     finally:
         shutil.rmtree(path, ignore_errors=True)

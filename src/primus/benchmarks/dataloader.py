@@ -60,7 +60,7 @@ def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRo
 
 def _measure_workers(options: Options, context: BenchmarkContext, dataset: object, num_workers: int) -> BenchmarkRow:
     from primus.data.training.loader import Batches
-    from primus.measure.storage.timed_passes import measure_passes
+    from primus.measure.storage.timed_passes import PassAmount, measure_passes
 
     step = options.mbs * options.micro_batches * context.world_size
     waits_s: list[float] = []
@@ -92,10 +92,12 @@ def _measure_workers(options: Options, context: BenchmarkContext, dataset: objec
                 "workers": num_workers,
             },
             run_pass,
-            amount=float(STEPS_OF_PASS * options.mbs * options.micro_batches * options.seqlen),
-            unit="tokens/s",
+            PassAmount(
+                float(STEPS_OF_PASS * options.mbs * options.micro_batches * options.seqlen),
+                "tokens/s",
+                "tokens of this rank / median time of several next(), while nothing else computes",
+            ),
             longest_s=min(options.duration, 0.2) if options.quick else options.duration,
-            convention="tokens of this rank / median time of several next(), while nothing else computes",
         )
     if row.timing is None:
         return row

@@ -57,7 +57,7 @@ def _read_texts(options: Options) -> list[str]:
 def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRow]:
     """One row; each rank encodes the same text."""
     from primus.data.tokenizers.load import load_tokenizer
-    from primus.measure.storage.timed_passes import measure_passes
+    from primus.measure.storage.timed_passes import PassAmount, measure_passes
 
     assert options.tokenizer is not None
     tokenizer, texts = load_tokenizer(options.tokenizer), _read_texts(options)
@@ -73,10 +73,10 @@ def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRo
         context,
         {"tokenizer": options.tokenizer, "documents": len(texts), "text_mib": round(text_bytes / 2**20, 3)},
         run_pass,
-        amount=float(tokens),
-        unit="tokens/s",
+        PassAmount(
+            float(tokens), "tokens/s", "tokens of all documents / median time of a batch; all CPUs of this process"
+        ),
         longest_s=min(options.duration, 0.2) if options.quick else options.duration,
-        convention="tokens of all documents / median time of a batch; all CPUs of this process",
     )
     if row.timing is not None:
         seconds = row.timing.median_s

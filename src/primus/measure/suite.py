@@ -39,7 +39,7 @@ from primus.measure.network.rank_groups import (
     read_first_line,
     read_library_versions,
 )
-from primus.measure.timing import FULL, LONG_ENOUGH, QUICK, Effort, create_clock, limit_effort
+from primus.measure.timing import FULL, LONG_ENOUGH, QUICK, Effort, MeasuredDevice, create_clock, limit_effort
 from primus.measure.watchdog import Watchdog
 from primus.process import count_usable_cpus
 from primus.report import table
@@ -199,26 +199,24 @@ class Suite:
         return figure is not None
 
     def _measure_figures(self, name: str) -> Iterator[MeasuredFigure]:
-        device, clock, asked = self._device, self._clock, self._asked
-        cache_bytes, max_bytes, effort = (
-            self._count_cache_bytes(),
-            self._count_array_bytes(),
-            self._scale_effort(LONG_ENOUGH),
+        measured = MeasuredDevice(
+            device=self._device,
+            clock=self._clock,
+            effort=self._scale_effort(FULL if name == "gemm" else LONG_ENOUGH),
+            cache_bytes=find_cache_bytes(self._device, self._asked.last_level_cache_bytes),
+            max_bytes=self._count_array_bytes(),
         )
         if name == "sanity":
-            yield _check_sanity(device)
+            yield _check_sanity(self._device)
         elif name == "gemm":
-            longest = self._scale_effort(FULL)
-            yield gemm.run(
-                device, asked.gemm_size, asked.dtype, clock, longest, cache_bytes=cache_bytes, max_bytes=max_bytes
-            )
+            yield gemm.run(measured, self._asked.gemm_size, self._asked.dtype)
         elif name == "memory":
-            yield from memory.run(device, clock, effort, cache_bytes=cache_bytes, max_bytes=max_bytes)
-        elif device.type == "cuda":
-            yield from memory.measure_host_copies(device, clock, effort, COPY_BYTES)
+            yield from memory.run(measured)
+        elif self._device.type == "cuda":
+            yield from memory.measure_host_copies(measured, COPY_BYTES)
             peer = memory.find_peer(self._attempt.local_rank, self._num_local)
             if peer is not None and self._num_local <= torch.cuda.device_count():
-                yield memory.peer_copy(device, torch.device("cuda", peer), clock, effort, COPY_BYTES)
+                yield memory.peer_copy(measured, torch.device("cuda", peer), COPY_BYTES)
 
     def _scale_effort(self, full: Effort) -> Effort:
         return limit_effort(QUICK if self._asked.is_quick else full, self._asked.timeout_s)
@@ -313,9 +311,6 @@ class Suite:
         # however the process ends.
         self._part = structs.replace(self._part, **changes)
         write_json(self._attempt.run.directory / measurements.find_measurements_file(self._attempt.rank), self._part)
-
-    def _count_cache_bytes(self) -> int:
-        return find_cache_bytes(self._device, self._asked.last_level_cache_bytes)
 
     def _count_array_bytes(self) -> int:
         found = find_array_bytes(self._device, self._num_local)

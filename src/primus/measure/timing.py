@@ -7,7 +7,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from msgspec import Struct, structs
@@ -124,6 +124,18 @@ class EventClock:
         torch.cuda.synchronize(self._device)
 
 
+class MeasuredDevice(NamedTuple):
+    """A device, and with what effort its figures are measured."""
+
+    device: torch.device
+    clock: Clock
+    effort: Effort
+    cache_bytes: int
+    """Size of the last-level cache, which operands must exceed."""
+    max_bytes: int
+    """Limit of the memory for operands."""
+
+
 def create_clock(device: torch.device) -> Clock:
     """The clock of `device`."""
     return EventClock(device) if device.type == "cuda" else HostClock()
@@ -146,8 +158,8 @@ def measure_call(
     calls, sample_s = 1, last_s
     if last_s < LONG_CALL_S:
         calls, sample_s = _choose_calls_a_sample(call, clock) if before is None else (1, _time_one(call, clock))
-    most = max(effort.fewest_calls, min(effort.calls, math.ceil(effort.measure_s / sample_s)))
-    samples, wall_s = _take_until_narrow(call, clock, effort, calls, most, sample_s, before, beside)
+    sampled = _SampledCall(call, clock, calls, before)
+    samples, wall_s = _take_until_narrow(sampled, effort, sample_s, beside)
     # HIP events may report 0 for short intervals; one such sample makes the minimum and percentiles meaningless.
     if min(samples) <= 0:  # the clock did not advance: only the time of the whole loop is known
         samples = [wall_s / len(samples)] * len(samples)
@@ -155,19 +167,22 @@ def measure_call(
     return summarize_samples([sample / calls for sample in samples], calls, wall_call_s, is_settled)
 
 
+class _SampledCall(NamedTuple):
+    """What a sample times: a number of calls, after what is not timed."""
+
+    call: Callable[[], object]
+    clock: Clock
+    calls: int = 1
+    before: Callable[[], object] | None = None
+
+
 def _take_until_narrow(
-    call: Callable[[], object],
-    clock: Clock,
-    effort: Effort,
-    calls: int,
-    most: int,
-    sample_s: float,
-    before: Callable[[], object] | None,
-    beside: Callable[[], object] | None,
+    sampled: _SampledCall, effort: Effort, sample_s: float, beside: Callable[[], object] | None
 ) -> tuple[list[float], float]:
-    """At most `most` samples and the seconds of their loops; with a precision sampling ends when it is reached."""
+    """Samples, and the seconds of their loops; with a precision sampling ends when it is reached."""
+    most = max(effort.fewest_calls, min(effort.calls, math.ceil(effort.measure_s / sample_s)))
     if effort.precision is None and beside is None:
-        return _take_samples(call, clock, most, calls, before)
+        return _take_samples(sampled, most)
     samples: list[float] = []
     wall_s, started = 0.0, time.perf_counter()
     num_next = min(most, max(effort.fewest_calls, min(NARROW_CALLS, math.ceil(NARROW_S / sample_s))))
@@ -176,7 +191,7 @@ def _take_until_narrow(
         num_next = min(num_next, most_next)
         if beside:
             beside()
-        more, more_s = _take_samples(call, clock, num_next, calls, before)
+        more, more_s = _take_samples(sampled, num_next)
         samples, wall_s = samples + more, wall_s + more_s
         spent_s = time.perf_counter() - started
         if len(samples) >= most or (spent_s >= effort.measure_s and len(samples) >= effort.fewest_calls):
@@ -193,7 +208,7 @@ def _take_until_narrow(
 
 
 def _time_one(call: Callable[[], object], clock: Clock) -> float:
-    samples, wall_s = _take_samples(call, clock, 3, 1)
+    samples, wall_s = _take_samples(_SampledCall(call, clock), 3)
     return min(samples) if min(samples) > 0 else wall_s / 3
 
 
@@ -231,7 +246,7 @@ def _warm_up(call: Callable[[], object], clock: Clock, effort: Effort) -> tuple[
     """Call until times are steady; returns whether they became steady, and the seconds of the last calls."""
     started, calls, before_s, size = time.perf_counter(), 0, math.inf, 1
     while True:
-        samples, wall_s = _take_samples(call, clock, size, 1)
+        samples, wall_s = _take_samples(_SampledCall(call, clock), size)
         median_s = statistics.median(samples)
         calls += size
         is_settled = abs(median_s - before_s) <= SETTLED_WITHIN * median_s
@@ -248,7 +263,7 @@ def _choose_calls_a_sample(call: Callable[[], object], clock: Clock) -> tuple[in
     calls = 1
     while True:
         # Of three samples the shortest: the first one may include a lazy initialization.
-        samples, wall_s = _take_samples(call, clock, 3, calls)
+        samples, wall_s = _take_samples(_SampledCall(call, clock, calls), 3)
         if min(samples) >= SHORTEST_SAMPLE_S:
             return calls, min(samples)
         # A clock that does not advance would double forever.
@@ -258,14 +273,9 @@ def _choose_calls_a_sample(call: Callable[[], object], clock: Clock) -> tuple[in
         calls *= 2
 
 
-def _take_samples(
-    call: Callable[[], object],
-    clock: Clock,
-    num_samples: int,
-    calls: int,
-    before: Callable[[], object] | None = None,
-) -> tuple[list[float], float]:
-    """Seconds of each of `num_samples` samples of `calls` calls, and of the whole loop by the host's clock."""
+def _take_samples(sampled: _SampledCall, num_samples: int) -> tuple[list[float], float]:
+    """Seconds of each of `num_samples` samples, and of the whole loop by the host's clock."""
+    call, clock, calls, before = sampled
     started = time.perf_counter()
     found: list[float] = []
     queued: deque[tuple[object, object]] = deque()

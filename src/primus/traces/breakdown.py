@@ -9,8 +9,10 @@ spends itself, not in the operators that it calls.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from primus.traces import intervals
@@ -127,14 +129,10 @@ def _break_down_device(trace: Trace) -> TimeBreakdown:
     short = kernels.duration[kernels.duration < SHORT_KERNEL_US]
     idle = _find_idle_causes(trace, intervals.unite_sets(computation, communication, copies))
     launches = float(short.sum()) + idle.host_us + idle.kernel_us
-    return _build_breakdown(
-        trace,
+    found = _build_breakdown(trace, total, _Activities(computation, communication, copies), idle)
+    return structs.replace(
+        found,
         timeline="device",
-        total=total,
-        computation=computation,
-        communication=communication,
-        copies=copies,
-        idle=idle,
         categories=_sum_categories(_classify_device(trace), device.duration),
         collectives=_sum_collectives(trace, device.select(is_communication), computation),
         num_kernels=len(kernels),
@@ -164,37 +162,27 @@ def _break_down_host(trace: Trace) -> TimeBreakdown:
     data = intervals.measure_set(intervals.intersect_sets(gaps, _find_data_waits(trace)))
     own_times = np.zeros(len(operators))
     np.add.at(own_times, owners, ends - starts)
-    return _build_breakdown(
-        trace,
-        timeline="host",
-        total=high - low,
-        computation=computation,
-        communication=communication,
-        copies=np.empty((0, 2)),
-        idle=IdleTime(data_us=data, host_us=intervals.measure_set(gaps) - data),
+    idle = IdleTime(data_us=data, host_us=intervals.measure_set(gaps) - data)
+    activities = _Activities(computation, communication, np.empty((0, 2)))
+    return structs.replace(
+        _build_breakdown(trace, high - low, activities, idle),
         categories=_sum_categories(_classify_names(trace)[operators.name], own_times),
         collectives=_sum_collectives(trace, waits, computation, window),
         num_kernels=len(operators),
-        num_short_kernels=0,
-        launch_bound_share=0.0,
     )
 
 
-def _build_breakdown(
-    trace: Trace,
-    *,
-    timeline: str,
-    total: float,
-    computation: IntervalSet,
-    communication: IntervalSet,
-    copies: IntervalSet,
-    idle: IdleTime,
-    categories: list[CategoryTime],
-    collectives: list[CollectiveTime],
-    num_kernels: int,
-    num_short_kernels: int,
-    launch_bound_share: float,
-) -> TimeBreakdown:
+class _Activities(NamedTuple):
+    """When a process does what."""
+
+    computation: IntervalSet
+    communication: IntervalSet
+    copies: IntervalSet
+
+
+def _build_breakdown(trace: Trace, total: float, activities: _Activities, idle: IdleTime) -> TimeBreakdown:
+    """The times of a host's timeline, without its operators."""
+    computation, communication, copies = activities
     exposed = intervals.measure_set(intervals.subtract_set(communication, computation))
     working = intervals.unite_sets(computation, communication)
     exposed_copies = intervals.measure_set(intervals.subtract_set(copies, working))
@@ -202,7 +190,7 @@ def _build_breakdown(
     busy = computing + exposed + exposed_copies
     durations = [end - start for _, start, end in trace.list_steps()]
     return TimeBreakdown(
-        timeline=timeline,
+        timeline="host",
         total_us=total,
         busy_us=busy,
         idle_us=max(0.0, total - busy),
@@ -213,11 +201,11 @@ def _build_breakdown(
         copy_us=intervals.measure_set(copies),
         exposed_copy_us=exposed_copies,
         idle=idle,
-        categories=categories,
-        collectives=collectives,
-        num_kernels=num_kernels,
-        num_short_kernels=num_short_kernels,
-        launch_bound_share=launch_bound_share,
+        categories=[],
+        collectives=[],
+        num_kernels=0,
+        num_short_kernels=0,
+        launch_bound_share=0.0,
         num_steps=len(durations),
         step_us=float(np.median(durations)) if durations else None,
     )

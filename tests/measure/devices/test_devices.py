@@ -20,6 +20,7 @@ from primus.measure.timing import (
     MOST_QUEUED,
     QUICK,
     HostClock,
+    MeasuredDevice,
     limit_effort,
     measure_call,
     summarize_samples,
@@ -86,7 +87,7 @@ def test_a_product_has_two_operations_for_each_multiplication() -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_products_are_measured_and_right(dtype: gemm.Dtype) -> None:
-    found = gemm.run(CPU, 96, dtype, HostClock(), BRIEF, cache_bytes=2**20, max_bytes=2**24)
+    found = gemm.run(MeasuredDevice(CPU, HostClock(), BRIEF, 2**20, 2**24), 96, dtype)
     assert (found.test, found.wrong, found.problem) == (f"gemm_{dtype}", 0, "")
     assert found.timing is not None and found.value is not None
     assert found.value == pytest.approx(2 * 96**3 / found.timing.median_s / 1e12)
@@ -107,7 +108,7 @@ def test_operands_change_from_call_to_call() -> None:
         seen.append(a.data_ptr())
         torch.mm(a, b, out=out)
 
-    found = gemm.run(CPU, 64, "fp32", HostClock(), BRIEF, cache_bytes=2 * 49152, max_bytes=2**24, multiply=multiply)
+    found = gemm.run(MeasuredDevice(CPU, HostClock(), BRIEF, 2 * 49152, 2**24), 64, "fp32", multiply)
     assert found.wrong == 0
     assert all(now != before for before, now in itertools.pairwise(seen))
     assert len(set(seen)) == 3
@@ -127,7 +128,7 @@ def test_a_wrong_product_is_found(fault: str) -> None:
         torch.mm(a, b, out=out)
         out[0, 5] = math.nan if fault == "nan" else out[0, 5] + 1
 
-    found = gemm.run(CPU, 64, "fp32", HostClock(), BRIEF, cache_bytes=0, max_bytes=0, multiply=multiply)
+    found = gemm.run(MeasuredDevice(CPU, HostClock(), BRIEF, 0, 0), 64, "fp32", multiply)
     assert found.wrong == (2 * 64 * 64 if fault == "never written" else 2)
     assert "differ" in found.problem
 
@@ -143,7 +144,7 @@ def test_a_large_product_in_a_small_type_is_within_its_tolerance() -> None:
 def test_memory_kernels_move_what_babelstream_counts() -> None:
     moved = {name: kernel.arrays_moved for name, kernel in memory.KERNELS.items()}
     assert moved == {"copy": 2, "mul": 2, "add": 3, "triad": 3, "dot": 2}
-    found = list(memory.run(CPU, HostClock(), BRIEF, cache_bytes=2**18, max_bytes=3 * 2**20))
+    found = list(memory.run(MeasuredDevice(CPU, HostClock(), BRIEF, 2**18, 3 * 2**20)))
     assert [figure.test for figure in found] == [f"memory_{name}" for name in moved]
     for figure, arrays in zip(found, moved.values(), strict=True):
         assert figure.wrong == 0, figure
@@ -158,7 +159,7 @@ def test_arrays_are_four_times_the_cache_where_that_fits() -> None:
 
 def test_a_figure_of_the_cache_says_so() -> None:
     small, large = (
-        next(memory.run(CPU, HostClock(), BRIEF, cache_bytes=cache, max_bytes=3 * 2**20)) for cache in (2**20, 2**18)
+        next(memory.run(MeasuredDevice(CPU, HostClock(), BRIEF, cache, 3 * 2**20))) for cache in (2**20, 2**18)
     )
     assert "the rate includes cache hits" in small.convention
     assert "the rate includes cache hits" not in large.convention
@@ -173,11 +174,7 @@ def test_wrong_values_in_memory_are_found(name: str) -> None:
         arrays.c[777] += 0.01
         arrays.total.add_(0.02 * len(arrays.a))
 
-    found = next(
-        memory.run(
-            CPU, HostClock(), BRIEF, cache_bytes=0, max_bytes=3 * 2**16, kernels={name: kernel._replace(run=spoilt)}
-        )
-    )
+    found = next(memory.run(MeasuredDevice(CPU, HostClock(), BRIEF, 0, 3 * 2**16), {name: kernel._replace(run=spoilt)}))
     assert found.wrong == 1
     assert found.problem
 

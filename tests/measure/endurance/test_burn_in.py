@@ -19,6 +19,7 @@ from primus.machine.health import DeviceHealth
 from primus.machine.measurements import BurnIn, MeasurementResults
 from primus.measure.devices import telemetry
 from primus.measure.endurance import burn_in
+from primus.measure.endurance.burn_in import BurnInLoad
 from primus.measure.kernels import gemm
 from primus.measure.timing import HostClock
 from primus.preflight.findings.finding import CheckFinding
@@ -32,7 +33,7 @@ MEMORY = 4 * 2**20
 
 
 def burn(multiply: gemm.Multiply = gemm.multiply_matrices, dtype: gemm.Dtype = "fp32", seconds: float = 0.3) -> BurnIn:
-    return burn_in.run(CPU, 64, dtype, HostClock(), seconds, memory_bytes=MEMORY, multiply=multiply)
+    return burn_in.run(CPU, HostClock(), BurnInLoad(64, dtype, MEMORY, multiply), seconds)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -80,7 +81,7 @@ def test_a_checksum_changes_with_each_word_and_its_place() -> None:
 
 def test_a_burn_in_ends_when_it_is_stopped() -> None:
     # A window is a twelfth of the time: of a minute, the test takes five seconds.
-    found = burn_in.run(CPU, 32, "fp32", HostClock(), 60, memory_bytes=8, is_stopped=lambda: True, multiply=_tiny)
+    found = burn_in.run(CPU, HostClock(), BurnInLoad(32, "fp32", 8, _tiny), 60, is_stopped=lambda: True)
     assert len(found.windows) == 1
 
 

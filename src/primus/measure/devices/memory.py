@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from primus.machine.measurements import MeasuredFigure
-from primus.measure.timing import Clock, Effort, measure_call
+from primus.measure.timing import MeasuredDevice, measure_call
 
 SCALAR = 0.4
 """Value in BabelStream, which also defines the operations, their names and the bytes counted (UoB-HPC/BabelStream,
@@ -55,27 +55,14 @@ KERNELS: dict[str, Kernel] = {
 }
 
 
-def run(
-    device: torch.device,
-    clock: Clock,
-    effort: Effort,
-    *,
-    cache_bytes: int,
-    max_bytes: int,
-    kernels: Mapping[str, Kernel] = KERNELS,
-) -> Iterator[MeasuredFigure]:
-    """GB/s of each kernel, on arrays of fp32.
-
-    Args:
-        cache_bytes: Last-level cache of the device.
-        max_bytes: Limit of the memory for the three arrays.
-        kernels: The operations to measure.
-    """
-    arrays = allocate_arrays(device, count_array_elements(cache_bytes, max_bytes))
+def run(measured: MeasuredDevice, kernels: Mapping[str, Kernel] = KERNELS) -> Iterator[MeasuredFigure]:
+    """GB/s of each kernel, on three arrays of fp32."""
+    cache_bytes = measured.cache_bytes
+    arrays = allocate_arrays(measured.device, count_array_elements(cache_bytes, measured.max_bytes))
     array_bytes = arrays.a.nbytes
     for name, kernel in kernels.items():
         arrays.c.fill_(float("nan"))
-        timing = measure_call(partial(kernel.run, arrays), clock, effort)
+        timing = measure_call(partial(kernel.run, arrays), measured.clock, measured.effort)
         wrong = wrong_elements(name, kernel, arrays)
         yield MeasuredFigure(
             test=f"memory_{name}",
@@ -122,13 +109,13 @@ def wrong_elements(name: str, kernel: Kernel, arrays: Arrays) -> int:
     return wrong
 
 
-def measure_host_copies(device: torch.device, clock: Clock, effort: Effort, num_bytes: int) -> Iterator[MeasuredFigure]:
+def measure_host_copies(measured: MeasuredDevice, num_bytes: int) -> Iterator[MeasuredFigure]:
     """GB/s between the device and page-locked host memory, one direction at a time."""
     host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).random_()
-    there = torch.empty_like(host, device=device)
+    there = torch.empty_like(host, device=measured.device)
     back = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
     for name, target, source in (("host_to_device", there, host), ("device_to_host", back, there)):
-        yield _measure_copy(name, target, source, clock, effort, "pinned")
+        yield _measure_copy(name, target, source, measured, "pinned")
 
 
 def find_peer(local_rank: int, num_local: int) -> int | None:
@@ -144,20 +131,19 @@ def find_peer(local_rank: int, num_local: int) -> int | None:
     return following if following < num_local else 0
 
 
-def peer_copy(device: torch.device, peer: torch.device, clock: Clock, effort: Effort, num_bytes: int) -> MeasuredFigure:
-    """GB/s from `device` to the memory of `peer`."""
+def peer_copy(measured: MeasuredDevice, peer: torch.device, num_bytes: int) -> MeasuredFigure:
+    """GB/s from the device to the memory of `peer`."""
+    device = measured.device
     source = torch.empty(num_bytes, dtype=torch.uint8, device=device).random_()
     target = torch.empty(num_bytes, dtype=torch.uint8, device=peer)
-    return _measure_copy(
-        "peer_copy", target, source, clock, effort, f"{device} to {peer}, all pairs of the node at once"
-    )
+    return _measure_copy("peer_copy", target, source, measured, f"{device} to {peer}, all pairs of the node at once")
 
 
 def _measure_copy(
-    name: str, target: torch.Tensor, source: torch.Tensor, clock: Clock, effort: Effort, how: str
+    name: str, target: torch.Tensor, source: torch.Tensor, measured: MeasuredDevice, how: str
 ) -> MeasuredFigure:
     # non_blocking: with page-locked memory the copy is only queued, as the clock expects.
-    timing = measure_call(lambda: target.copy_(source, non_blocking=True), clock, effort)
+    timing = measure_call(lambda: target.copy_(source, non_blocking=True), measured.clock, measured.effort)
     wrong = int((target != source.to(target.device)).sum())
     return MeasuredFigure(
         test=name,

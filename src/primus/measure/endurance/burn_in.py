@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from msgspec import structs
@@ -32,15 +33,24 @@ MIXER = 2_654_435_761
 """Knuth's multiplicative hash constant, which makes a checksum depend on the position of each word."""
 
 
+class BurnInLoad(NamedTuple):
+    """What a burn-in computes and holds."""
+
+    size: int
+    """M, N and K of the products."""
+    dtype: Dtype
+    memory_bytes: int
+    """Size of the memory that holds a pattern while the products run."""
+    multiply: Multiply = gemm.multiply_matrices
+    """The product; tests replace it to simulate a faulty device."""
+
+
 def run(
     device: torch.device,
-    size: int,
-    dtype: Dtype,
     clock: Clock,
+    load: BurnInLoad,
     duration_s: float,
     *,
-    memory_bytes: int,
-    multiply: Multiply = gemm.multiply_matrices,
     on_window: Callable[[BurnIn], None] = lambda _: None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> BurnIn:
@@ -48,35 +58,34 @@ def run(
 
     Args:
         device: The device to load.
-        size: M, N and K of the products.
-        dtype: Data type of the products.
         clock: Clock of the device.
+        load: The products and the memory.
         duration_s: Duration; at least one window is measured.
-        memory_bytes: Size of the memory that holds a pattern while the products run.
-        multiply: The product; tests replace it to simulate a faulty device.
         on_window: Called with the result so far after each window.
         is_stopped: Returns whether to stop early.
     """
     # At most `LONGEST_WINDOW_S`, and at least `WINDOWS` windows in a short burn-in, so that slowing down is visible.
     window_s = min(LONGEST_WINDOW_S, duration_s / WINDOWS)
     # A batch of at most half a window, so that a short burn-in still ends on time.
-    load = _BurnInLoad(device, size, dtype, clock, memory_bytes, multiply, min(BATCH_S, window_s / 2))
+    state = _BurnInState(device, clock, load, min(BATCH_S, window_s / 2))
     started = time.monotonic()
     result = BurnIn(
-        key=build_comparable_key(device, size, dtype), digest=load.digest, wrong_at_first=load.wrong_at_first
+        key=build_comparable_key(device, load.size, load.dtype),
+        digest=state.digest,
+        wrong_at_first=state.wrong_at_first,
     )
     # Stop requests, the deadline and the heartbeat are handled only between windows.
     while True:
         before = time.monotonic()
-        rate = load.run_window(window_s)
+        rate = state.run_window(window_s)
         now = time.monotonic() - started
-        is_wrong = bool(load.wrong_words or load.wrong_memory)
+        is_wrong = bool(state.wrong_words or state.wrong_memory)
         result = structs.replace(
             result,
             duration_s=now,
-            products=load.products,
-            wrong_words=load.wrong_words,
-            wrong_memory=load.wrong_memory,
+            products=state.products,
+            wrong_words=state.wrong_words,
+            wrong_memory=state.wrong_memory,
             first_wrong_s=now if is_wrong and result.first_wrong_s is None else result.first_wrong_s,
             windows=(*result.windows, LoadWindow(begin_s=before - started, tflops=rate)),
         )
@@ -86,24 +95,15 @@ def run(
             return result
 
 
-class _BurnInLoad:
+class _BurnInState:
     """Operands with their first products, and memory that holds a pattern."""
 
-    def __init__(
-        self,
-        device: torch.device,
-        size: int,
-        dtype: Dtype,
-        clock: Clock,
-        memory_bytes: int,
-        multiply: Multiply,
-        batch_s: float,
-    ) -> None:
-        self._clock, self._multiply = clock, multiply
-        self._sets = gemm.create_operands(device, gemm.GemmShape(size, size, size), dtype, 2)
-        self._flop = gemm.count_flop(size, size, size)
-        self._words = WORDS[gemm.DTYPES[dtype].itemsize]
-        self._memory = torch.empty(max(2, memory_bytes // 4), dtype=torch.int32, device=device)
+    def __init__(self, device: torch.device, clock: Clock, load: BurnInLoad, batch_s: float) -> None:
+        self._clock, self._multiply = clock, load.multiply
+        shape = gemm.GemmShape(load.size, load.size, load.size)
+        self._sets, self._flop = gemm.create_operands(device, shape, load.dtype, 2), shape.flop
+        self._words = WORDS[gemm.DTYPES[load.dtype].itemsize]
+        self._memory = torch.empty(max(2, load.memory_bytes // 4), dtype=torch.int32, device=device)
         # Counted on the device: reading it after each product would make the device wait for the host.
         self._differing = torch.zeros((), dtype=torch.int64, device=device)
         self.products = self.wrong_words = self.wrong_memory = self._num_windows = 0

@@ -18,7 +18,7 @@ from primus.measure.devices import memory, telemetry
 from primus.measure.endurance import burn_in
 from primus.measure.kernels import gemm
 from primus.measure.kernels.gemm import Multiply
-from primus.measure.timing import QUICK, Effort, HostClock, create_clock, limit_effort
+from primus.measure.timing import QUICK, Effort, HostClock, MeasuredDevice, create_clock, limit_effort
 from primus.runs.attempt import Attempt
 
 HOST_SHARE = 0.1
@@ -79,12 +79,14 @@ def _measure_host_memory(place: EnduranceContext) -> MeasuredFigure:
     is_quick = place.asked.is_quick
     # Every process runs the triad at the same time: with all cores each, they would measure contention.
     with _limit_threads(threads):
-        kernels = {"triad": memory.KERNELS["triad"]}
-        cpu, clock = torch.device("cpu"), HostClock()
-        effort = limit_effort(QUICK if is_quick else HOST_EFFORT, place.asked.timeout_s)
-        max_bytes = min(free_bytes, 96 * 2**20) if is_quick else free_bytes
-        cache_bytes = memory.read_host_cache_bytes()
-        (figure,) = memory.run(cpu, clock, effort, cache_bytes=cache_bytes, max_bytes=max_bytes, kernels=kernels)
+        measured = MeasuredDevice(
+            device=torch.device("cpu"),
+            clock=HostClock(),
+            effort=limit_effort(QUICK if is_quick else HOST_EFFORT, place.asked.timeout_s),
+            cache_bytes=memory.read_host_cache_bytes(),
+            max_bytes=min(free_bytes, 96 * 2**20) if is_quick else free_bytes,
+        )
+        (figure,) = memory.run(measured, {"triad": memory.KERNELS["triad"]})
     return structs.replace(figure, test="host_triad", convention=f"{figure.convention}, {threads} threads")
 
 
@@ -127,12 +129,9 @@ def _run_burn_in(place: EnduranceContext, rank: RankResult, keep: Callable[[Rank
     with sampler or nullcontext(), _use_deterministic_kernels():
         burn_in.run(
             place.device,
-            asked.gemm_size,
-            asked.dtype,
             create_clock(place.device),
+            burn_in.BurnInLoad(asked.gemm_size, asked.dtype, _count_pattern_bytes(place), place.workload.multiply),
             asked.burn_in_s,
-            memory_bytes=_count_pattern_bytes(place),
-            multiply=place.workload.multiply,
             on_window=on_window,
             is_stopped=lambda: attempt.stop_signal is not None,
         )

@@ -12,7 +12,7 @@ import torch
 from primus.benchmark import BenchmarkContext, BenchmarkRow, CaseValue, MeasuredCall, Mode
 from primus.errors import PrimusError
 from primus.machine.measurements import Dtype, MeasuredFigure
-from primus.measure.timing import Clock, Effort, measure_call
+from primus.measure.timing import MeasuredDevice, measure_call
 
 SEED = 1234
 CHECKED_ROWS = 8
@@ -76,29 +76,13 @@ def create_fp8_multiply(device: torch.device) -> Multiply:
     return multiply
 
 
-def run(
-    device: torch.device,
-    size: int,
-    dtype: Dtype,
-    clock: Clock,
-    effort: Effort,
-    *,
-    cache_bytes: int,
-    max_bytes: int,
-    multiply: Multiply = multiply_matrices,
-) -> MeasuredFigure:
-    """TFLOP/s of back-to-back products of square matrices, with rotating operands.
-
-    Args:
-        cache_bytes: Size of the last-level cache, which the operands must exceed.
-        max_bytes: Limit of the memory for operands.
-        multiply: The product to measure.
-    """
+def run(measured: MeasuredDevice, size: int, dtype: Dtype, multiply: Multiply = multiply_matrices) -> MeasuredFigure:
+    """TFLOP/s of back-to-back products of square matrices, by `multiply`, with rotating operands."""
     shape = GemmShape(size, size, size)
     set_bytes = count_set_bytes(shape, dtype)
-    sets = create_operands(device, shape, dtype, num_sets(set_bytes, cache_bytes, max_bytes))
-    rotation = OperandRotation(sets)
-    timing = measure_call(lambda: multiply(*rotation.take_next()), clock, effort)
+    sets = create_operands(measured.device, shape, dtype, num_sets(set_bytes, measured.cache_bytes, measured.max_bytes))
+    rotation, cache_bytes = OperandRotation(sets), measured.cache_bytes
+    timing = measure_call(lambda: multiply(*rotation.take_next()), measured.clock, measured.effort)
     wrong = sum(wrong_elements(checked) for checked in (sets[1], rotation.latest))
     rotated_bytes = len(sets) * set_bytes
     return MeasuredFigure(

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from primus.benchmark import BenchmarkContext, BenchmarkRow, CaseValue
 from primus.errors import PrimusError
-from primus.measure.storage.timed_passes import measure_passes
+from primus.measure.storage.timed_passes import PassAmount, measure_passes
 from primus.report.table import format_size
 
 PATTERNS = ("sequential_write", "sequential_read", "random_write", "random_read")
@@ -69,11 +69,13 @@ def _measure_pattern(
         context,
         case,
         call,
-        amount=len(offsets) * block_bytes / 1e9,
-        unit="GB/s",
+        PassAmount(
+            len(offsets) * block_bytes / 1e9,
+            "GB/s",
+            "bytes of a pass / its median time, one thread; a write ends with fsync, which is timed; the data "
+            "is random",
+        ),
         longest_s=longest_s,
-        convention="bytes of a pass / its median time, one thread; a write ends with fsync, which is timed; the data "
-        "is random",
     )
     if row.timing is None:
         return row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from primus.benchmark import BenchmarkContext, BenchmarkRow, CaseValue
 from primus.errors import PrimusError
@@ -14,18 +15,25 @@ from primus.report.benchmark_table import format_case
 FEWEST_PASSES = 3
 
 
+class PassAmount(NamedTuple):
+    """What is counted in each pass."""
+
+    amount: float
+    unit: str
+    """Unit of the rate; the amount is in it without its `/s`."""
+    convention: str
+
+
 def measure_passes(
     context: BenchmarkContext,
     case: dict[str, CaseValue],
     run_pass: Callable[[], float],
+    counted: PassAmount,
     *,
-    amount: float,
-    unit: str,
     longest_s: float,
-    convention: str,
     most_passes: int = 10_000,
 ) -> BenchmarkRow:
-    """The row of passes that each return their seconds; `amount` is counted in each, in `unit` without its `/s`.
+    """The row of passes that each return their seconds.
 
     The first pass is not a sample: it creates what later passes reuse.
     """
@@ -41,11 +49,11 @@ def measure_passes(
     return BenchmarkRow(
         case=case,
         rank=context.rank,
-        value=amount / timing.median_s,
-        unit=unit,
-        interval=(amount / high_s, amount / low_s),
+        value=counted.amount / timing.median_s,
+        unit=counted.unit,
+        interval=(counted.amount / high_s, counted.amount / low_s),
         timing=timing,
-        convention=convention,
+        convention=counted.convention,
     )
 
 

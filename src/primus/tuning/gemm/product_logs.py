@@ -54,9 +54,10 @@ def parse_log(text: str) -> Iterator[MatrixProduct]:
 
 
 def create_product(
-    m: int, n: int, k: int, transposes: str, dtype: str | None, batch: int = 1, out_dtype: str = ""
+    sizes: tuple[int, int, int, int], transposes: str, dtype: str | None, out_dtype: str = ""
 ) -> MatrixProduct | None:
-    """PyTorch's product from one that is counted by columns; None for a type that it does not have."""
+    """PyTorch's product from one of sizes m, n, k and batch by columns; None for a type that it does not have."""
+    m, n, k, batch = sizes
     if dtype is None:
         return None
     orders: dict[str, Order] = {"N": "N", "T": "T", "C": "T"}
@@ -85,12 +86,12 @@ def _parse_hipblaslt(line: str) -> MatrixProduct | None:
         return None
     transposes = values.get("--transA", "N") + values.get("--transB", "N")
     dtype, out = (HIPBLASLT_TYPES.get(values.get(name, ""), "") for name in ("--a_type", "--d_type"))
-    return create_product(m, n, k, transposes, dtype or None, batch, out)
+    return create_product((m, n, k, batch), transposes, dtype or None, out)
 
 
 def _parse_tunable(line: str) -> MatrixProduct | None:
     found = TUNABLE_LINE.match(line.strip())
     if found is None:
         return None
-    m, n, k = map(int, found.group(5, 6, 7))
-    return create_product(m, n, k, found[3] + found[4], TUNABLE_TYPES.get(found[2]), int(found[8] or 1))
+    sizes = int(found[5]), int(found[6]), int(found[7]), int(found[8] or 1)
+    return create_product(sizes, found[3] + found[4], TUNABLE_TYPES.get(found[2]))

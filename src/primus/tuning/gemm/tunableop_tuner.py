@@ -22,7 +22,7 @@ from primus.tuning.gemm.options import GemmOptions
 from primus.tuning.gemm.product_logs import read_product_logs
 from primus.tuning.gemm.traced_products import trace_products
 from primus.tuning.gemm.tunableop import TunableProblem, TunableResults, TunableSolution
-from primus.tuning.search.training import run_training
+from primus.tuning.search.training import TrialTraining, run_training
 
 WORKER = "primus.tuning.gemm.tunableop_worker"
 RECORDED_STEPS = 3
@@ -68,12 +68,14 @@ class TunableOpTuner(Struct, frozen=True):
         values |= {tuned_files.TUNABLEOP_VARIABLE: str((folder / "none.csv").resolve())}
         values |= {"PYTORCH_TUNABLEOP_UNTUNED_FILENAME": str((folder / "untuned.csv").resolve())}
         answer, run = run_training(
-            str(self.options.config),
+            TrialTraining(
+                config=str(self.options.config),
+                settings={"train_iters": str(RECORDED_STEPS)},
+                workspace=folder,
+                limit_s=self.options.timeout,
+                options=("--no-tuned", *(word for each in values.items() for word in ("--env", "=".join(each)))),
+            ),
             self.context,
-            {"train_iters": str(RECORDED_STEPS)},
-            folder,
-            limit_s=self.options.timeout,
-            options=("--no-tuned", *(word for name, value in values.items() for word in ("--env", f"{name}={value}"))),
         )
         files = sorted(folder.glob("untuned*.csv"))
         if not files:

@@ -21,7 +21,7 @@ from primus.tuning.search import experiment_patch
 from primus.tuning.search.grid import Settings, list_combinations, parse_keys
 from primus.tuning.search.halving import search_best
 from primus.tuning.search.study import Study, StudyRecord, open_study
-from primus.tuning.search.training import QUIET, run_training
+from primus.tuning.search.training import QUIET, TrialTraining, run_training
 from primus.tuning.search.trial import LOSS, TrialResult, measure_run
 
 AS_WRITTEN = "as written"
@@ -223,13 +223,15 @@ def _run_trial(
     except UsageError as error:
         return TrialResult(settings=settings, steps=steps, state="refused", reason=error.problem)
     answer, run = run_training(
-        request.config,
+        TrialTraining(
+            config=request.config,
+            settings={**settings, "train_iters": str(steps)},
+            # A separate folder: other processes of the study create runs at the same time.
+            workspace=study.find_trial_folder(settings, steps),
+            limit_s=request.timeout_s,
+            options=request.options,
+        ),
         context,
-        {**settings, "train_iters": str(steps)},
-        # A separate folder: other processes of the study create runs at the same time.
-        study.find_trial_folder(settings, steps),
-        limit_s=request.timeout_s,
-        options=request.options,
         # A variable of the shell would win over that of the trial.
         environ={name: value for name, value in context.environ.items() if f"env.{name}" not in settings},
     )
