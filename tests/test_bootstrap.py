@@ -72,7 +72,8 @@ class Checkout:
             shutil.copy(REPOSITORY / name, self.root / name)
         (self.root / "src/primus").mkdir(parents=True)
         shutil.copy(REPOSITORY / "src/primus/__init__.py", self.root / "src/primus")
-        shutil.copytree(REPOSITORY / "src/primus/bootstrap", self.root / "src/primus/bootstrap")
+        for room in ("bootstrap", "web"):
+            shutil.copytree(REPOSITORY / "src/primus" / room, self.root / "src/primus" / room)
         self.calls = folder / "pip_calls"
         self.pip_fails_once = folder / "pip_fails_once"
         self.pip_hangs = folder / "pip_hangs"

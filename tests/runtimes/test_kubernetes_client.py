@@ -31,7 +31,11 @@ modules: {pre_trainer: {framework: abacus, model: tiny, overrides: {mock_data: t
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/ml/jobsets"
 MAPS = "/api/v1/namespaces/ml/configmaps"
 SECRETS = "/api/v1/namespaces/ml/secrets"
-HASTY = "import primus.runtimes.kubernetes.client as c; c.DELAYS_S = (0.05, 0.1, 0.2); c.READ_S = 0.5\n"
+HASTY = """\
+import primus.runtimes.kubernetes.client as client
+from primus.web import retries
+client.READ_S, retries.CLUSTER_PAUSES_S = 0.5, (0.05, 0.1, 0.2)
+"""
 CREATE = ("create", "--name", "job", "--image", "X", "--exp", "night.yaml")
 
 

@@ -20,9 +20,10 @@ from fakes import cli
 from fakes import safe as fake
 from fakes.safe import Safe
 from primus.errors import PrimusError, UsageError
-from primus.runtimes.kubernetes import commands, http_client, safe_client, safe_payload
+from primus.runtimes.kubernetes import commands, safe_client, safe_payload
 from primus.runtimes.kubernetes.options import Options
 from primus.runtimes.kubernetes.target import JobSpec
+from primus.web import retries
 
 EXPERIMENT = """\
 exp_name: night
@@ -46,8 +47,8 @@ def workplace(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (http_client, safe_client):
-        monkeypatch.setattr(module, "DELAYS_S", (0.01, 0.01, 0.01, 0.01))
+    for module in (retries, safe_client):
+        monkeypatch.setattr(module, "CLUSTER_PAUSES_S", (0.01, 0.01, 0.01, 0.01))
     monkeypatch.setattr(commands, "POLL_S", 0.02)
 
 

@@ -227,7 +227,7 @@ class Installation:
             tried.append(f"{folder} has none")
             return Choice(version, options, str(folder), _read_wheel_size(folder, version)) if version else None
         # A page /torch/ identifies a package index. Without it the URL is the parent of indexes such as /rocm7.2.
-        page, _ = packages.open_page(f"{own.rstrip('/')}/torch/", self.config)
+        page = packages.open_page(f"{own.rstrip('/')}/torch/", self.config)
         if page.status == 200:
             return self._from_index(own.rstrip("/"), page, wanted, tried, is_pypi=self.wish == "auto")
         return self._from_pytorch(own.rstrip("/"), wanted, tried)
@@ -249,7 +249,7 @@ class Installation:
         best: Choice | None = None
         for build in wanted:
             index = f"{base}/{torch_builds.name_index(build)}"
-            page, _ = packages.open_page(f"{index}/torch/", self.config)
+            page = packages.open_page(f"{index}/torch/", self.config)
             # Without a response from the host the other indexes there would time out as well.
             if not page.status:
                 tried.append(f"{mask(index)} cannot be reached ({page.problem})")

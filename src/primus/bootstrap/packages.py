@@ -6,18 +6,17 @@ import json
 import os
 import re
 import shutil
-import ssl
 import subprocess
 import sys
 import sysconfig
-import threading
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
+
+from primus.web.session import HttpSession, NoResponseError
 
 REACH_S = 5.0
 """An index that does not answer in this time counts as unreachable; pip itself retries for minutes."""
@@ -88,43 +87,23 @@ class Page:
     status: int = 0
     """Status; 0 without a response."""
     text: str = ""
+    length: int | None = None
+    """Bytes, as the index states them."""
     problem: str = ""
 
 
-def open_page(url: str, config: PipConfig, method: str = "GET") -> tuple[Page, int | None]:
-    """The page at `url` and its stated length, within the time limit, which name resolution alone may exceed."""
-    found: list[tuple[Page, int | None]] = []
-    # A daemon thread, because the timeout of urlopen does not include name resolution, which gets the same time again.
-    thread = threading.Thread(target=lambda: found.append(_open(url, config, method)), daemon=True)
-    thread.start()
-    thread.join(2 * REACH_S)
-    return found[0] if found else (Page(problem=f"no answer in {2 * REACH_S:g} s"), None)
-
-
-def _open(url: str, config: PipConfig, method: str) -> tuple[Page, int | None]:
-    parts = urllib.parse.urlsplit(url)
-    headers = {"User-Agent": "primus-cli"}
-    if parts.username:
-        import base64
-
-        pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
-        headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
-        # urllib does not send credentials of a URL, and its errors would show them.
-        url = urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+def open_page(url: str, config: PipConfig, method: str = "GET") -> Page:
+    """The page at `url`."""
+    ca_file = next(iter(config.get("cert")), None)
+    session = HttpSession({"User-Agent": "primus-cli"}, timeout_s=REACH_S, max_bytes=32 << 20, ca_file=ca_file)
     try:
-        context = ssl.create_default_context(cafile=next(iter(config.get("cert")), None))
-        request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310  the user's own index
-        with urllib.request.urlopen(request, timeout=REACH_S, context=context) as answer:  # noqa: S310
-            length = answer.headers.get("Content-Length")
-            body = answer.read(32 << 20).decode(errors="replace") if method == "GET" else ""
-            return Page(200, body), int(length) if length else None
-    except urllib.error.HTTPError as error:
-        return Page(error.code, problem=f"HTTP status {error.code}"), None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, ssl.SSLError):
-            return Page(1, problem=str(reason)), None  # it is reachable; pip may trust its certificate
-        return Page(problem=str(reason)), None
+        answer = session.send_within(2 * REACH_S, method, url)
+    except NoResponseError as error:
+        # With a certificate that is not trusted here it is reachable, and pip may trust it.
+        return Page(int(error.is_untrusted), problem=str(error))
+    length = answer.headers.get("Content-Length")
+    problem = "" if answer.status < 300 else f"HTTP status {answer.status}"
+    return Page(answer.status, answer.content.decode(errors="replace"), int(length) if length else None, problem)
 
 
 def find_size(page: Page, index: str, version: str, config: PipConfig) -> int | None:
@@ -137,7 +116,7 @@ def find_size(page: Page, index: str, version: str, config: PipConfig) -> int | 
         name = urllib.parse.unquote(link.rpartition("/")[2])
         fits = name.endswith((f"{machine}.whl", "any.whl")) and (f"-{python}-{python}-" in name or "-py3-none-" in name)
         if name.startswith(f"torch-{version}-") and fits:
-            return open_page(urllib.parse.urljoin(f"{index.rstrip('/')}/torch/", link), config, "HEAD")[1]
+            return open_page(urllib.parse.urljoin(f"{index.rstrip('/')}/torch/", link), config, "HEAD").length
     return None
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from local_hub import LocalHub, Repo
 from primus.config.schema import DataConfig
-from primus.data import retries
 from primus.data.catalog import hub as hub_module
 from primus.data.catalog.dataset_folders import find_dataset_folder
 from primus.data.catalog.fetch import FetchedDataset, FetchJob, fetch_dataset
 from primus.data.prepare import named_dataset
 from primus.data.readers import TextDocument, find_files, read_documents
 from primus.errors import PrimusError, UsageError
+from primus.web import retries
 
 pa = pytest.importorskip("pyarrow")
 constants = pytest.importorskip("huggingface_hub.constants")

@@ -14,17 +14,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from primus.checkpoint.formats.open import (
-    ADAPTER_CONFIG,
-    ADAPTER_FOLDER,
-    CACHED_MODEL,
-    HUB_PREFIX,
-    split_revision,
-)
+from primus.checkpoint.formats.open import ADAPTER_CONFIG, ADAPTER_FOLDER, HUB_PREFIX
 from primus.checkpoint.formats.safetensors_file import SafetensorsFile, build_header
 from primus.checkpoint.weights import TensorDict, TensorInfo, WeightReader
 from primus.errors import PrimusError, UsageError
 from primus.runs.files import write_bytes, write_text
+from primus.web.hub import name_cached_model, split_revision
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
@@ -72,9 +67,9 @@ def name_base(load: str, folder: Path) -> tuple[str, str]:
     path = Path(os.path.expanduser(name)).resolve()
     if not path.exists():
         return split_revision(name)
-    # huggingface_hub, guides/manage-cache: models--ORGANIZATION--NAME/snapshots/COMMIT
-    if path.parent.name == "snapshots" and path.parent.parent.name.startswith(CACHED_MODEL):
-        return path.parent.parent.name.removeprefix(CACHED_MODEL).replace("--", "/"), path.name
+    cached = name_cached_model(path)
+    if cached is not None:
+        return cached
     return os.path.relpath(path, folder.resolve()), ""
 
 

@@ -19,6 +19,7 @@ from primus.checkpoint.weights import WeightReader
 from primus.config.schema import ModelSpec
 from primus.errors import PrimusError, UsageError
 from primus.framework import CHECKPOINTS, FrameworkCheckpoint
+from primus.web.hub import find_cached_model, find_model_folder
 
 HUB_FORMATS = ("huggingface", "peft")
 """Formats of no framework; `peft` is an adapter, read merged into its model. The others are those of the frameworks'
@@ -111,7 +112,7 @@ def find_checkpoint(given: str) -> FoundCheckpoint:
         name = given.removeprefix(HUB_PREFIX)
         if not name:
             raise UsageError(f"{given} names no model", "give hf:ORGANIZATION/NAME[@REVISION], or hf:FOLDER")
-        return FoundCheckpoint("huggingface", find_hub_folder(name), None)
+        return FoundCheckpoint("huggingface", find_model_folder(name), None)
     path = Path(os.path.expanduser(given))
     if path.is_file():
         if path.suffix in (".safetensors", ".bin"):
@@ -168,7 +169,7 @@ def check_foreign(given: str, wanted: Shape) -> None:
     if given.startswith(HUB_PREFIX):
         name = given.removeprefix(HUB_PREFIX)
         path = Path(os.path.expanduser(name))
-        folder = path if path.exists() else _find_cached_model(name)
+        folder = path if path.exists() else find_cached_model(name)
         if folder is None:
             return  # downloaded when training starts
     else:
@@ -182,67 +183,7 @@ def check_foreign(given: str, wanted: Shape) -> None:
 def must_download(given: str) -> bool:
     """Whether `open_checkpoint` would download a model of the hub."""
     name = given.removeprefix(HUB_PREFIX)
-    return name != given and not Path(os.path.expanduser(name)).exists() and _find_cached_model(name) is None
-
-
-CACHED_MODEL = "models--"
-"""Begins the name of a model's folder in the hub's cache."""
-
-
-def split_revision(name: str) -> tuple[str, str]:
-    """Model and revision of ``NAME@REVISION``: a branch, a tag or a commit; empty for the default branch."""
-    model, _, revision = name.partition("@")
-    return model, revision
-
-
-def find_hub_folder(name: str) -> Path:
-    """The folder of a model: a path, or a name in the cache of the Hugging Face Hub, downloaded if it is not there.
-
-    Args:
-        name: The path, or ``ORGANIZATION/NAME`` with or without ``@REVISION``.
-
-    Raises:
-        PrimusError: It cannot be downloaded.
-    """
-    path = Path(os.path.expanduser(name))
-    if path.exists():
-        return path
-    cached = _find_cached_model(name)
-    if cached is not None:
-        return cached
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise PrimusError(
-            f"hf:{name}: no such folder, not in the cache, and downloads need the package huggingface_hub",
-            "pip install huggingface_hub, or give a folder",
-        ) from None
-    model, revision = split_revision(name)
-    patterns = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
-    try:
-        return Path(snapshot_download(model, revision=revision or None, allow_patterns=patterns))
-    except Exception as error:  # noqa: BLE001 - each client of the hub has its own exceptions
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise PrimusError(
-            f"hf:{name}: no such folder, not in the cache, and it cannot be downloaded from the hub: {lines[0]}",
-            "download it where there is a network (`hf download`) and set HF_HOME to that cache, or give a folder",
-        ) from None
-
-
-def _find_cached_model(name: str) -> Path | None:
-    """The snapshot of a model in the cache, by default the newest one (huggingface_hub, guides/manage-cache)."""
-    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
-    cache = Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
-    model, revision = split_revision(name)
-    repository = cache / f"{CACHED_MODEL}{model.replace('/', '--')}"
-    reference = repository / "refs" / (revision or "main")  # of a branch or tag: a file with the commit
-    commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else revision
-    if not commit:
-        return None
-    snapshot = repository / "snapshots" / commit
-    # An interrupted download may lack weights.
-    has_weights = any(snapshot.glob("*.safetensors"))
-    return snapshot if has_weights and (snapshot / "config.json").is_file() else None
+    return name != given and not Path(os.path.expanduser(name)).exists() and find_cached_model(name) is None
 
 
 def _detect_format(folder: Path) -> FoundCheckpoint | None:

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from primus.data.catalog import hub
 from primus.data.catalog.hub import HubFile, SplitListing
-from primus.data.readers.remote import read_hub_endpoint
-from primus.data.retries import retry_request
 from primus.errors import PrimusError
+from primus.web import hub
 
 CHUNK = 1 << 20
 
@@ -26,41 +24,13 @@ def download_file(listing: SplitListing, file: HubFile, folder: Path, count: Cal
     path = folder / file.path
     if path.exists():
         path.unlink()  # not recorded as complete
-    download_from_hub(listing, file, count, local_dir=str(folder))
+    download_from_hub(listing, file, folder=folder, count=count)
     _verify_file(path, file)
 
 
-def download_from_hub(listing: SplitListing, file: HubFile, count: Callable[[int], None], **where: str) -> Path:
-    """Download a file to a folder or into the hub's cache; an interrupted download resumes."""
-    library = hub.import_hub_library(listing.repo)
-
-    def download() -> str:
-        path: str = library.hf_hub_download(
-            listing.repo,
-            file.path,
-            repo_type="dataset",
-            revision=listing.revision,
-            endpoint=read_hub_endpoint(),
-            tqdm_class=_make_progress_bar(library, count),
-            **where,
-        )
-        return path
-
-    with hub.explain_hub_errors(listing.repo):
-        return Path(retry_request(read_hub_endpoint(), download))
-
-
-def _make_progress_bar(library: Any, count: Callable[[int], None]) -> Any:
-    """A progress bar for the hub's library that draws nothing and counts bytes."""
-
-    class Bar(library.utils.tqdm):  # type: ignore[misc]
-        def __init__(self, *arguments: Any, **settings: Any) -> None:
-            super().__init__(*arguments, **settings | {"disable": True})
-
-        def update(self, n: float | None = 1) -> None:
-            count(int(n or 0))
-
-    return Bar
+def download_from_hub(listing: SplitListing, file: HubFile, **options: Any) -> Path:
+    """Download a file to a folder or into the hub's cache; see `primus.web.hub.download_file` for the options."""
+    return hub.download_file(listing.repo, file.path, "dataset", revision=listing.revision, **options)
 
 
 def _verify_file(path: Path, file: HubFile) -> None:
@@ -78,7 +48,8 @@ def _verify_file(path: Path, file: HubFile) -> None:
     if path.stat().st_size != file.bytes or (expected and digest.hexdigest() != expected):
         path.unlink()
         raise PrimusError(
-            f"{path}: corrupt download from {read_hub_endpoint()}", "run the command again; the other files are kept"
+            f"{path}: corrupt download from {hub.read_hub_endpoint()}",
+            "run the command again; the other files are kept",
         )
 
 

@@ -349,8 +349,7 @@ def _download_files(
     show: Callable[[FetchProgress], None],
 ) -> Iterator[FetchedFile]:
     """Download the missing files, several at a time."""
-    # `huggingface_hub.snapshot_download` does not verify checksums, does not report each complete file, and lists the
-    # repository again. It would replace only the thread pool below.
+    # Not `snapshot_download`: docs/decisions/0048-one-place-for-http.md
     missing = [file for file in listing.files if file.path not in done]
 
     def count(num_bytes: int) -> None:
@@ -399,11 +398,7 @@ def _write_samples(
 
 def _choose_source(job: FetchJob, listing: SplitListing, file: HubFile) -> str:
     """URL or path for reading a file: on the hub with `streaming`, else in the hub's cache."""
-    return (
-        build_stream_url(listing, file)
-        if job.streaming
-        else str(download_from_hub(listing, file, lambda num_bytes: None))
-    )
+    return build_stream_url(listing, file) if job.streaming else str(download_from_hub(listing, file))
 
 
 @dataclass(frozen=True)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
-from socket import gaierror
 from typing import Any
 
 from msgspec import Struct
 
 from primus import registry
 from primus.data.readers.kinds import COLUMNS, RECORDS, TABLES, detect_kind
-from primus.data.readers.remote import read_hub_endpoint
-from primus.data.retries import is_client_error, print_stderr, read_retry_after, retry_request
 from primus.data.source import SOURCES, HubDataset
-from primus.errors import PrimusError, UsageError, did_you_mean
+from primus.errors import UsageError, did_you_mean
+from primus.web.hub import explain_hub_errors, import_hub_library, read_hub_endpoint
+from primus.web.retries import print_stderr, repeat_download
 
 CONVERTED = "refs/convert/parquet"
 """Branch with the parquet files that the hub generates, as CONFIG/SPLIT/0000.parquet."""
@@ -92,71 +89,9 @@ def list_split_files(
     dataset = HubDataset(repo=source) if "/" in source else registry.load_plug_in(SOURCES, source).DATASET
     if dataset is None:
         raise UsageError(f"dataset {source}: it is not on the hub", f"`data prepare --dataset {source}` reads it here")
-    with explain_hub_errors(dataset.repo):
-        return retry_request(read_hub_endpoint(), lambda: _list_files(dataset, config, split, revision), say)
-
-
-def import_hub_library(name: str) -> Any:
-    """Import the package huggingface_hub.
-
-    Raises:
-        UsageError: The package is not installed.
-    """
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise UsageError(f"{name}: the hub needs the package huggingface_hub", "pip install huggingface_hub") from None
-    return huggingface_hub
-
-
-@contextmanager
-def explain_hub_errors(repo: str) -> Iterator[None]:
-    """Convert errors of the hub's library into errors with a hint."""
-    import_hub_library(repo)
-    from huggingface_hub import errors
-
-    try:
-        yield
-    except errors.GatedRepoError:
-        problem = f"{repo}: this dataset is available only after accepting its terms"
-        raise PrimusError(problem, f"accept them at {read_hub_endpoint()}/datasets/{repo} and set HF_TOKEN") from None
-    except (errors.RepositoryNotFoundError, errors.HFValidationError):
-        hint = "check OWNER/NAME; a private one needs HF_TOKEN; see data fetch --list for named ones"
-        raise UsageError(f"{repo}: no such dataset on {read_hub_endpoint()}", hint) from None
-    except errors.RevisionNotFoundError:
-        raise UsageError(f"{repo}: no such revision", "it may have been deleted; fetch into a new folder") from None
-    except errors.OfflineModeIsEnabled:
-        hint = "unset HF_HUB_OFFLINE, or fetch the data where there is a network"
-        raise PrimusError(f"{repo}: the Hub is not accessed because HF_HUB_OFFLINE is set", hint) from None
-    # The library reports an unreachable hub as a missing cache entry; the cause has the network error.
-    except errors.LocalEntryNotFoundError as error:
-        raise _explain_unreachable(repo, error.__cause__ or error) from None
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code if error.response is not None else "no answer"
-        raise PrimusError(
-            f"{repo}: {read_hub_endpoint()} responded with {status}", _choose_hint(status, error)
-        ) from None
-    except Exception as error:
-        # Not any OSError: a full disk is one.
-        if not (isinstance(error, (ConnectionError, TimeoutError, gaierror)) or is_client_error(error)):
-            raise
-        raise _explain_unreachable(repo, error) from None
-
-
-def _explain_unreachable(repo: str, error: BaseException) -> PrimusError:
-    hint = "check the network, HF_ENDPOINT and the proxy variables; local files need no hub"
-    return PrimusError(f"{repo}: {read_hub_endpoint()} cannot be reached: {_format_reason(error)}", hint)
-
-
-def _choose_hint(status: object, error: BaseException) -> str:
-    if wait := read_retry_after(error):
-        return f"it asks to wait {math.ceil(wait):,} s; then run the same command again"
-    hints = {401: "set HF_TOKEN to a valid token", 403: "this token may not read it", 429: "wait a few minutes"}
-    return hints.get(status, "try again later") if isinstance(status, int) else "try again later"
-
-
-def _format_reason(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:200]
+    import_hub_library(dataset.repo)
+    with explain_hub_errors(dataset.repo, "dataset"):
+        return repeat_download(read_hub_endpoint(), lambda: _list_files(dataset, config, split, revision), say)
 
 
 def _list_files(dataset: HubDataset, config: str, split: str, revision: str | None) -> SplitListing:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from primus.data.instruction.examples import Message
-from primus.data.tokenizers import hub
 from primus.errors import UsageError
+from primus.web import hub
 
 TEMPLATE_FILE, CONFIG_FILE = "chat_template.jinja", "tokenizer_config.json"
 BEGIN, END = "\ufdd0", "\ufdd1"
@@ -95,7 +95,7 @@ def open_files(name: str) -> ReadFile:
     """Reads files next to a tokenizer, from its folder or the hub."""
     path = Path(os.path.expanduser(name))
     if not path.exists():
-        return lambda file: hub.read_optional(name, file, ask_hub=True)
+        return lambda file: hub.read_optional_file(name, file, ask_hub=True)
     folder = path if path.is_dir() else path.parent
     return lambda file: (folder / file).read_bytes() if (folder / file).is_file() else None
 

@@ -1,13 +1,12 @@
 """Find and read files at URLs with fsspec, with time limits and retries.
 
 Two kinds of failures are retried: a failure of the network (`TRIES` attempts, within `ABORT_AFTER_S`), and a transient
-response of the server, which has the longer limits of `primus.data.retries`. Other failures are final.
+response of the server, which has the longer limits of `primus.web.retries`. Other failures are final.
 """
 
 from __future__ import annotations
 
 import io
-import os
 import re
 import time
 from collections.abc import Callable
@@ -15,9 +14,10 @@ from functools import lru_cache
 from shlex import quote
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from primus.data import retries
 from primus.data.readers.kinds import KNOWN, detect_kind, is_kept_in_trees
 from primus.errors import PrimusError, UsageError
+from primus.web import retries
+from primus.web.hub import read_hub_endpoint
 
 TRIES = 3
 FIRST_PAUSE_S = 0.5
@@ -58,11 +58,6 @@ class RemoteFacts(NamedTuple):
     """Size in bytes; 0 if the server does not report it."""
     version: str
     """ETag, checksum or modification time; empty if the server does not report any."""
-
-
-def read_hub_endpoint() -> str:
-    """Address of the Hugging Face hub: ``$HF_ENDPOINT``, or the public one."""
-    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
 
 def find_remote_files(url: str) -> list[str]:
@@ -188,27 +183,24 @@ def _has_ranges(file: Any) -> bool:
 def _retry_request(url: str, act: Callable[[], Result]) -> Result:
     """Return the result of `act`; retry it after failures of the network and transient responses."""
     start = time.monotonic()
-    attempt = 0
-    while True:
-        attempt += 1
-        try:
-            return act()
-        except FileNotFoundError as error:
-            # fsspec may raise this error for any failed request; the cause distinguishes a network failure.
-            if isinstance(error.__cause__, Exception) and _is_network_error(error.__cause__):
-                _pause_or_abort(url, attempt, start, error.__cause__)
-                continue
-            raise UsageError(f"{url}: no such file", "check the spelling and your access rights") from None
-        except PermissionError as error:
-            raise PrimusError(f"{url}: access denied: {error}", "log in to its store, or ask its owner") from None
-        except Exception as error:
-            if not _is_network_error(error):
-                raise
-            _pause_or_abort(url, attempt, start, error)
+    try:
+        return retries.repeat_request(act, lambda error, attempt: _choose_pause(url, error, attempt, start))
+    except FileNotFoundError:
+        raise UsageError(f"{url}: no such file", "check the spelling and your access rights") from None
+    except PermissionError as error:
+        raise PrimusError(f"{url}: access denied: {error}", "log in to its store, or ask its owner") from None
 
 
-def _pause_or_abort(url: str, attempt: int, start: float, error: Exception) -> None:
-    """Pause after attempt number `attempt` (from 1), or raise after the last. A responding server gets more time."""
+def _choose_pause(url: str, error: Exception, attempt: int, start: float) -> float | None:
+    """Pause after attempt number `attempt` (from 1); None if the error is final. A responding server gets more time.
+
+    Raises:
+        PrimusError: It was the last attempt.
+    """
+    if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # fsspec may raise this error for any failed request; the cause tells the reason
+    if isinstance(error, (FileNotFoundError, PermissionError)) or not _is_network_error(error):
+        return None
     waited, asked = time.monotonic() - start, retries.compute_pause(error, attempt)
     if asked is None:
         pause, is_over = FIRST_PAUSE_S * 2 ** (attempt - 1), attempt == TRIES or waited > ABORT_AFTER_S
@@ -222,7 +214,7 @@ def _pause_or_abort(url: str, attempt: int, start: float, error: Exception) -> N
         raise PrimusError(problem, hint or "check the address and the network") from None
     if asked is not None:
         retries.print_stderr(f"{url}: its server asks to wait, trying again in {pause:.0f} s")
-    time.sleep(pause)
+    return pause
 
 
 def _is_network_error(error: Exception) -> bool:

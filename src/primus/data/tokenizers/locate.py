@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 
 from primus.config.text_file import check_has_end
-from primus.data.tokenizers import byte_level, hub, tiktoken
+from primus.data.tokenizers import byte_level, tiktoken
 from primus.data.tokenizers.content import is_json
 from primus.data.tokenizers.document_ends import DeclaredEnd, find_declared, read_sibling_file
 from primus.errors import UsageError
+from primus.web import hub
 
 FILES = "a tokenizer.json, a SentencePiece .model, a .tiktoken file, a folder that has one, or a hub name"
 FOLDER_FILE = "tokenizer.json"
@@ -31,7 +32,7 @@ def read_tokenizer(name: str) -> bytes:
     path = Path(os.path.expanduser(name))
     if path.is_dir() and not (path / "tokenizer.json").is_file() and all((path / file).is_file() for file in PAIR):
         return _read_pair(path / PAIR[0], path / PAIR[1])
-    path = _find_local_file(path, name) or hub.tokenizer_file(name)
+    path = _find_local_file(path, name) or hub.download_file(name, FOLDER_FILE, "model")
     content = path.read_bytes()
     if tiktoken.is_rank_file(content):
         return tiktoken.convert_ranks(content, str(path))
@@ -58,7 +59,7 @@ def find_declared_end(name: str, ask_hub: bool) -> DeclaredEnd | None:
     if path.exists():
         is_of_folder = path.name in (FOLDER_FILE, "tokenizer.model")
         return find_declared(read_sibling_file(path), str(path.parent)) if is_of_folder else None
-    return find_declared(lambda file: hub.read_optional(name, file, ask_hub), name)
+    return find_declared(lambda file: hub.read_optional_file(name, file, ask_hub), name)
 
 
 def is_local(name: str) -> bool:

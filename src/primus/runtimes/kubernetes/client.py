@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import time
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -17,18 +16,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from primus.errors import PrimusError, UnfitError, UsageError
-from primus.retry_after import parse_retry_after
 from primus.runtimes.kubernetes.target import Place, RequestRefused
+from primus.web.retries import choose_cluster_pause, parse_retry_after, repeat_request
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
 
 CONNECT_S = 5.0
 READ_S = 30.0
-DELAYS_S = (0.5, 1.0, 2.0, 4.0)
-"""Pauses between the attempts of one request."""
-LONGEST_DELAY_S = 15.0
-"""Maximum of a pause that the server requests (Retry-After)."""
 AGAIN = frozenset((429, 500, 502, 503, 504))
 """Statuses of a busy or unhealthy server."""
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -181,32 +176,31 @@ class KubernetesClient:
         from urllib3.exceptions import HTTPError, LocationParseError, SSLError
 
         url = f"{self._host}{path}" + (f"?{urlencode(query)}" if query else "")
-        problem: HTTPError | None = None
-        for delay in (*DELAYS_S, None):
+
+        def request() -> BaseHTTPResponse:
             try:
                 answer = self._send_request(method, url, body, kind, is_stream)
             # Not transient: a certificate or an address does not change between attempts.
             except (SSLError, LocationParseError) as error:
-                problem = error
-                break
-            except HTTPError as error:
-                problem, wait = error, delay
+                raise self._build_unreachable_error(error) from None
+            except HTTPError:
+                raise
             except ValueError:  # raised by http.client, with the credentials in its message
                 reason = "the credentials contain a character that HTTP headers do not allow, such as a line break"
                 raise UsageError(f"{self._host}: {reason}", f"log in again ({self._describe_account()})") from None
-            else:
-                if answer.status < HTTPStatus.BAD_REQUEST:
-                    return answer
-                # After the last attempt a busy server counts as a rejection, with its own message.
-                if answer.status not in AGAIN or delay is None:
-                    raise self._build_refusal(answer, path)
-                asked_s = parse_retry_after(answer.headers.get("Retry-After"), answer.headers.get("Date"))
-                wait = delay if asked_s is None else min(asked_s, LONGEST_DELAY_S)
-                # Returns the connection to the pool; an unread response would keep it.
-                answer.release_conn()
-            if wait is not None:
-                time.sleep(wait)
-        raise self._build_unreachable_error(problem)
+            if answer.status < HTTPStatus.BAD_REQUEST:
+                return answer
+            raise self._build_refusal(answer, path)
+
+        def choose_pause(error: Exception, attempt: int) -> float | None:
+            is_busy = isinstance(error, RequestRefused) and error.status in AGAIN
+            is_transient = is_busy or isinstance(error, HTTPError)
+            return choose_cluster_pause(attempt, getattr(error, "asked_s", None)) if is_transient else None
+
+        try:
+            return repeat_request(request, choose_pause)
+        except HTTPError as error:
+            raise self._build_unreachable_error(error) from None
 
     def _send_request(self, method: str, url: str, body: str | None, kind: str, is_stream: bool) -> BaseHTTPResponse:
         from urllib3 import Timeout
@@ -220,7 +214,7 @@ class KubernetesClient:
             body=body.encode() if body is not None else None,
             headers={"Accept": "application/json", "Content-Type": kind, **headers},
             timeout=Timeout(connect=CONNECT_S, read=READ_S),
-            # The loop in `_request_with_retries` retries, with limits that also bound Retry-After.
+            # `_request_with_retries` retries, with limits that also bound Retry-After.
             retries=False,
             preload_content=not is_stream,
         )
@@ -235,7 +229,7 @@ class KubernetesClient:
         )
 
     def _build_refusal(self, answer: BaseHTTPResponse, path: str) -> RequestRefused:
-        """Error with the server's message and a hint."""
+        """Error with the server's message and a hint. Reading the message returns the connection to the pool."""
         message = _read_error_message(answer.data)
         hints = {
             401: f"your credentials are invalid or have expired: log in again ({self._describe_account()})",
@@ -245,7 +239,8 @@ class KubernetesClient:
             409: "choose another --name, or delete the job that has it",
             422: "the server rejects a field of the job: see its message",
         }
-        return RequestRefused(f"{self._host}: {answer.status} {message}", hints.get(answer.status, ""), answer.status)
+        problem, asked_s = f"{self._host}: {answer.status} {message}", parse_retry_after(answer.headers)
+        return RequestRefused(problem, hints.get(answer.status, ""), answer.status, asked_s)
 
     def _describe_account(self) -> str:
         place = self._place

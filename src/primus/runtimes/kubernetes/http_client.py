@@ -1,35 +1,29 @@
-"""Requests to a Primus-SaFE server, with time limits, retries, and hints for rejected requests.
+"""Requests to a Primus-SaFE server, with retries, and hints for rejected requests.
 
 A POST is not retried after a lost answer, since the server would create a second workload: the caller looks for the
-workload first. The client uses the standard library, so that a server is reachable without the package `kubernetes`.
+workload first.
 Source of paths, headers and error codes: AMD-AGI/Primus-SaFE, SaFE/apiserver/pkg/handlers and SaFE/docs/apis.
 """
 
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from primus.errors import PrimusError, UsageError
 from primus.redaction import MASK
-from primus.retry_after import parse_retry_after
 from primus.runtimes.kubernetes.target import Place, RequestRefused
+from primus.web.retries import choose_cluster_pause, parse_retry_after, repeat_request
+from primus.web.session import HttpResponse, HttpSession, NoResponseError
 
 BASE = "/api/v1"
 TOKEN_VARIABLE = "PRIMUS_SAFE_TOKEN"  # noqa: S105  # its name
 TIMEOUT_S = 30.0
-DELAYS_S = (0.5, 1.0, 2.0, 4.0)
-"""Pauses between the attempts of one request."""
-LONGEST_DELAY_S = 30.0
-"""Maximum of a pause that the server requests (Retry-After)."""
 BUSY = frozenset((429, 502, 503, 504))
 """Statuses that may be transient."""
 LARGEST_ANSWER_BYTES = 64 << 20
@@ -60,16 +54,19 @@ class SafeServer:
 
     def __init__(self, place: Place, environ: Mapping[str, str], hidden: Sequence[str] = ()) -> None:
         self.url = place["url"]
-        self._headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
         token = _read_token(place, environ)
         if token:
-            self._headers["Authorization"] = f"Bearer {token}"
+            headers["Authorization"] = f"Bearer {token}"
         if place["api"] == "legacy":
-            self._headers["userId"] = hashlib.md5(place["user"].encode(), usedforsecurity=False).hexdigest()
+            headers["userId"] = hashlib.md5(place["user"].encode(), usedforsecurity=False).hexdigest()
         elif not token:
             raise UsageError(f"{self.url} needs an API key", HINTS[401])
         self._hidden = [value for value in (token, *hidden) if value]
-        self._opener = urllib.request.build_opener(_NoRedirect)
+        # A redirection could send the key to another server.
+        self._session = HttpSession(
+            headers, timeout_s=TIMEOUT_S, max_bytes=LARGEST_ANSWER_BYTES, follows_redirects=False
+        )
 
     def get_json(self, path: str, **query: object) -> dict[str, Any]:
         """Response to a GET request, with retries.
@@ -99,80 +96,85 @@ class SafeServer:
             UncertainRequestError: The resource may have been created.
             RequestRefused: The server rejects the request.
         """
-        for delay in (*DELAYS_S, None):
-            try:
-                return self._request_once("POST", path, body)
-            except _Busy as error:
-                # Another busy status may come from a proxy after the server has created the workload.
-                if error.status != http.client.TOO_MANY_REQUESTS:
-                    raise UncertainRequestError(error.problem, error.hint) from None
-                if delay is None:
-                    raise RequestRefused(error.problem, error.hint, error.status) from None
-                time.sleep(error.wait_s or delay)
-            except _NoAnswer as error:
-                # Without a connection the server has not seen the request, so that nothing can have been created.
-                if error.is_unsent:
-                    raise PrimusError(error.problem, error.hint) from None
+
+        def choose_pause(error: Exception, attempt: int) -> float | None:
+            if isinstance(error, _Busy) and error.status == HTTPStatus.TOO_MANY_REQUESTS:
+                return choose_cluster_pause(attempt, error.asked_s)
+            return None
+
+        try:
+            return repeat_request(lambda: self._request_once("POST", path, body), choose_pause)
+        except _Busy as error:
+            # Another busy status may come from a proxy after the server has created the workload.
+            if error.status != HTTPStatus.TOO_MANY_REQUESTS:
                 raise UncertainRequestError(error.problem, error.hint) from None
-        raise AssertionError
+            raise
+        except NoResponseError as error:
+            # Without a connection the server has not seen the request, so that nothing can have been created.
+            problem = self._build_unreachable_error(error)
+            raise problem if error.is_unsent else UncertainRequestError(problem.problem, problem.hint) from None
 
     def _request_with_retries(self, method: str, path: str) -> Any:
-        for number, delay in enumerate((*DELAYS_S, None)):
+        sent = 0
+
+        def request() -> Any:
+            nonlocal sent
+            sent += 1
             try:
                 return self._request_once(method, path, None)
-            except (_Busy, _NoAnswer) as error:
-                if delay is None:
-                    raise PrimusError(error.problem, error.hint) from None
-                time.sleep(error.wait_s or delay)
             except RequestRefused as error:
                 # In a second attempt 404 means that the first one was carried out.
-                if method == "DELETE" and number and error.status == http.client.NOT_FOUND:
+                if method == "DELETE" and sent > 1 and error.status == HTTPStatus.NOT_FOUND:
                     return None
                 raise
-        raise AssertionError
+
+        def choose_pause(error: Exception, attempt: int) -> float | None:
+            is_transient = isinstance(error, _Busy | NoResponseError)
+            return choose_cluster_pause(attempt, getattr(error, "asked_s", None)) if is_transient else None
+
+        try:
+            return repeat_request(request, choose_pause)
+        except _Busy as error:
+            raise PrimusError(error.problem, error.hint) from None
+        except NoResponseError as error:
+            raise self._build_unreachable_error(error) from None
 
     def _request_once(self, method: str, path: str, body: Any) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url}{BASE}{path}", data, self._headers, method=method)  # noqa: S310
-        try:
-            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
-                # Bounded: a wrong address may lead to an endless response.
-                content = answer.read(LARGEST_ANSWER_BYTES + 1)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise self._build_refusal_error(error) from None
-        except urllib.error.URLError as error:
-            is_unsent = isinstance(error.reason, ConnectionRefusedError) or "getaddrinfo" in repr(error.reason)
-            raise _NoAnswer(f"{self.url}: {_describe_error(error.reason)}", is_unsent=is_unsent) from None
-        except (OSError, http.client.HTTPException) as error:
-            raise _NoAnswer(f"{self.url}: {_describe_error(error)}") from None
-        if not content:
+        answer = self._session.send(method, f"{self.url}{BASE}{path}", data)
+        if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
+            raise self._build_refusal_error(answer)
+        if not answer.content:
             return None
         try:
-            return json.loads(content)
+            return json.loads(answer.content)
         except ValueError:
             raise self.build_foreign_answer_error("not JSON") from None
 
-    def _build_refusal_error(self, error: urllib.error.HTTPError) -> PrimusError:
+    def _build_unreachable_error(self, error: NoResponseError) -> PrimusError:
+        return PrimusError(f"{self.url}: {error}", "check --url, and that this machine can reach it")
+
+    def _build_refusal_error(self, answer: HttpResponse) -> PrimusError:
         """The error for a response with an error status."""
         code, message = "", ""
         try:
-            body = json.loads(error.read(1 << 20) or b"{}")
+            body = json.loads(answer.content or b"{}")
             code, message = str(body.get("errorCode") or ""), str(body.get("errorMessage") or "")
-        except (ValueError, AttributeError, OSError, http.client.HTTPException):
+        except (ValueError, AttributeError):
             pass
         # Servers repeat parts of a rejected request in their messages.
         for value in self._hidden:
             message = message.replace(value, MASK)
-        problem = f"{self.url}: {message or error.reason} ({code or f'HTTP {error.code}'})"
-        if error.code in BUSY and code != QUOTA:
-            asked_s = parse_retry_after(error.headers.get("Retry-After"), error.headers.get("Date"))
-            return _Busy(problem, error.code, None if asked_s is None else min(asked_s, LONGEST_DELAY_S))
-        if 300 <= error.code < 400:
-            target = error.headers.get("Location", "elsewhere")
-            return RequestRefused(f"{self.url} redirects to {target}", "use that address as --url", error.code)
+        problem = f"{self.url}: {message or answer.reason} ({code or f'HTTP {answer.status}'})"
+        if answer.status in BUSY and code != QUOTA:
+            return _Busy(
+                problem, "the server is busy; try again later", answer.status, parse_retry_after(answer.headers)
+            )
+        if answer.status < HTTPStatus.BAD_REQUEST:
+            target = answer.headers.get("Location", "elsewhere")
+            return RequestRefused(f"{self.url} redirects to {target}", "use that address as --url", answer.status)
         hint = "the quota of the workspace is exhausted: request fewer nodes, or wait" if code == QUOTA else ""
-        return RequestRefused(problem, hint or HINTS.get(error.code, ""), error.code)
+        return RequestRefused(problem, hint or HINTS.get(answer.status, ""), answer.status)
 
 
 def quote_path_segment(text: str) -> str:
@@ -223,30 +225,5 @@ def _check_token(token: str, where: str) -> str:
     return token
 
 
-class _Busy(PrimusError):
-    def __init__(self, problem: str, status: int, wait_s: float | None) -> None:
-        super().__init__(problem, "the server is busy; try again later")
-        self.status = status
-        self.wait_s = wait_s
-
-
-class _NoAnswer(PrimusError):
-    wait_s: float | None = None
-
-    def __init__(self, problem: str, *, is_unsent: bool = False) -> None:
-        super().__init__(problem, "check --url, and that this machine can reach it")
-        self.is_unsent = is_unsent
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirection, which would send the key to another server."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-def _describe_error(error: object) -> str:
-    if isinstance(error, TimeoutError):
-        return f"no response within {TIMEOUT_S:.0f} s"
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(text)
+class _Busy(RequestRefused):
+    """A refusal that may be transient."""

@@ -14,13 +14,7 @@ from primus.errors import PrimusError, UsageError
 from primus.redaction import MASK
 from primus.runtime import JobState, SchedulerState
 from primus.runtimes.kubernetes import volumes
-from primus.runtimes.kubernetes.http_client import (
-    DELAYS_S,
-    SafeServer,
-    UncertainRequestError,
-    check_url,
-    quote_path_segment,
-)
+from primus.runtimes.kubernetes.http_client import SafeServer, UncertainRequestError, check_url, quote_path_segment
 from primus.runtimes.kubernetes.options import Options
 from primus.runtimes.kubernetes.safe_payload import build_node_script, build_workload_request
 from primus.runtimes.kubernetes.target import (
@@ -34,6 +28,7 @@ from primus.runtimes.kubernetes.target import (
     SubmissionUncertain,
     Write,
 )
+from primus.web.retries import CLUSTER_PAUSES_S
 
 PAGE = 100
 NUM_LOG_LINES = 1000
@@ -146,7 +141,7 @@ def create_job(job_spec: JobSpec, place: Place, environ: Mapping[str, str], say:
     problem: PrimusError | None = None
     # Three attempts. After a lost answer the delay gives the server time to list a created workload, which is then
     # found.
-    for delay in (*DELAYS_S[:2], 0.0):
+    for delay in (*CLUSTER_PAUSES_S[:2], 0.0):
         try:
             return str(server.post_json("/workloads", body)["workloadId"])
         except UncertainRequestError as error:

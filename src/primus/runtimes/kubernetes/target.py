@@ -24,9 +24,11 @@ and `namespace`. It is recorded with a submission, so it contains no secrets."""
 class RequestRefused(PrimusError):
     """The server has rejected a request."""
 
-    def __init__(self, problem: str, hint: str, status: int) -> None:
+    def __init__(self, problem: str, hint: str, status: int, asked_s: float | None = None) -> None:
         super().__init__(problem, hint)
         self.status = status
+        self.asked_s = asked_s
+        """Pause until the next attempt that the server requests."""
 
 
 class SubmissionUncertain(PrimusError):

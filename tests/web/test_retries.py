@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from local_hub import LocalHub, Repo
-from primus.data import readers, retries
+from primus.data import readers
 from primus.data.catalog.fetch import FetchJob, fetch_dataset
-from primus.data.retries import read_retry_after, retry_request
 from primus.errors import PrimusError
+from primus.web import retries
+from primus.web.retries import read_retry_after, repeat_download
 
 REQUEST_S = 10.0
 """Time that a request to this machine takes at most."""
@@ -72,11 +73,11 @@ def test_a_date_without_the_server_s_clock_is_compared_with_ours() -> None:
 def test_a_request_is_sent_again_until_it_is_answered() -> None:
     said: list[str] = []
     busy = [Answer(status, **{"Retry-After": "0"}) for status in (429, 503, 502, 504)]
-    assert retry_request("hub", failing(*busy), said.append) == "done"
+    assert repeat_download("hub", failing(*busy), said.append) == "done"
     assert said[0] == "hub answers 429: trying again in 0 s (2 of 5)"
     assert len(said) == 4
     with pytest.raises(Answer, match="503"):
-        retry_request("hub", failing(*busy, Answer(503)), said.append)
+        repeat_download("hub", failing(*busy, Answer(503)), said.append)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_a_request_is_sent_again_until_it_is_answered() -> None:
 )
 def test_what_does_not_help_is_not_sent_again(error: Exception) -> None:
     with pytest.raises(type(error)):
-        retry_request("hub", failing(error), lambda text: pytest.fail(text))
+        repeat_download("hub", failing(error), lambda text: pytest.fail(text))
 
 
 def test_the_pause_grows_where_the_server_does_not_say_it(monkeypatch: pytest.MonkeyPatch) -> None:
