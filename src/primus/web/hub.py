@@ -130,7 +130,7 @@ def find_model_folder(name: str) -> Path:
     library = import_hub_library(f"hf:{name}, which is not in the cache", ", or give a folder")
     model, revision = split_revision(name)
     patterns = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
-    with explain_hub_errors(model, "model"):
+    with explain_hub_errors(f"hf:{name}", "model"):
         return Path(
             library.snapshot_download(
                 model, revision=revision or None, allow_patterns=patterns, endpoint=read_hub_endpoint()
@@ -170,7 +170,9 @@ def name_cached_model(folder: Path) -> tuple[str, str] | None:
 
 @contextmanager
 def explain_hub_errors(repo: str, kind: RepositoryKind, file: str = "") -> Iterator[None]:
-    """Convert errors of the hub's library, for a repository or a file in it, into errors with a hint."""
+    """Convert errors of the hub's library, for a repository as the user names it or a file in it, into errors with a
+    hint.
+    """
     try:
         yield
     except Exception as error:
@@ -189,8 +191,9 @@ def _explain_error(error: BaseException, repo: str, kind: RepositoryKind, file: 
         # The library reports an unreachable hub as a missing cache entry; the cause has the network error.
         return _explain_error(error.__cause__, repo, kind, file) or _build_unreachable_error(error, repo, kind)
     if isinstance(error, errors.GatedRepoError):
+        page = f"{hub}/{'datasets/' * (kind == 'dataset')}{split_revision(repo.removeprefix('hf:'))[0]}"
         problem = f"{repo}: this {kind} is available only after accepting its terms"
-        return PrimusError(problem, f"accept them at {hub}/{'datasets/' * (kind == 'dataset')}{repo} and set HF_TOKEN")
+        return PrimusError(problem, f"accept them at {page} and set HF_TOKEN")
     if isinstance(error, (errors.RepositoryNotFoundError, errors.HFValidationError)):
         problem, hint = MISSING[kind]
         return UsageError(f"{repo}: {problem.format(hub=hub)}", hint)
