@@ -37,7 +37,7 @@ from primus.checkpoint.family import list_hub_shapes  # noqa: E402
 from primus.checkpoint.formats import dcp_folder  # noqa: E402, F401 - imports do not count
 from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint  # noqa: E402
 from primus.checkpoint.weights import TensorInfo, get_bounds  # noqa: E402
-from primus.config.load import load_model  # noqa: E402
+from primus.config.extended_files import load_model  # noqa: E402
 from primus.config.schema import ModelSpec  # noqa: E402
 from primus.frameworks.megatron import torch_ranks  # noqa: E402, F401
 

@@ -32,11 +32,11 @@ from primus.checkpoint.checksum import choose_algorithm, create_hash
 from primus.checkpoint.convert import TargetSettings, plan_conversion
 from primus.checkpoint.formats import huggingface
 from primus.checkpoint.formats.open import open_checkpoint
-from primus.checkpoint.formats.output import OutputPlan, split_rows
 from primus.checkpoint.formats.safetensors_file import DTYPE_NAMES, SafetensorsFile
 from primus.checkpoint.formats.tensor_bytes import write_tensor
+from primus.checkpoint.output import OutputPlan, split_rows
 from primus.checkpoint.weights import TensorInfo
-from primus.config.load import load_model
+from primus.config.extended_files import load_model
 
 HERE = Path(__file__).parent
 ALIGNMENT = 64

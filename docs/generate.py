@@ -20,7 +20,7 @@ from primus.benchmark import Benchmark, BenchmarkRow, MeasuredCall
 from primus.callback import CallbackPlugIn
 from primus.comparison.results.result import build_json_schema
 from primus.config.docs import read_field_docs
-from primus.config.load import load_model
+from primus.config.extended_files import load_model
 from primus.config.schema import ModelSpec
 from primus.contract import ContractMember, list_members
 from primus.data.source import Source

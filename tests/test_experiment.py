@@ -17,7 +17,8 @@ from primus import experiment, registry
 from primus.checkpoint import manifest
 from primus.checkpoint.manifest import CheckpointManifest
 from primus.checkpoint.shape import build_shape
-from primus.config.load import Resolved, load_experiment, load_model
+from primus.config.extended_files import load_model
+from primus.config.load import Resolved, load_experiment
 from primus.config.schema import Experiment, LoggingConfig, ModelSpec, Trainer
 from primus.errors import UsageError
 from primus.redaction import MASK, redact_value

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from primus import registry
-from primus.config.load import load_model
+from primus.config.extended_files import load_model
 from primus.config.schema import ModelSpec, ParallelConfig
 from primus.errors import UsageError
 from primus.model import (

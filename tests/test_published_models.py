@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from primus.config.load import load_model
+from primus.config.extended_files import load_model
 from primus.config.schema import ModelSpec
 from primus.errors import UsageError
 from primus.experiment import resolve_settings

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from primus.config.load import load_model
+from primus.config.extended_files import load_model
 from primus.config.schema import ParallelConfig, Trainer, TrainingConfig
 from primus.machine.assumed_machine import build_assumed_machine
 from primus.machine.facts import Device, MachineFacts, Memory

@@ -190,7 +190,7 @@ def rank_preset(file: Path) -> tuple[bool, bool, str]:
 def list_tokenizers() -> dict[str, int]:
     """Rows of the embedding of the models in our presets, by the name on the Hugging Face Hub."""
     from primus import registry
-    from primus.config.load import load_model
+    from primus.config.extended_files import load_model
 
     specs = [load_model(name) for name in registry.list_plug_ins("models")]
     return {spec.hf_name: spec.vocab_size for spec in sorted(specs, key=lambda spec: spec.hf_name) if spec.hf_name}

@@ -7,7 +7,7 @@ than the training of a language model, or to optimizers other than Adam; `model`
 same name has here.
 
 Sources: megatron/training/arguments.py and megatron/core/transformer/transformer_config.py of Megatron-LM;
-primus/configs and primus/frameworks/megatron of AMD-AGI/Primus.
+primus/configs and primus/backends/megatron of AMD-AGI/Primus.
 """
 
 from __future__ import annotations

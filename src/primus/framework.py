@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from primus.checkpoint.convert import TargetSettings
     from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint
-    from primus.checkpoint.formats.output import OutputPlan
+    from primus.checkpoint.output import OutputPlan
     from primus.checkpoint.training_state import TrainingState
     from primus.checkpoint.weights import WeightReader
     from primus.config.exports.foreign_text import ForeignText

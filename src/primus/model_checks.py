@@ -11,7 +11,8 @@ from typing import Any
 from msgspec import Struct, structs
 
 from primus import registry
-from primus.config.load import Resolved, load_model
+from primus.config.extended_files import load_model
+from primus.config.load import Resolved
 from primus.config.schema import ModelSpec, ParallelConfig
 from primus.config.source import format_yaml_value
 from primus.config.translation.pipeline_stages import STAGE_SETTINGS

@@ -15,7 +15,7 @@ from fakes.disk_steps import record_disk_steps
 from primus.checkpoint import checksum, folders, manifest
 from primus.checkpoint.manifest import CheckpointManifest
 from primus.checkpoint.shape import FIELDS, build_shape, check_same_shape
-from primus.config.load import load_model
+from primus.config.extended_files import load_model
 from primus.config.schema import ModelSpec
 from primus.errors import PrimusError, UsageError
 

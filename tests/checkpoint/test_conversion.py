@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from checkpoint_models import DENSE, draw_hub_tensors, make_spec
-from primus.checkpoint import conversion
+from primus.checkpoint import conversion, output
 from primus.checkpoint.checksum import choose_algorithm, compute_checksum
 from primus.checkpoint.conversion import write_checkpoint
 from primus.checkpoint.convert import (
@@ -29,12 +29,12 @@ from primus.checkpoint.convert import (
     write_conversion,
     write_model,
 )
-from primus.checkpoint.formats import huggingface, output
+from primus.checkpoint.formats import huggingface
 from primus.checkpoint.formats.dcp_output import HashedOutput
 from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint
-from primus.checkpoint.formats.output import WRITE_BYTES, OutputFile, OutputPlan
 from primus.checkpoint.formats.safetensors_file import build_header, read_header
 from primus.checkpoint.formats.tensor_bytes import read_tensor
+from primus.checkpoint.output import WRITE_BYTES, OutputFile, OutputPlan
 from primus.checkpoint.training_state import MOMENTS, SavedPosition, TrainingState
 from primus.checkpoint.views import count_nonfinite
 from primus.checkpoint.weights import TensorDict

@@ -15,14 +15,15 @@ import torch
 from torch.distributed import checkpoint as dcp
 
 from checkpoint_models import DENSE, SPARSE, draw_hub_tensors, make_spec
+from primus.checkpoint import output
 from primus.checkpoint.convert import MegatronFormat, TargetFormat, TargetSettings, plan_conversion, write_conversion
-from primus.checkpoint.formats import adapter, output
+from primus.checkpoint.formats import adapter
 from primus.checkpoint.formats import open as formats
 from primus.checkpoint.formats.adapter import AdapterFiles
 from primus.checkpoint.formats.dcp import DcpFolder
 from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint, open_checkpoint
-from primus.checkpoint.formats.output import RankGrid
 from primus.checkpoint.formats.safetensors_file import SafetensorsFile
+from primus.checkpoint.output import RankGrid
 from primus.checkpoint.renaming import EngineNames
 from primus.checkpoint.weights import TensorDict, WeightReader
 from primus.config.schema import ModelSpec

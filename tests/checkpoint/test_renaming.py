@@ -14,7 +14,7 @@ from primus.checkpoint.family import UNSUPPORTED, list_hub_shapes
 from primus.checkpoint.initial_weights import InitialWeights
 from primus.checkpoint.renaming import EngineNames, HubNames
 from primus.checkpoint.weights import TensorDict
-from primus.config.load import load_model
+from primus.config.extended_files import load_model
 from primus.errors import PrimusError, UsageError
 from primus.frameworks.native.engine.model import build_model
 from primus.model import count_parameters

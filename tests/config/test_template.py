@@ -8,7 +8,8 @@ import pytest
 
 from primus import registry
 from primus.config.checks import check_data, check_lengths, count_accumulation_steps
-from primus.config.load import load_experiment, load_model
+from primus.config.extended_files import load_model
+from primus.config.load import load_experiment
 from primus.config.template import format_starting_file
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from msgspec import structs
 
-from primus.config.load import load_model
+from primus.config.extended_files import load_model
 from primus.measure.kernels.attention import (
     AttentionShape,
     count_wrong,

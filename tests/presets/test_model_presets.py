@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from primus import registry
-from primus.config.load import load_experiment, load_model
+from primus.config.extended_files import load_model
+from primus.config.load import load_experiment
 from primus.config.schema import ModelSpec, TrainingConfig
 from primus.errors import UsageError
 from primus.model import count_parameters

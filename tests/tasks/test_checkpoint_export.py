@@ -23,7 +23,7 @@ from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint
 from primus.checkpoint.formats.safetensors_file import SafetensorsFile
 from primus.checkpoint.initial_weights import InitialWeights
 from primus.cli.main import main
-from primus.config.load import load_model
+from primus.config.extended_files import load_model
 from primus.data.encode.job import EncodeJob, prepare_token_files
 from primus.data.tokenizers.load import load_tokenizer
 from primus.experiment import format_files, resolve_settings

@@ -143,7 +143,7 @@ def _list_heads(options: Options) -> list[AttentionHeads]:
 
 
 def _find_heads_of_model(name: str, lengths: Sequence[int], options: Options) -> list[AttentionHeads]:
-    from primus.config.load import load_model
+    from primus.config.extended_files import load_model
     from primus.model import head_dim, num_query_groups, value_head_dim
 
     spec = load_model(name)

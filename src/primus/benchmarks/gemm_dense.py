@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, structs
 
 from primus.benchmark import BenchmarkContext, BenchmarkOptions, BenchmarkRow, Mode, check_positive
-from primus.config.load import load_model
+from primus.config.extended_files import load_model
 from primus.config.schema import ModelSpec
 
 

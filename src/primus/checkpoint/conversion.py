@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from primus.checkpoint.formats.output import FileRecord, OutputFile, OutputPlan, split_bytes
+from primus.checkpoint.output import JOURNAL, LOCK, FileRecord, OutputFile, OutputPlan, split_bytes
 from primus.errors import PrimusError, UsageError
 from primus.runs.files import sync_to_disk
 
@@ -29,9 +29,6 @@ WRITEBACK_BYTES = 32 << 20
 """Data after which the disk begins to write, so that the end waits for the last part only."""
 SYNC_FILE_RANGE_WRITE = 2
 """Begin to write changed pages, and do not wait (sync_file_range(2))."""
-
-JOURNAL = ".conversion.jsonl"
-LOCK = ".conversion.lock"
 
 Report = Callable[[int], None]
 """Called with the number of bytes of tensors that are done."""

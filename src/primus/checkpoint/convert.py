@@ -25,7 +25,7 @@ from primus.checkpoint.formats.open import (
     find_checkpoint,
     open_checkpoint,
 )
-from primus.checkpoint.formats.output import OutputPlan, RankGrid, split_rows
+from primus.checkpoint.output import OutputPlan, RankGrid, split_rows
 from primus.checkpoint.training_state import TrainingState
 from primus.checkpoint.views import CastWeights, FiniteWeights, count_nonfinite
 from primus.checkpoint.weights import TensorInfo, WeightReader

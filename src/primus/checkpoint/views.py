@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from primus.checkpoint.family import BUFFERS
-from primus.checkpoint.formats.output import split_rows
+from primus.checkpoint.output import split_rows
 from primus.checkpoint.weights import TensorInfo, WeightReader
 from primus.errors import PrimusError
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import cast
 
 from primus import registry
-from primus.config.convert import find_origin
+from primus.config.convert import find_origin, make_group
+from primus.config.schema import OWNERS, ModelSpec
 from primus.config.schema_keys import ALTERNATIVES
 from primus.config.source import Leaf, Tree, read_yaml
 from primus.config.text_file import MOST_BYTES
@@ -124,3 +125,40 @@ def override_tree(base: Tree, over: Tree) -> Tree:
 
 def _is_unset(item: Leaf | Tree) -> bool:
     return isinstance(item, Leaf) and (item.value is None or item.value is False)
+
+
+def load_model(name: str, environ: Mapping[str, str] | None = None) -> ModelSpec:
+    """The model preset `name` (a preset's name or a path), without any override.
+
+    Raises:
+        UsageError: The preset does not exist, or is not a valid model.
+    """
+    settings = load_extended_file(locate_file("models", Leaf(name, name, name), Path()), environ or {}, kind="models")
+    reject_unknown_settings(settings)
+    spec: ModelSpec = make_group("model", settings)[0]
+    return spec
+
+
+def find_unknown_settings(settings: Tree, engine_keys: Collection[str]) -> Tree:
+    """Settings with a key that neither the schema nor the framework has."""
+    return {
+        key: item
+        for key, item in settings.items()
+        if key not in OWNERS and key != "backend_args" and key not in engine_keys
+    }
+
+
+def reject_unknown_settings(
+    settings: Tree, engine_keys: Collection[str] = (), translator: Translator | None = None
+) -> None:
+    """Refuse keys that neither the schema nor the framework has.
+
+    Raises:
+        UsageError: There are some; the message names the nearest valid ones.
+    """
+    unknown = find_unknown_settings(settings, engine_keys)
+    if unknown:
+        from primus.config.key_hints import build_unknown_keys_error  # imported only for errors
+
+        foreign = translator.list_known_keys() if translator else ()
+        raise build_unknown_keys_error(unknown, [*OWNERS, *engine_keys, *foreign])

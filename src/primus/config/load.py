@@ -18,16 +18,18 @@ from primus.config.convert import DEFAULT, convert_value, find_conversion_proble
 from primus.config.experiment_file import MODULE_KEYS, TOP_KEYS, ExperimentFile, ModuleFile
 from primus.config.extended_files import (
     extend_tree,
+    find_unknown_settings,
     is_usable_file,
     load_extended_file,
     locate_file,
     merge_trees,
     override_tree,
     read_extended_files,
+    reject_unknown_settings,
 )
 from primus.config.overrides import parse_overrides
 from primus.config.refused_frameworks import REFUSED_FRAMEWORKS, SPELLINGS, find_refusal
-from primus.config.schema import GROUPS, OWNERS, Experiment, ModelSpec, Stage, Trainer
+from primus.config.schema import GROUPS, OWNERS, Experiment, Stage, Trainer
 from primus.config.source import Leaf, Tree, strip_origins
 from primus.config.translation.foreign_settings import LayerContext, Translator, find_translator
 from primus.config.translation.preset_files import find_checkout_preset
@@ -144,18 +146,6 @@ def _translate_settings(
         translated = engine.translate(settings, structs.replace(context, is_schema=True))
         settings, notes = translated.settings, (*notes, *translated.notes)
     return settings, notes
-
-
-def load_model(name: str, environ: Mapping[str, str] | None = None) -> ModelSpec:
-    """The model preset `name` (a preset's name or a path), without any override.
-
-    Raises:
-        UsageError: The preset does not exist, or is not a valid model.
-    """
-    settings = load_extended_file(locate_file("models", Leaf(name, name, name), Path()), environ or {}, kind="models")
-    _reject_unknown_settings(settings)
-    spec: ModelSpec = make_group("model", settings)[0]
-    return spec
 
 
 def _read_experiment_files(file: Path, environ: Mapping[str, str] | None) -> tuple[list[Tree], tuple[str, ...]]:
@@ -356,7 +346,7 @@ def _load_model_preset(
 def _make_trainer(
     module: Tree, settings: Tree, engine_keys: Collection[str], translator: Translator | None
 ) -> tuple[Trainer, dict[str, str]]:
-    _reject_unknown_settings(settings, engine_keys, translator)
+    reject_unknown_settings(settings, engine_keys, translator)
     origins: dict[str, str] = {}
     groups: dict[str, Any] = {}
     for group in GROUPS:
@@ -394,31 +384,12 @@ def _drop_unknown_preset_keys(settings: Tree, engine_keys: Collection[str]) -> t
     """`settings` without unknown keys of Primus' own presets, whose releases differ; a note lists those that are on."""
     unknown = {
         key: item
-        for key, item in _find_unknown_settings(settings, engine_keys).items()
+        for key, item in find_unknown_settings(settings, engine_keys).items()
         if CHECKOUT_PRESETS in find_origin(item)
     }
     listed = [f"{key} {item.value}" for key, item in unknown.items() if isinstance(item, Leaf) and item.value]
     note = f"unknown settings of Primus' presets, not applied: {', '.join(sorted(listed))}"
     return {key: item for key, item in settings.items() if key not in unknown}, (note,) if listed else ()
-
-
-def _find_unknown_settings(settings: Tree, engine_keys: Collection[str]) -> Tree:
-    return {
-        key: item
-        for key, item in settings.items()
-        if key not in OWNERS and key != "backend_args" and key not in engine_keys
-    }
-
-
-def _reject_unknown_settings(
-    settings: Tree, engine_keys: Collection[str] = (), translator: Translator | None = None
-) -> None:
-    unknown = _find_unknown_settings(settings, engine_keys)
-    if unknown:
-        from primus.config.key_hints import build_unknown_keys_error  # imported only for errors
-
-        foreign = translator.list_known_keys() if translator else ()
-        raise build_unknown_keys_error(unknown, [*OWNERS, *engine_keys, *foreign])
 
 
 def _make_experiment(

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from primus.training_logs.log_step import LogStep
-from primus.training_logs.step_reader import parse_clock
+from primus.training_logs.log_step import LogStep, parse_clock
 
 
 class NumberPlace(NamedTuple):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import date
+from functools import lru_cache
+
 from msgspec import Struct
 
 OF_ALL_RANKS = "memory_gib"
@@ -18,3 +21,18 @@ class LogStep(Struct):
     rank: int | None = None
     time_s: float | None = None
     """Time stamp of the line."""
+
+
+def parse_clock(number: int) -> float | None:
+    """Seconds between an unspecified instant and a time stamp, whose digits `YYYYMMDDhhmmss` are the number."""
+    day, clock = divmod(number, 1_000_000)
+    days = _count_days(day)
+    return None if days is None else days * 86400.0 + clock // 10_000 * 3600 + clock // 100 % 100 * 60 + clock % 100
+
+
+@lru_cache(maxsize=64)
+def _count_days(day: int) -> int | None:
+    try:
+        return date(day // 10_000, day // 100 % 100, day % 100).toordinal()
+    except ValueError:
+        return None

@@ -18,10 +18,11 @@ from primus.errors import UsageError, did_you_mean
 from primus.framework import LOGS
 from primus.training_logs.formats import run_events, tensorboard
 from primus.training_logs.formats.mlperf import MlperfReader
+from primus.training_logs.line_values import LogLineError
 from primus.training_logs.log_step import LogStep
 from primus.training_logs.log_stream import LogStream, open_log, select_lines, split_blocks
 from primus.training_logs.step_merger import LogAttempt, StepMerger
-from primus.training_logs.step_reader import LogEvaluation, LogLineError, StepReader
+from primus.training_logs.step_reader import LogEvaluation, StepReader
 from primus.training_logs.step_table import StepTable
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from primus.training_logs.log_step import NO_RANK, OF_ALL_RANKS, LogStep
-from primus.training_logs.step_reader import parse_clock
+from primus.training_logs.log_step import NO_RANK, OF_ALL_RANKS, LogStep, parse_clock
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.intp]

@@ -16,7 +16,7 @@ from primus.comparison.report.page import draw_comparison_pictures
 from primus.comparison.report.published_results import PublishedResult, read_published_results
 from primus.comparison.results.result import ComparisonResult, ResultCell, ResultDevice, ResultSteps, ResultTraining
 from primus.comparison.speed.efficiency import DevicePrice, estimate_utilization, find_price
-from primus.config.load import load_model
+from primus.config.extended_files import load_model
 from primus.model import detect_convention
 
 

@@ -18,9 +18,10 @@ from primus import registry
 from primus.cli.main import main
 from primus.config.exports.hugging_face import format_model_config
 from primus.config.exports.write_file import format_foreign_file
+from primus.config.extended_files import load_model
 from primus.config.imports.foreign_config import drop_defaults, make_model
 from primus.config.imports.read_file import read_foreign_file
-from primus.config.load import Resolved, load_experiment, load_model
+from primus.config.load import Resolved, load_experiment
 from primus.config.schedule import count_wsd_decay_steps
 from primus.errors import UsageError
 from primus.model import count_parameters

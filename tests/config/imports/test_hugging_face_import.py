@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from primus.config.extended_files import load_model
 from primus.config.imports.foreign_config import make_model
 from primus.config.imports.read_file import read_foreign_file
-from primus.config.load import load_model
 from primus.config.schema import ModelSpec
 from primus.errors import UsageError
 from primus.model import count_parameters

@@ -9,11 +9,12 @@ import pytest
 
 from primus.cli.main import main
 from primus.config.exports.write_file import format_foreign_file
+from primus.config.extended_files import load_model
 from primus.config.imports.foreign_config import ForeignConfig, make_model
 from primus.config.imports.read_file import read_foreign_file
 from primus.config.imports.shell_script import interpret_script
 from primus.config.imports.write_file import format_result
-from primus.config.load import load_experiment, load_model
+from primus.config.load import load_experiment
 from primus.errors import UsageError
 from primus.experiment import resolve_experiment
 from primus.model import count_parameters

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from primus.config.load import Resolved, load_model
+from primus.config.extended_files import load_model
+from primus.config.load import Resolved
 from primus.config.schema import OWNERS
 from primus.config.source import dump_yaml
 from primus.errors import UsageError

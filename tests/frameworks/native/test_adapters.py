@@ -12,7 +12,7 @@ import yaml
 
 from primus.checkpoint.formats.adapter import AdaptedWeights
 from primus.checkpoint.initial_weights import InitialWeights
-from primus.config.load import load_model
+from primus.config.extended_files import load_model
 from primus.config.schema import OptimizerConfig
 from primus.errors import PrimusError, UsageError
 from primus.experiment import resolve_experiment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from primus.config.load import load_model
+from primus.config.extended_files import load_model
 from primus.config.schema import OptimizerConfig
 from primus.frameworks.native.engine.model import build_model
 from primus.frameworks.native.engine.optimizer import build_optimizer

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from tests.data.instruction.test_instruction_data import converse, write_rows, write_tokenizer
 
-from primus.config.load import load_model
+from primus.config.extended_files import load_model
 from primus.config.schema import DataConfig
 from primus.data.instruction.dataset import EXAMPLE, TOKENS, open_instruction_datasets
 from primus.frameworks.native.engine.batch import to_batch

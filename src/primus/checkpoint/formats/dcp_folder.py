@@ -10,10 +10,9 @@ import torch
 
 from primus.checkpoint import manifest
 from primus.checkpoint.checksum import choose_algorithm
-from primus.checkpoint.conversion import JOURNAL, LOCK
 from primus.checkpoint.formats import dcp_output
 from primus.checkpoint.formats.open import MODEL_FILE, TOKENIZER_FOLDER
-from primus.checkpoint.formats.output import OutputFile, OutputPlan, split_rows
+from primus.checkpoint.output import JOURNAL, LOCK, OutputFile, OutputPlan, split_rows
 from primus.checkpoint.renaming import EngineNames
 from primus.checkpoint.shape import build_shape
 from primus.checkpoint.training_state import SavedPosition

@@ -23,9 +23,9 @@ from torch.distributed.checkpoint.metadata import (
 
 from primus.checkpoint.checksum import choose_algorithm, create_hash
 from primus.checkpoint.formats.dcp import METADATA_NAME
-from primus.checkpoint.formats.output import OutputFile, split_bytes
 from primus.checkpoint.formats.tensor_bytes import write_tensor
 from primus.checkpoint.formats.torch_output import make_frame
+from primus.checkpoint.output import OutputFile, split_bytes
 from primus.checkpoint.weights import TensorInfo
 
 FILE_BYTES = 4 << 30

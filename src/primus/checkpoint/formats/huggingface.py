@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from primus.checkpoint.family import choose_family, list_copies, list_hub_shapes
-from primus.checkpoint.formats.output import OutputFile, OutputPlan, split_rows
 from primus.checkpoint.formats.safetensors_file import SafetensorsFile, build_header
 from primus.checkpoint.formats.tensor_bytes import write_tensor
+from primus.checkpoint.output import OutputFile, OutputPlan, split_rows
 from primus.checkpoint.quantized import DequantizedWeights
 from primus.checkpoint.views import RenamedWeights
 from primus.checkpoint.weights import TensorInfo, WeightReader

@@ -141,7 +141,7 @@ def read_spec(found: FoundCheckpoint) -> ModelSpec:
 
 def find_spec(found: FoundCheckpoint) -> ModelSpec | None:
     """The model of a checkpoint: of its config.json, of the run that it belongs to, or of its conversion, if any."""
-    from primus.config.load import load_model
+    from primus.config.extended_files import load_model
 
     folder = found.folder
     if found.format == "huggingface" or (found.format == "transformers" and (folder / "config.json").is_file()):

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from primus.comparison.fairness.rules import read_fairness_rules, translate_key, translate_settings, translate_value
 from primus.comparison.results.result import ComparisonResult
-from primus.config.load import load_model
+from primus.config.extended_files import load_model
 from primus.errors import PrimusError
 from primus.machine.tools.vitals import NORMAL_LIMITS, POWER_LIMITS, UNCLEAR_LIMIT
 from primus.model import detect_convention

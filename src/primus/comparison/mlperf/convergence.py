@@ -19,8 +19,8 @@ from msgspec import Struct
 from primus.errors import PrimusError, UsageError
 from primus.statistics import compute_t_quantile
 from primus.training_logs.formats.mlperf import TOKEN, read_mlperf_line
+from primus.training_logs.line_values import LogLineError
 from primus.training_logs.log_stream import open_log, split_blocks
-from primus.training_logs.step_reader import LogLineError
 
 LEVEL = 0.05
 COUNT_NAMES = ("samples to converge", "Epochs to converge")

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from primus.comparison.results.result import ComparisonResult
-from primus.config.load import load_model
+from primus.config.extended_files import load_model
 from primus.errors import PrimusError, UsageError
 from primus.machine.profile import Dtype, find_peak_tflops, find_profile_by_name
 from primus.model import Convention, flops_per_token

@@ -5,7 +5,8 @@ from __future__ import annotations
 from primus import registry
 from primus.config.exports.foreign_text import ForeignText, LostSetting
 from primus.config.exports.hugging_face import format_model_config
-from primus.config.load import Resolved, load_model
+from primus.config.extended_files import load_model
+from primus.config.load import Resolved
 from primus.errors import UsageError, did_you_mean
 from primus.framework import EXPORTS
 

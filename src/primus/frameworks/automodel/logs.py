@@ -10,15 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from primus.training_logs.line_values import LogLineError, parse_number, parse_time_stamp, split_steps
 from primus.training_logs.log_step import LogStep
-from primus.training_logs.step_reader import (
-    LogEvaluation,
-    LogLineError,
-    StepReader,
-    parse_number,
-    parse_time_stamp,
-    split_steps,
-)
+from primus.training_logs.step_reader import LogEvaluation, StepReader
 
 START = re.compile(rb"(\[val\] (?:[^|]*\| )?)?\bstep (\d+) \| epoch \d+ \| ")
 SEGMENT = re.compile(rb"([a-z_]+):? +([^|]+)")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from primus.training_logs.line_values import parse_time_stamp
 from primus.training_logs.log_step import LogStep
-from primus.training_logs.step_reader import StepReader, parse_time_stamp
+from primus.training_logs.step_reader import StepReader
 
 PROGRESS = re.compile(rb"\bstep=(\d+), skipped=(\d+), lr=\[([-+.\de]+)")
 TIMER = re.compile(rb"(?:global_step=(\d+)|\b\d+/\d+), (?:RunningAvg)?SamplesPerSec=([-+.\de]+)")

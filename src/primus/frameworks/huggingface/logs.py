@@ -17,18 +17,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from primus.training_logs.log_step import LogStep
-from primus.training_logs.step_reader import (
+from primus.training_logs.line_values import (
     NUMBER,
     BarPosition,
-    LogEvaluation,
     LogLineError,
-    StepReader,
     find_bar,
     parse_duration,
     parse_number,
     parse_time_stamp,
 )
+from primus.training_logs.log_step import LogStep
+from primus.training_logs.step_reader import LogEvaluation, StepReader
 
 RECORD = re.compile(rb"\{[^{}]*['\"](?:eval_)?(?:loss|train_runtime)['\"]:[^{}]*\}")
 PAIR = re.compile(rb"['\"]([\w/() ]+)['\"]: *['\"]?([-+.\w]+(?:,\d+)?)")

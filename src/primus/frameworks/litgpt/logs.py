@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from primus.training_logs.line_values import LogLineError, parse_number, split_steps
 from primus.training_logs.log_step import LogStep
-from primus.training_logs.step_reader import LogEvaluation, LogLineError, StepReader, parse_number, split_steps
+from primus.training_logs.step_reader import LogEvaluation, StepReader
 
 START = re.compile(rb"\biter (\d+) \|? ?st[eE]p (\d+)(?: \||:)(?= *loss)")
 LOSS = re.compile(rb"loss(?: train(?: \(curr\))?)?:? +([-+.\deEnaif]+)")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from primus.training_logs.line_values import NUMBER, parse_number
 from primus.training_logs.log_step import LogStep
-from primus.training_logs.step_reader import NUMBER, LogEvaluation, StepReader, parse_number
+from primus.training_logs.step_reader import LogEvaluation, StepReader
 
 HEADER = re.compile(rb"\[(Eval )?(batch|token|sample|epoch|iteration|second)=(\d+)(?:/\d+)?\]")
 VALUE = re.compile(rb"\b(Train|Eval) ([\w/.-]+): *(\S+)")

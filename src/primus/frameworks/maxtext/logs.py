@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from primus.training_logs.line_values import LogLineError, parse_number, split_steps
 from primus.training_logs.log_step import LogStep
-from primus.training_logs.step_reader import LogEvaluation, LogLineError, StepReader, parse_number, split_steps
+from primus.training_logs.step_reader import LogEvaluation, StepReader
 
 STEP = re.compile(rb"(?:completed step: *(?=\d+,)|\bstep: *(?=\d+, seconds: ))(\d+), *")
 EVALUATION = re.compile(rb"[Cc]ompleted eval after train step (\d+), loss=([-+.\deEnaif]+)")

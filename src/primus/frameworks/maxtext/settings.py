@@ -7,7 +7,7 @@ from typing import Any
 
 from primus.config.exports.foreign_text import find_head_width
 from primus.config.exports.hugging_face import format_model_config
-from primus.config.load import load_model
+from primus.config.extended_files import load_model
 from primus.config.schema import OWNERS, ModelSpec, Trainer
 from primus.config.source import format_yaml_value
 from primus.config.translation.known_keys import KnownKey

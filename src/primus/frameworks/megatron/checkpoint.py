@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from primus.checkpoint.convert import TargetSettings
     from primus.checkpoint.formats.dcp import DcpFolder
     from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint
-    from primus.checkpoint.formats.output import OutputPlan
+    from primus.checkpoint.output import OutputPlan
 
 RANKS = "megatron_torch"
 FORMATS = ("megatron", RANKS)

@@ -12,17 +12,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 from primus.training_logs.line_layout import LineLayout, NumberPlace
+from primus.training_logs.line_values import NUMBER, LogLineError, check_commas, find_clock, find_rank, parse_number
 from primus.training_logs.log_step import LogStep
-from primus.training_logs.step_reader import (
-    NUMBER,
-    LogEvaluation,
-    LogLineError,
-    StepReader,
-    check_commas,
-    find_clock,
-    find_rank,
-    parse_number,
-)
+from primus.training_logs.step_reader import LogEvaluation, StepReader
 
 if TYPE_CHECKING:
     from primus.training_logs.line_columns import ColumnScanner, ScannedBlock

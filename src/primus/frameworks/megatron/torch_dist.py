@@ -23,7 +23,7 @@ from primus import model
 from primus.checkpoint.formats import dcp_output
 from primus.checkpoint.formats.dcp import DcpFolder
 from primus.checkpoint.formats.dcp_folder import write_converted_manifest
-from primus.checkpoint.formats.output import OutputPlan, split_rows
+from primus.checkpoint.output import OutputPlan, split_rows
 from primus.checkpoint.renaming import EngineNames
 from primus.checkpoint.training_state import TrainingState
 from primus.checkpoint.views import CastWeights, PrefixedWeights

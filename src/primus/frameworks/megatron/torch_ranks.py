@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from primus.checkpoint.family import list_hub_shapes, list_rules
-from primus.checkpoint.formats.output import OutputFile, OutputPlan, RankGrid, split_rows
 from primus.checkpoint.formats.tensor_bytes import write_tensor
 from primus.checkpoint.formats.torch_file import FileTensor, load_state_without_data, locate_tensors, read_rows
 from primus.checkpoint.formats.torch_output import save_streamed
+from primus.checkpoint.output import OutputFile, OutputPlan, RankGrid, split_rows
 from primus.checkpoint.renaming import compute_engine_shapes
 from primus.checkpoint.weights import TensorInfo, WeightReader, get_bounds
 from primus.config.schema import ModelSpec

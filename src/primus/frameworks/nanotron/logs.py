@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from primus.training_logs.line_values import GIB, LogLineError, parse_number, parse_time_stamp, split_steps
 from primus.training_logs.log_step import LogStep
-from primus.training_logs.step_reader import GIB, LogLineError, StepReader, parse_number, parse_time_stamp, split_steps
+from primus.training_logs.step_reader import StepReader
 
 START = re.compile(rb"\biteration: *(\d+) */ *\d+ *\|")
 AMERICAN_DATE = re.compile(rb"(\d\d)/(\d\d)/(\d{4}) (\d\d:\d\d:\d\d)")

@@ -15,7 +15,7 @@ from primus.config.schema import ModelSpec
 if TYPE_CHECKING:
     from primus.checkpoint.convert import TargetSettings
     from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint
-    from primus.checkpoint.formats.output import OutputPlan
+    from primus.checkpoint.output import OutputPlan
 
 FORMATS = ("native",)
 WEIGHT = "model."

@@ -12,8 +12,9 @@ import json
 import re
 from collections.abc import Iterable
 
+from primus.training_logs.line_values import LogLineError, parse_number
 from primus.training_logs.log_step import LogStep
-from primus.training_logs.step_reader import LogLineError, StepReader, parse_number
+from primus.training_logs.step_reader import StepReader
 
 LINE = re.compile(rb"Training epoch \d+, iteration (\d+)/\d+ \|(.*)")
 RECORD = re.compile(rb"\bDLLL (\{.*\})\s*$")

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from primus.training_logs.line_values import NUMBER, parse_number, parse_rank, parse_time_stamp
 from primus.training_logs.log_step import LogStep
-from primus.training_logs.step_reader import NUMBER, StepReader, parse_number, parse_rank, parse_time_stamp
+from primus.training_logs.step_reader import StepReader
 
 HEADER = re.compile(rb"\[step=(\d+)/[\d?,]+,epoch=\d+")
 VALUE = re.compile(rb"\b((?:train|optim|throughput|gpu_memory)/[^=]+)=(\S+)\s*$")

@@ -9,16 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from primus.training_logs.line_values import LogLineError, parse_optional, parse_rank, parse_time_stamp, split_steps
 from primus.training_logs.log_step import LogStep
-from primus.training_logs.step_reader import (
-    LogEvaluation,
-    LogLineError,
-    StepReader,
-    parse_optional,
-    parse_rank,
-    parse_time_stamp,
-    split_steps,
-)
+from primus.training_logs.step_reader import LogEvaluation, StepReader
 
 START = re.compile(rb"(validate )?\bstep: *(\d+) +(?=loss:)")
 VALUE = re.compile(rb"\b(\w+): *([^\s:]+)")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from primus.training_logs.line_values import LogLineError, find_bar, parse_number, split_steps
 from primus.training_logs.log_step import LogStep
-from primus.training_logs.step_reader import LogLineError, StepReader, find_bar, parse_number, split_steps
+from primus.training_logs.step_reader import StepReader
 
 START = re.compile(rb"\bStep (\d+) \| (?=\w+:)")
 VALUE = re.compile(rb"(\w+):(\S+)")

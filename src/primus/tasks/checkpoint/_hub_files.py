@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from primus.errors import PrimusError, UsageError
 from primus.experiment import CONFIG_FILE, load_run_experiment
 from primus.runs.store import Run
+from primus.tasks.checkpoint._model_card import CheckpointOrigin, format_model_card
 
 if TYPE_CHECKING:
     from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint
@@ -32,17 +33,6 @@ class ExportedFiles(NamedTuple):
     """Why there is no tokenizer, in words."""
 
 
-class CheckpointOrigin(NamedTuple):
-    """What is known of where a checkpoint comes from."""
-
-    found: FoundCheckpoint
-    run: Run | None
-    trainer: Trainer | None
-    """Settings of the run, where they can be read."""
-    base: FoundCheckpoint | None
-    """The weights that the run began from, or that an adapter belongs to, if they are on this machine."""
-
-
 def collect_hub_files(opened: OpenedCheckpoint, to: str, given: str | None) -> ExportedFiles:
     """The files beside the weights of a target.
 
@@ -55,7 +45,6 @@ def collect_hub_files(opened: OpenedCheckpoint, to: str, given: str | None) -> E
         UsageError: The given tokenizer does not exist, is damaged, or has more ids than the model.
     """
     from primus.data.hub_files import MODEL_DOCUMENTS
-    from primus.tasks.checkpoint._model_card import format_model_card
 
     origin = find_origin(opened.found)
     exported = _find_tokenizer(origin, opened.spec, given)

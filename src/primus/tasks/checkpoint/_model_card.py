@@ -5,21 +5,32 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from primus.redaction import redact
+from primus.runs.store import Run
 
 if TYPE_CHECKING:
-    from primus.checkpoint.formats.open import OpenedCheckpoint
+    from primus.checkpoint.formats.open import FoundCheckpoint, OpenedCheckpoint
     from primus.config.schema import Trainer
     from primus.data.hub_files import HubFiles
-    from primus.tasks.checkpoint._hub_files import CheckpointOrigin
 
 HUB = "hf:"
 PROMPT = "The capital of France is"
 CHAT = """messages = [{"role": "user", "content": "What is the capital of France?"}]
 inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")"""
 TEXT = f'inputs = tokenizer("{PROMPT}", return_tensors="pt")'
+
+
+class CheckpointOrigin(NamedTuple):
+    """What is known of where a checkpoint comes from."""
+
+    found: FoundCheckpoint
+    run: Run | None
+    trainer: Trainer | None
+    """Settings of the run, where they can be read."""
+    base: FoundCheckpoint | None
+    """The weights that the run began from, or that an adapter belongs to, if they are on this machine."""
 
 
 def format_model_card(opened: OpenedCheckpoint, origin: CheckpointOrigin, files: HubFiles) -> str:

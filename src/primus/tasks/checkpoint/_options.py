@@ -31,7 +31,7 @@ class SourceOptions(Struct, frozen=True, kw_only=True):
 
 def load_spec(options: SourceOptions) -> ModelSpec | None:
     """The model of `--model`."""
-    from primus.config.load import load_model
+    from primus.config.extended_files import load_model
 
     return load_model(options.model) if options.model else None
 

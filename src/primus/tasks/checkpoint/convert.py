@@ -157,7 +157,7 @@ def _check_layout(options: Options) -> None:
 
 def _build_settings(options: Options, hub_files: HubFiles) -> TargetSettings:
     from primus.checkpoint.convert import TargetSettings
-    from primus.checkpoint.formats.output import RankGrid
+    from primus.checkpoint.output import RankGrid
 
     return TargetSettings(
         options.to,

@@ -10,10 +10,10 @@ from msgspec import Struct
 
 from primus import registry
 from primus.config import template
+from primus.config.extended_files import load_model
 from primus.config.flags import Positional
 from primus.config.imports.foreign_config import make_model
 from primus.config.imports.read_file import read_foreign_file
-from primus.config.load import load_model
 from primus.errors import UsageError
 from primus.runs.files import write_text
 from primus.task import TaskContext

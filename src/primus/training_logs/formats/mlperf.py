@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
+from primus.training_logs.line_values import LogLineError, set_value
 from primus.training_logs.log_step import LogStep
-from primus.training_logs.step_reader import LogEvaluation, LogLineError, StepReader, set_value
+from primus.training_logs.step_reader import LogEvaluation, StepReader
 
 TOKEN = b":::MLLOG "
 TIME_TO_TRAIN = "time_to_train_s"

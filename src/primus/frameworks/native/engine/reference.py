@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from primus.config.load import load_model
+from primus.config.extended_files import load_model
 from primus.config.schema import OptimizerConfig
 from primus.frameworks.native.engine import model
 from primus.frameworks.native.engine.optimizer import build_optimizer

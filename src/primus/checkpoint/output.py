@@ -9,6 +9,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 from primus.checkpoint.weights import TensorInfo
 
+JOURNAL, LOCK = ".conversion.jsonl", ".conversion.lock"
+"""Files of a conversion that is being written."""
 CHUNK_BYTES = 24 << 20
 """Tensor data in memory at a time; larger tensors are read and written in rows.
 
