@@ -16,6 +16,10 @@ FOREIGN_FILES = (
 )
 """By which folders of Hugging Face, torchtitan and Megatron-LM are known."""
 STEP = re.compile(r"step_(\d{8,})")
+HUB_PREFIX = "hf:"
+"""Begins the name of a model of the Hugging Face Hub where a folder may be named."""
+ADAPTER_FOLDER, ADAPTER_CONFIG = "adapter", "adapter_config.json"
+"""Of an adapter, and the folder for it in a checkpoint."""
 MEGATRON_TRACKER = "latest_checkpointed_iteration.txt"
 """Names the newest iteration in a folder of Megatron-LM (megatron/training/checkpointing.py)."""
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from primus.checkpoint.formats.open import ADAPTER_CONFIG, ADAPTER_FOLDER, HUB_PREFIX
+from primus.checkpoint.folders import ADAPTER_CONFIG, ADAPTER_FOLDER, HUB_PREFIX
 from primus.checkpoint.formats.safetensors_file import SafetensorsFile, build_header
 from primus.checkpoint.weights import TensorDict, TensorInfo, WeightReader
 from primus.errors import PrimusError, UsageError

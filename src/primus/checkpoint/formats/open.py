@@ -13,6 +13,7 @@ import msgspec
 
 from primus import registry
 from primus.checkpoint import folders, manifest
+from primus.checkpoint.folders import ADAPTER_CONFIG, ADAPTER_FOLDER, HUB_PREFIX
 from primus.checkpoint.formats.model_config import read_model_config, read_quantization
 from primus.checkpoint.shape import FIELDS, Shape, build_shape, check_same_shape
 from primus.checkpoint.weights import WeightReader
@@ -25,15 +26,12 @@ HUB_FORMATS = ("huggingface", "peft")
 """Formats of no framework; `peft` is an adapter, read merged into its model. The others are those of the frameworks'
 `checkpoint.py`."""
 
-HUB_PREFIX = "hf:"
 MODEL_FILE = "model_config.yaml"
 """The model of a folder that `checkpoint convert` wrote, and in `config/` of a run that a checkpoint belongs to."""
 TOKENIZER_FOLDER = "tokenizer"
 """In a folder that `checkpoint convert` wrote: files of the source that only the format of Hugging Face has."""
 ITERATION = re.compile(r"iter_(\d{7})")
 TITAN_STEP = re.compile(r"step-(\d+)")
-ADAPTER_FOLDER, ADAPTER_CONFIG = "adapter", "adapter_config.json"
-"""Of an adapter, and the folder for it in a checkpoint (`adapter.py`)."""
 NAME_MODEL = "name it by --model PRESET or a YAML file"
 PARENTS = 3
 """Folders above a checkpoint in which its run may be: checkpoints/, the run."""

@@ -12,6 +12,7 @@ from megatron.bridge.peft.lora import LoRA
 from megatron.core import parallel_state, tensor_parallel
 from torch import nn
 
+from primus.checkpoint.folders import ADAPTER_FOLDER
 from primus.checkpoint.formats.adapter import name_base
 from primus.config.schema import Trainer
 from primus.frameworks.megatron.engine import checkpoint
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 ADAPTER = ".adapter."
 """In the name of each weight of an adapter."""
-ADAPTER_FOLDER = "adapter"
-"""Folder in a checkpoint that peft loads."""
 
 
 class AdapterState:

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from primus.checkpoint.folders import ADAPTER_FOLDER
 from primus.checkpoint.formats.adapter import AdapterFiles
-from primus.checkpoint.formats.open import ADAPTER_FOLDER
 from primus.errors import PrimusError
 from primus.frameworks.native.engine import state
 from primus.frameworks.native.engine.model import Transformer
