@@ -39,7 +39,7 @@ from primus.framework import (
 from primus.frameworks.maxtext.names import read_settings
 from primus.frameworks.torchtitan.backend_settings import find_replacing_keys, list_field_types
 from primus.hook import Hook, HookContext, Settings
-from primus.model import (
+from primus.models.counts import (
     ParameterCount,
     count_parameters,
     expert_ffn_size,

@@ -22,14 +22,14 @@ from msgspec import Struct
 from primus import registry
 from primus.contract import PlugInKind, optional
 from primus.errors import PrimusError, UsageError, did_you_mean, format_error_place
-from primus.model import Convention
+from primus.models.counts import Convention
 
 if TYPE_CHECKING:
     from primus.config.schema import Experiment
     from primus.runs.attempt import Attempt
 
 CONVENTION: Convention = "causal"
-"""How FLOPs are counted, see `primus.model.flops_per_token`."""
+"""How FLOPs are counted, see `primus.models.counts.flops_per_token`."""
 
 
 class StepReport(Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from primus import model_checks, registry
+from primus import registry
 from primus.config import checks
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import GROUPS, OWNERS, Experiment, LoggingConfig, Trainer
@@ -21,6 +21,7 @@ from primus.errors import PrimusError, UsageError
 from primus.framework import FRAMEWORKS
 from primus.machine.cluster import RANK_VARIABLES
 from primus.machine.workload import JobWorkload
+from primus.models import model_checks
 from primus.redaction import MASK, holds_secret, is_secret_name, learn, redact_value
 from primus.runs.files import to_json
 from primus.runs.store import Run

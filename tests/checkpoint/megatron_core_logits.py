@@ -42,7 +42,7 @@ def main(folder: str) -> None:
     from primus.checkpoint.convert import compare_weights
     from primus.checkpoint.formats.open import open_checkpoint
     from primus.frameworks.native import compute_logits
-    from primus.model import head_dim
+    from primus.models.counts import head_dim
 
     opened = open_checkpoint(folder)
     spec = opened.spec

@@ -17,7 +17,7 @@ from primus.checkpoint.weights import TensorDict
 from primus.config.extended_files import load_model
 from primus.errors import PrimusError, UsageError
 from primus.frameworks.native.engine.model import build_model
-from primus.model import count_parameters
+from primus.models.counts import count_parameters
 
 MODELS = registry.PACKAGE / "presets" / "models"
 

@@ -22,8 +22,8 @@ from primus.measure.kernels.model_gemm import list_dense_products, list_head_pro
 from primus.measure.network import collectives
 from primus.measure.network.collectives import OPERATIONS
 from primus.measure.network.group_collectives import list_groups
-from primus.model import count_parameters
-from primus.model_layers import mixer_size
+from primus.models.counts import count_parameters
+from primus.models.layers import mixer_size
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,8 @@ import pytest
 from experiment_examples import EXPERIMENTS
 from primus.config.checks import check_data, check_lengths, count_accumulation_steps
 from primus.config.load import Resolved, load_experiment
-from primus.model import count_parameters
-from primus.model_checks import check, check_parallel
+from primus.models.counts import count_parameters
+from primus.models.model_checks import check, check_parallel
 
 EXAMPLES = [path for path in EXPERIMENTS if path.stem != "rival-8gpu"]
 """Without the one whose data and model are given by matrices of `compare run`."""

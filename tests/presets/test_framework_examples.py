@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from primus.experiment import resolve_experiment
-from primus.model import count_parameters
+from primus.models.counts import count_parameters
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = sorted(file for folder in ("megatron", "torchtitan") for file in (EXAMPLES / folder).rglob("*.[yt][ao]ml"))

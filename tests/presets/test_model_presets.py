@@ -15,8 +15,8 @@ from primus.config.extended_files import load_model
 from primus.config.load import load_experiment
 from primus.config.schema import ModelSpec, TrainingConfig
 from primus.errors import UsageError
-from primus.model import count_parameters
-from primus.model_checks import check
+from primus.models.counts import count_parameters
+from primus.models.model_checks import check
 
 ROOT = Path(__file__).parents[2]
 PRESETS = registry.PACKAGE / "presets" / "models"

@@ -124,7 +124,7 @@ def test_checkpoints_cost_what_training_waits_and_what_steps_during_the_writing_
 
 def test_an_impossible_mfu_is_refused_and_the_convention_of_flops_is_recognized(make_run: MakeRun) -> None:
     from primus.config.extended_files import load_model
-    from primus.model import flops_per_token
+    from primus.models.counts import flops_per_token
 
     full = flops_per_token(load_model("tiny"), 128, "full")
     report = build_report(

@@ -144,7 +144,7 @@ def _list_heads(options: Options) -> list[AttentionHeads]:
 
 def _find_heads_of_model(name: str, lengths: Sequence[int], options: Options) -> list[AttentionHeads]:
     from primus.config.extended_files import load_model
-    from primus.model import head_dim, num_query_groups, value_head_dim
+    from primus.models.counts import head_dim, num_query_groups, value_head_dim
 
     spec = load_model(name)
     # Latent attention trains with a key/value head for each query head (DeepSeek-V2, arXiv:2405.04434).

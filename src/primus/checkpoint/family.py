@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from primus import model, registry
+from primus import registry
 from primus.config.schema import ModelSpec
 from primus.errors import UsageError, did_you_mean
+from primus.models import counts
 
 FAMILIES = Path(__file__).parent / "families"
 WEIGHTS = "weights"
@@ -335,7 +336,7 @@ def _list_layers(when: list[str], spec: ModelSpec) -> list[int]:
     """Layers in which conditions hold; those of multi-token prediction follow the others, and are like the last one."""
     if not all(_holds(condition, spec) for condition in when if condition not in LAYER_CONDITIONS):
         return []
-    kinds = [layer.moe for layer in model.list_layers(spec)]
+    kinds = [layer.moe for layer in counts.list_layers(spec)]
     kinds += kinds[-1:] * spec.mtp_num_layers
     layers = range(spec.num_layers if "mtp" in when else 0, len(kinds))
     return [layer for layer in layers if ("dense" in when) <= (not kinds[layer]) and ("moe" in when) <= kinds[layer]]
@@ -352,7 +353,7 @@ def _check_complete(rules: list[NameRule], shapes: Mapping[str, tuple[int, ...]]
 
 def _compute_symbols(spec: ModelSpec) -> dict[str, int]:
     """The sizes that shapes in `families/` are made of."""
-    heads, head = spec.num_attention_heads, model.head_dim(spec)
+    heads, head = spec.num_attention_heads, counts.head_dim(spec)
     latent, rotary = spec.kv_lora_rank or 0, spec.qk_pos_emb_head_dim or 0
     return {
         "vocabulary": spec.vocab_size,
@@ -362,16 +363,16 @@ def _compute_symbols(spec: ModelSpec) -> dict[str, int]:
         "heads": heads,
         "head": head,
         "query": heads * head,
-        "key_value": model.num_query_groups(spec) * head,
+        "key_value": counts.num_query_groups(spec) * head,
         "experts": spec.num_experts or 0,
-        "expert_ffn": model.expert_ffn_size(spec),
-        "two_expert_ffn": 2 * model.expert_ffn_size(spec),
+        "expert_ffn": counts.expert_ffn_size(spec),
+        "two_expert_ffn": 2 * counts.expert_ffn_size(spec),
         "shared_ffn": spec.moe_shared_expert_intermediate_size or 0,
         "query_latent": spec.q_lora_rank or 0,
         "latent": latent,
         "latent_and_rotary": latent + rotary,
-        "latent_keys_and_values": heads * ((spec.qk_head_dim or 0) + model.value_head_dim(spec)),
-        "values": heads * model.value_head_dim(spec),
+        "latent_keys_and_values": heads * ((spec.qk_head_dim or 0) + counts.value_head_dim(spec)),
+        "values": heads * counts.value_head_dim(spec),
     }
 
 

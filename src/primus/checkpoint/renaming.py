@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from primus import model
 from primus.checkpoint.family import (
     NameRule,
     TensorPart,
@@ -24,6 +23,7 @@ from primus.checkpoint.row_orders import HeadSizes, RowRun, find_runs, index_row
 from primus.checkpoint.weights import TensorInfo, WeightReader, get_bounds
 from primus.config.schema import ModelSpec
 from primus.errors import PrimusError
+from primus.models import counts
 
 KEEPING = ("keep", "keep_padded")
 """Values of `rows` in `families/` for rows in the same order; padding has no place in the hub."""
@@ -56,7 +56,7 @@ class EngineNames:
     def __init__(self, weights: WeightReader, spec: ModelSpec, engine: str, trained_only: bool = False) -> None:
         shapes, rules = _list_names(spec, engine, trained_only)
         self._source = PartReader(weights, shapes, "this model")
-        self._sizes = HeadSizes(model.head_dim(spec), model.num_query_groups(spec))
+        self._sizes = HeadSizes(counts.head_dim(spec), counts.num_query_groups(spec))
         self._rules = _group_parts((rule.engine, TensorPlace(rule, 0)) for rule in rules)
         self._tensors = {
             name: TensorInfo(shape, self._choose_dtype(self._rules[name]))
@@ -141,7 +141,7 @@ class HubNames:
         trained_only: bool = False,
     ) -> None:
         self._shapes, rules = _list_names(spec, engine, trained_only)
-        self._sizes = HeadSizes(model.head_dim(spec), model.num_query_groups(spec))
+        self._sizes = HeadSizes(counts.head_dim(spec), counts.num_query_groups(spec))
         engine_shapes = compute_engine_shapes(rules, self._shapes)
         primary = _choose_primary_rules(rules, weights.list_tensors().keys())
         needed = {rule.engine.name: engine_shapes[rule.engine.name] for rule in primary}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from primus import model
 from primus.config.schema import ModelSpec
 from primus.errors import UsageError
+from primus.models import counts
 
 Shape = dict[str, int | bool | None]
 """Fields of a ModelSpec by name, with defaults resolved."""
@@ -41,10 +41,10 @@ FIELDS = (
 def build_shape(spec: ModelSpec) -> Shape:
     """The fields of `spec` that decide its weights; equal for two models that differ only in omitted defaults."""
     shape = {field: getattr(spec, field) for field in FIELDS}
-    shape["num_query_groups"] = model.num_query_groups(spec)
-    shape["kv_channels"] = model.head_dim(spec)
+    shape["num_query_groups"] = counts.num_query_groups(spec)
+    shape["kv_channels"] = counts.head_dim(spec)
     if spec.num_experts:
-        shape["moe_ffn_hidden_size"] = model.expert_ffn_size(spec)
+        shape["moe_ffn_hidden_size"] = counts.expert_ffn_size(spec)
     return shape
 
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from primus.errors import PrimusError
-from primus.model import Convention, detect_convention, flops_per_token
+from primus.models.counts import Convention, detect_convention, flops_per_token
 from primus.runs import events, summary
 from primus.runs.events import Event
 from primus.runs.run_steps import find_core_wait

@@ -13,7 +13,7 @@ from primus.data.training.dataset import Datasets
 from primus.data.training.loader import num_micro_batches
 from primus.launch.progress_bar import ProgressBar
 from primus.machine.profile import find_peak_tflops
-from primus.model import flops_per_token
+from primus.models.counts import flops_per_token
 from primus.runs import step_turns
 from primus.runs.attempt import Attempt
 from primus.runs.store import Run

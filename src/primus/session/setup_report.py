@@ -8,7 +8,7 @@ from typing import Any
 
 import primus
 from primus.callback import CONVENTION
-from primus.model import count_parameters
+from primus.models.counts import count_parameters
 from primus.session.batch_record import RECORD_VARIABLE
 from primus.session.session import Session
 from primus.session.weights import fingerprint_start_weights

@@ -17,7 +17,7 @@ from primus.comparison.report.published_results import PublishedResult, read_pub
 from primus.comparison.results.result import ComparisonResult, ResultCell, ResultDevice, ResultSteps, ResultTraining
 from primus.comparison.speed.efficiency import DevicePrice, estimate_utilization, find_price
 from primus.config.extended_files import load_model
-from primus.model import detect_convention
+from primus.models.counts import detect_convention
 
 
 def read_log(**steps: list[float | None]) -> ComparisonResult:

@@ -24,7 +24,7 @@ from primus.config.imports.read_file import read_foreign_file
 from primus.config.load import Resolved, load_experiment
 from primus.config.schedule import count_wsd_decay_steps
 from primus.errors import UsageError
-from primus.model import count_parameters
+from primus.models.counts import count_parameters
 
 PUBLISHED = [
     "llama2_7B",

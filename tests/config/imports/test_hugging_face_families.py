@@ -12,7 +12,7 @@ from engine_python import run_engine
 from primus.config.imports.foreign_config import make_model
 from primus.config.imports.hugging_face import FAMILIES
 from primus.config.imports.read_file import read_foreign_file
-from primus.model import count_parameters
+from primus.models.counts import count_parameters
 
 COUNT = """
 import json, os, torch

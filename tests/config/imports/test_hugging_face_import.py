@@ -13,7 +13,7 @@ from primus.config.imports.foreign_config import make_model
 from primus.config.imports.read_file import read_foreign_file
 from primus.config.schema import ModelSpec
 from primus.errors import UsageError
-from primus.model import count_parameters
+from primus.models.counts import count_parameters
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096}

@@ -17,7 +17,7 @@ from primus.config.imports.write_file import format_result
 from primus.config.load import load_experiment
 from primus.errors import UsageError
 from primus.experiment import resolve_experiment
-from primus.model import count_parameters
+from primus.models.counts import count_parameters
 
 SCRIPT = """\
 #!/bin/bash

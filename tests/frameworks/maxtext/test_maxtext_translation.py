@@ -14,7 +14,7 @@ from primus.config.source import dump_yaml
 from primus.errors import UsageError
 from primus.experiment import resolve_experiment
 from primus.frameworks.maxtext.names import DEFAULTS, MODELS, RENAMED, SHAPE, read_settings
-from primus.model_checks import list_model_differences
+from primus.models.model_checks import list_model_differences
 
 SYNTHETIC = {
     "run_name": "a_training",

@@ -16,7 +16,7 @@ from primus.comparison.results.result import ComparisonResult
 from primus.config.extended_files import load_model
 from primus.errors import PrimusError
 from primus.machine.tools.vitals import NORMAL_LIMITS, POWER_LIMITS, UNCLEAR_LIMIT
-from primus.model import detect_convention
+from primus.models.counts import detect_convention
 from primus.runs.speed_facts import SpeedPart, filter_packages
 
 T = TypeVar("T")

@@ -34,7 +34,7 @@ from primus.config.number_formats import find_block_format
 from primus.config.schema import OWNERS, Trainer
 from primus.experiment import load_run_experiment
 from primus.machine.profile import find_peak_tflops
-from primus.model import Convention, flops_per_token
+from primus.models.counts import Convention, flops_per_token
 from primus.runs import differences, events, speed_facts, step_turns, summary
 from primus.runs.events import Event
 from primus.runs.settings_in_force import read_settings_in_force

@@ -16,7 +16,7 @@ from primus.comparison.results.result import ComparisonResult
 from primus.config.extended_files import load_model
 from primus.errors import PrimusError, UsageError
 from primus.machine.profile import Dtype, find_peak_tflops, find_profile_by_name
-from primus.model import Convention, flops_per_token
+from primus.models.counts import Convention, flops_per_token
 
 HIGHEST_MFU = 1.0
 DOUBTFUL_MFU = 0.75

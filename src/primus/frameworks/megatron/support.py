@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from primus import model_checks
 from primus.config.schema import DataConfig, Experiment, ModelSpec, Trainer
 from primus.config.source import format_yaml_value
 from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import UsageError
 from primus.frameworks.megatron.backend_settings import check_setting_effects, check_setting_names
+from primus.models import model_checks
 from primus.session.checks import check_session
 from primus.session.number_formats import check_number_format
 

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from primus import model
 from primus.checkpoint.formats import dcp_output
 from primus.checkpoint.formats.dcp import DcpFolder
 from primus.checkpoint.formats.dcp_folder import write_converted_manifest
@@ -29,6 +28,7 @@ from primus.checkpoint.training_state import TrainingState
 from primus.checkpoint.views import CastWeights, PrefixedWeights
 from primus.checkpoint.weights import TensorInfo, WeightReader, get_bounds
 from primus.config.schema import ModelSpec
+from primus.models import counts
 
 TRACKER = "latest_checkpointed_iteration.txt"
 COMMON = "common.pt"
@@ -176,7 +176,7 @@ def write_tracker(folder: Path, step: int | None) -> None:
 
 def list_chunks(weights: EngineNames, spec: ModelSpec, prefix: str = "") -> Iterator[dcp_output.ChunkSource]:
     """Chunks of all tensors; a chunk of a stack is some rows of one layer. `prefix` begins their names."""
-    kinds = {layer.moe for layer in model.list_layers(spec)}
+    kinds = {layer.moe for layer in counts.list_layers(spec)}
     # A stack has a type that holds the values of all layers.
     dtypes: dict[str, torch.dtype] = {}
     for name, info in weights.list_tensors().items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from primus import model_checks
 from primus.config.exports.hugging_face import format_model_config
 from primus.config.schema import Experiment, Trainer
 from primus.config.source import format_yaml_value
@@ -12,6 +11,7 @@ from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import UsageError
 from primus.frameworks.megatron.backend_settings import check_setting_names
 from primus.frameworks.megatron_bridge.settings import BridgeSettings, list_megatron_settings
+from primus.models import model_checks
 from primus.session.adapter_settings import check_targets, read_settings
 from primus.session.checks import check_session
 

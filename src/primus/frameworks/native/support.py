@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from primus import model_checks
 from primus.checkpoint.folders import is_foreign
 from primus.config.schema import Experiment, ModelSpec, ParallelConfig, Trainer
 from primus.config.source import format_yaml_value
 from primus.errors import UsageError
+from primus.models import model_checks
 from primus.session.adapter_settings import AdapterSettings, check_targets, read_settings
 from primus.session.checks import check_no_backend_args, check_session
 

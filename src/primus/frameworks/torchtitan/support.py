@@ -12,7 +12,7 @@ from primus.engine_keys import KeyRules, check_key_rules, read_key_rules
 from primus.errors import UsageError
 from primus.frameworks.torchtitan.backend_settings import check_settings
 from primus.frameworks.torchtitan.families import find_family
-from primus.model import num_query_groups
+from primus.models.counts import num_query_groups
 from primus.session.checks import check_session
 
 ANOTHER_FRAMEWORK = "choose another model or framework"

@@ -16,7 +16,7 @@ from primus.benchmark import BenchmarkContext, BenchmarkRow, CaseValue, Measured
 from primus.config.schema import ModelSpec
 from primus.measure.kernels.attention import BACKWARD_FACTOR, AttentionShape
 from primus.measure.kernels.gemm import DTYPES, SEED
-from primus.model import head_dim, num_query_groups
+from primus.models.counts import head_dim, num_query_groups
 
 EPSILON = 1e-5
 """Of RMSNorm (Llama 3 config.json, rms_norm_eps)."""

@@ -10,7 +10,7 @@ import torch
 from primus.benchmark import BenchmarkContext, BenchmarkRow, CaseValue, MeasuredCall, Mode
 from primus.config.schema import ModelSpec
 from primus.measure.kernels.gemm import DTYPES, SEED, GemmShape, measure_product
-from primus.model import expert_ffn_size, head_dim, num_query_groups, value_head_dim
+from primus.models.counts import expert_ffn_size, head_dim, num_query_groups, value_head_dim
 
 DIRECTIONS = ("forward", "dgrad", "wgrad")
 

@@ -7,11 +7,12 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from primus import experiment, registry, training_memory
+from primus import experiment, registry
 from primus.config.schema import Trainer
 from primus.errors import UnfitError, UsageError
 from primus.framework import FRAMEWORKS
 from primus.machine.assumed_machine import build_assumed_machine
+from primus.models import training_memory
 from primus.task import TaskContext
 
 OVERRIDES = True

@@ -8,10 +8,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from primus import model_checks
 from primus.config.exports.write_file import describe_lost, find_preset, format_foreign_file
 from primus.config.load import load_experiment
 from primus.errors import UsageError
+from primus.models import model_checks
 from primus.runs.files import write_text
 from primus.task import TaskContext
 

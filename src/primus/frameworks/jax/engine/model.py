@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from primus.config.schema import ModelSpec
 from primus.data.training.masks import DocumentHandling
 from primus.frameworks.jax.engine.stacking import LAYER_PREFIX, is_stacked
-from primus.model import head_dim
+from primus.models.counts import head_dim
 
 Weights = Mapping[str, Array]
 """Arrays by Hugging Face name, those of the layers stacked (`stacking`)."""

@@ -16,7 +16,7 @@ from primus.config.schedule import find_final_learning_rate
 from primus.config.schema import OWNERS, Trainer
 from primus.engine_keys import read_key_rules
 from primus.errors import UsageError
-from primus.model import expert_ffn_size, head_dim, list_layers, num_query_groups
+from primus.models.counts import expert_ffn_size, head_dim, list_layers, num_query_groups
 
 FOLDER = Path(__file__).parents[1]
 VOCABULARY_DIVISOR, DEFAULT_DIVISOR = "make_vocab_size_divisible_by", 128

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from primus.config.schema import ModelSpec, Trainer
 from primus.frameworks.megatron.engine.config import collect_values
-from primus.model import head_dim
+from primus.models.counts import head_dim
 
 VOCABULARY_WEIGHTS = ("embedding.word_embeddings.weight", "output_layer.weight")
 """Ends of the names of the weights with a row for each token."""

@@ -21,7 +21,7 @@ from primus.data.training.masks import DocumentHandling
 from primus.frameworks.native.engine import documents, ops, rope
 from primus.frameworks.native.engine.loss import cross_entropy
 from primus.frameworks.native.support import check_model
-from primus.model import head_dim, num_query_groups
+from primus.models.counts import head_dim, num_query_groups
 
 if TYPE_CHECKING:
     from primus.checkpoint.weights import WeightReader

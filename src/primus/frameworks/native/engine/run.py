@@ -12,7 +12,7 @@ from primus.config.schema import Experiment
 from primus.frameworks.native.engine import compilation
 from primus.frameworks.native.engine.compilation import CompileDecision
 from primus.frameworks.native.engine.driver import NativeEngine
-from primus.model import flops_per_token
+from primus.models.counts import flops_per_token
 from primus.runs.attempt import Attempt
 from primus.session.engine_errors import explain_torch_errors
 from primus.session.loop import train_with_engine

@@ -34,8 +34,8 @@ from torchtitan.protocols.model_spec import ModelSpec as TitanModelSpec
 from primus.config.schema import ModelSpec
 from primus.frameworks.torchtitan.engine.llama4_parts import InputScaledExperts, NoRoPE
 from primus.frameworks.torchtitan.families import Family, find_family
-from primus.model import expert_ffn_size, head_dim, num_query_groups
-from primus.model_layers import LayerKind, list_layers
+from primus.models.counts import expert_ffn_size, head_dim, num_query_groups
+from primus.models.layers import LayerKind, list_layers
 
 Initializers = dict[str, Callable[..., Any]]
 

@@ -12,7 +12,7 @@ from primus.checkpoint.renaming import EngineNames
 from primus.checkpoint.weights import WeightReader
 from primus.config.schema import ModelSpec
 from primus.errors import PrimusError
-from primus.model import head_dim, num_query_groups
+from primus.models.counts import head_dim, num_query_groups
 
 FUSED = ".wqkv."
 """Parameters whose rows are those of three matrices in torchtitan's checkpoints (FusedQKVLinear)."""

@@ -11,7 +11,7 @@ from primus.config.extended_files import load_model
 from primus.config.schema import ModelSpec
 from primus.errors import UsageError
 from primus.experiment import resolve_settings
-from primus.model_checks import list_model_differences
+from primus.models.model_checks import list_model_differences
 from primus.registry import list_plug_ins
 
 EXPERIMENT = "modules: {pre_trainer: {framework: native, model: %s, overrides: {mock_data: true, %s}}}"

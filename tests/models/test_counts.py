@@ -11,7 +11,7 @@ from primus import registry
 from primus.config.extended_files import load_model
 from primus.config.schema import ModelSpec, ParallelConfig
 from primus.errors import UsageError
-from primus.model import (
+from primus.models.counts import (
     count_parameters,
     flops_per_token,
     head_dim,
@@ -19,7 +19,7 @@ from primus.model import (
     num_moe_layers,
     num_query_groups,
 )
-from primus.model_checks import check, check_parallel, find_parallel_problems, has_own_stages
+from primus.models.model_checks import check, check_parallel, find_parallel_problems, has_own_stages
 
 PUBLISHED = {
     # Equal to the tensor counts of the weights on the Hugging Face hub

@@ -11,8 +11,8 @@ from primus.config.extended_files import load_model
 from primus.config.schema import ParallelConfig, Trainer, TrainingConfig
 from primus.machine.assumed_machine import build_assumed_machine
 from primus.machine.facts import Device, MachineFacts, Memory
-from primus.model import count_parameters
-from primus.training_memory import GIB, compare_with_machine, estimate_need
+from primus.models.counts import count_parameters
+from primus.models.training_memory import GIB, compare_with_machine, estimate_need
 
 MODEL = structs.replace(load_model("mixtral_8x7B_v0.1"), num_layers=2)
 COUNT = count_parameters(MODEL)

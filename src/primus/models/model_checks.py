@@ -17,7 +17,7 @@ from primus.config.schema import ModelSpec, ParallelConfig
 from primus.config.source import format_yaml_value
 from primus.config.translation.pipeline_stages import STAGE_SETTINGS
 from primus.errors import PrimusError, UsageError
-from primus.model import expert_ffn_size, head_dim, num_moe_layers, num_query_groups
+from primus.models.counts import expert_ffn_size, head_dim, num_moe_layers, num_query_groups
 
 PIPELINE_KEY = "pipeline_model_parallel_size"
 HUB_PREFIX = "hf:"

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from primus.config.schema import Trainer
 from primus.machine.facts import MachineFacts
-from primus.model import count_parameters
+from primus.models.counts import count_parameters
 
 GIB = 2**30
 SMALL_BYTES = 4 * GIB

@@ -2,7 +2,7 @@
 
 Symbols in formulas: L layers, h hidden_size, f ffn_hidden_size, n query heads, g key/value heads, d head width, V
 vocabulary, s sequence length; E experts, k experts of a token, fm width of an expert, fs width of the shared experts.
-`model_layers` has the parameters of each kind of layer.
+`layers` has the parameters of each kind of layer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from primus.config.schema import ModelSpec
-from primus.model_layers import (
+from primus.models.layers import (
     LayerKind,
     attention_width,
     head_dim,
