@@ -1,4 +1,4 @@
-"""Charts fit the screen: a real browser lays them out in frames of several widths."""
+"""Charts and maps of machines fit the screen: a real browser lays them out in frames of several widths."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import html
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+import pytest
 from tests import browser
 
+from primus.machine.assumed_machine import build_assumed_machine
+from primus.machine.topology import build_topology
 from primus.report import page
 from primus.report.charts import draw_area_chart, draw_line_chart, draw_share_bar
 from primus.report.histogram import HistogramBar, draw_histogram
@@ -21,6 +25,7 @@ from primus.report.point_charts import (
     draw_paired_dots,
     draw_scatter,
 )
+from primus.report.topology_picture import draw_topology_for_page
 
 WIDTHS = (360, 400, 800, 1400)
 MEASURE = """
@@ -29,7 +34,8 @@ onload = () => {
   const found = [...document.querySelectorAll("iframe")].map(frame => {
     const inner = frame.contentDocument, boxes = [inner.documentElement, ...inner.querySelectorAll("section")];
     const scroll = Math.max(...boxes.map(each => each.scrollWidth - each.clientWidth));
-    const charts = [...inner.querySelectorAll("svg.chart")].filter(each => each.getBoundingClientRect().width > 0);
+    const pictures = [...inner.querySelectorAll("svg.chart, svg.topology")];
+    const charts = pictures.filter(each => each.getBoundingClientRect().width > 0);
     const texts = charts.flatMap(chart => [...chart.querySelectorAll("text")].map(text => {
       const box = text.getBoundingClientRect(), frame = chart.getBoundingClientRect();
       return [text.textContent, parseFloat(getComputedStyle(text).fontSize) * chart.getScreenCTM().a,
@@ -71,21 +77,39 @@ def draw_all() -> list[Html]:
     ]
 
 
-def test_charts_fit_every_screen_with_legible_labels(tmp_path: Path) -> None:
-    pictures = draw_all()
-    inner = html.escape(page.format_page("Charts", [("", page.join_fragments(*pictures))]))
+def measure_page(text: str, folder: Path) -> list[tuple[int, dict[str, Any]]]:
+    """What a browser shows of a page on a screen of each width."""
+    inner = html.escape(text)
     frames = "".join(f'<iframe srcdoc="{inner}" style="border:0;width:{width}px"></iframe>' for width in WIDTHS)
-    outer = tmp_path / "frames.html"
+    outer = folder / "frames.html"
     outer.write_text(f"<!doctype html><meta charset=utf-8><body>{frames}{MEASURE}")
     shown = re.search(r"<pre>(.*)</pre>", browser.dom(outer), re.DOTALL)
     assert shown is not None
-    for width, found in zip(WIDTHS, json.loads(html.unescape(shown[1])), strict=True):
+    return list(zip(WIDTHS, json.loads(html.unescape(shown[1])), strict=True))
+
+
+def test_charts_fit_every_screen_with_legible_labels(tmp_path: Path) -> None:
+    pictures = draw_all()
+    for width, found in measure_page(page.format_page("Charts", [("", page.join_fragments(*pictures))]), tmp_path):
         kind = "narrow" if width < 800 else "wide"
         assert found["charts"] == [f"chart {kind}"] * len(pictures), width
         assert found["scroll"] <= 0, width
         for text, size_px, *overhangs in found["texts"]:
             assert size_px >= 11, (width, text, size_px)
             assert max(overhangs) <= 1, (width, text, overhangs)
+
+
+@pytest.mark.parametrize(("model", "nic"), [("mi300x:8", "ainic"), ("mi210:8", None), ("h100:8", "mellanox")])
+def test_maps_of_machines_fit_every_screen_with_legible_labels(model: str, nic: str | None, tmp_path: Path) -> None:
+    facts = build_assumed_machine(model, nic)
+    picture = draw_topology_for_page(facts, build_topology(facts))
+    text = page.format_page("Map", [("", page.make_element("div", picture, class_="wide"))])
+    for width, found in measure_page(text, tmp_path):
+        assert found["charts"] == [f"topology {'one-column' if width < 1216 else 'two-columns'}"], width
+        assert found["scroll"] <= 0, width
+        for label, size_px, *overhangs in found["texts"]:
+            assert size_px >= 10.9, (width, label, size_px)
+            assert max(overhangs) <= 1, (width, label, overhangs)
 
 
 def test_legends_are_below_the_curves_and_the_narrow_drawing_adds_no_size_to_pictures() -> None:

@@ -138,6 +138,7 @@ th.number, td.number { text-align: right; white-space: nowrap; padding-inline: 0
 .stacked th, .stacked th.number, .stacked td.number { white-space: normal; }
 details { margin: 0.75rem 0; } summary { cursor: pointer; color: var(--accent); }
 svg { display: block; max-width: 100%; height: auto; }
+@media screen and (max-width: 30rem) { main { padding-inline: 0.75rem; } }
 @media screen and (max-width: 56rem) {
   section { overflow-x: auto; }
   .stacked thead { display: none; }

@@ -2,6 +2,7 @@
 
 NUMA nodes are frames in two columns. GPUs are on the inner sides and face each other, their NICs on the outer
 sides; direct links are chords of an ellipse between the columns, on which each GPU has a point at its height.
+On narrow screens the frames are one column, and the direct links chords of circles above them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import chain, groupby, takewhile
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -20,18 +21,39 @@ T = TypeVar("T")
 NumaNode = tuple[str, list[TopologyEnd]]
 """Title and members of a NUMA node."""
 
-MARGIN = 16
-TOP = 78
-GPU_WIDTH = 224
 GPU_GAP = 12
 CELL_HEIGHT = 16
-NIC_WIDTH, NIC_HEIGHT, NIC_GAP = 152, 38, 8
-BUS = 60
-"""Distance between a NIC and its GPU; the line that joins them is in the middle."""
-PADDING = 14
+NIC_HEIGHT, NIC_GAP = 38, 8
 HEAD = 34
-MESH = 290
-"""Distance between the columns, for direct links of GPUs."""
+
+
+class PictureSize(NamedTuple):
+    """Widths of the parts of a picture, in pixels of the screen for which it is made."""
+
+    name: str
+    """Its style."""
+    margin: int
+    top: int
+    """Above the picture's first frame or circle."""
+    padding: int
+    gpu_width: int
+    nic_width: int
+    bus: int
+    """Distance between a NIC and its GPU; the line that joins them is in the middle."""
+    mesh: int
+    """Width for direct links of GPUs: the distance between the columns, or of the circles."""
+    least: int
+    """Least width of the picture."""
+
+    @property
+    def is_narrow(self) -> bool:
+        return self is NARROW
+
+
+WIDE = PictureSize("two-columns", 16, 78, 14, 224, 152, 60, 206, 800)
+"""1166 pixels, with NICs and links: the width of a page."""
+NARROW = PictureSize("one-column", 5, 60, 8, 150, 118, 40, 324, 334)
+"""334 pixels: the width of a page on a screen of 360."""
 
 
 class DeviceGroup(Struct, frozen=True, kw_only=True):
@@ -60,67 +82,100 @@ class NumaFrame(Struct, frozen=True, kw_only=True):
     groups: tuple[DeviceGroup, ...]
     is_mirrored: bool
     """Whether GPUs are left of their NICs."""
+    size: PictureSize
 
     @property
     def gpu_left(self) -> float:
-        return self.left + (PADDING if self.is_mirrored else self.width - PADDING - GPU_WIDTH)
+        size = self.size
+        return self.left + (size.padding if self.is_mirrored else self.width - size.padding - size.gpu_width)
 
     @property
     def nic_left(self) -> float:
-        return self.left + (self.width - PADDING - NIC_WIDTH if self.is_mirrored else PADDING)
+        size = self.size
+        return self.left + (self.width - size.padding - size.nic_width if self.is_mirrored else size.padding)
 
     @property
     def bus_x(self) -> float:
-        return self.card_outer + (BUS / 2 if self.is_mirrored else -BUS / 2)
+        return self.card_outer + (self.size.bus / 2 if self.is_mirrored else -self.size.bus / 2)
 
     @property
     def card_inner(self) -> float:
-        return self.gpu_left + (0 if self.is_mirrored else GPU_WIDTH)
+        return self.gpu_left + (0 if self.is_mirrored else self.size.gpu_width)
 
     @property
     def card_outer(self) -> float:
-        return self.gpu_left + (GPU_WIDTH if self.is_mirrored else 0)
+        return self.gpu_left + (self.size.gpu_width if self.is_mirrored else 0)
 
     @property
     def nic_inner(self) -> float:
-        return self.nic_left + (0 if self.is_mirrored else NIC_WIDTH)
+        return self.nic_left + (0 if self.is_mirrored else self.size.nic_width)
 
 
 class PictureLayout:
     """The frames of a machine, and their common sizes."""
 
-    def __init__(self, facts: MachineFacts, topology: Topology) -> None:
+    def __init__(self, facts: MachineFacts, topology: Topology, size: PictureSize = WIDE) -> None:
         self.facts = facts
         self.topology = topology
+        self.size = size
         self.is_partitioned = any(count_expected_partitions(facts, device) > 1 for device in facts.devices)
         self.gpu_height = 62 + (CELL_HEIGHT + 8 if self.is_partitioned else 0)
-        is_linked = bool(topology.islands or find_missing_links(facts))
+        missing = {index for pair in find_missing_links(facts) for index in pair}
+        lost = missing - set(chain(*topology.islands))
+        self.islands = [tuple(island) for island in (*topology.islands, tuple(sorted(lost))) if island]
         has_nics = any(end.kind == "nic" for end in topology.ends)
-        self.column = PADDING * 2 + GPU_WIDTH + (NIC_WIDTH + BUS if has_nics else 0)
+        self.column = size.padding * 2 + size.gpu_width + (size.nic_width + size.bus if has_nics else 0)
         parts = self._divide_into_columns()
-        self.gap = MESH if is_linked else 24
-        self.width = max(MARGIN * 2 + self.column * len(parts) + self.gap * (len(parts) - 1), 800)
+        self.gap = size.mesh if self.islands else 24
+        self.width = max(size.margin * 2 + self.column * len(parts) + self.gap * (len(parts) - 1), size.least)
+        self.mesh_height = 0.0
+        if size.is_narrow:
+            self.mesh_height = (
+                math.ceil(len(self.islands) / self._count_circles_of_row()) * self._compute_circle_width()
+            )
         self.frames = [frame for side, part in enumerate(parts) for frame in self._place_column(part, side)]
 
-    def compute_mesh_points(self) -> dict[int, tuple[float, tuple[float, float]]]:
-        """Inner edge of each linked GPU, and its point at the GPU's height; an island's points are on one ellipse."""
+    def compute_mesh_points(self) -> dict[int, tuple[float | None, tuple[float, float]]]:
+        """The point of each linked GPU, and the inner edge of the GPU, which a line joins to it.
+
+        The points of an island are on one ellipse, at the heights of the GPUs; on narrow screens on a circle, without
+        such lines.
+        """
+        if self.size.is_narrow:
+            return {index: (None, point) for index, point in self._list_circle_points()}
         places = {
             device.index: (frame, middle)
             for frame in self.frames
             for group in frame.groups
             for device, middle in spread_items(group, group.gpus, self.gpu_height, GPU_GAP)
         }
-        lost = {index for pair in find_missing_links(self.facts) for index in pair} - set(chain(*self.topology.islands))
-        points = {}
-        for island in filter(None, (*self.topology.islands, tuple(lost))):
+        points: dict[int, tuple[float | None, tuple[float, float]]] = {}
+        for island in self.islands:
             heights = [places[index][1] for index in island]
-            centre_x, centre_y = MARGIN + self.column + self.gap / 2, (min(heights) + max(heights)) / 2
+            centre_x, centre_y = self.size.margin + self.column + self.gap / 2, (min(heights) + max(heights)) / 2
             radius_x, radius_y = self.gap / 2 - 22, max((max(heights) - min(heights)) / 2, 1) * 1.2
             for index in island:
                 frame, y = places[index]
                 out = radius_x * math.sqrt(1 - ((y - centre_y) / radius_y) ** 2)
                 points[index] = frame.card_inner, (centre_x + (out if frame.is_mirrored else -out), y)
         return points
+
+    def _list_circle_points(self) -> Iterator[tuple[int, tuple[float, float]]]:
+        width = self._compute_circle_width()
+        for number, island in enumerate(self.islands):
+            row, place = divmod(number, self._count_circles_of_row())
+            centre_x = self.size.margin + width * (place + 0.5)
+            centre_y = self.size.top + width * (row + 0.5)
+            for order, index in enumerate(island):
+                angle = 2 * math.pi * (order + 0.5) / len(island) - math.pi / 2
+                radius = width / 2 - 26  # the number of a GPU is outside of its point
+                yield index, (centre_x + radius * math.cos(angle), centre_y + radius * math.sin(angle))
+
+    def _count_circles_of_row(self) -> int:
+        return 1 if len(self.islands) == 1 else 2
+
+    def _compute_circle_width(self) -> float:
+        return self.size.mesh / self._count_circles_of_row()
 
     def _divide_into_columns(self) -> list[list[NumaNode]]:
         """NUMA nodes of each column, with equally many GPUs on both sides; a node with all GPUs is split."""
@@ -129,6 +184,8 @@ class PictureLayout:
             ("unknown NUMA node" if node is None else f"NUMA node {node}", list(members))
             for node, members in groupby(ends, key=lambda end: end.numa_node)
         ]
+        if self.size.is_narrow:
+            return [nodes] if nodes else []
         with_gpus = [node for node in nodes if _count_gpus(node)]
         if len(with_gpus) == 1 and len(self.facts.devices) > 1:
             ((title, members),) = with_gpus
@@ -145,20 +202,21 @@ class PictureLayout:
         return [part for part in (nodes[:split], nodes[split:]) if part]
 
     def _place_column(self, nodes: list[NumaNode], side: int) -> Iterator[NumaFrame]:
-        top = float(TOP)
+        top = self.size.top + self.mesh_height
         for title, ends in nodes:
             groups = self._group_devices(ends, top + HEAD)
-            height = groups[-1].top + groups[-1].height + PADDING - top
+            height = groups[-1].top + groups[-1].height + self.size.padding - top
             yield NumaFrame(
                 title=title,
-                left=MARGIN + side * (self.column + self.gap),
+                left=self.size.margin + side * (self.column + self.gap),
                 top=top,
                 width=self.column,
                 height=height,
                 groups=groups,
-                is_mirrored=side == 1,
+                is_mirrored=side == 1 or self.size.is_narrow,
+                size=self.size,
             )
-            top += height + MARGIN
+            top += height + self.size.margin
 
     def _group_devices(self, ends: list[TopologyEnd], top: float) -> tuple[DeviceGroup, ...]:
         """The devices below each switch or port with both GPUs and NICs, then the others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
 from primus.machine.facts import Device, Link, MachineFacts
@@ -15,75 +16,82 @@ from primus.machine.topology import (
     format_degraded_link,
     list_direct_links,
 )
-from primus.report.page import Html, make_element
+from primus.report.charts import shift_down
+from primus.report.page import Html, join_fragments, make_element
 from primus.report.topology_layout import (
     CELL_HEIGHT,
     GPU_GAP,
-    GPU_WIDTH,
-    MARGIN,
+    NARROW,
     NIC_GAP,
     NIC_HEIGHT,
-    NIC_WIDTH,
-    PADDING,
-    TOP,
+    WIDE,
     DeviceGroup,
     NumaFrame,
     PictureLayout,
+    PictureSize,
     spread_items,
 )
 
 CHARACTER = 0.62
 """Width of a character relative to the font size; common sans-serif fonts are narrower on average."""
+LINE = 18
+"""Height of a line below the title."""
 WIDEST = 4
 """Number of xGMI links of the widest line."""
 
 
 def draw_topology_svg(facts: MachineFacts, topology: Topology) -> Html:
-    """The picture; deterministic, with a tooltip on every device and link."""
-    return _TopologyPicture(facts, topology).draw_svg()
+    """The wide picture; deterministic, with a tooltip on every device and link."""
+    return _TopologyPicture(facts, topology, WIDE).draw_svg()
+
+
+def draw_topology_for_page(facts: MachineFacts, topology: Topology) -> Html:
+    """The picture for wide and for narrow screens, of which a page shows one."""
+    return join_fragments(*(_TopologyPicture(facts, topology, size).draw_svg() for size in (WIDE, NARROW)))
 
 
 class _TopologyPicture:
     """Draws each part at its place in the layout."""
 
-    def __init__(self, facts: MachineFacts, topology: Topology) -> None:
+    def __init__(self, facts: MachineFacts, topology: Topology, size: PictureSize) -> None:
         self.facts = facts
         self.topology = topology
-        self.layout = PictureLayout(facts, topology)
+        self.size = size
+        self.layout = PictureLayout(facts, topology, size)
         self.width = self.layout.width
 
     def draw_svg(self) -> Html:
-        bottom = max((frame.top + frame.height for frame in self.layout.frames), default=TOP)
-        legend = list(self._draw_legend(bottom + 30))
-        height = bottom + (54 if legend else 0) + MARGIN
+        heading, extra = self._draw_heading()
+        top = self.size.top + self.layout.mesh_height
+        bottom = max((frame.top + frame.height for frame in self.layout.frames), default=top)
+        legend, legend_height = self._draw_legend(bottom + 30)
+        height = bottom + legend_height + self.size.margin + extra
         parts = [
-            *self._draw_heading(),
             *(part for frame in self.layout.frames for part in self._draw_numa_frame(frame)),
             *self._draw_mesh(),
             *legend,
         ]
+        parts = [*heading, *(shift_down(parts, extra) if extra else parts)]
+        # The style of a page applies to both of its pictures. Without a size, the narrow one fills its screen.
+        style = [] if self.size.is_narrow else [make_element("style", Html(STYLE))]
+        fixed = {} if self.size.is_narrow else {"width": f"{self.width:g}", "height": f"{height:g}"}
         return make_element(
             "svg",
-            Html(
-                "\n".join(
-                    ["", make_element("style", Html(STYLE)), _draw_rect(0, 0, self.width, height, "ground"), *parts, ""]
-                )
-            ),
+            Html("\n".join(["", *style, _draw_rect(0, 0, self.width, height, "ground"), *parts, ""])),
             xmlns="http://www.w3.org/2000/svg",
-            class_="topology",
+            class_=f"topology {self.size.name}",
             viewBox=f"0 0 {self.width:g} {height:g}",
-            width=f"{self.width:g}",
-            height=f"{height:g}",
+            **fixed,
             role="img",
         )
 
-    def _draw_heading(self) -> Iterator[Html]:
+    def _draw_heading(self) -> tuple[list[Html], float]:
+        """Models and facts, and the height of the lines of facts after the first one."""
         facts = self.facts
         models = [device.model or device.name or "unknown GPU" for device in facts.devices]
         counted = ", ".join(f"{models.count(model)}x {model}" for model in dict.fromkeys(models))
-        yield _draw_text(MARGIN, 34, counted or "No GPU", "title", self.width - 2 * MARGIN)
         numa = facts.cpu.numa_nodes or 0
-        parts = [
+        words = [
             facts.host,
             "assumed machine" if facts.assumed else "",
             "" if facts.devices else "this node has no GPU, or no driver lists one",
@@ -91,11 +99,17 @@ class _TopologyPicture:
             f"{numa} NUMA node{'s' * (numa != 1)}" if numa else "",
             facts.cpu.model if facts.cpu.model != "unknown" else "",
         ]
-        yield _draw_text(MARGIN, 57, "; ".join(filter(None, parts)), "soft", self.width - 2 * MARGIN)
+        left, width, text = self.size.margin, self.width - 2 * self.size.margin, "; ".join(filter(None, words))
+        top, lines = 34, [text]
+        if self.size.is_narrow:
+            top, lines = 22, textwrap.wrap(text, int(width / (SIZES["soft"] * CHARACTER)))
+        parts = [_draw_text(left, top, counted or "No GPU", "title", width)]
+        parts += [_draw_text(left, top + 23 + LINE * row, line, "soft", width) for row, line in enumerate(lines)]
+        return parts, LINE * (len(lines) - 1)
 
     def _draw_numa_frame(self, frame: NumaFrame) -> Iterator[Html]:
         yield _draw_rect(frame.left, frame.top, frame.width, frame.height, "frame", 10)
-        yield _draw_text(frame.left + PADDING, frame.top + 23, frame.title, "numa")
+        yield _draw_text(frame.left + self.size.padding, frame.top + 23, frame.title, "numa")
         for group in frame.groups:
             gpus = list(spread_items(group, group.gpus, self.layout.gpu_height, GPU_GAP))
             nics = list(spread_items(group, group.nics, NIC_HEIGHT, NIC_GAP))
@@ -103,16 +117,17 @@ class _TopologyPicture:
             for device, middle in gpus:
                 yield self._draw_gpu(device, frame.gpu_left, middle - self.layout.gpu_height / 2)
             for nic, middle in nics:
-                yield _draw_nic(nic, frame.nic_left, middle - NIC_HEIGHT / 2)
+                yield _draw_nic(nic, frame.nic_left, middle - NIC_HEIGHT / 2, self.size.nic_width)
 
     def _draw_gpu(self, device: Device, left: float, top: float) -> Html:
-        inner, right = left + 10, left + GPU_WIDTH - 10
+        width = self.size.gpu_width
+        inner, right = left + 10, left + width - 10
         lack = format_degraded_link(device)
         parts = [
             make_element("title", _format_gpu_tooltip(device)),
-            _draw_rect(left, top, GPU_WIDTH, self.layout.gpu_height, "card lack" if lack else "card", 7),
+            _draw_rect(left, top, width, self.layout.gpu_height, "card lack" if lack else "card", 7),
             _draw_text(inner, top + 20, f"GPU {device.index}", "name"),
-            _draw_text(right, top + 20, device.model or device.name or "unknown", "value end", 130),
+            _draw_text(right, top + 20, device.model or device.name or "unknown", "value end", width - 94),
             _draw_text(inner, top + 37, device.bdf or "", "small"),
             _draw_text(right, top + 37, _format_gib(device.memory_bytes), "small end"),
             _draw_text(
@@ -120,7 +135,7 @@ class _TopologyPicture:
                 top + 53,
                 f"PCIe {lack}" if lack else _format_pcie_speed(device),
                 "small bad" if lack else "small",
-                GPU_WIDTH - 20,
+                width - 20,
             ),
         ]
         if self.layout.is_partitioned:
@@ -129,7 +144,7 @@ class _TopologyPicture:
 
     def _draw_partitions(self, device: Device, left: float, top: float) -> Iterator[Html]:
         number = max(count_expected_partitions(self.facts, device), 1)
-        width = (GPU_WIDTH - 20) / number
+        width = (self.size.gpu_width - 20) / number
         for i in range(number):
             is_there = i < len(device.partitions)
             yield _draw_rect(left + i * width + 1, top, width - 2, CELL_HEIGHT, "cell" if is_there else "cell gone", 3)
@@ -141,7 +156,8 @@ class _TopologyPicture:
     def _draw_mesh(self) -> Iterator[Html]:
         points = self.layout.compute_mesh_points()
         for inner, (x, y) in points.values():
-            yield _draw_line(inner, y, x, y, "leader")
+            if inner is not None:
+                yield _draw_line(inner, y, x, y, "leader")
         for link in list_direct_links(self.facts):
             title = f"GPU {link.first} - GPU {link.second}: {find_word(link)}{self._format_weight(link.weight)}"
             yield _draw_line(*points[link.first][1], *points[link.second][1], self._choose_link_style(link), title)
@@ -149,8 +165,12 @@ class _TopologyPicture:
             yield _draw_line(
                 *points[first][1], *points[second][1], "missing", f"GPU {first} - GPU {second}: no xGMI link"
             )
-        for _, (x, y) in points.values():
-            yield make_element("circle", "", cx=f"{x:.1f}", cy=f"{y:.1f}", r="4.5", class_="point")
+        for index, (inner, (x, y)) in points.items():
+            if inner is None:
+                yield make_element("circle", "", cx=f"{x:.1f}", cy=f"{y:.1f}", r="11", class_="disc")
+                yield _draw_text(x, y + 4, str(index), "word")
+            else:
+                yield make_element("circle", "", cx=f"{x:.1f}", cy=f"{y:.1f}", r="4.5", class_="point")
 
     def _format_weight(self, weight: int | None) -> str:
         return "" if weight is None else f", weight {weight}"
@@ -161,12 +181,16 @@ class _TopologyPicture:
         num_links = min(link.num_links or 1, WIDEST) if link.kind == "xgmi" else 1
         return f"link {link.kind}{low}" + (f" wide-{num_links}" if num_links > 1 else "")
 
-    def _draw_legend(self, y: float) -> Iterator[Html]:
-        x = float(MARGIN)
+    def _draw_legend(self, y: float) -> tuple[list[Html], float]:
+        """What the lines mean, and the height of the rows."""
+        parts, x, first = list[Html](), float(self.size.margin), y
         for style, label in self._list_line_meanings():
-            yield _draw_line(x, y - 4, x + 30, y - 4, style)
-            yield _draw_text(x + 38, y, label, "small")
-            x += 38 + len(label) * 11 * CHARACTER + 12
+            width = 38 + len(label) * 11 * CHARACTER
+            if x > self.size.margin and x + width > self.width:
+                x, y = float(self.size.margin), y + 20
+            parts += [_draw_line(x, y - 4, x + 30, y - 4, style), _draw_text(x + 38, y, label, "small")]
+            x += width + 12
+        return parts, 54 + y - first if parts else 0.0
 
     def _list_line_meanings(self) -> Iterator[tuple[str, str]]:
         """Style and meaning of the lines in the picture."""
@@ -212,18 +236,18 @@ def _draw_bus(
         yield _draw_text(frame.bus_x, middle + 4, word, "word")
 
 
-def _draw_nic(end: TopologyEnd, left: float, top: float) -> Html:
+def _draw_nic(end: TopologyEnd, left: float, top: float, width: float) -> Html:
     state = "" if end.is_up else " off"
     parts = [
         make_element("title", f"{end.name} {end.bdf or ''}: {end.detail}"),
-        _draw_rect(left, top, NIC_WIDTH, NIC_HEIGHT, f"nic{state}", 7),
-        _draw_text(left + 10, top + 16, end.name, f"nic-name{state}", NIC_WIDTH - 20 - (0 if end.is_up else 44)),
-        _draw_text(left + 10, top + 30, end.detail, f"small{state}", NIC_WIDTH - 20),
+        _draw_rect(left, top, width, NIC_HEIGHT, f"nic{state}", 7),
+        _draw_text(left + 10, top + 16, end.name, f"nic-name{state}", width - 20 - (0 if end.is_up else 44)),
+        _draw_text(left + 10, top + 30, end.detail, f"small{state}", width - 20),
     ]
     if not end.is_up:
-        parts.append(_draw_text(left + NIC_WIDTH - 10, top + 16, "DOWN", "down end"))
-        parts.append(_draw_line(left + 4, top + 4, left + NIC_WIDTH - 4, top + NIC_HEIGHT - 4, "cross"))
-        parts.append(_draw_line(left + 4, top + NIC_HEIGHT - 4, left + NIC_WIDTH - 4, top + 4, "cross"))
+        parts.append(_draw_text(left + width - 10, top + 16, "DOWN", "down end"))
+        parts.append(_draw_line(left + 4, top + 4, left + width - 4, top + NIC_HEIGHT - 4, "cross"))
+        parts.append(_draw_line(left + 4, top + NIC_HEIGHT - 4, left + width - 4, top + 4, "cross"))
     return make_element("g", Html("".join(parts)), class_="adapter")
 
 
@@ -316,5 +340,9 @@ STYLE = """
 .topology .link { stroke-width: 1.7; } .topology .link:hover { stroke-width: 5; }
 .topology .xgmi { stroke: var(--xgmi); } .topology .nvlink { stroke: var(--nvlink); stroke-dasharray: 9 2; }
 .topology .link.low { stroke-dasharray: 2 3; }
+.topology .disc { fill: var(--box); stroke: var(--edge); stroke-width: 1.2; }
+.topology.one-column { display: none; width: 100%; max-width: 28rem; }
+@media screen and (max-width: 76rem) {
+  .topology.two-columns { display: none; } .topology.one-column { display: block; } }
 .topology .wide-2 { stroke-width: 2.8; } .topology .wide-3 { stroke-width: 3.9; } .topology .wide-4 { stroke-width: 5; }
 """

@@ -51,13 +51,9 @@ def run(options: Options, context: TaskContext) -> None:
         _format_topology(facts, topology, options.full),
     )
     if output:
-        picture = topology_picture.draw_topology_svg(facts, topology)
-        files.write_text(
-            output,
-            f"{picture}\n"
-            if output.suffix == ".svg"
-            else _format_topology_page(facts, topology, picture, options.full),
-        )
+        is_picture = output.suffix == ".svg"
+        picture = f"{topology_picture.draw_topology_svg(facts, topology)}\n" if is_picture else ""
+        files.write_text(output, picture or _format_topology_page(facts, topology, options.full))
         context.say(f"\npicture: {output}")
 
 
@@ -103,7 +99,8 @@ def _format_topology(facts: MachineFacts, topology: Topology, full: bool) -> str
     return "\n\n".join(part for part in parts if part)
 
 
-def _format_topology_page(facts: MachineFacts, topology: Topology, picture: page.Html, full: bool) -> str:
+def _format_topology_page(facts: MachineFacts, topology: Topology, full: bool) -> str:
+    picture = topology_picture.draw_topology_for_page(facts, topology)
     legend = [(page.make_element("strong", word), meaning) for word, meaning in _list_legend_entries(topology, full)]
     odd = [(page.make_badge("warn"), warning) for warning in topology.warnings]
     odd += [
