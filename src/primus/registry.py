@@ -92,7 +92,8 @@ def find_plug_in_file(kind: str, name: str) -> Path | None:
 
 def has_plug_in(kind: str, name: str) -> bool:
     """Whether there is a plug-in `name` of a `kind`."""
-    return _normalize_name(name) in map(_normalize_name, list_plug_ins(kind))
+    key = _normalize_name(name)
+    return any(key in files for files in _list_files(kind)) or key in map(_normalize_name, _list_entry_points(kind))
 
 
 def load_plug_in(kind: PlugInKind[ContractT], name: str) -> ContractT:
@@ -262,7 +263,9 @@ def _list_roots() -> Iterator[Path]:
 @cache
 def _list_parts(folder: Path, part: str) -> dict[str, Path]:
     """The file `part` of each framework that has one, by normalized name."""
-    return {_normalize_name(file.parent.name): file for file in sorted(folder.glob(f"[!_.]*/{part}"))}
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    files = {_normalize_name(name): folder / name / part for name in names if not name.startswith(("_", "."))}
+    return {name: file for name, file in files.items() if os.path.exists(file)}
 
 
 def _has_part(file: Path, kind: str) -> bool:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from primus.session.checks import check_engine
-
 if TYPE_CHECKING:
     from primus.config.schema import Experiment
     from primus.runs.attempt import Attempt
@@ -23,6 +21,8 @@ def check(experiment: Experiment) -> None:
     Raises:
         UsageError: The experiment asks for something that is not supported; names the key and the fix.
     """
+    from primus.session.checks import check_engine  # not for the other parts, which import this package
+
     check_engine(experiment, "huggingface", Path(__file__).parent)
 
 

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from primus.frameworks.maxtext.support import check as check
-
 if TYPE_CHECKING:
     from primus.config.schema import Experiment
     from primus.runs.attempt import Attempt
 
 ENGINES = ("maxtext",)
 """The engine that `train` drives."""
+
+
+def check(experiment: Experiment) -> None:
+    """Accept an experiment that can be trained; needs no tensor library.
+
+    Raises:
+        UsageError: The experiment asks for something that is not supported; names the key and the fix.
+    """
+    from primus.frameworks.maxtext import support  # not for the other parts, which import this package
+
+    support.check(experiment)
 
 
 def train(experiment: Experiment, attempt: Attempt) -> None:

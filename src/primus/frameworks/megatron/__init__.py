@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from primus.frameworks.megatron.support import check as check
-
 if TYPE_CHECKING:
     from primus.config.schema import Experiment
     from primus.runs.attempt import Attempt
@@ -15,6 +13,17 @@ ENGINES = ("megatron",)
 STAGES = ("pre_trainer", "post_trainer")
 USES_TORCH = True
 """The launch checks that the installed PyTorch can use the machine's accelerators."""
+
+
+def check(experiment: Experiment) -> None:
+    """Accept an experiment that can be trained; needs no tensor library.
+
+    Raises:
+        UsageError: The experiment asks for something that is not supported; names the key and the fix.
+    """
+    from primus.frameworks.megatron import support  # not for the other parts, which import this package
+
+    support.check(experiment)
 
 
 def train(experiment: Experiment, attempt: Attempt) -> None:
