@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from primus.benchmark import BenchmarkResult, BenchmarkRow
 from primus.report import page
+from primus.report.bar_chart import ChartBar, draw_bar_chart
 from primus.report.benchmark_table import (
     build_columns,
     describe_result,
@@ -15,17 +16,11 @@ from primus.report.benchmark_table import (
     is_less_better,
     list_varying_names,
 )
-from primus.report.charts import LETTER_WIDTH, ChartSize, Drawing, draw_in_sizes, draw_rect, draw_text, shorten
 from primus.report.page import Html, make_element
 from primus.report.table import format_duration, format_number, format_unit
 
-ROW_HEIGHT, LABEL_WIDTH, VALUE_WIDTH = 24.0, 330.0, 170.0
-NARROW_ROW_HEIGHT, EDGE = 44.0, 8.0
-"""On narrow screens label and number stand above the bar."""
 MOST_BARS = 60
 """Rows of a picture; the table has all."""
-LABEL_LETTERS = 38
-"""Letters of a label that fit next to the bars."""
 
 
 def format_page(result: BenchmarkResult) -> str:
@@ -88,37 +83,19 @@ def draw_pictures(rows: Sequence[BenchmarkRow]) -> Iterator[Html]:
 
 def _draw_bars(rows: Sequence[BenchmarkRow], unit: str) -> Html:
     names = list_varying_names(rows)
-    ends = [row.interval[1] if row.interval else row.value or 0.0 for row in rows]
+    bars = [
+        ChartBar(
+            label=_format_label(row, names),
+            value=row.value or 0.0,
+            text=f"{format_number(row.value)}{f' ({row.share:.0%})' if row.share else ''}",
+            tip=f"{format_case(row.case)}: {format_number(row.value)} {format_unit(unit)}",
+            interval=row.interval,
+            limit=row.peak,
+        )
+        for row in rows
+    ]
     peaks = [row.peak for row in rows if row.peak]
-    highest = max([*ends, *peaks, 1e-12])
-
-    def draw(size: ChartSize) -> Drawing:
-        left, height = (EDGE, NARROW_ROW_HEIGHT) if size.is_narrow else (LABEL_WIDTH, ROW_HEIGHT)
-        scale = (size.width - left - (EDGE if size.is_narrow else VALUE_WIDTH)) / highest
-        parts = []
-        for number, (row, end) in enumerate(zip(rows, ends, strict=True)):
-            value, top = row.value or 0.0, number * height
-            share = f" ({row.share:.0%})" if row.share else ""
-            number_text, label = f"{format_number(value)}{share}", _format_label(row, names)
-            if size.is_narrow:  # on a line of their own
-                letters = int((size.width - 2 * EDGE) / LETTER_WIDTH) - len(number_text)
-                parts += [draw_text(left, top + 15, shorten(label, letters), "")]
-                parts += [draw_text(size.width - EDGE, top + 15, number_text, "end")]
-                top += NARROW_ROW_HEIGHT - ROW_HEIGHT
-            else:
-                right = left + scale * max(end, row.peak or 0.0)
-                parts += [draw_text(left - 8, top + 15, shorten(label, LABEL_LETTERS), "end")]
-                parts += [draw_text(right + 8, top + 15, number_text, "")]
-            tip = f"{format_case(row.case)}: {format_number(value)} {format_unit(unit)}"
-            parts.append(draw_rect(left, top + 3, scale * value, ROW_HEIGHT - 8, "fill c0", tip))
-            if row.interval:
-                low, high = (scale * each for each in row.interval)
-                parts.append(draw_rect(left + low, top + 10, max(high - low, 1.0), 2, "fill c1", ""))
-            if row.peak:
-                parts.append(draw_rect(left + scale * row.peak - 1, top + 1, 2, ROW_HEIGHT - 4, "fill c6", ""))
-        return parts, len(rows) * height
-
-    return draw_in_sizes(draw, f"{format_unit(unit)}{_describe_unit(unit, peaks)}")
+    return draw_bar_chart(f"{format_unit(unit)}{_describe_unit(unit, peaks)}", bars)
 
 
 def _format_label(row: BenchmarkRow, names: Sequence[str]) -> str:

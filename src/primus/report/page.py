@@ -140,7 +140,7 @@ details { margin: 0.75rem 0; } summary { cursor: pointer; color: var(--accent); 
 svg { display: block; max-width: 100%; height: auto; }
 @media screen and (max-width: 30rem) { main { padding-inline: 0.75rem; } }
 @media screen and (max-width: 56rem) {
-  section { overflow-x: auto; }
+  section { overflow-x: auto; } td { overflow-wrap: anywhere; }
   .stacked thead { display: none; }
   .stacked tr { display: block; border-bottom: 1px solid var(--line); padding: 0.4rem 0; }
   .stacked tbody tr:last-child { border-bottom: 0; }

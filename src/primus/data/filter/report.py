@@ -11,6 +11,7 @@ from msgspec import Struct
 from primus.data.megatron.manifest import FileFacts, InputFacts
 from primus.data.shards.shard_queue import BadItem
 from primus.report import page
+from primus.report.markdown import format_markdown_table
 from primus.report.page import Html
 from primus.report.table import format_table
 
@@ -126,9 +127,7 @@ def _list_all_tables(report: FilterReport) -> list[ReportTable]:
 def _format_markdown(report: FilterReport) -> str:
     parts = [f"# {report.title}\n", f"Input: {report.input_text}\n", *(f"{line}\n" for line in _list_sentences(report))]
     for table in _list_all_tables(report):
-        rules = ["---:" if column in table.right else "---" for column in range(len(table.header))]
-        rows = [" | ".join(row) for row in (table.header, rules, *table.rows)]
-        parts += [f"## {table.title}\n", *(f"| {row} |" for row in rows), ""]
+        parts += [f"## {table.title}\n", format_markdown_table(table.header, table.rows, table.right), ""]
     parts.append("## Samples\n")
     for sample in report.list_samples():
         parts.append(f"### {sample.title}\n")

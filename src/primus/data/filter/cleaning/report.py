@@ -11,14 +11,14 @@ from msgspec import Struct
 
 from primus.data.filter.report import FilterReport, ReportSample, ReportTable
 from primus.data.megatron.manifest import FileFacts
-from primus.report import page
+from primus.report.bar_chart import ChartBar, draw_bar_chart
 from primus.report.page import Html
 from primus.report.table import format_number
 
 SAMPLES = 5
 """Maximum samples of removed documents for each rule."""
-BAR_WIDTH = 420
-BAR_HEIGHT = 22
+GREEN = 2
+"""A color of charts."""
 
 
 class RemovedSample(Struct, frozen=True, kw_only=True):
@@ -117,19 +117,8 @@ class CleanReport(FilterReport, frozen=True, kw_only=True):
         by_rule = Counter[str]()
         for each in self.removed:
             by_rule[each.rule] += each.documents
-        bars = [*by_rule.items(), ("kept", self.kept)]
-        largest = max(count for _, count in bars) or 1
-        drawn = []
-        for row, (name, count) in enumerate(bars):
-            y, width = row * BAR_HEIGHT, max(1, BAR_WIDTH * count // largest)
-            color = "var(--ok)" if name == "kept" else "var(--accent)"
-            drawn += [
-                page.make_element("text", name, x="170", y=str(y + 15), style="text-anchor: end", fill="var(--ink)"),
-                Html(f'<rect x="180" y="{y + 4}" width="{width}" height="{BAR_HEIGHT - 8}" rx="3" fill="{color}"/>'),
-                page.make_element("text", f"{count:,}", x=str(width + 188), y=str(y + 15), fill="var(--soft)"),
-            ]
-        size = f'viewBox="0 0 {BAR_WIDTH + 280} {len(bars) * BAR_HEIGHT}" width="{BAR_WIDTH + 280}" font-size="13"'
-        return Html(f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}>{"".join(drawn)}</svg>')
+        bars = [ChartBar(name, count, f"{count:,}") for name, count in by_rule.items()]
+        return draw_bar_chart("Documents", [*bars, ChartBar("kept", self.kept, f"{self.kept:,}", color=GREEN)])
 
     def _list_amounts(self) -> list[tuple[str, str, str, str]]:
         amounts = [
