@@ -31,7 +31,6 @@ from primus.benchmark import (
     parse_share,
 )
 from primus.errors import EXIT_TIMED_OUT, PrimusError
-from primus.machine.probe import probe
 from primus.machine.profile import find_profile_by_name
 from primus.measure.devices import telemetry
 from primus.measure.devices.device import find_array_bytes, find_cache_bytes, find_free_bytes, own_device, share_cores
@@ -133,7 +132,7 @@ class BenchmarkWorker:
             )
         # Before the cases: a rank that is killed later leaves rows that can be compared with the limits of its device.
         self._write_part(peaks=peaks)
-        sampler = self._create_sampler()
+        sampler = telemetry.create_sampler(self.local_rank, self.device.type, self._effort.measure_s)
         with sampler or nullcontext():
             yield
         self._write_part(telemetry=sampler.summarize_telemetry() if sampler else ())
@@ -240,13 +239,6 @@ class BenchmarkWorker:
         if self._flush_buffer is None:
             self._flush_buffer = torch.empty(FLUSH_CACHES * self.cache_bytes, dtype=torch.uint8, device=self.device)
         self._flush_buffer.fill_(1)
-
-    def _create_sampler(self) -> telemetry.TelemetrySampler | None:
-        """Samples the GPUs of a node, on its first rank."""
-        if self.device.type != "cuda" or self.local_rank:
-            return None
-        reader = telemetry.create_reader(probe(environ=os.environ), os.environ)
-        return telemetry.TelemetrySampler(reader, self._effort.measure_s)
 
     @contextmanager
     def limit_time(self, what: str, num_limits: int = 1) -> Iterator[None]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import structs
 
 from primus import registry
 from primus.comparison.engines.parity import EngineSteps
+from primus.comparison.results.batch_records import RECORD_VARIABLE, read_batch_records
+from primus.comparison.results.step_metrics import list_finite
 from primus.config.schema import Stage, Trainer
 from primus.engine_keys import FILE_NAME, KeyDifference, list_key_differences, read_key_rules
 from primus.engines.environment import prepare_engine
@@ -24,8 +24,6 @@ from primus.runs import events
 from primus.runs.store import Run
 from primus.task import TaskContext
 
-RECORD_VARIABLE = "PRIMUS_RECORD_BATCHES"
-"""As in primus.session.batch_record, which imports numpy."""
 FLOAT64_VARIABLE = "PRIMUS_NATIVE_FLOAT64"
 """As in primus.frameworks.native.engine.run, which imports torch."""
 FLOAT64 = "native in float64"
@@ -96,9 +94,9 @@ def _add_result(known: EngineSteps, child: ChildRun) -> EngineSteps:
         hint=failure.get("hint") or "",
         exit_code=child.exit_code,
         interrupted_by=child.interrupted_by,
-        losses=[_parse_number(event.get("loss")) for event in steps],
-        grad_norms=[_parse_number(event.get("grad_norm")) for event in steps],
-        learning_rates=[_parse_number(event.get("learning_rate")) for event in steps],
+        losses=list_finite(steps, "loss"),
+        grad_norms=list_finite(steps, "grad_norm"),
+        learning_rates=list_finite(steps, "learning_rate"),
         tokens=_read_tokens(run, steps),
     )
 
@@ -112,16 +110,8 @@ def split_errors(text: str) -> tuple[str, str]:
 
 def _read_tokens(run: Run, steps: Sequence[events.Event]) -> list[int] | None:
     """Checksum of the samples of each step; None if the engine was not given its batches by primus."""
-    record: dict[int, dict[str, int]] = {}
-    for path in sorted(run.directory.glob("logs/attempt_*/batches_rank_*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            taken = msgspec.json.decode(line)
-            record.setdefault(taken["consumed_samples"], {}).update(taken["samples"])
+    record = read_batch_records(run)
     if not record:
         return None
-    taken_samples = [record.get(event["consumed_samples"], {}) for event in steps]
-    return [zlib.crc32(msgspec.json.encode(samples, order="sorted")) for samples in taken_samples]
-
-
-def _parse_number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    taken = [record.get(event["consumed_samples"]) for event in steps]
+    return [zlib.crc32(msgspec.json.encode(each.samples if each else {}, order="sorted")) for each in taken]

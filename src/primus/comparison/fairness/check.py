@@ -8,6 +8,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from primus.comparison.fairness.evidence import FairnessEvidence
+from primus.comparison.fairness.rules import RuleKind
 
 Judgement = Literal["same", "equivalent", "irrelevant", "tuned", "unfair", "not shown"]
 ComparisonClass = Literal["identical", "tuned"]
@@ -32,6 +33,17 @@ def make_check(
     """A check of two values."""
     a, b = map(_format_value, values)
     return FairnessCheck(rule=rule, judgement=judgement, reason=reason, a=a, b=b, is_required=is_required)
+
+
+def judge_by_kind(
+    rule: str, kind: RuleKind, reason: str, values: Sequence[Any], chosen: ComparisonClass
+) -> FairnessCheck:
+    """What a difference means by the kind of its rule in a class of comparisons."""
+    if kind == "irrelevant" or (kind == "tuned" and chosen == "tuned"):
+        return make_check(rule, kind, reason, values)
+    if kind == "tuned":
+        reason = f"{reason}; only the class tuned lets each side choose it"
+    return make_check(rule, "unfair", reason, values)
 
 
 def make_unknown(

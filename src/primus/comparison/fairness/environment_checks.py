@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import get_args
 
-from primus.comparison.fairness.check import ComparisonClass, FairnessCheck, make_check, make_unknown
+from primus.comparison.fairness.check import ComparisonClass, FairnessCheck, judge_by_kind, make_check, make_unknown
 from primus.comparison.fairness.evidence import FairnessEvidence
 from primus.redaction import are_comparable
 from primus.runs.speed_facts import SpeedPart, SpeedRule, find_speed_rule
@@ -52,14 +52,11 @@ def _judge_difference(
     if not are_comparable(*values):
         return make_check(title, "not shown", "both values are hidden", values, is_required=False)
     excuse = _find_excuse(part, name, rule, sides)
-    if rule.kind == "irrelevant" or excuse:
-        return make_check(title, "irrelevant", excuse or rule.reason, values)
+    if excuse:
+        return make_check(title, "irrelevant", excuse, values)
     if rule.kind == "minor":
         return make_check(title, "not shown", rule.reason, values, is_required=False)
-    if rule.kind == "tuned" and comparison_class == "tuned":
-        return make_check(title, "tuned", rule.reason, values)
-    reason = f"{rule.reason}; only the class tuned lets each side choose it" if rule.kind == "tuned" else rule.reason
-    return make_check(title, "unfair", reason, values)
+    return judge_by_kind(title, rule.kind, rule.reason, values, comparison_class)
 
 
 def _find_excuse(part: SpeedPart, name: str, rule: SpeedRule, sides: tuple[FairnessEvidence, FairnessEvidence]) -> str:

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import Struct
 
@@ -18,8 +18,6 @@ from primus.errors import PrimusError
 from primus.machine.tools.vitals import NORMAL_LIMITS, POWER_LIMITS, UNCLEAR_LIMIT
 from primus.models.counts import detect_convention
 from primus.runs.speed_facts import SpeedPart, filter_packages
-
-T = TypeVar("T")
 
 WORDS: dict[str, Any] = {"True": True, "False": False, "None": None}
 RUN_TIMER = "waiting for data included, evaluation and checkpoints excluded"
@@ -89,7 +87,7 @@ def collect_evidence(result: ComparisonResult, name: str) -> FairnessEvidence:
     stated = _collect_settings(result)
     steps = result.steps
     loop = read_fairness_rules().find_own_loop(framework) if is_own_loop else None
-    rates = _pair_with_steps(steps.number, steps.learning_rate)
+    rates = steps.pair_values(steps.learning_rate)
     if loop is not None and loop.printed_rate_lag:
         rates = {step + loop.printed_rate_lag: rate for step, rate in rates.items()}
     flops = result.flops.flops_per_token or _find_reported_flops(result)
@@ -99,16 +97,16 @@ def collect_evidence(result: ComparisonResult, name: str) -> FairnessEvidence:
         stated=stated,
         settings=translate_settings(stated, framework, is_own_loop=is_own_loop),
         chosen=frozenset(translate_key(key) for key in result.chosen_settings),
-        tokens=_pair_with_steps(steps.number, result.inputs.tokens or []),
-        num_tokens=_pair_with_steps(steps.number, steps.tokens),
+        tokens=steps.pair_values(result.inputs.tokens or []),
+        num_tokens=steps.pair_values(steps.tokens),
         weights=result.inputs.weights,
         precision=translate_value("precision", result.precision) if result.precision else None,
         gflop_per_token=flops / 1e9 if flops else None,
         flops_convention=result.flops.convention or _name_convention(result, flops),
-        timed_steps=tuple(_pair_with_steps(steps.number, steps.time_s)),
+        timed_steps=tuple(steps.pair_values(steps.time_s)),
         timer=None if is_own_loop else RUN_TIMER,
         learning_rates=rates,
-        losses=_pair_with_steps(steps.number, steps.loss),
+        losses=steps.pair_values(steps.loss),
         device=result.gpu_info.device_name,
         device_state=_summarize_samples(result),
         turn_group=result.cell.turn_group,
@@ -193,10 +191,6 @@ def _name_convention(result: ComparisonResult, flops: float | None) -> str:
         return detect_convention(load_model(result.cell.model), length, flops) or ""
     except PrimusError:
         return ""
-
-
-def _pair_with_steps(numbers: Sequence[int], values: Sequence[T | None]) -> dict[int, T]:
-    return {number: value for number, value in zip(numbers, values, strict=False) if value is not None}
 
 
 def _summarize_samples(result: ComparisonResult) -> DeviceState:

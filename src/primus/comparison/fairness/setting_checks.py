@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from primus.comparison.fairness.check import ComparisonClass, FairnessCheck, make_check
+from primus.comparison.fairness.check import ComparisonClass, FairnessCheck, judge_by_kind, make_check
 from primus.comparison.fairness.evidence import FairnessEvidence
 from primus.comparison.fairness.rules import read_fairness_rules
 
@@ -79,10 +79,7 @@ def _judge_difference(
         return make_check(name, "irrelevant", f"{' and '.join(inherent)} has no other value", values)
     if rule.differs_by_engine and a.framework != b.framework and key not in a.chosen | b.chosen:
         return make_check(name, "irrelevant", "each engine has its own, and was not asked for another", values)
-    if rule.kind == "irrelevant" or (rule.kind == "tuned" and comparison_class == "tuned"):
-        return make_check(name, rule.kind, rule.reason, values)
-    reason = f"{rule.reason}; only the class tuned lets each side choose it" if rule.kind == "tuned" else rule.reason
-    return make_check(name, "unfair", reason, values)
+    return judge_by_kind(name, rule.kind, rule.reason, values, comparison_class)
 
 
 def _is_equal_value(a: Any, b: Any) -> bool:

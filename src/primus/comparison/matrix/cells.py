@@ -17,6 +17,7 @@ from msgspec import Struct, structs
 from primus import registry
 from primus.comparison.folder.comparison_folder import RUNS
 from primus.comparison.matrix.matrix import LoadedMatrix, MatrixModel, flatten_engine_settings, list_choices
+from primus.comparison.results.batch_records import RECORD_VARIABLE
 from primus.comparison.results.result import ResultCell
 from primus.engines.choice import choose_engine
 from primus.errors import PrimusError
@@ -35,8 +36,6 @@ WITHOUT_FILES = (
     "valid_data_path=null",
     "test_data_path=null",
 )
-RECORD_VARIABLE = "PRIMUS_RECORD_BATCHES"
-"""As in primus.session.batch_record, which imports numpy."""
 ELSEWHERE = "run the same command on such a machine, or give its platform a runtime:; merge the results by compare wrap"
 PLAIN_TEXT = re.compile(r"[A-Za-z0-9_./~][A-Za-z0-9_./:~@=,-]*")
 Status = Literal["runnable", "refused", "elsewhere"]

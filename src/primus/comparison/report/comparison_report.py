@@ -261,8 +261,7 @@ def _estimate_spread(cell: ComparisonCell) -> LossSpread | None:
     """How much the losses of runs with different seeds differ."""
     curves: dict[object, LossCurve] = {}
     for run in cell.runs:
-        losses = {step: loss for step, loss in zip(run.steps.number, run.steps.loss, strict=False) if loss is not None}
-        curves.setdefault(run.settings.get("seed"), losses)
+        curves.setdefault(run.settings.get("seed"), run.steps.pair_values(run.steps.loss))
     return estimate_loss_spread(list(curves.values()))
 
 
@@ -278,7 +277,7 @@ def _compare_speeds(ours: ComparisonCell, theirs: ComparisonCell) -> RatioEstima
         sides.append([run for run in runs if run])
         turns.append(
             [
-                group_by_turn(run.cell.turn_group, dict(zip(run.steps.number, run.steps.turn, strict=False)), times)
+                group_by_turn(run.cell.turn_group, run.steps.pair_values(run.steps.turn), times)
                 for run, times in zip(cell.runs, runs, strict=True)
             ]
         )
@@ -287,6 +286,6 @@ def _compare_speeds(ours: ComparisonCell, theirs: ComparisonCell) -> RatioEstima
 
 def _scale_times(run: ComparisonResult, warm_up: int, tokens: float, devices: int) -> dict[int, float]:
     """Device seconds of a token at each steady step, so that batch sizes and numbers of devices cancel."""
-    counts = dict(zip(run.steps.number, run.steps.tokens, strict=False))
+    counts = run.steps.pair_values(run.steps.tokens)
     times = select_steady_times(run, warm_up)
     return {step: time * devices / (counts.get(step) or tokens) for step, time in times.items()}

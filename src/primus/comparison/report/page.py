@@ -33,6 +33,18 @@ from primus.report.table import format_number
 BADGES = {"fair": "ok", "not shown": "unknown", "unfair": "fail"}
 HIGHEST_STEP = 3.0
 """Steps are drawn up to this multiple of the slowest cell's median: the first one compiles, and would hide the rest."""
+SECTIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "Summary": ((), ("Cells", "Pairs")),
+    "Speed": (("throughput", "pairs", "scaling"), ()),
+    "Fairness": ((), ()),
+    "Steps": (("steps",), ("Slow steps",)),
+    "Losses": (("loss_tokens", "loss_time"), ("Losses with other seeds",)),
+    "Memory and efficiency": (("memory", "mfu", "energy"), ("Efficiency", "Not measured")),
+    "Published results": ((), ("Published results",)),
+    "Problems": ((), ()),
+    "What was compared": ((), ()),
+}
+"""Pictures and tables of each section of the page, after what is only there."""
 Cells = Mapping[str, ComparisonCell]
 Curve = Sequence[tuple[float, float | None]]
 
@@ -41,33 +53,16 @@ def format_comparison_page(report: ComparisonReport, cells: Cells) -> str:
     """The page; `cells` has the results of each label, whose steps the curves show."""
     pictures = dict(draw_comparison_pictures(report, cells))
     tables = {each.title.partition(" (")[0].partition(":")[0]: each for each in list_report_tables(report)}
-    sections: list[tuple[str, object]] = [
-        (
-            "Summary",
-            page.join_fragments(
-                *_make_answers(report), _explain_ratios(report), *_make_tables(tables, "Cells", "Pairs")
-            ),
-        ),
-        ("Speed", _select_pictures(pictures, "throughput", "pairs", "scaling")),
-        ("Fairness", page.join_fragments(*map(_make_verdict, report.pairs))),
-        ("Steps", page.join_fragments(_select_pictures(pictures, "steps"), *_make_tables(tables, "Slow steps"))),
-        (
-            "Losses",
-            page.join_fragments(
-                _select_pictures(pictures, "loss_tokens", "loss_time"), *_make_tables(tables, "Losses with other seeds")
-            ),
-        ),
-        (
-            "Memory and efficiency",
-            page.join_fragments(
-                _select_pictures(pictures, "memory", "mfu", "energy"),
-                *_make_tables(tables, "Efficiency", "Not measured"),
-            ),
-        ),
-        ("Published results", page.join_fragments(*_make_tables(tables, "Published results"))),
-        ("Problems", _make_table(tables["Problems"]) if "Problems" in tables else ""),
-        ("What was compared", _make_provenance(report)),
-    ]
+    before = {
+        "Summary": page.join_fragments(*_make_answers(report), _explain_ratios(report)),
+        "Fairness": page.join_fragments(*map(_make_verdict, report.pairs)),
+        "Problems": _make_table(tables["Problems"]) if "Problems" in tables else "",
+        "What was compared": _make_provenance(report),
+    }
+    sections = []
+    for title, (drawn, named) in SECTIONS.items():
+        parts = [before.get(title, ""), _select_pictures(pictures, *drawn), *_make_tables(tables, *named)]
+        sections.append((title, page.join_fragments(*filter(None, parts))))
     hosts = sorted({host for cell in report.cells for host in cell.hosts})
     shared = [sorted({getattr(cell, part) for cell in report.cells}) for part in ("platform", "model")]
     common = [names[0] for names in shared if len(names) == 1 and names[0]]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
+from primus.comparison.speed.efficiency import read_entries
 from primus.errors import UsageError
 
 FILE = Path(__file__).with_name("published_results.yaml")
@@ -47,15 +47,8 @@ def read_published_results(path: Path = FILE) -> list[PublishedResult]:
     Raises:
         UsageError: The file cannot be read, is not a list of such results, or one has no source.
     """
-    import yaml
-
-    try:
-        found = msgspec.convert(yaml.safe_load(path.read_text(encoding="utf-8")), list[PublishedResult])
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}", "name a YAML file of published results") from None
-    except (yaml.YAMLError, msgspec.ValidationError) as error:
-        fields = "device, framework, model, tokens_per_s_per_device, precision, source"
-        raise UsageError(f"{path}: not a list of published results: {error}", f"each entry has {fields}") from None
+    fields = "device, framework, model, tokens_per_s_per_device, precision, source"
+    found = read_entries(path, PublishedResult, "published results", f"each entry has {fields}")
     bare = next((each for each in found if not each.source or not each.precision), None)
     if bare is not None:
         raise UsageError(f"{path}: the result of {bare.label} has no source or precision", "state both")

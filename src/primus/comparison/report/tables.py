@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -17,6 +17,17 @@ from primus.report.markdown import format_markdown_table
 from primus.report.table import format_number
 
 Rows = list[list[str]]
+CSV_COLUMNS = {
+    **{name: name for name in ("platform", "framework", "model")}, "class": "settings_class",
+    **{name: name for name in ("device", "devices", "precision")},
+    **{name: f"statistics.{name}" for name in ("runs", "steps", "warm_up_steps")}, "step_s": "statistics.step_s.value",
+    "step_s_low": "statistics.step_s.low", "step_s_high": "statistics.step_s.high", "tokens_per_s_per_device": "speed",
+    "tokens_per_cpu_s": "statistics.tokens_per_cpu_s.value", "mean_tokens_per_s": "statistics.mean_tokens_per_s",
+    "mfu_causal": "utilization.causal", "mfu_full": "utilization.full", "memory_gb": "memory_gb",
+    **{name: name for name in ("joules_per_million_tokens", "cost_per_million_tokens")}, "currency": "price.currency",
+    **{name: name for name in ("seconds_to_loss", "final_loss", "problems")},
+}  # fmt: skip
+"""Field of a cell by column."""
 MOST_ANSWERS = 4
 """Pairs that have a sentence; all are in the table."""
 MOST_REASONS = 3
@@ -87,41 +98,20 @@ def format_report_markdown(report: ComparisonReport) -> str:
 
 def format_report_csv(report: ComparisonReport) -> str:
     """A row for each cell, with all digits."""
-    columns: dict[str, Callable[[CellReport], object]] = {
-        "platform": lambda cell: cell.platform,
-        "framework": lambda cell: cell.framework,
-        "model": lambda cell: cell.model,
-        "class": lambda cell: cell.settings_class,
-        "device": lambda cell: cell.device,
-        "devices": lambda cell: cell.devices,
-        "precision": lambda cell: cell.precision,
-        "runs": lambda cell: cell.statistics.runs if cell.statistics else 0,
-        "steps": lambda cell: cell.statistics.steps if cell.statistics else 0,
-        "warm_up_steps": lambda cell: cell.statistics.warm_up_steps if cell.statistics else None,
-        "step_s": lambda cell: cell.statistics.step_s.value if cell.statistics else None,
-        "step_s_low": lambda cell: cell.statistics.step_s.low if cell.statistics else None,
-        "step_s_high": lambda cell: cell.statistics.step_s.high if cell.statistics else None,
-        "tokens_per_s_per_device": lambda cell: cell.speed,
-        "tokens_per_cpu_s": lambda cell: (
-            cell.statistics.tokens_per_cpu_s.value if cell.statistics and cell.statistics.tokens_per_cpu_s else None
-        ),
-        "mean_tokens_per_s": lambda cell: cell.statistics.mean_tokens_per_s if cell.statistics else None,
-        "mfu_causal": lambda cell: cell.utilization.causal,
-        "mfu_full": lambda cell: cell.utilization.full,
-        "memory_gb": lambda cell: cell.memory_gb,
-        "joules_per_million_tokens": lambda cell: cell.joules_per_million_tokens,
-        "cost_per_million_tokens": lambda cell: cell.cost_per_million_tokens,
-        "currency": lambda cell: cell.price.currency if cell.price else None,
-        "seconds_to_loss": lambda cell: cell.seconds_to_loss,
-        "final_loss": lambda cell: cell.final_loss,
-        "problems": lambda cell: "; ".join(cell.problems),
-    }
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([["" if (value := read(cell)) is None else value for read in columns.values()]
-                      for cell in report.cells])  # fmt: skip
+    writer.writerow(CSV_COLUMNS)
+    for cell in report.cells:
+        row = {name: _read_field(cell, path) for name, path in CSV_COLUMNS.items()}
+        row |= {"problems": "; ".join(cell.problems), "runs": row["runs"] or 0, "steps": row["steps"] or 0}
+        writer.writerow(["" if value is None else value for value in row.values()])
     return written.getvalue()
+
+
+def _read_field(value: object, path: str) -> object:
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
 
 
 def list_checks(verdict: PairVerdict) -> ComparisonTable:

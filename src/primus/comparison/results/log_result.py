@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import harmonic_mean, median
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, structs
 
 from primus import statistics
 from primus.comparison.results.result import (
@@ -25,6 +26,8 @@ from primus.training_logs.formats.mlperf import TIME_TO_TRAIN
 from primus.training_logs.read_log import TrainingLog
 
 GIB = 1 << 30
+COLUMNS = ("loss", "grad_norm", "learning_rate", "tflops_per_device", "mfu", "memory_gib")
+"""Columns of a log that a result has as they are."""
 PLATFORMS: dict[str, Platform] = {"amd": "amd", "nvidia": "nvd", "nvd": "nvd", "cpu": "cpu"}
 SETTING_NAMES = {
     "sequence_length": ("seq_length", "max_sequence_length", "max_target_length", "encoder_seq_length"),
@@ -122,19 +125,9 @@ def build_log_result(log: TrainingLog, facts: LogFacts) -> ComparisonResult:
     return ComparisonResult(
         platform=PLATFORMS[facts.platform],
         gpu_info=ResultDevice(device_count=known.get("num_devices"), device_name=facts.device_name),
-        parallelism_config=ResultParallelism(
-            tensor_model_parallel_size=known.get("tensor_model_parallel_size"),
-            pipeline_model_parallel_size=known.get("pipeline_model_parallel_size"),
-            data_parallel_size=known.get("data_parallel_size"),
-            gradient_accumulation_steps=known.get("gradient_accumulation_steps"),
-        ),
-        training_config=ResultTraining(
-            max_steps=known.get("max_steps"),
-            global_batch_size=known.get("global_batch_size"),
-            micro_batch_size=known.get("micro_batch_size"),
-            sequence_length=known.get("sequence_length"),
-            num_gpus=known.get("num_devices"),
-        ),
+        # SETTING_NAMES has the names of their fields.
+        parallelism_config=msgspec.convert(known, ResultParallelism),
+        training_config=msgspec.convert({**known, "num_gpus": known.get("num_devices")}, ResultTraining),
         performance_metrics=compute_performance(steps, known.get("num_devices")),
         step_times=steps.time_s,
         loss_values=steps.loss,
@@ -154,19 +147,14 @@ def build_log_result(log: TrainingLog, facts: LogFacts) -> ComparisonResult:
 
 
 def _read_steps(log: TrainingLog, known: Mapping[str, int]) -> ResultSteps:
-    return ResultSteps(
+    steps = ResultSteps(
         number=[round(step) for step in log.steps.columns["step"]],
         # A damaged line may hold a negative number.
         time_s=[None if time is None or time < 0 else time for time in log.steps.list_values("step_time_s")],
         tokens=_list_tokens(log, known),
-        loss=log.steps.list_values("loss"),
-        grad_norm=log.steps.list_values("grad_norm"),
-        learning_rate=log.steps.list_values("learning_rate"),
-        tflops_per_device=log.steps.list_values("tflops_per_device"),
-        mfu=log.steps.list_values("mfu"),
-        memory_gib=log.steps.list_values("memory_gib"),
         first_of_attempt=[attempt.first_step for attempt in log.attempts],
     )
+    return structs.replace(steps, **{name: log.steps.list_values(name) for name in COLUMNS})
 
 
 def list_notes(log: TrainingLog, known: Mapping[str, int]) -> list[str]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -21,6 +22,7 @@ from primus.config.docs import read_field_docs
 from primus.errors import PrimusError, UsageError
 from primus.runs.files import write_json
 
+T = TypeVar("T")
 SCHEMA = "primus-comparison-result"
 SCHEMA_VERSION = 1
 """Raised with every change that an older reader would misunderstand."""
@@ -172,6 +174,10 @@ class ResultSteps(Struct, frozen=True, kw_only=True):
     """Numbers of the steps that a profiler recorded."""
     turn: list[int] = []
     """Number of the turn of each step, if cells of the comparison took turns; 0 for a step of none."""
+
+    def pair_values(self, values: Sequence[T | None]) -> dict[int, T]:
+        """The known values of a column by step."""
+        return {number: value for number, value in zip(self.number, values, strict=False) if value is not None}
 
 
 class StepInterruption(Struct, frozen=True, kw_only=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -11,10 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec import structs
 
+from primus.comparison.results.batch_records import TakenBatch, read_batch_records
 from primus.comparison.results.result import (
     ComparisonResult,
-    Numbers,
     Platform,
     ResultCell,
     ResultDevice,
@@ -29,7 +29,7 @@ from primus.comparison.results.result import (
     ResultTraining,
     StepInterruption,
 )
-from primus.comparison.results.step_metrics import compute_performance
+from primus.comparison.results.step_metrics import compute_performance, list_finite, parse_finite
 from primus.config.number_formats import find_block_format
 from primus.config.schema import OWNERS, Trainer
 from primus.experiment import load_run_experiment
@@ -50,6 +50,12 @@ INTERRUPTIONS = {
     "garbage_collection": "garbage collection",
 }
 """Kind of an interruption by that of the event."""
+COLUMNS = {
+    "time_s": "step_time_s", "ended": "time", "data_time_s": "data_time_s", "tokens": "tokens", "loss": "loss",
+    "grad_norm": "grad_norm", "learning_rate": "learning_rate", "tflops_per_device": "tflops_per_device",
+    "cpu_time_s": "cpu_time_s", "mfu": "mfu", "memory_gib": "memory_gib",
+}  # fmt: skip
+"""Field of the step events by column."""
 GIB_IN_GB = 2**30 / 1e9
 NO_SYSTEM = SystemInfo(host="", kernel="", architecture="", python="", cpu_model="", cpu_cores=0, memory_bytes=0)
 
@@ -73,7 +79,7 @@ def read_result(run: Run, cell: ResultCell, *, folder: Path, load: ResultLoad | 
     trainer = load_run_experiment(run).experiment.trainer
     system = read_system_info(run.directory / "env") or NO_SYSTEM
     settings = summary.flatten_run_settings(run)
-    batches = _read_batch_records(run)
+    batches = read_batch_records(run)
     columns = _build_columns(steps, recorded)
     state = summary.find_run_state(run, metadata)
     failure = metadata.outcome.first_failure
@@ -124,30 +130,17 @@ def read_result(run: Run, cell: ResultCell, *, folder: Path, load: ResultLoad | 
 
 
 def _build_columns(steps: Sequence[Event], recorded: Sequence[Event]) -> ResultSteps:
-    def read_column(name: str) -> Numbers:
-        return [parse_finite(event.get(name)) for event in steps]
-
     # A step's event is written when it is reported; the first event of an attempt says after which step it began.
     begins = {event.get("step", 0) + 1 for event in recorded if event["kind"] == "run_started"}
     windows = [event for event in recorded if event["kind"] == "profile" and "first_step" in event]
     numbers = [event["step"] for event in steps]
-    return ResultSteps(
+    columns = ResultSteps(
         number=numbers,
-        time_s=read_column("step_time_s"),
-        data_time_s=read_column("data_time_s"),
-        ended=read_column("time"),
-        tokens=read_column("tokens"),
-        loss=read_column("loss"),
-        grad_norm=read_column("grad_norm"),
-        learning_rate=read_column("learning_rate"),
-        tflops_per_device=read_column("tflops_per_device"),
-        cpu_time_s=read_column("cpu_time_s"),
-        mfu=read_column("mfu"),
-        memory_gib=read_column("memory_gib"),
         first_of_attempt=[number for number in numbers if number in begins],
         turn=_number_turns(numbers, recorded),
         profiled=sorted({step for each in windows for step in range(each["first_step"], each["last_step"] + 1)}),
     )
+    return structs.replace(columns, **{name: list_finite(steps, field) for name, field in COLUMNS.items()})
 
 
 def _number_turns(numbers: Sequence[int], recorded: Sequence[Event]) -> list[int]:
@@ -162,28 +155,8 @@ def _number_turns(numbers: Sequence[int], recorded: Sequence[Event]) -> list[int
     return found
 
 
-def parse_finite(value: Any) -> float | None:
-    """A finite number; None for anything else."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else None
-
-
-def _read_batch_records(run: Run) -> dict[int, dict[str, Any]]:
-    """What the processes were given at each step, by the samples consumed after it."""
-    found: dict[int, dict[str, Any]] = {}
-    for path in sorted(run.directory.glob("logs/attempt_*/batches_rank_*.jsonl")):
-        for line in path.read_bytes().splitlines():
-            try:
-                taken = msgspec.json.decode(line, type=dict[str, Any])
-            except msgspec.MsgspecError:  # the last line of a killed process
-                continue
-            step = found.setdefault(taken["consumed_samples"], {"samples": {}, "shape": taken.get("shape")})
-            step["samples"].update(taken["samples"])
-    return found
-
-
 def _describe_inputs(
-    started: Event, settings: Mapping[str, Any], steps: Sequence[Event], batches: Mapping[int, dict[str, Any]]
+    started: Event, settings: Mapping[str, Any], steps: Sequence[Event], batches: Mapping[int, TakenBatch]
 ) -> ResultInputs:
     tokens = [_hash_samples(batches.get(event.get("consumed_samples", -1))) for event in steps] if batches else None
     return ResultInputs(
@@ -195,27 +168,27 @@ def _describe_inputs(
     )
 
 
-def _hash_samples(record: Mapping[str, Any] | None) -> str | None:
+def _hash_samples(record: TakenBatch | None) -> str | None:
     """Of the samples of a step in their order, whatever process was given which."""
     if record is None:
         return None
-    ordered = sorted((int(number), checksum) for number, checksum in record["samples"].items())
+    ordered = sorted((int(number), checksum) for number, checksum in record.samples.items())
     return hashlib.sha256(msgspec.json.encode([checksum for _, checksum in ordered])).hexdigest()[:16]
 
 
-def _read_engine_settings(recorded: Sequence[Event], batches: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+def _read_engine_settings(recorded: Sequence[Event], batches: Mapping[int, TakenBatch]) -> dict[str, Any]:
     """What the engine has, and the shape of the batches that it was given."""
     found: dict[str, Any] = {each.key: each.in_force for each in read_settings_in_force(recorded)}
     if "compile" in found:
         found["compiled"] = found.pop("compile")  # the setting `compile` may leave the choice to the engine
-    shapes = {tuple(record["shape"]) for record in batches.values() if record.get("shape")}
+    shapes = {record.shape for record in batches.values() if record.shape}
     if len(shapes) == 1:
         num_micro_batches, rows, columns = shapes.pop()
         found |= {
             "num_micro_batches": num_micro_batches,
             "micro_batch_size": rows,
             "seq_length": columns - 1,  # the last column is the target of the one before
-            "global_batch_size": len(next(iter(batches.values()))["samples"]),
+            "global_batch_size": len(next(iter(batches.values())).samples),
         }
     return found
 
@@ -337,9 +310,7 @@ def _list_interruptions(recorded: Sequence[Event]) -> list[StepInterruption]:
     ]
 
 
-def _list_notes(
-    steps: Sequence[Event], started: Event, batches: Mapping[int, dict[str, Any]], attempts: int
-) -> list[str]:
+def _list_notes(steps: Sequence[Event], started: Event, batches: Mapping[int, TakenBatch], attempts: int) -> list[str]:
     notes = []
     if not steps:
         notes.append("the run has no steps")

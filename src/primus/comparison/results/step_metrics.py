@@ -1,11 +1,14 @@
-"""The metrics of tprimat, from the steps of a run or a log."""
+"""Numbers of the steps of a run or a log, and the metrics that tprimat has of them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import fmean
+from typing import Any
 
 from primus.comparison.results.result import Numbers, ResultPerformance, ResultSteps
+from primus.runs.events import Event
 
 
 def compute_performance(steps: ResultSteps, num_devices: int | None) -> ResultPerformance:
@@ -30,3 +33,14 @@ def compute_performance(steps: ResultSteps, num_devices: int | None) -> ResultPe
 
 def _list_known(values: Numbers) -> list[float]:
     return [value for value in values if value]
+
+
+def list_finite(steps: Sequence[Event], field: str) -> list[float | None]:
+    """A field of each step; None where it is not a finite number."""
+    return [parse_finite(event.get(field)) for event in steps]
+
+
+def parse_finite(value: Any) -> float | None:
+    """A finite number; None for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None

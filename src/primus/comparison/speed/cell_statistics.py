@@ -315,7 +315,7 @@ def _estimate_cpu_rate(
 ) -> SpeedEstimate | None:
     found = []
     for run, times in series:
-        cpu = dict(zip(run.steps.number, run.steps.cpu_time_s, strict=False))
+        cpu = run.steps.pair_values(run.steps.cpu_time_s)
         found.append([value for step in times if run.platform == "cpu" and (value := cpu.get(step))])
     return _estimate_step_time(found).invert(tokens) if all(found) else None
 
@@ -343,14 +343,14 @@ def _list_slow_steps(run: ComparisonResult, times: Mapping[int, float], limit: f
 def _find_cause(run: ComparisonResult, step: int) -> str:
     """What else the run did around a step."""
     kinds = [each.kind for each in run.interruptions if each.step in (step - 1, step)]
-    ended = dict(zip(run.steps.number, run.steps.ended, strict=False)).get(step)
-    times = dict(zip(run.steps.number, run.steps.time_s, strict=False))
+    ended = run.steps.pair_values(run.steps.ended).get(step)
+    times = run.steps.pair_values(run.steps.time_s)
     if ended is not None:
         begin = ended - (times.get(step) or 0.0)
         samples = [sample for sample in run.load.samples if begin <= sample.time <= ended]
         faults = [reason for sample in samples for reason in sample.throttled if reason not in NORMAL_LIMITS]
         kinds += [f"throttling ({reason})" for reason in faults]
-    data = dict(zip(run.steps.number, run.steps.data_time_s, strict=False)).get(step) or 0.0
+    data = run.steps.pair_values(run.steps.data_time_s).get(step) or 0.0
     if data > 0.5 * (times.get(step) or math.inf):
         kinds.append("waiting for data")
     others = run.load.other_cpu_share or 0.0

@@ -7,7 +7,7 @@ import datetime
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import get_args
+from typing import TypeVar, get_args
 
 import msgspec
 from msgspec import Struct
@@ -18,6 +18,7 @@ from primus.errors import PrimusError, UsageError
 from primus.machine.profile import Dtype, find_peak_tflops, find_profile_by_name
 from primus.models.counts import Convention, flops_per_token
 
+T = TypeVar("T")
 HIGHEST_MFU = 1.0
 DOUBTFUL_MFU = 0.75
 """No published training of a dense model reaches it; the best are near 0.6 (arXiv 2402.15627, Megatron-LM's README)."""
@@ -89,21 +90,28 @@ def read_prices(path: Path) -> list[DevicePrice]:
     Raises:
         UsageError: The file cannot be read, is not such a list, or a price has no source.
     """
-    import yaml
-
-    try:
-        found = msgspec.convert(yaml.safe_load(path.read_text(encoding="utf-8")), list[DevicePrice])
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}", "name a YAML file of prices") from None
-    except (yaml.YAMLError, msgspec.ValidationError) as error:
-        raise UsageError(
-            f"{path}: not a list of prices: {error}",
-            "an entry is {device: MI300X, per_device_hour: 2.0, currency: USD, source: URL, date: 2026-01-31}",
-        ) from None
+    example = "{device: MI300X, per_device_hour: 2.0, currency: USD, source: URL, date: 2026-01-31}"
+    found = read_entries(path, DevicePrice, "prices", f"an entry is {example}")
     wrong = next((each for each in found if not each.source or each.per_device_hour <= 0), None)
     if wrong is not None:
         raise UsageError(f"{path}: the price of {wrong.device} has no source, or is not positive")
     return found
+
+
+def read_entries(path: Path, kind: type[T], what: str, form: str) -> list[T]:
+    """The entries of a list in a YAML file; `what` names them, and `form` says what an entry looks like.
+
+    Raises:
+        UsageError: The file cannot be read, or is not such a list.
+    """
+    import yaml
+
+    try:
+        return msgspec.convert(yaml.safe_load(path.read_text(encoding="utf-8")), list[kind])  # type: ignore[valid-type]
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}", f"name a YAML file of {what}") from None
+    except (yaml.YAMLError, msgspec.ValidationError) as error:
+        raise UsageError(f"{path}: not a list of {what}: {error}", form) from None
 
 
 def find_price(prices: Sequence[DevicePrice], device: str) -> DevicePrice | None:
@@ -137,8 +145,8 @@ def _count_flops(result: ComparisonResult) -> dict[str, float]:
 
 def _compute_joules(run: ComparisonResult, warm_up_steps: int) -> float | None:
     """Energy between the samples nearest to the measured steps, per token."""
-    ended = {number: end for number, end in zip(run.steps.number, run.steps.ended, strict=False) if end is not None}
-    tokens = {number: count for number, count in zip(run.steps.number, run.steps.tokens, strict=False) if count}
+    ended = run.steps.pair_values(run.steps.ended)
+    tokens = run.steps.pair_values([count or None for count in run.steps.tokens])
     measured = sorted(ended)[warm_up_steps:]
     samples = list(_list_energy(run))
     if len(measured) < 2 or len(samples) < 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from primus.machine import health
 from primus.machine.facts import MachineFacts
 from primus.machine.health import DeviceHealth
 from primus.machine.measurements import Telemetry
+from primus.machine.probe import probe
 
 INTERVAL_S = 5.0
 """Sampling interval: a management tool takes up to two seconds for all GPUs of a node."""
@@ -26,6 +28,13 @@ def create_reader(facts: MachineFacts, environ: Mapping[str, str]) -> Read:
     used = set(visible.list_usable_devices(facts, environ))
     gpus = {gpu.index for gpu in facts.devices if used & set(gpu.partitions)}
     return lambda: [one for one in health.read_health(facts, environ).devices if one.index in gpus]
+
+
+def create_sampler(local_rank: int, device: str, duration_s: float) -> TelemetrySampler | None:
+    """The sampler of a node's GPUs, on its first rank; None on others, and for a `device` that is a CPU."""
+    if local_rank or device == "cpu":
+        return None
+    return TelemetrySampler(create_reader(probe(environ=os.environ), os.environ), duration_s)
 
 
 class TelemetrySampler:

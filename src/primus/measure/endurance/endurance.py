@@ -13,7 +13,6 @@ import torch
 from msgspec import structs
 
 from primus.machine.measurements import BurnIn, MeasuredFigure, MeasurementPlan, RankResult, ReferenceTraining
-from primus.machine.probe import probe
 from primus.measure.devices import memory, telemetry
 from primus.measure.endurance import burn_in
 from primus.measure.kernels import gemm
@@ -114,7 +113,7 @@ def _run_training(place: EnduranceContext) -> Iterator[ReferenceTraining]:
 
 def _run_burn_in(place: EnduranceContext, rank: RankResult, keep: Callable[[RankResult], None]) -> None:
     attempt, asked = place.attempt, place.asked
-    sampler = _create_sampler(place)
+    sampler = telemetry.create_sampler(attempt.local_rank, place.device.type, asked.burn_in_s)
 
     def on_window(result: BurnIn) -> None:
         # A heartbeat and a result for each window: a burn-in may be longer than the limit of the hang detector.
@@ -146,15 +145,6 @@ def _use_deterministic_kernels() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
-
-
-def _create_sampler(place: EnduranceContext) -> telemetry.TelemetrySampler | None:
-    """The first rank of a node samples all its GPUs."""
-    if place.attempt.local_rank or place.device.type == "cpu":
-        return None
-    return telemetry.TelemetrySampler(
-        telemetry.create_reader(probe(environ=os.environ), os.environ), place.asked.burn_in_s
-    )
 
 
 def _count_pattern_bytes(place: EnduranceContext) -> int:

@@ -261,13 +261,8 @@ def run(name: str, size_bytes: int, group: RankGroup, longest_s: float, launch: 
         return structs.replace(described, problem="single rank: no peer to communicate with")
     launch = launch or operation.launch
     buffers = create_fresh_buffers(operation, size_bytes, group)
-    try:
-        launch(buffers, group)
-    except RuntimeError as error:
-        # All ranks raise alike for an operation that the backend lacks, so none of them waits for the others.
-        if "support" not in str(error).lower():
-            raise
-        return structs.replace(described, problem=f"not offered by {dist.get_backend(group.handle)}: {error}")
+    if problem := launch_first(launch, buffers, group):
+        return structs.replace(described, problem=problem)
     # Checked before the timed loop, whose calls reduce the same buffers again.
     wrong = gather_wrong_elements(operation, buffers, group)
     calls = CALLS_OF_SMALL if size_bytes < SMALL_BYTES else CALLS
@@ -282,6 +277,18 @@ def run(name: str, size_bytes: int, group: RankGroup, longest_s: float, launch: 
         busbw_gb_per_s=compute_bus_bandwidth(name, size_bytes, time_s, n),
         wrong=tuple(wrong),
     )
+
+
+def launch_first(launch: Launch, buffers: Buffers, group: RankGroup) -> str:
+    """Make a first call, and give the reason if the backend does not offer the operation; else an empty text."""
+    try:
+        launch(buffers, group)
+    except RuntimeError as error:
+        # All ranks raise alike for an operation that the backend lacks, so none of them waits for the others.
+        if "support" not in str(error).lower():
+            raise
+        return f"not offered by {dist.get_backend(group.handle)}: {error}"
+    return ""
 
 
 def create_fresh_buffers(

@@ -17,7 +17,7 @@ from primus.benchmark import BenchmarkContext, BenchmarkRow, CaseValue, RankCall
 from primus.measure.kernels.gemm import DTYPES
 from primus.measure.network import collectives
 from primus.measure.network.collectives import OPERATIONS, Buffers, Operation, RankGroup
-from primus.measure.network.rank_groups import check_backend, create_group, list_nodes, read_first_line
+from primus.measure.network.rank_groups import check_backend, create_group, list_nodes
 from primus.measure.timing import Clock, create_clock, summarize_samples
 from primus.report.table import format_size
 from primus.statistics import compute_quantile
@@ -147,14 +147,8 @@ def measure_group(
         # By the formula the bandwidth would be 0, which looks like a measured one.
         return GroupTimes(BenchmarkRow(case=whole, problem="single rank: no peer to communicate with"), [])
     buffers = collectives.create_fresh_buffers(operation, size_bytes, group, dtype)
-    try:
-        operation.launch(buffers, group)
-    except RuntimeError as error:
-        # All ranks raise alike for an operation that the backend lacks, so none of them waits for the others.
-        if "support" not in str(error).lower():
-            raise
-        reason = f"not offered by {dist.get_backend(group.handle)}: {read_first_line(error)}"
-        return GroupTimes(BenchmarkRow(case=whole, problem=reason), [])
+    if problem := collectives.launch_first(operation.launch, buffers, group):
+        return GroupTimes(BenchmarkRow(case=whole, problem=problem.splitlines()[0]), [])
     # On fresh buffers: calls of the timed loops reduce the same buffers again.
     wrong = collectives.gather_wrong_elements(operation, buffers, group) if effort.checks else []
     loops = _time_loops(operation, buffers, group, effort)
