@@ -24,7 +24,7 @@ class LineLayout(Struct, frozen=True, kw_only=True):
     """Where the values of a step stand in a line, and in each line that differs from it in digits only."""
 
     places: Mapping[str, NumberPlace]
-    """By field of the table."""
+    """Place of each number by field of the table."""
     words: Mapping[str, float]
     """Values that are words: `nan`, `inf`."""
     rank: tuple[int, int] | None = None

@@ -17,7 +17,7 @@ class LogStep(Struct):
     """What one line says about a step."""
 
     values: dict[str, float]
-    """By field of the table. NaN: the value is not a finite number; a field is missing if it is not printed."""
+    """Values by field of the table. NaN: the value is not a finite number; a field is missing if it is not printed."""
     rank: int | None = None
     time_s: float | None = None
     """Time stamp of the line."""

@@ -35,7 +35,7 @@ class StepReader:
     MEMORY: ClassVar[str] = ""
     """What `memory_gib` is."""
     PRECEDENCE: ClassVar[int] = 0
-    """Of several formats that read a log, the one with the highest number is taken."""
+    """Priority: of several formats that read a log, the one with the highest number is taken."""
     FILE: ClassVar[str] = ""
     """Name of a file that `read_file` reads as a whole; empty if the framework writes none."""
 

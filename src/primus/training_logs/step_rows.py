@@ -26,7 +26,7 @@ class StepRows(NamedTuple):
     """
 
     columns: Mapping[str, Floats]
-    """By field of the table."""
+    """Values by field of the table."""
     ranks: NDArray[np.int64]
     clocks: NDArray[np.int64]
     """Time stamps to the second, as numbers `YYYYMMDDhhmmss`."""

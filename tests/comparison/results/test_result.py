@@ -61,7 +61,7 @@ def test_the_published_schema_is_that_of_the_package() -> None:
     published = Path(__file__).parents[3] / "docs/reference/comparison-result.schema.json"
     assert json.loads(published.read_text()) == json.loads(json.dumps(build_json_schema())), "run docs/generate.py"
     described = build_json_schema()["$defs"]["ResultSteps"]["properties"]["time_s"]
-    assert described["description"].startswith("From the end of the step before")
+    assert described["description"].startswith("Time from the end of the step before")
 
 
 def test_a_file_of_tprimat_is_read_with_unknown_values_as_none(tmp_path: Path) -> None:

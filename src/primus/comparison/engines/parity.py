@@ -21,11 +21,11 @@ class ParityTolerance(Struct, frozen=True, kw_only=True):
     """Largest differences that count as equal."""
 
     first_loss: float
-    """Of the loss of the first step, where all engines have the same weights."""
+    """Limit for the loss of the first step, where all engines have the same weights."""
     loss: float
-    """Of the loss of any step."""
+    """Limit for the loss of any step."""
     grad_norm: float
-    """Of the gradient norm of any step, relative."""
+    """Relative limit for the gradient norm of any step."""
 
 
 FLOAT32 = ParityTolerance(first_loss=1e-6, loss=5e-5, grad_norm=1e-4)
@@ -48,7 +48,7 @@ class EngineSteps(Struct, frozen=True, kw_only=True):
     interrupted_by: int | None = None
     """Signal that stopped the comparison during this run."""
     losses: list[float | None] = []
-    """Of each step; None where it is not a finite number. So are the two lists below."""
+    """Loss of each step; None where it is not a finite number. The two lists below have the same form."""
     grad_norms: list[float | None] = []
     learning_rates: list[float | None] = []
     tokens: list[int] | None = None
@@ -65,14 +65,14 @@ class EngineParity(EngineSteps, frozen=True, kw_only=True):
     steps: int
     """Steps that both took."""
     loss_differences: list[float]
-    """Absolute, of each of these steps; infinite (null in JSON) where only one of the two is a number."""
+    """Absolute difference at each of these steps; infinite (null in JSON) where only one of the two is a number."""
     grad_norm_differences: list[float]
-    """Relative."""
+    """Relative difference at each of these steps."""
     first_loss_difference: float | None
     max_loss_difference: float | None
     max_loss_step: int | None
     max_grad_norm_difference: float | None
-    """Relative."""
+    """Largest relative difference."""
     max_grad_norm_step: int | None
     first_step_above: int | None
     """First step of which a difference is above the tolerance; None if there is none."""

@@ -56,7 +56,7 @@ class FairnessEvidence(Struct, frozen=True, kw_only=True):
     weights: str | None = None
     """Hash of the initial weights."""
     precision: str | None = None
-    """That the computation really used."""
+    """Precision that the computation really used."""
     gflop_per_token: float | None = None
     flops_convention: str = ""
     timed_steps: Sequence[int] = ()
@@ -64,7 +64,7 @@ class FairnessEvidence(Struct, frozen=True, kw_only=True):
     timer: str | None = None
     """What the time of a step includes."""
     learning_rates: Mapping[int, float] = {}
-    """As applied at each step."""
+    """Learning rate that each step applied."""
     losses: Mapping[int, float] = {}
     device: str = ""
     device_state: DeviceState = DeviceState()

@@ -30,7 +30,7 @@ class PairVerdict(Struct, frozen=True, kw_only=True):
     comparison_class: ComparisonClass
     status: FairnessStatus
     checks: list[FairnessCheck]
-    """Of facts, and of all settings that differ or are not shown."""
+    """Checks of facts, and of all settings that differ or are not shown."""
     same_settings: int
     """Settings that are equal on both sides."""
 

@@ -87,7 +87,7 @@ class CellLaunch(Struct, frozen=True, kw_only=True):
 
     environ: Mapping[str, str]
     platform: str
-    """Of this machine."""
+    """Platform of this machine."""
     processes: int
     runtime: str
 

@@ -34,11 +34,11 @@ class ReferencePoint(Struct, frozen=True, kw_only=True):
 
     batch_size: float
     mean: float
-    """Olympic."""
+    """Olympic mean of the counts."""
     deviation: float
-    """Of the counts that the mean keeps."""
+    """Standard deviation of the counts that the mean keeps."""
     num_counts: int
-    """That the mean keeps."""
+    """Number of counts that the mean keeps."""
 
 
 class ConvergenceCheck(Struct, frozen=True, kw_only=True):

@@ -35,7 +35,7 @@ class ComparisonCell(Struct, frozen=True, kw_only=True):
     variant: str
     """Settings by which it differs from other cells of these names, such as `micro_batch_size 4`; mostly empty."""
     runs: list[ComparisonResult]
-    """With steps, in order of their repetitions."""
+    """Results with steps, in order of their repetitions."""
     failed: list[ComparisonResult]
 
     @property

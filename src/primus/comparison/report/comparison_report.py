@@ -63,15 +63,15 @@ class CellReport(Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     statistics: CellStatistics | None
     average_tokens_per_s_per_device: float | None
-    """As the file states it, where it has no times of steps; without interval."""
+    """Speed that the file states, where it has no times of steps; it has no interval."""
     utilization: UtilizationEstimate
     memory_gb: float | None
-    """Largest peak of a device."""
+    """Largest peak of a device in 10^9 bytes."""
     joules_per_million_tokens: float | None
     cost_per_million_tokens: float | None
     price: DevicePrice | None
     seconds_to_loss: float | None
-    """Until the target loss."""
+    """Training time until the target loss."""
     tokens_to_loss: float | None
     final_loss: float | None
     seeds: list[int]
@@ -112,7 +112,7 @@ class ComparisonReport(Struct, frozen=True, kw_only=True):
     cells: list[CellReport]
     pairs: list[CellPair]
     published: list[PublishedResult]
-    """Of the models that were measured."""
+    """Published results of the models that were measured."""
     skipped: list[str]
     """Files that are not results."""
     target_loss: float | None

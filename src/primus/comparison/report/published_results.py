@@ -24,7 +24,7 @@ class PublishedResult(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """`not stated` where the source does not say it."""
     source: str
     settings_class: str = "published"
-    """As in the source: `identical` or `tuned` only if it compares such cells."""
+    """Class that the source states: `identical` or `tuned` only if it compares such cells."""
     seq_length: int | None = None
     micro_batch_size: int | None = None
     global_batch_size: int | None = None

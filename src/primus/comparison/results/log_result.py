@@ -64,16 +64,17 @@ class LogSummary(Struct, frozen=True, kw_only=True):
     is_steady: bool
     """Whether the times of the steps settled."""
     step_time_s: float | None = None
-    """Median."""
+    """Median time of a step."""
     tokens_per_s_per_device: float | None = None
-    """Of the log: harmonic mean, which is all tokens by all time; else from the batch, the length and the median."""
+    """Harmonic mean of the rates in the log, which is all tokens by all time; without them, the tokens of a batch by
+    the median time."""
     tflops_per_device: float | None = None
-    """As reported; the log does not say how operations were counted."""
+    """Rate that the log reports; it does not say how operations were counted."""
     memory_gib: float | None = None
     first_loss: float | None = None
     last_loss: float | None = None
     time_to_train_s: float | None = None
-    """Of a run of MLPerf that reached its target."""
+    """Time to train of a run of MLPerf that reached its target."""
 
 
 def list_known_settings(log: TrainingLog, facts: LogFacts) -> dict[str, int]:

@@ -53,6 +53,7 @@ class ResultDevice(Struct, frozen=True, kw_only=True):
     software_stack: str = ""
     """``rocm``, ``cuda`` or ``cpu``; tprimat also writes the framework here."""
     software_version: str | None = None
+    """Version of the software stack."""
 
 
 class ResultModel(Struct, frozen=True, kw_only=True):
@@ -123,18 +124,19 @@ class ResultCell(Struct, frozen=True, kw_only=True):
     platform: str = ""
     """``amd``, ``nvidia`` or ``cpu``, or the name of the platform in the matrix."""
     framework: str = ""
-    """``native``, ``torchtitan``, ...; of logs the framework that wrote them."""
+    """Name of the framework, such as ``native`` or ``torchtitan``; of a log the framework that wrote it."""
     model: str = ""
+    """Name of the model in the matrix, or what the user calls it."""
     settings_class: str = "identical"
     """``identical`` or ``tuned``."""
     repetition: int = 1
-    """Counted from 1."""
+    """Number of the run among the repetitions of its cell, from 1."""
     turn_group: str = ""
     """Equal for the runs that took turns with each other."""
     position: int | None = None
     """Place in the order of execution, counted from 0."""
     fingerprint: str = ""
-    """Of the settings and the command of the cell: results of another version of the matrix have another one."""
+    """Hash of the settings and the command of the cell: results of another version of the matrix have another one."""
 
     @property
     def name(self) -> str:
@@ -147,25 +149,27 @@ class ResultSteps(Struct, frozen=True, kw_only=True):
     """The steps in columns of equal length. Steps that were repeated after a restart are listed once."""
 
     number: list[int] = []
-    """Counted from 1."""
+    """Number of each step, from 1."""
     time_s: Numbers = []
-    """From the end of the step before, without evaluation and checkpoints; waiting for data included."""
+    """Time from the end of the step before; it includes waiting for data, and neither evaluations nor checkpoints."""
     data_time_s: Numbers = []
-    """Part of it that was spent waiting for the batch."""
+    """Time in the step that was spent waiting for the batch."""
     ended: Numbers = []
-    """Seconds since the epoch."""
+    """Time at which the step ended, in seconds since the epoch."""
     tokens: Numbers = []
     """Tokens of the global batch."""
     loss: Numbers = []
+    """Training loss of the step."""
     grad_norm: Numbers = []
-    """Before clipping."""
+    """Norm of the gradient before clipping."""
     learning_rate: Numbers = []
     """Learning rate that the step applied."""
     tflops_per_device: Numbers = []
-    """By the convention of `flops`."""
+    """Rate of operations by the convention of `flops`."""
     mfu: Numbers = []
+    """Share of the dense peak, as the run or the log reports it."""
     memory_gib: Numbers = []
-    """Peak of rank 0 so far."""
+    """Peak memory of rank 0 up to the step, in GiB."""
     first_of_attempt: list[int] = []
     """Numbers of the steps that began an attempt: the run was restarted before each but the first."""
     cpu_time_s: Numbers = []
@@ -207,13 +211,13 @@ class ResultInputs(Struct, frozen=True, kw_only=True):
     """Fingerprints of what was trained on; None where it was not recorded."""
 
     data: str | None = None
-    """Of the token files and their order."""
+    """Fingerprint of the token files and their order."""
     tokens: list[str | None] | None = None
-    """Of all tokens of each step, in the order of `steps`."""
+    """Fingerprint of all tokens of each step, in the order of `steps`."""
     tokenizer: str | None = None
-    """Of the tokenizer's file, or its name."""
+    """Fingerprint of the tokenizer's file, or its name."""
     weights: str | None = None
-    """Of the initial weights that the engine was given."""
+    """Hash of the initial weights that the engine was given."""
     weights_origin: str = ""
     """``seed 1234``, a checkpoint, or ``engine`` for weights that the engine draws itself."""
 
@@ -232,7 +236,9 @@ class LoadSample(Struct, frozen=True, kw_only=True):
     device_clock_mhz: list[float | None] = []
     """Clock of each device; the values of devices are only in the samples that read them."""
     device_power_w: list[float | None] = []
+    """Power that each device draws."""
     device_power_limit_w: list[float | None] = []
+    """Power limit of each device."""
     device_energy_j: list[float | None] = []
     """Energy by the counter of each device."""
     device_temperature_c: list[float | None] = []
@@ -295,9 +301,11 @@ class ComparisonResult(Struct, frozen=True, kw_only=True):
     step_times: Numbers = []
     """Seconds of all steps, the first one included; equal to `steps.time_s`."""
     loss_values: Numbers = []
+    """Loss of all steps; equal to `steps.loss`."""
     learning_rates: Numbers = []
+    """Learning rate of all steps; equal to `steps.learning_rate`."""
     memory_values: Numbers = []
-    """In 10^9 bytes."""
+    """Memory at each step in 10^9 bytes."""
     memory_metrics: ResultMemory = ResultMemory()
 
     schema: Literal["primus-comparison-result"] = "primus-comparison-result"
@@ -308,16 +316,19 @@ class ComparisonResult(Struct, frozen=True, kw_only=True):
     reason: str = ""
     """Why the cell has no complete run."""
     hint: str = ""
+    """What to do about the reason."""
     run: str = ""
     """Run folder, relative to the folder of the comparison."""
     command: list[str] = []
     """Command line of the run."""
     wall_s: float | None = None
-    """From the launch to the end of the run."""
+    """Time from the launch to the end of the run."""
     precision: str = ""
     """Type that the engine computed in: ``bfloat16``, ``float32``, ``fp8 hybrid``."""
     steps: ResultSteps = ResultSteps()
+    """The steps of the run."""
     interruptions: list[StepInterruption] = []
+    """What the run did besides steps."""
     flops: ResultFlops = ResultFlops()
     settings: dict[str, Any] = {}
     """Every setting by its key, as the run resolved it."""

@@ -169,7 +169,7 @@ def _describe_inputs(
 
 
 def _hash_samples(record: TakenBatch | None) -> str | None:
-    """Of the samples of a step in their order, whatever process was given which."""
+    """The hash of the samples of a step in their order, whatever process was given which."""
     if record is None:
         return None
     ordered = sorted((int(number), checksum) for number, checksum in record.samples.items())

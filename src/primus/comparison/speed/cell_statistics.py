@@ -116,7 +116,7 @@ class RatioEstimate(Struct, frozen=True, kw_only=True):
 
     value: float
     low: float
-    """Of the interval at `RATIO_LEVEL`."""
+    """Lower bound of the interval at `RATIO_LEVEL`."""
     high: float
     times: tuple[float, float]
     """Typical time of each cell in the compared steps, of which the ratio is made."""
@@ -124,7 +124,7 @@ class RatioEstimate(Struct, frozen=True, kw_only=True):
     """Whether a difference is shown."""
     method: str
     smallest_difference: float
-    """Relative; such runs show it in nine of ten cases."""
+    """Relative difference that such runs show in nine of ten cases."""
     more_runs: int | None = None
     """Further runs of each cell that show `TARGET_DIFFERENCE`; None if these do, or if they are too many."""
 

@@ -92,7 +92,7 @@ def _average_steps(runs: Iterable[TurnSeries]) -> float:
 
 
 def _list_log_ratios(ours: TurnSeries, theirs: TurnSeries) -> list[float]:
-    """Of the mean step of the one and of the other run in each round that both have whole."""
+    """The logarithms of the ratio of the mean steps of two runs, in each round that both have whole."""
     common = sorted(ours.times.keys() & theirs.times.keys())
     sizes = max((len(ours.times[turn]) for turn in common), default=0)
     return [

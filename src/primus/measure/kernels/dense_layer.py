@@ -29,7 +29,7 @@ class LayerOperator(NamedTuple):
     run: Callable[..., torch.Tensor]
     shapes: tuple[tuple[int, ...], ...]
     flop: float = 0.0
-    """Of the forward pass."""
+    """Operations of the forward pass."""
     backward_factor: float = 2.0
     """Operations of the backward pass relative to the forward pass: two products for each."""
 

@@ -72,7 +72,7 @@ class Operation(NamedTuple):
     receives_all: bool
     launch: Launch
     send: Callable[[int, int, int], Values]
-    """By rank, number of ranks and elements of a share."""
+    """Values by rank, number of ranks and elements of a share."""
     expected: Callable[[int, int, int], Values]
     source: Callable[[int, int], int | None] = lambda member, n: None
     """The sender of everything that a rank receives; None if all ranks send."""

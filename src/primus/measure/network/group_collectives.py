@@ -33,14 +33,14 @@ class CollectiveCases(Struct, frozen=True, kw_only=True):
 
     operations: tuple[str, ...]
     sizes_bytes: tuple[int, ...]
-    """Of the largest side."""
+    """Sizes of the largest side."""
     dtype: str
     num_repeats: int = 1
     """Rows of each operation and size."""
     has_total: bool = False
     """Whether a further row has the samples of all repeats."""
     backend: str | None = None
-    """Of torch.distributed; None for the usual one of the device."""
+    """Backend of torch.distributed; None for the usual one of the device."""
 
 
 class CollectiveEffort(Struct, frozen=True, kw_only=True):

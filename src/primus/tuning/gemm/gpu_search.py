@@ -40,7 +40,7 @@ class GemmTuningResult(Struct, frozen=True, kw_only=True):
     num_shapes: int
     num_tuned: int
     share_of_calls: float
-    """Of the logged calls that have a tuned shape."""
+    """Share of the logged calls that have a tuned shape."""
     shapes: list[dict[str, str]]
     failures: dict[str, str]
     """Reason by shape."""

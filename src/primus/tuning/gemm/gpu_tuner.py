@@ -33,7 +33,7 @@ class TunedPart(Struct, frozen=True, kw_only=True):
 
     text: str
     version: str
-    """Of all that the solution depends on: parts of different versions are not merged."""
+    """Version of all that the solution depends on: parts of different versions are not merged."""
     us: str
     """Time of the solution in microseconds; empty if it is unknown."""
     solution: str

@@ -63,7 +63,7 @@ class SearchResult(Struct, frozen=True, kw_only=True):
     steps: int
     """Steps of all trials."""
     share_of_grid: float
-    """Of the steps that every combination would take in the last rung."""
+    """Share of the steps that every combination would take in the last rung."""
     trials: list[TrialResult]
 
 

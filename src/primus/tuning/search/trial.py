@@ -25,7 +25,7 @@ class TrialResult(Struct, frozen=True, kw_only=True):
     """The result of one trial."""
 
     settings: dict[str, str]
-    """Empty for the experiment as written."""
+    """Settings of the trial; empty for the experiment as written."""
     steps: int
     state: State = "done"
     run: str = ""
@@ -38,7 +38,7 @@ class TrialResult(Struct, frozen=True, kw_only=True):
     high: float | None = None
     """95 % interval of the cost."""
     core_wait: float | None = None
-    """Of a trial on CPUs: share of the time in which its threads could run that they waited for a core."""
+    """Share of the time in which the threads of a trial on CPUs could run that they waited for a core."""
     reason: str = ""
 
     @property
