@@ -218,11 +218,21 @@ def test_entry_points_of_an_installed_package_add_plug_ins(tmp_path: Path) -> No
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: moonshot\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(
         "[primus.tasks]\nsay.good_day = moonshot.hello\n\n[primus.runtimes]\nmoon = moonshot.moon\n\n"
-        "[primus.frameworks]\nthinking = moonshot.thinking\nabsent = moonshot.absent\n"
+        "[primus.frameworks]\nthinking = moonshot.thinking\nabsent = moonshot.absent\nfar = moonshot.far\n\n"
+        "[primus.backends]\nolder = moonshot.thinking\n"
     )
     (site / "moonshot").mkdir()
     for name, text in {"__init__": "", "hello": TASK, "moon": RUNTIME, "thinking": BACKEND}.items():
         (site / "moonshot" / f"{name}.py").write_text(text)
+    (site / "moonshot/far").mkdir()
+    (site / "moonshot/far/__init__.py").write_text(BACKEND)
+    reader = (
+        (Path(cli.SOURCE).parent / "examples/plug-ins/frameworks/counting/logs.py")
+        .read_text()
+        .replace('"counting"', '"far"')
+    )
+    (site / "moonshot/far/logs.py").write_text(reader)
+    (tmp_path / "far.log").write_text("count 1 loss 0.5\ncount 2 loss 0.25\n")
     path = f"{cli.SOURCE}:{site}"
 
     def run(*words: str) -> str:
@@ -236,6 +246,10 @@ def test_entry_points_of_an_installed_package_add_plug_ins(tmp_path: Path) -> No
     (tmp_path / "e.yaml").write_text("modules:\n  pre_trainer: {framework: thinking, model: tiny, config: ./t.yaml}\n")
     (tmp_path / "t.yaml").write_text(TRAINER)
     assert "e.yaml: valid (thinking, e)" in run("direct", "--", "config", "check", "--config", "e.yaml")
+    assert "e.yaml: valid (older, e)" in run(
+        "direct", "--", "config", "check", "--config", "e.yaml", "--framework=older"
+    )
+    assert '"format": "far"' in run("direct", "--", "compare", "extract", "far.log", "--json")
     assert "framework 'absent' cannot be loaded" in run(
         "direct", "--", "config", "check", "--config", "e.yaml", "--framework=absent"
     )

@@ -331,6 +331,15 @@ def test_a_user_may_write_a_part_of_a_framework_of_the_package(write: Write) -> 
     assert registry.list_plug_ins("logs").count("nemo") == 1
 
 
+def test_one_file_may_train_and_have_variables(write: Write) -> None:
+    write(
+        "frameworks/both.py",
+        "LIBRARIES = ()\ndef list_settings(w, d): return {}\ndef train(e, a): ...\ncheck = print\n",
+    )
+    assert registry.load_plug_in(FRAMEWORKS, "both").STAGES == ("pre_trainer",)
+    assert registry.load_plug_in(VARIABLES, "both").LIBRARIES == ()
+
+
 def test_folders_of_older_versions_are_read_and_named_once(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     older = write("backends/older.py", "check = train = print\n")
     write("frameworks/settings_only.py", "LIBRARIES = ()\ndef list_settings(w, d): return {}\n")

@@ -239,8 +239,7 @@ def _list_files(kind: str) -> Iterator[dict[str, Path]]:
     Those of the user come first, so that a user's file replaces one of the package.
     """
     for root in _list_roots():
-        if root != PACKAGE or kind in FOLDERS:
-            yield _list_plug_in_files(root / FOLDERS.get(kind, kind) if root == PACKAGE else root / kind, kind)
+        yield _list_plug_in_files(root / (FOLDERS.get(kind, kind) if root == PACKAGE else kind), kind)
         if kind in PARTS:
             yield _list_parts(root / "frameworks", PARTS[kind])
         if kind == "patches":
@@ -272,7 +271,9 @@ def _has_part(file: Path, kind: str) -> bool:
     """Whether a single file is a plug-in of this kind: in `frameworks`, older versions had files of variables."""
     if file.parent.name != "frameworks" or kind not in OLDER_FOLDERS:
         return True
-    return (b"def list_settings" in file.read_bytes()) == (kind == "variables")
+    text = file.read_bytes()
+    has_variables = b"def list_settings" in text
+    return has_variables if kind == "variables" else b"train" in text or not has_variables
 
 
 @cache
@@ -315,25 +316,25 @@ def _list_entry_points(kind: str) -> dict[str, EntryPoint]:
         return {}
     from importlib.metadata import EntryPoint, entry_points
 
-    groups = [f"primus.{name}" for name in (OLDER_FOLDERS.get(kind), kind) if name and kind != "variables"]
+    groups = ("primus.backends", "primus.frameworks") if kind == "frameworks" else (f"primus.{kind}",)
     found = [point for group in groups for point in entry_points(group=group)]
     if kind in PARTS:
-        found = [
+        found += [
             EntryPoint(point.name, f"{point.value}.{os.path.splitext(PARTS[kind])[0]}", f"primus.{kind}")
             for point in _list_entry_points("frameworks").values()
-            if _find_part(point.value, PARTS[kind])
+            if _has_module(point.value, PARTS[kind])
         ]
     return {point.name.lower().replace(".", " ").replace("_", "-"): point for point in found}
 
 
-def _find_part(package: str, part: str) -> bool:
+def _has_module(package: str, file: str) -> bool:
+    """Whether a package has a file; the package is not imported."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
         return False
-    return any(
-        os.path.exists(os.path.join(folder, part)) for folder in (spec and spec.submodule_search_locations) or ()
-    )
+    folders = (spec and spec.submodule_search_locations) or ()
+    return any(os.path.exists(os.path.join(folder, file)) for folder in folders)
 
 
 @cache
