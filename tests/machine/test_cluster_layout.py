@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from primus.errors import UsageError
-from primus.machine.cluster import DEFAULT_PORT, ClusterLayout, find_layout
+from primus.machine.cluster import DEFAULT_PORT, ClusterLayout, LayoutFlags, find_layout
 
 SLURM = {
     "SLURM_STEP_ID": "0",
@@ -57,7 +57,7 @@ def values(shape: ClusterLayout) -> tuple[int, int, int, str, int | None]:
 def test_each_source_gives_its_values(
     environ: dict[str, str], flags: dict[str, object], expected: tuple[object, ...]
 ) -> None:
-    assert values(find_layout(environ, lambda: 8, **flags)) == expected  # type: ignore[arg-type]
+    assert values(find_layout(environ, lambda: 8, LayoutFlags(**flags))) == expected  # type: ignore[arg-type]
 
 
 def test_a_machine_without_devices_runs_one_process() -> None:
@@ -72,7 +72,7 @@ def test_devices_are_counted_only_where_nobody_says_how_many() -> None:
 
 
 def test_every_value_tells_its_source() -> None:
-    shape = find_layout(SLURM | {"NNODES": "2"}, lambda: 8, nproc=1)
+    shape = find_layout(SLURM | {"NNODES": "2"}, lambda: 8, LayoutFlags(nproc=1))
     assert shape.sources == {
         "nproc": "--nproc",
         "nnodes": "$NNODES",
@@ -166,7 +166,7 @@ def test_an_address_that_may_be_the_first_nodes_is_taken(address: str) -> None:
 
 
 def test_an_address_that_is_typed_is_taken() -> None:
-    assert find_layout(SLURM, lambda: 1, master_addr="other").master_addr == "other"
+    assert find_layout(SLURM, lambda: 1, LayoutFlags(master_addr="other")).master_addr == "other"
 
 
 words = st.sampled_from(["", "0", "1", "2", "-1", "99999", "x", "a[1", "a[1-2]", "auto", "65535", " ", "1e3"])
@@ -175,7 +175,7 @@ words = st.sampled_from(["", "0", "1", "2", "-1", "99999", "x", "a[1", "a[1-2]",
 @given(st.dictionaries(st.sampled_from([*USER, *PET, *SLURM]), words), st.none() | st.integers(-1, 3))
 def test_any_environment_gives_a_layout_or_one_message(environ: dict[str, str], nproc: int | None) -> None:
     try:
-        shape = find_layout(environ, lambda: 2, nproc=nproc)
+        shape = find_layout(environ, lambda: 2, LayoutFlags(nproc=nproc))
     except UsageError:
         return
     assert shape.world_size >= 1

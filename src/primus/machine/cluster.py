@@ -47,16 +47,20 @@ class ClusterLayout(Struct, frozen=True, kw_only=True):
         return self.master_addr if self.nnodes > 1 else None
 
 
-def find_layout(
-    environ: Mapping[str, str],
-    devices: Callable[[], int],
-    *,
-    nproc: int | None = None,
-    nnodes: int | None = None,
-    node_rank: int | None = None,
-    master_addr: str | None = None,
-    master_port: int | None = None,
-) -> ClusterLayout:
+class LayoutFlags(Struct, frozen=True, kw_only=True):
+    """What the user says about the layout on the command line."""
+
+    nproc: int | None = None
+    nnodes: int | None = None
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+
+
+NO_FLAGS = LayoutFlags()
+
+
+def find_layout(environ: Mapping[str, str], devices: Callable[[], int], flags: LayoutFlags = NO_FLAGS) -> ClusterLayout:
     """The layout of this node; flags win over the user's variables, and these over the scheduler's.
 
     Variables: NNODES, NODE_RANK, GPUS_PER_NODE, MASTER_ADDR, MASTER_PORT, then PET_* (Kubeflow), then SLURM_*
@@ -68,21 +72,21 @@ def find_layout(
     slurm = environ if "SLURM_STEP_ID" in environ and "SLURM_NODEID" in environ else {}
     pick = _VariablePicker(environ)
     processes = pick.pick_number(
-        "nproc", nproc, "GPUS_PER_NODE", "PET_NPROC_PER_NODE", *_list_given_variables(slurm, "SLURM_GPUS_ON_NODE")
+        "nproc", flags.nproc, "GPUS_PER_NODE", "PET_NPROC_PER_NODE", *_list_given_variables(slurm, "SLURM_GPUS_ON_NODE")
     )
     nodes = pick.pick_number(
-        "nnodes", nnodes, "NNODES", "PET_NNODES", *_list_given_variables(slurm, "SLURM_STEP_NUM_NODES")
+        "nnodes", flags.nnodes, "NNODES", "PET_NNODES", *_list_given_variables(slurm, "SLURM_STEP_NUM_NODES")
     )
     shape = ClusterLayout(
         nproc=pick.pick_default("nproc", devices() or 1) if processes is None else processes,
         nnodes=pick.pick_default("nnodes", 1) if nodes is None else nodes,
         node_rank=pick.pick_number(
-            "node_rank", node_rank, "NODE_RANK", "PET_NODE_RANK", *_list_given_variables(slurm, "SLURM_NODEID")
+            "node_rank", flags.node_rank, "NODE_RANK", "PET_NODE_RANK", *_list_given_variables(slurm, "SLURM_NODEID")
         )
         or 0,
-        master_addr=pick.pick_text("master_addr", master_addr, "MASTER_ADDR", "PET_MASTER_ADDR")
+        master_addr=pick.pick_text("master_addr", flags.master_addr, "MASTER_ADDR", "PET_MASTER_ADDR")
         or _find_first_host(slurm, pick),
-        master_port=pick.pick_number("master_port", master_port, "MASTER_PORT", "PET_MASTER_PORT"),
+        master_port=pick.pick_number("master_port", flags.master_port, "MASTER_PORT", "PET_MASTER_PORT"),
         sources=pick.sources,
     )
     return _check_layout(

@@ -29,7 +29,7 @@ from primus.preflight.findings.finding import CheckFinding, NodeReport
 from primus.preflight.findings.node import NodeExpectations, PreflightNode
 from primus.preflight.nodes import cluster, collect_reports
 from primus.preflight.nodes.cluster import ClusterReport
-from primus.preflight.nodes.collect_reports import PreflightDecision
+from primus.preflight.nodes.collect_reports import JudgedReports, PreflightDecision
 from primus.preflight.options import (
     Options,
     build_limits,
@@ -135,11 +135,12 @@ def _run_leader(own: NodeReport, node: PreflightNode, options: Options, context:
     nodes."""
     names = _list_host_names(options, context)
 
-    def judge(reports: Sequence[NodeReport], between: Sequence[CheckFinding]) -> ClusterReport:
-        return _build_report(options, node, reports, between)
+    def judge(reports: Sequence[NodeReport], between: Sequence[CheckFinding]) -> JudgedReports:
+        report = _build_report(options, node, reports, between)
+        return report, _build_decision(report)
 
     first, decision = collect_reports.collect_reports(
-        own, node.layout, node.limits.clock_skew_s, options.time_limit, judge, _build_decision, names
+        own, node.layout, node.limits.clock_skew_s, options.time_limit, judge, names
     )
     if not options.measures:
         return _report_result(first, node, options, context)
@@ -152,14 +153,15 @@ def _run_leader(own: NodeReport, node: PreflightNode, options: Options, context:
         _report_result(structs.replace(first, findings=(*first.findings, *found)), node, options, context)
         return EXIT_INTERRUPTED
 
-    def final(reports: Sequence[NodeReport], between: Sequence[CheckFinding]) -> ClusterReport:
+    def final(reports: Sequence[NodeReport], between: Sequence[CheckFinding]) -> JudgedReports:
         gone = [finding for finding in between if finding.check == "cluster.missing"]
         reported = _read_other_preflight(reports, decision.hosts, found)
-        return structs.replace(first, findings=(*first.findings, *gone, *found, *reported))
+        report = structs.replace(first, findings=(*first.findings, *gone, *found, *reported))
+        return report, _build_decision(report)
 
     # The second exchange: `final` keeps the findings of the first one and adds those of the measurements.
     last, _ = collect_reports.collect_reports(
-        own, node.layout, node.limits.clock_skew_s, options.time_limit, final, _build_decision, names
+        own, node.layout, node.limits.clock_skew_s, options.time_limit, final, names
     )
     return _report_result(last, node, options, context)
 

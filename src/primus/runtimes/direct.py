@@ -16,7 +16,7 @@ from primus.launch import variables
 from primus.launch.hooks import discovery
 from primus.launch.supervision import flight_recorder
 from primus.launch.supervision.agent_report import AGENT, name_agent_report_file
-from primus.machine.cluster import RANK_VARIABLES, ClusterLayout, find_layout
+from primus.machine.cluster import RANK_VARIABLES, ClusterLayout, LayoutFlags, find_layout
 from primus.machine.devices import count_devices, list_usable_devices
 from primus.machine.facts import MachineFacts
 from primus.plan import LaunchPlan, PlanContext, RestartPolicy, Variable, extends_list
@@ -171,15 +171,14 @@ def build_layout(options: Options, context: PlanContext) -> ClusterLayout:
         if (options.nproc or 1) > 1 or (options.nnodes or 1) > 1:
             raise UsageError("--single runs one process", "remove --nproc and --nnodes")
         return ClusterLayout(nproc=1, sources={"nproc": "--single", "nnodes": "--single"})
-    return find_layout(
-        context.environ,
-        lambda: _count_devices(context),
+    flags = LayoutFlags(
         nproc=options.nproc,
         nnodes=options.nnodes,
         node_rank=options.node_rank,
         master_addr=options.master_addr,
         master_port=options.master_port,
     )
+    return find_layout(context.environ, lambda: _count_devices(context), flags)
 
 
 def _count_devices(context: PlanContext) -> int:

@@ -16,7 +16,7 @@ from primus.data.catalog import hub as hub_module
 from primus.data.catalog.dataset_folders import find_dataset_folder
 from primus.data.catalog.fetch import FetchedDataset, FetchJob, fetch_dataset
 from primus.data.prepare import named_dataset
-from primus.data.readers import TextDocument, find_files, read_documents
+from primus.data.readers import ReadOptions, TextDocument, find_files, read_documents
 from primus.errors import PrimusError, UsageError
 from primus.web import retries
 
@@ -175,7 +175,9 @@ def test_the_first_documents_are_taken_whatever_the_format(hub: LocalHub, tmp_pa
     job = FetchJob(dataset="me/data", output=tmp_path / "out", num_samples=15, streaming=streaming)
     fetched = fetch_dataset(job)
     assert texts(fetched) == values[:15]
-    assert [document.fields for document in read_documents(fetched.files[1], fields=True)][:1] == [{"id": 0}]
+    assert [document.fields for document in read_documents(fetched.files[1], options=ReadOptions(fields=True))][:1] == [
+        {"id": 0}
+    ]
     assert [each.documents for each in fetched.done] == [10, 5]
     assert not hub.sent("train-2")
     hub.log.clear()

@@ -89,7 +89,7 @@ def test_the_end_of_a_list_stays_with_its_document_where_batches_end(
 def test_a_list_of_anything_else_is_a_bad_document(tmp_path: Path, value: object) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text(json.dumps({"text": value}) + "\n" + json.dumps({"text": ["a"]}) + "\n")
-    first, second = readers.read_documents(path, lists=True)
+    first, second = readers.read_documents(path, options=readers.ReadOptions(lists=True))
     assert isinstance(first, BadDocument)
     assert second == TextDocument("a")
     assert all(isinstance(item, BadDocument) for item in readers.read_documents(path))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primus.data.readers import BadDocument, TextDocument, find_files, read_documents
+from primus.data.readers import BadDocument, ReadOptions, TextDocument, find_files, read_documents
 from primus.data.readers import texts as texts_module
 from primus.errors import PrimusError, UsageError
 
@@ -18,7 +18,9 @@ zstandard = pytest.importorskip("zstandard")
 
 
 def texts(path: Path, **options: object) -> list[str]:
-    return [item.text for item in read_documents(path, **options) if isinstance(item, TextDocument)]  # type: ignore[arg-type]
+    return [
+        item.text for item in read_documents(path, options=ReadOptions(**options)) if isinstance(item, TextDocument)
+    ]  # type: ignore[arg-type]
 
 
 def bad(path: Path) -> list[tuple[str, str]]:
@@ -144,7 +146,7 @@ def test_other_columns_may_hold_what_python_has_not(tmp_path: Path) -> None:
     columns = [pa.array(["one", "two"]), names, pa.array([1 << 60, None]), pa.array([1, 0])]
     table = pa.table([column.cast(field.type) for column, field in zip(columns, schema, strict=True)], schema)
     pq.write_table(table, tmp_path / "a.parquet")
-    first, second = read_documents(tmp_path / "a.parquet", fields=True)
+    first, second = read_documents(tmp_path / "a.parquet", options=ReadOptions(fields=True))
     assert isinstance(first, TextDocument) and isinstance(second, TextDocument)
     assert first.fields == {"name": "caf\ufffd", "when": when, "ns": moment}
     assert second.fields and second.fields["name"] == "good" and second.fields["when"] is None

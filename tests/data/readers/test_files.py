@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from primus.data.readers import BadDocument, TextDocument, find_files, read_documents
+from primus.data.readers import BadDocument, ReadOptions, TextDocument, find_files, read_documents
 from primus.data.readers import texts as texts_module
 from primus.errors import PrimusError, UsageError
 
@@ -25,7 +25,10 @@ def test_any_text_can_be_compressed_in_any_way_and_in_several_streams(tmp_path: 
     file = tmp_path / f"x.y{middle}{suffix}"
     file.write_bytes(PACK[suffix](content[:7]) + PACK[suffix](content[7:]))
     assert find_files(str(file)) == [str(file)]
-    assert list(read_documents(file, text_documents="line")) == [TextDocument("a"), TextDocument("b")]
+    assert list(read_documents(file, options=ReadOptions(text_documents="line"))) == [
+        TextDocument("a"),
+        TextDocument("b"),
+    ]
 
 
 @pytest.mark.parametrize("suffix", PACK)
@@ -79,7 +82,7 @@ def test_files_of_data_frames_are_read(tmp_path: Path, form: str) -> None:
     file = tmp_path / "a.arrow"
     with pa.OSFile(str(file), "wb") as sink, getattr(pa.ipc, f"new_{form}")(sink, table.schema) as writer:
         writer.write_table(table)
-    first, second, third = read_documents(file, fields=True)
+    first, second, third = read_documents(file, options=ReadOptions(fields=True))
     assert (first, third) == (TextDocument("a", fields={"id": 1}), TextDocument("c", fields={"id": 3}))
     assert second == BadDocument(f"{file}: row 2", "the text is null, not text")
 
@@ -124,7 +127,7 @@ def test_a_cell_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     parquet.write_table(pa.table({"text": cells}), file)
     for fields in (False, True):
-        first, second, third = read_documents(file, fields=fields)
+        first, second, third = read_documents(file, options=ReadOptions(fields=fields))
         assert second == BadDocument(f"{file}: row 2", "not UTF-8")
         assert [item.text for item in (first, third) if isinstance(item, TextDocument)] == ["a", "c"]
         assert isinstance(third, TextDocument) and third.where == f"{file}: row 3"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primus.data.readers import BadDocument, TextDocument, plan_shards, read_documents
+from primus.data.readers import BadDocument, ReadOptions, TextDocument, plan_shards, read_documents
 from primus.data.readers import lines as lines_module
 from primus.data.readers import locations as places_module
 from primus.data.readers.shard import FilePart
@@ -23,7 +23,7 @@ def items(parts: list[FilePart], **options: object) -> list[tuple[str, str]]:
     return [
         (item.where, item.reason if isinstance(item, BadDocument) else item.text)
         for part in parts
-        for item in read_documents(part, **options)  # type: ignore[arg-type]
+        for item in read_documents(part, options=ReadOptions(**options))  # type: ignore[arg-type]
     ]
 
 
@@ -128,11 +128,11 @@ def test_the_other_fields_of_a_record_come_when_asked_for(tmp_path: Path) -> Non
     (tmp_path / "a.jsonl").write_text(json.dumps(row, ensure_ascii=False))
     parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
     for name in ("a.jsonl", "a.parquet"):
-        [document] = read_documents(tmp_path / name, fields=True)
+        [document] = read_documents(tmp_path / name, options=ReadOptions(fields=True))
         assert document == TextDocument("caf\u00e9", fields={"id": 7, "meta": {"url": "x"}})
         assert list(read_documents(tmp_path / name)) == [TextDocument("caf\u00e9")]
     (tmp_path / "a.csv").write_text('id,text\n7,"two\nlines, and ""quotes"""\n')
-    assert list(read_documents(tmp_path / "a.csv", fields=True)) == [
+    assert list(read_documents(tmp_path / "a.csv", options=ReadOptions(fields=True))) == [
         TextDocument('two\nlines, and "quotes"', fields={"id": "7"})
     ]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from primus.data.readers import TextDocument, read_documents
+from primus.data.readers import ReadOptions, TextDocument, read_documents
 from primus.data.shards.document_writer import open_writer
 from primus.errors import PrimusError
 
@@ -18,7 +18,7 @@ def written(path: Path, fields: dict[str, Any], compression: str = "zst") -> lis
         writer.write(TextDocument("one", fields=fields))
         writer.write(TextDocument("\u00e9"))
     assert (writer.documents, writer.text_bytes) == (2, 5)
-    return list(read_documents(path, "body", fields=True))
+    return list(read_documents(path, "body", options=ReadOptions(fields=True)))
 
 
 @pytest.mark.parametrize(("compression", "suffix"), [("zst", ".zst"), ("gz", ".gz"), ("none", "")])

@@ -18,7 +18,7 @@ from primus.data.catalog import hub, splits
 from primus.data.catalog.download import build_stream_url, download_file, download_from_hub
 from primus.data.catalog.hub import HubFile, SplitListing
 from primus.data.catalog.splits import SplitPart
-from primus.data.readers import BadDocument, columns
+from primus.data.readers import BadDocument, ReadOptions, columns
 from primus.data.readers.compression import import_zstandard
 from primus.data.readers.kinds import detect_kind
 from primus.data.shards.document_writer import open_writer
@@ -29,6 +29,7 @@ from primus.runs.files import sync_to_disk
 
 LOCK_TIMEOUT_S = 3600.0
 SHOWN_EVERY = 1000
+BY_LINE = ReadOptions("line")
 NOTES = ".fetch"
 """Folder in the output that records the complete files; hidden, so that readers of the folder skip it."""
 
@@ -279,7 +280,7 @@ def _count_rows(job: FetchJob, listing: SplitListing, file: HubFile) -> int:
         return columns.count_rows(build_stream_url(listing, file))
     source = _choose_source(job, listing, file)
     return sum(
-        1 for _ in documents.read_documents(source, listing.text or documents.choose_text_column([source]), "line")
+        1 for _ in documents.read_documents(source, listing.text or documents.choose_text_column([source]), BY_LINE)
     )
 
 
@@ -421,7 +422,7 @@ class _FileSample:
         written, bad = atomic.build_temporary_path(self.path), list[BadItem]()
         try:
             with open_writer(written, key) as writer:
-                items = documents.read_documents(self.source, key, "line", fields=True)
+                items = documents.read_documents(self.source, key, BY_LINE._replace(fields=True))
                 for item in islice(items, self.rows.start, self.rows.stop) if self.rows else items:
                     if isinstance(item, BadDocument):
                         bad.append(BadItem(item.where, item.reason))

@@ -45,7 +45,7 @@ class DocumentReader:
     def _read(self, part: FilePart) -> Iterator[TextDocument | BadDocument]:
         if part.file.startswith(inputs.DATASET):
             return inputs.read_part(part, self.key, self.text_documents)
-        return documents.read_documents(part, self.key, self.text_documents, fields=self.fields)
+        return documents.read_documents(part, self.key, documents.ReadOptions(self.text_documents, fields=self.fields))
 
 
 def batch_documents(

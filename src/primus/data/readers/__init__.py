@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from primus.data.readers import columns, records, tables, texts
 from primus.data.readers.document import BadDocument, TextDocument
@@ -19,6 +20,7 @@ __all__ = [
     "LONGEST_LINE",
     "TEXT_DOCUMENTS",
     "BadDocument",
+    "ReadOptions",
     "TextDocument",
     "choose_text_column",
     "find_files",
@@ -32,31 +34,40 @@ LONGEST_LINE = 256 << 20
 """Maximum size of a line, and so of a record, in bytes; reading it needs several times as much memory."""
 
 
+class ReadOptions(NamedTuple):
+    """How documents are read."""
+
+    text_documents: str = "file"
+    """Unit of a document in a .txt file: the file, a paragraph (up to a blank line) or a line."""
+    cut: bool = True
+    """Cut long text files at line ends, so that one file can be shuffled and split."""
+    fields: bool = False
+    """Return the other fields of each record too."""
+    longest_line: int = LONGEST_LINE
+    """Maximum size of a line in bytes; a longer line is a bad document."""
+    lists: bool = False
+    """Treat a list of texts in a JSON record as a document in pieces, not as a bad document."""
+
+
+DEFAULT_OPTIONS = ReadOptions()
+
+
 def read_documents(
-    part: FilePart | Path | str,
-    key: str = "text",
-    text_documents: str = "file",
-    cut: bool = True,
-    fields: bool = False,
-    longest_line: int = LONGEST_LINE,
-    lists: bool = False,
+    part: FilePart | Path | str, key: str = "text", options: ReadOptions = DEFAULT_OPTIONS
 ) -> Iterator[TextDocument | BadDocument]:
     """Read the documents of a file, or of a part of it, in file order and in constant memory.
 
     Args:
         part: A part from `plan_shards`, a path or a URL; the suffix determines the format.
         key: Field of a record, or column, that holds the text.
-        text_documents: Unit of a document in a .txt file: the file, a paragraph (up to a blank line) or a line.
-        cut: Cut long text files at line ends, so that one file can be shuffled and split.
-        fields: Return the other fields of each record too.
-        longest_line: Maximum size of a line in bytes; a longer line is a bad document.
-        lists: Treat a list of texts in a JSON record as a document in pieces, not as a bad document.
+        options: How they are read.
 
     Raises:
         UsageError: A table does not have the column.
         PrimusError: The file as a whole cannot be read, for example because it is truncated.
     """
     part = part if isinstance(part, FilePart) else FilePart(os.fspath(part))
+    text_documents, cut, fields, longest_line, lists = options
     suffix = detect_kind(part.file)
     if suffix in COLUMNS:
         with explain_file_errors(part.file):

@@ -231,7 +231,7 @@ def read_part(
     if part.file.startswith(DATASET):
         yield from _read_dataset(part.file.removeprefix(DATASET))
     else:
-        yield from readers.read_documents(part, key, text_documents, cut, lists=lists)
+        yield from readers.read_documents(part, key, readers.ReadOptions(text_documents, cut, lists=lists))
 
 
 def check_fingerprint(file: str, before: str) -> None:

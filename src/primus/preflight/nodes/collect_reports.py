@@ -19,9 +19,6 @@ from primus.preflight.findings.rules import About, judge
 from primus.preflight.nodes import cluster
 from primus.preflight.nodes.cluster import ClusterReport, Verdict
 
-Judge = Callable[[Sequence[NodeReport], Sequence[CheckFinding]], ClusterReport]
-"""Builds the cluster report from the reports of the nodes and the findings between them."""
-
 
 class PreflightDecision(Struct, frozen=True, kw_only=True):
     """Decision that node 0 sends to the other nodes."""
@@ -35,7 +32,9 @@ class PreflightDecision(Struct, frozen=True, kw_only=True):
     """Whether all nodes have reported, so that they can be measured together."""
 
 
-Decide = Callable[[ClusterReport], PreflightDecision]
+JudgedReports = tuple[ClusterReport, PreflightDecision]
+Judge = Callable[[Sequence[NodeReport], Sequence[CheckFinding]], JudgedReports]
+"""Builds the cluster report and the decision from the reports of the nodes and the findings between them."""
 
 
 def collect_reports(
@@ -44,7 +43,6 @@ def collect_reports(
     skew_limit_s: float,
     timeout_s: float,
     judge: Judge,
-    decide: Decide,
     names: Sequence[str] = (),
 ) -> tuple[ClusterReport, PreflightDecision]:
     """Node 0: collect the reports of all nodes within the time limit, judge them and send the decision.
@@ -73,8 +71,8 @@ def collect_reports(
             *_report_unreachable_nodes(unreached, hosts),
             *cluster.report_missing_nodes(absent, timeout_s),
         ]
-        report = judge(reports, between)
-        decision = structs.replace(decide(report), hosts=hosts, goes_on=not absent)
+        report, decision = judge(reports, between)
+        decision = structs.replace(decision, hosts=hosts, goes_on=not absent)
         # The other nodes block until this answer: it is sent also if nodes are absent, so that the rest exit with a
         # verdict.
         meeting.send_answer(msgspec.json.encode(decision))

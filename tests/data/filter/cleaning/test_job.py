@@ -15,7 +15,7 @@ from primus.data.filter.cleaning import job as jobs
 from primus.data.filter.cleaning import recipe
 from primus.data.filter.cleaning.job import CleanJob
 from primus.data.filter.result_folder import filter_documents
-from primus.data.readers import read_documents, shard
+from primus.data.readers import ReadOptions, read_documents, shard
 from primus.errors import PrimusError, UsageError
 
 DECISIONS = json.loads(Path(__file__).with_name("decisions.json").read_text())
@@ -40,7 +40,7 @@ def records(files: list[Path]) -> list[tuple[str, Any]]:
     return [
         (each.text, each.fields)
         for file in files
-        for each in read_documents(file, fields=True)
+        for each in read_documents(file, options=ReadOptions(fields=True))
         if hasattr(each, "text")
     ]
 

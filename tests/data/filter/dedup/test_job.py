@@ -104,7 +104,9 @@ def unique(given: Path | list[Path], output: Path, **settings: object) -> JobRes
 
 
 def kept(done: JobResult[DedupReport]) -> list[int]:
-    found = (each for file in done.files for each in readers.read_documents(file, fields=True))
+    found = (
+        each for file in done.files for each in readers.read_documents(file, options=readers.ReadOptions(fields=True))
+    )
     return [each.fields["id"] for each in found if isinstance(each, readers.TextDocument) and each.fields]
 
 
@@ -145,7 +147,11 @@ def test_other_fields_are_kept_under_any_name_of_the_text(tmp_path: Path) -> Non
     lines = [{"id": 1, "body": "one two three", "lang": "en"}, {"id": 2, "body": "one two three", "lang": "en"}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     done = unique(tmp_path / "a.jsonl", tmp_path / "out", json_key="body")
-    [text] = [each for file in done.files for each in readers.read_documents(file, key="body", fields=True)]
+    [text] = [
+        each
+        for file in done.files
+        for each in readers.read_documents(file, key="body", options=readers.ReadOptions(fields=True))
+    ]
     assert isinstance(text, readers.TextDocument)
     assert (text.text, text.fields) == ("one two three", {"id": 1, "lang": "en"})
 

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from primus.data.filter.dedup import key_files, keys, matches, report, stages
 from primus.data.filter.dedup.recipe import DedupRecipe
-from primus.data.filter.dedup.report import DedupReport, DuplicateSample, LargeCluster
+from primus.data.filter.dedup.report import DedupReport, DescribedDocument, DuplicateSample, LargeCluster
 from primus.data.filter.job import FilterJob, FinishedElsewhere
 from primus.data.readers.shard import Shard
 from primus.data.shards import executors, shard_queue
@@ -187,6 +188,7 @@ def _build_large_clusters(
     ]
 
 
-def _collect_shown_samples(results: Sequence[ShardResult]) -> dict[int, Any]:
+def _collect_shown_samples(results: Sequence[ShardResult]) -> dict[int, DescribedDocument]:
     """Collect the samples of documents, by number of the document."""
-    return {int(number): sample for result in results for number, sample in result.facts["samples"].items()}
+    found = (msgspec.convert(result.facts["samples"], dict[str, DescribedDocument]) for result in results)
+    return {int(number): sample for samples in found for number, sample in samples.items()}

@@ -35,6 +35,19 @@ class DuplicateSample(Struct, frozen=True, kw_only=True):
     """The beginning of the text."""
 
 
+class DescribedDocument(Struct, frozen=True, kw_only=True):
+    """A document that the report may show."""
+
+    where: str
+    """File and line."""
+    text: str
+    """The beginning of the text."""
+    minima: list[int]
+    """Its signature, as documents are compared."""
+    minima_with_numbers: list[int]
+    """Its signature with numbers by value."""
+
+
 class LargeCluster(Struct, frozen=True, kw_only=True):
     """A suspiciously large cluster: its documents may differ in parts that are not compared."""
 
@@ -130,9 +143,11 @@ class DedupReport(FilterReport, frozen=True, kw_only=True):
         return {**msgspec.to_builtins(self.recipe), "words": self.words}
 
 
-def build_large_cluster(documents: int, share: float, kept: dict[str, Any], removed: dict[str, Any]) -> LargeCluster:
-    """Build a large cluster from two documents, described by `primus.data.filter.dedup.stages.describe_document`."""
-    with_numbers = (np.array(each["minima_with_numbers"]) for each in (kept, removed))
+def build_large_cluster(
+    documents: int, share: float, kept: DescribedDocument, removed: DescribedDocument
+) -> LargeCluster:
+    """Build a large cluster from a kept document and a removed one."""
+    with_numbers = (np.array(each.minima_with_numbers) for each in (kept, removed))
     return LargeCluster(
         documents=documents,
         share=round(share, 4),
@@ -159,14 +174,14 @@ def _format_warning(report: DedupReport, cluster: LargeCluster) -> str:
     )
 
 
-def build_sample(kept: dict[str, Any], removed: dict[str, Any]) -> DuplicateSample:
-    """Build a sample from two documents, described by `primus.data.filter.dedup.stages.describe_document`."""
+def build_sample(kept: DescribedDocument, removed: DescribedDocument) -> DuplicateSample:
+    """Build a sample from a kept document and a removed one."""
     return DuplicateSample(
-        kept=kept["where"],
-        removed=removed["where"],
-        similarity=round(estimate_similarity(np.array(kept["minima"]), np.array(removed["minima"])), 3),
-        kept_text=kept["text"],
-        removed_text=removed["text"],
+        kept=kept.where,
+        removed=removed.where,
+        similarity=round(estimate_similarity(np.array(kept.minima), np.array(removed.minima)), 3),
+        kept_text=kept.text,
+        removed_text=removed.text,
     )
 
 

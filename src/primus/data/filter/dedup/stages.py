@@ -14,6 +14,7 @@ from primus.data.filter.dedup.clusters import connect_documents
 from primus.data.filter.dedup.key_files import KeyFile, Keys, read_keys
 from primus.data.filter.dedup.matches import divide_key_space, match_keys
 from primus.data.filter.dedup.recipe import DedupRecipe
+from primus.data.filter.dedup.report import DescribedDocument
 from primus.data.filter.whole_documents import DocumentReader
 from primus.data.readers import TextDocument
 from primus.data.readers.shard import FilePart, Shard
@@ -225,17 +226,13 @@ class KeepStage:
             )
 
 
-def describe_document(text: TextDocument, recipe: DedupRecipe) -> dict[str, Any]:
+def describe_document(text: TextDocument, recipe: DedupRecipe) -> DescribedDocument:
     """Describe a document for the report, with its signature for estimating similarities."""
     encoded = [text.text.encode()]
     as_compared, with_numbers = (
         minhash.compute_signatures(*normalized_words.hash_words(encoded, normalize), recipe)[0].tolist()
         for normalize in (recipe.normalize_numbers, False)
     )
-    return {
-        "where": text.where,
-        "characters": len(text.text),
-        "text": text.text[:SAMPLE_CHARACTERS],
-        "minima": as_compared,
-        "minima_with_numbers": with_numbers,
-    }
+    return DescribedDocument(
+        where=text.where, text=text.text[:SAMPLE_CHARACTERS], minima=as_compared, minima_with_numbers=with_numbers
+    )
