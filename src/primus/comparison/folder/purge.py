@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -23,6 +22,18 @@ TOKEN_FILES = (".bin", ".idx", ".manifest.json", ".tokenizer.json", ".bad.jsonl"
 MANIFEST = ".manifest.json"
 REPORT_FILES = ("report.html", "report.md", "report.json", "cells.csv", "*.png")
 """What `compare report` writes there."""
+
+
+class TokenInput(Struct):
+    """An input of token files."""
+
+    path: str
+
+
+class TokenManifest(Struct):
+    """The part of a manifest that names the inputs; see `primus.data.megatron.manifest`."""
+
+    inputs: list[TokenInput] = []
 
 
 class PurgedPaths(Struct, frozen=True, kw_only=True):
@@ -136,9 +147,8 @@ def _list_token_files(folder: ComparisonFolder) -> Iterator[Path]:
 def _list_inputs(manifest: Path) -> Sequence[str]:
     """The inputs of token files, as a manifest names them."""
     try:
-        tree: Mapping[str, Any] = msgspec.json.decode(manifest.read_bytes(), type=dict[str, Any])
-        return [str(each["path"]) for each in tree.get("inputs", [])]
-    except (OSError, msgspec.MsgspecError, TypeError, KeyError):
+        return [each.path for each in msgspec.json.decode(manifest.read_bytes(), type=TokenManifest).inputs]
+    except (OSError, msgspec.MsgspecError):
         return []
 
 

@@ -35,6 +35,17 @@ class MlperfSubmission(Struct, frozen=True, kw_only=True):
     """Evaluation loss at which the run has converged."""
 
 
+class MlperfLogEntry(Struct, frozen=True, kw_only=True):
+    """A line of the log; the fields are in their order in it."""
+
+    namespace: str = ""
+    time_ms: int
+    event_type: str
+    key: str
+    value: Any
+    metadata: Mapping[str, Any]
+
+
 def format_mlperf_log(run: Run, submission: MlperfSubmission) -> str:
     """The lines of the log. It ends at the first evaluation that reaches the target.
 
@@ -51,7 +62,7 @@ def format_mlperf_log(run: Run, submission: MlperfSubmission) -> str:
 
 def _list_lines(
     run: Run, submission: MlperfSubmission, events: list[Event], started: Event
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[MlperfLogEntry]:
     begin = started["time"]
     created = min(run.read_metadata().started or begin, begin)
     yield _make_point("cache_clear", True, created)
@@ -90,7 +101,7 @@ def _list_lines(
 
 
 def _list_settings(run: Run, submission: MlperfSubmission, started: Event, events: list[Event]) -> Mapping[str, Any]:
-    config: dict[str, Any] = flatten_run_settings(run)
+    config: Mapping[str, Any] = flatten_run_settings(run)
     batch, length = started["global_batch_size"], started["seq_length"]
     micro, world = config.get("micro_batch_size") or 1, started.get("world_size", 1)
     iterations, warmup = started["train_iters"], _count_warmup(config, started["train_iters"])
@@ -138,17 +149,13 @@ def _count_warmup(config: Mapping[str, Any], iterations: int) -> int:
     return config.get("lr_warmup_iters") or round((config.get("lr_warmup_fraction") or 0.0) * iterations)
 
 
-def _make_point(key: str, value: Any, time_s: float, **metadata: Any) -> dict[str, Any]:
+def _make_point(key: str, value: Any, time_s: float, **metadata: Any) -> MlperfLogEntry:
     return _make_line("POINT_IN_TIME", key, value, time_s, **metadata)
 
 
-def _make_line(event: str, key: str, value: Any, time_s: float, **metadata: Any) -> dict[str, Any]:
-    return {
-        "namespace": "",
-        "time_ms": round(time_s * 1000),
-        "event_type": event,
-        "key": key,
-        "value": value,
-        # The format asks for the place in the source that logs the line.
-        "metadata": {"file": "primus/comparison/mlperf/log.py", "lineno": 1, **metadata},
-    }
+def _make_line(event: str, key: str, value: Any, time_s: float, **metadata: Any) -> MlperfLogEntry:
+    # The format asks for the place in the source that logs the line.
+    place = {"file": "primus/comparison/mlperf/log.py", "lineno": 1}
+    return MlperfLogEntry(
+        time_ms=round(time_s * 1000), event_type=event, key=key, value=value, metadata={**place, **metadata}
+    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from msgspec import Struct
 
@@ -18,7 +16,7 @@ class TakenBatch(Struct, kw_only=True):
 
     consumed_samples: int
     """Samples that the run has consumed after the step."""
-    samples: dict[str, Any]
+    samples: dict[str, int]
     """Checksum of each sample by its place in the global batch."""
     shape: tuple[int, ...] | None = None
     """Micro batches, rows and columns that a process was given."""
