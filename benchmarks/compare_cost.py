@@ -27,7 +27,7 @@ from primus.comparison.matrix.machine_load import LoadRecorder
 from primus.machine.probe import probe
 from primus.runs import events
 from primus.runs.store import list_workspace_runs
-from primus.session.batch_record import format_record
+from primus.session.batches.batch_record import format_record
 from primus.statistics import bootstrap_interval, find_steady_window
 
 SAMPLES, SEQUENCE = 8, 256

@@ -19,9 +19,10 @@ from primus.runs.attempt import Attempt
 from primus.session.engine import Engine, MicroBatches, StepValues
 from primus.session.loop import train_with_engine
 from primus.session.open_session import open_session
-from primus.session.processes import OneProcess, Processes
-from primus.session.session import EngineInfo, Session
-from primus.session.settings_in_force import LiveSetting
+from primus.session.ranks.engine_info import EngineInfo
+from primus.session.ranks.processes import OneProcess, Processes
+from primus.session.session import Session
+from primus.session.settings.settings_in_force import LiveSetting
 
 INFO = EngineInfo(
     backend="bigram",

@@ -16,7 +16,7 @@ LIMIT_S = 60.0
 
 @dataclass
 class FolderProcesses:
-    """A `primus.session.processes.Processes`: each value is a file, NUMBER.RANK, which all processes read."""
+    """A `primus.session.ranks.processes.Processes`: each value is a file, NUMBER.RANK, which all processes read."""
 
     folder: Path
     rank: int

@@ -23,7 +23,7 @@ from primus.measure.devices.device import find_cache_bytes, find_free_bytes
 from primus.measure.devices.device_peaks import find_device_peaks
 from primus.measure.kernels import gemm
 from primus.measure.timing import QUICK, MeasuredDevice, create_clock, measure_call
-from primus.session import torch_processes
+from primus.session.ranks import torch_processes
 
 pytestmark = pytest.mark.native
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

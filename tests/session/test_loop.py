@@ -27,12 +27,12 @@ from primus.runs import events
 from primus.runs.attempt import Attempt
 from primus.runs.files import write_text
 from primus.runs.store import Run
-from primus.session.batch_record import RECORD_VARIABLE
-from primus.session.collection_record import CollectionRecorder
+from primus.session.batches.batch_record import RECORD_VARIABLE
 from primus.session.engine import MicroBatches, StepValues
 from primus.session.loop import train_with_engine
 from primus.session.open_session import open_session
-from primus.session.processes import OneProcess
+from primus.session.ranks.processes import OneProcess
+from primus.session.timing.collection_record import CollectionRecorder
 
 SETTINGS: dict[str, Any] = {
     "mock_data": True,

@@ -27,7 +27,7 @@ def check_session(trainer: Trainer, backend: str) -> None:
     """
     _check_load(trainer, backend)
     if trainer.logging.profile:
-        from primus.session.profile_window import find_profile_window  # not for experiments without a profile
+        from primus.session.profile.profile_window import find_profile_window  # not for experiments without a profile
 
         find_profile_window(trainer)
     if trainer.training.callbacks:

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primus.callback import Callback
-from primus.session.checkpoints import TakeState
+from primus.session.checkpoints.saver import TakeState
 from primus.session.session import Session
-from primus.session.weights import open_start_weights
+from primus.session.start_weights import open_start_weights
 
 if TYPE_CHECKING:
     from primus.checkpoint.weights import WeightReader
-    from primus.session.resume import ResumePoint
-    from primus.session.settings_in_force import LiveSetting
+    from primus.session.checkpoints.resume import ResumePoint
+    from primus.session.settings.settings_in_force import LiveSetting
 
 MicroBatches = Sequence[NDArray[np.int64]]
 """Micro batches [B, S + 1] of one data-parallel rank: S inputs, and as targets the tokens after them. Of instruction

@@ -7,6 +7,7 @@ of steps (`step_timer`), detection of bad steps (`bad_steps`), settings in force
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -17,13 +18,16 @@ from primus.data.training.packing import Dataset
 from primus.errors import FinalError, PrimusError, UsageError
 from primus.interpreter import restore_garbage_collection
 from primus.session.bad_steps import SUGGESTION, BadSteps
+from primus.session.batches.batch_record import RECORD_VARIABLE
+from primus.session.checkpoints.rewind import find_next_sample
 from primus.session.engine import Engine
 from primus.session.engine_run import EngineRun
 from primus.session.recovery import recover_from_bad_steps
-from primus.session.rewind import find_next_sample
 from primus.session.session import FINISH, INTERRUPT, Session
+from primus.session.settings_recorder import SettingsRecorder
 from primus.session.setup_report import report_setup
 from primus.session.step_timer import TakenStep
+from primus.session.timing.collection_record import CollectionRecorder
 
 ABANDON_S = 10.0
 """Time that a checkpoint in writing has to complete after a failure; the peers of a failed rank wait as long."""
@@ -62,7 +66,10 @@ def add_callbacks(run: EngineRun) -> None:
     callbacks.add(run.timer)
     for callback in run.engine.build_callbacks(session):
         callbacks.add(callback)
-    session.add_reporters(run.engine.watch_step(), run.engine.read_settings)
+    callbacks.add(session.reporter)
+    callbacks.add(SettingsRecorder(session, run.engine.watch_step(), run.engine.read_settings))
+    if os.environ.get(RECORD_VARIABLE) == "1":
+        callbacks.add(CollectionRecorder(session.append_event))
     for choice in session.choices:
         callbacks.build(choice, run)
     callbacks.add(session.bad_steps)

@@ -18,15 +18,16 @@ from primus.runs import step_turns
 from primus.runs.attempt import Attempt
 from primus.runs.store import Run
 from primus.session.bad_steps import BadStepDetector
-from primus.session.checkpoints import CheckpointSaver, CheckpointSettings
-from primus.session.data import OrderSamples, open_data
-from primus.session.loggers import check_packages, open_loggers
-from primus.session.processes import Processes
-from primus.session.rates import Rates
-from primus.session.report import TrainingReporter
-from primus.session.resume import CheckpointSearch, ResumePoint, check_same_data, own_folder
-from primus.session.rewind import Rewind, read_rewinds, set_aside, set_aside_undone
-from primus.session.session import EngineInfo, Session
+from primus.session.batches.run_data import OrderSamples, open_data
+from primus.session.checkpoints.resume import CheckpointSearch, ResumePoint, check_same_data, own_folder
+from primus.session.checkpoints.rewind import Rewind, read_rewinds, set_aside, set_aside_undone
+from primus.session.checkpoints.saver import CheckpointSaver, CheckpointSettings
+from primus.session.ranks.engine_info import EngineInfo
+from primus.session.ranks.processes import Processes
+from primus.session.reports.loggers import check_packages, open_loggers
+from primus.session.reports.reporter import TrainingReporter
+from primus.session.session import Session
+from primus.session.timing.rates import Rates
 
 PROGRESS_VARIABLE = "PRIMUS_PROGRESS"
 """Path of the terminal that shows a bar; the launcher sets it."""

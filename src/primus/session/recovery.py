@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 from primus.checkpoint import folders
 from primus.errors import FinalError
-from primus.session import rewind
 from primus.session.bad_steps import BadSteps
+from primus.session.checkpoints import rewind
+from primus.session.checkpoints.resume import ResumePoint
+from primus.session.checkpoints.rewind import Rewind
 from primus.session.engine_run import EngineRun
-from primus.session.resume import ResumePoint
-from primus.session.rewind import Rewind
 from primus.session.session import Session
 
 

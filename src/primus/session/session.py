@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from primus.callback import CallbackChoice, CallbackList, EvaluationReport
@@ -22,47 +21,20 @@ from primus.data.training.packing import Dataset
 from primus.runs import step_turns
 from primus.runs.attempt import Attempt
 from primus.session.bad_steps import BadStepDetector
-from primus.session.batch_record import RECORD_VARIABLE, RecordedBatches, open_record
-from primus.session.checkpoints import CheckpointSaver, TakeState, TrainingPosition
-from primus.session.collection_record import CollectionRecorder
-from primus.session.processes import Processes
-from primus.session.profiler import build_profiler
-from primus.session.rates import Rates
-from primus.session.report import TrainingReporter
-from primus.session.resume import CheckpointSearch, ResumePoint
-from primus.session.rewind import Rewind
-from primus.session.settings_in_force import LiveSettings, SettingsRecorder
+from primus.session.batches.batch_record import RecordedBatches, open_record
+from primus.session.checkpoints.resume import CheckpointSearch, ResumePoint
+from primus.session.checkpoints.rewind import Rewind
+from primus.session.checkpoints.saver import CheckpointSaver, TakeState, TrainingPosition
+from primus.session.profile.profiler import build_profiler
+from primus.session.ranks.engine_info import EngineInfo
+from primus.session.ranks.processes import Processes
+from primus.session.reports.reporter import TrainingReporter
+from primus.session.timing.rates import Rates
 
 CONTINUE, FINISH, INTERRUPT, GIVE_UP = 0, 1, 2, 3
 """Request of a process before a step; the largest of all processes decides, so that they stop after the same step."""
 LARGEST_EXPONENT = 20.0
 """Perplexity is e to the loss, at most to this; Megatron-LM `evaluate_and_print_results`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineInfo:
-    """The engine and its devices, for reports and manifests."""
-
-    backend: str
-    """Name of the framework."""
-    library: str
-    """Package that trains: ``torchtitan``."""
-    version: str
-    """Its version."""
-    device_name: str
-    """Model of the device of this process."""
-    device_type: str
-    """``cpu``, ``cuda``, or what the engine calls it."""
-    num_devices: int
-    """Of all processes together."""
-    data_size: int
-    """Data-parallel size: replicas of the model that share a global batch."""
-    threads: int | None = None
-    """Threads of the host that compute."""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions of further packages, by name."""
-    compiles: bool = False
-    """Whether the first step of each attempt compiles, which takes longer."""
 
 
 @dataclass(kw_only=True)
@@ -141,14 +113,6 @@ class Session:
         profiler = build_profiler(self.trainer, self.step, self.attempt, self.processes, self.callbacks)
         if profiler is not None:
             self.callbacks.add(profiler)
-
-    def add_reporters(self, watch: AbstractContextManager[object], read_settings: Callable[[], LiveSettings]) -> None:
-        """Add the callbacks that report the steps and the settings in force (see `SettingsRecorder`), and those that a
-        record of the inputs asks for."""
-        self.callbacks.add(self.reporter)
-        self.callbacks.add(SettingsRecorder(self, watch, read_settings))
-        if os.environ.get(RECORD_VARIABLE) == "1":
-            self.callbacks.add(CollectionRecorder(self.append_event))
 
     def choose_action(self) -> int:
         """CONTINUE, FINISH or INTERRUPT: the same in every process. Called before each step.

@@ -9,9 +9,9 @@ from typing import Any
 import primus
 from primus.callback import CONVENTION
 from primus.models.counts import count_parameters
-from primus.session.batch_record import RECORD_VARIABLE
+from primus.session.batches.batch_record import RECORD_VARIABLE
 from primus.session.session import Session
-from primus.session.weights import fingerprint_start_weights
+from primus.session.start_weights import fingerprint_start_weights
 
 
 def report_setup(session: Session) -> None:

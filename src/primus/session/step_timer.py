@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from primus.callback import Callback, EvaluationReport, ProfileReport, StepReport
 from primus.session.engine import RunningStep, StepValues
-from primus.session.rates import Rates
+from primus.session.timing.rates import Rates
 
 
 @dataclass(frozen=True)

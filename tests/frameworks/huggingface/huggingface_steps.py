@@ -21,7 +21,7 @@ from primus.checkpoint.weights import TensorDict
 from primus.config.schema import Trainer
 from primus.frameworks.huggingface.engine.driver import TransformersEngine
 from primus.patches import torch_cpu_log_softmax
-from primus.session.torch_processes import TorchProcesses, join_processes
+from primus.session.ranks.torch_processes import TorchProcesses, join_processes
 
 ALONE = TorchProcesses(0, 1, torch.device("cpu"), timedelta(minutes=1))
 

@@ -17,7 +17,7 @@ from primus.config.schema import Trainer
 from primus.frameworks.jax.engine.driver import JaxEngine
 from primus.frameworks.jax.engine.model import sum_rows_pairwise
 from primus.frameworks.jax.engine.sharding import plan_layout
-from primus.session import array_files
+from primus.session.checkpoints import array_files
 
 jax.config.update("jax_platforms", "cpu")
 

@@ -21,7 +21,7 @@ from primus.frameworks.native.engine.generate import compute_logits
 from primus.frameworks.native.engine.model import ADAPTER, Transformer, build_model
 from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.frameworks.native.engine.step import prepare_model, train_step
-from primus.session.adapter_settings import AdapterSettings
+from primus.session.settings.adapter_settings import AdapterSettings
 
 SPEC = load_model("tiny.yaml")
 SETTINGS = AdapterSettings(peft="lora", peft_dim=4, peft_alpha=8)

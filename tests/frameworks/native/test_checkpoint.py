@@ -14,8 +14,8 @@ import torch
 from primus.checkpoint import folders, manifest
 from primus.errors import PrimusError
 from primus.frameworks.native.engine.checkpoint import count_bytes, prepare_files, read_state
-from primus.session.checkpoints import CheckpointSaver, CheckpointSettings, SavedCheckpoint, TrainingPosition
-from primus.session.torch_processes import TorchProcesses
+from primus.session.checkpoints.saver import CheckpointSaver, CheckpointSettings, SavedCheckpoint, TrainingPosition
+from primus.session.ranks.torch_processes import TorchProcesses
 
 ALONE = TorchProcesses(0, 1, torch.device("cpu"), timedelta(minutes=1))
 

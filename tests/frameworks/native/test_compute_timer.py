@@ -21,8 +21,8 @@ from primus.frameworks.native.engine.optimizer import build_optimizer
 from primus.frameworks.native.engine.step import prepare_model, train_step
 from primus.runs import events
 from primus.runs.store import Run
-from primus.session import compute_timer
-from primus.session.compute_timer import ComputeTimer
+from primus.session.timing import compute_timer
+from primus.session.timing.compute_timer import ComputeTimer
 
 MakeRun = Callable[..., Run]
 SPEC = ModelSpec(num_layers=2, hidden_size=64, ffn_hidden_size=96, num_attention_heads=4, vocab_size=160)

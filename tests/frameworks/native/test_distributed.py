@@ -14,8 +14,8 @@ import torch
 from primus.errors import PrimusError
 from primus.runs import events
 from primus.runs.store import Run
-from primus.session import torch_processes as distributed
-from primus.session.torch_processes import TorchProcesses, join_processes
+from primus.session.ranks import torch_processes as distributed
+from primus.session.ranks.torch_processes import TorchProcesses, join_processes
 
 MakeRun = Callable[..., Run]
 Train = Callable[..., Any]

@@ -16,7 +16,7 @@ from primus.data.megatron.indexed_dataset import IndexedWriter
 from primus.errors import EXIT_OK, EXIT_UNFIT
 from primus.runs.store import Run
 from primus.session import session
-from primus.session.batch_record import RecordedBatches
+from primus.session.batches.batch_record import RecordedBatches
 
 
 class RememberedBatches(RecordedBatches):

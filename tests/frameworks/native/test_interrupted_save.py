@@ -19,7 +19,7 @@ from primus.frameworks import native
 from primus.runs import events
 from primus.runs.attempt import Attempt, RankPlace
 from primus.runs.store import Run
-from primus.session import checkpoints as checkpoint
+from primus.session.checkpoints import saver as checkpoint
 
 KILLED_STEP = 8
 DEADLINE_S = 90

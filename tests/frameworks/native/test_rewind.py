@@ -20,9 +20,10 @@ from primus.errors import FinalError, PrimusError, UsageError
 from primus.frameworks.native.engine import driver as engine
 from primus.runs import events, summary
 from primus.runs.store import Run
-from primus.session import recovery, rewind
+from primus.session import recovery
 from primus.session.bad_steps import BadSteps
-from primus.session.rewind import Rewind, find_next_sample, is_undone, read_rewinds
+from primus.session.checkpoints import rewind
+from primus.session.checkpoints.rewind import Rewind, find_next_sample, is_undone, read_rewinds
 
 MakeRun = Callable[..., Run]
 Train = Callable[..., Any]

@@ -37,8 +37,8 @@ from primus.runs.step_line import format_evaluation_line, format_step_line
 from primus.runs.store import Run
 from primus.session.bad_steps import BadStepDetector
 from primus.session.engine import StepValues
-from primus.session.rates import Rates
 from primus.session.step_timer import StepTimer, TakenStep
+from primus.session.timing.rates import Rates
 
 MakeRun = Callable[..., Run]
 Train = Callable[..., Any]

@@ -155,7 +155,7 @@ def _resolve_settings(found: dict[str, Any], *, is_own_loop: bool) -> dict[str, 
 
 
 def _resolve_engine_settings(found: dict[str, Any]) -> None:
-    """State what was read from model and optimizer (primus.session.settings_in_force) as settings."""
+    """State what was read from model and optimizer (primus.session.settings.settings_in_force) as settings."""
     if "compiled" in found:
         found.pop("compile", None)
     decayed = found.pop("decayed_parameters", None)

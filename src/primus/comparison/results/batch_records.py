@@ -1,4 +1,4 @@
-"""What the processes of a run were given at each step, as `primus.session.batch_record` wrote it."""
+"""What the processes of a run were given at each step, as `primus.session.batches.batch_record` wrote it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import Struct
 from primus.runs.store import Run
 
 RECORD_VARIABLE = "PRIMUS_RECORD_BATCHES"
-"""As in primus.session.batch_record, which imports numpy."""
+"""As in primus.session.batches.batch_record, which imports numpy."""
 
 
 class TakenBatch(Struct, kw_only=True):

@@ -15,7 +15,7 @@ from primus.errors import UsageError
 from primus.frameworks.megatron.backend_settings import check_setting_effects, check_setting_names
 from primus.models import model_checks
 from primus.session.checks import check_session
-from primus.session.number_formats import check_number_format
+from primus.session.settings.number_formats import check_number_format
 
 NAME = "megatron"
 FOLDER = Path(__file__).parent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from primus.session.adapter_settings import AdapterSettings
+from primus.session.settings.adapter_settings import AdapterSettings
 
 
 class BridgeSettings(AdapterSettings, frozen=True, kw_only=True):

@@ -12,8 +12,8 @@ from primus.errors import UsageError
 from primus.frameworks.megatron.backend_settings import check_setting_names
 from primus.frameworks.megatron_bridge.settings import BridgeSettings, list_megatron_settings
 from primus.models import model_checks
-from primus.session.adapter_settings import check_targets, read_settings
 from primus.session.checks import check_session
+from primus.session.settings.adapter_settings import check_targets, read_settings
 
 NAME = "megatron_bridge"
 FOLDER = Path(__file__).parent

@@ -9,8 +9,8 @@ from primus.config.schema import Experiment, ModelSpec, ParallelConfig, Trainer
 from primus.config.source import format_yaml_value
 from primus.errors import UsageError
 from primus.models import model_checks
-from primus.session.adapter_settings import AdapterSettings, check_targets, read_settings
 from primus.session.checks import check_no_backend_args, check_session
+from primus.session.settings.adapter_settings import AdapterSettings, check_targets, read_settings
 
 OTHER_BACKENDS = "choose a dense Llama or Qwen model, or another framework"
 ADAPTER_KEYS = tuple(AdapterSettings.__struct_fields__)

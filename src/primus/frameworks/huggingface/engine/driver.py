@@ -25,9 +25,9 @@ from primus.data.training.masks import split_inputs_and_targets
 from primus.errors import PrimusError
 from primus.frameworks.huggingface.engine import settings_in_force
 from primus.session.engine import Engine, StepValues
-from primus.session.settings_in_force import LiveSetting
-from primus.session.torch_processes import TorchProcesses, read_peak_memory
-from primus.session.torch_settings import StepWatch
+from primus.session.ranks.torch_processes import TorchProcesses, read_peak_memory
+from primus.session.settings.settings_in_force import LiveSetting
+from primus.session.settings.torch_settings import StepWatch
 
 
 class TransformersEngine(Engine):

@@ -6,7 +6,7 @@ import os
 
 from primus.config.schema import Experiment
 from primus.runs.attempt import Attempt
-from primus.session.engine_errors import explain_import
+from primus.session.ranks.engine_errors import explain_import
 
 
 def train(experiment: Experiment, attempt: Attempt) -> None:
@@ -20,7 +20,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     from primus.frameworks.huggingface.engine.driver import TransformersEngine
     from primus.session.loop import train_with_engine
     from primus.session.open_session import open_session
-    from primus.session.torch_processes import describe_torch_engine, join_run, seed_everything
+    from primus.session.ranks.torch_processes import describe_torch_engine, join_run, seed_everything
 
     trainer = experiment.trainer
     with join_run(attempt, trainer) as processes:

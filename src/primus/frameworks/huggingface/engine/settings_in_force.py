@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from primus.session.settings_in_force import APPLIED_NORM, LiveSetting
-from primus.session.torch_settings import (
+from primus.session.settings.settings_in_force import APPLIED_NORM, LiveSetting
+from primus.session.settings.torch_settings import (
     StepWatch,
     is_model_compiled,
     is_state_sharded,

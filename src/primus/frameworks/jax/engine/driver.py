@@ -26,10 +26,10 @@ from primus.frameworks.jax.engine.sharding import DATA, JaxLayout, choose_residu
 from primus.frameworks.jax.engine.stacking import Shapes, group_names, is_stacked, stack_shapes
 from primus.frameworks.jax.engine.step import TrainState, build_evaluation, build_optimizer, build_step
 from primus.runs.files import write_text
-from primus.session import array_files
+from primus.session.checkpoints import array_files
 from primus.session.engine import Engine, StepValues
-from primus.session.jax_processes import read_peak_memory
-from primus.session.settings_in_force import LiveSetting
+from primus.session.ranks.jax_processes import read_peak_memory
+from primus.session.settings.settings_in_force import LiveSetting
 
 
 class JaxEngine(Engine):

@@ -6,7 +6,7 @@ import os
 
 from primus.config.schema import Experiment
 from primus.runs.attempt import Attempt
-from primus.session.jax_processes import describe_jax_engine, join_jax_run
+from primus.session.ranks.jax_processes import describe_jax_engine, join_jax_run
 
 
 def train(experiment: Experiment, attempt: Attempt) -> None:

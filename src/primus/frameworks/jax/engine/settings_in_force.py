@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from primus.frameworks.jax.engine.sharding import DATA, TENSOR
 from primus.frameworks.jax.engine.step import TrainState, find_decayed_weights
-from primus.session.settings_in_force import APPLIED_NORM, LiveSetting
+from primus.session.settings.settings_in_force import APPLIED_NORM, LiveSetting
 
 PRODUCT = "dot_general"
 LOSS_PRODUCTS = 3

@@ -31,10 +31,10 @@ from primus.frameworks.maxtext.engine.settings_in_force import read_settings
 from primus.frameworks.maxtext.engine.weights import WeightPlace, list_places
 from primus.frameworks.maxtext.settings import has_hub_weights, uses_default_rope
 from primus.runs.files import write_text
-from primus.session import array_files
+from primus.session.checkpoints import array_files
 from primus.session.engine import Engine, StepValues
-from primus.session.jax_processes import read_peak_memory
-from primus.session.settings_in_force import LiveSetting
+from primus.session.ranks.jax_processes import read_peak_memory
+from primus.session.settings.settings_in_force import LiveSetting
 
 MODEL = "model."
 """Prefix of the model in the names of the state."""

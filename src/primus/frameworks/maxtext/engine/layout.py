@@ -18,7 +18,7 @@ from maxtext.utils.globals import MAXTEXT_CONFIGS_DIR
 from primus.config.schema import Trainer
 from primus.errors import UsageError
 from primus.frameworks.maxtext.settings import build_settings
-from primus.session.engine_errors import find_reason
+from primus.session.ranks.engine_errors import find_reason
 
 
 class MaxTextLayout(NamedTuple):

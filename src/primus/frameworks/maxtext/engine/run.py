@@ -6,9 +6,9 @@ import os
 
 from primus.config.schema import Experiment
 from primus.runs.attempt import Attempt
-from primus.session.engine_errors import explain_import
-from primus.session.jax_processes import describe_jax_engine, join_jax_run
-from primus.session.processes import Processes
+from primus.session.ranks.engine_errors import explain_import
+from primus.session.ranks.jax_processes import describe_jax_engine, join_jax_run
+from primus.session.ranks.processes import Processes
 
 
 def train(experiment: Experiment, attempt: Attempt) -> None:

@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 
 from primus.config.schema import Trainer
-from primus.session.settings_in_force import LiveSetting, explain_settings
+from primus.session.settings.settings_in_force import LiveSetting, explain_settings
 
 DERIVED = (-1, "")
 """Values by which a setting of MaxText's base.yml follows from others."""

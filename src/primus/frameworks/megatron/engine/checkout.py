@@ -28,7 +28,7 @@ from primus.frameworks.megatron.engine.config import collect_values
 from primus.frameworks.megatron.engine.driver import EngineParts
 from primus.frameworks.megatron.engine.model import compute_frequencies, exclude_padding
 from primus.frameworks.megatron.export_file import list_arguments
-from primus.session.engine_errors import find_reason
+from primus.session.ranks.engine_errors import find_reason
 
 OWN_ARGUMENTS = frozenset(
     "--data-path --train-data-path --valid-data-path --test-data-path --split --mock-data --tokenizer-type"

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from primus.errors import PrimusError
-from primus.session.optimizer_settings import keep_settings
+from primus.session.checkpoints.optimizer_settings import keep_settings
 
 VERSION = 3.0
 """`checkpoint_version` of Megatron-LM (megatron/training/checkpointing.py): order of the rows of `linear_qkv`."""

@@ -34,9 +34,9 @@ from primus.frameworks.megatron.engine.model import build_gpt_model
 from primus.frameworks.megatron.engine.schedule import build_scheduler
 from primus.frameworks.megatron.engine.weights import copy_weights
 from primus.session.engine import Engine, StepValues
-from primus.session.settings_in_force import LiveSetting
-from primus.session.torch_processes import read_peak_memory
-from primus.session.torch_settings import StepWatch
+from primus.session.ranks.torch_processes import read_peak_memory
+from primus.session.settings.settings_in_force import LiveSetting
+from primus.session.settings.torch_settings import StepWatch
 
 if TYPE_CHECKING:
     from primus.checkpoint.weights import WeightReader

@@ -18,7 +18,7 @@ from primus.frameworks.megatron.engine.installation import has_transformer_engin
 from primus.frameworks.megatron.support import MegatronDriver, check_driver
 from primus.patch import PATCHES, VARIABLE, list_chosen_names
 from primus.runs.attempt import Attempt
-from primus.session.engine_errors import explain_import, explain_torch_errors, find_reason
+from primus.session.ranks.engine_errors import explain_import, explain_torch_errors, find_reason
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     from primus.config.checks import data_parallel_size
     from primus.session.loop import train_with_engine
     from primus.session.open_session import open_session
-    from primus.session.torch_processes import (
+    from primus.session.ranks.torch_processes import (
         describe_torch_engine,
         device_name,
         join_run,

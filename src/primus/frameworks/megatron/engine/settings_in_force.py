@@ -17,8 +17,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from primus.config.schema import Trainer
 from primus.frameworks.megatron.backend_settings import read_settings as read_known_settings
 from primus.frameworks.megatron.engine.config import VOCABULARY_DIVISOR, compute_padded_vocab_size
-from primus.session.settings_in_force import APPLIED_NORM, LiveSetting, explain_settings
-from primus.session.torch_settings import StepWatch, measure_applied_norm, read_torch_settings
+from primus.session.settings.settings_in_force import APPLIED_NORM, LiveSetting, explain_settings
+from primus.session.settings.torch_settings import StepWatch, measure_applied_norm, read_torch_settings
 
 ARGUMENTS = "megatron.training.global_vars"
 """Module of Megatron-LM that has its arguments, which megatron-core alone lacks."""

@@ -22,8 +22,8 @@ from primus.frameworks.megatron.engine.driver import EngineParts, ExtraFields, M
 from primus.frameworks.megatron_bridge.engine.model import BridgedModel
 from primus.frameworks.megatron_bridge.engine.settings_in_force import add_adapter_settings
 from primus.frameworks.megatron_bridge.settings import BridgeSettings
-from primus.session.settings_in_force import LiveSetting
-from primus.session.weights import open_base_weights
+from primus.session.settings.settings_in_force import LiveSetting
+from primus.session.start_weights import open_base_weights
 
 if TYPE_CHECKING:
     from primus.checkpoint.weights import WeightReader

@@ -28,7 +28,7 @@ from primus.frameworks.megatron.engine.config import (
 )
 from primus.frameworks.megatron.engine.model import build_layers, exclude_padding
 from primus.frameworks.megatron_bridge.settings import BridgeSettings
-from primus.session.engine_errors import find_reason
+from primus.session.ranks.engine_errors import find_reason
 
 if TYPE_CHECKING:
     from primus.checkpoint.weights import WeightReader

@@ -15,9 +15,9 @@ from primus.frameworks.megatron_bridge.settings import BridgeSettings, list_mega
 from primus.frameworks.megatron_bridge.support import check_local_layers
 from primus.patch import PATCHES
 from primus.runs.attempt import Attempt
-from primus.session.adapter_settings import read_settings
-from primus.session.engine_errors import explain_import
-from primus.session.number_formats import check_number_format
+from primus.session.ranks.engine_errors import explain_import
+from primus.session.settings.adapter_settings import read_settings
+from primus.session.settings.number_formats import check_number_format
 
 PACKAGE = "megatron-bridge"
 IMPORT_PATCH = "megatron-bridge-without-transformer-engine"
@@ -33,7 +33,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     from primus.config.checks import data_parallel_size
     from primus.session.loop import train_with_engine
     from primus.session.open_session import open_session
-    from primus.session.torch_processes import (
+    from primus.session.ranks.torch_processes import (
         describe_torch_engine,
         device_name,
         join_run,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from primus.frameworks.megatron_bridge.settings import BridgeSettings
-from primus.session.settings_in_force import LiveSetting
-from primus.session.torch_settings import find_module_kind
+from primus.session.settings.settings_in_force import LiveSetting
+from primus.session.settings.torch_settings import find_module_kind
 
 
 def add_adapter_settings(live: list[LiveSetting], model: nn.Module) -> list[LiveSetting]:

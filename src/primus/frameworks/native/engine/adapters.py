@@ -19,7 +19,7 @@ from primus.checkpoint.family import list_hub_shapes, list_rules
 from primus.checkpoint.formats.adapter import AdapterFiles, build_config, name_parts
 from primus.errors import UsageError
 from primus.frameworks.native.engine.model import ADAPTER, Linear, Transformer, fill_weight
-from primus.session.adapter_settings import AdapterSettings
+from primus.session.settings.adapter_settings import AdapterSettings
 
 MATRICES = {
     "self_attention.linear_qkv": "attention.qkv",

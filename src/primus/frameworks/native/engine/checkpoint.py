@@ -15,9 +15,9 @@ from primus.checkpoint.formats.adapter import AdapterFiles
 from primus.errors import PrimusError
 from primus.frameworks.native.engine import state
 from primus.frameworks.native.engine.model import Transformer
-from primus.session.checkpoints import WriteFiles, format_reason
-from primus.session.resume import ResumePoint
-from primus.session.torch_processes import TorchProcesses, random_state, set_random_state
+from primus.session.checkpoints.resume import ResumePoint
+from primus.session.checkpoints.saver import WriteFiles, format_reason
+from primus.session.ranks.torch_processes import TorchProcesses, random_state, set_random_state
 
 State = dict[str, Tensor]
 """Tensors of a checkpoint by name; sharded ones are DTensors."""

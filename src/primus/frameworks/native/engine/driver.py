@@ -37,17 +37,17 @@ from primus.frameworks.native.engine.step import (
     prepare_model,
     train_step,
 )
-from primus.session.adapter_settings import AdapterSettings
-from primus.session.adapter_settings import read_settings as read_adapter_settings
 from primus.session.bad_steps import BadStepDetector
-from primus.session.compute_timer import ComputeTime, ComputeTimer
+from primus.session.checkpoints.resume import ResumePoint
 from primus.session.engine import Engine, MicroBatches, RunningStep, StateToSave, StepValues
-from primus.session.resume import ResumePoint
+from primus.session.ranks.torch_processes import TorchProcesses, read_peak_memory, seed_everything
 from primus.session.session import Session
-from primus.session.settings_in_force import LiveSetting
-from primus.session.torch_processes import TorchProcesses, read_peak_memory, seed_everything
-from primus.session.torch_settings import StepWatch
-from primus.session.weights import open_base_weights, open_loaded_weights
+from primus.session.settings.adapter_settings import AdapterSettings
+from primus.session.settings.adapter_settings import read_settings as read_adapter_settings
+from primus.session.settings.settings_in_force import LiveSetting
+from primus.session.settings.torch_settings import StepWatch
+from primus.session.start_weights import open_base_weights, open_loaded_weights
+from primus.session.timing.compute_timer import ComputeTime, ComputeTimer
 
 
 class LaunchedStep(NamedTuple):

@@ -25,7 +25,7 @@ from primus.models.counts import head_dim, num_query_groups
 
 if TYPE_CHECKING:
     from primus.checkpoint.weights import WeightReader
-    from primus.session.adapter_settings import AdapterSettings
+    from primus.session.settings.adapter_settings import AdapterSettings
 
 ADAPTER = ".adapter."
 """In the name of each weight of an adapter."""

@@ -14,11 +14,11 @@ from primus.frameworks.native.engine.compilation import CompileDecision
 from primus.frameworks.native.engine.driver import NativeEngine
 from primus.models.counts import flops_per_token
 from primus.runs.attempt import Attempt
-from primus.session.engine_errors import explain_torch_errors
 from primus.session.loop import train_with_engine
 from primus.session.open_session import open_session
+from primus.session.ranks.engine_errors import explain_torch_errors
+from primus.session.ranks.torch_processes import TorchProcesses, describe_torch_engine, join_run, seed_everything
 from primus.session.session import Session
-from primus.session.torch_processes import TorchProcesses, describe_torch_engine, join_run, seed_everything
 
 FLOAT64_VARIABLE = "PRIMUS_NATIVE_FLOAT64"
 """Variable that makes native train one process in float64 if it is 1: the reference by which engines are judged."""

@@ -9,8 +9,8 @@ import torch
 
 from primus.frameworks.native.engine.adapters import Adapter
 from primus.frameworks.native.engine.step import Trainable
-from primus.session.settings_in_force import APPLIED_NORM, LiveSetting, explain_settings
-from primus.session.torch_settings import (
+from primus.session.settings.settings_in_force import APPLIED_NORM, LiveSetting, explain_settings
+from primus.session.settings.torch_settings import (
     StepWatch,
     is_model_compiled,
     is_state_sharded,

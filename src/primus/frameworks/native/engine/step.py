@@ -17,7 +17,7 @@ from primus.frameworks.native.engine.loss import count_targets
 from primus.frameworks.native.engine.memory import keep_freed_memory
 from primus.frameworks.native.engine.model import Transformer
 from primus.frameworks.native.engine.spikes import LossWindow
-from primus.session.compute_timer import ComputeTimer
+from primus.session.timing.compute_timer import ComputeTimer
 
 Batch = tuple[Tensor, ...]
 """Tokens and targets of one micro batch, both int64 [B, S] on the model's device; of packed examples also the number of

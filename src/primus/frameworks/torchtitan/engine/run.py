@@ -16,7 +16,7 @@ from primus.frameworks.torchtitan.engine.layout import plan_layout
 from primus.frameworks.torchtitan.engine.log_messages import write_engine_messages
 from primus.frameworks.torchtitan.support import check_for_cpu
 from primus.runs.attempt import Attempt
-from primus.session.engine_errors import explain_torch_errors, find_reason
+from primus.session.ranks.engine_errors import explain_torch_errors, find_reason
 
 HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 """Variables by which CUDA and HIP find no device."""
@@ -37,7 +37,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     from primus.frameworks.torchtitan.engine.driver import TorchTitanEngine
     from primus.session.loop import train_with_engine
     from primus.session.open_session import open_session
-    from primus.session.torch_processes import describe_torch_engine, join_run, join_single_process
+    from primus.session.ranks.torch_processes import describe_torch_engine, join_run, join_single_process
 
     layout = plan_layout(trainer.training, trainer.parallel, attempt.world_size)
     with explain_torch_errors(), join_run(attempt, trainer) as processes:

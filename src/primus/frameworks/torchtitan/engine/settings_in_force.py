@@ -13,8 +13,13 @@ from torchtitan.trainer import Trainer as TitanTrainer
 from primus.config.schema import Trainer
 from primus.config.source import flatten_settings
 from primus.frameworks.torchtitan.backend_settings import MODE
-from primus.session.settings_in_force import APPLIED_NORM, LiveSetting, explain_settings
-from primus.session.torch_settings import StepWatch, is_model_compiled, measure_applied_norm, read_torch_settings
+from primus.session.settings.settings_in_force import APPLIED_NORM, LiveSetting, explain_settings
+from primus.session.settings.torch_settings import (
+    StepWatch,
+    is_model_compiled,
+    measure_applied_norm,
+    read_torch_settings,
+)
 
 IMPLEMENTATION = "optimizer.implementation"
 OFFLOAD = "training.enable_cpu_offload"

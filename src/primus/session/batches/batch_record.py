@@ -15,7 +15,7 @@ import numpy as np
 
 from primus.data.training.loader import Batches, MicroBatches
 from primus.runs.attempt import Attempt
-from primus.session.spans import DATA_SPAN, open_span
+from primus.session.profile.spans import DATA_SPAN, open_span
 
 RECORD_VARIABLE = "PRIMUS_RECORD_BATCHES"
 """Variable that makes the processes of a run write the record, and the fingerprint of the initial weights, if it is

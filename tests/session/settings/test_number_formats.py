@@ -9,7 +9,7 @@ import pytest
 from primus.config.number_formats import find_block_format
 from primus.config.schema import ModelSpec, Trainer, TrainingConfig
 from primus.errors import UsageError
-from primus.session.number_formats import check_number_format
+from primus.session.settings.number_formats import check_number_format
 
 MXFP8 = {"fp8_recipe": "mxfp8"}
 NVFP4 = {"fp4": "e2m1"}

@@ -16,7 +16,7 @@ from primus.checkpoint import folders, manifest
 from primus.errors import PrimusError
 from primus.runs.files import read_json, write_json
 from primus.runs.store import Run
-from primus.session.processes import Processes
+from primus.session.ranks.processes import Processes
 
 REWINDS_FILE = "rewinds.json"
 

@@ -21,8 +21,8 @@ from primus.errors import PrimusError
 from primus.runs import events
 from primus.runs.attempt import Attempt
 from primus.runs.store import Run
-from primus.session.checkpoints import CheckpointSaver, CheckpointSettings, FailedCheckpoint, TrainingPosition
-from primus.session.processes import OneProcess
+from primus.session.checkpoints.saver import CheckpointSaver, CheckpointSettings, FailedCheckpoint, TrainingPosition
+from primus.session.ranks.processes import OneProcess
 
 SETTINGS: dict[str, Any] = {
     "mock_data": True,

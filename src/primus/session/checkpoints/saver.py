@@ -35,7 +35,7 @@ from primus.checkpoint.manifest import CheckpointManifest, FileEntry
 from primus.checkpoint.shape import Shape
 from primus.errors import PrimusError
 from primus.runs.files import sync_to_disk
-from primus.session.processes import Processes, find_first_problem
+from primus.session.ranks.processes import Processes, find_first_problem
 
 WriteFiles = Callable[[Path], None]
 """Writes this process's files of a checkpoint into a folder, and returns when they are on disk."""

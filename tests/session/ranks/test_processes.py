@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from primus.session.processes import OneProcess, find_first_problem
+from primus.session.ranks.processes import OneProcess, find_first_problem
 
 
 def test_the_problem_of_the_lowest_rank_is_named() -> None:

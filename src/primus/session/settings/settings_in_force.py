@@ -8,21 +8,15 @@ its way or replaces it. Each engine has one function that reads its model, optim
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct, structs
 
-from primus.callback import Callback, StepReport
+from primus.callback import StepReport
 from primus.config.schema import OWNERS, Trainer
 from primus.config.source import flatten_settings, format_yaml_value
-from primus.errors import UsageError
-from primus.runs.settings_in_force import EVENT, SettingInForce, SettingState
-from primus.session.processes import find_first_problem
-
-if TYPE_CHECKING:
-    from primus.session.session import Session
+from primus.runs.settings_in_force import SettingInForce, SettingState
 
 SWITCH = "allow_settings_not_in_force"
 """Key of the experiment that lets a run go on."""
@@ -45,57 +39,6 @@ class LiveSetting(Struct, frozen=True, kw_only=True):
 
 
 LiveSettings = Sequence[LiveSetting]
-
-
-class SettingsRecorder(Callback):
-    """A callback that records the settings in force after the first step of an attempt, and ends a run without them.
-
-    Args:
-        session: The run.
-        watch: Observes the first step from its beginning to its end.
-        read: Reads the settings right after it.
-    """
-
-    def __init__(
-        self, session: Session, watch: AbstractContextManager[object], read: Callable[[], LiveSettings]
-    ) -> None:
-        self._session, self._watch, self._read = session, watch, read
-        self._watching = ExitStack()
-        self._live: LiveSettings | None = None
-        self._is_begun = self._is_judged = False
-
-    def before_step(self) -> None:
-        if not self._is_begun:
-            self._is_begun = True
-            self._watching.enter_context(self._watch)
-
-    def after_step(self) -> None:
-        if self._live is None:
-            self._watching.close()
-            self._live = self._read()
-
-    def after_report(self, report: StepReport) -> None:
-        if self._is_judged or self._live is None:
-            return
-        self._is_judged = True
-        session = self._session
-        request = collect_request(session.trainer)
-        if session.trainer.optimizer.schedule == "primus":
-            request["learning_rate"] = session.learning_rate(report.step)
-        live = [*self._live, *_judge_clipping(self._live, request["clip_grad"], report)]
-        found = judge_settings(list({each.key: each for each in live}.values()), request)
-        session.append_event(EVENT, step=report.step, settings=[structs.asdict(each) for each in found])
-        own = format_problem(found, session.engine.library, session.engine.version)
-        problem = find_first_problem(session.processes.all_gather_values(own))
-        if not problem:
-            return
-        if session.trainer.training.allow_settings_not_in_force:
-            session.print_line(f"note: {problem}")
-            return
-        raise UsageError(problem, f"change what is asked for, or train with what is in force: --{SWITCH} true")
-
-    def close(self) -> None:
-        self._watching.close()
 
 
 def explain_settings(live: LiveSettings, reasons: Mapping[str, str]) -> list[LiveSetting]:
@@ -138,7 +81,12 @@ def format_problem(found: Sequence[SettingInForce], library: str, version: str) 
     return f"{what} not in force in {library} {version}: {'; '.join(values)}" if values else ""
 
 
-def _judge_clipping(live: LiveSettings, limit: float, report: StepReport) -> list[LiveSetting]:
+def _is_equal(asked: Any, value: Any, tolerance: float) -> bool:
+    numbers = [each for each in (asked, value) if isinstance(each, int | float) and not isinstance(each, bool)]
+    return math.isclose(*numbers, rel_tol=tolerance) if len(numbers) == 2 else bool(asked == value)
+
+
+def judge_clipping(live: LiveSettings, limit: float, report: StepReport) -> list[LiveSetting]:
     """The limit of the gradient norm, as the first step shows it: by the gradient that the optimizer got."""
     applied = next((float(each.value) for each in live if each.key == APPLIED_NORM and each.value), None)
     norm = report.grad_norm
@@ -147,8 +95,3 @@ def _judge_clipping(live: LiveSettings, limit: float, report: StepReport) -> lis
     is_whole = math.isclose(applied, norm, rel_tol=MEASURED_TOLERANCE)
     value = limit if limit and math.isclose(applied, limit, rel_tol=MEASURED_TOLERANCE) else applied
     return [LiveSetting(key="clip_grad", value=0.0 if is_whole and value != limit else value)]
-
-
-def _is_equal(asked: Any, value: Any, tolerance: float) -> bool:
-    numbers = [each for each in (asked, value) if isinstance(each, int | float) and not isinstance(each, bool)]
-    return math.isclose(*numbers, rel_tol=tolerance) if len(numbers) == 2 else bool(asked == value)

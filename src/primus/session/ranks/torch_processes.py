@@ -18,13 +18,13 @@ from primus.errors import PrimusError
 from primus.machine.facts import DeviceKind
 from primus.measure.devices.device import own_device, share_cores
 from primus.runs.attempt import Attempt
-from primus.session.rates import read_peak_host_memory
-from primus.session.session import EngineInfo
+from primus.session.ranks.engine_info import EngineInfo
+from primus.session.timing.rates import read_peak_host_memory
 
 
 @dataclass
 class TorchProcesses:
-    """The processes of torch.distributed: a `primus.session.processes.Processes`."""
+    """The processes of torch.distributed: a `primus.session.ranks.processes.Processes`."""
 
     rank: int
     world: int

@@ -20,7 +20,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
-from primus.session.settings_in_force import LiveSetting
+from primus.session.settings.settings_in_force import LiveSetting
 
 KINDS = tuple(
     (kind, re.compile(pattern))

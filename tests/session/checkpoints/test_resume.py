@@ -14,8 +14,8 @@ from primus.checkpoint.manifest import CheckpointManifest
 from primus.checkpoint.shape import build_shape
 from primus.experiment import read_run_experiment
 from primus.runs.store import Run
-from primus.session.processes import OneProcess, Processes
-from primus.session.resume import CheckpointSearch, ResumePoint
+from primus.session.checkpoints.resume import CheckpointSearch, ResumePoint
+from primus.session.ranks.processes import OneProcess, Processes
 
 WORLD = 3
 FILES = ("a.bin", "b.bin", "c.bin")

@@ -13,8 +13,8 @@ from primus.launch.progress_bar import ProgressBar
 from primus.process import measure_core_wait
 from primus.runs.attempt import Attempt
 from primus.runs.step_line import format_evaluation_line, format_step_line, shorten_line
-from primus.session.checkpoints import FailedCheckpoint
-from primus.session.loggers import Logger, Scalars
+from primus.session.checkpoints.saver import FailedCheckpoint
+from primus.session.reports.loggers import Logger, Scalars
 
 
 class TrainingReporter(Callback):

@@ -24,9 +24,9 @@ from primus.callback import Callback, CallbackList, ProfileReport
 from primus.config.schema import LoggingConfig, Trainer
 from primus.framework import FRAMEWORKS
 from primus.runs.attempt import Attempt
-from primus.session.processes import Processes
-from primus.session.profile_window import ProfileWindow, choose_recording_ranks, find_profile_window
-from primus.session.spans import set_span_opener
+from primus.session.profile.profile_window import ProfileWindow, choose_recording_ranks, find_profile_window
+from primus.session.profile.spans import set_span_opener
+from primus.session.ranks.processes import Processes
 
 COMPRESSION_LEVEL = 1
 """Traces shrink to a tenth at the lowest level already, and training waits."""

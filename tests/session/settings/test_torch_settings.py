@@ -18,7 +18,7 @@ else:
 from torch.nn import functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from primus.session.torch_settings import (  # noqa: E402
+from primus.session.settings.torch_settings import (  # noqa: E402
     StepWatch,
     find_module_kind,
     is_model_compiled,

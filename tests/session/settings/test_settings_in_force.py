@@ -19,7 +19,7 @@ from primus.runs import events
 from primus.runs.attempt import Attempt
 from primus.runs.settings_in_force import SettingInForce, read_settings_in_force
 from primus.runs.store import Run
-from primus.session.settings_in_force import LiveSetting, _judge_clipping, judge_settings
+from primus.session.settings.settings_in_force import LiveSetting, judge_clipping, judge_settings
 
 SETTINGS: dict[str, Any] = {
     "mock_data": True,
@@ -144,7 +144,7 @@ def test_the_gradient_that_the_optimizer_got_shows_the_limit_of_its_norm(
     limit: float, norm: float, applied: float, found: list[float]
 ) -> None:
     live = [LiveSetting(key="applied_grad_norm", value=applied)]
-    assert [each.value for each in _judge_clipping(live, limit, make_report(norm))] == found
+    assert [each.value for each in judge_clipping(live, limit, make_report(norm))] == found
 
 
 def make_report(norm: float, **changes: Any) -> StepReport:
@@ -158,7 +158,7 @@ def make_report(norm: float, **changes: Any) -> StepReport:
 
 def test_a_skipped_step_shows_no_limit() -> None:
     live = [LiveSetting(key="applied_grad_norm", value=4.0)]
-    assert _judge_clipping(live, 1.0, make_report(4.0, skipped=True)) == []
+    assert judge_clipping(live, 1.0, make_report(4.0, skipped=True)) == []
 
 
 class RecordedWatch:

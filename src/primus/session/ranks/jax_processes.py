@@ -17,11 +17,11 @@ from primus.machine.facts import DeviceKind
 from primus.machine.probe import find_machine_root, probe
 from primus.process import count_usable_cpus
 from primus.runs.attempt import Attempt
-from primus.session.engine_errors import build_memory_error, explain_import
-from primus.session.processes import OneProcess, Processes
+from primus.session.ranks.engine_errors import build_memory_error, explain_import
+from primus.session.ranks.processes import OneProcess, Processes
 
 if TYPE_CHECKING:
-    from primus.session.session import EngineInfo
+    from primus.session.ranks.engine_info import EngineInfo
 
 KIB = 1 << 10
 
@@ -107,7 +107,7 @@ def _join_jax_processes(
         return
     import jax
 
-    from primus.session.torch_processes import join_processes
+    from primus.session.ranks.torch_processes import join_processes
 
     place = (attempt.rank, attempt.local_rank, attempt.world_size)
     # torch's group is for values on the host, since JAX has the devices. It also tells all processes JAX's address.
@@ -157,7 +157,7 @@ def describe_jax_engine(backend: str, library: str, num_devices: int, data_size:
 
     import jax
 
-    from primus.session.session import EngineInfo
+    from primus.session.ranks.engine_info import EngineInfo
 
     return EngineInfo(
         backend=backend,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from primus.errors import PrimusError
-from primus.session.engine_errors import explain_torch_errors, find_reason
+from primus.session.ranks.engine_errors import explain_torch_errors, find_reason
 
 torch = pytest.importorskip("torch")
 

@@ -1,0 +1,1 @@
+"""The data of a run, and the batches of its steps."""

@@ -1,0 +1,1 @@
+"""Checkpoints of a training run: written, found, loaded, and set aside after a rewind."""

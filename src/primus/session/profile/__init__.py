@@ -1,0 +1,1 @@
+"""Profiles of a window of steps."""

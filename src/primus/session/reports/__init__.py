@@ -1,0 +1,1 @@
+"""What a training run reports: lines, events, the progress bar, and loggers."""

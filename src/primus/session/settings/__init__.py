@@ -1,0 +1,1 @@
+"""Settings that several engines share, and those that are in force after the first step."""
