@@ -159,6 +159,10 @@ def test_words_are_expanded_as_bash_does(text: str, words: list[str]) -> None:
         ("rocminfo\nls -l\n", "its commands: rocminfo, ls"),
         ("source conf/llama.sh\npython $SCRIPT\n", "conf/llama.sh (line 1) is read by the script and is not here"),
         ("python pretrain_bert.py --num-layers 2 --hidden-size 8\n", "pretrain_bert.py does not train a decoder"),
+        (
+            "ray job submit -- python3 train.py --num-layers 2 --hidden-size 8 --num-rollout 9 --rm-type math --lr 1\n",
+            "starts post-training of slime or a fork of it, by --num-rollout and --rm-type",
+        ),
     ],
 )
 def test_a_script_that_cannot_be_read_says_why(text: str, told: str, tmp_path: Path) -> None:
@@ -176,6 +180,13 @@ def test_several_values_are_a_path_with_blanks_or_reported(tmp_path: Path) -> No
     )
     assert config.settings["pretrained_checkpoint"] == "my runs/a"
     assert list_reasons(config)["--timing-log-level"] == "takes one value, and has 2"
+
+
+def test_an_argument_that_names_a_column_is_no_secret(tmp_path: Path) -> None:
+    line = "pretrain_gpt.py --num-layers 2 --hidden-size 8 --lr 1 --label-key answer --hub-api-key hf_abcdefghijkl"
+    reasons = list_reasons(read_script(tmp_path, f"{line}\n"))
+    assert "secret" not in reasons["--label-key"]
+    assert "secret" in reasons["--hub-api-key"]
 
 
 def test_lengths_in_samples_become_steps(tmp_path: Path) -> None:

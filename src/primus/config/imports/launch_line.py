@@ -13,6 +13,10 @@ _FLAG = re.compile(r"--[A-Za-z][\w-]*")
 _TELLING = {"--num-layers", "--hidden-size", "--micro-batch-size", "--seq-length", "--train-iters", "--lr"}
 """Arguments by which a command of Megatron-LM is recognized."""
 FEWEST_TELLING = 2
+ROLLOUT_FLAGS = frozenset(
+    "num-rollout rollout-batch-size rollout-function-path n-samples-per-prompt rm-type advantage-estimator".split()
+)
+"""Arguments that slime (THUDM/slime) and its forks add to those of Megatron-LM for post-training."""
 LAUNCHERS = re.compile(r"(--?)(nproc|nnodes|node[_-]rank|master|rdzv|standalone|local[_-]addr|tee|log[_-]dir|role)")
 """Options of torchrun that may stand among the arguments of a script without a program's name."""
 _MAXTEXT_PROGRAM = re.compile(r"(?i).*maxtext.*[./]\w*train\w*(\.py)?|(.*/)?train\.py")

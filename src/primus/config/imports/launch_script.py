@@ -12,7 +12,9 @@ from pathlib import Path
 from primus import registry
 from primus.config.imports.foreign_config import ForeignConfig
 from primus.config.imports.launch_line import (
+    FEWEST_TELLING,
     FURTHER,
+    ROLLOUT_FLAGS,
     LaunchLine,
     find_launches,
     find_other_program,
@@ -33,6 +35,8 @@ from primus.redaction.harmless import is_harmless_variable
 
 _SIZE = re.compile(r"\d{1,6}")
 """A value that is not a secret, whatever its argument is called: ``--num-key-value-heads 4``."""
+_COLUMN = re.compile(r"[\w-]*(input|label|text|json|data|metadata|tool|prompt|answer|image|messages?)[-_]keys?")
+"""An argument that names a column of the data: ``--input-key prompt``."""
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
@@ -68,6 +72,12 @@ def read_launch_script(
         raise UsageError(
             f"{origin}: no command with arguments of Megatron-LM or MaxText was found ({_describe_commands(words)})",
             _suggest_way(probe, args),
+        )
+    rollout = sorted(ROLLOUT_FLAGS & launches[0].arguments.keys())
+    if len(rollout) >= FEWEST_TELLING:
+        raise UsageError(
+            f"{origin}: starts post-training of slime or a fork of it, by --{' and --'.join(rollout[:3])}",
+            "only scripts of pre-training are imported",
         )
     target = _read_launch(launches[0], probe, origin, name)
     target.hint = _suggest_arguments(probe, args)
@@ -131,8 +141,10 @@ def _format_words(values: Sequence[str] | None) -> str:
 
 
 def _is_setting(flag: str, framework: str) -> bool:
-    """Whether a flag that sounds secret is a known setting: ``--tiktoken-pattern``."""
+    """Whether a flag that sounds secret is a setting, or a column: ``--tiktoken-pattern``, ``--input-key``."""
     name = flag.replace("-", "_")
+    if _COLUMN.fullmatch(flag):
+        return True
     translator = registry.load_plug_in(TRANSLATIONS, framework).create_translator()
     return name in OWNERS or name in translator.list_known_keys()
 
