@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import primus.patches
+import primus
 from fakes import cli
 from primus import patch
 from primus.errors import PrimusError, UsageError
@@ -28,8 +28,8 @@ def apply():
     {body}
 """
 
-OWN_PATCHES = {file.stem.replace("_", "-") for file in Path(primus.patches.__file__).parent.glob("*.py")}
-"""Patches of the package itself."""
+OWN_PATCHES = {file.stem.replace("_", "-") for file in Path(primus.__file__).parent.rglob("patches/*.py")}
+"""Patches of the package itself, those of its frameworks included."""
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from primus.cli.main import main
         (
             "data encode --input a.txt --tokenizer ~nobody-here/x --output o",
             2,
-            "~nobody-here/x: no such file, and no name on the hub",
+            "~nobody-here/x: neither a local path, nor a model on ",
         ),
         ("analyze trace deep.json", 2, "deep.json: the trace has neither kernels nor operators: it is cut off"),
     ],
