@@ -158,7 +158,15 @@ def test_words_are_expanded_as_bash_does(text: str, words: list[str]) -> None:
         ("python pretrain_gpt.py --lr '1\n", "unexpected EOF while looking for matching `''"),
         ("rocminfo\nls -l\n", "its commands: rocminfo, ls"),
         ("source conf/llama.sh\npython $SCRIPT\n", "conf/llama.sh (line 1) is read by the script and is not here"),
-        ("python pretrain_bert.py --num-layers 2 --hidden-size 8\n", "pretrain_bert.py does not train a decoder"),
+        (
+            "python pretrain_bert.py --num-layers 2 --hidden-size 8\n",
+            "pretrain_bert.py pre-trains no decoder that primus has",
+        ),
+        (
+            "python posttrain_gpt.py --stage dpo --num-layers 2 --hidden-size 8\n",
+            "posttrain_gpt.py pre-trains no decoder",
+        ),
+        ("python pretrain_samba.py --num-layers 2 --hidden-size 8\n", "pretrain_samba.py pre-trains no decoder"),
         (
             "ray job submit -- python3 train.py --num-layers 2 --hidden-size 8 --num-rollout 9 --rm-type math --lr 1\n",
             "starts post-training of slime or a fork of it, by --num-rollout and --rm-type",
@@ -180,6 +188,11 @@ def test_several_values_are_a_path_with_blanks_or_reported(tmp_path: Path) -> No
     )
     assert config.settings["pretrained_checkpoint"] == "my runs/a"
     assert list_reasons(config)["--timing-log-level"] == "takes one value, and has 2"
+
+
+def test_a_path_with_braces_is_no_mapping(tmp_path: Path) -> None:
+    line = "pretrain_gpt.py --num-layers 2 --hidden-size 8 --lr 1 --data-path {GPT_data_path}"
+    assert read_script(tmp_path, f"{line}\n").settings["train_data_path"] == "{GPT_data_path}"
 
 
 def test_an_argument_that_names_a_column_is_no_secret(tmp_path: Path) -> None:

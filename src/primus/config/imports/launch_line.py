@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import Struct
 
 _PROGRAM = re.compile(r"(.*/)?(pretrain|train|finetune|main)\w*\.py")
-_OTHER_PROGRAM = re.compile(r"(.*/)?pretrain_(bert|t5|ict|retro|vision\w*|vlm|mimo)\.py")
+_OTHER_PROGRAM = re.compile(r"(.*/)?(pretrain_(bert|t5|ict|retro|vision\w*|vlm|mimo|samba)|posttrain_\w+)\.py")
 _FLAG = re.compile(r"--[A-Za-z][\w-]*")
 _TELLING = {"--num-layers", "--hidden-size", "--micro-batch-size", "--seq-length", "--train-iters", "--lr"}
 """Arguments by which a command of Megatron-LM is recognized."""
@@ -55,7 +55,7 @@ def find_launches(commands: Sequence[Sequence[str]]) -> list[LaunchLine]:
 
 
 def find_other_program(commands: Iterable[Sequence[str]]) -> str:
-    """A program of Megatron-LM that trains no decoder; empty if none is called."""
+    """A program of Megatron-LM or a fork that pre-trains no decoder; empty if none is called."""
     found = (word for words in commands for word in words if _OTHER_PROGRAM.fullmatch(word))
     return next(found, "").rpartition("/")[2]
 

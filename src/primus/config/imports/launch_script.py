@@ -63,7 +63,7 @@ def read_launch_script(
     words = [record.words for record in probe.commands]
     other = find_other_program(words)
     if other:
-        raise UsageError(f"{origin}: {other} does not train a decoder", "primus trains language models")
+        raise UsageError(f"{origin}: {other} pre-trains no decoder that primus has", "import another script")
     launches = find_launches(words) or find_launches([list_assigned_words(probe.trace)])
     if not launches:
         if source := find_titan_source(words):

@@ -341,7 +341,8 @@ def _parse_values(values: Sequence[str]) -> Any:
     """The value of an argument: true without one, a list of several."""
     if not values:
         return True
-    parsed = [parse_scalar(value) for value in values]
+    # Braces are part of a path that was not filled in, and no mapping of YAML.
+    parsed = [value if value.startswith("{") else parse_scalar(value) for value in values]
     return parsed[0] if len(parsed) == 1 else parsed
 
 
