@@ -331,6 +331,11 @@ def test_a_user_may_write_a_part_of_a_framework_of_the_package(write: Write) -> 
     assert registry.list_plug_ins("logs").count("nemo") == 1
 
 
+def test_patches_of_frameworks_are_found_beside_the_others(write: Write) -> None:
+    write("frameworks/mini/patches/own_fix.py", "")
+    assert {"megatron-core-cpu", "torch-cpu-norm", "own-fix"} <= set(registry.list_plug_ins("patches"))
+
+
 def test_one_file_may_train_and_have_variables(write: Write) -> None:
     write(
         "frameworks/both.py",

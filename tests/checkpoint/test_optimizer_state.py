@@ -53,7 +53,7 @@ def draw_training_state(spec: ModelSpec) -> TrainingState:
     return TrainingState(moments, 6.0, POSITION, AdamSettings(1e-3, (0.8, 0.9), 1e-7, 0.2))
 
 
-def write_first(spec: ModelSpec, training: TrainingState, target: Path, to: TargetFormat) -> None:
+def write_first(spec: ModelSpec, training: TrainingState | None, target: Path, to: TargetFormat) -> None:
     """Write weights and state that no file has yet."""
     from primus.checkpoint.conversion import write_checkpoint
 
@@ -315,3 +315,10 @@ def test_megatron_continues_from_native_and_native_from_megatron(tmp_path: Path)
     from frameworks.megatron.test_parity import build, train_all
 
     check_both_ways(tmp_path, build("llama"), "megatron", partial(train_all, tmp_path))
+
+
+@pytest.mark.parametrize("to", ["native", "torchtitan", "megatron"])
+def test_a_checkpoint_of_weights_alone_has_no_training_state(to: TargetFormat, tmp_path: Path) -> None:
+    spec = make_spec()
+    write_first(spec, None, tmp_path / "weights", to)
+    assert open_training_state(open_checkpoint(str(tmp_path / "weights"), spec)) is None
