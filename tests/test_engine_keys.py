@@ -47,6 +47,18 @@ def test_each_key_of_the_schema_has_a_complete_rule(engine: Path) -> None:
     assert not [key for key, rule in rules.items() if not rule.is_complete]
 
 
+def test_a_line_of_an_engine_outranks_its_patterns_which_outrank_the_shared_rules(tmp_path: Path) -> None:
+    (tmp_path / "keys.yaml").write_text(
+        "num_experts: {field: experts}\nmodel.*: {field: shape}\nmoe_*: {field: router}\nsplit: {refused: splits}\n"
+    )
+    rules = read_key_rules(tmp_path)
+    assert rules["num_experts"].field == "experts"
+    assert rules["moe_latent_size"].field == "router"
+    assert rules["hidden_size"].field == rules["attention_sinks"].field == "shape"
+    assert rules["split"].refused and not rules["split"].session
+    assert rules["valid_data_path"].session
+
+
 def test_a_refused_value_of_a_model_is_not_to_be_set_to_that_of_another_model(rules) -> None:
     with pytest.raises(UsageError) as caught:
         check_key_rules("abacus", rules, build_trainer(rope_type="yarn"))

@@ -1,6 +1,7 @@
 """What a training engine does with each key of an experiment, read from the engine's `keys.yaml`.
 
-A `keys.yaml` maps each key of the schema to a rule:
+A `keys.yaml` maps keys of the schema to rules; a key that it does not name has the rule of `engine_keys.yaml`, which is
+that of an engine of dense models without options of its own:
 
     hidden_size: {field: base_emb_dim}                       # the engine's name of the setting
     min_lr_ratio: {session: true, files: [final_fraction]}   # its name in the framework's own files
@@ -8,11 +9,14 @@ A `keys.yaml` maps each key of the schema to a rule:
     num_experts: {refused: mixture-of-experts layers}        # only the default is accepted
     rope_type: {field: rope.scaling, accepts: [default, llama3], refused: yarn rope scaling}
     clip_grad: {field: max_norm, differs: adds 1e-6 to the norm}
+    moe_*: {refused: mixture-of-experts layers}              # all keys of this form that have no line of their own
+    model.*: {field: config.json}                            # all keys of the group `model`
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +29,8 @@ from primus.config.source import format_yaml_value
 from primus.errors import UsageError
 
 FILE_NAME = "keys.yaml"
+SHARED = Path(__file__).with_suffix(".yaml")
+"""The rules of keys that an engine's own file does not name."""
 
 
 class KeyRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,7 +59,7 @@ class KeyRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 KeyRules = Mapping[str, KeyRule]
-"""The rule of each key of the schema."""
+"""Rules by key of the schema."""
 
 
 class KeyDifference(Struct, frozen=True, kw_only=True):
@@ -68,10 +74,24 @@ class KeyDifference(Struct, frozen=True, kw_only=True):
 
 @cache
 def read_key_rules(folder: Path) -> KeyRules:
-    """The rules in the `keys.yaml` of an engine's folder."""
+    """The rule of each key of the schema, of the `keys.yaml` in an engine's folder and of the shared one."""
     from primus.config.data_file import read_package_yaml  # imports yaml: not for commands that read none
 
-    return read_package_yaml(folder / FILE_NAME, dict[str, KeyRule])
+    own, shared = (read_package_yaml(file, dict[str, KeyRule]) for file in (folder / FILE_NAME, SHARED))
+    rules = _expand_patterns(shared) | _expand_patterns(own)
+    return {key: rules[key] for key in (*OWNERS, *rules) if key in rules}
+
+
+def _expand_patterns(rules: KeyRules) -> dict[str, KeyRule]:
+    """`rules` with a rule for each key that a pattern stands for; a key's own line comes first, then the last pattern."""
+    patterns = [name for name in rules if name.endswith("*")]
+    found = {
+        key: rules[pattern]
+        for pattern in patterns
+        for key, group in OWNERS.items()
+        if fnmatchcase(key, pattern) or fnmatchcase(f"{group}.{key}", pattern)
+    }
+    return found | {key: rule for key, rule in rules.items() if key not in patterns}
 
 
 def list_file_names(folder: Path, *, with_older: bool = False) -> dict[str, str]:
