@@ -83,7 +83,7 @@ def read_key_rules(folder: Path) -> KeyRules:
 
 
 def _expand_patterns(rules: KeyRules) -> dict[str, KeyRule]:
-    """`rules` with a rule for each key that a pattern stands for; a key's own line comes first, then the last pattern."""
+    """`rules` with one for each key that a pattern stands for: its own line comes first, then the last pattern."""
     patterns = [name for name in rules if name.endswith("*")]
     found = {
         key: rules[pattern]
