@@ -1,7 +1,7 @@
 """What a training engine does with each key of an experiment, read from the engine's `keys.yaml`.
 
-A `keys.yaml` maps keys of the schema to rules; a key that it does not name has the rule of `engine_keys.yaml`, which is
-that of an engine of dense models without options of its own:
+A `keys.yaml` maps keys of the schema to rules; a key that it does not name has the rule of `frameworks/keys.yaml`:
+that of an engine of dense models without options of its own.
 
     hidden_size: {field: base_emb_dim}                       # the engine's name of the setting
     min_lr_ratio: {session: true, files: [final_fraction]}   # its name in the framework's own files
@@ -29,7 +29,7 @@ from primus.config.source import format_yaml_value
 from primus.errors import UsageError
 
 FILE_NAME = "keys.yaml"
-SHARED = Path(__file__).with_suffix(".yaml")
+SHARED = Path(__file__).parent / "frameworks" / FILE_NAME
 """The rules of keys that an engine's own file does not name."""
 
 
