@@ -9,21 +9,25 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from primus.data.instruction.chat_template import get_token, open_files, read_chat_template
+from primus.data.instruction.chat_template import read_chat_template
 from primus.data.instruction.encode import find_turn_end
-from primus.data.tokenizers import sentencepiece_json, tokenizer_json
-from primus.data.tokenizers.document_ends import SPECIAL_TOKENS, TOKENIZER_CONFIG
+from primus.data.tokenizers import sentencepiece_json
 from primus.data.tokenizers.load import load_tokenizer
+from primus.data.tokenizers.sibling_files import (
+    CHAT_TEMPLATE,
+    GENERATION_CONFIG,
+    SPECIAL_TOKENS,
+    TOKENIZER_CONFIG,
+    get_token,
+    open_siblings,
+)
 from primus.data.tokenizers.tokenizer import Tokenizer
+from primus.data.tokenizers.tokenizer_json import TokenizerJson
 
-GENERATION = "generation_config.json"
 OPTIONAL_FILES = (
     *(TOKENIZER_CONFIG, SPECIAL_TOKENS, "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model"),
-    *("spiece.model", "sentencepiece.bpe.model", "chat_template.jinja", GENERATION),
+    *("spiece.model", "sentencepiece.bpe.model", CHAT_TEMPLATE, GENERATION_CONFIG),
 )
 MODEL_DOCUMENTS = ("README.md", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "USE_POLICY.md")
 """Of a published model; they describe its weights as they were published."""
@@ -57,7 +61,7 @@ class TokenizerFiles:
         # A file of another name is not of the folder that it is in, such as the one next to token files.
         is_in_folder = path.is_dir() or path.name in ("tokenizer.json", "tokenizer.model")
         if is_in_folder or not (path.exists() or "," in name or ":" in name):
-            read = open_files(name)
+            read = open_siblings(name)
             self.others = {file: content for file in OPTIONAL_FILES if (content := read(file)) is not None}
 
     def build_files(self, others: HubFiles, max_length: int | None, *, ends_turns: bool) -> HubFiles:
@@ -73,7 +77,7 @@ class TokenizerFiles:
         """
         files = {**others, **self.others, f"tokenizer{self.tokenizer.file_suffix}": self.tokenizer.content}
         given, special, generation = (
-            json.loads(files.get(name, b"{}")) for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS, GENERATION)
+            json.loads(files.get(name, b"{}")) for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS, GENERATION_CONFIG)
         )
         vocabulary = _read_vocabulary(self.tokenizer)
         tokens = _choose_special_tokens({**special, **given}, self.tokenizer, vocabulary)
@@ -85,13 +89,13 @@ class TokenizerFiles:
         turn_end = find_turn_end(template, self.tokenizer.special_strings) if template else ""
         ids = {name: vocabulary[token] for name, token in tokens.items() if token in vocabulary}
         completed = _complete_generation(generation, ids, vocabulary.get(turn_end))
-        files[GENERATION] = _encode_changed(completed, files.get(GENERATION))
+        files[GENERATION_CONFIG] = _encode_changed(completed, files.get(GENERATION_CONFIG))
         return files
 
 
 def _read_vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
     if tokenizer.file_suffix == ".json":
-        return tokenizer_json.collect_vocabulary(msgspec.json.decode(tokenizer.content))
+        return TokenizerJson.decode(tokenizer.content).collect_vocabulary()
     from sentencepiece import SentencePieceProcessor
 
     processor = SentencePieceProcessor(model_proto=tokenizer.content)
@@ -99,7 +103,7 @@ def _read_vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def _choose_special_tokens(
-    declared: Mapping[str, Any], tokenizer: Tokenizer, vocabulary: Mapping[str, int]
+    declared: Mapping[str, object], tokenizer: Tokenizer, vocabulary: Mapping[str, int]
 ) -> dict[str, str]:
     """The tokens `bos`, `eos` and `pad`: declared ones, or those that the vocabulary is known for.
 
@@ -115,8 +119,8 @@ def _choose_special_tokens(
 
 
 def _complete_config(
-    config: Mapping[str, Any], tokenizer: Tokenizer, tokens: Mapping[str, str], max_length: int | None
-) -> dict[str, Any]:
+    config: Mapping[str, object], tokenizer: Tokenizer, tokens: Mapping[str, str], max_length: int | None
+) -> Mapping[str, object]:
     """tokenizer_config.json of a tokenizer without a class."""
     return {
         "tokenizer_class": TOKENIZER_CLASS,
@@ -127,7 +131,9 @@ def _complete_config(
     }
 
 
-def _complete_generation(generation: Mapping[str, Any], ids: Mapping[str, int], turn_end: int | None) -> dict[str, Any]:
+def _complete_generation(
+    generation: Mapping[str, object], ids: Mapping[str, int], turn_end: int | None
+) -> Mapping[str, object]:
     """generation_config.json with the ids of special tokens, and of the end of a turn."""
     values = dict(generation)
     if "eos_token_id" not in values:  # one that has it is as its authors want it
@@ -139,7 +145,7 @@ def _complete_generation(generation: Mapping[str, Any], ids: Mapping[str, int], 
     return values
 
 
-def _encode_changed(values: Mapping[str, Any], before: bytes | None) -> bytes:
+def _encode_changed(values: Mapping[str, object], before: bytes | None) -> bytes:
     """A JSON file, byte by byte the one before if it says the same."""
     if before is not None and json.loads(before) == values:
         return before

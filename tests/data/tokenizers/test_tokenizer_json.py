@@ -9,34 +9,31 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
 from fakes import small_tokenizers as small
-from primus.data.tokenizers import tokenizer_json
-from primus.data.tokenizers.content import fingerprint_described
 from primus.data.tokenizers.load import parse_tokenizer
+from primus.data.tokenizers.tokenizer_json import TokenizerJson
 
 
 def test_an_outline_is_the_file_wherever_its_parts_stand() -> None:
     described = json.loads(small.by_pattern()["qwen2"].content)
     misleading = {**described, "model": {"added_tokens": [], **described["model"]}}
     for parts in (described, dict(reversed(misleading.items()))):
-        outline = tokenizer_json.decode_outline(json.dumps(parts, indent=1).encode())
-        assert {name: outline[name] for name in parts if name != "model"} == {
-            name: parts[name] for name in parts if name != "model"
-        }
-        assert isinstance(outline["model"]["vocab"], msgspec.Raw)
-        assert json.loads(msgspec.json.encode({**outline, "added_tokens": []})) == {**parts, "added_tokens": []}
+        outline = TokenizerJson.decode_outline(json.dumps(parts, indent=1).encode())
+        assert isinstance(outline.model["vocab"], msgspec.Raw)
+        assert json.loads(outline.encode()) == parts
+        assert json.loads(outline.encode(added_tokens=[])) == {**parts, "added_tokens": []}
 
 
 @pytest.mark.parametrize("content", [b'{"model": ', b'{"model": []}', b"[]", b"\xff"])
 def test_what_is_no_such_json_has_no_outline(content: bytes) -> None:
     with pytest.raises((msgspec.MsgspecError, UnicodeDecodeError)):
-        tokenizer_json.decode_outline(content)
+        TokenizerJson.decode_outline(content)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen2", "cl100k"])
 def test_the_vocabulary_is_the_one_that_the_library_has(name: str) -> None:
     content = small.by_pattern()[name].content
     expected = Backend.from_str(content.decode()).get_vocab(with_added_tokens=True)
-    assert tokenizer_json.collect_vocabulary(json.loads(content)) == expected
+    assert TokenizerJson.decode(content).collect_vocabulary() == expected
 
 
 @pytest.mark.parametrize(
@@ -52,25 +49,25 @@ def test_the_vocabulary_of_other_models_is_the_one_that_the_library_has(model: A
     backend.add_special_tokens(["<eos>"])
     content = backend.to_str().encode()
     expected = backend.get_vocab(with_added_tokens=True)
-    assert tokenizer_json.collect_vocabulary(json.loads(content)) == expected
+    assert TokenizerJson.decode(content).collect_vocabulary() == expected
     loaded = parse_tokenizer(content, "other")
     assert (loaded.eod_id, loaded.vocab_size) == (expected["<eos>"], max(expected.values()) + 1)
 
 
 def test_joined_merges_are_the_same_merges_to_the_library() -> None:
     described = json.loads(small.by_pattern()["gpt2"].content)
-    joined = tokenizer_json.join_merges(described)
-    assert isinstance(joined["model"]["merges"][0], str)
-    assert tokenizer_json.join_merges(joined) is joined
-    backend = Backend.from_str(json.dumps(joined))
+    joined = TokenizerJson(described).join_merges()
+    assert isinstance(joined.model["merges"][0], str)
+    assert joined.join_merges() is joined
+    backend = Backend.from_str(joined.encode().decode())
     assert json.loads(backend.to_str())["model"]["merges"] == described["model"]["merges"]
 
 
 def test_merges_of_tokens_with_a_space_stay_pairs() -> None:
     vocabulary = {"a": 0, " ": 1, "b": 2, "a ": 3, "ab": 4}
-    described = {"model": {"type": "BPE", "vocab": vocabulary, "merges": [["a", "b"], ["a", " "]]}}
-    assert tokenizer_json.join_merges(described) is described
-    loaded = parse_tokenizer(json.dumps(described).encode(), "spaces")
+    described = TokenizerJson({"model": {"type": "BPE", "vocab": vocabulary, "merges": [["a", "b"], ["a", " "]]}})
+    assert described.join_merges() is described
+    loaded = parse_tokenizer(described.encode(), "spaces")
     assert loaded.encode("a ") == [3]
 
 
@@ -81,5 +78,6 @@ def test_the_identity_stays_the_one_under_which_data_was_prepared() -> None:
     described["model"]["merges"] = [["a", "b"]]
     described["added_tokens"] = [{**described["added_tokens"][0], "id": 3}]
     expected = "9d762022356dc91e74b1d8761e96086f6f28bb93bdb748b13a6e3437034c938e"
-    assert fingerprint_described(described) == fingerprint_described(tokenizer_json.join_merges(described)) == expected
+    decoded = TokenizerJson(described)
+    assert decoded.compute_fingerprint() == decoded.join_merges().compute_fingerprint() == expected
     assert parse_tokenizer(json.dumps(described).encode(), "made up").fingerprint == expected

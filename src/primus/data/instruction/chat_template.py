@@ -7,22 +7,23 @@ A template is code, so that it runs in a sandbox. Templates for training mark wh
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from primus.data.instruction.examples import Message
+from primus.data.tokenizers.sibling_files import (
+    CHAT_TEMPLATE,
+    TOKENIZER_CONFIG,
+    ReadFile,
+    SiblingConfig,
+    get_token,
+    read_config,
+)
 from primus.errors import UsageError
-from primus.web import hub
 
-TEMPLATE_FILE, CONFIG_FILE = "chat_template.jinja", "tokenizer_config.json"
 BEGIN, END = "\ufdd0", "\ufdd1"
 """Around what a template marks; Unicode keeps these two out of texts."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
-
-ReadFile = Callable[[str], "bytes | None"]
-"""Content of a file next to a tokenizer; None for one that does not exist."""
 
 
 class ChatTemplate:
@@ -76,55 +77,26 @@ def read_chat_template(read: ReadFile, name: str) -> ChatTemplate | None:
     Raises:
         UsageError: tokenizer_config.json is damaged.
     """
-    config = read_tokenizer_config(read, name)
+    config = read_config(read, name, TOKENIZER_CONFIG)
     text = _choose_template(read, config)
     if text is None:
         return None
-    return ChatTemplate(name, text, {key: get_token(config.get(key)) for key in SPECIAL_TOKENS})
+    return ChatTemplate(name, text, {key: get_token(getattr(config, key)) for key in SPECIAL_TOKENS})
 
 
 def build_missing_template_error(where: str, name: str) -> UsageError:
     """The error of a conversation for which the tokenizer `name` has no chat template."""
     return UsageError(
         f"{where}: the tokenizer {name} has no chat template for messages",
-        f"add {TEMPLATE_FILE} to its folder, or write rows with prompt and completion",
+        f"add {CHAT_TEMPLATE} to its folder, or write rows with prompt and completion",
     )
 
 
-def open_files(name: str) -> ReadFile:
-    """Reads files next to a tokenizer, from its folder or the hub."""
-    path = Path(os.path.expanduser(name))
-    if not path.exists():
-        return lambda file: hub.read_optional_file(name, file, ask_hub=True)
-    folder = path if path.is_dir() else path.parent
-    return lambda file: (folder / file).read_bytes() if (folder / file).is_file() else None
-
-
-def read_tokenizer_config(read: ReadFile, name: str) -> dict[str, Any]:
-    """The tokenizer_config.json among the files of a tokenizer; empty if there is none.
-
-    Raises:
-        UsageError: It is damaged.
-    """
-    content = read(CONFIG_FILE)
-    try:
-        found = json.loads(content) if content else {}
-    except ValueError:
-        raise UsageError(f"{name}: its {CONFIG_FILE} is damaged", "save or download it again") from None
-    return found if isinstance(found, dict) else {}
-
-
-def get_token(value: object) -> str:
-    """A special token of tokenizer_config.json: a text, or an object with its content; empty if it is neither."""
-    found = value.get("content") if isinstance(value, dict) else value
-    return found if isinstance(found, str) else ""
-
-
-def _choose_template(read: ReadFile, config: Mapping[str, Any]) -> str | None:
-    own = read(TEMPLATE_FILE)
+def _choose_template(read: ReadFile, config: SiblingConfig) -> str | None:
+    own = read(CHAT_TEMPLATE)
     if own is not None:
         return own.decode("utf-8")
-    found = config.get("chat_template")
+    found = config.chat_template
     if isinstance(found, list):  # several by name
         found = next((each.get("template") for each in found if each.get("name") == "default"), None)
     return found if isinstance(found, str) else None

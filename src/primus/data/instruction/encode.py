@@ -8,14 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from primus.data.instruction.chat_template import (
-    ChatTemplate,
-    build_missing_template_error,
-    open_files,
-    read_chat_template,
-)
+from primus.data.instruction.chat_template import ChatTemplate, build_missing_template_error, read_chat_template
 from primus.data.instruction.examples import Example, Message
 from primus.data.tokenizers.load import load_tokenizer
+from primus.data.tokenizers.sibling_files import open_siblings
 from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.errors import UsageError
 
@@ -41,7 +37,7 @@ class ExampleEncoder:
     def __init__(self, name: str) -> None:
         self.tokenizer: Tokenizer = load_tokenizer(name, parse_special_tokens=True, follow_declared=True)
         self.name = name
-        self.template = read_chat_template(open_files(name), name)
+        self.template = read_chat_template(open_siblings(name), name)
 
     def encode(self, example: Example, where: str) -> EncodedExample:
         """Tokens of an example.

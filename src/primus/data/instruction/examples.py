@@ -21,7 +21,8 @@ SHAREGPT_ROLES = {name: name for name in ROLES} | {"human": "user", "observation
 SHAREGPT_ROLES |= dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant")
 """Roles by the names in `from` (FastChat, data/clean_sharegpt.py; LLaMA-Factory, data/README.md)."""
 
-Message = dict[str, Any]
+Message = dict[str, object]
+"""A message with its `role`, its `content` and what else a chat template reads, such as `tool_calls`."""
 
 
 class Example(NamedTuple):

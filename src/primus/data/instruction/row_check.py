@@ -7,8 +7,9 @@ from itertools import islice
 from pathlib import Path
 
 from primus.config.schema import DataConfig
-from primus.data.instruction.chat_template import build_missing_template_error, open_files, read_chat_template
-from primus.data.instruction.examples import HUB, read_examples
+from primus.data.instruction.chat_template import build_missing_template_error, read_chat_template
+from primus.data.instruction.examples import HUB, Message, read_examples
+from primus.data.tokenizers.sibling_files import open_siblings
 
 CHECKED_ROWS = 10_000
 """Rows of a file that are read: 0.1 s."""
@@ -39,11 +40,11 @@ def check_rows(data: DataConfig) -> list[str]:
     return notes
 
 
-def _check_template(name: str | None, where: str, messages: list[dict[str, object]]) -> None:
+def _check_template(name: str | None, where: str, messages: list[Message]) -> None:
     """Render a conversation by the template of a tokenizer on this machine; a name of the hub would be downloaded."""
     if name is None or not Path(os.path.expanduser(name)).exists():
         return
-    template = read_chat_template(open_files(name), name)
+    template = read_chat_template(open_siblings(name), name)
     if template is None:
         raise build_missing_template_error(where, name)
     template.render(messages)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from primus.data.tokenizers.cuts import GPT2
 
@@ -98,10 +97,10 @@ def _find_splits(token: bytes, ranks: dict[bytes, int]) -> list[tuple[bytes, byt
     return sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
 
 
-def _build_template(before: Sequence[str], special: dict[str, int]) -> dict[str, Any] | None:
+def _build_template(before: Sequence[str], special: dict[str, int]) -> dict[str, object] | None:
     if not before:
         return None
-    tokens: list[dict[str, Any]] = [{"SpecialToken": {"id": token, "type_id": 0}} for token in before]
+    tokens = [{"SpecialToken": {"id": token, "type_id": 0}} for token in before]
     sequence = [{"Sequence": {"id": "A", "type_id": 0}}]
     return {
         "type": "TemplateProcessing",

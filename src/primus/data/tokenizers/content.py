@@ -6,10 +6,8 @@ import gc
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from operator import itemgetter
-from typing import Any
 
-import msgspec
+from primus.data.tokenizers.tokenizer_json import TokenizerJson
 
 
 def is_json(content: bytes) -> bool:
@@ -27,25 +25,7 @@ def fingerprint_content(content: bytes) -> str:
     if not is_json(content):
         return hashlib.sha256(content).hexdigest()
     with pause_garbage_collection():
-        return fingerprint_described(msgspec.json.decode(content))
-
-
-def fingerprint_described(described: dict[str, Any]) -> str:
-    """`fingerprint_content` of a parsed tokenizer.json."""
-    model = described.get("model", {})
-    vocabulary = model.get("vocab")
-    if isinstance(vocabulary, dict):  # the vocabulary of a unigram model is a list already
-        vocabulary = sorted(vocabulary.items(), key=itemgetter(1, 0))
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", [])]
-    parts = [
-        *(described.get(key) for key in ("normalizer", "pre_tokenizer")),
-        sorted(
-            (token["id"], token["content"], bool(token.get("special"))) for token in described.get("added_tokens", [])
-        ),
-        *(model.get("type", "BPE"), bool(model.get("ignore_merges")), bool(model.get("byte_fallback"))),
-        *(vocabulary, merges),
-    ]
-    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
+        return TokenizerJson.decode(content).compute_fingerprint()
 
 
 @contextmanager

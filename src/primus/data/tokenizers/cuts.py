@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -28,7 +27,7 @@ _BORDER = re.compile(
 
 
 def cut_text(text: str, size: int) -> list[str]:
-    """Cut `text` into pieces of at least `size` characters, for a tokenizer that `is_cuttable`."""
+    """Cut `text` into pieces of at least `size` characters, for a tokenizer that is `cuttable`."""
     if len(text) <= size:
         return [text]
     pieces = []
@@ -37,33 +36,3 @@ def cut_text(text: str, size: int) -> list[str]:
         pieces.append(text[start : found.start()])
         start = found.start()
     return [*pieces, text[start:]]
-
-
-def is_cuttable(described: dict[str, Any]) -> bool:
-    """Whether a tokenizer.json splits by one of `PATTERNS`, and none of its other steps looks across a cut."""
-    added = described.get("added_tokens", [])
-    return (
-        split_pattern(described) in PATTERNS.values()
-        and (described.get("normalizer") or {"type": "NFC"}) == {"type": "NFC"}
-        and not any(token["lstrip"] or token["rstrip"] or re.search(r"\s", token["content"]) for token in added)
-    )
-
-
-def split_pattern(described: dict[str, Any]) -> str | None:
-    """The pattern by which a tokenizer.json splits a text; None if it does not split by exactly one pattern."""
-    patterns = split_patterns(described)
-    return patterns[0] if len(patterns) == 1 else None
-
-
-def split_patterns(described: dict[str, Any]) -> list[str]:
-    """The patterns that a tokenizer.json applies in turn to split a text; empty if it splits in another way."""
-    step = described.get("pre_tokenizer") or {}
-    *splits, last = step.get("pretokenizers") or [step] if step.get("type") == "Sequence" else [step]
-    if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
-        return []
-    if last.get("use_regex", True):
-        return [] if splits else [GPT2]
-    if any(split.get("behavior") != "Isolated" or split.get("invert") for split in splits):
-        return []
-    patterns = [split["pattern"].get("Regex", "") for split in splits]
-    return patterns if all(patterns) else []

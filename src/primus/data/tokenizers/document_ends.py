@@ -9,13 +9,20 @@ the ids in ``generation_config.json`` and ``config.json`` decide.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import msgspec
+from msgspec import UNSET
 
+from primus.data.tokenizers.sibling_files import (
+    GENERATION_CONFIG,
+    MODEL_CONFIG,
+    SPECIAL_TOKENS,
+    TOKENIZER_CONFIG,
+    ReadFile,
+    SiblingConfig,
+    get_token,
+    read_config,
+)
 from primus.errors import UsageError, did_you_mean
 
 END_OF_TEXT = "<|endoftext|>"
@@ -42,12 +49,6 @@ BEGIN_OF_DOCUMENT = (
 )
 """Tokens that begin a document, in order of precedence."""
 
-TOKENIZER_CONFIG = "tokenizer_config.json"
-SPECIAL_TOKENS = "special_tokens_map.json"
-MODEL_CONFIGS = ("generation_config.json", "config.json")
-FILES = (TOKENIZER_CONFIG, SPECIAL_TOKENS, *MODEL_CONFIGS)
-"""Names of the files, in the order in which they are read."""
-
 CLASS_TOKENS = {
     "bloom": "</s>",
     "codegen": "<|endoftext|>",
@@ -66,9 +67,6 @@ Llama's class is not listed: its default differs between major versions, so the 
 
 MODEL_CLASSES = {"qwen3": "qwen2", "qwen2_moe": "qwen2", "qwen3_moe": "qwen2", "gpt_neox": "gptneox", "gemma2": "gemma"}
 """Tokenizer class by ``model_type`` of config.json, if the names differ (AutoTokenizer of transformers)."""
-
-Read = Callable[[str], "bytes | None"]
-"""Function that returns the content of a file next to the tokenizer by name; None if the file does not exist."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ class EndChoice:
     """Whether the declared token takes precedence over a well-known token of the vocabulary, as in Megatron-LM."""
 
 
-def find_declared(read: Read, where: str) -> DeclaredEnd | None:
+def find_declared(read: ReadFile, where: str) -> DeclaredEnd | None:
     """Find the token that the files next to a tokenizer declare; None if they declare none.
 
     Args:
@@ -114,19 +112,19 @@ def find_declared(read: Read, where: str) -> DeclaredEnd | None:
     Raises:
         UsageError: A file is damaged.
     """
-    tokenizer, special = (_parse_file(read, where, name) for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS))
-    sources = [(TOKENIZER_CONFIG, tokenizer), (SPECIAL_TOKENS, special)]
-    if "added_tokens_decoder" not in tokenizer:
+    tokenizer, special = (read_config(read, where, name) for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS))
+    sources = [(f"{where}/{TOKENIZER_CONFIG}", tokenizer), (f"{where}/{SPECIAL_TOKENS}", special)]
+    if tokenizer.added_tokens_decoder is UNSET:
         sources.reverse()
-    if found := _find_named(sources, "eos_token", where):
-        return found
-    is_null = "eos_token" in tokenizer  # an explicit null also overrides the default of the class
-    if not is_null and (found := _find_default_of_class(tokenizer, _parse_file(read, where, "config.json"), where)):
-        return found
-    if found := _find_named(sources, "sep_token", where):  # Megatron-LM uses the separator without an end token
-        return found
-    for name in MODEL_CONFIGS:
-        if (number := _read_first_id(_parse_file(read, where, name))) is not None:
+    ends = [DeclaredEnd(source, token) for source, config in sources if (token := get_token(config.eos_token))]
+    if not ends and tokenizer.eos_token is UNSET:
+        ends += _list_defaults_of_class(tokenizer, read_config(read, where, MODEL_CONFIG), where)
+    # Megatron-LM uses the separator without an end token.
+    ends += [DeclaredEnd(source, token) for source, config in sources if (token := get_token(config.sep_token))]
+    if ends:
+        return ends[0]
+    for name in (GENERATION_CONFIG, MODEL_CONFIG):
+        if (number := _read_first_id(read_config(read, where, name))) is not None:
             return DeclaredEnd(f"{where}/{name}", token_id=number)
     return None
 
@@ -152,55 +150,23 @@ def find_begin_of_document(vocabulary: dict[str, int]) -> int | None:
     return next((vocabulary[token] for token in BEGIN_OF_DOCUMENT if token in vocabulary), None)
 
 
-def read_sibling_file(path: Path) -> Read:
-    """Create a function that reads the files next to a tokenizer's file."""
-
-    def read(name: str) -> bytes | None:
-        file = path.parent / name
-        return file.read_bytes() if file.is_file() else None
-
-    return read
-
-
-def _parse_file(read: Read, where: str, name: str) -> dict[str, Any]:
-    content = read(name)
-    if content is None:
-        return {}
-    try:
-        described = msgspec.json.decode(content)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageError(f"{where}/{name}: not JSON ({error})", "save or download it again, or name --eod") from None
-    return described if isinstance(described, dict) else {}
-
-
-def _find_named(sources: list[tuple[str, dict[str, Any]]], key: str, where: str) -> DeclaredEnd | None:
-    for name, described in sources:
-        if token := _read_token(described.get(key)):
-            return DeclaredEnd(f"{where}/{name}", token)
-    return None
-
-
-def _read_token(value: Any) -> str | None:
-    """Token from a JSON value, which is a string or an AddedToken object."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) and value else None
-
-
-def _find_default_of_class(tokenizer: dict[str, Any], model: dict[str, Any], where: str) -> DeclaredEnd | None:
+def _list_defaults_of_class(tokenizer: SiblingConfig, model: SiblingConfig, where: str) -> list[DeclaredEnd]:
     """Default token of the tokenizer's class, which the tokenizer's file or, without it, the model type determines."""
-    name, kind = tokenizer.get("tokenizer_class"), model.get("model_type")
+    name, kind = tokenizer.tokenizer_class, model.model_type
     if isinstance(name, str):
         token = CLASS_TOKENS.get(name.removesuffix("Fast").removesuffix("Tokenizer").lower())
-        return DeclaredEnd(f"{where}/{TOKENIZER_CONFIG}, tokenizer_class {name}", token) if token else None
-    token = CLASS_TOKENS.get(MODEL_CLASSES.get(kind, kind)) if isinstance(kind, str) else None
-    return DeclaredEnd(f"{where}/config.json, model_type {kind}", token) if token else None
+        source = f"{where}/{TOKENIZER_CONFIG}, tokenizer_class {name}"
+    else:
+        token = CLASS_TOKENS.get(MODEL_CLASSES.get(kind, kind)) if isinstance(kind, str) else None
+        source = f"{where}/{MODEL_CONFIG}, model_type {kind}"
+    return [DeclaredEnd(source, token)] if token else []
 
 
-def _read_first_id(config: dict[str, Any]) -> int | None:
+def _read_first_id(config: SiblingConfig) -> int | None:
     """``eos_token_id`` of a model; the first one of a list, which ends a text (the others end a turn)."""
-    nested = config.get("text_config")
-    value = config.get("eos_token_id", nested.get("eos_token_id") if isinstance(nested, dict) else None)
+    value = config.eos_token_id
+    if value is UNSET and isinstance(config.text_config, dict):
+        value = config.text_config.get("eos_token_id")
     if isinstance(value, list):
         value = next(iter(value), None)
     return value if type(value) is int and value >= 0 else None

@@ -17,13 +17,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from primus.data.tokenizers.content import is_json
-from primus.data.tokenizers.cuts import split_patterns
 from primus.data.tokenizers.tokenizer import Batch, TokenizerEngine
+from primus.data.tokenizers.tokenizer_json import TokenizerJson
 
 GROWTH_BYTES = 96 << 20
 """Growth of the process after which the cache of words is dropped. English text needs about half of it, and it is below
@@ -170,7 +169,7 @@ class GigatokenEngine:
 
 
 def build_for_json(
-    exact: TokenizerEngine, outline: dict[str, Any], parse_special_tokens: bool
+    exact: TokenizerEngine, outline: TokenizerJson, parse_special_tokens: bool
 ) -> GigatokenEngine | None:
     """Build a fast engine for a tokenizer.json; None if the fast path does not support it.
 
@@ -179,15 +178,14 @@ def build_for_json(
 
     Args:
         exact: The reference engine.
-        outline: The file; see `primus.data.tokenizers.tokenizer_json.decode_outline`.
+        outline: The file.
         parse_special_tokens: Whether special tokens in a text become their ids.
     """
     if not is_known(outline):
         return None
-    added = outline.get("added_tokens", [])
-    strings = [token["content"] for token in added if parse_special_tokens or not token.get("special")]
-    content = msgspec.json.encode({**outline, "added_tokens": []})
-    return _check_agreement(GigatokenEngine(exact, content, strings, outline.get("normalizer") is not None))
+    strings = [token.content for token in outline.added_tokens if parse_special_tokens or not token.special]
+    composes = outline.fields.get("normalizer") is not None
+    return _check_agreement(GigatokenEngine(exact, outline.encode(added_tokens=[]), strings, composes))
 
 
 def is_installed() -> bool:
@@ -195,17 +193,17 @@ def is_installed() -> bool:
     return importlib.util.find_spec("gigatoken") is not None
 
 
-def is_known(outline: dict[str, Any]) -> bool:
+def is_known(outline: TokenizerJson) -> bool:
     """Whether gigatoken is installed and supports a tokenizer.json: a byte-level BPE that splits by patterns."""
-    model = outline.get("model", {})
+    model = outline.model
     # Optional features of a BPE model; the fast path is used only if none of them is set.
     odd = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback")
     return (
         is_installed()
         and model.get("type", "BPE") == "BPE"
         and not any(model.get(key) for key in odd)
-        and bool(split_patterns(outline))
-        and (outline.get("normalizer") or {"type": "NFC"}) == {"type": "NFC"}
+        and bool(outline.list_patterns())
+        and outline.has_plain_normalizer()
     )
 
 

@@ -10,12 +10,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from primus.data.tokenizers import tokenizer_json
-from primus.data.tokenizers.content import fingerprint_described
-from primus.data.tokenizers.cuts import is_cuttable
 from primus.data.tokenizers.document_ends import EndChoice, find_begin_of_document, find_end_of_document
 from primus.data.tokenizers.fast import build_for_json
 from primus.data.tokenizers.tokenizer import Batch, Tokenizer
+from primus.data.tokenizers.tokenizer_json import AddedToken, TokenizerJson
 from primus.errors import PrimusError, UsageError
 
 
@@ -57,10 +55,10 @@ class HuggingFaceEngine:
         Raises:
             UsageError: The file is damaged, does not have the end-of-document token, or the library assigns other ids.
         """
-        described = tokenizer_json.join_merges(msgspec.json.decode(self.content))
-        self.library_tokenizer = self._configure_backend(msgspec.json.encode(described))
-        _check_numbers(described.get("added_tokens", []), self.library_tokenizer, self.name)
-        vocabulary = tokenizer_json.collect_vocabulary(described)
+        described = TokenizerJson.decode(self.content).join_merges()
+        self.library_tokenizer = self._configure_backend(described.encode())
+        _check_numbers(described.added_tokens, self.library_tokenizer, self.name)
+        vocabulary = described.collect_vocabulary()
         token = find_end_of_document(vocabulary, end, self.name)
         return VocabularyFacts(
             vocab_size=max(vocabulary.values()) + 1,
@@ -68,7 +66,7 @@ class HuggingFaceEngine:
             eod_id=None if token is None else vocabulary[token],
             declared_eod=end.declared.find_token(vocabulary) if end.declared else None,
             bos_id=find_begin_of_document(vocabulary),
-            fingerprint=fingerprint_described(described),
+            fingerprint=described.compute_fingerprint(),
         )
 
     def _configure_backend(self, content: bytes) -> Any:
@@ -106,11 +104,10 @@ def build_tokenizer(content: bytes, name: str, end: EndChoice, parse_special_tok
     """
     library = HuggingFaceEngine(content, name, parse_special_tokens)
     try:
-        outline = tokenizer_json.decode_outline(content)
+        outline = TokenizerJson.decode_outline(content)
     except msgspec.MsgspecError as error:
         raise _build_damage_error(name, error) from None
     facts = library.load(end)
-    added = outline.get("added_tokens", [])
     return Tokenizer(
         name=name,
         content=content,
@@ -122,9 +119,9 @@ def build_tokenizer(content: bytes, name: str, end: EndChoice, parse_special_tok
         declared_eod=facts.declared_eod,
         bos_id=facts.bos_id,
         fingerprint=facts.fingerprint,
-        special_strings=tuple(token["content"] for token in added if token.get("special")),
+        special_strings=tuple(token.content for token in outline.added_tokens if token.special),
         parse_special_tokens=parse_special_tokens,
-        cuttable=is_cuttable(outline),
+        cuttable=outline.is_cuttable(),
         exact=library,
         fast=build_for_json(library, outline, parse_special_tokens) if fast else None,
     )
@@ -157,15 +154,15 @@ def _build_damage_error(name: str, error: Exception) -> UsageError:
     return UsageError(f"{name}: not a tokenizer.json ({error})", "save or download it again")
 
 
-def _check_numbers(added: list[dict[str, Any]], backend: Any, name: str) -> None:
+def _check_numbers(added: Sequence[AddedToken], backend: Any, name: str) -> None:
     """Check that the library keeps the ids of added tokens.
 
     It assigns new ids to added tokens that the model's vocabulary does not have if the ids have gaps.
     """
     for token in added:
-        number = backend.token_to_id(token["content"])
-        if number != token["id"]:
+        number = backend.token_to_id(token.content)
+        if number != token.id:
             raise UsageError(
-                f"{name}: the library gives {token['content']} the id {number}, but the file says {token['id']}",
+                f"{name}: the library gives {token.content} the id {number}, but the file says {token.id}",
                 "add the token to model.vocab in the file, so that its id stays",
             )

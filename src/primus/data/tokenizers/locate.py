@@ -8,7 +8,8 @@ from pathlib import Path
 from primus.config.text_file import check_has_end
 from primus.data.tokenizers import byte_level, tiktoken
 from primus.data.tokenizers.content import is_json
-from primus.data.tokenizers.document_ends import DeclaredEnd, find_declared, read_sibling_file
+from primus.data.tokenizers.document_ends import DeclaredEnd, find_declared
+from primus.data.tokenizers.sibling_files import open_siblings
 from primus.errors import UsageError
 from primus.web import hub
 
@@ -54,12 +55,10 @@ def find_declared_end(name: str, ask_hub: bool) -> DeclaredEnd | None:
     if name.startswith(tiktoken.PREFIX) or "," in name:
         return None
     path = Path(os.path.expanduser(name))
-    if path.is_dir():
-        return find_declared(read_sibling_file(path / FOLDER_FILE), str(path))
-    if path.exists():
-        is_of_folder = path.name in (FOLDER_FILE, "tokenizer.model")
-        return find_declared(read_sibling_file(path), str(path.parent)) if is_of_folder else None
-    return find_declared(lambda file: hub.read_optional_file(name, file, ask_hub), name)
+    if path.is_file() and path.name not in (FOLDER_FILE, "tokenizer.model"):  # not of the folder that it is in
+        return None
+    where = str(path if path.is_dir() else path.parent) if path.exists() else name
+    return find_declared(open_siblings(name, ask_hub=ask_hub), where)
 
 
 def is_local(name: str) -> bool:
