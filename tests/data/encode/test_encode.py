@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from primus.data.encode import encode
-from primus.data.encode.encode import EncodeStage, encode_batch
+from primus.data.encode.encode import EncodeFacts, EncodeStage, encode_batch
 from primus.data.encode.job import EncodeJob, prepare_token_files
 from primus.data.megatron.manifest import EncodeRecipe
 from primus.data.readers import TextDocument
@@ -108,7 +108,7 @@ def test_tokens_do_not_depend_on_how_the_input_is_divided(
     for suffix, array in (("bin", expected.tokens), ("lengths", expected.lengths), ("ends", expected.ends_document)):
         assert b"".join(queue.result_file(row, suffix).read_bytes() for row in rows) == array.tobytes()
     assert sum(row.counts["documents"] for row in rows) == len(values) - values.count("")
-    assert text.collect_facts([row.facts["contents"] for row in rows]) == text.read_facts()
+    assert text.collect_facts([row.read_facts(EncodeFacts).contents for row in rows]) == text.read_facts()
 
 
 def test_a_special_token_that_a_text_spells_out_is_counted(tokenizer: Tokenizer) -> None:

@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 from primus.data.readers.shard import FilePart, Shard
 from primus.data.shards import workers
 from primus.data.shards.shard_queue import ShardOutput, ShardQueue, open_shard_queue
 from primus.data.shards.workers import ShardProgress
 from primus.errors import PrimusError, UsageError
+
+
+class ActFacts(Struct):
+    process: int
 
 
 @dataclass
@@ -27,7 +32,7 @@ class Act:
 
     def run(self, shard: Shard, output: ShardOutput) -> None:
         """Do it."""
-        output.facts["process"] = os.getpid()
+        output.facts = ActFacts(os.getpid())
         output.path("txt").write_text(str(shard.index))
         output.add_counts(documents=2)
         action = shard.parts[0].file
@@ -65,7 +70,7 @@ def test_processes_do_what_one_does(tmp_path: Path) -> None:
     there = workers.run(queue(tmp_path / "there", *["pass"] * 8), 2, "x", show)
     assert [row.files for row in there] == [row.files for row in here]
     assert [row.shard for row in there] == list(range(8))
-    assert os.getpid() not in {row.facts["process"] for row in there}
+    assert os.getpid() not in {row.read_facts(ActFacts).process for row in there}
     assert shown[-1] == 80
 
 
@@ -111,5 +116,5 @@ def test_a_mistake_in_a_worker_keeps_its_trace(tmp_path: Path) -> None:
 
 def test_a_worker_that_has_grown_is_replaced(tmp_path: Path) -> None:
     rows = workers.run(queue(tmp_path, "grow", "pass", "pass"), 1, "x")
-    processes = [row.facts["process"] for row in rows]
+    processes = [row.read_facts(ActFacts).process for row in rows]
     assert processes[0] != processes[1] == processes[2]

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from primus import registry
@@ -110,6 +111,15 @@ def _list_files(dataset: HubDataset, config: str, split: str, revision: str | No
     return _find_converted(api, dataset, names, config, split)
 
 
+class CardConfig(Struct, frozen=True):
+    """A configuration in the header of a dataset's README, as its authors write it."""
+
+    config_name: object = "default"
+    data_files: object = None
+    data_dir: object = None
+    default: object = False
+
+
 Found = tuple[list[str], str]
 """Paths, and the configuration that they belong to."""
 
@@ -128,17 +138,17 @@ def _find_declared(dataset: HubDataset, info: Any, names: list[str], config: str
 
 def _find_in_card(dataset: HubDataset, info: Any, names: list[str], config: str, split: str) -> Found | None:
     """Files by the header of the dataset's README."""
-    configs = {str(each.get("config_name", "default")): each for each in _list_configs(info) if "data_files" in each}
+    configs = {str(each.config_name): each for each in _list_configs(info) if each.data_files is not None}
     if not configs:
         return None
-    preferred = [name for name, each in configs.items() if each.get("default")]
+    preferred = [name for name, each in configs.items() if each.default]
     config = _choose_config(dataset.repo, config, list(configs), preferred)
-    patterns = _list_splits(configs[config]["data_files"])
+    patterns = _list_splits(configs[config].data_files)
     if not patterns:
         return None
     if split not in patterns:
         raise UsageError(f"{dataset.repo}: no split '{split}'", did_you_mean(split, patterns))
-    folder = str(configs[config].get("data_dir") or "")
+    folder = str(configs[config].data_dir or "")
     found = _match_patterns(names, [str(PurePosixPath(folder) / pattern) for pattern in patterns[split]])
     return _require_split(dataset.repo, found, config, split), config
 
@@ -225,13 +235,12 @@ def _choose_config(repo: str, asked: str, configs: list[str], preferred: list[st
     return asked or default[0]
 
 
-def _list_configs(info: Any) -> list[dict[str, Any]]:
+def _list_configs(info: Any) -> list[CardConfig]:
     card = info.card_data.to_dict() if info.card_data else {}
-    configs = card.get("configs") or []
-    return [each for each in configs if isinstance(each, dict)]
+    return [msgspec.convert(each, CardConfig) for each in card.get("configs") or [] if isinstance(each, dict)]
 
 
-def _list_splits(data_files: Any) -> dict[str, list[str]]:
+def _list_splits(data_files: object) -> dict[str, list[str]]:
     """Patterns of each split, from any form in a README: a pattern, a list of patterns, or a list with splits."""
     if isinstance(data_files, str):
         return {"train": [data_files]}

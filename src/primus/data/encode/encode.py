@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from primus.data.encode import sentences, shuffle
@@ -32,6 +33,17 @@ BATCH_TEXTS = 4096
 """Maximum number of texts in a batch, which bounds the Python objects of very short texts."""
 LONG_CHARACTERS = 1 << 22
 """Length above which a text is tokenized in pieces, to limit memory."""
+
+
+class EncodeFacts(Struct, frozen=True, kw_only=True):
+    """What the stage states about a shard, besides counts."""
+
+    largest: int
+    """Largest token id."""
+    contents: list[str]
+    """Checksums of its input; see `primus.data.shards.inputs.hash_contents`."""
+    fast_failure: str = ""
+    """First failure of the fast path."""
 
 
 @dataclass(frozen=True)
@@ -85,23 +97,25 @@ class EncodeStage:
         output.durable = False  # merging verifies the checksum of every file, so a sync for each shard is not needed
         if self.recipe.shuffle_seed is None:
             with ExitStack() as stack:
-                names = ("bin", "lengths", "ends")
-                self._encode_shard(shard, output, [stack.enter_context(output.path(name).open("wb")) for name in names])
+                paths = [output.path(name) for name in ("bin", "lengths", "ends")]
+                largest = self._encode_shard(shard, output, [stack.enter_context(path.open("wb")) for path in paths])
         else:
             with shuffle.open_unsorted_files(output) as files:
-                self._encode_shard(shard, output, files)
+                largest = self._encode_shard(shard, output, files)
                 for file in files:
                     file.flush()
                 shuffle.sort_shard(output, shard.index, self.recipe.shuffle_seed, choose_stored_dtype(self.tokenizer))
-        if self.tokenizer.fast and self.tokenizer.fast.failure:
-            output.facts["fast_failure"] = self.tokenizer.fast.failure
-        output.facts["contents"] = inputs.hash_contents(shard)
+        output.facts = EncodeFacts(
+            largest=largest,
+            contents=inputs.hash_contents(shard),
+            fast_failure=self.tokenizer.fast.failure if self.tokenizer.fast else "",
+        )
         # Last: a file that changes while it is read must not become a finished shard.
         for part in shard.parts:
             inputs.check_fingerprint(part.file, self.fingerprints[part.file])
 
-    def _encode_shard(self, shard: Shard, output: ShardOutput, files: Sequence[BinaryIO]) -> None:
-        """Write the tokens, lengths and ends of a shard into files, in input order."""
+    def _encode_shard(self, shard: Shard, output: ShardOutput, files: Sequence[BinaryIO]) -> int:
+        """Write the tokens, lengths and ends of a shard into files, in input order; returns the largest token id."""
         tokens, lengths, ends = files
         largest = 0
         for batch in _group_batches(self._read_texts(shard, output)):
@@ -111,7 +125,7 @@ class EncodeStage:
             lengths.write(encoded.lengths.data)
             ends.write(encoded.ends_document.data)
             output.add_counts(**_count_encoded(encoded))
-        output.facts["largest"] = largest
+        return largest
 
     def _read_texts(self, shard: Shard, output: ShardOutput) -> Iterator[TextDocument]:
         """Read the texts of a shard; bad documents are recorded and skipped."""

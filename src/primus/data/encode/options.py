@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -63,53 +63,38 @@ def output_prefix(given: str) -> Path:
     return Path(os.path.expanduser(given))
 
 
-def make_job(
-    options: EncodeOptions,
-    output: Path,
-    tokenizer: str,
-    append_eod: bool = True,
-    split_sentences: str | None = None,
-    keep_newlines: bool = False,
-    **changes: Any,
-) -> EncodeJob:
+def make_job(options: EncodeOptions, output: Path, tokenizer: str) -> EncodeJob:
     """Create the job that the options describe.
 
     Args:
         options: The options.
         output: Prefix of the files.
         tokenizer: Name of the tokenizer.
-        append_eod: Default of the option of this name.
-        split_sentences: See `primus.data.megatron.manifest.EncodeRecipe`.
-        keep_newlines: See `primus.data.megatron.manifest.EncodeRecipe`.
-        changes: Fields of the job that override the options.
     """
     from primus.data.encode.job import EncodeJob
     from primus.data.megatron.manifest import EncodeRecipe
 
     if options.shuffle_seed is not None and not options.shuffle:
         raise UsageError("--shuffle-seed without --shuffle", "give --shuffle too")
-    settings: dict[str, Any] = {
-        "output": output,
-        "tokenizer": tokenizer,
-        "inputs": options.input,
-        "json_keys": options.json_keys or (_find_text_column(options.input),),
-        "eod": options.eod,
-        "recipe": EncodeRecipe(
-            append_eod=append_eod if options.append_eod is None else options.append_eod,
+    return EncodeJob(
+        output=output,
+        tokenizer=tokenizer,
+        inputs=options.input,
+        json_keys=options.json_keys or (_find_text_column(options.input),),
+        eod=options.eod,
+        recipe=EncodeRecipe(
+            append_eod=options.append_eod is not False,
             add_special_tokens=options.add_special_tokens,
             parse_special_tokens=options.parse_special_tokens,
             text_documents=options.text_documents,
             max_bad=options.max_bad,
             shuffle_seed=(options.shuffle_seed or 0) if options.shuffle else None,
-            split_sentences=split_sentences,
-            keep_newlines=keep_newlines,
         ),
-        "workers": options.workers,
-        "executor": options.executor,
-        "fast": options.fast,
-        "existing": "replace" if options.overwrite else "check",
-    }
-    return EncodeJob(**settings | changes)
+        workers=options.workers,
+        executor=options.executor,
+        fast=options.fast,
+        existing="replace" if options.overwrite else "check",
+    )
 
 
 def _find_text_column(given: tuple[str, ...]) -> str:

@@ -18,7 +18,7 @@ import msgspec
 
 import primus
 from primus.data import atomic
-from primus.data.encode.encode import EncodeStage
+from primus.data.encode.encode import EncodeFacts, EncodeStage
 from primus.data.encode.merge import merge_shards
 from primus.data.megatron import manifest as manifests
 from primus.data.megatron.fingerprint import Fingerprint
@@ -101,7 +101,7 @@ def report_prepared(
     if manifest.special_strings:
         became = "its id" if manifest.recipe.parse_special_tokens else "plain text"
         say(f"  {manifest.tokenizer.eod} occurs {manifest.special_strings:,} times in the text and became {became}")
-    if failure := next((result.facts["fast_failure"] for result in results if "fast_failure" in result.facts), ""):
+    if failure := next(filter(None, (result.read_facts(EncodeFacts).fast_failure for result in results)), ""):
         say(f"  the fast tokenizer failed ({failure}); used the tokenizers library instead (same tokens, slower)")
 
 
@@ -116,7 +116,7 @@ def _build_manifest(
     counts = Counter[str]()
     for result in results:
         counts.update(result.counts)
-    tokenizer = stage.tokenizer
+    tokenizer, facts = stage.tokenizer, [result.read_facts(EncodeFacts) for result in results]
     return TokenFileManifest(
         primus=primus.__version__,
         tokenizer=TokenizerFacts(
@@ -128,12 +128,12 @@ def _build_manifest(
             eod_id=tokenizer.eod_id,
         ),
         recipe=stage.recipe,
-        inputs=text.collect_facts([result.facts["contents"] for result in results]),
+        inputs=text.collect_facts([each.contents for each in facts]),
         documents=writer.num_documents,
         sequences=writer.num_sequences,
         tokens=writer.num_tokens,
         characters=counts["characters"],
-        max_token_id=max(result.facts["largest"] for result in results),
+        max_token_id=max(each.largest for each in facts),
         dtype=writer.dtype.name,
         empty_documents=counts["empty"],
         bad_documents=sum(len(result.bad) for result in results),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypedDict, TypeVar
 
 from primus.data import readers
 from primus.data.filter.report import FilterReport
@@ -23,6 +23,20 @@ ResultCollector = Callable[[], "tuple[Report, dict[Path, Path]]"]
 
 class FinishedElsewhere(Exception):
     """Another process has finished the job and removed the work folder."""
+
+
+class FilterSettings(TypedDict):
+    """The fields of a `FilterJob` that do not say how documents are filtered."""
+
+    inputs: tuple[str, ...]
+    dataset: str | None
+    output: Path
+    json_key: str
+    text_documents: str
+    max_bad: int
+    workers: int | None
+    executor: Executor
+    existing: Literal["check", "replace"]
 
 
 @dataclass(frozen=True, kw_only=True)

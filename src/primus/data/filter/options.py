@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from primus.errors import UsageError
+
+if TYPE_CHECKING:
+    from primus.data.filter.job import FilterSettings
 
 
 class FilterOptions(Struct, frozen=True, kw_only=True):
@@ -54,7 +57,7 @@ def check_options(options: FilterOptions, task: str) -> None:
         raise UsageError(f"data {task} needs {' and '.join(missing)}", f"pip install {' '.join(missing)}")
 
 
-def build_job_settings(options: FilterOptions) -> dict[str, Any]:
+def build_job_settings(options: FilterOptions) -> FilterSettings:
     """The fields of a `primus.data.filter.job.FilterJob` that the options set.
 
     Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -88,9 +87,9 @@ class FilterReport(Struct, frozen=True, kw_only=True):
         """A chart for the HTML page; None if the filter has none."""
         return None
 
-    def collect_settings(self) -> dict[str, Any]:
+    def collect_settings(self) -> object:
         """The recipe, as JSON."""
-        return {}
+        return None
 
 
 def format_summary(report: FilterReport) -> str:

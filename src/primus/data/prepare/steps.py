@@ -17,7 +17,7 @@ from primus.errors import PrimusError, UsageError
 from primus.messages import Say
 
 if TYPE_CHECKING:
-    from primus.data.filter.job import FilterJob
+    from primus.data.filter.job import FilterJob, FilterSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ def _remove_duplicates(steps: EncodeSteps, job: EncodeJob, say: Say, show: Show)
     return _filter_input(job, DedupJob(recipe=recipe, max_removed=steps.max_removed, **settings), say, show)
 
 
-def _filter_settings(job: EncodeJob, option: str, suffix: str) -> dict[str, Any]:
+def _filter_settings(job: EncodeJob, option: str, suffix: str) -> FilterSettings:
     """Settings of a filter that reads the input of `job` and writes next to its output."""
     return {
         "inputs": job.inputs,
@@ -132,7 +132,7 @@ def _filter_settings(job: EncodeJob, option: str, suffix: str) -> dict[str, Any]
         "max_bad": job.recipe.max_bad,
         "workers": job.workers,
         "executor": job.executor,
-        "existing": _choose_existing(job),
+        "existing": "replace" if job.existing == "replace" else "check",
     }
 
 
@@ -146,7 +146,3 @@ def _only_key(job: EncodeJob, option: str) -> str:
     if len(job.json_keys) > 1:
         raise UsageError(f"{option} with several --json-keys", "give one of them")
     return job.json_keys[0]
-
-
-def _choose_existing(job: EncodeJob) -> Literal["check", "replace"]:
-    return "replace" if job.existing == "replace" else "check"

@@ -184,7 +184,7 @@ def _convert_batch(
             yield BadDocument(locate_document(part, number), reason.reason if isinstance(reason, BadDocument) else "")
 
 
-def _convert_other_columns(file: str, batch: Any, key: str) -> list[dict[str, Any]]:
+def _convert_other_columns(file: str, batch: Any, key: str) -> list[dict[str, object]]:
     """Columns of each row other than the text."""
     names = [name for name in batch.schema.names if name != key]
     values = [_convert_values(file, name, batch.column(name)) for name in names]

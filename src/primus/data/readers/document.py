@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from msgspec import Struct
 
@@ -18,7 +18,7 @@ class TextDocument(Struct, frozen=True, eq=False, gc=False):
     text: str
     begins: bool = True
     ends: bool = True
-    fields: dict[str, Any] | None = None
+    fields: Mapping[str, object] | None = None
     """Other fields of the record, if requested."""
     part: FilePart | None = None
     """File part that contains the document."""
@@ -37,7 +37,7 @@ class TextDocument(Struct, frozen=True, eq=False, gc=False):
         return hash((self.text, self.begins, self.ends))
 
 
-def _list_fields(text: TextDocument) -> tuple[Any, ...]:
+def _list_fields(text: TextDocument) -> tuple[object, ...]:
     return text.text, text.begins, text.ends, text.fields
 
 

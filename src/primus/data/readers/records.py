@@ -27,7 +27,7 @@ def read_records(
         longest: Maximum length of a line in bytes.
         lists: Treat a list of texts as a document in pieces.
     """
-    decode, decode_any = _build_decoder(key), _keep_other_fields if fields else _drop_other_fields
+    decode = _build_decoder(key)
     before = 0
     for lines in groups:
         for number, line in enumerate(lines, before + 1):
@@ -41,7 +41,7 @@ def read_records(
             if line is None:
                 yield BadDocument(locate_document(part, number), describe_long_line(longest))
             elif line and not line.isspace():
-                item = _decode_record(part, number, line.strip(), key, decode_any)
+                item = _decode_record(part, number, line.strip(), key, fields)
                 yield from (
                     _read_text_list(item, part, number, line, key)
                     if lists and isinstance(item, BadDocument)
@@ -76,29 +76,19 @@ def _build_decoder(key: str) -> Callable[[bytes], Any] | None:
     return msgspec.json.Decoder(record).decode
 
 
-def _keep_other_fields(record: dict[str, Any], key: str) -> dict[str, Any] | None:
-    return {name: value for name, value in record.items() if name != key}
-
-
-def _drop_other_fields(record: dict[str, Any], key: str) -> dict[str, Any] | None:
-    return None
-
-
-def _decode_record(
-    part: FilePart, number: int, line: bytes, key: str, rest: Callable[[dict[str, Any], str], dict[str, Any] | None]
-) -> TextDocument | BadDocument:
+def _decode_record(part: FilePart, number: int, line: bytes, key: str, fields: bool) -> TextDocument | BadDocument:
     try:
         record = msgspec.json.decode(line)
         strict = True
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         record = _parse_leniently(line)
         strict = False
-    if strict and type(record) is dict and type(record.get(key)) is str:
-        return TextDocument(record[key], True, True, rest(record, key), part, number)
-    text = _extract_text(record, key)
+    is_plain = strict and type(record) is dict and type(record.get(key)) is str
+    text = record[key] if is_plain else _extract_text(record, key)
     if isinstance(text, BadDocument):
         return BadDocument(locate_document(part, number), text.reason)
-    return TextDocument(text, True, True, rest(record, key), part, number)
+    rest = {name: value for name, value in record.items() if name != key} if fields else None
+    return TextDocument(text, True, True, rest, part, number)
 
 
 def _read_text_list(

@@ -88,7 +88,7 @@ def read_remote_facts(url: str) -> RemoteFacts:
         PrimusError: The host does not respond.
     """
     system, path = _find_file_system(url)
-    info: dict[str, Any] = _retry_request(url, lambda: system.info(path))
+    info = _retry_request(url, lambda: system.info(path))
     keys = ("ETag", "etag", "blob_id", "md5Hash", "checksum", "LastModified", "mtime", "created")
     return RemoteFacts(int(info.get("size") or 0), next((str(info[key]) for key in keys if info.get(key)), ""))
 
@@ -255,7 +255,7 @@ def _connect_file_system(protocol: str) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _build_web_settings() -> dict[str, Any]:
+def _build_web_settings() -> dict[str, object]:
     """Settings of the HTTP file system: time limits, and the proxy of the environment."""
     import aiohttp
 
@@ -263,7 +263,7 @@ def _build_web_settings() -> dict[str, Any]:
     return {"client_kwargs": {"timeout": timeout, "trust_env": True}}
 
 
-SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
+SETTINGS: dict[str, Callable[[], dict[str, object]]] = {
     "http": _build_web_settings,
     "https": _build_web_settings,
     "hf": lambda: {"endpoint": read_hub_endpoint()},

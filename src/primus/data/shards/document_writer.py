@@ -34,7 +34,7 @@ class DocumentWriter:
     def write(self, document: TextDocument, text: str | None = None) -> None:
         """Write a document; `text` replaces its text if given."""
         text = document.text if text is None else text
-        record: dict[str, Any] = {self.key: text, **(document.fields or {})}
+        record: dict[str, object] = {self.key: text, **(document.fields or {})}
         try:
             line = _encoder.encode(record)
         except UnicodeEncodeError:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import xxhash
@@ -33,6 +33,7 @@ from primus.data.readers.shard import Shard
 from primus.errors import PrimusError
 from primus.runs.files import sync_to_disk
 
+Facts = TypeVar("Facts", bound=Struct)
 CHUNK = 1 << 22
 """Bytes of one read for a checksum: few system calls, and constant memory for a file of any size."""
 
@@ -57,8 +58,12 @@ class ShardResult(Struct, frozen=True, kw_only=True):
     """Numbers that are summed over shards, such as the number of documents."""
     bad: list[BadItem] = []
     """Skipped documents."""
-    facts: dict[str, Any] = {}
-    """Additional values of the stage."""
+    facts: object = None
+    """What else the stage states, as JSON; see `read_facts`."""
+
+    def read_facts(self, kind: type[Facts]) -> Facts:
+        """The facts in the form in which the stage stated them."""
+        return msgspec.convert(self.facts, kind, str_keys=True)
 
 
 class Stage(Protocol):
@@ -91,7 +96,8 @@ class ShardOutput:
     durable: bool = True
     """Whether `commit` syncs the files to disk. A stage whose files are verified on reading sets it to False."""
     counts: dict[str, int] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Struct | None = None
+    """What else the stage states about the shard."""
     bad_items: list[BadItem] = field(default_factory=list)
     _written: dict[str, Path] = field(default_factory=dict)
 
@@ -123,7 +129,8 @@ class ShardOutput:
             if self.durable:
                 sync_to_disk(written)
             os.replace(written, _shard_file(self.stem, suffix))
-        result = ShardResult(shard=shard.index, files=files, counts=self.counts, bad=self.bad_items, facts=self.facts)
+        facts = msgspec.to_builtins(self.facts)
+        result = ShardResult(shard=shard.index, files=files, counts=self.counts, bad=self.bad_items, facts=facts)
         with atomic.stage_files({_shard_file(self.stem, "json"): msgspec.json.encode(result)}, self.durable) as publish:
             publish()
         return result

@@ -58,8 +58,8 @@ def _print_recipes(context: TaskContext) -> None:
     found = {name: recipe.load_recipe(name).content() for name in recipe.list_presets()}
     lines = []
     for name, content in found.items():
-        lines.append(f"{name} (words: {content['words']})")
-        for rule in content["rules"]:
+        lines.append(f"{name} (words: {content.words})")
+        for rule in content.rules:
             thresholds = ", ".join(f"{key} {value}" for key, value in rule.items() if key != "rule")
             lines.append(f"  {rule['rule']}: {thresholds}")
     context.result(found, "\n".join(lines))

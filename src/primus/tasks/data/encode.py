@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
+
+from msgspec import structs
 
 from primus.data.encode.options import EncodeOptions, check_packages, make_job, output_prefix, summarize_prepared
 from primus.errors import UsageError, did_you_mean
@@ -77,15 +80,15 @@ def run(options: Options, context: TaskContext) -> None:
         name = "--keep-newlines" if options.keep_newlines else "--lang"
         raise UsageError(f"{name} without --split-sentences", "give --split-sentences too, or remove it")
     output = output_prefix(options.output or options.output_prefix or "")
-    job = make_job(
-        options,
-        output,
-        tokenizer,
-        append_eod=not options.output_prefix,
+    job = make_job(options, output, tokenizer)
+    recipe = structs.replace(
+        job.recipe,
+        append_eod=not options.output_prefix if options.append_eod is None else options.append_eod,
         split_sentences=(options.lang or "english") if options.split_sentences else None,
         keep_newlines=options.keep_newlines,
-        follow_declared=_follows_megatron(options) and options.tokenizer_type not in SENTENCE_PIECE,
     )
+    follows = _follows_megatron(options) and options.tokenizer_type not in SENTENCE_PIECE
+    job = replace(job, recipe=recipe, follow_declared=follows)
     with ProgressDisplay() as display:
         for name in NO_EFFECT:
             if getattr(options, name) not in (None, False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -52,7 +53,7 @@ def run(options: Options, context: TaskContext) -> None:
     from primus.data.prepare import steps
     from primus.data.shards.display import ProgressDisplay
 
-    job = make_job(options, output, options.tokenizer, dataset=options.dataset)
+    job = replace(make_job(options, output, options.tokenizer), dataset=options.dataset)
     before = steps.EncodeSteps(
         clean=options.clean,
         dedup=options.dedup,

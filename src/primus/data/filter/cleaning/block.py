@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -37,7 +36,7 @@ class DocumentBlock:
     """Text of each document after the previous rules."""
     definition: str = "spacy-like"
     """Definition of a word."""
-    fields: Sequence[dict[str, Any] | None] = ()
+    fields: Sequence[Mapping[str, object] | None] = ()
     """Other fields of each record; may be empty."""
     alive: np.ndarray = field(init=False)
     """Documents that no rule has removed, bool[D]."""

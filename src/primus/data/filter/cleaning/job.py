@@ -18,8 +18,8 @@ from primus.data.filter import result_folder
 from primus.data.filter.cleaning import recipe as recipes
 from primus.data.filter.cleaning import report as reports
 from primus.data.filter.cleaning.recipe import CleaningRecipe
-from primus.data.filter.cleaning.report import CleanReport, RemovedSample, RuleRemovals
-from primus.data.filter.cleaning.stage import CleanStage, Compression, file_suffix
+from primus.data.filter.cleaning.report import CleanReport
+from primus.data.filter.cleaning.stage import CleanFacts, CleanStage, Compression, file_suffix
 from primus.data.filter.job import FilterJob, FinishedElsewhere, ResultCollector
 from primus.data.megatron.manifest import FileFacts
 from primus.data.shards import executors
@@ -101,14 +101,14 @@ def _build_report(job: CleanJob, source: Inputs, identity: str, results: Sequenc
     counts, edits = Counter[str](), Counter[str]()
     for result in results:
         counts.update(result.counts)
-        edits.update(result.facts["edits"])
-    removed = [msgspec.convert(result.facts["removed"], list[RuleRemovals]) for result in results]
-    samples = [sample for result in results for sample in msgspec.convert(result.facts["samples"], list[RemovedSample])]
+    facts = [result.read_facts(CleanFacts) for result in results]
+    for each in facts:
+        edits.update(each.edits)
     return CleanReport(
         version=recipes.VERSION,
         primus=primus.__version__,
         identity=identity,
-        inputs=source.collect_facts([result.facts["contents"] for result in results]),
+        inputs=source.collect_facts([each.contents for each in facts]),
         recipe=job.recipe.name,
         fingerprint=job.recipe.fingerprint(),
         content=job.recipe.content(),
@@ -119,7 +119,7 @@ def _build_report(job: CleanJob, source: Inputs, identity: str, results: Sequenc
         kept_words=counts["kept_words"],
         empty=counts["empty"],
         bad=[item for result in results for item in result.bad],
-        removed=reports.add_removed([rule.name for rule in job.recipe.rules], removed),
+        removed=reports.add_removed([rule.name for rule in job.recipe.rules], [each.removed for each in facts]),
         edits=dict(sorted(edits.items())),
-        samples=reports.choose_samples(samples),
+        samples=reports.choose_samples(sample for each in facts for sample in each.samples),
     )

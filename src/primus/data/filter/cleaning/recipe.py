@@ -15,9 +15,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 import primus
 from primus.config import source
@@ -34,6 +34,18 @@ VERSION = 1
 
 PRESETS = Path(primus.__file__).parent / "presets" / "cleaning"
 KEYS = ("extends", "words", "rules")
+
+
+class RecipeContent(Struct, frozen=True, kw_only=True):
+    """All settings of a recipe that affect the result, as JSON."""
+
+    # In the order of the alphabet, as in the hashes of reports that exist.
+    rules: list[dict[str, object]]
+    """Name, thresholds and `Rule.identity` of each rule."""
+    version: int
+    """Version of the rules."""
+    words: str
+    """Definition of a word."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +73,10 @@ class CleaningRecipe:
             if block.alive.any():
                 rule.apply(block)
 
-    def content(self) -> dict[str, Any]:
-        """All settings that affect the result, as JSON."""
+    def content(self) -> RecipeContent:
+        """All settings that affect the result."""
         rules = [{**msgspec.to_builtins(rule, str_keys=True), **rule.identity()} for rule in self.rules]
-        return {"version": VERSION, "words": self.words, "rules": rules}
+        return RecipeContent(rules=rules, version=VERSION, words=self.words)
 
     def fingerprint(self) -> str:
         """Hash of the content."""

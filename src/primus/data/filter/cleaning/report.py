@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from primus.data.filter.cleaning.recipe import RecipeContent
 from primus.data.filter.report import FilterReport, ReportSample, ReportTable
 from primus.data.megatron.manifest import FileFacts
 from primus.report.bar_chart import ChartBar, draw_bar_chart
@@ -64,7 +64,7 @@ class CleanReport(FilterReport, frozen=True, kw_only=True):
     """Name or path of the recipe."""
     fingerprint: str
     """Hash of its rules, thresholds and definition of a word."""
-    content: dict[str, Any]
+    content: RecipeContent
     """Its rules, thresholds and definition of a word."""
     characters: int
     """Characters of the documents with text."""
@@ -108,8 +108,8 @@ class CleanReport(FilterReport, frozen=True, kw_only=True):
             ReportSample(title=f"{each.rule}, {each.where}", texts=((each.why, each.text),)) for each in self.samples
         ]
 
-    def collect_settings(self) -> dict[str, Any]:
-        """The recipe, as JSON."""
+    def collect_settings(self) -> RecipeContent:
+        """The recipe."""
         return self.content
 
     def draw_chart(self) -> Html:

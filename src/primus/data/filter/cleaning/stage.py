@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 import xxhash
+from msgspec import Struct
 
 from primus.data.filter.cleaning.block import DocumentBlock, Removal
 from primus.data.filter.cleaning.recipe import CleaningRecipe
@@ -33,6 +34,16 @@ Compression = Literal["zst", "gz", "none"]
 def file_suffix(compression: Compression) -> str:
     """Suffix of the written files."""
     return "jsonl" if compression == "none" else f"jsonl.{compression}"
+
+
+class CleanFacts(Struct, frozen=True, kw_only=True):
+    """What the stage states about a shard, besides counts."""
+
+    removed: list[RuleRemovals]
+    edits: dict[str, int]
+    samples: list[RemovedSample]
+    contents: list[str]
+    """Checksums of its input; see `inputs.hash_contents`."""
 
 
 @dataclass
@@ -71,8 +82,7 @@ class CleanStage:
             for documents in batch_documents(reader.read(shard), BLOCK_CHARACTERS, MANY_DOCUMENTS):
                 work.clean_batch(documents)
         output.add_counts(empty=reader.empty)
-        output.facts.update(work.collect_facts())
-        output.facts["contents"] = inputs.hash_contents(shard)
+        output.facts = work.collect_facts()
 
 
 @dataclass
@@ -115,7 +125,7 @@ class _ShardCleaner:
             kept_words=int(block.num_words[block.alive].sum()),
         )
 
-    def collect_facts(self) -> dict[str, Any]:
+    def collect_facts(self) -> CleanFacts:
         """Facts for the result of the shard."""
         chosen = choose_samples(sample for sample, _ in self.samples)
         texts = {sample.order: text for sample, text in self.samples}
@@ -124,7 +134,8 @@ class _ShardCleaner:
             RuleRemovals(rule=rule, reason=reason, documents=count, characters=self.characters[rule, reason])
             for (rule, reason), count in self.documents.items()
         ]
-        return {"removed": removed, "edits": dict(self.edits), "samples": placed}
+        contents = inputs.hash_contents(self.shard)
+        return CleanFacts(removed=removed, edits=dict(self.edits), samples=placed, contents=contents)
 
     def _record_removal(self, document: TextDocument, removal: Removal) -> None:
         key = removal.rule, removal.reason

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from primus.data.filter.dedup import exact_hashes, minhash, normalized_words
 from primus.data.filter.dedup.key_files import BlockWriter
@@ -18,6 +19,15 @@ from primus.data.shards.shard_queue import ShardOutput
 BATCH_CHARACTERS = 1 << 18
 """Characters in a batch for hashing, few enough for a core's cache."""
 SUFFIX = "keys"
+
+
+class KeyFacts(Struct, frozen=True, kw_only=True):
+    """What the stage states about a shard, besides counts."""
+
+    blocks: list[int]
+    """Number of documents in each block of its file."""
+    contents: list[str]
+    """Checksums of its input, by which a later run recognizes the same input; see `inputs.hash_contents`."""
 
 
 @dataclass
@@ -46,9 +56,7 @@ class KeyStage:
                 output.add_counts(documents=len(texts), characters=sum(map(len, texts)))
             writer.flush()
         output.add_counts(empty=reader.empty)
-        output.facts["blocks"] = writer.sizes
-        # The report records the checksums, by which a later run recognizes the same input.
-        output.facts["contents"] = inputs.hash_contents(shard)
+        output.facts = KeyFacts(blocks=writer.sizes, contents=inputs.hash_contents(shard))
 
 
 def compute_document_keys(texts: list[str], recipe: DedupRecipe) -> np.ndarray:

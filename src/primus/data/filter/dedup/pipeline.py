@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-import msgspec
-
 from primus.data.filter.dedup import key_files, keys, matches, report, stages
 from primus.data.filter.dedup.recipe import DedupRecipe
-from primus.data.filter.dedup.report import DedupReport, DescribedDocument, DuplicateSample, LargeCluster
+from primus.data.filter.dedup.report import DedupReport, DuplicateSample, LargeCluster
 from primus.data.filter.job import FilterJob, FinishedElsewhere
 from primus.data.readers.shard import Shard
 from primus.data.shards import executors, shard_queue
@@ -94,7 +92,7 @@ def run(plan: DedupPlan, show: Show) -> DedupResult:
     )
     whole = [Shard(0, (), begin[-1] * 8)]
     clustered = _run_stage(plan, cluster_stage, whole, "clustering", show)
-    facts = clustered.results[0].facts
+    clusters = clustered.results[0].read_facts(stages.ClusterFacts)
     removed_exact = sum(result.counts.get("pairs", 0) for result in matched.results[first_exact:])
     _check_removed(plan, begin[-1], clustered.results[0].counts.get("removed", 0) - removed_exact)
     keep_stage = stages.KeepStage(
@@ -104,22 +102,25 @@ def run(plan: DedupPlan, show: Show) -> DedupResult:
         plan.job.text_documents,
         clustered.list_files(stages.FIRSTS)[0],
         begin,
-        frozenset(
-            [number for sample in facts["samples"] for number in sample]
-            + [number for kept, _, removed in facts["large"] for number in (kept, removed)]
-        ),
+        clusters.list_samples(),
     )
     kept = _run_stage(plan, keep_stage, plan.shards, "writing", show)
+    described = {
+        number: each for result in kept.results for number, each in result.read_facts(stages.KeepFacts).samples.items()
+    }
     return DedupResult(
         kept=kept.queue,
         results=kept.results,
         counts=_sum_counts(result for done in (hashed, clustered, kept) for result in done.results),
         removed_exact=removed_exact,
-        sizes=[(size, count) for size, count in facts["sizes"]],
-        samples=_build_samples(facts["samples"], kept.results),
-        large=_build_large_clusters(facts["large"], begin[-1], kept.results),
+        sizes=clusters.sizes,
+        samples=[report.build_sample(described[first], described[removed]) for first, removed in clusters.samples],
+        large=[
+            report.build_large_cluster(size, size / begin[-1], described[first], described[removed])
+            for first, size, removed in clusters.large
+        ],
         bad=[item for result in hashed.results for item in result.bad],
-        contents=[result.facts["contents"] for result in hashed.results],
+        contents=[result.read_facts(keys.KeyFacts).contents for result in hashed.results],
     )
 
 
@@ -144,7 +145,7 @@ def _match_bands(plan: DedupPlan, hashed: _StageResult, begin: list[int], show: 
     """Match the keys of each band; returns the result, and the number of ranges of keys for each band."""
     ranges = matches.choose_num_ranges(begin[-1])
     files = [
-        key_files.KeyFile(path, result.facts["blocks"], first, plan.num_bands)
+        key_files.KeyFile(path, result.read_facts(keys.KeyFacts).blocks, first, plan.num_bands)
         for path, result, first in zip(hashed.list_files(keys.SUFFIX), hashed.results, begin, strict=False)
     ]
     stage = stages.MatchStage(["pairs", plan.identity], files, ranges)
@@ -171,24 +172,3 @@ def _sum_counts(results: Iterator[ShardResult]) -> dict[str, int]:
         for name, amount in result.counts.items():
             sums[name] = sums.get(name, 0) + amount
     return sums
-
-
-def _build_samples(numbers: list[list[int]], results: Sequence[ShardResult]) -> list[DuplicateSample]:
-    shown = _collect_shown_samples(results)
-    return [report.build_sample(shown[kept], shown[removed]) for kept, removed in numbers]
-
-
-def _build_large_clusters(
-    clusters: list[list[int]], num_documents: int, results: Sequence[ShardResult]
-) -> list[LargeCluster]:
-    shown = _collect_shown_samples(results)
-    return [
-        report.build_large_cluster(size, size / num_documents, shown[kept], shown[removed])
-        for kept, size, removed in clusters
-    ]
-
-
-def _collect_shown_samples(results: Sequence[ShardResult]) -> dict[int, DescribedDocument]:
-    """Collect the samples of documents, by number of the document."""
-    found = (msgspec.convert(result.facts["samples"], dict[str, DescribedDocument]) for result in results)
-    return {int(number): sample for samples in found for number, sample in samples.items()}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import numpy as np
 from msgspec import Struct
@@ -138,7 +136,7 @@ class DedupReport(FilterReport, frozen=True, kw_only=True):
             shown.append(ReportSample(title=title, texts=((f"Kept, {sample.kept}", kept), ("Removed", removed))))
         return shown
 
-    def collect_settings(self) -> dict[str, Any]:
+    def collect_settings(self) -> object:
         """The recipe, as JSON."""
         return {**msgspec.to_builtins(self.recipe), "words": self.words}
 

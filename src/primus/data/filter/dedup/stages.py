@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from primus.data.filter.dedup import minhash, normalized_words
 from primus.data.filter.dedup.clusters import connect_documents
@@ -79,6 +80,29 @@ class MatchStage:
             yield from read_keys(file, band, first, last)
 
 
+class ClusterFacts(Struct, frozen=True, kw_only=True):
+    """What the stage states about all documents, which it names by their numbers."""
+
+    sizes: list[tuple[int, int]]
+    """Sizes of clusters, each with the number of clusters."""
+    samples: list[tuple[int, int]]
+    """The kept and the removed document of each sample."""
+    large: list[tuple[int, int, int]]
+    """The kept document, the size and a removed document of each large cluster."""
+
+    def list_samples(self) -> frozenset[int]:
+        """Documents that the report describes."""
+        clusters = ((kept, removed) for kept, _, removed in self.large)
+        return frozenset(number for pair in (*self.samples, *clusters) for number in pair)
+
+
+class KeepFacts(Struct, frozen=True, kw_only=True):
+    """What the stage states about a shard, besides counts."""
+
+    samples: dict[int, DescribedDocument]
+    """The documents that the report describes, by number."""
+
+
 @dataclass
 class ClusterStage:
     """Writes, for each document, the number of the first document of its cluster."""
@@ -102,13 +126,15 @@ class ClusterStage:
         kept, sizes = np.unique(firsts[removed], return_counts=True)
         histogram = np.unique(sizes + 1, return_counts=True)
         output.add_counts(removed=len(removed), clusters=len(sizes))
-        output.facts["sizes"] = [[int(size), int(count)] for size, count in zip(*histogram, strict=True)]
-        output.facts["samples"] = [[int(firsts[number]), int(number)] for number in self._choose_samples(removed)]
-        output.facts["large"] = self._find_large_clusters(firsts, removed, kept, sizes + 1)
+        output.facts = ClusterFacts(
+            sizes=[(int(size), int(count)) for size, count in zip(*histogram, strict=True)],
+            samples=[(int(firsts[number]), int(number)) for number in self._choose_samples(removed)],
+            large=self._find_large_clusters(firsts, removed, kept, sizes + 1),
+        )
 
     def _find_large_clusters(
         self, firsts: np.ndarray, removed: np.ndarray, kept: np.ndarray, sizes: np.ndarray
-    ) -> list[list[int]]:
+    ) -> list[tuple[int, int, int]]:
         """The first document, the size, and a removed document of each large cluster; a near-duplicate if possible.
 
         Args:
@@ -122,7 +148,7 @@ class ClusterStage:
         found = []
         for index in large:
             members = removed[firsts[removed] == kept[index]]
-            found.append([int(kept[index]), int(sizes[index]), self._choose_example(members)])
+            found.append((int(kept[index]), int(sizes[index]), self._choose_example(members)))
         return found
 
     def _choose_example(self, removed: np.ndarray) -> int:
@@ -203,9 +229,9 @@ class KeepStage:
                 else:
                     removed_bytes += len(text.text.encode())
                 if number in self.samples:
-                    samples[str(number)] = describe_document(text, self.recipe)
+                    samples[number] = describe_document(text, self.recipe)
         output.add_counts(kept=writer.documents, kept_bytes=writer.text_bytes, removed_bytes=removed_bytes)
-        output.facts["samples"] = samples
+        output.facts = KeepFacts(samples=samples)
 
     def _read_same_documents(self, shard: Shard, reader: DocumentReader, count: int) -> Iterator[TextDocument]:
         """Yield the documents of a shard, and check that their number has not changed.

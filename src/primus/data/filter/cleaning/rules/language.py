@@ -31,7 +31,7 @@ class Language(Rule, frozen=True, kw_only=True, tag="language"):
         if self.language not in known:
             raise UsageError(f"rule language: pycld2 does not know '{self.language}'", "give a code like en, de or zh")
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """The version of pycld2."""
         return {"pycld2": getattr(_import_pycld2(), "VERSION", "")}
 

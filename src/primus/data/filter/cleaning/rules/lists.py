@@ -7,7 +7,6 @@ import hashlib
 import os
 import re
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from primus.data.filter.cleaning.block import DocumentBlock
@@ -32,7 +31,7 @@ class BadWords(Rule, frozen=True, kw_only=True, tag="bad_words"):
         """
         _build_pattern(self.file)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """The list."""
         return {"entries": _hash_entries(_read_entries(self.file))}
 
@@ -70,7 +69,7 @@ class Urls(Rule, frozen=True, kw_only=True, tag="urls"):
         for file in filter(None, self._list_files()):
             _read_entries(file)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """The lists."""
         # The content counts, not the path: the same lists in another folder give the same result.
         return {"entries": [_hash_entries(_read_entries(file)) if file else "" for file in self._list_files()]}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import Struct
 
 from primus.data.filter.cleaning.block import DocumentBlock
@@ -28,6 +26,6 @@ class Rule(Struct, frozen=True, kw_only=True, tag_field="rule"):
         """Remove documents of a block, or change their texts, as a function of the thresholds and each text."""
         raise NotImplementedError
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """Settings that affect the result in addition to the thresholds: content of files, versions of libraries."""
         return {}

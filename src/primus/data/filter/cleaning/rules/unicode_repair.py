@@ -33,7 +33,7 @@ class UnicodeRepair(Rule, frozen=True, kw_only=True, tag="unicode_repair"):
         """
         _import_ftfy()
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """The version of ftfy."""
         return {"ftfy": _import_ftfy().__version__}
 
