@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import gc
 import importlib.util
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -58,6 +59,7 @@ SINGLE_FILES = (
 SHARED_FOLDERS = ("tests/frameworks/torchtitan", "tests/frameworks/megatron")
 """Folders of one process each, whose tests share the processes of an engine."""
 
+STATE_NUMBERS = itertools.count()
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 collect_ignore = ["machines"] + ([] if HAS_TORCH else ["frameworks", "checkpoint", "data", "measure"])
 """Recorded trees hold no tests, and links in rings; where torch is not installed, the control plane is tested alone."""
@@ -150,7 +152,8 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
     """Hide the developer's launch variables and hooks; undo what a task that ran in this process set and learned."""
     before = dict(os.environ)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "no-config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
+    # One for each test: `jobs list` asks the schedulers of all jobs that were submitted from here.
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state" / str(next(STATE_NUMBERS))))
     for name in list(os.environ):
         if name in USER_VARIABLES or name.startswith(USER_PREFIXES):
             monkeypatch.delenv(name)

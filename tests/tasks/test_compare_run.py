@@ -48,8 +48,10 @@ def train(experiment, attempt):
             attempt.event("turn", number=turn.number, first_step=step)
         if Path(f"{name}.dies").exists() and step == 3:
             raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        if Path(f"{name}.waits").exists():
+            Path(f"{name}.new").write_text(str(os.getpid()))
+            os.replace(f"{name}.new", f"{name}.pid")
         while Path(f"{name}.waits").exists():
-            Path(f"{name}.pid").write_text(str(__import__("os").getpid()))
             time.sleep(0.05)
         attempt.event("step", step=step, loss=8 / step, learning_rate=1e-3, tokens=32, step_time_s=0.5,
                       tokens_per_s=64.0, memory_gib=1.0, consumed_samples=4 * step)
@@ -211,7 +213,7 @@ def test_a_killed_harness_leaves_no_process_and_resumes_with_the_cell_that_was_r
     plugins = str(tmp_path / "plugins")
     with cli.started(*words, cwd=tmp_path, PRIMUS_PLUGINS=plugins) as harness:
         pid_file = tmp_path / "other.pid"
-        cli.wait_for(lambda: pid_file.exists() and pid_file.read_text(), "the second cell runs", timeout_s=120)
+        cli.wait_for(pid_file.exists, "the second cell runs", timeout_s=120)
         worker = psutil.Process(int(pid_file.read_text()))
         os.kill(harness.pid, number)
         cli.wait_for(lambda: not _is_alive(worker), "the worker has ended", timeout_s=120)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -259,14 +259,32 @@ def test_a_signal_ends_the_hook_and_the_launch(tmp_path: Path) -> None:
     assert "interrupted\n" in hook_log(tmp_path, "failure_1_f.node_0")
 
 
-def test_no_process_of_a_hook_outlives_a_killed_launcher(tmp_path: Path) -> None:
-    write(tmp_path, hooks__1_a_sh="trap '' TERM\nsleep 300 & echo $$ $! > pids\nwait\n")
-    with cli.started("direct", "--", "tiny", cwd=tmp_path) as process:
-        cli.wait_for(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text(), "the hook")
-        process.kill()
-        process.communicate(timeout=15)
-    pids = list(map(int, (tmp_path / "pids").read_text().split()))
-    cli.wait_for(lambda: all(map(is_gone, pids)), "the end of the hook", timeout_s=15)
+BUSY = """
+import subprocess, time
+start = subprocess.Popen.__init__
+def start_and_wait(*arguments, **options):
+    start(*arguments, **options)
+    time.sleep(0.5)
+subprocess.Popen.__init__ = start_and_wait
+"""
+"""A machine on which the launcher does not run for a while after it has started a program."""
+
+
+def test_no_process_of_a_hook_outlives_a_launcher_that_its_first_line_kills(tmp_path: Path) -> None:
+    write(tmp_path, hooks__1_a_sh="kill -9 $PPID\ntrap '' TERM\nsleep 300 & wait\n")
+    with cli.started("direct", "--", "tiny", cwd=tmp_path, before=BUSY, PLACE=str(tmp_path)) as process:
+        process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    cli.wait_for(lambda: not list_processes("PLACE", str(tmp_path)), "the end of the hook")
+
+
+def list_processes(name: str, value: str) -> list[psutil.Process]:
+    """Processes that have a variable with this value."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            found += [process] if process.environ().get(name) == value else []
+    return found
 
 
 LINGER = """

@@ -123,12 +123,12 @@ def run(
         output = _ScriptOutput(log, reads_settings=reads_settings)
         # Unique among all scripts on this node, because it decides which processes are killed.
         mark = f"{os.getpid()}.{time.time_ns()}"
-        try:
-            child = _start_script(argv, {**environ, MARK: mark})
-        except OSError as error:
-            return ScriptResult(problem=f"{argv[0]} cannot be started: {error.strerror}")
         # The order matters: the shell outlives the cleanup, so that a launcher killed during it leaves no process.
-        with _end_with_this_process(child):
+        with contextlib.ExitStack() as stack:
+            try:
+                child = stack.enter_context(_start_script(argv, {**environ, MARK: mark}))
+            except OSError as error:
+                return ScriptResult(problem=f"{argv[0]} cannot be started: {error.strerror}")
             try:
                 stopped, heard = _follow_output(child, output, timeout_s, interrupted)
             finally:
@@ -145,28 +145,32 @@ def run(
     )
 
 
-def _start_script(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        argv,
-        env=dict(environ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-
-
 @contextlib.contextmanager
-def _end_with_this_process(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Have a shell kill the child's process group when this process dies, even by SIGKILL."""
-    argv = ["sh", "-c", 'read -r word || kill -s KILL -- "-$0"', str(child.pid)]
-    null = subprocess.DEVNULL
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True) as watcher:
+def _start_script(argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a script whose process group a shell kills when this process dies, even by SIGKILL."""
+    shell = ["sh", "-c", 'read -r group && { read -r word || kill -s KILL -- "-$group"; }']
+    null, pipe = subprocess.DEVNULL, subprocess.PIPE
+    with subprocess.Popen(shell, stdin=pipe, stdout=null, stderr=null, start_new_session=True) as watcher:
+        assert watcher.stdin
+        told = watcher.stdin.fileno()
+
+        def announce_group() -> None:
+            os.write(told, b"%d\n" % os.getpid())
+
         try:
-            yield
+            # Announced before the script's first instruction: it never runs unwatched.
+            yield subprocess.Popen(
+                argv,
+                env=dict(environ),
+                stdin=null,
+                stdout=pipe,
+                stderr=pipe,
+                start_new_session=True,
+                preexec_fn=announce_group,
+            )
         finally:
-            # A line tells the shell that the script was stopped in order. Only end of file without a line makes it
-            # kill.
+            # A second line tells the shell that the script was stopped in order. Only end of file without it makes the
+            # shell kill.
             watcher.communicate(b"over\n")
 
 
