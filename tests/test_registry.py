@@ -369,6 +369,18 @@ def test_members_that_a_file_leaves_out_get_the_defaults_of_the_contract(write: 
     assert registry.load_plug_in(SOURCES, "wiki").version() == ""
 
 
+def test_a_folder_may_check_in_support_and_train_in_a_module_that_only_workers_import(write: Write) -> None:
+    write("frameworks/split/__init__.py", "USES_TORCH = True\n")
+    with pytest.raises(PrimusError, match="has no check and no train"):
+        registry.load_plug_in(FRAMEWORKS, "split")
+    write("frameworks/split/support.py", "def check(experiment):\n    return experiment\n")
+    write("frameworks/split/engine/run.py", "import absent_library\n")
+    framework: Any = registry.load_plug_in(FRAMEWORKS, "split")
+    assert framework.check("experiment") == "experiment"
+    with pytest.raises(ImportError, match="absent_library"):
+        framework.train("experiment", "attempt")
+
+
 def test_a_file_that_is_not_text_is_listed_and_refused_when_loaded(write: Write) -> None:
     file = write("frameworks/odd.py", "")
     file.write_bytes(b"\xff\xfe")

@@ -10,9 +10,11 @@ which None fails far from the plug-in. All other types are left to mypy (`python
 from __future__ import annotations
 
 import collections.abc
+import importlib
+import os
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from types import MethodType, ModuleType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -38,15 +40,22 @@ class PlugInKind(Generic[ContractT]):
         contract: The Protocol.
         one_of: Members of which a plug-in needs at least one.
         implies: Optional members that need another one, by name: a task with `prepare` needs `work`.
+        modules: Functions that a package may define in a module of its own, which is imported when they are called.
     """
 
     def __init__(
-        self, name: str, contract: type, one_of: tuple[str, ...] = (), implies: Mapping[str, str] | None = None
+        self,
+        name: str,
+        contract: type,
+        one_of: tuple[str, ...] = (),
+        implies: Mapping[str, str] | None = None,
+        modules: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.contract = contract
         self.one_of = one_of
         self.implies = implies or {}
+        self.modules = modules or {}
 
 
 class MemberSignature(NamedTuple):
@@ -149,6 +158,7 @@ def complete_module(kind: PlugInKind[Any], module: ModuleType, label: str, file:
     if (id(kind), id(module)) in _COMPLETE:
         return
     members = list_members(kind.contract)
+    _add_functions_of_modules(kind, module)
     _check_presence(kind, members, module, label, file)
     if isinstance(module, ModuleType) and not is_built_in:
         _check_spelling(members, module, label, file)
@@ -163,6 +173,18 @@ def complete_module(kind: PlugInKind[Any], module: ModuleType, label: str, file:
             except (AttributeError, TypeError) as error:
                 raise PrimusError(f"{file}: {label}: {error}", "let the entry point name a module") from None
     _COMPLETE[id(kind), id(module)] = (kind, module)
+
+
+def _add_functions_of_modules(kind: PlugInKind[Any], module: ModuleType) -> None:
+    """Give a package the functions that it defines in modules; these may need what is not installed everywhere."""
+    for name, part in kind.modules.items():
+        files = [os.path.join(folder, *part.split(".")) + ".py" for folder in getattr(module, "__path__", ())]
+        if not hasattr(module, name) and any(map(os.path.exists, files)):
+            setattr(module, name, partial(_call_function, f"{module.__name__}.{part}", name))
+
+
+def _call_function(module: str, name: str, *args: Any) -> Any:
+    return getattr(importlib.import_module(module), name)(*args)
 
 
 def _check_presence(

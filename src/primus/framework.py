@@ -37,7 +37,8 @@ class Framework(Protocol):
     """A framework that trains: `frameworks/NAME.py`, chosen by `framework: NAME` in an experiment.
 
     The file is imported on the control plane, on machines without a GPU and without the engine: import tensor libraries
-    inside `train`.
+    inside `train`. The folder `frameworks/NAME/` may define `check` in `support.py`, and `train` in `engine/run.py`,
+    which only the workers import.
     """
 
     def check(self, experiment: Experiment, /) -> None:
@@ -99,7 +100,7 @@ class Framework(Protocol):
         return ()
 
 
-FRAMEWORKS = PlugInKind[Framework]("frameworks", Framework)
+FRAMEWORKS = PlugInKind[Framework]("frameworks", Framework, modules={"check": "support", "train": "engine.run"})
 
 
 class SettingsTranslation(Protocol):

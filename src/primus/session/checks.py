@@ -36,18 +36,13 @@ def check_session(trainer: Trainer, backend: str) -> None:
         choose_callbacks(trainer.training.callbacks)
 
 
-def check_engine(experiment: Experiment, engine: str, folder: Path) -> None:
-    """Check an experiment for an engine that takes one step at a time and has no settings besides our keys.
-
-    Args:
-        experiment: To be trained.
-        engine: Name of the engine.
-        folder: That of its `keys.yaml`.
+def check_engine(experiment: Experiment, folder: Path) -> None:
+    """Check an experiment for the engine of a framework's folder, which has no settings besides our keys.
 
     Raises:
         UsageError: It asks for something that is not supported; names the key and the fix.
     """
-    trainer = experiment.trainer
+    trainer, engine = experiment.trainer, folder.name
     check_key_rules(engine, read_key_rules(folder), trainer)
     check_no_backend_args(trainer, engine)
     check_session(trainer, engine)

@@ -2,40 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from primus.frameworks.megatron_bridge.settings import NAMES
 
-if TYPE_CHECKING:
-    from primus.config.schema import Experiment
-    from primus.runs.attempt import Attempt
-
 ENGINES = ("megatron-bridge",)
-"""The engine that `train` drives."""
 KEYS = NAMES
 """Settings of adapters and recipes."""
 STAGES = ("pre_trainer", "post_trainer")
 USES_TORCH = True
-"""The launch checks that the installed PyTorch can use the machine's accelerators."""
-
-
-def check(experiment: Experiment) -> None:
-    """Accept an experiment that can be trained; needs no tensor library.
-
-    Raises:
-        UsageError: The experiment asks for something that is not supported; names the key and the fix.
-    """
-    from primus.frameworks.megatron_bridge import support  # not for the other parts, which import this package
-
-    support.check(experiment)
-
-
-def train(experiment: Experiment, attempt: Attempt) -> None:
-    """Train as one rank of a run, until the last step or a signal.
-
-    Raises:
-        PrimusError: The training fails; the message says why.
-    """
-    from primus.frameworks.megatron_bridge.engine import run
-
-    run.train(experiment, attempt)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from primus.errors import UnfitError
 from primus.frameworks.native.support import ADAPTER_KEYS
-from primus.frameworks.native.support import check as check
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 KEYS = ADAPTER_KEYS
 STAGES = ("pre_trainer", "post_trainer")
 USES_TORCH = True
-"""The launch checks that the installed PyTorch can use the machine's accelerators."""
 
 
 def train(experiment: Experiment, attempt: Attempt) -> None:
