@@ -85,6 +85,17 @@ def _check_backend(resolved: Resolved, absent: list[str] | None) -> None:
     registry.load_plug_in(FRAMEWORKS, asked.trainer.framework).check(asked)
 
 
+def find_cpu_problem(asked: Experiment) -> UsageError | None:
+    """The setting of an accepted experiment that its framework cannot train on a CPU, or None."""
+    training = structs.replace(asked.trainer.training, device="cpu")
+    framework = registry.load_plug_in(FRAMEWORKS, asked.trainer.framework)
+    try:
+        framework.check(structs.replace(asked, trainer=structs.replace(asked.trainer, training=training)))
+    except UsageError as error:
+        return error
+    return None
+
+
 def _check_stage(experiment: Experiment) -> None:
     """Refuse a module of fine-tuning for a framework that only pre-trains."""
     framework, stage = experiment.trainer.framework, experiment.stage

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, structs
 
+from primus.errors import UsageError
 from primus.hook import Stage
 from primus.machine.cluster import ClusterLayout
 from primus.machine.facts import DeviceKind, MachineFacts
@@ -109,6 +110,8 @@ class LaunchJob(Struct, frozen=True, kw_only=True):
     """Variables that the experiment sets for its workers."""
     check: Callable[[int], None] = lambda world_size: None
     """Raises UsageError if the task cannot run with this number of processes."""
+    find_cpu_problem: Callable[[], UsageError | None] = lambda: None
+    """Returns the reason why workers cannot compute on a CPU, or None; called where the machine has no accelerator."""
     check_node: Callable[[ClusterLayout], None] = lambda layout: None
     """Raises UnfitError if this node is unfit; called on each node before anything starts there."""
     check_files: Callable[[], None] = lambda: None

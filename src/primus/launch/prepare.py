@@ -96,7 +96,16 @@ def prepare_launch(invocation: Invocation) -> Launch:
             engine=_choose_engine(job, invocation.plan_context),
         )
     )
-    if launch.plan.layout is not None and launch.plan.layout.node_rank == 0:  # other nodes join the run of node 0
+    layout = launch.plan.layout
+    assert layout is not None, "the chain ends on a node"
+    has_devices = bool(launch.context.facts(layout.master_of_several).devices)
+    problem = None if has_devices or job.device in ("cpu", "cuda") else job.find_cpu_problem()
+    if problem and not invocation.command.options.dry_run:
+        raise problem
+    if problem:
+        note = f"this machine has no AMD or NVIDIA GPU and cannot train it: {problem.problem}"
+        launch = structs.replace(launch, plan=structs.replace(launch.plan, notes=(*launch.plan.notes, note)))
+    if layout.node_rank == 0:  # other nodes join the run of node 0
         job.check_start()
     return launch
 

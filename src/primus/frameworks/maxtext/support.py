@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from primus.config.schema import OWNERS, Experiment, ModelSpec
+from primus.config.schema import OWNERS, Experiment, ModelSpec, Trainer
 from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import UsageError
 from primus.frameworks.maxtext.export_file import FIXED_ROPE
@@ -37,7 +37,20 @@ def check(experiment: Experiment) -> None:
             f"load: {trainer.checkpoint.load}: MaxText gets weights for Llama, Qwen, Mixtral and Qwen3-MoE only",
             "remove it, or choose another framework",
         )
+    if trainer.training.device == "cpu":
+        _check_numbers_of_cpu(trainer)
     check_session(trainer, "maxtext")
+
+
+def _check_numbers_of_cpu(trainer: Trainer) -> None:
+    """Refuse 8-bit floating point, which JAX only emulates on a CPU."""
+    own = trainer.backend_args.get("quantization") or ""
+    for key, value, off in (("fp8", trainer.training.fp8, "null"), ("quantization", own, "''")):
+        if value and (key == "fp8" or "fp8" in value):
+            raise UsageError(
+                f"{key}: {value}: MaxText has 8-bit floating point on GPUs only; a CPU emulates it",
+                f"set {key}: {off}, or train on GPUs",
+            )
 
 
 def _check_rope(spec: ModelSpec) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from primus import experiment, registry
-from primus.config.schema import Trainer
+from primus.config.schema import Experiment, Trainer
 from primus.errors import UnfitError, UsageError
 from primus.framework import FRAMEWORKS
 from primus.machine.assumed_machine import build_assumed_machine
@@ -46,9 +46,19 @@ def run(options: Options, context: TaskContext) -> None:
         notes += check_rows(trainer.data)
     notes += _check_memory(trainer, options, context)
     notes += _check_packages(trainer, context)
+    if options.assume is None and trainer.training.device == "auto":
+        notes += _check_device(resolved.experiment, context)
     text = f"{options.config}: valid ({trainer.framework}, {resolved.experiment.exp_name})"
     value = {"config": options.config, "valid": True, "framework": trainer.framework, "notes": notes}
     context.result(value, "\n".join([text, *(f"  note: {note}" for note in notes)]))
+
+
+def _check_device(asked: Experiment, context: TaskContext) -> list[str]:
+    """A note if a setting needs an accelerator and this machine, which may be a login node, has none."""
+    problem = experiment.find_cpu_problem(asked)
+    if problem is None or context.facts().devices:
+        return []
+    return [f"this machine has no AMD or NVIDIA GPU and cannot train it: {problem.problem}"]
 
 
 def _check_packages(trainer: Trainer, context: TaskContext) -> list[str]:

@@ -251,6 +251,7 @@ def _build_training_job(resolved: Resolved, files: Mapping[str, str], resume: Ru
         files=files,
         env={**_find_secret_settings(asked), **variables},
         check=check,
+        find_cpu_problem=partial(experiment.find_cpu_problem, asked),
         device=_find_required_device(asked),
         framework=asked.trainer.framework,
         engines=tuple(registry.load_plug_in(FRAMEWORKS, asked.trainer.framework).ENGINES),
