@@ -160,6 +160,8 @@ class PlanContext(Struct, frozen=True, kw_only=True):
     """Interpreter that starts the workers."""
     import_folders: Sequence[str] | None = None
     """Import path of that interpreter; None for that of the launcher."""
+    gpu_facts: Callable[[], MachineFacts] = MachineFacts
+    """The GPUs of this machine, without any other fact."""
     facts: Callable[[str | None], MachineFacts] = lambda master: MachineFacts()
     """Facts about this machine, and its interface to a master; read only if a runtime needs them."""
     starts_workers: bool = True

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fakes import cli
+from fakes.facts import assume_facts
 from primus.cli.main import main
 from primus.machine.facts import Cpu, MachineFacts
 
@@ -20,7 +21,7 @@ CONFIG = "modules: {pre_trainer: {framework: abacus, model: tiny, overrides: {mo
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PRIMUS_PLUGINS", str(cli.PLUGINS))
-    monkeypatch.setattr("primus.machine.probe.probe", lambda **_: MachineFacts(cpu=Cpu(usable=16)))
+    assume_facts(monkeypatch, MachineFacts(cpu=Cpu(usable=16)))
     (tmp_path / "e.yaml").write_text(CONFIG)
     return tmp_path
 

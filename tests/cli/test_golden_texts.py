@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fakes import cli
+from fakes.facts import assume_facts
 from primus import interpreter
 from primus.cli.main import main
 from primus.launch import prepare
@@ -38,7 +39,7 @@ modules:
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("primus.machine.probe.probe", lambda **_: MachineFacts(cpu=Cpu(usable=16)))
+    assume_facts(monkeypatch, MachineFacts(cpu=Cpu(usable=16)))
     (tmp_path / "night.yaml").write_text(EXPERIMENT)
     return tmp_path
 
@@ -108,7 +109,7 @@ def test_dry_run(
 def test_a_dry_run_names_what_the_machine_needs(
     workplace: Path, plugins: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
-    monkeypatch.setattr("primus.machine.probe.probe", lambda **_: build_assumed_machine("mi300x:8"))
+    assume_facts(monkeypatch, build_assumed_machine("mi300x:8"))
     monkeypatch.setenv("HSA_ENABLE_SDMA", "0")
     text = shown("--dry-run direct --env GPU_MAX_HW_QUEUES=4 -- train pretrain --config night.yaml", capsys)
     golden("dry-run/direct-mi300x.txt", text)

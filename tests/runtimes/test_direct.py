@@ -20,7 +20,9 @@ WORKER = LaunchPlan(argv=("python", "-m", "primus.worker", "/run", "0"), env={"A
 
 def context(devices: int = 0, terminal: str | None = None, **environ: str) -> PlanContext:
     facts = build_assumed_machine(f"mi300x:{devices}") if devices else MachineFacts(cpu=Cpu(usable=16))
-    return PlanContext(environ=environ, python="python", facts=lambda master: facts, terminal=terminal)
+    return PlanContext(
+        environ=environ, python="python", gpu_facts=lambda: facts, facts=lambda master: facts, terminal=terminal
+    )
 
 
 def planned(devices: int = 0, environ: dict[str, str] | None = None, **options: Any) -> LaunchPlan:

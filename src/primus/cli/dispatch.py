@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
@@ -16,11 +16,13 @@ from primus.config import flags
 from primus.errors import EXIT_OK, PrimusError
 from primus.launch.command import Command, parse_segment_options
 from primus.launch.prepare import Invocation, Launch, prepare_launch
-from primus.machine.facts import MachineFacts
 from primus.plan import LaunchPlan, PlanContext, format_plan, redact_plan
 from primus.runs.files import to_json
 from primus.runtime import RUNTIMES, LaunchRequest
 from primus.task import TASKS, Task, TaskContext
+
+if TYPE_CHECKING:
+    from primus.machine.probe import MachineReader
 
 
 def run_command(command: Command, words: tuple[str, ...], environ: Mapping[str, str]) -> int:
@@ -52,7 +54,8 @@ def _run_runtime_command(command: Command, environ: Mapping[str, str]) -> int:
     """Run a command of a runtime that needs no task, such as `kubernetes list`."""
     segment, given = command.request.runtimes[-1], command.options
     runtime = registry.load_plug_in(RUNTIMES, segment.name)
-    facts = partial(_read_facts(environ, given.dry_run), None)
+    machine = _find_machine(environ, given.dry_run)
+    facts = cache(lambda: machine().read_facts())
     context = TaskContext(environ=environ, json=given.json, dry_run=given.dry_run, facts=facts)
     return runtime.run(parse_segment_options(segment), context) or EXIT_OK
 
@@ -62,7 +65,8 @@ def _make_invocation(command: Command, words: tuple[str, ...], environ: Mapping[
     task = registry.load_plug_in(TASKS, request.task)
     parse_task_words = partial(_parse_task_words, task, request)
     options, overrides = parse_task_words(request.words)
-    facts = _read_facts(environ, given.dry_run)
+    machine = _find_machine(environ, given.dry_run)
+    facts = cache(lambda master: machine().read_facts(master))
     task_context = TaskContext(
         environ=environ,
         json=given.json,
@@ -84,6 +88,7 @@ def _make_invocation(command: Command, words: tuple[str, ...], environ: Mapping[
     plan_context = PlanContext(
         environ=environ,
         python=sys.executable,
+        gpu_facts=lambda: machine().gpu_facts,
         facts=facts,
         terminal=os.ttyname(sys.stderr.fileno()) if sys.stderr.isatty() else None,
         starts_workers=job is not None,
@@ -124,19 +129,16 @@ def _parse_task_words(task: Task, request: LaunchRequest, words: Sequence[str]) 
     return options, tuple(extra)
 
 
-def _read_facts(environ: Mapping[str, str], is_dry_run: bool) -> Callable[[str | None], MachineFacts]:
-    """Reads the machine on the first call. A dry run reads files only: it runs no tool and resolves no name."""
+def _find_machine(environ: Mapping[str, str], is_dry_run: bool) -> Callable[[], MachineReader]:
+    """Finds the machine on the first call. A dry run reads files only: it runs no tool and resolves no name."""
 
     @cache
-    def facts(master: str | None) -> MachineFacts:
-        from primus.machine.network.interfaces import parse_ip_address
-        from primus.machine.probe import find_machine_root, probe
+    def machine() -> MachineReader:
+        from primus.machine.probe import MachineReader, find_machine_root
 
-        is_known = master is not None and not (is_dry_run and parse_ip_address(master) is None)
-        tools: Literal["never"] | None = "never" if is_dry_run else None
-        return probe(root=find_machine_root(environ), environ=environ, tools=tools, master=master if is_known else None)
+        return MachineReader(find_machine_root(environ), environ, "never" if is_dry_run else None)
 
-    return facts
+    return machine
 
 
 def _run_with_workers(invocation: Invocation, launch: Launch) -> int:

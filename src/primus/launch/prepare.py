@@ -13,6 +13,7 @@ from primus import interpreter, registry
 from primus.errors import UsageError
 from primus.launch.command import NODE_END, Command, GlobalOptions, parse_segment_options
 from primus.machine.cluster import ClusterLayout
+from primus.machine.facts import MachineFacts
 from primus.plan import LaunchJob, LaunchPlan, PlanContext, Variable
 from primus.runs.store import Run, create_run_id
 from primus.runtime import RUNTIMES, LaunchRequest, RequestSegment
@@ -135,12 +136,10 @@ def plan_attempt(launch: Launch) -> Launch:
     job.check(folded.layout.world_size)
     planned = structs.replace(launch, plan=folded, context=context)
     workers = planned.make_environ()
-    if job.device and job.device != "cpu":
-        facts = context.facts(folded.layout.master_of_several)
-        if facts.devices or job.device == "cuda":
-            from primus.machine import accelerators  # a machine without devices trains on its CPU
+    if job.device == "cuda" or (job.device == "auto" and context.gpu_facts().devices):
+        from primus.machine import accelerators  # a machine without devices trains on its CPU
 
-            accelerators.check_launch(job.device, facts, workers, folders)
+        accelerators.check_launch(job.device, context.facts(folded.layout.master_of_several), workers, folders)
     if job.packages:
         from primus.launch.worker_packages import check_worker_packages  # for a run with a tracker only
 
@@ -184,9 +183,11 @@ def _view_as_workers(context: PlanContext, job: LaunchJob) -> PlanContext:
     """`context` with the machine as the workers use it: without accelerators if they run on the CPU."""
     if job.device != "cpu":
         return context
-    from primus.machine import accelerators
-
-    return structs.replace(context, facts=lambda master: accelerators.hide_accelerators(context.facts(master)))
+    return structs.replace(
+        context,
+        gpu_facts=MachineFacts,
+        facts=lambda master: structs.replace(context.facts(master), devices=(), links=()),
+    )
 
 
 def amend_launch(launch: Launch, env: Mapping[str, Variable], extra: tuple[str, ...]) -> Launch:

@@ -9,8 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from msgspec import structs
-
 from primus.bootstrap.torch_builds import (
     ROCM_TARGETS,
     Build,
@@ -35,11 +33,6 @@ def find_accelerators(facts: MachineFacts) -> tuple[Device, ...]:
         for device in facts.devices
         if device.model or (device.partitions and (device.vendor == "nvidia" or device.architecture in ROCM_TARGETS))
     )
-
-
-def hide_accelerators(facts: MachineFacts) -> MachineFacts:
-    """The facts for a job that runs on the CPU."""
-    return structs.replace(facts, devices=(), links=())
 
 
 def check_launch(

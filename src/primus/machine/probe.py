@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +11,7 @@ from msgspec import structs
 
 from primus.errors import UsageError
 from primus.machine import pci, profile
-from primus.machine.facts import Device, Link, MachineFacts, MachineProblem, RdmaDevice, Vendor
+from primus.machine.facts import Device, Link, MachineFacts, MachineProblem, RdmaDevice, Software, Vendor
 from primus.machine.host import system as host
 from primus.machine.network import interfaces
 from primus.machine.tree import FileTree
@@ -33,6 +34,74 @@ def find_machine_root(environ: Mapping[str, str]) -> Path:
     return Path(environ.get(ROOT_VARIABLE) or "/")
 
 
+class MachineReader:
+    """Reads a machine as far as a command needs: its GPUs alone, which decide most of a launch, or all facts.
+
+    Args:
+        root: Root of its file system; another directory is a recorded machine.
+        environ: Variables of the process; PRIMUS_GPU_MODEL overrides the model of all devices.
+        tools: Whether to run vendors' tools: never (the default for a recorded machine), if the kernel's files lack a
+            value (the default for the running machine), or always, to compare.
+    """
+
+    def __init__(self, root: Path = Path("/"), environ: Mapping[str, str] | None = None, tools: Tools | None = None):
+        self._tree, self._environ = FileTree(root, files_only=tools == "never"), environ or {}
+        self._tools = tools or ("missing" if self._tree.is_live else "never")
+
+    @cached_property
+    def gpu_facts(self) -> MachineFacts:
+        """The GPUs, their links and the drivers that tools name, without any other fact.
+
+        Raises:
+            UsageError: PRIMUS_GPU_MODEL is not a known model.
+        """
+        # Files, and NVML on NVIDIA machines, are read first. Tools run afterwards in separate processes, only for
+        # values that are missing, because a tool takes seconds and hangs with a hung driver.
+        tree = self._tree
+        devices, links = _read_gpus(tree, pci.list_accelerators(tree))
+        devices, drivers = _add_tool_values(tree, devices, self._environ, self._tools)
+        if devices:
+            devices = _override_model(_find_failures(tree, devices), self._environ)
+        software = Software(amd_driver=drivers.get("amd"), nvidia_driver=drivers.get("nvidia"))
+        return MachineFacts(files_only=tree.files_only, devices=devices, links=links, software=software)
+
+    def read_facts(self, master: str | None = None) -> MachineFacts:
+        """All facts.
+
+        Args:
+            master: Address of the launch's master, for the interface that leads there. Without tools no name of it is
+                resolved.
+
+        Raises:
+            UsageError: PRIMUS_GPU_MODEL is not a known model.
+        """
+        tree, gpus = self._tree, self.gpu_facts
+        software = host.read_software(tree)
+        found = interfaces.list_interfaces(tree)
+        rdma = _read_rdma_devices(tree)
+        is_known = master and not (tree.files_only and interfaces.parse_ip_address(master) is None)
+        return structs.replace(
+            gpus,
+            host=host.read_host_name(tree),
+            interfaces=found,
+            master_interface=interfaces.find_route(tree, found, master) if master and is_known else None,
+            rdma=rdma,
+            traffic_classes=_read_traffic_classes(tree, rdma),
+            cpu=host.read_cpu(tree, self._environ),
+            memory=host.read_memory(tree),
+            limits=host.read_limits(tree),
+            software=structs.replace(
+                software,
+                amd_driver=software.amd_driver or gpus.software.amd_driver,
+                nvidia_driver=software.nvidia_driver or gpus.software.nvidia_driver,
+            ),
+            container=host.detect_container(tree, self._environ),
+            scheduler=host.detect_scheduler(self._environ),
+            # Evaluated last: each of the reads above may add problems to the tree.
+            problems=tuple(dict.fromkeys(tree.problems)),
+        )
+
+
 def probe(
     root: Path = Path("/"),
     environ: Mapping[str, str] | None = None,
@@ -40,49 +109,12 @@ def probe(
     tools: Tools | None = None,
     master: str | None = None,
 ) -> MachineFacts:
-    """The facts of a machine.
-
-    Args:
-        root: Root of its file system; another directory is a recorded machine.
-        environ: Variables of the process; PRIMUS_GPU_MODEL overrides the model of all devices.
-        tools: Whether to run vendors' tools: never (the default for a recorded machine), if the kernel's files lack a
-            value (the default for the running machine), or always, to compare.
-        master: Address of the launch's master, for the interface that leads there.
+    """All facts of a machine, as `MachineReader` reads them.
 
     Raises:
         UsageError: PRIMUS_GPU_MODEL is not a known model.
     """
-    tree, environ = FileTree(root, files_only=tools == "never"), environ or {}
-    # Files, and NVML on NVIDIA machines, are read first. Tools run afterwards in separate processes, only for values
-    # that are missing, because a tool takes seconds and hangs with a hung driver.
-    functions = pci.list_accelerators(tree)
-    devices, links = _read_gpus(tree, functions)
-    devices, drivers = _add_tool_values(tree, devices, environ, tools or ("missing" if tree.is_live else "never"))
-    software = host.read_software(tree)
-    found = interfaces.list_interfaces(tree)
-    rdma = _read_rdma_devices(tree)
-    return MachineFacts(
-        host=host.read_host_name(tree),
-        files_only=tree.files_only,
-        devices=_override_model(_find_failures(tree, devices), environ),
-        links=links,
-        interfaces=found,
-        master_interface=interfaces.find_route(tree, found, master) if master else None,
-        rdma=rdma,
-        traffic_classes=_read_traffic_classes(tree, rdma),
-        cpu=host.read_cpu(tree, environ),
-        memory=host.read_memory(tree),
-        limits=host.read_limits(tree),
-        software=structs.replace(
-            software,
-            amd_driver=software.amd_driver or drivers.get("amd"),
-            nvidia_driver=software.nvidia_driver or drivers.get("nvidia"),
-        ),
-        container=host.detect_container(tree, environ),
-        scheduler=host.detect_scheduler(environ),
-        # Evaluated last: each of the reads above may add problems to the tree.
-        problems=tuple(dict.fromkeys(tree.problems)),
-    )
+    return MachineReader(root, environ, tools).read_facts(master)
 
 
 def _read_gpus(tree: FileTree, functions: Sequence[pci.PciFunction]) -> Cards:

@@ -87,7 +87,7 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
         UsageError: The layout or a variable is invalid.
     """
     shape = build_layout(options, context)
-    if context.starts_workers and not options.oversubscribe:
+    if context.starts_workers and shape.nproc > 1 and not options.oversubscribe:
         _check_processes(shape, context.facts(shape.master_of_several))
     from_files = variables.parse_variables(options.env_file, "--env-file", {})
     typed = (from_files, variables.parse_variables(options.env, "--env", context.environ))
@@ -99,11 +99,7 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
         env = collected.env
     if context.terminal and shape.node_rank == 0:
         env |= {"PRIMUS_PROGRESS": Variable(context.terminal, "terminal")}
-    if (
-        context.starts_workers
-        and shape.world_size > 1
-        and list_usable_devices(context.facts(shape.master_of_several), context.environ)
-    ):
+    if context.starts_workers and shape.world_size > 1 and list_usable_devices(context.gpu_facts(), context.environ):
         env |= flight_recorder.make_recorder_variables(context.directory, context.attempt, {**context.environ, **env})
     argv = plan.argv
     if context.starts_workers:
@@ -183,7 +179,7 @@ def build_layout(options: Options, context: PlanContext) -> ClusterLayout:
 
 def _count_devices(context: PlanContext) -> int:
     return (
-        len(list_usable_devices(context.facts(None), context.environ))
+        len(list_usable_devices(context.gpu_facts(), context.environ))
         if context.starts_workers
         else count_devices(context.environ)
     )
@@ -217,20 +213,23 @@ def _collect_node_variables(
         find_rocm_library,
         find_torch_version,
     )
-    from primus.machine.network.selection import choose_network
+    from primus.machine.network.selection import CHOICES, Network, choose_network
 
-    facts = context.facts(shape.master_of_several)
-    folders = sys.path if context.import_folders is None else context.import_folders
     by_user = {**given, **typed[0], **typed[1]}
+    facts = context.gpu_facts()
+    # For one process without GPUs nothing else decides a variable, unless the user selects a network.
+    if facts.devices or shape.world_size > 1 or any(name in by_user or name in context.environ for name in CHOICES):
+        facts = context.facts(shape.master_of_several)
+    folders = sys.path if context.import_folders is None else context.import_folders
     is_tuned = uses_tuned and bool(facts.devices) and context.workload is not None and context.is_here
     tuned = _find_tuned_settings(facts, by_user, context, folders) if is_tuned else None
     node = JobNode(
         facts=facts,
-        network=choose_network(facts, shape.nnodes, context.environ),
+        network=choose_network(facts, shape.nnodes, context.environ) if shape.nnodes > 1 else Network(),
         layout=shape,
         workload=context.workload,
-        torch=find_torch_version(facts, folders),
-        rocm_library=find_rocm_library(context.environ),
+        torch=find_torch_version(facts, folders) if facts.devices else None,
+        rocm_library=find_rocm_library(context.environ) if facts.devices else None,
         tuned=tuned.settings if tuned else {},
     )
     values = GivenVariables(

@@ -127,11 +127,15 @@ def build_environment(node: JobNode, values: GivenVariables) -> Environment:
     """
     written, repeated = _split_assignments(values.given)
     user = _UserVariables(written, values.shell, (repeated, *values.typed))
-    framework = _find_variables(node.workload.framework) if node.workload else None
-    needs = _find_conditions(node) | set(framework.LIBRARIES if framework else ())
+    needs = _find_conditions(node)
     machine, warnings = _list_machine_layers(node.facts)
-    layers = [*machine, *_build_path_settings(user), *_build_backend_settings(node, framework)]
-    layers += [*_build_nic_settings(node, needs), *_build_network_settings(node, needs)]
+    layers = [*machine, *_build_path_settings(user)]
+    if node.facts.devices:
+        framework = _find_variables(node.workload.framework) if node.workload else None
+        needs |= set(framework.LIBRARIES if framework else ())
+        layers += [*_build_backend_settings(node, framework), *_build_nic_settings(node, needs)]
+    if node.layout.nnodes > 1:
+        layers += _build_network_settings(node)
     layers += _list_last_layers(machine, node.tuned, is_deterministic=_is_on(user.find_value(DETERMINISTIC)))
     cores_per_process = str(max(1, (node.facts.cpu.usable or 1) // node.layout.nproc))
     chosen = _merge_choices(_choose_machine_settings(layers, needs, cores_per_process), values, user)
@@ -144,7 +148,8 @@ def build_environment(node: JobNode, values: GivenVariables) -> Environment:
 
 
 def _find_problems(chosen: Mapping[str, VariableChoice], user: Mapping[str, str], node: JobNode) -> Iterator[str]:
-    yield from validate_network_variables(user, node.facts)
+    if node.facts.interfaces or node.facts.rdma:
+        yield from validate_network_variables(user, node.facts)
     yield from find_conflicts(chosen)
     yield from find_dubious_values(chosen, node.facts)
     yield from find_runtime_tuning_problems(chosen, node.layout.world_size)
@@ -246,7 +251,7 @@ def _list_machine_layers(facts: MachineFacts) -> tuple[list[tuple[str, Settings]
     for device in facts.devices:
         kinds.setdefault((device.vendor, device.model, device.architecture or ""), device)
     if not kinds:
-        return profile.list_layers(profile.find_profile("cpu")), []
+        return profile.list_architecture_layers("base"), []
     warnings: list[str] = []
     chains = [_list_device_layers(device, warnings) for device in kinds.values()]
     shared = takewhile(lambda level: len({label for label, _ in level}) == 1, zip(*chains, strict=False))
@@ -287,9 +292,9 @@ def _find_variables(framework: str) -> FrameworkVariables | None:
 
 
 def _build_backend_settings(node: JobNode, framework: FrameworkVariables | None) -> Iterator[tuple[str, Settings]]:
-    """Settings of the job's framework for its layout; only on machines with GPUs."""
+    """Settings of the job's framework for its layout."""
     facts, workload = node.facts, node.workload
-    if workload is None or framework is None or not facts.devices:
+    if workload is None or framework is None:
         return
     device = profile.find_profile_by_name(facts.model) if facts.model else None
     is_amd = any(gpu.vendor == "amd" for gpu in facts.devices)
@@ -301,7 +306,7 @@ def _build_backend_settings(node: JobNode, framework: FrameworkVariables | None)
 def _build_nic_settings(node: JobNode, needs: set[Condition]) -> Iterator[tuple[str, Settings]]:
     facts, network = node.facts, node.network
     found = profile.load_nic(network.nic_kind) if network.nic_kind and "rdma" in needs else None
-    if found is None or not facts.devices:
+    if found is None:
         return
     is_amd = any(device.vendor == "amd" for device in facts.devices)
     settings = {name: item for name, item in found.settings.items() if is_amd or not name.startswith(AMD_ONLY)}
@@ -318,11 +323,9 @@ def _build_nic_settings(node: JobNode, needs: set[Condition]) -> Iterator[tuple[
         )
 
 
-def _build_network_settings(node: JobNode, needs: set[Condition]) -> Iterator[tuple[str, Settings]]:
+def _build_network_settings(node: JobNode) -> Iterator[tuple[str, Settings]]:
     """Settings of the network that this node uses to reach the others; those of NCCL and RCCL only with GPUs."""
     facts, network = node.facts, node.network
-    if "several nodes" not in needs:
-        return
 
     def make_setting(value: str, field: str) -> Setting:
         return Setting(value=value, reason=network.reasons.get(field, "found on this node"), source="this machine")

@@ -15,6 +15,8 @@ from primus.machine.tree import build_sort_key, parse_int
 
 EXPECTED_VARIABLE = "PRIMUS_EXPECT_IB"
 SOCKET_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+CHOICES = (*SOCKET_VARIABLES, "NCCL_IB_HCA")
+"""Variables by which a user selects interfaces and RDMA ports."""
 INSIDE = re.compile(r"lo$|(docker|veth|br-|virbr|cni|flannel|cali)")
 """Prefixes of interfaces that reach only containers and virtual machines of this host (AMD-AGI/Primus base_env.sh)."""
 
