@@ -129,7 +129,7 @@ def plan_attempt(launch: Launch) -> Launch:
         workload=job.workload,
     )
     seen = structs.replace(_view_as_workers(context, job), python=python, import_folders=folders)
-    folded = compose_plan(launch.request, innermost, seen)
+    folded = wrap_on_node(launch.request, innermost, seen)
     if engine and engine.installation and engine.installation.place == "checkout":
         folded = structs.replace(folded, env=folded.env | _make_checkout_variable(engine.installation, folded, context))
     assert folded.layout is not None, "the chain ends on a node"
@@ -207,13 +207,14 @@ def amend_launch(launch: Launch, env: Mapping[str, Variable], extra: tuple[str, 
     return plan_attempt(structs.replace(launch, job=job, context=context, engine=engine))
 
 
-def compose_plan(request: LaunchRequest, plan: LaunchPlan, context: PlanContext) -> LaunchPlan:
-    """Wrap `plan` in the request's runtimes, innermost first.
+def wrap_on_node(request: LaunchRequest, plan: LaunchPlan, context: PlanContext) -> LaunchPlan:
+    """Wrap `plan` in the runtime of this node, the last of the request; those around it have been left.
 
     Raises:
-        UsageError: An option of a runtime is wrong.
+        UsageError: An option of the runtime is wrong.
     """
-    return _compose_runtimes(request, len(request.runtimes), plan, context, ())
+    segment = request.runtimes[-1]
+    return registry.load_plug_in(RUNTIMES, segment.name).wrap(plan, parse_segment_options(segment), context)
 
 
 def compose_outer_plan(
@@ -230,15 +231,8 @@ def compose_outer_plan(
     """
     num_outer = sum(registry.load_plug_in(RUNTIMES, segment.name).LEVEL != "node" for segment in request.runtimes)
     passed_on = tuple(f"--{name.replace('_', '-')}" for name in ("debug", "json", "no_config") if getattr(given, name))
-    innermost = LaunchPlan(argv=_make_remote_command(request, num_outer, passed_on), env=dict(env))
-    return _compose_runtimes(request, num_outer, innermost, context, passed_on)
-
-
-def _compose_runtimes(
-    request: LaunchRequest, count: int, plan: LaunchPlan, context: PlanContext, passed_on: tuple[str, ...]
-) -> LaunchPlan:
-    """`plan` wrapped by the first `count` runtimes."""
-    for number, segment in reversed(list(enumerate(request.runtimes[:count]))):
+    plan = LaunchPlan(argv=_make_remote_command(request, num_outer, passed_on), env=dict(env))
+    for number, segment in reversed(list(enumerate(request.runtimes[:num_outer]))):
         there = _make_remote_command(request, number + 1, passed_on)
         level = structs.replace(context, is_here=number == 0, there=there)
         plan = registry.load_plug_in(RUNTIMES, segment.name).wrap(plan, parse_segment_options(segment), level)

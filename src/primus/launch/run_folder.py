@@ -8,6 +8,8 @@ import socket
 import time
 from pathlib import Path
 
+from msgspec import structs
+
 from primus import __version__, process
 from primus.launch.prepare import Launch
 from primus.launch.variables import TYPED_VARIABLE
@@ -42,7 +44,7 @@ def make_run_folder(directory: Path, job: LaunchJob, request: LaunchRequest, com
 
 def format_files(directory: Path, job: LaunchJob, request: LaunchRequest, command: tuple[str, ...]) -> dict[str, str]:
     """The files of a new run folder, by relative path."""
-    metadata = to_json(_make_metadata(directory, job, request, command)) + "\n"
+    metadata = to_json(structs.replace(_make_metadata(directory, job, request, command), **_read_revision())) + "\n"
     return {"metadata.json": metadata, **job.files, "request.json": to_json(_redact_request(request)) + "\n"}
 
 
@@ -59,9 +61,6 @@ def _redact_request(request: LaunchRequest) -> LaunchRequest:
 
 
 def _make_metadata(directory: Path, job: LaunchJob, request: LaunchRequest, command: tuple[str, ...]) -> RunMetadata:
-    revision = process.read_output(["git", "rev-parse", "HEAD"], timeout_s=2)
-    look = ["git", "--no-optional-locks", "status", "--porcelain", "--untracked-files=no"]  # without an index
-    changes = process.read_output(look, timeout_s=2)
     return RunMetadata(
         id=directory.name,
         name=job.name,
@@ -70,13 +69,23 @@ def _make_metadata(directory: Path, job: LaunchJob, request: LaunchRequest, comm
         runtimes=[segment.name for segment in request.runtimes],
         user=getpass.getuser(),
         host=os.uname().nodename,
-        git_revision=revision,
-        git_dirty=None if changes is None else bool(changes),
         version=__version__,
         created=time.time(),
         replay_of=job.replay_of,
         forced=list(job.forced),
     )
+
+
+def record_revision(run: Run) -> None:
+    """Record the revision of the checkout in which the command was typed."""
+    run.update_metadata(**_read_revision())
+
+
+def _read_revision() -> dict[str, str | bool | None]:
+    revision = process.read_output(["git", "rev-parse", "HEAD"], timeout_s=2)
+    look = ["git", "--no-optional-locks", "status", "--porcelain", "--untracked-files=no"]  # without an index
+    changes = process.read_output(look, timeout_s=2)
+    return {"git_revision": revision, "git_dirty": None if changes is None else bool(changes)}
 
 
 def open_run(launch: Launch) -> Run:
@@ -132,9 +141,11 @@ def _write_plan(launch: Launch, run: Run, shape: ClusterLayout) -> None:
 
 
 def record_environment(launch: Launch, run: Run) -> None:
-    """Record the environment of the workers, and their machine."""
+    """Record the environment of the workers, their machine, and the revision of a new run."""
     from primus.runs import snapshot  # the workers start meanwhile
 
+    if not launch.job.resume:
+        record_revision(run)
     shape, variables = launch.plan.layout, launch.plan.env
     assert shape
     sources = {name: variable.source for name, variable in variables.items()}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError
-from primus.launch.prepare import Invocation, compose_plan
+from primus.launch.prepare import Invocation, wrap_on_node
 from primus.machine.cluster import ClusterLayout
 from primus.plan import Action, LaunchPlan, extends_list
 from primus.runs.store import RunOutcome
@@ -33,7 +33,7 @@ def plan_inline(invocation: Invocation) -> LaunchPlan:
     if task.plan_notes and invocation.command.options.dry_run:
         notes += task.plan_notes(invocation.options, invocation.task_context)
     plan = LaunchPlan(argv=argv, notes=tuple(notes))
-    plan = structs.replace(compose_plan(request, plan, invocation.plan_context), argv=argv)
+    plan = structs.replace(wrap_on_node(request, plan, invocation.plan_context), argv=argv)
     return structs.replace(plan, actions=()) if invocation.task.SHOWS_PATCHES else plan
 
 

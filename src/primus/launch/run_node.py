@@ -81,8 +81,8 @@ def _run_head_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: NodeCo
             raise PrimusError(
                 f"{run.directory} is being executed by another process", "wait until it has ended, or start a new run"
             )
-        # Again before each attempt; written here for readers that look while hooks run.
-        write_json(run.directory / "plan.json", redact_plan(launch.plan))
+        if launch.plan.actions:  # each attempt writes its plan; a reader may look while hooks run
+            write_json(run.directory / "plan.json", redact_plan(launch.plan))
         context = _make_hook_context(launch, shape, run.directory, run, say)
         nodes.run = run
         pending = _PendingLaunch(launch, run)
@@ -250,6 +250,8 @@ def _finish_run(
 ) -> None:
     """Record the outcome, and run the hooks after the workers."""
     if keeps_record:
+        if run.read_metadata().started is None and not launch.job.resume:
+            run_folder.record_revision(run)
         # Before the event: a reader that waits for the event finds the outcome.
         run.update_metadata(ended=time.time(), outcome=outcome)
         log = EventLog(run.events)

@@ -271,10 +271,11 @@ def _find_first_secret_line(text: str) -> str:
 
 def _open_run(remote: RemoteLaunch) -> Run:
     directory = Path(remote.directory)
-    is_new = not remote.job.resume
-    return (
-        run_folder.make_run_folder(directory, remote.job, remote.request, remote.command) if is_new else Run(directory)
-    )
+    if remote.job.resume:
+        return Run(directory)
+    run = run_folder.make_run_folder(directory, remote.job, remote.request, remote.command)
+    run_folder.record_revision(run)
+    return run
 
 
 def _note_plan(remote: RemoteLaunch, run: Run) -> None:

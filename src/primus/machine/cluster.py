@@ -69,28 +69,22 @@ def find_layout(environ: Mapping[str, str], devices: Callable[[], int], flags: L
     Raises:
         UsageError: A variable is not a number, values contradict each other, or MASTER_ADDR is not a node of the step.
     """
-    slurm = environ if "SLURM_STEP_ID" in environ and "SLURM_NODEID" in environ else {}
+    if "SLURM_STEP_ID" not in environ or "SLURM_NODEID" not in environ:
+        environ = {name: value for name, value in environ.items() if not name.startswith("SLURM_")}
     pick = _VariablePicker(environ)
-    processes = pick.pick_number(
-        "nproc", flags.nproc, "GPUS_PER_NODE", "PET_NPROC_PER_NODE", *_list_given_variables(slurm, "SLURM_GPUS_ON_NODE")
-    )
-    nodes = pick.pick_number(
-        "nnodes", flags.nnodes, "NNODES", "PET_NNODES", *_list_given_variables(slurm, "SLURM_STEP_NUM_NODES")
-    )
+    processes = pick.pick_number("nproc", flags.nproc, "GPUS_PER_NODE", "PET_NPROC_PER_NODE", "SLURM_GPUS_ON_NODE")
+    nodes = pick.pick_number("nnodes", flags.nnodes, "NNODES", "PET_NNODES", "SLURM_STEP_NUM_NODES")
     shape = ClusterLayout(
         nproc=pick.pick_default("nproc", devices() or 1) if processes is None else processes,
         nnodes=pick.pick_default("nnodes", 1) if nodes is None else nodes,
-        node_rank=pick.pick_number(
-            "node_rank", flags.node_rank, "NODE_RANK", "PET_NODE_RANK", *_list_given_variables(slurm, "SLURM_NODEID")
-        )
-        or 0,
+        node_rank=pick.pick_number("node_rank", flags.node_rank, "NODE_RANK", "PET_NODE_RANK", "SLURM_NODEID") or 0,
         master_addr=pick.pick_text("master_addr", flags.master_addr, "MASTER_ADDR", "PET_MASTER_ADDR")
-        or _find_first_host(slurm, pick),
+        or _find_first_host(pick),
         master_port=pick.pick_number("master_port", flags.master_port, "MASTER_PORT", "PET_MASTER_PORT"),
         sources=pick.sources,
     )
     return _check_layout(
-        _read_step_layout(shape, slurm) if shape.sources.get("nnodes") == "$SLURM_STEP_NUM_NODES" else shape
+        _read_step_layout(shape, environ) if shape.sources.get("nnodes") == "$SLURM_STEP_NUM_NODES" else shape
     )
 
 
@@ -158,10 +152,6 @@ def _check_layout(shape: ClusterLayout) -> ClusterLayout:
     return shape
 
 
-def _list_given_variables(environ: Mapping[str, str], *names: str) -> list[str]:
-    return [name for name in names if name in environ]
-
-
 _LEFT_OPEN = {"PET_NPROC_PER_NODE": ("auto", "gpu")}
 """Values by which the Kubeflow operator leaves the choice to the launcher."""
 
@@ -200,10 +190,10 @@ _HOST = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
 _RANGES = re.compile(r"\[(\d+)[^\]]*\]")
 
 
-def _find_first_host(slurm: Mapping[str, str], pick: _VariablePicker) -> str:
+def _find_first_host(pick: _VariablePicker) -> str:
     """First host of the job step's node list, as `scontrol show hostnames` would print it; localhost without one."""
-    first = _parse_first_number(slurm.get("SLURM_STEP_NODELIST", ""))
-    if not first or slurm.get("SLURM_STEP_NUM_NODES") == "1":
+    first = _parse_first_number(pick.environ.get("SLURM_STEP_NODELIST", ""))
+    if not first or pick.environ.get("SLURM_STEP_NUM_NODES") == "1":
         return "localhost"
     pick.sources["master_addr"] = "$SLURM_STEP_NODELIST"
     return first

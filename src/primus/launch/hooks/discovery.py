@@ -52,8 +52,10 @@ def find_hooks(
         UsageError: A hook cannot be read, or has an invalid declaration.
     """
     limit_s = time_limit(environ)
+    roots = [root for root in list_hook_folders(environ) if os.path.isdir(root)]
+    if not roots:
+        return ()
     words = (*task.split(), framework) if framework else tuple(task.split())
-    roots = list_hook_folders(environ)
     num_names = len(task.split())
     folders = [
         folder

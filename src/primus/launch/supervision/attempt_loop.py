@@ -159,11 +159,11 @@ def _explain_failure(
 
 def _run_node_attempt(session: NodeSession, launch: Launch, signals: StopSignals) -> tuple[AttemptMonitor, NodeResult]:
     """Run an attempt on this node; gives how it ended, and the monitor that watched it."""
-    began = read_cpu_times()
     record_start(launch, session.run, session.say, keeps_record=session.keeps_record)
     try:
         _make_recorder_folders(launch)
         with WorkerProcesses(launch.plan, session.run, launch.attempt, session.environ) as processes:
+            began = read_cpu_times()
             monitor = _make_monitor(session, launch, signals)
             record_environment(launch, session.run)  # while they start
             processes.wait(monitor)

@@ -57,9 +57,9 @@ class WorkerProcesses:
         for path, text in plan.files.items():
             write_text(Path(path), text)
         self._plan, self._run, self._number = plan, run, number
-        self._kills = read_oom_kills()  # counters only grow: kills of this attempt are the difference
         self._mark = f"{run.id}.{number}.{os.getpid()}.{os.urandom(4).hex()}"
         self._child = _start_processes(plan, run, dict(environ) | {MARK: self._mark})
+        self._kills = read_oom_kills()  # counters only grow: kills of this attempt are the difference
         self._returncode: int | None = None
 
     def __enter__(self) -> WorkerProcesses:
