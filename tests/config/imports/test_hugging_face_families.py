@@ -15,8 +15,9 @@ from primus.config.imports.read_file import read_foreign_file
 from primus.models.counts import count_parameters
 
 COUNT = """
-import json, os, torch
+import json, os, torch, transformers
 from transformers import AutoModel, AutoModelForCausalLM
+THINKERS = {"qwen2_5_omni_text": "Qwen2_5OmniThinkerTextModel", "qwen3_omni_moe_text": "Qwen3OmniMoeThinkerTextModel"}
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 counts = []
 for values in json.loads(os.environ["FILES"]):
@@ -24,10 +25,14 @@ for values in json.loads(os.environ["FILES"]):
     text = config.get_text_config()
     is_tied = getattr(config, "tie_word_embeddings", False)
     with torch.device("meta"):
+        own_head = 0 if is_tied else text.vocab_size * text.hidden_size
         try:
+            if text.model_type in THINKERS:
+                raise ValueError
             model, head = AutoModelForCausalLM.from_config(text), 0
         except ValueError:  # the language model of a larger one has no class with a head
-            model, head = AutoModel.from_config(text), 0 if is_tied else text.vocab_size * text.hidden_size
+            build = getattr(transformers, THINKERS.get(text.model_type, ""), AutoModel)
+            model, head = build._from_config(text) if build is not AutoModel else build.from_config(text), own_head
     biases = sum(each.numel() for name, each in model.named_buffers() if "bias" in name)
     counts.append(sum(each.numel() for each in model.parameters()) + head + biases)
 print(json.dumps(counts))
@@ -47,6 +52,8 @@ FILES: list[dict[str, Any]] = [
     SMALL | {"model_type": "qwen3_5_text", "full_attention_interval": 3, "linear_num_value_heads": 16},
     SMALL | {"model_type": "smollm3", "num_key_value_heads": 2, "pad_token_id": None},
     SMALL | {"model_type": "glm4_moe", "use_qk_norm": True, "attention_bias": True, "first_k_dense_replace": 2},
+    SMALL | {"model_type": "seed_oss", "attention_bias": False, "num_key_value_heads": 2},
+    SMALL | {"model_type": "phi3", "num_key_value_heads": 2, "sliding_window": 64, "pad_token_id": None},
     {"model_type": "qwen2_5_vl", "vision_config": {"depth": 1}, "hidden_size": 128, "num_hidden_layers": 2},
     {"model_type": "gemma3", "text_config": {"hidden_size": 2560, "num_hidden_layers": 34, "intermediate_size": 10240}},
     {"model_type": "mistral3", "text_config": {"model_type": "ministral3", "num_hidden_layers": 3}},

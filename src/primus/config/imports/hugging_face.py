@@ -81,7 +81,9 @@ FAMILIES: dict[str, Callable[[HuggingFaceFile], None]] = {
     "ministral3": dense.read_mistral,
     "mistral": dense.read_mistral,
     "mixtral": dense.read_mixtral,
+    "phi3": dense.read_phi3,
     "qwen2": dense.read_qwen2,
+    "qwen2_5_omni_text": dense.read_qwen2,
     "qwen2_5_vl_text": dense.read_qwen2,
     "qwen2_moe": dense.read_qwen2_moe,
     "qwen2_vl_text": dense.read_qwen2,
@@ -90,8 +92,10 @@ FAMILIES: dict[str, Callable[[HuggingFaceFile], None]] = {
     "qwen3_5_text": hybrid.read_qwen3_5,
     "qwen3_moe": dense.read_qwen3_moe,
     "qwen3_next": hybrid.read_qwen3_5,
+    "qwen3_omni_moe_text": dense.read_qwen3_moe,
     "qwen3_vl_moe_text": dense.read_qwen3_moe,
     "qwen3_vl_text": dense.read_qwen3,
+    "seed_oss": dense.read_seed_oss,
     "smollm3": dense.read_smollm3,
 }
 """Reader of each `model_type`."""
@@ -110,6 +114,11 @@ ARCHITECTURES = {
 }
 """Family of an architecture, for files whose `model_type` is their own."""
 
+_CLASS = re.compile(
+    r"(\w+?)(ForCausalLM|LMHeadModel|Model|For(Sequence|Token)Classification|ForQuestionAnswering|ForConditional\w+)"
+)
+"""A class of transformers: the name of its family, and what it is for."""
+
 PRESETS = {
     "kimi_linear": "kimi_k3",
     "kimi_k3": "kimi_k3",
@@ -126,6 +135,7 @@ RENAMED = {
     "llama4_text": {"intermediate_size": "moe_intermediate_size", "intermediate_size_mlp": "intermediate_size"},
     "qwen2_moe": _EXPERTS,
     "qwen3_moe": _EXPERTS,
+    "qwen3_omni_moe_text": _EXPERTS,
     "qwen3_vl_moe_text": _EXPERTS,
 }
 """Name of a key in other families, by its name in a family."""
@@ -133,6 +143,8 @@ RENAMED = {
 PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Keys under which files of models with several parts have their language model."""
 
+_PART_CONFIG = re.compile(r"(vision|audio|talker|token2wav|code2wav)_config")
+"""Keys of the other parts."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _ACTIVATIONS = {
     "silu": "silu",
@@ -160,6 +172,7 @@ def read_model_config(values: dict[str, Any], origin: str, name: str) -> Foreign
     defaults = {renamed.get(key, key): value for key, value in read_family_defaults().families[family].items()}
     check_types(values, SHAPE | latent.LATENT | NUMBERS, origin)
     file = HuggingFaceFile(values, target, defaults)
+    _report_own_class(file, family)
     file.copy_keys(SHAPE)
     _set_hub_name(file)
     file.set_keys(untie_embeddings_and_output_weights=not file.take("tie_word_embeddings"))
@@ -195,6 +208,18 @@ def _find_family(values: dict[str, Any], target: ForeignConfig) -> str:
     raise UsageError(f"{origin}: model_type {model_type!r} is not a family of decoder that primus reads", hint)
 
 
+def _report_own_class(file: HuggingFaceFile, family: str) -> None:
+    """Report an architecture that is no class of the family: that of a draft model, or of a fork."""
+    for name in map(str, file.values.get("architectures") or []):
+        match = _CLASS.fullmatch(name)
+        if match and match[2].startswith("ForConditional"):
+            continue  # the whole of a multimodal model
+        if not match or match[1].lower().replace("_", "") != family.removesuffix("_text").replace("_", ""):
+            file.target.add_other(
+                "architectures", name, f"not a class of {family}, as which it is read by its model_type: it may differ"
+            )
+
+
 def _read_text_part(values: dict[str, Any], part: str, origin: str, name: str) -> ForeignConfig:
     """The language model of a file that describes other parts (vision, audio) too."""
     inherited = {key: values[key] for key in ("tie_word_embeddings", "_name_or_path", "architectures") if key in values}
@@ -204,8 +229,8 @@ def _read_text_part(values: dict[str, Any], part: str, origin: str, name: str) -
     if whole is not None and own is not None and whole != own:
         target.add_other("tie_word_embeddings", whole, f"{part} has {own}, which is taken; they contradict each other")
     for key in sorted(values.keys() - {part} - WITHOUT_EFFECT - inherited.keys()):
-        has_effect = values[key] not in (None, {}, []) and not key.endswith(_TOKENS)
-        target.add_other(key, values[key], f"only the language model ({part}) is taken" if has_effect else "")
+        is_plain = values[key] in (None, {}, [], values[part].get(key)) or key.endswith(_TOKENS)
+        target.add_other(key, values[key], "" if is_plain else f"only the language model ({part}) is taken")
     return target
 
 
@@ -245,7 +270,7 @@ def _read_rope(file: HuggingFaceFile) -> None:
         file.set_keys(rotary_percent=float(share))
     kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
     scaling.pop("type", None)
-    if kind == "default":
+    if kind in _PLAIN_ROPES:
         pass
     elif kind == "llama3":
         _read_scaling(file, kind, scaling, LLAMA3)
@@ -256,9 +281,13 @@ def _read_rope(file: HuggingFaceFile) -> None:
             f"{key}.rope_type", kind, "primus scales rope by llama3 or yarn; the frequencies stay unscaled"
         )
     for rest, value in scaling.items():
-        file.target.add_other(f"{key}.{rest}", value, "" if value is None or kind == "default" else "no key of primus")
+        file.target.add_other(
+            f"{key}.{rest}", value, "" if value is None or kind in _PLAIN_ROPES else "no key of primus"
+        )
 
 
+_PLAIN_ROPES = ("default", "mrope")
+"""Types of rope that scale nothing; the sections of the second one are positions of images."""
 LLAMA3 = {
     "factor": "rotary_scaling_factor",
     "low_freq_factor": "rope_low_freq_factor",
@@ -311,4 +340,5 @@ def _report_rest(file: HuggingFaceFile) -> None:
     for key in sorted(file.unread):
         value = file.values.get(key)
         has_effect = key not in WITHOUT_EFFECT and value not in (None, False, {}, [], "") and not key.endswith(_TOKENS)
-        file.target.add_other(key, value, "no key of primus" if has_effect else "")
+        reason = "only the language model is taken" if _PART_CONFIG.fullmatch(key) else "no key of primus"
+        file.target.add_other(key, value, reason if has_effect else "")

@@ -28,6 +28,18 @@ def read_llama(file: HuggingFaceFile) -> None:
         file.report("mlp_bias", "primus has no bias on the feed-forward alone")
 
 
+def read_seed_oss(file: HuggingFaceFile) -> None:
+    file.set_keys(add_qkv_bias=file.take("attention_bias", True))
+    for key in ("attention_out_bias", "mlp_bias"):
+        if file.take(key, False):
+            file.report(key, "primus has no bias on one of these projections alone")
+
+
+def read_phi3(file: HuggingFaceFile) -> None:
+    file.take("original_max_position_embeddings")  # of the scaling, which is reported
+    read_mistral(file)
+
+
 def read_mistral(file: HuggingFaceFile) -> None:
     window = file.take("sliding_window")
     if window is not None:

@@ -13,6 +13,11 @@ LETTERS = {
     "chunked_attention": "*",
 }
 """Character of `hybrid_layer_pattern` by the name of a layer's kind in `layer_types`."""
+LFM2_UNUSED = (
+    *("block_dim", "block_norm_eps", "block_use_swiglu", "block_use_xavier_init", "conv_use_xavier_init"),
+    *("block_mlp_init_scale", "block_out_init_scale", "conv_dim", "conv_dim_out", "num_heads", "use_pos_enc"),
+)
+"""Keys of published files that the class of transformers does not read."""
 LINEAR = (
     *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
     "linear_conv_kernel_dim",
@@ -144,6 +149,8 @@ def read_lfm2(file: HuggingFaceFile) -> None:
     default = ["full_attention" if whole is None or index in whole else "conv" for index in range(num_layers)]
     _set_layer_kinds(file, default)
     file.set_keys(qk_layernorm=True, linear_conv_kernel_dim=file.take("conv_L_cache"))
+    for key in LFM2_UNUSED:
+        file.take(key)
     if file.take("conv_bias", False):
         file.report("conv_bias", "primus has no bias on short convolutions")
     if file.take("block_auto_adjust_ff_dim", False):

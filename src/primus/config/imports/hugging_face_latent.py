@@ -31,7 +31,6 @@ COMPRESSED = {
     "q_lora_rank": "q_lora_rank",
     "o_lora_rank": "o_lora_rank",
     "o_groups": "o_groups",
-    "qk_rope_head_dim": "qk_pos_emb_head_dim",
     "sliding_window": "window_size",
     "hc_mult": "num_residual_streams",
     "swiglu_limit": "activation_clamp",
@@ -87,10 +86,14 @@ def read_deepseek_v4(file: HuggingFaceFile) -> None:
     letters = [KINDS[kind] for kind in kinds] if kinds else [RATIOS[ratio] for ratio in ratios or ()]
     pattern = "".join(letters) or "HH" + "HS" * num_layers  # as transformers without either
     file.set_keys(hybrid_layer_pattern=pattern[:num_layers])
+    head = file.take("head_dim")
+    # files of transformers 5 state the share of a head that is rotated, published ones its width
+    width = file.take("qk_rope_head_dim") or round(file.target.model.get("rotary_percent", 64 / head) * head)
     file.set_keys(
         attention_sinks=True,
         num_hash_layers=file.take("num_hash_layers", 3),
-        rotary_percent=(file.take("qk_rope_head_dim") or 64) / file.take("head_dim"),
+        qk_pos_emb_head_dim=width,
+        rotary_percent=width / head,
         rope_type="default",
         rotary_scaling_factor=1.0,
     )

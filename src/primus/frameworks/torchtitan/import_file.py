@@ -11,6 +11,7 @@ from primus.config.imports.foreign_config import ForeignConfig
 from primus.config.imports.foreign_file import ForeignFile
 from primus.config.imports.framework_rules import import_settings
 from primus.config.source import flatten_settings
+from primus.errors import UsageError
 from primus.frameworks.torchtitan.names import DATASETS, DEBUG_MODELS, DEFAULTS, MODELS, read_fields
 from primus.frameworks.torchtitan.python_file import is_titan_python, read_titan_python
 from primus.frameworks.torchtitan.releases import (
@@ -50,12 +51,19 @@ def read_titan_settings(tree: dict[str, Any], target: ForeignConfig, is_toml: bo
         is_toml: Whether they are of a TOML, the form of releases before 0.3.
 
     Raises:
-        UsageError: A value has another type.
+        UsageError: A value has another type, or the model is not one of torchtitan.
     """
+    known = read_fields().keys
     written = flatten_settings(tree)
     values = {_move_to_section(name): value for name, value in written.items()}
     if "training.dataset.dataset" in values:  # after 0.3, below the way in which samples are packed
         values["training.dataset"] = values.pop("training.dataset.dataset")
+    if "model.name" not in values and "model.flavor" not in values:
+        own = [name for name in values if name.startswith("model.") and name not in known]
+        if own:
+            problem = f"its [model] names no model of torchtitan, and has {', '.join(own[:4])}"
+            raise UsageError(f"{target.origin}: {problem}", "import a file with model.name and model.flavor")
+        target.add_other("model.flavor", None, "not in the file: torchtitan trains the debugmodel of llama3 then")
     family, flavor = str(values.pop("model.name", "llama3")), str(values.pop("model.flavor", "debugmodel"))
     _choose_model(family, flavor, target)
     fit_model_to_release(family, flavor, written, is_toml, target)
@@ -68,7 +76,6 @@ def read_titan_settings(tree: dict[str, Any], target: ForeignConfig, is_toml: bo
     if not any(values.get(name) for name in ("validation.enable", "validation.enabled")):
         for name in [name for name in values if name.startswith("validation.")]:
             target.add_other(name, values.pop(name))
-    known = read_fields().keys
     defaults = {name: known[name].default for name in DEFAULTS}
     kept = import_settings(values, defaults, TorchtitanTranslator(), target, known)
     if kept:

@@ -175,6 +175,9 @@ class _FunctionReader:
             return self.evaluate(node.args[1], variables)
         if not (name.endswith((".Config", "Config")) or leaf == "default_adamw"):
             raise _Unreadable(name)
+        if leaf == "ChatDataLoader":
+            reason = "fine-tuning on conversations is another task; fine-tune by `train posttrain`"
+            self.target.add_other("dataloader", leaf, reason)
         found: dict[str, Any] = {}
         for keyword in node.keywords:
             if keyword.arg is None:
@@ -182,7 +185,7 @@ class _FunctionReader:
             if keyword.arg == "loss":
                 continue  # cross-entropy in all files; how its logits are cut is the backend's choice
             found[keyword.arg] = self.read_value(keyword.value, variables, keyword.arg)
-        return found
+        return {leaf: found} if leaf.endswith("Converter") else found
 
 
 _NOT_READ = "not read: only running the file would show its value"
@@ -234,6 +237,8 @@ def _move_settings(tree: dict[str, Any], module: str) -> dict[str, Any]:
             moved.setdefault("model", {}).update({"name": name or None, "flavor": value.get("flavor")})
             if value.get("converters"):
                 moved["model"]["converters"] = value["converters"]
+        elif key == "model_converters" and isinstance(value, dict):
+            _move_converters(value.get("converters") or [], moved)
         elif key == "activation_checkpoint":
             moved[key] = value if isinstance(value, dict) else {"mode": "none"}
         elif key == "hf_assets_path":
@@ -248,6 +253,15 @@ def _move_settings(tree: dict[str, Any], module: str) -> dict[str, Any]:
             moved[key] = value
     _move_optimizer(moved)
     return moved
+
+
+def _move_converters(converters: list[dict[str, Any]], moved: dict[str, Any]) -> None:
+    """Converters of the model, whose options have a section of their own in 0.2."""
+    names = [name.removesuffix("Converter") for each in converters for name in each]
+    moved.setdefault("model", {})["converters"] = ["float8" if "Float8" in name else name for name in names]
+    for each in converters:
+        if options := each.get("Float8LinearConverter"):
+            moved["quantize"] = {"linear": {"float8": options}}
 
 
 def _move_optimizer(moved: dict[str, Any]) -> None:

@@ -248,9 +248,14 @@ def _translate_checkpoints(work: ForeignSettings) -> None:
     else:
         work.put("disable_last_saving", True, origin)
         work.drop("keep_last_n")
+    if not is_enabled:  # CheckpointManager.load of torchtitan reads nothing then
+        work.drop_unused(*[key for key in work.tree if key.startswith("checkpoint.initial_load_")])
+        return
     origin, path = work.find_origin("checkpoint.initial_load_path"), work.take("checkpoint.initial_load_path")
     is_model = work.take("checkpoint.initial_load_model_only", True)
-    is_hub = work.take("checkpoint.initial_load_in_hf", False)
+    hub_origin, is_hub = work.find_origin("checkpoint.initial_load_in_hf"), work.take("checkpoint.initial_load_in_hf")
+    if is_hub and not path:  # the weights beside the tokenizer
+        origin, path = hub_origin, work.read("tokenizer_model")
     if path:
         work.put("load", f"hf:{path}" if is_hub else path, origin)
         work.put("finetune", bool(is_model), origin)
@@ -277,7 +282,10 @@ def _translate_reports(work: ForeignSettings) -> None:
     origin, timeout = work.find_origin(name), work.take_number(name, 100)
     # 100 is torchtitan's default, which is shorter than a checkpoint of a large model takes.
     if timeout is not None and timeout != 100:
-        work.put("distributed_timeout_minutes", math.ceil(timeout / 60), origin)
+        minutes = math.ceil(timeout / 60)
+        work.put("distributed_timeout_minutes", minutes, origin)
+        if timeout % 60:
+            work.warn(name, timeout, f"rounded up to {minutes} minutes (distributed_timeout_minutes)")
     if str(work.read("optimizer.name", "AdamW")).lower() != "adamw":
         work.reject("optimizer.name", "only AdamW is supported", "set optimizer.name: AdamW")
     work.drop("optimizer.name")
