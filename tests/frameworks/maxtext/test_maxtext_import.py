@@ -139,3 +139,36 @@ def test_names_of_earlier_releases_keep_their_values(tmp_path: Path) -> None:
     )
     settings = read_foreign_file(tmp_path / "a.yml", {}).settings
     assert (settings["min_lr_ratio"], settings["model"]) == (0.3, "kimi_k2")
+
+
+@pytest.mark.parametrize(
+    ("scale", "layers", "width", "heads", "feed_forward"),
+    # get_individual_scales of MaxText/pyconfig.py doubles heads with the feed-forward, then the width, then the layers
+    [(1, 4, 64, 2, 128), (2, 4, 64, 4, 256), (4, 4, 128, 4, 256), (8, 8, 128, 4, 256), (32, 8, 256, 8, 512)],
+)
+def test_a_scale_of_all_parameters_multiplies_the_sizes(
+    scale: int, layers: int, width: int, heads: int, feed_forward: int, tmp_path: Path
+) -> None:
+    """As MaxText/configs/largest_job/32b.sh of ultrons/maxtext."""
+    source = tmp_path / "train.yml"
+    sizes = {"base_num_decoder_layers": 4, "base_emb_dim": 64, "base_num_heads": 2, "base_mlp_dim": 128}
+    source.write_text(yaml.safe_dump({"base_config": "base.yml", "global_parameter_scale": scale} | sizes))
+    found = read_foreign_file(source, {}).model
+    names = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "ffn_hidden_size")
+    assert [found[name] for name in names] == [layers, width, heads, heads, feed_forward]
+
+
+def test_a_scale_that_maxtext_refuses_is_told(tmp_path: Path) -> None:
+    source = tmp_path / "train.yml"
+    source.write_text(yaml.safe_dump({"base_config": "base.yml", "global_parameter_scale": 6}))
+    assert "global_parameter_scale" in [each.key for each in read_foreign_file(source, {}).warnings]
+
+
+def test_names_of_the_first_maxtext_are_known(tmp_path: Path) -> None:
+    """As MaxText/configs/base.yml of rlrs/maxtext and EleutherAI/maxtext, of 2023."""
+    source = tmp_path / "base.yml"
+    old = {"base_num_heads": 8, "save_period": 70, "enable_checkpointing": True, "rms_norm_epsilon": 1e-6}
+    source.write_text(yaml.safe_dump({"base_config": "base.yml"} | old))
+    found = read_foreign_file(source, {})
+    assert (found.model["num_attention_heads"], found.model["num_query_groups"]) == (8, 8)
+    assert (found.settings["save_interval"], found.model["norm_epsilon"]) == (70, 1e-6)

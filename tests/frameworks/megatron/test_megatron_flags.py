@@ -314,3 +314,19 @@ def test_a_coefficient_with_its_loss_is_kept() -> None:
         f"{SHAPE} --num-experts 4 --moe-aux-loss-coeff 0.5 --moe-router-load-balancing-type seq_aux_loss"
     )
     assert config.model["moe_aux_loss_coeff"] == 0.5
+
+
+@pytest.mark.parametrize(("written", "layers"), [("", 1), (" --activations-checkpoint-num-layers 4", 4)])
+def test_recomputation_of_2022_has_its_names_of_today(written: str, layers: int) -> None:
+    """As examples/pretrain_gpt_distributed.sh of uw-mad-dash/MCBench."""
+    settings = translate(f"{SHAPE} --activations-checkpoint-method uniform{written}").settings
+    wanted = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": layers}
+    assert {name: settings[name] for name in wanted} == wanted
+
+
+def test_a_length_of_less_than_a_step_is_one_and_told() -> None:
+    """As examples_deepspeed/ds_pretrain_gpt.sh of liukeTT/Megatron-DeepSpeed-TT: 100 sequences in batches of 512."""
+    config = translate(f"{SHAPE} --global-batch-size 512 --lr-decay-samples 100")
+    assert config.settings["lr_decay_iters"] == 1
+    assert "less than a step" in list_reasons(config)["--lr-decay-samples"]
+    assert translate(f"{SHAPE} --global-batch-size 512 --lr-warmup-samples 0").settings["lr_warmup_iters"] == 0

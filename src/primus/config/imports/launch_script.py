@@ -24,7 +24,7 @@ from primus.config.imports.sandbox.probe_script import ScriptProbe, probe_script
 from primus.config.imports.sandbox.run_script import RunRecord
 from primus.config.imports.sandbox.script_facts import Doubt
 from primus.config.imports.sandbox.script_notes import Note
-from primus.config.imports.sandbox.trace import list_assigned_words
+from primus.config.imports.sandbox.trace import find_last_words, list_assigned_words
 from primus.config.imports.shell_script import ShellScript, interpret_script
 from primus.config.imports.shell_variables import find_unknown_parts, format_unknown
 from primus.config.schema import OWNERS
@@ -189,6 +189,8 @@ def _suggest_way(probe: ScriptProbe, args: tuple[str, ...]) -> str:
     missing = [note for note in probe.notes if note.text]
     if hint := _suggest_arguments(probe, args):
         return hint
+    if last := find_last_words(probe.trace):
+        return f"the script ends with: {last[:200]}; give what it needs: config import 'NAME=VALUE bash FILE ARGUMENTS'"
     if missing:
         return f"{missing[0].subject} {missing[0].text}"
     if probe.errors:

@@ -10,7 +10,7 @@ from primus.config.imports.foreign_file import ForeignFile
 from primus.config.imports.framework_rules import import_settings
 from primus.config.schema import OWNERS
 from primus.config.source import parse_scalar
-from primus.frameworks.maxtext.names import HEAD_WIDTH, MODELS, RENAMED, SHAPE, read_settings
+from primus.frameworks.maxtext.names import HEAD_WIDTH, MODELS, OLDER, RENAMED, SHAPE, read_settings
 from primus.frameworks.maxtext.translation import MaxtextTranslator
 
 BASE = "base.yml"
@@ -37,7 +37,9 @@ def read_arguments(arguments: Mapping[str, Sequence[str]], target: ForeignConfig
 
 
 def _read_values(values: Mapping[str, Any], target: ForeignConfig) -> None:
-    rest = {key: value for key, value in values.items() if value is not None}
+    rest = {OLDER.get(key, key): value for key, value in values.items() if value is not None}
+    if heads := rest.pop("base_num_heads", None):  # before grouped attention
+        rest = {"base_num_query_heads": heads, "base_num_kv_heads": heads} | rest
     base = str(rest.pop("base_config", BASE))
     if base.rpartition("/")[2] != BASE:
         target.add_other("base_config", base, "its settings are not read: write them into the file that is imported")
@@ -51,6 +53,7 @@ def _read_values(values: Mapping[str, Any], target: ForeignConfig) -> None:
         defaults = {key: known[key].default for key in SHAPE}
         if rest.get("attention_type") != "mla":
             defaults["head_dim"] = HEAD_WIDTH
+        _scale_sizes(rest, {key: known[key].default for key in SHAPE}, target)
     elif model in MODELS:
         target.settings["model"] = MODELS[model]
         if not rest.get("override_model_config"):
@@ -60,6 +63,19 @@ def _read_values(values: Mapping[str, Any], target: ForeignConfig) -> None:
         rest.pop("model_name")
     # With the keys of the schema: the settings mean the same there.
     target.settings |= import_settings(rest, defaults, MaxtextTranslator(), target, known)
+
+
+def _scale_sizes(rest: dict[str, Any], defaults: Mapping[str, Any], target: ForeignConfig) -> None:
+    """Multiply the sizes of a model by `global_parameter_scale`, as get_individual_scales of MaxText's pyconfig.py."""
+    scale = rest.pop("global_parameter_scale", 1)
+    if not isinstance(scale, int) or scale < 1 or scale.bit_length() != (scale - 1).bit_length() + 1:
+        target.add_other("global_parameter_scale", scale, "not a power of 2, as MaxText needs: the sizes stay")
+        return
+    depth, rounds = divmod(scale.bit_length() - 1, 3)
+    doublings = {"base_num_decoder_layers": depth, "base_emb_dim": depth + (rounds > 1)}
+    doublings |= dict.fromkeys(("base_num_query_heads", "base_num_kv_heads", "base_mlp_dim"), depth + (rounds > 0))
+    for name, count in doublings.items() if scale > 1 else ():
+        rest[name] = rest.get(name, defaults[name]) << count
 
 
 def _drop_model_keys(rest: dict[str, Any], model: str, target: ForeignConfig) -> None:

@@ -43,6 +43,8 @@ EMBEDDING_SIZES = ("padded_vocab_size", "pad_vocab_size_to")
 GATES = {"swiglu": "silu", "geglu": "gelu"}
 """Activation by the value of `--glu-activation` of Megatron-DeepSpeed and Pai-Megatron-Patch."""
 
+RECOMPUTED = ("activations_checkpoint_method", "activations_checkpoint_num_layers")
+
 GPT2_FILE = "gpt2-vocab.json"
 """Name of that file in Megatron-LM's README, which scripts keep."""
 TOKENIZERS = get_args(next(field.type for field in structs.fields(DataConfig) if field.name == "tokenizer_type"))
@@ -73,6 +75,11 @@ class MegatronFlags:
         self.read_model()
         self.read_schedule()
         self.read_data()
+        if "activations_checkpoint_method" in self.flags:  # of 2021 and 2022, when layers were recomputed whole
+            self.flags |= {
+                name.replace("activations_checkpoint", "recompute"): self.take(name, 1) for name in RECOMPUTED
+            }
+            self.flags["recompute_granularity"] = "full"
         for name in list(self.flags):
             self.translate_flag(name, self.flags.pop(name))
         if "num_experts" not in self.target.model:
@@ -199,7 +206,9 @@ class MegatronFlags:
             count = self.take(f"{name}_{unit}")
             sizes = [size for size in map(self.flags.get, divisors) if isinstance(size, int) and size > 0]
             if isinstance(count, int) and len(sizes) == len(divisors):
-                lengths.append(count // prod(sizes))
+                lengths.append(count // prod(sizes) or min(count, 1))
+                if 0 < count < prod(sizes):
+                    self.add_other(f"{name}_{unit}", count, "less than a step, which it becomes")
             elif count is not None:
                 needed = " and ".join(divisors)
                 self.add_other(f"{name}_{unit}", count, f"needs {needed} to be steps")

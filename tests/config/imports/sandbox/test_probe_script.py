@@ -274,3 +274,41 @@ def test_without_namespaces_the_static_part_is_read_and_said(tmp_path: Path) -> 
     done = subprocess.run([*shell, *command], capture_output=True, text=True)
     assert "read without bash, because there is no sandbox (" in done.stderr, done.stderr
     assert "lr: 3" in done.stdout
+
+
+def test_an_argument_that_is_counted_with_is_named(tmp_path: Path) -> None:
+    """As the base scripts in examples_deepspeed/data_efficiency of Megatron-DeepSpeed's forks."""
+    found = probe(tmp_path, f"tokens=$(($2 * 1000))\n{COMMAND} --train-tokens $tokens\n")
+    assert [note.text for note in found.notes if note.subject == "arguments of the script"] == [
+        "none given; --train-tokens depend on them: config import FILE ARGUMENTS"
+    ]
+    assert not probe(tmp_path, f"N=$((1 + 1))\n{COMMAND} --lr $N $@\n").notes
+
+
+@pytest.mark.parametrize(
+    ("condition", "said"),
+    [
+        # scripts/1gpu_jax.sh of NVIDIA/maxtext-jaxpp, examples/gpt3/train2.sh of xxcclong/mTuner
+        (
+            '[[ -z ${NAME} ]]; then\n  echo "ERROR: --name=<NAME> has not been provided."',
+            "ERROR: --name=<NAME> has not",
+        ),
+        ('[ "${SIZE}" != 7 ]; then\n  printf "no SIZE: %s" "${SIZE}" >&2', "no SIZE: %s"),
+    ],
+)
+def test_a_script_that_ends_itself_is_quoted(condition: str, said: str, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"if {condition}\n  exit 1\nfi\n{COMMAND}\n")
+    with pytest.raises(UsageError) as error:
+        read_foreign_file(script, {})
+    assert f"the script ends with: {said}" in error.value.hint
+
+
+def test_the_command_of_a_workload_of_xpk_is_followed(tmp_path: Path) -> None:
+    """As training/ironwood/*/xpk/run_recipe.sh of AI-Hypercomputer/tpu-recipes."""
+    script = tmp_path / "run_recipe.sh"
+    command = "set -e && export A='1' && python3 -m MaxText.train MaxText/configs/base.yml ${ARGS}"
+    script.write_text(
+        f'ARGS="model_name=llama2-7b steps=30"\nxpk workload create --priority=high --command="{command}"'
+    )
+    assert read_foreign_file(script, {}).settings["train_iters"] == 30

@@ -91,7 +91,7 @@ __primus_start() {
 
 for __primus_name in srun sbatch salloc qsub bsub msub mpirun mpiexec mpiexec.hydra torchrun nohup setsid env sudo \
     timeout numactl taskset nice ionice stdbuf ssh pdsh clush docker podman nerdctl singularity apptainer enroot \
-    accelerate deepspeed kubectl gcloud conda mamba micromamba uv parallel xargs nsys rocprof rocprofv3 flock script; do
+    accelerate deepspeed kubectl gcloud conda mamba micromamba uv parallel xargs nsys rocprof rocprofv3 flock script xpk; do
     eval "$__primus_name() { __primus_launch $__primus_name \"\$@\"; }"
 done
 

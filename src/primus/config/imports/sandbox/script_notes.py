@@ -29,6 +29,7 @@ _OWN = ("HOME", "USER", "LOGNAME")
 """Variables of the shell that a script may use without a note."""
 _PLAIN_VARIABLE = re.compile(r"\$([A-Za-z_]\w*)|\$\{([A-Za-z_]\w*)\}")
 _ARGUMENT = re.compile(r"\$\{?#?([1-9@*])|\$#")
+_ARITHMETIC = re.compile(r"\$?\(\(")
 _ENVIRONMENTS = re.compile(r"activate|conda\.sh|\.?bash(rc|_profile)|\.?profile|setvars\.sh|set_env\.sh|bash")
 """Files that set up programs, not a training."""
 MOST_SHOWN = 8
@@ -82,6 +83,10 @@ def read_arguments(runner: ScriptRunner, base: ScriptRun) -> tuple[list[Note], d
     names = dict.fromkeys(
         name for run in runs for name in list_differences(base, run) if not _is_appended(base, run, name)
     )
+    if _ARITHMETIC.search(runner.files[runner.path]):  # where a mark counts as 0, as an absent argument does
+        counted = runner.run(structs.replace(base.state, args=tuple(str(number) for number in range(2, 11))))
+        marked = list_differences(base, given)
+        names |= dict.fromkeys(name for name in list_differences(base, counted) if name not in marked)
     if names:
         shown = ", ".join(f"--{name}" for name in list(names)[:MOST_SHOWN])
         text = f"none given; {shown} depend on them: config import FILE ARGUMENTS"

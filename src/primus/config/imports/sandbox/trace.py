@@ -136,3 +136,13 @@ def list_assigned_words(trace: list[str]) -> list[str]:
         found = [word for part in parts for word in part.split()]
         words += found if found and found[0].startswith("--") else []
     return words
+
+
+def find_last_words(trace: list[str]) -> str:
+    """What a script prints before it ends itself with an error; empty if it does not."""
+    end = next((at for at, text in enumerate(trace) if re.fullmatch(r"exit [1-9]\d*", text)), 0)
+    said = next((text for text in reversed(trace[:end]) if text.startswith(("echo ", "printf "))), "")
+    try:
+        return " ".join(word for word in shlex.split(said)[1:] if not re.fullmatch(r"-[neE]+", word))
+    except ValueError:
+        return said
