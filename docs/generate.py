@@ -283,7 +283,7 @@ PLUG_IN_USES = {
     "patches/host_proc.py": "applied in every worker, listed by `patches list`",
     "frameworks/counting/__init__.py": "`framework: counting` in an experiment",
     "frameworks/counting/translation.py": "its settings `counts` and `stride` in an experiment",
-    "frameworks/counting/import_file.py": "`config import counts.yaml`",
+    "frameworks/counting/import_file.py": "`config import counts.yaml`, `config import run.sh`",
     "frameworks/counting/export_file.py": "`config export --to counting`",
     "frameworks/counting/logs.py": "`compare extract` of its logs",
     "frameworks/counting/variables.py": "environment variables for `framework: counting`",

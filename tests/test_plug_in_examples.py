@@ -132,6 +132,10 @@ def test_a_framework_is_one_folder_that_imports_trains_exports_and_extracts(tmp_
     edited = (tmp_path / "run.yaml").read_text().replace("train_iters: 3", "counts: 5")
     assert "counts: 5" in edited
     (tmp_path / "run.yaml").write_text(edited)
+    (tmp_path / "run.sh").write_text("STEPS=9\npython count.py --counts $STEPS --stride 4 --speed fast\n")
+    read = run("direct", "--", "config", "import", "run.sh", cwd=tmp_path)
+    assert "train_iters: 9" in read.stdout and "stride: 4" in read.stdout
+    assert "speed fast: counting has no such setting" in read.stderr
     trained = run("direct", "--single", "--", "train", "pretrain", "--config", "run.yaml", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     exported = run("direct", "--", "config", "export", "--config", "run.yaml", "--to", "counting", cwd=tmp_path)

@@ -133,9 +133,20 @@ class FileImport(Protocol):
         """
         return None
 
+    @property
+    @optional
+    def COMMANDS(self) -> str:
+        """What the commands of `find_arguments` start, in messages: ``Megatron-LM``. Default: there are none."""
+        return ""
+
     @optional
     def find_arguments(self, words: Sequence[str], /) -> Mapping[str, tuple[str, ...]] | None:
-        """Values by argument of a command that trains; None if the command is another one."""
+        """Values by argument, as the command writes it, of a command that trains; None if it is another one.
+
+        Called with the words of each command of a script, with its variables expanded. Words that belong to no argument
+        stand under an empty name. Raise `primus.errors.UsageError` if the command is the framework's, and cannot be
+        imported; the hint says what to import instead. Default: None.
+        """
         return None
 
     @optional

@@ -12,9 +12,9 @@ from primus.config.imports.launch_line import find_launches
 from primus.config.imports.write_file import format_result
 from primus.config.schema import GROUPS, OWNERS
 from primus.errors import UsageError
+from primus.frameworks.megatron import known_keys
 from primus.frameworks.megatron.defaults import DEPENDENT, EQUIVALENT, LATER, NEEDED, list_defaults
-from primus.frameworks.megatron.import_file import MegatronFlags
-from primus.frameworks.megatron.known_keys import read_arguments
+from primus.frameworks.megatron.import_file import MegatronFlags, read_arguments
 
 SHAPE = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 8 --micro-batch-size 1"
 LLAMA = (
@@ -64,7 +64,7 @@ SAME = {
 
 def translate(line: str) -> ForeignConfig:
     target = ForeignConfig(origin="a script", name="script", framework="megatron")
-    launch = find_launches([["pretrain_gpt.py", *line.split()]])[0]
+    launch = find_launches([["pretrain_gpt.py", *line.split()]]).launches[0]
     MegatronFlags({name: list(values) for name, values in launch.arguments.items()}, target).translate()
     return target
 
@@ -90,7 +90,7 @@ def test_defaults_that_are_not_written_are_those_of_primus(key: str) -> None:
 
 
 def test_every_default_of_the_parser_that_differs_is_accounted_for() -> None:
-    arguments = read_arguments().keys
+    arguments = known_keys.read_arguments().keys
     differing = {
         key
         for key in OWNERS
@@ -330,3 +330,14 @@ def test_a_length_of_less_than_a_step_is_one_and_told() -> None:
     assert config.settings["lr_decay_iters"] == 1
     assert "less than a step" in list_reasons(config)["--lr-decay-samples"]
     assert translate(f"{SHAPE} --global-batch-size 512 --lr-warmup-samples 0").settings["lr_warmup_iters"] == 0
+
+
+@pytest.mark.parametrize(
+    ("program", "is_told"),
+    [("pretrain_gpt.py", False), ("tools/pretrain_llama.py", False), ("train.py", False), ("x/pretrain_rwkv.py", True)],
+)
+def test_a_program_that_is_not_known_is_read_and_told(program: str, is_told: bool) -> None:
+    target = ForeignConfig(origin="a script", name="script", framework="megatron")
+    read_arguments(find_launches([["python", program, *SHAPE.split()]]).launches[0].arguments, target)
+    assert target.model["num_layers"] == 2
+    assert ("pretrain_rwkv.py" in list_reasons(target)) == is_told

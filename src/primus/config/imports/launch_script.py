@@ -1,4 +1,4 @@
-"""Read what a bash script or a command line trains, with Megatron-LM or MaxText, as an experiment.
+"""Read what a bash script or a command line trains as an experiment of the framework that it starts.
 
 bash itself expands the script in a sandbox. Where none can be had, our own reader of bash serves, and says so.
 """
@@ -11,15 +11,7 @@ from pathlib import Path
 
 from primus import registry
 from primus.config.imports.foreign_config import ForeignConfig
-from primus.config.imports.launch_line import (
-    FEWEST_TELLING,
-    FURTHER,
-    ROLLOUT_FLAGS,
-    LaunchLine,
-    find_launches,
-    find_other_program,
-    find_titan_source,
-)
+from primus.config.imports.launch_line import FURTHER, LaunchLine, find_launches, list_command_names
 from primus.config.imports.sandbox.probe_script import ScriptProbe, probe_script
 from primus.config.imports.sandbox.run_script import RunRecord
 from primus.config.imports.sandbox.script_facts import Doubt
@@ -35,7 +27,7 @@ from primus.redaction.harmless import is_harmless_variable
 
 _SIZE = re.compile(r"\d{1,6}")
 """A value that is not a secret, whatever its argument is called: ``--num-key-value-heads 4``."""
-_COLUMN = re.compile(r"[\w-]*(input|label|text|json|data|metadata|tool|prompt|answer|image|messages?)[-_]keys?")
+_COLUMN = re.compile(r"--[\w-]*(input|label|text|json|data|metadata|tool|prompt|answer|image|messages?)[-_]keys?")
 """An argument that names a column of the data: ``--input-key prompt``."""
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
@@ -61,24 +53,17 @@ def read_launch_script(
     if probe.unavailable:
         probe = _read_without_bash(text, origin, known, probe.unavailable)
     words = [record.words for record in probe.commands]
-    other = find_other_program(words)
-    if other:
-        raise UsageError(f"{origin}: {other} pre-trains no decoder that primus has", "import another script")
-    launches = find_launches(words) or find_launches([list_assigned_words(probe.trace)])
-    if not launches:
-        if source := find_titan_source(words):
-            file = source.partition(" ")[0]
-            raise UsageError(f"{origin}: starts torchtitan with the settings of {file}", f"config import {source}")
+    found = find_launches(words)
+    if not found.launches and found.refused is None:
+        found = find_launches([list_assigned_words(probe.trace)])
+    if not found.launches:
+        if found.refused:
+            raise UsageError(f"{origin}: {found.refused.problem}", found.refused.hint)
         raise UsageError(
-            f"{origin}: no command with arguments of Megatron-LM or MaxText was found ({_describe_commands(words)})",
+            f"{origin}: no command with arguments of {list_command_names()} was found ({_describe_commands(words)})",
             _suggest_way(probe, args),
         )
-    rollout = sorted(ROLLOUT_FLAGS & launches[0].arguments.keys())
-    if len(rollout) >= FEWEST_TELLING:
-        raise UsageError(
-            f"{origin}: starts post-training of slime or a fork of it, by --{' and --'.join(rollout[:3])}",
-            "only scripts of pre-training are imported",
-        )
+    launches = found.launches
     target = _read_launch(launches[0], probe, origin, name)
     target.hint = _suggest_arguments(probe, args)
     for variable in dict.fromkeys(_VARIABLE.findall(text)):
@@ -92,48 +77,48 @@ def read_launch_script(
 
 
 def _choose_arguments(records: list[RunRecord]) -> Mapping[str, tuple[str, ...]] | None:
-    launches = find_launches([record.words for record in records])
+    launches = find_launches([record.words for record in records]).launches
     return launches[0].arguments if launches else None
 
 
 def _read_launch(launch: LaunchLine, probe: ScriptProbe, origin: str, name: str) -> ForeignConfig:
     arguments = dict(launch.arguments)
-    kind = "Megatron-LM" if launch.framework == "megatron" else "MaxText"
+    plug_in = registry.load_plug_in(IMPORTS, launch.framework)
+    kind = plug_in.COMMANDS or launch.framework
     target = ForeignConfig(origin=f"{kind} arguments of {origin}", name=name, framework=launch.framework)
-    prefix = "--" if launch.framework == "megatron" else ""
     for note in probe.notes:
         target.add_other(note.subject, None, note.text)
     for doubt in probe.doubts:
-        _settle_doubt(doubt, arguments, prefix, target)
+        _settle_doubt(doubt, arguments, target)
     for flag, values in list(arguments.items()):
         unknown = [part for value in values for part in find_unknown_parts(value)]
         shown = " ".join(map(format_unknown, values))
         if unknown:
             del arguments[flag]
             reason = f"only a run of the script can tell {', '.join(unknown)}; set it here"
-            target.add_other(f"{prefix}{flag}", shown, reason)
+            target.add_other(flag, shown, reason)
         elif is_secret_name(flag) and not _is_setting(flag, launch.framework) and not all(map(_SIZE.fullmatch, values)):
             del arguments[flag]
-            target.add_other(f"{prefix}{flag}", redact_value(flag, shown), "a secret; pass it by --env")
+            target.add_other(flag, redact_value(flag, shown), "a secret; pass it by --env")
     further = arguments.pop(FURTHER, ())
     if further:
         target.add_other(" ".join(further)[:80], None, "words that belong to no argument")
-    registry.load_plug_in(IMPORTS, launch.framework).read_arguments(arguments, target)
+    plug_in.read_arguments(arguments, target)
     return target
 
 
-def _settle_doubt(doubt: Doubt, arguments: dict[str, tuple[str, ...]], prefix: str, target: ForeignConfig) -> None:
+def _settle_doubt(doubt: Doubt, arguments: dict[str, tuple[str, ...]], target: ForeignConfig) -> None:
     """Keep or drop an argument whose value depends on facts of the cluster, and say so."""
     facts = " and ".join(dict.fromkeys(doubt.facts))
     others = ", ".join(dict.fromkeys(_format_words(values) for values in doubt.values[1:4]))
     if doubt.is_kept:
         reason = f"depends on {facts}{f' (also seen: {others})' if others else ''}; this is what holds without it"
-        target.add_other(f"{prefix}{doubt.name}", _format_words(doubt.values[0]), reason)
+        target.add_other(doubt.name, _format_words(doubt.values[0]), reason)
         return
     arguments.pop(doubt.name, None)
     seen = ", ".join(dict.fromkeys(_format_words(values) for values in doubt.values[:4] if values is not None))
     reason = f"only a run of the script can tell {facts} (seen in trials: {seen}); set it here"
-    target.add_other(f"{prefix}{doubt.name}", None, reason)
+    target.add_other(doubt.name, None, reason)
 
 
 def _format_words(values: Sequence[str] | None) -> str:
@@ -142,11 +127,12 @@ def _format_words(values: Sequence[str] | None) -> str:
 
 def _is_setting(flag: str, framework: str) -> bool:
     """Whether a flag that sounds secret is a setting, or a column: ``--tiktoken-pattern``, ``--input-key``."""
-    name = flag.replace("-", "_")
+    name = flag.removeprefix("--").replace("-", "_")
     if _COLUMN.fullmatch(flag):
         return True
-    translator = registry.load_plug_in(TRANSLATIONS, framework).create_translator()
-    return name in OWNERS or name in translator.list_known_keys()
+    if name in OWNERS or framework not in registry.list_plug_ins(TRANSLATIONS.name):
+        return name in OWNERS
+    return name in registry.load_plug_in(TRANSLATIONS, framework).create_translator().list_known_keys()
 
 
 def _report_others(launches: list[LaunchLine], commands: list[RunRecord], target: ForeignConfig) -> None:
@@ -163,7 +149,7 @@ def _report_others(launches: list[LaunchLine], commands: list[RunRecord], target
         for name in [*first.arguments, *launch.arguments]
         if first.arguments.get(name) != launch.arguments.get(name)
     )
-    listed = ", ".join(f"--{name}" for name in list(names)[:8])
+    listed = ", ".join(list(names)[:8])
     reason = f"one of {len(launches)} commands that train; only it is read, the others differ in {listed}"
     target.add_other(f"line {commands[first.index].line}", None, reason)
 
@@ -195,7 +181,7 @@ def _suggest_way(probe: ScriptProbe, args: tuple[str, ...]) -> str:
         return f"{missing[0].subject} {missing[0].text}"
     if probe.errors:
         return f"bash says: {probe.errors[-1][:200]}"
-    return "give the script that calls pretrain_gpt.py, or a file with its command line"
+    return "give the script that starts the training, or a file with its command line"
 
 
 def _read_without_bash(text: str, origin: str, environ: Mapping[str, str], reason: str) -> ScriptProbe:
@@ -213,7 +199,7 @@ def _read_without_bash(text: str, origin: str, environ: Mapping[str, str], reaso
         if flags:
             notes.append(Note(f"line {part.line} {' '.join(flags)}", f"not read: it {part.reason}"))
     commands = [RunRecord(command.line, "", command.words) for command in script.commands]
-    if not find_launches([command.words for command in commands]):
+    if not find_launches([command.words for command in commands]).launches:
         commands += _list_variables(script)
     return ScriptProbe(commands=commands, notes=notes)
 

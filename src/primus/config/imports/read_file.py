@@ -11,7 +11,7 @@ from primus import registry
 from primus.config.imports.foreign_config import ForeignConfig
 from primus.config.imports.foreign_file import ForeignFile
 from primus.config.imports.hugging_face import read_model_config
-from primus.config.imports.launch_line import is_launch_text
+from primus.config.imports.launch_line import find_launches
 from primus.config.imports.launch_script import read_launch_script
 from primus.config.text_file import format_path, read_config_text
 from primus.errors import UsageError
@@ -75,9 +75,15 @@ def _read_by_kind(
         return read_model_config(_parse_model_json(text, shown), shown, name)
     if suffix in (".toml", ".py", ".yaml", ".yml"):
         return _read_framework_file(ForeignFile(path, shown, name, text, function))
-    if is_launch_text(text) or suffix in (".sh", ".bash", ".sbatch", ".slurm"):
+    if suffix in (".sh", ".bash", ".sbatch", ".slurm") or _is_launch_text(text):
         return read_launch_script(text.replace("\r\n", "\n"), shown, name, path, args, environ)
     raise UsageError(f"{shown}: not a file that primus can import", f"give {list_formats()}")
+
+
+def _is_launch_text(text: str) -> bool:
+    """Whether a framework knows the words of a text as those of its command."""
+    found = find_launches([text.split()])
+    return bool(found.launches or found.refused)
 
 
 def _make_name(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,13 +18,19 @@ BASE = "base.yml"
 _TELLING = (*RENAMED, "model_name", "dcn_data_parallelism", "ici_fsdp_parallelism", "remat_policy", "dataset_type")
 FEWEST_TELLING = 3
 FORMATS = "a script or YAML file of MaxText"
+COMMANDS = "MaxText"
+BASE_CONFIG = "base_config"
+"""Argument of a command that names its file of settings."""
+_PROGRAM = re.compile(r"(?i).*maxtext.*[./]\w*train\w*(\.py)?|(.*/)?train\.py")
+"""A program that trains; those that decode, convert or check take the same settings."""
+_SETTING = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
 def read_file(file: ForeignFile) -> ForeignConfig | None:
     """The experiment of a configuration of MaxText; None if the file is another one."""
     values = file.values
     if file.suffix == ".toml" or not (
-        "base_config" in values or sum(map(values.__contains__, _TELLING)) >= FEWEST_TELLING
+        BASE_CONFIG in values or sum(map(values.__contains__, _TELLING)) >= FEWEST_TELLING
     ):
         return None
     target = ForeignConfig(origin=f"MaxText configuration {file.shown}", name=file.name, framework="maxtext")
@@ -31,8 +38,19 @@ def read_file(file: ForeignFile) -> ForeignConfig | None:
     return target
 
 
+def find_arguments(words: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
+    """The settings of a command that trains with MaxText; None if it is another one."""
+    file = next((at for at, word in enumerate(words) if word.endswith((".yml", ".yaml"))), None)
+    if file is None or not any(_PROGRAM.fullmatch(word) for word in words[:file]):
+        return None
+    settings = [word.partition("=") for word in words[file + 1 :] if _SETTING.fullmatch(word)]
+    if not settings and not any("maxtext" in word.lower() for word in words[:file]):
+        return None
+    return {BASE_CONFIG: (words[file],), **{name: (value,) for name, _, value in settings}}
+
+
 def read_arguments(arguments: Mapping[str, Sequence[str]], target: ForeignConfig) -> None:
-    """Set the keys of `target` from the settings of a command line, whose file is `base_config`."""
+    """Set the keys of `target` from the settings of a command line, whose file is `BASE_CONFIG`."""
     _read_values({key: parse_scalar(" ".join(words)) for key, words in arguments.items()}, target)
 
 
@@ -40,9 +58,9 @@ def _read_values(values: Mapping[str, Any], target: ForeignConfig) -> None:
     rest = {OLDER.get(key, key): value for key, value in values.items() if value is not None}
     if heads := rest.pop("base_num_heads", None):  # before grouped attention
         rest = {"base_num_query_heads": heads, "base_num_kv_heads": heads} | rest
-    base = str(rest.pop("base_config", BASE))
+    base = str(rest.pop(BASE_CONFIG, BASE))
     if base.rpartition("/")[2] != BASE:
-        target.add_other("base_config", base, "its settings are not read: write them into the file that is imported")
+        target.add_other(BASE_CONFIG, base, "its settings are not read: write them into the file that is imported")
     for theirs, ours in {"run_name": "exp_name", "base_output_directory": "workspace"}.items():
         if value := rest.pop(theirs, ""):
             target.settings[ours] = value

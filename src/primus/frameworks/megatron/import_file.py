@@ -6,7 +6,8 @@ key of the schema means the same here, unless it is listed below; any other argu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from math import prod
 from pathlib import PurePath
@@ -15,6 +16,7 @@ from typing import Any, get_args
 from msgspec import structs
 
 from primus.config.imports.foreign_config import ForeignConfig
+from primus.config.imports.launch_line import FURTHER
 from primus.config.layer_pattern import parse_layer_pattern
 from primus.config.schema import OWNERS, DataConfig
 from primus.config.schema_keys import list_switch_keys
@@ -22,7 +24,7 @@ from primus.config.source import parse_scalar
 from primus.config.translation.known_keys import KnownKey
 from primus.config.vocabulary import PUBLISHED_SIZES, find_vocabulary_size
 from primus.engine_keys import list_file_names
-from primus.errors import find_nearest
+from primus.errors import UsageError, find_nearest
 from primus.frameworks.megatron import known_keys
 from primus.frameworks.megatron.defaults import IMPLIED, NEEDED, list_defaults
 
@@ -53,18 +55,87 @@ NULL_TOKENIZERS = ("NullTokenizer", "MultimodalTokenizer", "NullMultimodalTokeni
 
 
 FORMATS = "a script of Megatron-LM"
+COMMANDS = "Megatron-LM"
+_PROGRAM = re.compile(r"(.*/)?(pretrain|train|finetune|main)\w*\.py")
+_DECODER = re.compile(
+    r"(?i)(?!pretrain_)\w+\.py|pretrain_(gpt|llama|qwen|mi[sx]tral|deepseek|gemma|glm|kimi|moe|yi)\w*\.py"
+)
+"""Programs whose model is that of pretrain_gpt.py, as far as their name says."""
+_OTHER_PROGRAM = re.compile(r"(.*/)?(pretrain_(bert|t5|ict|retro|vision\w*|vlm|mimo|samba)|posttrain_\w+)\.py")
+_FLAG = re.compile(r"--[A-Za-z][\w-]*")
+_TELLING = {"--num-layers", "--hidden-size", "--micro-batch-size", "--seq-length", "--train-iters", "--lr"}
+"""Arguments by which a command is recognized."""
+FEWEST_TELLING = 2
+ROLLOUT_FLAGS = (
+    *("--advantage-estimator", "--n-samples-per-prompt", "--num-rollout", "--rm-type", "--rollout-batch-size"),
+    "--rollout-function-path",
+)
+"""Arguments that slime (THUDM/slime) and its forks add for post-training."""
+LAUNCHERS = re.compile(r"(--?)(nproc|nnodes|node[_-]rank|master|rdzv|standalone|local[_-]addr|tee|log[_-]dir|role)")
+"""Options of torchrun that may stand among the arguments of a script without a program's name."""
+
+
+def find_arguments(words: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
+    """Values by argument of a command that trains with Megatron-LM or a fork; None if it is another one.
+
+    Raises:
+        UsageError: It trains another kind of model, or after pre-training.
+    """
+    if other := next((word for word in words if _OTHER_PROGRAM.fullmatch(word)), None):
+        raise UsageError(f"{PurePath(other).name} pre-trains no decoder that primus has", "import another script")
+    program = next((index for index, word in enumerate(words) if _PROGRAM.fullmatch(word)), None)
+    arguments = words if program is None else words[program + 1 :]
+    if sum(word.partition("=")[0] in _TELLING for word in arguments) < FEWEST_TELLING:
+        return None
+    found = _group_arguments(arguments)
+    rollout = [name for name in ROLLOUT_FLAGS if name in found]
+    if len(rollout) >= FEWEST_TELLING:
+        raise UsageError(
+            f"starts post-training of slime or a fork of it, by {' and '.join(rollout[:3])}",
+            "only scripts of pre-training are imported",
+        )
+    name = PurePath(words[program]).name if program is not None else ""
+    return found if not name or _DECODER.fullmatch(name) else {name: (), **found}
+
+
+def _group_arguments(words: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Values of each argument."""
+    arguments: dict[str, tuple[str, ...]] = {}
+    last: str | None = None
+    for word in words:
+        # an array's entry such as "--fp8-format hybrid" may hold the argument and its value
+        for part in word.split() if word.startswith("--") and " " in word else [word]:
+            flag, is_assigned, value = part.partition("=")
+            if _FLAG.fullmatch(flag) and not LAUNCHERS.match(flag):
+                last = flag
+                arguments[last] = (_strip_quotes(value),) if is_assigned else ()
+            elif part.startswith("--"):
+                last = None
+            else:
+                name = FURTHER if last is None else last
+                arguments[name] = (*arguments.get(name, ()), part if last is None else _strip_quotes(part))
+    return arguments
+
+
+def _strip_quotes(text: str) -> str:
+    """`text` without quotes that a script wrote inside other quotes: ``"--split '99,1,0'"``."""
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
 def read_arguments(arguments: Mapping[str, Sequence[str]], target: ForeignConfig) -> None:
     """Set the keys of `target` from the arguments of a command, and list each argument without a key."""
-    MegatronFlags(arguments, target).translate()
+    for program in [name for name in arguments if not name.startswith("--")]:
+        target.add_other(program, None, "not a known program; read as pretrain_gpt.py, from which its model may differ")
+    MegatronFlags({name: each for name, each in arguments.items() if name.startswith("--")}, target).translate()
 
 
 class MegatronFlags:
     """Arguments by name with their values, translated one after the other."""
 
     def __init__(self, flags: Mapping[str, Sequence[str]], target: ForeignConfig) -> None:
-        self.flags = {name.replace("-", "_"): _parse_values(values) for name, values in flags.items()}
+        self.flags = {
+            name.removeprefix("--").replace("-", "_"): _parse_values(values) for name, values in flags.items()
+        }
         self.target = target
 
     def translate(self) -> None:

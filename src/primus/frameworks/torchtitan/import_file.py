@@ -5,6 +5,8 @@ Names of v0.3.0 are moved to the places of 0.2 (`profiler` to `profiling`, `vali
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from primus.config.imports.foreign_config import ForeignConfig
@@ -25,6 +27,7 @@ TOKENIZERS = ("model.hf_assets_path", "hf_assets_path", "model.tokenizer_path")
 
 
 FORMATS = "a TOML or Python file of torchtitan"
+_OPTION = re.compile(r"--(job\.config[-_]file|module|config)(?:=(.*))?")
 _SECTIONS = {"model", "training", "optimizer", "parallelism", "lr_scheduler", "job", "checkpoint"}
 
 
@@ -40,6 +43,25 @@ def read_file(file: ForeignFile) -> ForeignConfig | None:
     target = ForeignConfig(origin=f"torchtitan configuration {file.shown}", name=name, framework="torchtitan")
     read_titan_settings(read_titan_python(file.text, file.shown, file.function, target), target)
     return target
+
+
+def find_arguments(words: Sequence[str]) -> None:
+    """Refuse a command that starts torchtitan: what it trains is in a file.
+
+    Raises:
+        UsageError: It starts torchtitan; names the file.
+    """
+    named = {
+        match[1].replace("-", "_"): match[2] or following
+        for word, following in zip(words, (*words, "")[1:], strict=True)
+        if (match := _OPTION.fullmatch(word))
+    }
+    source = named.get("job.config_file", "")
+    if not source and "torchtitan.train" in words and {"module", "config"} <= named.keys():
+        source = f"torchtitan/models/{named['module']}/config_registry.py --function {named['config']}"
+    if source:
+        file = source.partition(" ")[0]
+        raise UsageError(f"starts torchtitan with the settings of {file}", f"config import {source}")
 
 
 def read_titan_settings(tree: dict[str, Any], target: ForeignConfig, is_toml: bool = False) -> None:

@@ -22,7 +22,7 @@ COMMAND = "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 8"
 
 
 def choose(records: list[RunRecord]) -> Arguments | None:
-    launches = find_launches([record.words for record in records])
+    launches = find_launches([record.words for record in records]).launches
     return launches[0].arguments if launches else None
 
 
@@ -37,11 +37,11 @@ def probe(folder: Path, text: str, *args: str, **environ: str) -> ScriptProbe:
 
 def get_arguments(found: ScriptProbe) -> dict[str, str]:
     assert found.arguments is not None, found
-    return {name: " ".join(values) for name, values in found.arguments.items()}
+    return {name.removeprefix("--"): " ".join(values) for name, values in found.arguments.items()}
 
 
 def list_facts(found: ScriptProbe) -> dict[str, str]:
-    return {doubt.name: " and ".join(doubt.facts) for doubt in found.doubts}
+    return {doubt.name.removeprefix("--"): " and ".join(doubt.facts) for doubt in found.doubts}
 
 
 SIZES = f"""\

@@ -88,7 +88,7 @@ def read_arguments(runner: ScriptRunner, base: ScriptRun) -> tuple[list[Note], d
         marked = list_differences(base, given)
         names |= dict.fromkeys(name for name in list_differences(base, counted) if name not in marked)
     if names:
-        shown = ", ".join(f"--{name}" for name in list(names)[:MOST_SHOWN])
+        shown = ", ".join(list(names)[:MOST_SHOWN])
         text = f"none given; {shown} depend on them: config import FILE ARGUMENTS"
         notes.append(Note("arguments of the script", text))
     return notes, candidates
@@ -106,10 +106,10 @@ def list_variable_notes(runner: ScriptRunner, base: ScriptRun) -> Iterator[Note]
         for match in TOKEN.finditer(" ".join((marked.arguments or {}).get(name, ()))):
             found.setdefault(match["name"], []).append(name)
     for variable, names in found.items():
-        yield Note(f"${variable}", f"not set by the script or in this shell: empty at --{names[0]}, as in bash")
+        yield Note(f"${variable}", f"not set by the script or in this shell: empty at {names[0]}, as in bash")
     for variable in [name for name in runner.list_shell_variables() if name not in _OWN]:
         if names := list_differences(base, runner.run(base.state, hidden=variable)):
-            listed = ", ".join(f"--{name}" for name in names[:MOST_SHOWN])
+            listed = ", ".join(names[:MOST_SHOWN])
             yield Note(f"${variable}", f"{runner.environ[variable]} in this shell; it changes {listed}")
 
 
