@@ -63,7 +63,7 @@ def rank_causes(scans: Sequence[LogScan], evidence: RunEvidence, seen_before: Ca
     if cause is None:
         timeout = _find_collective_timeout(scans, kept, evidence)
         return structs.replace(diagnosis, **_answer_with_effects(causes, evidence, victims, timeout))
-    rank, host, local_rank = _find_group_place(ordered[0], evidence)
+    rank, host, local_rank = _find_group_place(ordered[0], evidence, first_rank)
     if rank is not None and host is None:
         host = next((hit.host for hit in kept if hit.rank == rank and hit.host), None)
     # A node must not be excluded because it reports another one, which schedulers know by name and lines by address.
@@ -209,9 +209,9 @@ def _find_first_failure(evidence: RunEvidence, blocks: Sequence[RootCauseBlock])
 
 
 def _get_time_order(hit: SignatureHit) -> tuple[float, bool, int, int, int]:
-    """Order of occurrence: by time, and within a log by place."""
+    """Order of occurrence: by time, then by the rank whose log it is, and within a log by place."""
     time = hit.time if hit.time is not None else math.inf
-    return time, not hit.is_own_time, hit.rank if hit.rank is not None else 1 << 30, hit.offset, hit.index
+    return time, not hit.is_own_time, hit.log.rank if hit.log.rank is not None else 1 << 30, hit.offset, hit.index
 
 
 def _get_likelihood_order(group: Sequence[SignatureHit], first_rank: int | None) -> tuple[object, ...]:
@@ -225,7 +225,8 @@ def _get_likelihood_order(group: Sequence[SignatureHit], first_rank: int | None)
         strength += _DOUBTFUL if all(hit.is_doubtful for hit in group) else 0.0
     shows_first = first_rank is not None and any(hit.rank == first_rank for hit in group)
     time = next((hit.time for hit in group if hit.time is not None), math.inf)
-    place = min((hit.log.name, hit.offset, hit.index, hit.around) for hit in group)
+    first = min(group, key=lambda hit: (hit.log.name, hit.offset, hit.index))
+    place = first.log.name, first.offset, first.index, -signature.find_words(first.text)  # a line tells the reason last
     return (
         all(hit.survived for hit in group),
         _ROLES[signature.role],
@@ -318,16 +319,16 @@ def _build_evidence(hit: SignatureHit, evidence: RunEvidence) -> Evidence:
 
 
 def _find_group_place(
-    group: Sequence[SignatureHit], evidence: RunEvidence
+    group: Sequence[SignatureHit], evidence: RunEvidence, first_rank: int | None
 ) -> tuple[int | None, str | None, int | None]:
-    """Rank, host and local rank of the first hit that has a rank, else of the first with a local rank or a host.
+    """Rank, host and local rank of the hit of `first_rank`, else of the first that has a rank, a local rank or a host.
 
     Several lines may blame several hosts: the one that most lines blame counts.
     """
     blamed = Counter(host for hit in group if (host := group[0].signature.find_blamed_host(hit.text)))
     if blamed:
         return None, blamed.most_common(1)[0][0], None
-    for hit in group:
+    for hit in sorted(group, key=lambda hit: hit.rank != first_rank):
         if hit.rank is not None:
             return hit.rank, hit.host or evidence.find_host(hit.rank), hit.local_rank
     first = next((hit for hit in group if hit.local_rank is not None or hit.host), group[0])

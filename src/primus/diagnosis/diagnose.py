@@ -265,9 +265,10 @@ def _add_log_ending(
         first_local_rank=diagnosis.first_local_rank if local_rank is None else local_rank,
         first_host=host or log_line.find_host(ending.error),
     )
-    has_effects = any(cause.role in ("symptom", "cascade") and not cause.survived for cause in diagnosis.causes)
+    effects = {cause.role for cause in diagnosis.causes if cause.role in ("symptom", "cascade") and not cause.survived}
     is_whole = ending.exception is not None and not ending.exception.is_cut
-    if ending.signature and not ending.is_known and (is_whole or not has_effects):
+    is_further = is_whole and ending.signature is not None and ending.signature.role not in effects
+    if ending.signature and not ending.is_known and (is_further or not effects):
         cause = _build_ending_cause(ending, ending.signature, diagnosis)
         reason = diagnosis.reason if has_reason else cause.summary
         return structs.replace(diagnosis, causes=(cause, *diagnosis.causes), reason=reason)
@@ -338,8 +339,8 @@ def _classify_error(headline: str, exception: LoggedException | None) -> Signatu
     table = get_signature_table()
     if exception is not None and exception.is_report:
         return table.by_name[LAUNCHER_REPORT]
-    asserted = exception.traceback[-1] if exception and exception.traceback else ""
-    if asserted.lstrip().startswith("assert "):
+    asserted = f"    {exception.assertion}" if exception and exception.assertion else ""
+    if asserted:
         by_assertion = (each for each in table.signatures if each.traceback and re.search(each.traceback, asserted))
         if found_first := next(by_assertion, None):
             return found_first

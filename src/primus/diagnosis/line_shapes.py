@@ -19,26 +19,31 @@ _EXIT_TEXTS = (
     b"exitcode", b"exit code", b"Exit Code", b"Exit code", b"exitCode", b"exit_code", b"exited with code",
     b"return code", b"xit status", b"xited with status",
 )  # fmt: skip
-_ROOT_CAUSE = b"Root Cause (first observed failure)"
+ROOT_CAUSE = b"Root Cause (first observed failure)"
 _PROGRESS = re.compile(
     rb"(?i)iteration +/ |\bstep[: =].*(loss|tokens/s|tps|skipped)|training epoch .*iteration|completed step:"
     rb"|'loss': .*'epoch': |\[batch=/\]|\b(?:epoch|iter)\b.*\bloss\S*[:=]? -?\.|(?:it/s|s/it)\b.*\bloss\S*[:=] ?-?\."
 )
 """Lines by which trainers report a step, without their digits: Megatron-LM, torchtitan, DeepSpeed, NeMo, MaxText, the
 Hugging Face Trainer, llm-foundry, MMEngine, tqdm."""
-_NOT_FINITE = re.compile(rb"(?i)\b(?:loss|grad[ _]?norm)\b\W{1,4}nan\b")
+_NOT_FINITE = re.compile(rb"(?i)(?:\b|_)(?:loss|grad[ _]?norm)\b\W{1,4}nan\b")
 """A step whose values are not finite is no progress."""
 _RAISED = re.compile(rb"\b\w*(?:Error|Exception): ")
 """An exception, whose message may name the step and the loss."""
 _PROGRESS_TEXTS = (b"iter", b"Iter", b"step", b"poch", b"[batch=", b"s/it", b"it/s")
-_DONE_TEXTS = (b"after training is done", b"Training completed", b"'train_runtime'", b"`Trainer.fit` stopped: `max_")
-"""Last lines of a training that succeeded: Megatron-LM, torchtitan, the Hugging Face Trainer, Lightning."""
+_DONE_TEXTS = (
+    b"after training is done", b"Training completed", b"'train_runtime'", b"`Trainer.fit` stopped: `max_",
+    b" exits successfully.",
+)  # fmt: skip
+"""Last lines of a training that succeeded: Megatron-LM, torchtitan, the Hugging Face Trainer, Lightning, DeepSpeed."""
 _QUOTED = re.compile(
     rb"^\s*(?:evidence: +)?[^\s:]+\.(?:log|out|err|txt|json)(?:\.\w+)?:: "
-    rb"|^(?:\s*\[[^\]]*\]:?|\s*:)*\s*(?:(?:#|//(?! ::)) |[\w-]+ \.{3,} |patch [\w-]+: [\w.-]+ \S*: )"
+    rb"|^(?:\s*\[[^\]]*\]:?|\s*:)*\s*(?:(?:#|//(?! ::)) |[\w-]+ \.{3,} |patch [\w-]+: [\w.-]+ \S*: "
+    rb"|(?:declare -x |export )?[A-Z_][A-Z\d_]{3,}=|\+{1,3} [\w./])"
 )
-"""What a launcher or `diagnose` quotes from a log; a comment; a setting as Megatron lists them; and a patch that a
-worker reports, whose reason names the failure that it prevents.
+"""What a launcher or `diagnose` quotes from a log; a comment; a setting as Megatron lists them; a patch that a worker
+reports, whose reason names the failure that it prevents; a variable of the environment; and a command that a shell
+traces.
 
 `// ::` is a date and a time of Go's logger without their digits.
 """
@@ -96,7 +101,7 @@ def index_patterns(table: SignatureTable) -> PatternIndex:
     for signature in table.signatures:
         for pattern in signature.patterns:
             by_text.setdefault(_strip_digits(pattern.text), []).append((pattern, signature))
-    texts = (*by_text, *_EXIT_TEXTS, _ROOT_CAUSE, *_PROGRESS_TEXTS, *_DONE_TEXTS)
+    texts = (*by_text, *_EXIT_TEXTS, ROOT_CAUSE, *_PROGRESS_TEXTS, *_DONE_TEXTS)
     words_by_text = {text: frozenset(text.translate(_WORD_SEPARATORS).split()) for text in texts}
     return PatternIndex(by_text, words_by_text, frozenset(itertools.chain(*words_by_text.values())))
 
@@ -149,7 +154,7 @@ def _classify_shape(shape: bytes, texts: list[bytes], index: PatternIndex) -> Li
     """What a shape shows that holds `texts`."""
     patterns = tuple(entry for text in texts for entry in index.by_text.get(text, ()))
     may_exit = any(text in texts for text in _EXIT_TEXTS)
-    is_block = _ROOT_CAUSE in texts
+    is_block = ROOT_CAUSE in texts
     is_done = any(text in shape for text in _DONE_TEXTS)
     is_progress = is_done or _is_step_report(shape)
     if not patterns and not may_exit and not is_block:

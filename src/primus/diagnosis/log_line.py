@@ -35,6 +35,7 @@ _NO_HOST = (
 """Words with digits before a colon that begin a message, not the prefix of a host."""
 _HOST_PREFIX = rf"(?!{_NO_HOST})(?:(?:\d+\.){{3}}\d+|[A-Za-z][\w-]*\d[\w.-]*): "
 """pdsh, which DeepSpeed uses, puts the host before each line."""
+_POD_ROW = r"^(?:\S+ +)?(?:pod/)?([a-z0-9][\w.-]*) +\d+/\d+ +\w+(?:BackOff|Error|Killed|Evicted)\b"
 _HOST = re.compile(
     r"srun: error: ([\w.-]+): task|\[NODE-\d+\(([\w.-]+)\)\]|\] attempt \d+ on ([\w.-]+)|^\s*host\s+: ([\w.-]+)"
     r"|(?:srun|salloc): error: Node failure on ([\w.-]+)"
@@ -42,7 +43,7 @@ _HOST = re.compile(
     r"|^(?:\[[^\]]*\](?:<std\w+>)?:? ?|\([^)]*\) )*((?=[\w.-]*[A-Za-z])\w[\w.-]*):\d+:\d+ \[\d+\]"
     r"|\bnode ([\w.-]+), device \d"
     r"|connect to host ([\w.-]+) port|Connection to ([\w.-]+) closed|^\S+@([\w.-]+): Permission denied \("
-    r"|^(?:\S+ +)?(?:pod/)?([a-z0-9][\w.-]*) +\d+/\d+ +\w+(?:BackOff|Error|Killed|Evicted)\b"
+    rf"|{_POD_ROW}"
     r"|\bWorker IP address: ([\d.]+)"
     r"|\bfailed on node ([\w.-]+):|\bon node ([\w-]*\d[\w-]*)\b|\bnode: ([\w-]*\d[\w-]*)\b"
     r"|\bPod: (?:[\w-]+\.)?([\w-]+) exited with code|\bpod ([\w-]+-\d+) container"
@@ -57,6 +58,10 @@ milabench, events of torchelastic, MPICH, and pdsh.
 
 Where Slurm ends a step because a node is lost, the line names the node that writes it, which is another one.
 """
+_POD_EVENT = re.compile(
+    r"^\s*(?:Warning +\w+ .*\b(?:kubelet|\w*scheduler|\w+-controller)\b|(?:Reason|Exit Code|Message): )"
+)
+_POD = re.compile(rf"^Name: +([\w.-]+)$|{_POD_ROW}")
 _TIMESTAMP = r"\[?20\d\d-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\]? (?:std(?:out|err) [FP] )?"
 _RANK_PREFIX = (
     r"\s{0,3}\[(?:default|rank)[ -]?\d+\]:? ?|\s{0,3}\d+: |\s{0,3}\([\w.-]+ pid=\d+(?:, ip=[\d.]+)?\) ?"
@@ -132,6 +137,17 @@ def _parse_rank_number(found: re.Match[str]) -> int | None:
 def find_host(text: str) -> str | None:
     """Host that wrote the line."""
     found = _HOST.search(text)
+    return next(group for group in found.groups() if group) if found else None
+
+
+def is_pod_event(text: str) -> bool:
+    """Whether the line is an event of a pod or a state of its container, as `kubectl describe pod` prints them."""
+    return _POD_EVENT.search(text) is not None
+
+
+def find_pod(text: str) -> str | None:
+    """The pod that a line of `kubectl describe pod` or a failed one that a line of `kubectl get pods` names."""
+    found = _POD.search(text)
     return next(group for group in found.groups() if group) if found else None
 
 

@@ -28,13 +28,15 @@ _WRAPPED = re.compile(r"^Caught (?P<type>\w+) in (?:DataLoader worker process|re
 """torch raises an exception of a worker again, with the worker's traceback in the message."""
 _REPORT = re.compile(
     r"(?:^|\.)(?:ChildFailedError|CalledProcessError|SignalException|ProcessRaisedException|ProcessExitedException"
-    r"|SystemExit)$"
+    r"|SystemExit|SupervisionError|\w*ActorError|ActorDiedError|WorkerCrashedError)$"
 )
-"""Exceptions by which a launcher reports that a process failed, which may have raised another one."""
+"""Exceptions by which a launcher, Ray or Monarch reports that a process failed, which may have raised another one."""
 _LAUNCHER = re.compile(r"torch/distributed/(?:run|launch|launcher/\w+|elastic/.*)\.py$|/runpy\.py$|/bin/torchrun$")
 """Files of a launcher, whose traceback reports a failed process."""
 CUT = "traceback without its exception"
 """Stands for the type of an exception whose traceback is cut at the end of a log."""
+_MARKS = re.compile(r"[\s~^]*")
+"""A line that marks the part of a source line which raised an exception."""
 _IGNORED = "Exception ignored in"
 """Begins the line before the traceback of an exception that Python could not raise, such as one of a `__del__`."""
 _LIBRARY = re.compile(r"(?:site|dist)-packages/|/lib/python\d|^<|/conda/pkgs/|\.pyx$")
@@ -90,9 +92,16 @@ class LoggedException(Struct, frozen=True, kw_only=True):
             return ""
         return "library" if self.frames[-1].is_library else "user code"
 
+    @property
+    def assertion(self) -> str:
+        """The source line `assert ...` that failed; empty for other exceptions."""
+        source = next((line.strip() for line in reversed(self.traceback) if not _MARKS.fullmatch(line)), "")
+        return source if source.startswith("assert ") else ""
+
     def format_headline(self) -> str:
-        """`TypeError: message`."""
-        return f"{self.type}: {self.message}" if self.message else self.type
+        """`TypeError: message`; an assertion without a message tells its expression."""
+        message = self.message or self.assertion
+        return f"{self.type}: {message}" if message else self.type
 
     def format_place(self) -> str:
         """Where it was raised, and which user code called the library that raised it."""
@@ -149,11 +158,12 @@ def _find_cut_traceback(lines: Sequence[str]) -> LoggedException | None:
     """The traceback with which `lines` end before they tell its exception; none of a launcher, which reports others."""
     end = next((index for index in range(len(lines) - 1, -1, -1) if lines[index].strip()), -1)
     prefix, body = split_rank_prefix(lines[end]) if end >= 0 else ("", "")
-    if not body.startswith("  ") and not is_frame(body):
+    is_head = _TRACEBACK.startswith(body.strip()) and body.startswith("Traceback")
+    if not body.startswith("  ") and not is_frame(body) and not is_head:
         return None
-    traceback = tuple(_collect_traceback(lines, end + 1, prefix))
+    traceback = () if is_head else tuple(_collect_traceback(lines, end + 1, prefix))
     frames = tuple(_parse_frames(traceback))
-    if not frames or _LAUNCHER.search(frames[-1].file):
+    if not is_head and (not frames or _LAUNCHER.search(frames[-1].file)):
         return None
     return LoggedException(type=CUT, message="", index=end, frames=frames, traceback=traceback)
 

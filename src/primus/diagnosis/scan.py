@@ -15,6 +15,7 @@ from msgspec import Struct
 from primus.diagnosis import log_line as lines_of
 from primus.diagnosis.line_shapes import (
     DIGITS,
+    ROOT_CAUSE,
     UNINTERESTING,
     LineShape,
     find_meaningful_shapes,
@@ -40,20 +41,23 @@ LOOK_BACK = 200
 
 _EXIT_CODE = re.compile(
     r"(?i)\b(?:(?:exit|exited with|exits with return|return)[ _]?code|(?:exit|exited with) status)\b"
-    r"\"?(?: (?:was|is|of))?\s*[:=]?\s*(-?\d{1,3})\b"
+    r"\"?(?: (?:was|is|of))?\s*[:=]?\s*\(?(-?\d{1,3})\b"
 )
 _STEP_NUMBER = re.compile(
     r"(?i)(?:iteration|step|epoch(?:\(\w+\))?|batch)\D{0,12}([\d.]+(?:\D{1,3}\d+\b)?)|(\d+)/\d+ \["
 )
 _RETRY = re.compile(
     r"(?i)\battempt (\d+) ?(?:of|/) ?(\d+)|\bretry(?:ing)? (?:in|after) |\bwill (?:be )?retr(?:y|ied)|, retrying\b"
-    r"|\bgoing to \S+ instead|\bfall(?:ing|s)? back (?:to|on)\b"
+    r"|\bgoing to \S+ instead|\bfall(?:ing|s)? back (?:to|on)\b|\b[Ii]gnor(?:e|ing) (?:\w+ )?errors?\b"
 )
 """The program tries again or another way, and reports it if it gives up."""
 STEPS_OF_OTHERS = 3
 """Steps after a line that show it did no harm if several ranks write: other ranks may report a step or two that were
 over before they began to wait for the rank that failed."""
 
+_JOB_END = re.compile(rb"slurmstepd: error: \*\*\* JOB (\d+) ON ")
+_LAUNCHER_START = b"Setting OMP_NUM_THREADS environment variable for each process"
+_RUN_TEXTS = (_LAUNCHER_START, b"*** JOB ")
 _ATTEMPT_MARK = re.compile(rb"\battempt (\d{1,6}) (?:on|begins in|starts in) ")
 
 
@@ -214,14 +218,31 @@ def _collect_hits(
 
 
 def _find_attempt_span(log: LogFile, window: LogWindow) -> tuple[int, int]:
-    """Lines of the window that belong to the log's attempt, if the log separates attempts."""
+    """Lines of the window that belong to the log's attempt, else to the last run that the log reports."""
     if log.attempt is None:
-        return 0, len(window.lines)
+        return _find_last_run(window), len(window.lines)
     marked = ((index, _ATTEMPT_MARK.search(text)) for index, text in enumerate(window.lines) if b"attempt " in text)
     numbered = {int(found[1]): index for index, found in marked if found}
     begin = numbered.get(log.attempt, 0)
     later = [index for number, index in numbered.items() if number > log.attempt and index > begin]
     return begin, min(later, default=len(window.lines))
+
+
+def _find_last_run(window: LogWindow) -> int:
+    """Index of the line at which the last of several runs begins that were appended to one log.
+
+    A run ends with torchrun's report before torchrun starts again, or as a Slurm job before another job ends.
+    """
+    begin, last, job, has_ended = 0, 0, b"", False
+    for index, text in enumerate(window.lines) if any(each in window.data for each in _RUN_TEXTS) else ():
+        if ended := _JOB_END.search(text):
+            begin, job = (last + 1 if job and job != ended[1] else begin), ended[1]
+            last = index
+        elif ROOT_CAUSE in text:
+            has_ended = True
+        elif has_ended and _LAUNCHER_START in text:
+            begin, has_ended = index, False
+    return begin
 
 
 def _find_hits(
@@ -281,6 +302,9 @@ def _build_hit(
     time = own if own is not None else _find_earlier_time(window, index, near)
     rank, local_rank = _find_ranks(window, index, text, log)
     report = _read_report(window.lines[max(0, index - FIELDS_ABOVE) : index + 1]) if is_block_field(text) else {}
+    host = lines_of.find_host(text) or _get_reported_host(report) or log.host
+    is_last = not any(map(bytes.strip, window.lines[index + LAST_LINES :][:LAST_LINES]))
+    still_retries = is_last and signature.role == "symptom"
     return SignatureHit(
         signature=signature,
         log=log,
@@ -290,12 +314,12 @@ def _build_hit(
         around=around,
         rank=rank if rank is not None else _parse_int(report.get("rank")),
         local_rank=local_rank,
-        host=lines_of.find_host(text) or _get_reported_host(report) or log.host,
+        host=host or (_find_pod_above(window, index) if lines_of.is_pod_event(text) else None),
         is_warning=lines_of.is_warning(text),
-        is_last=not any(map(bytes.strip, window.lines[index + LAST_LINES :][:LAST_LINES])),
+        is_last=is_last,
         time=time if time is not None else log.time,
         is_own_time=own is not None or (time is None and log.time is not None),
-        survived=index < survived[0] or _is_retried(text),
+        survived=index < survived[0] or (_is_retried(text) and not still_retries),
         is_doubtful=index < survived[1],
     )
 
@@ -311,6 +335,12 @@ def _find_ranks(window: LogWindow, index: int, text: str, log: LogFile) -> tuple
     if rank is None and local_rank is not None and log.local_to_rank is not None:
         rank = local_rank + log.local_to_rank
     return rank, local_rank
+
+
+def _find_pod_above(window: LogWindow, index: int) -> str | None:
+    """The pod that `kubectl` names above one of its events or states: in a table, or in the pod's description."""
+    above = (lines_of.decode_plain_text(raw) for raw in reversed(window.lines[max(0, index - LOOK_BACK) : index]))
+    return next((pod for text in above if (pod := lines_of.find_pod(text))), None)
 
 
 def _is_retried(text: str) -> bool:

@@ -31,7 +31,15 @@ class SignaturePattern(Struct, frozen=True):
 
     def matches(self, line: str) -> bool:
         """Whether `line` contains the text and matches the regular expression."""
-        return self.text in line and (not self.regex or compile_regex(self.regex).search(line) is not None)
+        return self.find(line) >= 0
+
+    def find(self, line: str) -> int:
+        """Character at which the words of the pattern begin in `line`; -1 if it does not match."""
+        at = line.find(self.text)
+        if at < 0 or not self.regex:
+            return at
+        found = compile_regex(self.regex).search(line)
+        return -1 if found is None else found.start() if found[0] else at
 
 
 @functools.cache
@@ -99,6 +107,10 @@ class Signature(Struct, frozen=True, kw_only=True):
     def matches(self, line: str) -> bool:
         """Whether one of its patterns matches `line`."""
         return any(pattern.matches(line) for pattern in self.patterns)
+
+    def find_words(self, line: str) -> int:
+        """Character at which the last of its patterns in `line` begins; -1 if none matches."""
+        return max((pattern.find(line) for pattern in self.patterns), default=-1)
 
 
 class SignatureTable(Struct, frozen=True, eq=False):
