@@ -154,6 +154,16 @@ def test_a_plug_in_is_imported_once(write: Write) -> None:
             "frameworks/bad.py:2: ModuleNotFoundError: No module named 'no_such_module'",
             "",
         ),
+        (
+            "\nimport primus.model_layers\n",
+            "frameworks/bad.py:2: ModuleNotFoundError: No module named 'primus.model_layers'",
+            "import primus.models.layers, where its contents are now",
+        ),
+        (
+            "from primus.launch.plan import JobState\n",
+            "frameworks/bad.py:1: ModuleNotFoundError: No module named 'primus.launch.plan'",
+            "import primus.plan (RemoteLaunch, JobState and Submission: primus.runtime), where its contents are now",
+        ),
         ("x = 1\nx / 0\n", "frameworks/bad.py:2: ZeroDivisionError: ", ""),
         (
             "check = print\n",

@@ -64,6 +64,15 @@ SUBCOMMANDS = "cli/subcommands"
 DATA_KINDS = frozenset({"models", "trainers", "engines", "images", "profiles", "architectures", "nics", "weights"})
 """Kinds whose plug-ins are YAML files."""
 
+MOVED_MODULES = {
+    "primus.backend": "primus.framework",
+    "primus.launch.plan": "primus.plan (RemoteLaunch, JobState and Submission: primus.runtime)",
+    "primus.model": "primus.models.counts (load_model: primus.config.extended_files)",
+    "primus.model_checks": "primus.models.model_checks",
+    "primus.model_layers": "primus.models.layers",
+}
+"""Modules that plug-ins of older versions import, and where their contents are."""
+
 PLUG_IN_MODULES = "primus_plugins"
 """Package name under which files of the user are imported."""
 
@@ -179,8 +188,10 @@ def _import_foreign(label: str, import_it: Callable[[], ModuleType]) -> ModuleTy
     except SyntaxError as error:
         raise PrimusError(f"{label} cannot be loaded: {error.filename}:{error.lineno}: {error.msg}") from error
     except (Exception, SystemExit) as error:  # a plug-in may raise anything while it is imported
+        place = MOVED_MODULES.get(error.name or "") if isinstance(error, ModuleNotFoundError) else None
         raise PrimusError(
-            f"{label} cannot be loaded: {format_error_place(error)}: {type(error).__name__}: {error}"
+            f"{label} cannot be loaded: {format_error_place(error)}: {type(error).__name__}: {error}",
+            f"import {place}, where its contents are now" if place else "",
         ) from error
 
 
