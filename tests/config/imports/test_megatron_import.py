@@ -12,7 +12,6 @@ from primus.config.exports.write_file import format_foreign_file
 from primus.config.extended_files import load_model
 from primus.config.imports.foreign_config import ForeignConfig, make_model
 from primus.config.imports.read_file import read_foreign_file
-from primus.config.imports.shell_script import interpret_script
 from primus.config.imports.write_file import format_result
 from primus.config.load import load_experiment
 from primus.errors import UsageError
@@ -122,33 +121,6 @@ def test_a_secret_of_the_shell_stays_out(tmp_path: Path) -> None:
     text = "python pretrain_gpt.py --num-layers 2 --hidden-size 8 --wandb-exp-name $WANDB_API_KEY --lr 1\n"
     config = read_script(tmp_path, text, WANDB_API_KEY="canary")
     assert "canary" not in str(config)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("A='x y'; cmd $A \"$A\"", ["cmd", "x", "y", "x y"]),
-        ("A=(1 '2 3'); cmd ${A[@]} \"${A[@]}\" ${#A[@]} ${A[1]}", ["cmd", "1", "2", "3", "1", "2 3", "2", "2", "3"]),
-        ("A=1; A+=2; cmd $A ${B:-$A} ${B-x} ${A:+y}", ["cmd", "12", "12", "x", "y"]),
-        ("cmd a\\ b \"c\\\"d\" 'e'\\''f'", ["cmd", "a b", 'c"d', "e'f"]),
-        ("cmd 1 \\\n  2 # 3\n", ["cmd", "1", "2"]),
-        ("A=7; cmd $((A * 2 + 1)) $(( 9 / 2 )) $((2 % 0))", ["cmd", "15", "4", "\x00$((2 % 0))\x00"]),
-        ("case x in a|b) cmd 1;; x*) cmd 2;; *) cmd 3;; esac", ["cmd", "2"]),
-        ("if [ 1 -lt 2 ] && [[ a != b ]]; then cmd 1; else cmd 2; fi", ["cmd", "1"]),
-        ("if false; then x; elif [[ ! -z q ]]; then cmd 1; fi; cmd 2", ["cmd", "2"]),
-        ("cat <<EOF\n--lr 1 'quote\nEOF\ncmd x", ["cmd", "x"]),
-        ("F=a/b.tar; cmd ${F%.tar} ${F/a/c} ${F^^}", ["cmd", "a/b", "c/b.tar", "A/B.TAR"]),
-        ("F=abc; cmd ${F^} ${F^^} ${F,}", ["cmd", "Abc", "ABC", "abc"]),
-        ("F=aBC; cmd ${F^^[a-z]}", ["cmd", "\x00${...^^[a-z]}\x00"]),
-        ('cmd ${X:-"}"} "${X:-"}"}x" ${X:-a\\}b}', ["cmd", "}", "}x", "a}b"]),
-        ("for i in 1 2; do cmd $i; done", ["cmd", "\x00$i\x00"]),
-        ("bash -c 'cmd --x 1'", ["cmd", "--x", "1"]),
-        ("cmd > out.txt 2>&1 a 3 &>> log", ["cmd", "a", "3"]),
-    ],
-)
-def test_words_are_expanded_as_bash_does(text: str, words: list[str]) -> None:
-    commands = [command.words for command in interpret_script(text, {}).commands if command.words[0] == "cmd"]
-    assert commands[-1] == words
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from primus.config.imports.sandbox.run_script import RunRecord
 from primus.config.imports.sandbox.script_facts import Doubt
 from primus.config.imports.sandbox.script_notes import Note
 from primus.config.imports.sandbox.trace import find_last_words, list_assigned_words
-from primus.config.imports.shell_script import ShellScript, interpret_script
-from primus.config.imports.shell_variables import find_unknown_parts, format_unknown
+from primus.config.imports.static_script import find_unknown_parts, format_unknown, read_static_script
 from primus.config.schema import OWNERS
 from primus.errors import UsageError
 from primus.framework import IMPORTS, TRANSLATIONS
@@ -185,27 +184,24 @@ def _suggest_way(probe: ScriptProbe, args: tuple[str, ...]) -> str:
 
 
 def _read_without_bash(text: str, origin: str, environ: Mapping[str, str], reason: str) -> ScriptProbe:
-    """The commands of a script by our own reader of bash, which evaluates only its static part."""
+    """The commands of a script by our own reader of bash, which reads only its static part."""
     try:
-        script = interpret_script(text, environ)
+        script = read_static_script(text, environ)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{origin}: cannot be read as a bash script: {error}") from None
-    problem = (
-        f"read without bash, because there is no sandbox ({reason}): loops, arguments and other files are not read"
-    )
-    notes = [Note("the script", problem)]
-    for part in script.skipped:
-        flags = [word.strip("'\"").split()[0] for word in part.words if word.strip("'\"").startswith("--")]
-        if flags:
-            notes.append(Note(f"line {part.line} {' '.join(flags)}", f"not read: it {part.reason}"))
+    unread = "branches, loops, arguments and other files are not read"
+    notes = [
+        Note("the script", f"read without bash, because there is no sandbox ({reason}): {unread}"),
+        *(
+            Note(f"line {block.line} {' '.join(block.flags)}", f"not read: in '{block.keyword}'")
+            for block in script.skipped
+            if block.flags
+        ),
+    ]
     commands = [RunRecord(command.line, "", command.words) for command in script.commands]
     if not find_launches([command.words for command in commands]).launches:
-        commands += _list_variables(script)
+        # variables that hold arguments, as one command: for a script whose command is not seen
+        held = [value for value in script.values.values() if value and value[0].startswith("--")]
+        words = [word for value in held for text in value for word in (text.split() if len(value) == 1 else [text])]
+        commands.append(RunRecord(0, "", words))
     return ScriptProbe(commands=commands, notes=notes)
-
-
-def _list_variables(script: ShellScript) -> list[RunRecord]:
-    """Variables that hold arguments, as one command: for a script whose command is not seen."""
-    values = [*script.variables.arrays.values(), *(text.split() for text in script.variables.texts.values())]
-    words = [word for value in values if value and value[0].startswith("--") for word in value]
-    return [RunRecord(0, "", words)] if words else []
