@@ -74,9 +74,10 @@ _TIMESTAMPS = re.compile(_TIMESTAMP)
 
 _WARNING = re.compile(
     r"^\[W\d* ?[\d:. ]*\S*:\d+\]|^W\d{4} \d\d:|^(?:\S+ ){0,3}: W \S+:\d+\]|^\S* ?\S*: W \w+/|\[WARNING *\]"
-    r"|\bWARNING\b ?[:|-]|\b\w*Warning: |^[Ww]arning: | - WARNING - "
+    r"|\bWARNING\b ?[:|-]|\b\w*Warning: |^[Ww]arning: | - WARNING - |^wandb: (?:ERROR|WARNING|Network error)"
 )
-"""Levels of glog, logging and warnings."""
+"""Levels of glog, logging and warnings; and wandb's process beside the training, whose errors do not end it."""
+_INFO = re.compile(r"\bNCCL INFO\b")
 _CLOCK = r"(?P<hour>[0-2]\d):(?P<minute>[0-5]\d):(?P<second>[0-6]\d)(?:[.,](?P<part>\d{1,9}))?"
 _DATE = re.compile(
     r"(?P<year>20\d\d)[-/]?(?P<month>[01]\d)[-/]?(?P<day>[0-3]\d)[T _]" + _CLOCK + r"\s?(?P<zone>Z\b|[+-]\d\d:?\d\d\b)?"
@@ -127,6 +128,11 @@ def find_local_rank(text: str) -> int | None:
 def is_warning(text: str) -> bool:
     """Whether the line's own level says that the program goes on. NCCL's `WARN` reports errors."""
     return _WARNING.search(strip_rank_prefix(text)) is not None
+
+
+def is_info(text: str) -> bool:
+    """Whether the line's level is that of NCCL's lines about its work, which it also writes at a normal end."""
+    return _INFO.search(text) is not None
 
 
 def _parse_rank_number(found: re.Match[str]) -> int | None:
