@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from primus.comparison.results.log_result import LogFacts, list_notes, summarize_log
 from primus.errors import UsageError
+from primus.frameworks.megatron.logs import MegatronReader
 from primus.training_logs.log_stream import BLOCK
 from primus.training_logs.read_log import TrainingLog, list_readers, read_log
 
@@ -332,6 +333,21 @@ def test_many_lines_of_ranks_equal_those_that_are_read_line_by_line(
     assert list_steps(fast) == list(range(1, 1300))
     assert_equal_logs(fast, slow)
     assert (len(fast.attempts), fast.num_ranks) == (2, 2 * ranks if twice else ranks)
+
+
+def test_most_lines_of_a_long_log_are_read_as_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is what makes a log of a million lines quick to read; the values would be the same."""
+    reader, num_lines = MegatronReader.read_line, 0
+
+    def count_line(self: MegatronReader, line: bytes) -> Any:
+        nonlocal num_lines
+        num_lines += 1
+        return reader(self, line)
+
+    monkeypatch.setattr(MegatronReader, "read_line", count_line)
+    log = read_text(tmp_path, join_lines(*(format_line(step, loss=f"{step}.5E+00") for step in range(1, 2001))))
+    assert list_steps(log) == list(range(1, 2001))
+    assert num_lines < 200
 
 
 def read_line_by_line(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> TrainingLog:

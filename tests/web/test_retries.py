@@ -93,6 +93,12 @@ def test_the_pause_grows_where_the_server_does_not_say_it(monkeypatch: pytest.Mo
     assert retries.compute_pause(Answer(404), 1) is None
 
 
+def test_a_cluster_s_server_is_asked_five_times_and_may_ask_for_at_most_30_seconds() -> None:
+    assert [retries.choose_cluster_pause(attempt, None) for attempt in (1, 2, 3, 4, 5)] == [0.5, 1.0, 2.0, 4.0, None]
+    assert [retries.choose_cluster_pause(1, asked) for asked in (0.0, 29.0, 31.0)] == [0.0, 29.0, 30.0]
+    assert retries.choose_cluster_pause(5, 1.0) is None
+
+
 def test_fetching_waits_as_long_as_the_hub_asks(hub: LocalHub, tmp_path: Path) -> None:
     hub.repos["me/data"] = Repo({"a.jsonl": b'{"text": "one"}\n'})
     date = formatdate(time.time() + 2, usegmt=True)

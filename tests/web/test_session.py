@@ -20,14 +20,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.seen.append((self.path, self.headers.get("Authorization")))
+        is_cut = self.path in ("/cut", "/refused")
         target = {"/here": "/end", "/there": f"{self.elsewhere}/end"}.get(self.path)
-        self.send_response(302 if target else 404 if self.path == "/none" else 200)
+        self.send_response(302 if target else 404 if self.path in ("/none", "/refused") else 200)
         if target:
             self.send_header("Location", target)
         body = b"" if target else b"x" * 100
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(body[:5] if is_cut else body)
+        self.close_connection = is_cut
 
 
 @pytest.fixture
@@ -60,6 +62,20 @@ def test_credentials_of_a_url_are_sent_to_its_host_only(servers: list[ThreadingH
     assert list_requests(servers[0]) == [("/here", credentials), ("/end", credentials)]
     assert open_session().send("GET", f"{url}/there").status == 200
     assert list_requests(servers[1]) == [("/end", None)]
+
+
+def test_a_password_may_contain_the_sign_before_the_host(servers: list[ThreadingHTTPServer]) -> None:
+    assert open_session().send("GET", f"http://me:sword@fish@127.0.0.1:{servers[0].server_port}/end").status == 200
+    assert list_requests(servers[0]) == [("/end", "Basic bWU6c3dvcmRAZmlzaA==")]
+
+
+def test_a_response_that_is_cut_off_is_none_unless_it_is_a_refusal(servers: list[ThreadingHTTPServer]) -> None:
+    url = f"http://127.0.0.1:{servers[0].server_port}"
+    session = HttpSession({}, timeout_s=5.0, max_bytes=1000)
+    with pytest.raises(NoResponseError, match="IncompleteRead"):
+        session.send("GET", f"{url}/cut")
+    refused = session.send("GET", f"{url}/refused")
+    assert (refused.status, refused.content) == (404, b"")
 
 
 def test_a_response_is_bounded_and_has_any_status(servers: list[ThreadingHTTPServer]) -> None:

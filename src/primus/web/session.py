@@ -124,6 +124,9 @@ class HttpSession:
     def _read_response(self, answer: Any, status: int) -> HttpResponse:
         try:
             content = answer.read(self._max_bytes)
+            # http.client reports a missing rest only to who asks for the whole content.
+            if answer.length and len(content) < self._max_bytes:
+                raise http.client.IncompleteRead(content, answer.length)
         except (OSError, http.client.HTTPException):
             if status < http.client.BAD_REQUEST:
                 raise
