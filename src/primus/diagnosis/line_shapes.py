@@ -23,14 +23,15 @@ ROOT_CAUSE = b"Root Cause (first observed failure)"
 _PROGRESS = re.compile(
     rb"(?i)iteration +/ |\bstep[: =].*(loss|tokens/s|tps|skipped)|training epoch .*iteration|completed step:"
     rb"|'loss': .*'epoch': |\[batch=/\]|\b(?:epoch|iter)\b.*\bloss\S*[:=]? -?\.|(?:it/s|s/it)\b.*\bloss\S*[:=] ?-?\."
+    rb"|\[ */\] +eta: "
 )
 """Lines by which trainers report a step, without their digits: Megatron-LM, torchtitan, DeepSpeed, NeMo, MaxText, the
-Hugging Face Trainer, llm-foundry, MMEngine, tqdm."""
+Hugging Face Trainer, llm-foundry, MMEngine, tqdm, and the loggers of DETR, MAE and LAVIS."""
 _NOT_FINITE = re.compile(rb"(?i)(?:\b|_)(?:loss|grad[ _]?norm)\b\W{1,4}nan\b")
 """A step whose values are not finite is no progress."""
 _RAISED = re.compile(rb"\b\w*(?:Error|Exception): ")
 """An exception, whose message may name the step and the loss."""
-_PROGRESS_TEXTS = (b"iter", b"Iter", b"step", b"poch", b"[batch=", b"s/it", b"it/s")
+_PROGRESS_TEXTS = (b"iter", b"Iter", b"step", b"poch", b"[batch=", b"s/it", b"it/s", b"  eta: ")
 _DONE_TEXTS = (
     b"after training is done", b"Training completed", b"'train_runtime'", b"`Trainer.fit` stopped: `max_",
     b" exits successfully.",

@@ -44,7 +44,7 @@ _EXIT_CODE = re.compile(
     r"\"?(?: (?:was|is|of))?\s*[:=]?\s*\(?(-?\d{1,3})\b"
 )
 _STEP_NUMBER = re.compile(
-    r"(?i)(?:iteration|step|epoch(?:\(\w+\))?|batch)\D{0,12}([\d.]+(?:\D{1,3}\d+\b)?)|(\d+)/\d+ \["
+    r"(?i)(?:iteration|step|epoch(?:\(\w+\))?|batch)\D{0,12}([\d.]+(?:\D{1,5}\d+\b)?)|(\d+)/\d+ ?[\[\]]"
 )
 _RETRY = re.compile(
     r"(?i)\battempt (\d+) ?(?:of|/) ?(\d+)|\bretry(?:ing)? (?:in|after) |\bwill (?:be )?retr(?:y|ied)|, retrying\b"
