@@ -341,3 +341,17 @@ def test_a_program_that_is_not_known_is_read_and_told(program: str, is_told: boo
     read_arguments(find_launches([["python", program, *SHAPE.split()]]).launches[0].arguments, target)
     assert target.model["num_layers"] == 2
     assert ("pretrain_rwkv.py" in list_reasons(target)) == is_told
+
+
+def test_a_hybrid_is_told_and_not_left_to_the_engine() -> None:
+    """As examples/qwen3_next/run_mcore_qwen3_lite.sh of alibaba/Pai-Megatron-Patch."""
+    config = translate(f"{SHAPE} --is-hybrid-model --hybrid-override-pattern M-*- --hybrid-mlp-ratio 0.0")
+    assert {"--is-hybrid-model", "--hybrid-override-pattern"} <= list_reasons(config).keys()
+    assert not any("hybrid" in name for name in [*config.settings, *config.model] if name != "hybrid_mlp_ratio")
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("MMAP", False), ("JSON-SFT", True)])
+def test_the_kind_of_data_of_a_fork_is_no_data_set(kind: str, is_told: bool) -> None:
+    config = translate(f"{SHAPE} --dataset {kind} --data-path a/b")
+    assert "dataset" not in config.settings and config.settings["train_data_path"] == "a/b"
+    assert ("--dataset" in list_reasons(config)) == is_told

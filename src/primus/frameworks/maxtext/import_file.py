@@ -40,6 +40,8 @@ def read_file(file: ForeignFile) -> ForeignConfig | None:
 
 def find_arguments(words: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
     """The settings of a command that trains with MaxText; None if it is another one."""
+    if inner := next((word for word in words if word.startswith("--COMMAND=")), ""):  # of its multihost_runner.py
+        return find_arguments(inner.removeprefix("--COMMAND=").split())
     file = next((at for at, word in enumerate(words) if word.endswith((".yml", ".yaml"))), None)
     if file is None or not any(_PROGRAM.fullmatch(word) for word in words[:file]):
         return None

@@ -47,6 +47,11 @@ GATES = {"swiglu": "silu", "geglu": "gelu"}
 
 RECOMPUTED = ("activations_checkpoint_method", "activations_checkpoint_num_layers")
 
+HYBRID = (
+    *("is_hybrid_model", "hybrid_attention_ratio", "hybrid_mlp_ratio", "hybrid_override_pattern"),
+    *("hybrid_layer_pattern", "mtp_hybrid_override_pattern", "experimental_attention_variant", "linear_attention_freq"),
+)
+"""Arguments of models with layers of other kinds, whose letters are not those of our `hybrid_layer_pattern`."""
 GPT2_FILE = "gpt2-vocab.json"
 """Name of that file in Megatron-LM's README, which scripts keep."""
 TOKENIZERS = get_args(next(field.type for field in structs.fields(DataConfig) if field.name == "tokenizer_type"))
@@ -193,6 +198,8 @@ class MegatronFlags:
             self.target.set_key("ffn_hidden_size", width)
         self.read_rope()
         self.read_experts()
+        for name in [name for name in HYBRID if self.flags.get(name)]:
+            self.add_other(name, self.take(name), "layers of other kinds; the result has attention in each layer")
 
     def read_gate(self) -> bool:
         """Whether the feed-forward is gated by other means than `--swiglu`: of forks, or of gpt-oss, with a clamp."""
@@ -292,6 +299,9 @@ class MegatronFlags:
         blend = self.take("data_path")
         if blend is not None:
             self.target.set_key("train_data_path", blend if isinstance(blend, list) else str(blend))
+        if reader := self.take("dataset"):  # of Pai-Megatron-Patch; here that name is a data set
+            reason = "" if reader == "MMAP" else "reads examples of another task; fine-tune by `train posttrain`"
+            self.add_other("dataset", reader, reason)
         kind = self.flags.get("tokenizer_type")
         for name in EMBEDDING_SIZES:
             if "vocab_size" not in self.flags and name in self.flags:

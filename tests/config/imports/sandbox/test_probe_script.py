@@ -312,3 +312,11 @@ def test_the_command_of_a_workload_of_xpk_is_followed(tmp_path: Path) -> None:
         f'ARGS="model_name=llama2-7b steps=30"\nxpk workload create --priority=high --command="{command}"'
     )
     assert read_foreign_file(script, {}).settings["train_iters"] == 30
+
+
+def test_the_command_of_a_runner_of_maxtext_is_read(tmp_path: Path) -> None:
+    """As quickstart/vanilla_1b_llama.sh of ZLab-Princeton/llm-distillation-jax."""
+    script = tmp_path / "run.sh"
+    command = "\n  export A=1\n  python3 -u -m MaxText.train MaxText/configs/base.yml model_name=llama2-7b steps=$N\n"
+    script.write_text(f'N=30\npython -u multihost_runner_orig.py --TPU_PREFIX=a --COMMAND="{command}"\n')
+    assert read_foreign_file(script, {}).settings["train_iters"] == 30
