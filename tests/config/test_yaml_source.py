@@ -123,7 +123,7 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"other\.yaml: no such file") as error:
         read_yaml(tmp_path / "other.yaml", {})
     assert error.value.hint == "valid: quickstart.yaml"
-    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
+    with pytest.raises(UsageError, match="a folder, not a file"):
         read_yaml(tmp_path, {})
 
 

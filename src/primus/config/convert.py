@@ -18,6 +18,9 @@ from primus.redaction import MASK, is_secret_name, redact
 DEFAULT = "default"
 """Origin of a value that is not set."""
 
+DEVICE_WORDS = dict.fromkeys(("gpu", "rocm", "hip", "nvidia", "amd"), "cuda")
+"""Other words for the devices that PyTorch calls cuda."""
+
 LONGEST_SHOWN = 80
 """Number of characters of an invalid value that a message shows."""
 
@@ -125,7 +128,8 @@ def find_conversion_problem(item: Leaf | Tree, kind: Any, error: msgspec.Validat
         return f"it needs a value: {item.origin} VALUE" if item.value else "it is not an on-off option"
     if reason.startswith("Invalid enum value"):
         choices = [str(choice) for option in list_union_members(kind) for choice in get_args(option)]
-        close = find_nearest(str(item.value), choices)
+        close = DEVICE_WORDS.get(str(item.value).lower()) if "cuda" in choices else None
+        close = close or find_nearest(str(item.value), choices)
         hint = f"did you mean '{close}'?" if close else f"valid: {', '.join(choices)}"
         return f"{_format_item(item)} is not possible; {hint}"
     if item.value is None and type(None) not in list_union_members(kind):

@@ -23,6 +23,10 @@ PositionalRun = Annotated[str, Meta(extra={"positional": True, "names": "run"})]
 """The same as a positional argument."""
 
 
+WORD_OPTIONS = ("hosts", "input")
+"""Options whose value is typed without their name: `ssh HOST` and the file that a task reads."""
+
+
 class Flag(Struct, frozen=True):
     """One field as a command-line flag."""
 
@@ -76,7 +80,7 @@ def parse_options(
     if unknown and check_extra:
         check_extra(unknown)
     values = {
-        flag.field: convert_flag_value(flag, getattr(given, flag.field), what)
+        flag.field: convert_flag_value(flag, getattr(given, flag.field), what, options)
         for flag in flags
         if hasattr(given, flag.field)
     }
@@ -94,8 +98,8 @@ def describe_flags(options: type[Struct]) -> list[tuple[str, str]]:
     return [(_format_flag(flag), docs.get(flag.field, "") + _format_default(flag)) for flag in flags]
 
 
-def convert_flag_value(flag: Flag, value: Any, what: str) -> Any:
-    """Convert the typed `value` to the kind of the flag.
+def convert_flag_value(flag: Flag, value: Any, what: str, options: type[Struct] | None = None) -> Any:
+    """Convert the typed `value` to the kind of the flag; an error quotes its help, from `options`.
 
     Raises:
         UsageError: It is not a valid value.
@@ -109,6 +113,8 @@ def convert_flag_value(flag: Flag, value: Any, what: str) -> Any:
         typed = value if isinstance(value, list) else [str(value)]
         wrong = next((word for word in typed if word not in choices), "")
         hint = did_you_mean(wrong, choices) if choices else ""
+        if options and not choices:
+            hint = read_field_docs(options).get(flag.field, "")
         raise UsageError(f"{what}: {_format_name(flag)} {' '.join(typed)}: {reason}", hint) from None
 
 
@@ -194,7 +200,9 @@ def _build_unknown_word_error(word: str, flags: list[Flag], what: str) -> UsageE
     if word == "--":
         return UsageError(f"{what}: unexpected word '--'", "it separates runtimes and task; options follow the task")
     if not word.startswith("-"):
-        return UsageError(f"{what}: unexpected word '{word}'", "separate runtimes and task by ' -- '")
+        taken = next((f"--{each}" for each in WORD_OPTIONS if any(flag.field == each for flag in flags)), "")
+        hint = f"pass it as {taken} {word}" if taken else "separate runtimes and task by ' -- '"
+        return UsageError(f"{what}: unexpected word '{word}'", hint)
     names = [name for flag in flags for name in flag.names if name.startswith("-") and "_" not in name]
     name = word.split("=")[0]
     return UsageError(f"{what}: unknown option {name}", did_you_mean(name, names) if names else "it takes no options")

@@ -37,7 +37,7 @@ def build_unknown_keys_error(unknown: Mapping[str, Leaf | Tree], valid: Iterable
 
 
 def build_unknown_section_error(
-    key: str, item: Leaf | Tree, valid: Collection[str], what: str, within: str
+    key: str, item: Leaf | Tree, valid: Collection[str], what: str, within: str, otherwise: str = ""
 ) -> UsageError:
     """Build the error for a key of the experiment file or of a module, outside its settings.
 
@@ -47,8 +47,11 @@ def build_unknown_section_error(
         valid: Keys that belong there.
         what: Name of the place.
         within: Key that holds the settings.
+        otherwise: Hint where no valid key is similar, instead of all valid keys.
     """
     hint = f"put it under '{within}:'" if key in OWNERS else did_you_mean(key, list(valid))
+    if otherwise and not find_nearest(key, list(valid)):
+        hint = otherwise
     if key in ("lora", "peft"):
         hint = (
             "settings of adapters at this level have no effect in Primus, which reads those of a module;"

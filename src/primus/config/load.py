@@ -45,6 +45,11 @@ SHORT_WARMUP = 10
 
 CHECKOUT_PRESETS = "/primus/configs/"
 """Part of the origin of settings in the presets of a Primus checkout."""
+WITHOUT_MODULES = (
+    "an experiment file has 'modules:', as config init writes it; config import reads files of Megatron-LM, torchtitan,"
+    " MaxText and Hugging Face models"
+)
+"""Hint for a file of another tool."""
 STAGES: tuple[str, ...] = get_args(Stage)
 COMMANDS = {"pre_trainer": "train pretrain", "post_trainer": "train posttrain"}
 """The command that trains a module."""
@@ -86,7 +91,7 @@ def load_experiment(
     translator = None if is_resolved else find_translator(_find_framework(layers))
     tree = _merge_files(layers, translator)
     if "modules" not in tree:  # its other keys then identify its format
-        _reject_unknown(tree, ExperimentFile.__struct_fields__, "experiment file")
+        _reject_unknown(tree, ExperimentFile.__struct_fields__, "experiment file", otherwise=WITHOUT_MODULES)
     stage = stage or _only_stage(tree, file)
     top, flat = _split_overrides(parse_overrides(overrides, stage)) if overrides else ({}, {})
     module = _find_module(tree, stage, file)
@@ -264,12 +269,14 @@ def _read_subtree(tree: Tree, key: str) -> Tree:
     return item
 
 
-def _reject_unknown(tree: Tree, valid: Sequence[str], what: str, within: str = "overrides") -> None:
+def _reject_unknown(
+    tree: Tree, valid: Sequence[str], what: str, within: str = "overrides", otherwise: str = ""
+) -> None:
     for key, item in tree.items():
         if key not in valid:
             from primus.config.key_hints import build_unknown_section_error  # imported only for errors
 
-            raise build_unknown_section_error(key, item, valid, what, within)
+            raise build_unknown_section_error(key, item, valid, what, within, otherwise)
 
 
 def _is_section(item: Leaf | Tree, translator: Translator | None) -> bool:

@@ -41,7 +41,9 @@ def parse_overrides(words: Sequence[str], stage: str | None = None) -> Tree:
         if match:
             _put_value(tree, match["name"], match["value"])
         elif not is_option:
-            raise UsageError(f"unexpected word {word!r}", "overrides are written --name value or name=value")
+            name = word.lstrip("-").partition("=")[0]
+            example = f"--{name} VALUE" if word.startswith("-") and is_known(name) else "--name value or name=value"
+            raise UsageError(f"unexpected word {word!r}", f"overrides are written {example}")
         elif rest and _is_value(word, rest[0]):
             _put_value(tree, word[2:], rest.pop(0))
         else:

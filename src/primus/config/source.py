@@ -131,7 +131,8 @@ def read_yaml(
         if node is None:
             raise UsageError(f"{shown} is empty", "it must hold a mapping of keys to values")
         if not isinstance(node, yaml.MappingNode):
-            raise UsageError(f"{shown}:{node.start_mark.line + 1}: expected keys and values, found a {node.id}")
+            hint = "config import reads scripts of other frameworks" if shown.endswith((".py", ".sh")) else ""
+            raise UsageError(f"{shown}:{node.start_mark.line + 1}: expected keys and values, found a {node.id}", hint)
         return _TreeReader(loader, shown, environ).read_mapping(node)
     except yaml.MarkedYAMLError as error:
         raise UsageError(_describe_syntax_error(shown, text, error)) from None

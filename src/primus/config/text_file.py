@@ -42,6 +42,14 @@ def read_config_text(path: Path, shown: str) -> str:
     except UnicodeDecodeError as error:
         hint = "it is UTF-16 text; save it as UTF-8" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else ""
         raise UsageError(f"{shown}: not UTF-8 text (byte {error.start})", hint) from None
+    except IsADirectoryError:
+        files = sorted(each.name for each in path.glob("[!.]*.y*ml"))
+        hint = (
+            f"give a file in it, such as {os.path.join(shown, files[0])}"
+            if files
+            else "give a file; it has no YAML file"
+        )
+        raise UsageError(f"{shown}: a folder, not a file", hint) from None
     except OSError as error:
         raise UsageError(f"{shown}: cannot be read: {error.strerror}") from None
     except ValueError as error:  # a NUL character in its name

@@ -81,7 +81,7 @@ def parse_command(argv: Sequence[str]) -> Command:
         is_help |= _asks_help(own)
         runtimes.append(RequestSegment(_normalize_word(head), _drop_help(own)))
     if not runtimes:
-        raise _make_runtime_error(words)
+        raise _make_runtime_error(words, [] if words or len(rest) < 2 else rest[1])
     if not rest and not is_help:
         runtimes[-1], rest = _complete_segment(runtimes[-1])
     if not rest and not is_help and _is_command(runtimes[-1]):
@@ -183,8 +183,20 @@ def _normalize_word(word: str) -> str:
     return SHORT.get(word, word.lower().replace("_", "-"))
 
 
-def _make_runtime_error(words: Sequence[str]) -> UsageError:
+OTHER_PROGRAMS = {
+    **{name: f"slurm {name}" for name in ("sbatch", "srun")},
+    **dict.fromkeys(("docker", "podman", "apptainer", "singularity"), "container --image IMAGE"),
+    "kubectl": "kubernetes create",
+    **dict.fromkeys(("torchrun", "python", "python3", "accelerate", "deepspeed", "mpirun"), "direct"),
+}
+"""The runtime that does the work of a program whose name is typed in its place."""
+
+
+def _make_runtime_error(words: Sequence[str], behind_dashes: Sequence[str]) -> UsageError:
     tasks, runtimes = registry.list_plug_ins("tasks"), registry.list_plug_ins("runtimes")
+    if behind_dashes and is_runtime(behind_dashes[0]):
+        name = behind_dashes[0]
+        return UsageError(f"'--' before the runtime '{name}'", f"remove it: primus-cli {name} ... -- <task>")
     if not words:
         return UsageError("no runtime is given", f"primus-cli <{'|'.join(runtimes)}> -- <task>; see primus-cli --help")
     head = words[0]
@@ -198,7 +210,8 @@ def _make_runtime_error(words: Sequence[str]) -> UsageError:
             f"unknown option {head}",
             did_you_mean(head, ["--dry-run", "--debug", "--json", "--config", "--no-config", "--version", "--help"]),
         )
-    return UsageError(f"no runtime '{head}'", did_you_mean(head, runtimes))
+    hint = f"use primus-cli {OTHER_PROGRAMS[head]} ... -- <task>" if head in OTHER_PROGRAMS else ""
+    return UsageError(f"no runtime '{head}'", hint or did_you_mean(head, runtimes))
 
 
 def _find_task(rest: list[list[str]], runtimes: list[RequestSegment], is_help: bool) -> tuple[str, list[str]]:
@@ -279,7 +292,15 @@ def _make_task_error(words: Sequence[str], runtimes: list[RequestSegment], tasks
         misplaced = _make_misplaced_option_error(words, [segment.name for segment in runtimes])
         if misplaced:
             return misplaced
+    if words[0].endswith((".py", ".sh")):
+        hint = (
+            "train pretrain --config FILE trains an experiment; config import reads scripts of Megatron-LM and others"
+        )
+        return UsageError(f"'{words[0]}' is a script, not a task", hint)
     heads = {task.split()[0] for task in tasks}
+    in_groups = [f"'{task}'" for task in tasks if task.split()[1:] == [words[0]]]
+    if in_groups and not find_nearest(words[0], heads):
+        return UsageError(f"no task '{words[0]}'", f"did you mean {' or '.join(in_groups)}?")
     names = [*heads, *registry.list_plug_ins("runtimes")]
     kind = "runtime or task" if find_nearest(words[0], registry.list_plug_ins("runtimes")) else "task"
     return UsageError(f"no {kind} '{words[0]}'", did_you_mean(words[0], names if kind != "task" else heads))
