@@ -417,3 +417,8 @@ def test_an_impossible_shape_names_key_and_value(tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError, match=r"config.json: hybrid_layer_pattern: expected .*\('MEM'\)"):
         make_model(config)
+
+
+def test_values_of_another_type_than_a_published_file_has_are_no_traceback(tmp_path: Path) -> None:
+    config = read_foreign_file(write_json(tmp_path, FILES["llama2_7B"] | {"architectures": 3}), {})
+    assert config.model["hidden_size"] == 4096

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias, Union
 
 import msgspec
 from msgspec import Struct, field, structs
@@ -14,13 +14,16 @@ from primus.config.convert import list_union_members
 from primus.config.schema import GROUPS, OWNERS, ModelSpec
 from primus.errors import UsageError
 
+ConfigValue: TypeAlias = Union[bool, int, float, str, "list[ConfigValue]", "dict[str, ConfigValue]", None]
+"""A value as JSON, TOML and YAML write it."""
+
 
 class ForeignValue(Struct, frozen=True):
     """A value of the file without a key here."""
 
     key: str
     """Its name as the file writes it."""
-    value: Any
+    value: ConfigValue
     """Its value."""
     reason: str
     """Why it is not taken, and what to do about it; empty where it has no effect on training."""
@@ -35,13 +38,13 @@ class ForeignConfig(Struct):
     """Name of the experiment or model preset that it becomes."""
     framework: str | None = None
     """Backend that trains with these settings; None for a file that describes only a model."""
-    model: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, ConfigValue] = field(default_factory=dict)
     """Keys of the model."""
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, ConfigValue] = field(default_factory=dict)
     """All other keys, those of the framework included."""
     others: list[ForeignValue] = field(default_factory=list)
     """Values without a key here."""
-    defaults: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, ConfigValue] = field(default_factory=dict)
     """Keys that the file does not state, with the framework's defaults."""
     hint: str = ""
     """What to give where the shape of the model is incomplete."""
@@ -95,7 +98,7 @@ def _list_kinds(key: str) -> frozenset[type]:
     return frozenset(kinds) if kinds and kinds <= {int, float, bool} else frozenset()
 
 
-def drop_defaults(model: dict[str, Any], keep: Iterable[str] = ()) -> dict[str, Any]:
+def drop_defaults(model: dict[str, ConfigValue], keep: Iterable[str] = ()) -> dict[str, ConfigValue]:
     """The keys of a model that differ from the schema's defaults, in the order of the schema.
 
     A width or number of heads that equals its derived default is dropped too, so that equal models are equal files.

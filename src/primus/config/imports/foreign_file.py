@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
+from primus.config.imports.foreign_config import ConfigValue
 from primus.config.source import read_yaml, strip_origins
 from primus.errors import UsageError
 
@@ -32,7 +32,7 @@ class ForeignFile:
         self.suffix = path.suffix.lower()
 
     @cached_property
-    def values(self) -> dict[str, Any]:
+    def values(self) -> dict[str, ConfigValue]:
         """The values of a YAML or TOML file; empty for other files.
 
         Raises:
@@ -43,7 +43,7 @@ class ForeignFile:
         if self.suffix != ".toml":
             return {}
         try:
-            values: dict[str, Any] = tomllib.loads(self.text)
+            values: dict[str, ConfigValue] = tomllib.loads(self.text)
             return values
         except tomllib.TOMLDecodeError as error:
             raise UsageError(f"{self.shown}: not TOML: {error}", "check whether the file is complete") from None

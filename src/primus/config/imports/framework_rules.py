@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from primus.config.convert import find_origin
-from primus.config.imports.foreign_config import NUMBER, ForeignConfig, check_types
+from primus.config.imports.foreign_config import NUMBER, ConfigValue, ForeignConfig, check_types
 from primus.config.source import Leaf, Tree, strip_origins
 from primus.config.translation.foreign_settings import ForeignSettings, LayerContext
 from primus.config.translation.known_keys import KnownKey
@@ -42,7 +42,7 @@ def import_settings(
     rules: SettingRules,
     target: ForeignConfig,
     known: Mapping[str, KnownKey],
-) -> dict[str, Any]:
+) -> dict[str, ConfigValue]:
     """Set the keys of `target`, and list each setting without one.
 
     Args:
@@ -59,7 +59,7 @@ def import_settings(
         UsageError: A number or a switch has another type; names it.
     """
     check_types(values, {**dict.fromkeys(rules.numbers, NUMBER), **rules.names}, target.origin)
-    named: dict[str, Any] = {}
+    named: dict[str, ConfigValue] = {}
     for name, value in values.items():
         if value is None:
             continue

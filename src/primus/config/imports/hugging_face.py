@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 from primus.config.imports import hugging_face_families as dense
 from primus.config.imports import hugging_face_hybrid as hybrid
 from primus.config.imports import hugging_face_latent as latent
-from primus.config.imports.foreign_config import NUMBER, ForeignConfig, check_types
+from primus.config.imports.foreign_config import NUMBER, ConfigValue, ForeignConfig, check_types
 from primus.config.imports.hugging_face_file import HuggingFaceFile, read_family_defaults
 from primus.errors import UsageError
 
@@ -156,15 +155,16 @@ _ACTIVATIONS = {
 }
 
 
-def read_model_config(values: dict[str, Any], origin: str, name: str) -> ForeignConfig:
+def read_model_config(values: dict[str, ConfigValue], origin: str, name: str) -> ForeignConfig:
     """The model that a `config.json` describes.
 
     Raises:
         UsageError: The family is not known, or its rope cannot be expressed.
     """
-    part = next((key for key in PARTS if isinstance(values.get(key), dict)), None)
-    if part:
-        return _read_text_part(values, part, origin, name)
+    for part in PARTS:
+        text = values.get(part)
+        if isinstance(text, dict):
+            return _read_text_part(values, part, text, origin, name)
     target = ForeignConfig(origin=f"Hugging Face config.json of {origin}", name=name)
     family = _find_family(values, target)
     renamed = RENAMED.get(family, {})
@@ -184,7 +184,7 @@ def read_model_config(values: dict[str, Any], origin: str, name: str) -> Foreign
     return target
 
 
-def _find_family(values: dict[str, Any], target: ForeignConfig) -> str:
+def _find_family(values: dict[str, ConfigValue], target: ForeignConfig) -> str:
     """The family whose class transformers builds for a file.
 
     Raises:
@@ -194,7 +194,7 @@ def _find_family(values: dict[str, Any], target: ForeignConfig) -> str:
     family = SAME_FAMILY.get(model_type, model_type)
     if family in FAMILIES:
         return family
-    architectures = [str(each) for each in values.get("architectures") or []]
+    architectures = _list_architectures(values)
     for architecture in architectures:
         if architecture in ARCHITECTURES:
             reason = f"read as {ARCHITECTURES[architecture]}, the family of its architecture {architecture}"
@@ -208,9 +208,15 @@ def _find_family(values: dict[str, Any], target: ForeignConfig) -> str:
     raise UsageError(f"{origin}: model_type {model_type!r} is not a family of decoder that primus reads", hint)
 
 
+def _list_architectures(values: dict[str, ConfigValue]) -> list[str]:
+    """The classes that a file names."""
+    names = values.get("architectures")
+    return [str(each) for each in names] if isinstance(names, list) else []
+
+
 def _report_own_class(file: HuggingFaceFile, family: str) -> None:
     """Report an architecture that is no class of the family: that of a draft model, or of a fork."""
-    for name in map(str, file.values.get("architectures") or []):
+    for name in _list_architectures(file.values):
         match = _CLASS.fullmatch(name)
         if match and match[2].startswith("ForConditional"):
             continue  # the whole of a multimodal model
@@ -220,16 +226,18 @@ def _report_own_class(file: HuggingFaceFile, family: str) -> None:
             )
 
 
-def _read_text_part(values: dict[str, Any], part: str, origin: str, name: str) -> ForeignConfig:
+def _read_text_part(
+    values: dict[str, ConfigValue], part: str, text: dict[str, ConfigValue], origin: str, name: str
+) -> ForeignConfig:
     """The language model of a file that describes other parts (vision, audio) too."""
     inherited = {key: values[key] for key in ("tie_word_embeddings", "_name_or_path", "architectures") if key in values}
     own_type = {"model_type": f"{values.get('model_type')}_text"} if part == "text_config" else {}
-    target = read_model_config(own_type | inherited | values[part], origin, name)
-    whole, own = (each.get("tie_word_embeddings") for each in (values, values[part]))
+    target = read_model_config(own_type | inherited | text, origin, name)
+    whole, own = (each.get("tie_word_embeddings") for each in (values, text))
     if whole is not None and own is not None and whole != own:
         target.add_other("tie_word_embeddings", whole, f"{part} has {own}, which is taken; they contradict each other")
     for key in sorted(values.keys() - {part} - WITHOUT_EFFECT - inherited.keys()):
-        is_plain = values[key] in (None, {}, [], values[part].get(key)) or key.endswith(_TOKENS)
+        is_plain = values[key] in (None, {}, [], text.get(key)) or key.endswith(_TOKENS)
         target.add_other(key, values[key], "" if is_plain else f"only the language model ({part}) is taken")
     return target
 
@@ -307,7 +315,7 @@ YARN = {
 """Keys of yarn."""
 
 
-def _choose_layer_kind(file: HuggingFaceFile, key: str, scaling: dict[str, Any]) -> dict[str, Any]:
+def _choose_layer_kind(file: HuggingFaceFile, key: str, scaling: dict[str, ConfigValue]) -> dict[str, ConfigValue]:
     """Rope of the layers with full attention, where it differs between kinds of layers (Gemma 3)."""
     kinds = {kind: part for kind, part in scaling.items() if isinstance(part, dict)}
     if not kinds:
@@ -319,7 +327,7 @@ def _choose_layer_kind(file: HuggingFaceFile, key: str, scaling: dict[str, Any])
     return kinds[chosen]
 
 
-def _read_scaling(file: HuggingFaceFile, kind: str, scaling: dict[str, Any], names: dict[str, str]) -> None:
+def _read_scaling(file: HuggingFaceFile, kind: str, scaling: dict[str, ConfigValue], names: dict[str, str]) -> None:
     file.set_keys(rope_type=kind)
     if kind == "yarn" and "original_max_position_embeddings" not in scaling:
         # transformers takes the maximum length of the model here

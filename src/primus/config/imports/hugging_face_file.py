@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from primus.config.imports.foreign_config import ForeignConfig
+from primus.config.imports.foreign_config import ConfigValue, ForeignConfig
 
 NEEDED = (
     *(
@@ -30,7 +31,7 @@ class FamilyDefaults(Struct, frozen=True):
 
     transformers: str
     """Release of transformers."""
-    families: dict[str, dict[str, Any]]
+    families: dict[str, dict[str, bool | int | float | str]]
     """Defaults by key, by `model_type`."""
 
 
@@ -49,8 +50,10 @@ class HuggingFaceFile:
         defaults: What transformers fills in for keys that the file does not have; null in the file is no value.
     """
 
-    def __init__(self, values: dict[str, Any], target: ForeignConfig, defaults: dict[str, Any]) -> None:
-        self.values = defaults | values
+    def __init__(
+        self, values: dict[str, ConfigValue], target: ForeignConfig, defaults: Mapping[str, ConfigValue]
+    ) -> None:
+        self.values = {**defaults, **values}
         self.target = target
         self.unread = set(values)
         self._defaults = defaults.keys() - values.keys()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from primus import registry
-from primus.config.imports.foreign_config import ForeignConfig
+from primus.config.imports.foreign_config import ConfigValue, ForeignConfig
 from primus.config.imports.foreign_file import ForeignFile
 from primus.config.imports.hugging_face import read_model_config
 from primus.config.imports.launch_line import find_launches
@@ -92,7 +91,7 @@ def _make_name(path: Path) -> str:
     return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in stem).strip("._") or "imported"
 
 
-def _parse_model_json(text: str, shown: str) -> dict[str, Any]:
+def _parse_model_json(text: str, shown: str) -> dict[str, ConfigValue]:
     try:
         values = json.loads(text)
     except json.JSONDecodeError as error:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from primus import registry
 from primus.config.extended_files import load_model
-from primus.config.imports.foreign_config import ForeignConfig, ForeignValue, drop_defaults, make_model
+from primus.config.imports.foreign_config import ConfigValue, ForeignConfig, ForeignValue, drop_defaults, make_model
 from primus.config.schema import OWNERS, ModelSpec
 from primus.config.source import dump_yaml
 from primus.errors import UsageError, did_you_mean
@@ -52,9 +52,9 @@ class ExperimentParts(Struct, frozen=True):
     workspace: str
     preset: str | None
     """Model preset; None if the shape is given by keys."""
-    model: dict[str, Any]
+    model: dict[str, ConfigValue]
     """Keys of the model that differ from the preset."""
-    settings: dict[str, Any]
+    settings: dict[str, ConfigValue]
     """All other overrides."""
 
 
@@ -65,7 +65,8 @@ def build_experiment(config: ForeignConfig) -> ExperimentParts:
         UsageError: The model is incomplete or impossible.
     """
     settings = dict(config.settings)
-    preset, model = _choose_preset(config, settings.pop("model", None))
+    named = settings.pop("model", None)
+    preset, model = _choose_preset(config, str(named) if named else None)
     name = settings.pop("exp_name", None) or config.name
     workspace = settings.pop("workspace", None) or "./output"
     _fill_data(config, settings)
@@ -98,7 +99,7 @@ def _format_experiment(config: ForeignConfig) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _format_section(title: str, values: dict[str, Any]) -> Iterable[str]:
+def _format_section(title: str, values: dict[str, ConfigValue]) -> Iterable[str]:
     if not values:
         return []
     return ["", f"      # {title}", *(f"      {_format_line(key, value)}" for key, value in values.items())]
@@ -144,7 +145,7 @@ def _format_value(other: ForeignValue) -> str:
     return f"{other.key} {text if len(text) <= LONGEST_SHOWN else f'{text[:LONGEST_SHOWN]}...'}"
 
 
-def _choose_preset(config: ForeignConfig, named: str | None) -> tuple[str | None, dict[str, Any]]:
+def _choose_preset(config: ForeignConfig, named: str | None) -> tuple[str | None, dict[str, ConfigValue]]:
     """The model preset, and the keys of the model that differ from it.
 
     The reader may have named one; else it is the preset with the same shape, whose name on the Hub then applies too.
@@ -173,7 +174,7 @@ def _find_equal_preset(spec: ModelSpec) -> str | None:
     return min(found, key=len, default=None)
 
 
-def _strip_free_keys(model: ModelSpec) -> dict[str, Any]:
+def _strip_free_keys(model: ModelSpec) -> dict[str, ConfigValue]:
     values = drop_defaults(msgspec.to_builtins(model))
     return {key: value for key, value in values.items() if key not in ("hf_name", *_FREE_KEYS)}
 
@@ -212,7 +213,7 @@ def _strip_model_name(hub_name: str) -> str:
     return name.removesuffix("-instruct").removesuffix("-base").removesuffix("-hf")
 
 
-def _find_size_by_shape(shape: dict[str, Any]) -> int | None:
+def _find_size_by_shape(shape: dict[str, ConfigValue]) -> int | None:
     """Size of the vocabulary of the published models with the same numbers of layers, heads and experts, and widths."""
     wanted = _list_sizes(shape)
     models = [load_model(name) for name in registry.list_plug_ins("models")]
@@ -220,12 +221,12 @@ def _find_size_by_shape(shape: dict[str, Any]) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _list_sizes(model: dict[str, Any]) -> tuple[Any, ...]:
+def _list_sizes(model: dict[str, ConfigValue]) -> tuple[Any, ...]:
     names = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_experts", "kv_lora_rank")
     return (*(model.get(name) for name in names), model.get("num_query_groups") or model.get("num_attention_heads"))
 
 
-def _fill_data(config: ForeignConfig, settings: dict[str, Any]) -> None:
+def _fill_data(config: ForeignConfig, settings: dict[str, ConfigValue]) -> None:
     """Random tokens where the file names no data that primus can find."""
     if any(settings.get(key) for key in ("dataset", "train_data_path", "mock_data")):
         return
@@ -238,7 +239,7 @@ def _fill_data(config: ForeignConfig, settings: dict[str, Any]) -> None:
     )
 
 
-def _fit_settings(config: ForeignConfig, settings: dict[str, Any]) -> None:
+def _fit_settings(config: ForeignConfig, settings: dict[str, ConfigValue]) -> None:
     """Combinations that other frameworks accept, in the form that primus checks."""
     if settings.get("load") and settings.get("load") == settings.get("save"):
         # Megatron-LM resumes from `load` if it exists, and starts from scratch otherwise.
@@ -253,7 +254,7 @@ def _fit_settings(config: ForeignConfig, settings: dict[str, Any]) -> None:
         settings.pop("min_lr", None)
 
 
-def replace_values(config: ForeignConfig, values: dict[str, Any]) -> None:
+def replace_values(config: ForeignConfig, values: dict[str, ConfigValue]) -> None:
     """Apply values of the command line, which replace what the file says or lacks.
 
     Raises:

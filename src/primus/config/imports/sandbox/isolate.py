@@ -25,7 +25,7 @@ import signal
 import stat
 import sys
 import time
-from typing import Any
+from typing import TypedDict
 
 NOBODY = 65534
 USER = 1000
@@ -58,8 +58,33 @@ LINGER_S = 0.5
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+class _SandboxRequest(TypedDict):
+    """What `run_script` asks for."""
+
+    binaries: list[str]
+    argv: list[str]
+    cwd: str
+    folders: list[str]
+    files: dict[str, str]
+    environ: dict[str, str]
+    shift: int
+    limit_s: float
+    processes: int
+
+
+class _SandboxAnswer(TypedDict, total=False):
+    """What bash did, or why it could not be started."""
+
+    unavailable: str
+    status: int
+    is_late: bool
+    records: list[str]
+    trace: str
+    errors: str
+
+
 def main() -> None:
-    request = json.load(sys.stdin)
+    request: _SandboxRequest = json.load(sys.stdin)
     try:
         _become_ordinary()
         _enter_namespaces()
@@ -76,7 +101,7 @@ def main() -> None:
     _answer(_run_bash(request))
 
 
-def _answer(result: dict[str, Any]) -> None:
+def _answer(result: _SandboxAnswer) -> None:
     sys.stdout.write(json.dumps(result))
     sys.stdout.flush()
 
@@ -139,7 +164,7 @@ def _build_root(binaries: list[str]) -> None:
     os.chdir("/")
 
 
-def _write_files(request: dict[str, Any]) -> None:
+def _write_files(request: _SandboxRequest) -> None:
     os.makedirs(f"{FOLDER}/records")
     # A path that is both a folder and a file, or one of the tools, stays what it is.
     for folder in request["folders"]:
@@ -153,7 +178,7 @@ def _write_files(request: dict[str, Any]) -> None:
                 file.write(text)
 
 
-def _run_bash(request: dict[str, Any]) -> dict[str, Any]:
+def _run_bash(request: _SandboxRequest) -> _SandboxAnswer:
     _libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)  # /proc/1 is closed to what runs beside
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the kernel drops signals to process 1 that it does not handle
     for _ in range(request["shift"]):  # other process numbers in each run: what depends on them differs
@@ -177,7 +202,7 @@ def _run_bash(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _start_bash(request: dict[str, Any]) -> None:
+def _start_bash(request: _SandboxRequest) -> None:
     try:
         os.setsid()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
