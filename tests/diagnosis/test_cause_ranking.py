@@ -190,3 +190,121 @@ def test_the_address_in_the_report_of_torchrun_is_no_server_that_failed(tmp_path
         "  exitcode  : 1 (pid: 47)\n  traceback : To enable traceback see: https://pytorch.org/errors.html\n"
     )
     assert "hub-unreachable" not in folders.names(diagnose_logs([path]).causes)
+
+
+@pytest.mark.parametrize(("report", "cause"), [("", None), (TORCHRUN, "disk-full")])
+def test_a_warning_counts_where_a_launcher_reports_a_failure(tmp_path: Path, report: str, cause: str | None) -> None:
+    path = tmp_path / "console.log"
+    path.write_text("\n".join([f"WARNING: {DISK}", *["working"] * 20, report]))
+    found = diagnose_logs([path]).cause
+    assert (found.signature if found else None) == cause
+
+
+def test_a_warning_counts_where_a_rank_reports_its_failure(run: Run) -> None:
+    folders.rank(run, 0, f"WARNING: {DISK}", *["working"] * 20)
+    folders.error(run, 0, "killed by exit code 1", after_s=5.0)
+    assert folders.names(diagnose_run(run, kernel=False).causes) == ["disk-full"]
+
+
+def test_what_training_survived_is_the_reason_of_no_later_line(run: Run) -> None:
+    timeout = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=88, OpType=ALLGATHER)"
+    steps = [folders.PROGRESS.format(step=step) for step in (4, 5, 6)]
+    for lines, role in ((steps, "symptom"), ([], "cascade")):
+        folders.rank(run, 0, timeout, *lines, "NCCL error: unhandled system error (run with NCCL_DEBUG=INFO)")
+        causes = {cause.signature: cause.role for cause in diagnose_run(run, kernel=False).causes}
+        assert causes["collective-setup"] == role
+
+
+def test_an_error_of_the_system_in_another_log_is_not_the_reason_of_an_operation(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(f"{DENIED}\n")
+    (tmp_path / "b.log").write_text("slurmstepd: error: pyxis: failed to import docker image\n")
+    found = diagnose_logs([tmp_path])
+    assert folders.names(found.causes) == ["image-not-pulled", "permission-denied"]
+
+
+def test_a_rank_without_steps_survives_only_what_others_survived(run: Run) -> None:
+    folders.rank(run, 0, DISK, *[folders.PROGRESS.format(step=step) for step in (4, 5, 6)])
+    folders.rank(run, 1, MEMORY, steps=0)
+    causes = {cause.signature: cause.survived for cause in diagnose_run(run, kernel=False).causes}
+    assert causes == {"gpu-out-of-memory": False, "disk-full": True}
+
+
+def test_a_report_that_repeats_a_line_is_its_time_and_one_of_another_line_is_further_evidence(run: Run) -> None:
+    other = "OSError: [Errno 122] Disk quota exceeded"
+    for problem, shown in ((DISK, [DISK]), (other, [other, DISK])):
+        folders.rank(run, 0, DISK)
+        folders.error(run, 0, problem, after_s=5.0)
+        evidence = diagnose_run(run, kernel=False).causes[0].evidence
+        assert sorted(each.text for each in evidence) == sorted(shown) and evidence[0].time is not None
+
+
+def test_evidence_has_the_number_of_its_line_and_the_reason_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "console.log"
+    path.write_text(TORCHRUN.replace("error_file: <N/A>", DISK))
+    found = diagnose_logs([path])
+    assert found.causes[0].evidence[0].line == path.read_text().splitlines().index(f"  {DISK}") + 1
+    assert found.reason.endswith("(rank 5 on node7)")
+
+
+def test_consequences_that_training_survived_are_no_reason(tmp_path: Path) -> None:
+    path = tmp_path / "rank_0.log"
+    timeout = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=88, OpType=ALLGATHER)"
+    path.write_text("\n".join([timeout, folders.PROGRESS.format(step=4), ""]))
+    found = diagnose_logs([path])
+    assert (found.reason, folders.names(found.causes)) == ("", ["collective-timeout"])
+
+
+def test_in_a_log_without_times_the_first_line_is_the_first_failure(tmp_path: Path) -> None:
+    path = tmp_path / "console.log"
+    path.write_text(f"[rank7]: {MEMORY}\n[rank2]: {MEMORY}\n")
+    assert diagnose_logs([path]).first_rank == 7
+
+
+def test_of_ranks_that_fail_alike_the_one_that_torchrun_observed_first_is_first(tmp_path: Path) -> None:
+    path = tmp_path / "console.log"
+    path.write_text(f"[rank7]: {MEMORY}\n[rank5]: {MEMORY}\n{TORCHRUN}")
+    found = diagnose_logs([path])
+    assert (found.first_rank, found.first_host) == (5, "node7")
+
+
+START = "torch/distributed/run.py:757] Setting OMP_NUM_THREADS environment variable for each process to be 1 in default"
+JOB = "slurmstepd: error: *** JOB {job} ON node{job} CANCELLED AT 2026-01-10T12:00:00 ***"
+
+
+@pytest.mark.parametrize(
+    ("lines", "counts"),
+    [
+        ([DISK, TORCHRUN, START, MEMORY], False),
+        ([START, DISK, TORCHRUN, MEMORY], True),
+        ([START, DISK, START, MEMORY], True),
+        ([DISK, JOB.format(job=1), MEMORY, JOB.format(job=2)], False),
+        ([DISK, JOB.format(job=1), MEMORY, JOB.format(job=1)], True),
+        ([DISK, JOB.format(job=1), MEMORY], True),
+    ],
+)
+def test_of_several_runs_in_one_log_the_last_one_counts(tmp_path: Path, lines: list[str], counts: bool) -> None:
+    path = tmp_path / "slurm.out"
+    path.write_text("\n".join(lines) + "\n")
+    causes = folders.names(diagnose_logs([path]).causes)
+    assert "gpu-out-of-memory" in causes and ("disk-full" in causes) is counts
+
+
+RETRY = "INFO - client - Server is not up yet. Retrying in 2.0 seconds..."
+
+
+@pytest.mark.parametrize(("lines", "lead"), [([], "server-not-up"), (["working"] * 20, None)])
+def test_a_server_that_is_not_up_counts_where_the_log_ends_with_it(
+    tmp_path: Path, lines: list[str], lead: str | None
+) -> None:
+    path = tmp_path / "console.log"
+    path.write_text("\n".join([RETRY] * 3 + lines))
+    found = diagnose_logs([path]).lead
+    assert (found.signature if found and not found.survived else None) == lead
+
+
+def test_the_pod_of_an_event_is_that_of_its_description(tmp_path: Path) -> None:
+    path = tmp_path / "describe.txt"
+    killed = "    Last State:     Terminated\n      Reason:       OOMKilled\n      Exit Code:    137\n"
+    path.write_text(f"Name:         trainer-worker-3\nNamespace:    ml\nContainers:\n  main:\n{killed}")
+    found = diagnose_logs([path])
+    assert (found.first_host, found.causes[0].signature) == ("trainer-worker-3", "host-out-of-memory")
