@@ -202,8 +202,9 @@ def test_a_warning_counts_where_a_launcher_reports_a_failure(tmp_path: Path, rep
 
 def test_a_warning_counts_where_a_rank_reports_its_failure(run: Run) -> None:
     folders.rank(run, 0, f"WARNING: {DISK}", *["working"] * 20)
-    folders.error(run, 0, "killed by exit code 1", after_s=5.0)
-    assert folders.names(diagnose_run(run, kernel=False).causes) == ["disk-full"]
+    folders.error(run, 0, "a gizmo is jammed", after_s=5.0)
+    cause = diagnose_run(run, kernel=False).cause
+    assert cause is not None and cause.signature == "disk-full"
 
 
 def test_what_training_survived_is_the_reason_of_no_later_line(run: Run) -> None:
@@ -308,3 +309,5 @@ def test_the_pod_of_an_event_is_that_of_its_description(tmp_path: Path) -> None:
     path.write_text(f"Name:         trainer-worker-3\nNamespace:    ml\nContainers:\n  main:\n{killed}")
     found = diagnose_logs([path])
     assert (found.first_host, found.causes[0].signature) == ("trainer-worker-3", "host-out-of-memory")
+    path.write_text(f"Name:         trainer-worker-3\n{MEMORY}\n")
+    assert diagnose_logs([path]).first_host is None

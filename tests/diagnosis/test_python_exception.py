@@ -37,6 +37,19 @@ def test_an_exception_has_its_frames_behind_any_prefix(prefix: str) -> None:
     ("lines", "headline"),
     [
         (["AssertionError"], "AssertionError"),
+        (
+            [
+                '  File "/srv/train.py", line 7, in check',
+                "    assert loss > 0",
+                "           ^^^^^^^^",
+                "AssertionError",
+            ],
+            "AssertionError: assert loss > 0",
+        ),
+        (
+            ['  File "/srv/train.py", line 7, in check', "    assert loss > 0, loss", "AssertionError: -1"],
+            "AssertionError: -1",
+        ),
         (["KeyError: ", "'state.model'"], "KeyError: 'state.model'"),
         (["E   KeyError: 'step'"], "KeyError: 'step'"),
         (["ValueError: first", "noise", "TypeError: last", "done"], "TypeError: last"),
