@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from primus.task import TaskContext
 
+GemmDtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "mxfp4", "nvfp4"]
 Mode = Literal["steady", "cold", "warm"]
 """State of the last-level cache at each call: ``steady`` rotates operands in back-to-back calls, ``cold`` also empties
 the cache before each call, ``warm`` repeats the call on the same operands."""

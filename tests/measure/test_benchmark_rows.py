@@ -11,10 +11,11 @@ from msgspec import structs
 
 from fakes.clocks import BRIEF, DeviceClock
 from primus.benchmark import BenchmarkRank, BenchmarkResult, DevicePeaks, MeasuredCall
+from primus.errors import PrimusError
 from primus.measure.devices import device_peaks
 from primus.measure.devices.device import share_cores
 from primus.measure.devices.roofline import build_row, find_bound
-from primus.measure.kernels import gemm
+from primus.measure.kernels import block_scaled, gemm
 from primus.measure.timing import EventClock, HostClock, measure_call, summarize_samples
 from primus.report.benchmark_table import describe_result
 
@@ -213,5 +214,54 @@ def test_fp8_operands_are_cast_before_the_call() -> None:
     # AMD-AGI/Primus times the cast with the product.
     [operands] = gemm.create_operands(CPU, gemm.GemmShape(32, 32, 64, False, True), "fp8", 1)
     assert operands.a.dtype == operands.b.dtype == torch.float8_e4m3fn
-    gemm.create_fp8_multiply(CPU)(*operands)
+    gemm.create_multiply(CPU, gemm.GemmShape(32, 32, 64), "fp8")(*operands)
     assert gemm.wrong_elements(operands) == 0
+
+
+@pytest.mark.parametrize(("dtype", "grid"), [("mxfp8", None), ("mxfp4", 0.5), ("nvfp4", 0.5)])
+def test_operands_of_block_formats_are_checked_by_the_values_that_they_hold(dtype: str, grid: float | None) -> None:
+    [operands] = gemm.create_operands(CPU, gemm.GemmShape(48, 40, 96, False, True), dtype, 1)
+    rows, columns = torch.arange(48), torch.arange(40)
+    a, b = gemm._to_fp64(operands.a, 0, rows), gemm._to_fp64(operands.b, 1, columns)
+    assert (a.shape, b.shape) == ((48, 96), (96, 40))
+    generator = torch.Generator(CPU).manual_seed(gemm.SEED)
+    drawn = torch.empty(48, 96).normal_(generator=generator).double()
+    if grid:  # of e2m1: steps of a half up to 2, of one up to 4
+        assert (a[a.abs() < 2] % grid == 0).all() and a.abs().max() <= 6
+        assert ((a - drawn).abs() <= grid / 2 * (1 + (drawn.abs() >= 2))).all()
+    else:
+        assert ((a - drawn).abs() <= drawn.abs() / 16 + 2.0**-10).all()
+    operands.out.copy_(a @ b)
+    assert gemm.wrong_elements(operands) == 0
+    operands.out[0, 5] += 9
+    assert gemm.wrong_elements(operands) == 1
+
+
+def test_block_formats_have_a_scale_for_each_block_in_tiles_of_128_by_4() -> None:
+    assert block_scaled.make_scales(130, 96, "mxfp8", CPU).numel() == 256 * 4
+    assert block_scaled.make_scales(128, 160, "mxfp4", CPU).numel() == 128 * 8
+    scales = block_scaled.make_scales(1, 96, "nvfp4", CPU)
+    assert scales.numel() == 128 * 8 and (scales.float() == 1).all()
+    assert (block_scaled.make_scales(1, 32, "mxfp8", CPU).float() == 1).all()
+    assert gemm.count_set_bytes(gemm.GemmShape(64, 64, 64), "nvfp4") == 2 * 64 * 64 * 9 // 16 + 2 * 64 * 64
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "problem"),
+    [
+        ("NVIDIA H200", "mxfp8", "mxfp8: the matrix units of H200 have no scales of blocks"),
+        ("AMD Instinct MI355X", "nvfp4", "nvfp4: a format of NVIDIA; MI355X has mxfp8 and mxfp4"),
+        ("NVIDIA B200", "nvfp4", "nvfp4: K=40 is not a multiple of 32"),
+    ],
+)
+def test_a_gpu_without_a_block_format_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, problem: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    with pytest.raises(PrimusError, match=problem):
+        block_scaled.check_device(torch.device("cuda"), dtype, 40)
+
+
+def test_a_cpu_has_no_block_formats() -> None:
+    with pytest.raises(PrimusError, match="mxfp4: not offered by cpu: only matrix units of GPUs have scales of blocks"):
+        block_scaled.check_device(CPU, "mxfp4", 64)

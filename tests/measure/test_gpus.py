@@ -16,12 +16,13 @@ import torch
 
 from fakes import cli
 from machine.test_health import LISTED, METRIC, amd_smi, machine
+from primus.errors import PrimusError
 from primus.machine.health import DeviceHealth, read_health
 from primus.machine.probe import probe
 from primus.measure.devices import memory
 from primus.measure.devices.device import find_cache_bytes, find_free_bytes
 from primus.measure.devices.device_peaks import find_device_peaks
-from primus.measure.kernels import gemm
+from primus.measure.kernels import block_scaled, gemm
 from primus.measure.timing import QUICK, MeasuredDevice, create_clock, measure_call
 from primus.session.ranks import torch_processes
 
@@ -140,3 +141,16 @@ def test_two_devices_reduce_right_and_at_a_possible_rate(name: str, tmp_path: Pa
     assert rows and all((row["wrong"], row["problem"]) == (0, "") for row in rows)
     # NVLink of GB300 and xGMI of MI355X have less than 2 TB/s.
     assert all(0 < row["value"] < 2000 for row in rows)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", block_scaled.FORMATS)
+def test_products_of_block_formats_are_right_where_the_device_has_them(dtype: str) -> None:
+    device, shape = torch.device("cuda"), gemm.GemmShape(256, 384, 512, False, True)
+    try:
+        block_scaled.check_device(device, dtype, shape.k)
+    except PrimusError as error:
+        pytest.skip(error.problem)
+    [operands] = gemm.create_operands(device, shape, dtype, 1)
+    gemm.create_multiply(device, shape, dtype)(*operands)
+    assert gemm.wrong_elements(operands) == 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta
 
-from primus.benchmark import BenchmarkContext, BenchmarkOptions, BenchmarkRow, Mode, parse_sizes
+from primus.benchmark import BenchmarkContext, BenchmarkOptions, BenchmarkRow, GemmDtype, Mode, parse_sizes
 
 
 class Options(BenchmarkOptions, frozen=True, kw_only=True):
@@ -28,8 +28,8 @@ class Options(BenchmarkOptions, frozen=True, kw_only=True):
     """The second operand is stored as its transpose, as weights of linear layers are."""
     mode: tuple[Mode, ...] = ("steady",)
     """Cache state: steady (rotating operands), cold (cache emptied before each call), warm (same operands)."""
-    dtype: tuple[Literal["fp32", "tf32", "bf16", "fp16", "fp8"], ...] = ("bf16",)
-    """Data types; fp8 is e4m3 with bf16 results."""
+    dtype: tuple[GemmDtype, ...] = ("bf16",)
+    """Data types; fp8 is e4m3 with bf16 results, mxfp8, mxfp4 and nvfp4 have scales of blocks (CDNA 4, Blackwell)."""
 
 
 def check_options(options: Options) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta, structs
 
-from primus.benchmark import BenchmarkContext, BenchmarkOptions, BenchmarkRow, Mode, check_positive
+from primus.benchmark import BenchmarkContext, BenchmarkOptions, BenchmarkRow, GemmDtype, Mode, check_positive
 from primus.config.extended_files import load_model
 from primus.config.schema import ModelSpec
 
@@ -35,7 +35,7 @@ class Options(BenchmarkOptions, frozen=True, kw_only=True):
     """Sequences of a micro batch."""
     mode: tuple[Mode, ...] = ("steady",)
     """Cache state: steady (rotating operands), cold (cache emptied before each call), warm (same operands)."""
-    dtype: tuple[Literal["fp32", "tf32", "bf16", "fp16", "fp8"], ...] = ("bf16",)
+    dtype: tuple[GemmDtype, ...] = ("bf16",)
     """Data types."""
     duration: Annotated[float, Meta(gt=0, le=3600)] = 3.0
     """Longest measurement of a product, in seconds."""

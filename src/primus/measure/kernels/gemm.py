@@ -12,6 +12,8 @@ import torch
 from primus.benchmark import BenchmarkContext, BenchmarkRow, CaseValue, MeasuredCall, Mode
 from primus.errors import PrimusError
 from primus.machine.measurements import Dtype, MeasuredFigure
+from primus.measure.kernels import block_scaled
+from primus.measure.kernels.block_scaled import FORMATS, cast_rows, make_scales, read_packed
 from primus.measure.timing import MeasuredDevice, measure_call
 
 SEED = 1234
@@ -24,7 +26,7 @@ DTYPES: dict[str, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-"""Types of operands and results, except for fp8."""
+"""Types of operands and results, except for fp8 and block formats."""
 FNUZ_ARCHITECTURE = "gfx94"
 """Beginning of the architectures whose fp8 is e4m3fnuz (AMD CDNA 3 ISA, section on data formats)."""
 
@@ -48,9 +50,9 @@ class GemmShape(NamedTuple):
     def flop(self) -> int:
         return count_flop(self.m, self.n, self.k)
 
-    def count_bytes(self, in_bytes: int, out_bytes: int) -> int:
+    def count_bytes(self, in_bytes: float, out_bytes: int) -> int:
         """Bytes of the operands and of the result."""
-        return (self.m * self.k + self.k * self.n) * in_bytes + self.m * self.n * out_bytes
+        return int((self.m * self.k + self.k * self.n) * in_bytes) + self.m * self.n * out_bytes
 
 
 class Operands(NamedTuple):
@@ -66,12 +68,17 @@ def multiply_matrices(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> No
     torch.mm(a, b, out=out)
 
 
-def create_fp8_multiply(device: torch.device) -> Multiply:
-    """The scaled fp8 product; the scales exist before the measured time."""
-    scale = torch.ones((), device=device)
+def create_multiply(device: torch.device, shape: GemmShape, dtype: str) -> Multiply:
+    """The product of a type, scaled for fp8 and block formats; the scales exist before the measured time."""
+    if dtype in FORMATS:
+        scales = [make_scales(rows, shape.k, dtype, device) for rows in (shape.m, shape.n)]
+    elif dtype == "fp8":
+        scales = [torch.ones((), device=device)] * 2
+    else:
+        return multiply_matrices
 
     def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        torch._scaled_mm(a, b, scale_a=scale, scale_b=scale, out_dtype=out.dtype, out=out)
+        torch._scaled_mm(a, b, scale_a=scales[0], scale_b=scales[1], out_dtype=out.dtype, out=out)
 
     return multiply
 
@@ -122,13 +129,15 @@ def _make_call(context: BenchmarkContext, shape: GemmShape, dtype: str, mode: Mo
     device = context.device
     if dtype == "tf32" and device.type != "cuda":
         raise PrimusError(f"tf32: not offered by {device}")
-    if dtype == "fp8":
+    if dtype in FORMATS:
+        block_scaled.check_device(device, dtype, shape.k)
+    if dtype == "fp8" or dtype in FORMATS:
         # The library wants the second operand transposed in memory (torch._scaled_mm, "mat2 must be col_major").
         shape = shape._replace(trans_a=False, trans_b=True)
     count = context.count_sets(count_set_bytes(shape, dtype), mode)
     sets = create_operands(device, shape, dtype, count)
     rotation = OperandRotation(sets) if count > 1 else None
-    multiply = create_fp8_multiply(device) if dtype == "fp8" else multiply_matrices
+    multiply = create_multiply(device, shape, dtype)
 
     def call() -> None:
         multiply(*(rotation.take_next() if rotation else sets[0]))
@@ -142,8 +151,8 @@ def _make_call(context: BenchmarkContext, shape: GemmShape, dtype: str, mode: Mo
     return MeasuredCall(
         call=call,
         flop=shape.flop,
-        moved_bytes=shape.count_bytes(in_type.itemsize, out_type.itemsize),
-        dtype=dtype,
+        moved_bytes=count_set_bytes(shape, dtype),
+        dtype=FORMATS[dtype].peak if dtype in FORMATS else dtype,
         check=count_wrong,
         convention=f"2MNK / median time; operands {_format_type(in_type)}, result {_format_type(out_type)}, normal "
         f"random, seed {SEED}; casts and scales are not timed",
@@ -166,20 +175,25 @@ def num_sets(set_bytes: int, cache_bytes: int, max_bytes: int) -> int:
 
 def count_set_bytes(shape: GemmShape, dtype: str) -> int:
     """Bytes of one set of operands with its result."""
+    if dtype in FORMATS:
+        return shape.count_bytes(FORMATS[dtype].element_bytes, 2)
     in_bytes = 1 if dtype == "fp8" else DTYPES[dtype].itemsize
     return shape.count_bytes(in_bytes, 2 if dtype == "fp8" else in_bytes)
 
 
 def create_operands(device: torch.device, shape: GemmShape, dtype: str, count: int) -> list[Operands]:
-    """Sets of normal random operands; the result of fp8 is bf16."""
+    """Sets of normal random operands; the result of fp8 and of block formats is bf16."""
     generator = torch.Generator(device).manual_seed(SEED)
-    kind, out_kind = (find_fp8_type(device), torch.bfloat16) if dtype == "fp8" else (DTYPES[dtype],) * 2
+    is_cast = dtype == "fp8" or dtype in FORMATS
+    out_kind = torch.bfloat16 if is_cast else DTYPES[dtype]
+    fp8_type = find_fp8_type(device)
 
     def random(rows: int, columns: int, is_transposed: bool) -> torch.Tensor:
         stored = (columns, rows) if is_transposed else (rows, columns)
-        made = torch.empty(stored, device=device, dtype=torch.float32 if dtype == "fp8" else kind)
-        # The cast to fp8 happens here, outside of the measured time.
-        made = made.normal_(generator=generator).to(kind)
+        made = torch.empty(stored, device=device, dtype=torch.float32 if is_cast else out_kind)
+        made.normal_(generator=generator)
+        if is_cast:  # outside of the measured time
+            made = cast_rows(made, dtype) if dtype in FORMATS else made.to(fp8_type)
         return made.t() if is_transposed else made
 
     def make_set() -> Operands:
@@ -234,7 +248,8 @@ def wrong_elements(checked: Operands, resolution: float | None = None) -> int:
     Args:
         resolution: Relative rounding of the operands, if it is coarser than that of the result: tf32.
     """
-    (rows, columns), depth, device = checked.out.shape, checked.a.shape[1], checked.out.device
+    (rows, columns), device = checked.out.shape, checked.out.device
+    depth = checked.a.shape[1] * (2 if checked.a.dtype == torch.float4_e2m1fn_x2 else 1)
     some_rows = torch.linspace(0, rows - 1, min(CHECKED_ROWS, rows), device=device).long()
     some_columns = torch.linspace(0, columns - 1, max(1, min(CHECKED_ELEMENTS // depth, columns)), device=device).long()
     a, b = _to_fp64(checked.a, 0, some_rows), _to_fp64(checked.b, 1, some_columns)
@@ -249,6 +264,8 @@ def wrong_elements(checked: Operands, resolution: float | None = None) -> int:
 
 def _to_fp64(matrix: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     if matrix.dtype.itemsize == 1:  # indexing of fp8 is not implemented on every device; its bytes are
-        chosen = matrix.view(torch.uint8).index_select(dim, index).view(matrix.dtype)
-        return chosen.float().double()
+        chosen = matrix.view(torch.uint8).index_select(dim, index)
+        if matrix.dtype == torch.float4_e2m1fn_x2:
+            return read_packed(chosen, 1 - dim)
+        return chosen.view(matrix.dtype).float().double()
     return matrix.index_select(dim, index).double()
