@@ -60,7 +60,11 @@ def test_what_is_not_closed_is_named_with_its_line(text: str) -> None:
         read_static_script(text, {})
 
 
-def test_variables_that_double_each_other_end() -> None:
-    text = "A=xxxxxxxx\n" + "A=$A$A\n" * 30
-    with pytest.raises(ValueError, match="more than 1 MiB"):
-        read_static_script(text, {})
+@pytest.mark.parametrize(
+    "double",
+    ["A=$A$A\n" * 30, "A=($A $A)\n" * 30, "A=$A$A\n" * 9 + f"cmd {'$A' * 2000}\n"],
+    ids=["text", "array", "command"],
+)
+def test_variables_that_double_each_other_end(double: str) -> None:
+    with pytest.raises(ValueError, match="more than 4 MiB"):
+        read_static_script(f"A=xxxxxxxx\n{double}", {})

@@ -355,3 +355,10 @@ def test_the_kind_of_data_of_a_fork_is_no_data_set(kind: str, is_told: bool) -> 
     config = translate(f"{SHAPE} --dataset {kind} --data-path a/b")
     assert "dataset" not in config.settings and config.settings["train_data_path"] == "a/b"
     assert ("--dataset" in list_reasons(config)) == is_told
+
+
+def test_the_warm_up_of_2019_is_a_share_of_the_steps() -> None:
+    """As scripts/pretrain_gpt2_model_parallel.sh of JF-D/Megatron-LM."""
+    config = translate(f"{SHAPE} --warmup .01 --model-parallel-size 2 --batch-size 8")
+    assert config.settings["lr_warmup_fraction"] == 0.01
+    assert "warmup" not in config.settings

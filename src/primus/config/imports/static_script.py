@@ -34,10 +34,8 @@ _OPERATORS = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-MOST_WORDS = 10_000
-"""Maximum number of words that are read; variables that repeat each other grow exponentially."""
-LONGEST_VALUE = 1 << 20
-"""Maximum length of an expanded value in characters."""
+MOST_TEXT = 1 << 22
+"""Maximum number of characters that all variables expand to; those that repeat each other grow exponentially."""
 
 
 class StaticCommand(Struct, frozen=True):
@@ -80,13 +78,14 @@ def read_static_script(text: str, environ: Mapping[str, str]) -> StaticScript:
 class _Reader:
     """Reads a text from `position` on; words are expanded as they are read."""
 
-    def __init__(self, text: str, script: StaticScript, num_words: list[int] | None = None) -> None:
+    def __init__(self, text: str, script: StaticScript, size: list[int] | None = None) -> None:
         self.text = text
         self.script = script
         self.position = 0
         self.blocks: list[str] = []
         """Words that end the branches and loops around this place, the innermost last."""
-        self.num_words = num_words if num_words is not None else [0]
+        self.size = size if size is not None else [0]
+        """Number of characters that were expanded; one number for all readers of a script."""
 
     def read_commands(self) -> None:
         while self.position < len(self.text):
@@ -172,7 +171,7 @@ class _Reader:
         text = words[1:] if words[0] == "eval" else words[words.index("-c") + 1 :][:1] if "-c" in words else []
         is_shell = words[0] == "eval" or any(word.rpartition("/")[2] in ("bash", "sh") for word in words)
         if is_shell and text:  # without the marks: what they describe is read again
-            _Reader(" ".join(text).replace(UNKNOWN, ""), self.script, self.num_words).read_commands()
+            _Reader(" ".join(text).replace(UNKNOWN, ""), self.script, self.size).read_commands()
             return
         self.script.commands.append(StaticCommand(line, words))
 
@@ -181,9 +180,6 @@ class _Reader:
 
     def read_word(self, *, split: bool = True, ends: str = _ENDS) -> list[str]:
         """The words that one word becomes: unquoted variables are split at blanks, as bash does, or joined."""
-        self.num_words[0] += 1
-        if self.num_words[0] > MOST_WORDS:
-            raise ValueError("its variables expand to too many words")
         words: list[str] = []
         current: str | None = None
         quote = -1
@@ -203,18 +199,19 @@ class _Reader:
                 self.position += 2
             elif letter in "$`":
                 parts = self.read_expansion()
+                self.size[0] += sum(len(part) + 1 for part in parts)
+                if self.size[0] > MOST_TEXT:
+                    raise ValueError("its variables expand to more than 4 MiB")
                 if quote < 0 and split:
                     parts = [part for value in parts for part in _split_blanks(value)]
             else:
                 parts = [letter]
                 self.position += 1
-            if parts:
-                *whole, current = (
-                    [(current or "") + parts[0], *parts[1:]] if split else [(current or "") + " ".join(parts)]
-                )
+            if parts and not split:
+                current = (current or "") + " ".join(parts)
+            elif parts:
+                *whole, current = [(current or "") + parts[0], *parts[1:]]
                 words += whole
-            if len(current or "") > LONGEST_VALUE:
-                raise ValueError("a variable expands to more than 1 MiB")
         if quote >= 0:
             raise ValueError(f'line {self.find_line(quote)}: " is not closed')
         return words if current is None else [*words, current]
@@ -246,7 +243,7 @@ class _Reader:
         value = self.script.values.get(name)
         is_empty = value is None or (bool(action) and action.startswith(":") and not "".join(value))
         if action and action[-1] in "-=+" and is_empty == (action[-1] != "+"):
-            found = _Reader(other, self.script, self.num_words).read_word(split=False, ends="") or [""]
+            found = _Reader(other, self.script, self.size).read_word(split=False, ends="") or [""]
             if action[-1] == "=":
                 self.script.values[name] = found
             return found
@@ -295,7 +292,8 @@ class _Reader:
         return found
 
     def skip_comment(self) -> None:
-        self.position += len(self.text[self.position :].partition("\n")[0])
+        end = self.text.find("\n", self.position)
+        self.position = end if end >= 0 else len(self.text)
 
     def find_line(self, position: int | None = None) -> int:
         return self.text.count("\n", 0, self.position if position is None else position) + 1

@@ -259,6 +259,8 @@ class MegatronFlags:
 
     def read_schedule(self) -> None:
         """Lengths in samples as steps; a warm-up share replaces a number of steps."""
+        if "warmup" in self.flags:  # until 2020, a share of all steps
+            self.flags.setdefault("lr_warmup_fraction", self.take("warmup"))
         for name in LENGTHS:
             self.read_length(name)
         for name in ("rampup_batch_size", "step_batch_size_schedule"):
