@@ -181,7 +181,7 @@ class _Reader:
     def read_word(self, *, split: bool = True, ends: str = _ENDS) -> list[str]:
         """The words that one word becomes: unquoted variables are split at blanks, as bash does, or joined."""
         words: list[str] = []
-        current: str | None = None
+        pieces: list[str] = []  # of the last word; a quote alone makes an empty one
         quote = -1
         while self.position < len(self.text) and (quote >= 0 or self.text[self.position] not in ends):
             letter = self.text[self.position]
@@ -207,14 +207,15 @@ class _Reader:
             else:
                 parts = [letter]
                 self.position += 1
-            if parts and not split:
-                current = (current or "") + " ".join(parts)
-            elif parts:
-                *whole, current = [(current or "") + parts[0], *parts[1:]]
-                words += whole
+            if not split:
+                parts = [" ".join(parts)] if parts else []
+            if len(parts) > 1:
+                words += ["".join([*pieces, parts[0]]), *parts[1:-1]]
+                pieces.clear()
+            pieces += parts[-1:]
         if quote >= 0:
             raise ValueError(f'line {self.find_line(quote)}: " is not closed')
-        return words if current is None else [*words, current]
+        return [*words, "".join(pieces)] if pieces else words
 
     def read_expansion(self) -> list[str]:
         """Value of what `$` or a backquote begins."""
