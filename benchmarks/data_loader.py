@@ -218,13 +218,13 @@ def read(dataset: Any, samples: range) -> float:
 def read_ahead(prefix: Path) -> dict[str, float]:
     """Steps of a quarter of a second that take a million tokens a second from one reading thread."""
     from primus.data.megatron.indexed_dataset import IndexedTokens
-    from primus.data.training.loader import Batches
+    from primus.data.training.loader import Batches, BatchShape
     from primus.data.training.packing import PackedDataset
 
     dataset = PackedDataset(IndexedTokens(prefix), SEQUENCE, seed=1, vocab_size=50_000)
     size, steps = TOKENS_PER_S // 4 // SEQUENCE, 20
     waited = []
-    with Batches(dataset, global_batch_size=size, micro_batch_size=1, num_workers=1) as batches:
+    with Batches(dataset, BatchShape(size, 1)) as batches:
         next(batches)
         cpu, began = time.process_time(), time.perf_counter()
         for _ in range(steps):

@@ -59,19 +59,14 @@ def measure(options: Options, context: BenchmarkContext) -> Iterator[BenchmarkRo
 
 
 def _measure_workers(options: Options, context: BenchmarkContext, dataset: object, num_workers: int) -> BenchmarkRow:
-    from primus.data.training.loader import Batches
+    from primus.data.training.loader import Batches, BatchShape
     from primus.measure.storage.timed_passes import PassAmount, measure_passes
 
-    step = options.mbs * options.micro_batches * context.world_size
+    size = options.mbs * options.micro_batches * context.world_size
+    shape = BatchShape(size, options.mbs, context.rank, context.world_size)
     waits_s: list[float] = []
-    with Batches(
-        dataset,  # type: ignore[arg-type]  # the type belongs to a module that needs numpy
-        global_batch_size=step,
-        micro_batch_size=options.mbs,
-        rank=context.rank,
-        world_size=context.world_size,
-        num_workers=num_workers,
-    ) as batches:
+    # The type of the dataset belongs to a module that needs numpy.
+    with Batches(dataset, shape, num_workers=num_workers) as batches:  # type: ignore[arg-type]
 
         def run_pass() -> float:
             # The clock starts before `next`: the wait for the batch is what training sees.

@@ -12,11 +12,6 @@ from primus.errors import PrimusError, UsageError
 if TYPE_CHECKING:
     from primus.checkpoint.manifest import CheckpointManifest
 
-OPTIMIZERS_WRITTEN = ("native", "torchtitan", "megatron")
-"""Backends for which `checkpoint convert` writes the state of an optimizer."""
-OPTIMIZERS_READ = (*OPTIMIZERS_WRITTEN, "huggingface")
-"""Those from whose checkpoints it reads it."""
-
 
 def check_session(trainer: Trainer, backend: str) -> None:
     """Check callbacks and profile, and that the checkpoint of `load:` exists and fits; every `check` calls it.
@@ -59,21 +54,6 @@ def check_no_backend_args(trainer: Trainer, backend: str) -> None:
         raise UsageError(f"backend_args: {backend} takes no backend arguments, found {names}", "remove them")
 
 
-def check_backend_of(saved: CheckpointManifest, folder: Path, backend: str, weights_only: bool) -> None:
-    """Refuse to continue from the optimizer of another engine.
-
-    Raises:
-        UsageError: `weights_only` is not set, and the checkpoint is of another framework.
-    """
-    if saved.backend != backend and not weights_only:
-        can_convert = saved.backend in OPTIMIZERS_READ and backend in OPTIMIZERS_WRITTEN
-        conversion = f"convert it: primus-cli direct -- checkpoint convert {folder} NEW --to {backend}; or "
-        raise UsageError(
-            f"load: {folder} was saved by {saved.backend}, and {backend} cannot read the state of its optimizer",
-            f"{conversion if can_convert else ''}set finetune: true to begin at step 0 with its weights",
-        )
-
-
 def _check_load(trainer: Trainer, backend: str) -> None:
     """Check that the checkpoint of `load:` exists and fits the model; reads its manifest, not its weights."""
     if trainer.checkpoint.load is None:
@@ -81,6 +61,7 @@ def _check_load(trainer: Trainer, backend: str) -> None:
     from primus.checkpoint import folders  # not for experiments that load no checkpoint
     from primus.checkpoint.formats.open import check_foreign
     from primus.checkpoint.shape import build_shape, check_same_shape
+    from primus.session.checkpoints.other_optimizers import check_backend_of
 
     if folders.is_foreign(trainer.checkpoint.load):
         # Only config.json is read: other files need a tensor library, and are checked when they are opened.

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primus.callback import Callback
+from primus.session.bad_steps import ReplaceableLosses
 from primus.session.checkpoints.saver import TakeState
 from primus.session.session import Session
 from primus.session.start_weights import open_start_weights
@@ -82,6 +83,11 @@ class Engine(ABC):
     @abstractmethod
     def optimizer(self) -> Any:
         """The optimizer, for callbacks."""
+
+    @property
+    def loss_window(self) -> ReplaceableLosses | None:
+        """The losses by which the engine finds spikes; None if it finds none."""
+        return None
 
     def load_start(self, session: Session, start: ResumePoint | None) -> None:
         """Load the checkpoint or the weights that training starts from; after a rewind once more.

@@ -7,30 +7,39 @@ of steps (`step_timer`), detection of bad steps (`bad_steps`), settings in force
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-from primus.callback import StepReport
+from primus.callback import EvaluationReport, StepReport
+from primus.config.schedule import compute_learning_rate, find_evaluation_interval
 from primus.data.training.loader import Batches
 from primus.data.training.packing import Dataset
 from primus.errors import FinalError, PrimusError, UsageError
 from primus.interpreter import restore_garbage_collection
+from primus.runs import step_turns
 from primus.session.bad_steps import SUGGESTION, BadSteps
-from primus.session.batches.batch_record import RECORD_VARIABLE
+from primus.session.batches.batch_record import is_recorded, open_batches
 from primus.session.checkpoints.rewind import find_next_sample
+from primus.session.checkpoints.saver import TrainingPosition
 from primus.session.engine import Engine
-from primus.session.engine_run import EngineRun
+from primus.session.profile.profiler import build_profiler
 from primus.session.recovery import recover_from_bad_steps
-from primus.session.session import FINISH, INTERRUPT, Session
+from primus.session.session import Session
 from primus.session.settings_recorder import SettingsRecorder
 from primus.session.setup_report import report_setup
 from primus.session.step_timer import TakenStep
 from primus.session.timing.collection_record import CollectionRecorder
+from primus.session.training_run import TrainingRun
 
+CONTINUE, FINISH, INTERRUPT, GIVE_UP = 0, 1, 2, 3
+"""Request of a process before a step; the largest of all processes decides, so that they stop after the same step."""
 ABANDON_S = 10.0
 """Time that a checkpoint in writing has to complete after a failure; the peers of a failed rank wait as long."""
+DATA_SPAN = "data"
+"""Name of the span in a profile in which a process waits for its batch."""
+LARGEST_EXPONENT = 20.0
+"""Perplexity is e to the loss, at most to this; Megatron-LM `evaluate_and_print_results`."""
 
 
 def train_with_engine(session: Session, engine: Engine) -> None:
@@ -39,65 +48,62 @@ def train_with_engine(session: Session, engine: Engine) -> None:
     Raises:
         PrimusError: The training cannot begin or continue; the message says why.
     """
-    run = EngineRun(session, engine)
+    run = TrainingRun(session, engine)
     try:
-        engine.load_start(session, session.start)
+        run.continue_from(session.start)
         add_callbacks(run)
-        report_setup(session)
+        report_setup(run)
         train_to_end(run)
     except BaseException:
         # The error is raised again below: a checkpoint that fails as well must not hide it.
         with suppress(PrimusError):
-            session.saver.finish_writing(ABANDON_S)
+            run.saver.finish_writing(ABANDON_S)
         raise
     finally:
         # Also after an error; neither communicates, because other processes may have ended.
-        session.callbacks.call("close")
+        run.callbacks.call("close")
         engine.close()
 
 
-def add_callbacks(run: EngineRun) -> None:
+def add_callbacks(run: TrainingRun) -> None:
     """Add the callbacks in the order in which every moment calls them, and restore their state.
 
     A step is reported before a plug-in sees it, and judged last: bad steps raise, and must be reported by then.
     """
-    session, callbacks = run.session, run.session.callbacks
-    session.add_profiler()
-    callbacks.add(run.timer)
-    for callback in run.engine.build_callbacks(session):
+    session, engine, callbacks = run.session, run.engine, run.callbacks
+    profiler = build_profiler(run)
+    # The profiler is the first: it sees what others do in a step.
+    for callback in ([profiler] if profiler else []) + [run.timer, *engine.build_callbacks(session), session.reporter]:
         callbacks.add(callback)
-    callbacks.add(session.reporter)
-    callbacks.add(SettingsRecorder(session, run.engine.watch_step(), run.engine.read_settings))
-    if os.environ.get(RECORD_VARIABLE) == "1":
-        callbacks.add(CollectionRecorder(session.append_event))
+    callbacks.add(SettingsRecorder(session, engine.watch_step(), engine.read_settings))
+    if is_recorded(session.environ):
+        callbacks.add(CollectionRecorder(run.append_event))
     for choice in session.choices:
         callbacks.build(choice, run)
-    callbacks.add(session.bad_steps)
+    callbacks.add(run.bad_steps)
     # Before the checkpoint's state is restored: a rewind to the initial weights needs the state of the beginning.
     run.initial_callback_state = callbacks.collect_state()
-    start = session.start
-    if start is not None:
-        session.bad_steps.restart_after(start.step, start.recent_losses)
-        callbacks.restore_state(start.callback_state)
+    if session.start is not None:
+        callbacks.restore_state(session.start.callback_state)
 
 
-def train_to_end(run: EngineRun) -> None:
+def train_to_end(run: TrainingRun) -> None:
     """Train until the run is over, rewinding after bad steps.
 
     Raises:
         UsageError: The checkpoint is past the last step.
     """
-    session = run.session
-    if session.step > session.train_iters:
+    train_iters = run.trainer.training.train_iters
+    if run.step > train_iters:
         raise UsageError(
-            f"checkpoint is at step {session.step}, past train_iters {session.train_iters}: nothing to train",
-            f"set train_iters above {session.step}, or begin at step 0 with its weights: load: and finetune: true",
+            f"checkpoint is at step {run.step}, past train_iters {train_iters}: nothing to train",
+            f"set train_iters above {run.step}, or begin at step 0 with its weights: load: and finetune: true",
         )
-    if session.step == session.train_iters:
-        session.print_line(f"checkpoint is at step {session.step} of {session.train_iters}: nothing left to train")
+    if run.step == train_iters:
+        run.print_line(f"checkpoint is at step {run.step} of {train_iters}: nothing left to train")
         return
     restore_garbage_collection()
-    session.callbacks.call("before_train")
+    run.callbacks.call("before_train")
     is_over = False
     while not is_over:
         try:
@@ -107,62 +113,92 @@ def train_to_end(run: EngineRun) -> None:
             recover_from_bad_steps(run, bad)
 
 
-def train_steps(run: EngineRun) -> bool:
+def train_steps(run: TrainingRun) -> bool:
     """Take steps until the run is over; False at data that a rewind skips, where the batches are opened again.
 
     Raises:
         BadSteps: The run cannot continue from its last steps.
     """
-    session = run.session
-    session.consumed_samples = find_next_sample(session.consumed_samples, session.rewinds)
-    with session.open_batches(run.engine.data_rank) as batches:
-        while session.step < session.train_iters:
-            action = session.choose_action()
+    training = run.trainer.training
+    run.consumed_samples = find_next_sample(run.consumed_samples, run.rewinds)
+    with open_batches(run) as batches:
+        while run.step < training.train_iters:
+            action = choose_action(run)
             if action == INTERRUPT:
                 interrupt(run)
                 return True
             if action == FINISH:
-                session.report_early_stop()
+                reason = run.stop_reason or "requested by another rank"
+                run.print_line(f"training stops after step {run.step}: {reason}")
+                run.append_event("early_stop", step=run.step, reason=reason)
                 break
             step(run, batches)
             # Reports a finished checkpoint early, and never waits, so that a slow disk does not slow down the steps.
-            session.saver.poll()
-            if session.is_evaluation_due():
+            run.saver.poll()
+            if run.is_due(find_evaluation_interval(training)):
                 evaluate_validation(run)
-            if session.is_save_due():
+            if run.is_due(run.trainer.checkpoint.save_interval):
                 save(run)
-            if find_next_sample(session.consumed_samples, session.rewinds) != session.consumed_samples:
+            if find_next_sample(run.consumed_samples, run.rewinds) != run.consumed_samples:
                 return False
     finish(run)
     return True
 
 
-def step(run: EngineRun, batches: Batches) -> None:
+def choose_action(run: TrainingRun) -> int:
+    """CONTINUE, FINISH or INTERRUPT: the same in every process. Called before each step.
+
+    A run that takes turns with others waits here for its turn: other processes wait for the first one.
+
+    Raises:
+        PrimusError: Too many checkpoints in a row could not be written.
+    """
+    turn = run.turns.wait() if run.turns else None
+    if turn is not None:
+        cpu_s = round(time.process_time(), 6)
+        run.append_event(step_turns.EVENT, number=turn.number, first_step=run.step + 1, cpu_s=cpu_s)
+        run.callbacks.call("after_pause")
+    # A signal precedes a callback's wish: a preempted run must not spend its grace time on an evaluation.
+    own = CONTINUE if run.stop_reason is None else FINISH
+    if run.attempt.stop_signal is not None:
+        own = INTERRUPT
+    if run.saver.has_given_up:
+        own = GIVE_UP
+    # A signal reaches processes at different times, and so does the end of a write in a thread; all must stop after
+    # the same step.
+    action = run.processes.all_reduce_max(own)
+    if action == GIVE_UP:
+        run.saver.check_last()
+    return action
+
+
+def step(run: TrainingRun, batches: Batches) -> None:
     """Take one optimizer step.
 
     Its numbers are reported when the engine knows them: at once, or after the next step is launched, so that the host
     waits for no device.
     """
-    session = run.session
-    session.callbacks.call("before_step")
+    run.callbacks.call("before_step")
     # The phase `compile` has a longer hang timeout; it ends with the first report, and each report is a heartbeat.
     if run.timer.num_reports == 0:
-        session.attempt.beat("compile" if session.engine.compiles or session.compiled else "train", session.step)
+        session = run.session
+        run.attempt.beat("compile" if session.engine.compiles or session.compiled else "train", run.step)
     started = time.perf_counter()
-    micro_batches = next(batches)
+    with run.open_span(DATA_SPAN):
+        micro_batches = next(batches)
     data_time_s = time.perf_counter() - started
-    # Of the step that is about to be taken; `session.step` counts those that were.
-    learning_rate = session.learning_rate(session.step + 1)
+    # Of the step that is about to be taken; `run.step` counts those that were.
+    learning_rate = compute_learning_rate(run.step + 1, run.trainer.optimizer, run.trainer.training.train_iters)
     outcome = run.engine.step(micro_batches, learning_rate)
     # A skipped step counts as well: its samples are consumed.
-    session.step += 1
-    session.consumed_samples += session.global_batch_size
-    session.callbacks.call("after_step")
-    taken = TakenStep(session.step, outcome, learning_rate, session.consumed_samples, data_time_s)
+    run.step += 1
+    run.consumed_samples += run.session.global_batch_size
+    run.callbacks.call("after_step")
+    taken = TakenStep(run.step, outcome, learning_rate, run.consumed_samples, data_time_s)
     report_steps(run, run.timer.add_step(taken))
 
 
-def report_steps(run: EngineRun, reports: Iterable[StepReport]) -> None:
+def report_steps(run: TrainingRun, reports: Iterable[StepReport]) -> None:
     """Give the numbers of steps to the callbacks.
 
     Raises:
@@ -170,7 +206,7 @@ def report_steps(run: EngineRun, reports: Iterable[StepReport]) -> None:
         FinalError: A step was not finite, and has changed the weights.
     """
     for report in reports:
-        run.session.callbacks.call("after_report", report)
+        run.callbacks.call("after_report", report)
         # After the report, so that the events contain the step that ended the run.
         if not report.skipped and not (math.isfinite(report.loss) and math.isfinite(report.grad_norm)):
             raise FinalError(
@@ -180,56 +216,81 @@ def report_steps(run: EngineRun, reports: Iterable[StepReport]) -> None:
             )
 
 
-def evaluate_validation(run: EngineRun) -> None:
+def evaluate_validation(run: TrainingRun) -> None:
     """Evaluate on the validation data."""
     dataset = run.session.data.valid
     assert dataset is not None, "open_data has checked it"
     evaluate(run, dataset, "validation")
+    run.evaluated_step = run.step
 
 
-def evaluate(run: EngineRun, dataset: Dataset, name: str) -> None:
+def evaluate(run: TrainingRun, dataset: Dataset, name: str) -> None:
     """Compute the loss over the first `eval_iters` global batches of `dataset`; callbacks report it."""
-    session = run.session
     report_steps(run, run.timer.take_pending())
-    session.callbacks.call("before_evaluation")
-    session.attempt.beat("eval", session.step)
+    run.callbacks.call("before_evaluation")
+    # The phase has a longer hang timeout, and begins before the first batch is read.
+    run.attempt.beat("eval", run.step)
     started = time.perf_counter()
-    with session.open_batches(run.engine.data_rank, dataset) as batches:
-        read = [batch for _ in range(session.trainer.training.eval_iters) for batch in next(batches)]
+    with Batches(dataset, run.batch_shape, num_workers=0) as batches:
+        read = [batch for _ in range(run.trainer.training.eval_iters) for batch in next(batches)]
     loss_sum, tokens = run.engine.evaluate(read)
-    session.report_evaluation(name, loss_sum / max(tokens, 1), tokens, time.perf_counter() - started)
+    loss = loss_sum / max(tokens, 1)
+    report = EvaluationReport(
+        data=name,
+        step=run.step,
+        loss=loss,
+        perplexity=math.exp(min(LARGEST_EXPONENT, loss)),
+        tokens=tokens,
+        time_s=round(time.perf_counter() - started, 3),
+    )
+    run.callbacks.call("after_evaluation", report)
+    run.attempt.beat("train", run.step)
 
 
-def save(run: EngineRun) -> None:
+def save(run: TrainingRun) -> None:
     """Save the state after this step; with `async_save` some engines write it while training continues."""
     # Bad steps among the pending ones must raise before their state is saved.
     report_steps(run, run.timer.take_pending())
-    run.session.save(*run.engine.collect_state())
+    state = run.engine.collect_state()
+    # Callbacks may change their state in `before_save`, so it is collected afterwards.
+    run.callbacks.call("before_save")
+    # The phase has a longer hang timeout, which ends with the heartbeat of the phase `train`.
+    run.attempt.beat("checkpoint", run.step)
+    position = TrainingPosition(
+        run.step, run.consumed_samples, run.bad_steps.losses, run.callbacks.collect_state(), run.session.compiled
+    )
+    run.saver.save(state.take, position, state.num_bytes, state.in_thread)
+    run.attempt.beat("train", run.step)
 
 
-def interrupt(run: EngineRun) -> None:
+def interrupt(run: TrainingRun) -> None:
     """Save, and leave the remaining steps to the next attempt."""
-    session = run.session
     report_steps(run, run.timer.take_pending())
-    session.announce_interrupt()
+    signal = run.attempt.stop_signal or "a signal to another rank"
+    run.print_line(f"{signal}: stopping after step {run.step}")
     # The time until SIGKILL is short: a step that is saved already is not written again.
-    if not session.is_saved():
+    if not run.is_saved:
         save(run)
-    session.saver.check_last()
-    session.report_interrupt()
+    run.saver.check_last()
+    # The event implies a complete checkpoint.
+    run.append_event("interrupted", signal=signal, step=run.step)
 
 
-def finish(run: EngineRun) -> None:
+def finish(run: TrainingRun) -> None:
     """The last evaluation and checkpoint; callbacks write the summary."""
-    session = run.session
     report_steps(run, run.timer.take_pending())
+    training = run.trainer.training
     # Evaluations come before the checkpoint, whose manifest then contains what callbacks know of them.
-    if session.should_evaluate_at_end():
+    if find_evaluation_interval(training) is not None and run.evaluated_step != run.step:
         evaluate_validation(run)
-    if session.data.test is not None and session.trainer.training.eval_iters:
-        evaluate(run, session.data.test, "test")
-    if session.should_save_at_end():
+    if run.session.data.test is not None and training.eval_iters:
+        evaluate(run, run.session.data.test, "test")
+    if not run.is_saved and run.trainer.checkpoint.disable_last_saving:
+        last = run.saver.last_step
+        newest = f"the newest checkpoint is of step {last}" if last else "no checkpoint"
+        run.print_line(f"step {run.step} is not saved, by disable_last_saving: true; {newest}")
+    elif not run.is_saved:
         save(run)
-    session.saver.finish_writing()
-    session.callbacks.call("after_train")
-    session.saver.check_last()
+    run.saver.finish_writing()
+    run.callbacks.call("after_train")
+    run.saver.check_last()

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from pathlib import Path
 
-from primus.callback import CONVENTION, CallbackList, choose_callbacks
+from primus.callback import choose_callbacks
 from primus.checkpoint.shape import build_shape
 from primus.config.schema import Experiment, ModelSpec, Trainer, TrainingConfig
 from primus.data.training.dataset import Datasets
 from primus.data.training.loader import num_micro_batches
 from primus.launch.progress_bar import ProgressBar
-from primus.machine.profile import find_peak_tflops
-from primus.models.counts import flops_per_token
-from primus.runs import step_turns
 from primus.runs.attempt import Attempt
 from primus.runs.store import Run
-from primus.session.bad_steps import BadStepDetector
 from primus.session.batches.run_data import OrderSamples, open_data
-from primus.session.checkpoints.resume import CheckpointSearch, ResumePoint, check_same_data, own_folder
+from primus.session.checkpoints.resume import CheckpointSearch, ResumePoint, check_same_data
 from primus.session.checkpoints.rewind import Rewind, read_rewinds, set_aside, set_aside_undone
-from primus.session.checkpoints.saver import CheckpointSaver, CheckpointSettings
 from primus.session.ranks.engine_info import EngineInfo
 from primus.session.ranks.processes import Processes
 from primus.session.reports.loggers import check_packages, open_loggers
 from primus.session.reports.reporter import TrainingReporter
 from primus.session.session import Session
-from primus.session.timing.rates import Rates
 
 PROGRESS_VARIABLE = "PRIMUS_PROGRESS"
 """Path of the terminal that shows a bar; the launcher sets it."""
@@ -69,39 +61,21 @@ def open_session(
     global_batch_size = _find_global_batch_size(trainer.training, engine.data_size, start, attempt)
     data = open_data(trainer, attempt, global_batch_size, order_samples)
     _report_start(start, search, attempt, data, trainer.model)
-    callbacks = CallbackList()
-    reporter = _build_reporter(experiment, attempt, processes, start, environ)
-    session = Session(
+    return Session(
         experiment=experiment,
         attempt=attempt,
+        environ=environ,
         processes=processes,
         engine=engine,
         data=data,
         global_batch_size=global_batch_size,
-        callbacks=callbacks,
         choices=choices,
-        reporter=reporter,
-        rates=_build_rates(trainer, engine, global_batch_size),
+        reporter=_build_reporter(experiment, attempt, processes, start, environ),
         search=search,
-        saver=_build_saver(experiment, attempt, processes, data, global_batch_size, engine, callbacks, reporter),
-        bad_steps=BadStepDetector(trainer.training),
         start=start,
-        step=start.step if start else 0,
-        consumed_samples=start.consumed_samples if start else 0,
         rewinds=rewinds,
         compiled=engine.compiles and trainer.training.compile is True,  # JAX compiles whatever the key says
-        turns=_open_turns(environ, processes, attempt),
     )
-    # The loaded checkpoint need not be saved again.
-    session.saver.last_step = session.step
-    return session
-
-
-def _open_turns(environ: Mapping[str, str], processes: Processes, attempt: Attempt) -> step_turns.TurnWaiter | None:
-    folder = environ.get(step_turns.VARIABLE)
-    if not folder or not processes.is_first:
-        return None
-    return step_turns.TurnWaiter(Path(folder), lambda: attempt.stop_signal is not None)
 
 
 def _find_global_batch_size(
@@ -121,12 +95,7 @@ def _find_global_batch_size(
     return global_batch_size
 
 
-def _build_search(
-    trainer: Trainer,
-    attempt: Attempt,
-    processes: Processes,
-    backend: str,
-) -> CheckpointSearch:
+def _build_search(trainer: Trainer, attempt: Attempt, processes: Processes, backend: str) -> CheckpointSearch:
     return CheckpointSearch(
         attempt.run,
         trainer.checkpoint,
@@ -188,17 +157,6 @@ def _format_start(start: ResumePoint, run: Run) -> str:
     return str(folder.relative_to(root)) if folder.is_relative_to(root) else str(start.folder)
 
 
-def _build_rates(trainer: Trainer, engine: EngineInfo, global_batch_size: int) -> Rates:
-    training = trainer.training
-    return Rates(
-        global_batch_size=global_batch_size,
-        tokens=global_batch_size * training.seq_length,
-        world=engine.num_devices,
-        flops_per_token=flops_per_token(trainer.model, training.seq_length, CONVENTION),
-        peak_tflops=find_peak_tflops(engine.device_name, "bf16") if training.bf16 else None,
-    )
-
-
 def _build_reporter(
     experiment: Experiment,
     attempt: Attempt,
@@ -228,34 +186,3 @@ def _build_bar(terminal: str | None, train_iters: int, done: int) -> ProgressBar
         return ProgressBar(terminal, train_iters, done)
     except OSError:  # the terminal was closed in the meantime
         return None
-
-
-def _build_saver(
-    experiment: Experiment,
-    attempt: Attempt,
-    processes: Processes,
-    data: Datasets,
-    global_batch_size: int,
-    engine: EngineInfo,
-    callbacks: CallbackList,
-    reporter: TrainingReporter,
-) -> CheckpointSaver:
-    config = experiment.trainer.checkpoint
-    settings = CheckpointSettings(
-        backend=engine.backend,
-        library_version=engine.version,
-        folder=own_folder(config, attempt.run),
-        run=attempt.run.id,
-        keep_last_n=config.keep_last_n,
-        max_failed=config.max_failed_saves,
-        model=build_shape(experiment.trainer.model),
-        data_fingerprint=data.fingerprint,
-        global_batch_size=global_batch_size,
-    )
-    return CheckpointSaver(
-        settings,
-        processes,
-        saved=partial(callbacks.call, "after_save"),
-        failed=partial(reporter.report_failed_save, config.max_failed_saves),
-        waits=reporter.report_wait_for_save,
-    )

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from msgspec import structs
 
 from primus.callback import Callback, StepReport
+from primus.config.schedule import compute_learning_rate
 from primus.errors import UsageError
 from primus.runs.settings_in_force import EVENT
 from primus.session.ranks.processes import find_first_problem
@@ -56,16 +57,18 @@ class SettingsRecorder(Callback):
         session = self._session
         request = collect_request(session.trainer)
         if session.trainer.optimizer.schedule == "primus":
-            request["learning_rate"] = session.learning_rate(report.step)
+            request["learning_rate"] = compute_learning_rate(
+                report.step, session.trainer.optimizer, session.trainer.training.train_iters
+            )
         live = [*self._live, *judge_clipping(self._live, request["clip_grad"], report)]
         found = judge_settings(list({each.key: each for each in live}.values()), request)
-        session.append_event(EVENT, step=report.step, settings=[structs.asdict(each) for each in found])
+        session.reporter.append_event(EVENT, step=report.step, settings=[structs.asdict(each) for each in found])
         own = format_problem(found, session.engine.library, session.engine.version)
         problem = find_first_problem(session.processes.all_gather_values(own))
         if not problem:
             return
         if session.trainer.training.allow_settings_not_in_force:
-            session.print_line(f"note: {problem}")
+            session.reporter.print_line(f"note: {problem}")
             return
         raise UsageError(problem, f"change what is asked for, or train with what is in force: --{SWITCH} true")
 

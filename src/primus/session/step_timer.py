@@ -6,9 +6,39 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from primus.callback import Callback, EvaluationReport, ProfileReport, StepReport
+from primus.callback import CONVENTION, Callback, EvaluationReport, ProfileReport, StepReport
+from primus.machine.profile import find_peak_tflops
+from primus.models.counts import flops_per_token
 from primus.session.engine import RunningStep, StepValues
-from primus.session.timing.rates import Rates
+from primus.session.session import Session
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Factors that convert the time of a step into rates."""
+
+    global_batch_size: int
+    tokens: int
+    """Of a global batch."""
+    num_devices: int
+    """Devices that share the batch."""
+    flops_per_token: float
+    peak_tflops: float | None
+    """Of one device in the training precision; None if it is not known."""
+
+
+def build_rates(session: Session) -> Rates:
+    """The factors of the model, the batch and the devices of a run."""
+    training, engine = session.trainer.training, session.engine
+    return Rates(
+        global_batch_size=session.global_batch_size,
+        tokens=session.global_batch_size * training.seq_length,
+        num_devices=engine.num_devices,
+        flops_per_token=flops_per_token(session.trainer.model, training.seq_length, CONVENTION),
+        peak_tflops=find_peak_tflops(engine.device_name, "bf16") if training.bf16 else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -36,7 +66,7 @@ class StepTimer(Callback):
 
     def __init__(self, rates: Rates, read_memory: Callable[[], int]) -> None:
         self.num_reports = 0
-        self._rates, self._read_memory = rates, read_memory
+        self.rates, self._read_memory = rates, read_memory
         self._pending: TakenStep | None = None
         self._restarts = True
         """Whether the time since the last report is excluded: set by activities other than training, cleared by the
@@ -86,17 +116,26 @@ class StepTimer(Callback):
         # Loggers import their packages at the first report; this time must not count for the next step.
         self._restarts = self._restarts or self.num_reports == 0
         self.num_reports += 1
-        return self._rates.build_report(
+        rates = self.rates
+        per_device = rates.tokens / seconds / rates.num_devices
+        tflops = per_device * rates.flops_per_token / 1e12
+        return StepReport(
             step=taken.number,
             loss=values.loss,
             grad_norm=values.grad_norm,
             learning_rate=taken.learning_rate if values.learning_rate is None else values.learning_rate,
+            tokens=rates.tokens,
             consumed_samples=taken.consumed_samples,
+            global_batch_size=rates.global_batch_size,
             step_time_s=seconds,
-            cpu_time_s=cpu_seconds,
             data_time_s=taken.data_time_s,
-            compute_time_s=values.compute_time_s,
-            memory_bytes=self._read_memory(),
+            tokens_per_s=rates.tokens / seconds,
+            tokens_per_s_per_device=per_device,
+            tflops_per_device=tflops,
+            mfu=tflops / rates.peak_tflops if rates.peak_tflops else None,
+            memory_gib=self._read_memory() / GIB,
             skipped=values.skipped,
             spike=values.spike,
+            compute_time_s=values.compute_time_s,
+            cpu_time_s=cpu_seconds,
         )

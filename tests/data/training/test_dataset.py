@@ -23,7 +23,7 @@ from primus.data.tokenizers.trained import train_byte_level_bpe
 from primus.data.training import dataset
 from primus.data.training.blending import BlendedDataset
 from primus.data.training.dataset import Datasets, open_datasets, split_borders
-from primus.data.training.loader import Batches
+from primus.data.training.loader import Batches, BatchShape
 from primus.data.training.packing import CACHED_BLOCKS, PackedDataset
 from primus.errors import UsageError
 
@@ -398,14 +398,7 @@ def test_a_step_is_the_same_on_any_number_of_ranks_and_after_a_restart(
         taken: list[set[bytes]] = [set() for _ in range(count)]
         for rank in range(world_size):
             data = opened(train_data_path=blend, fim_rate=0.5, vocab_size=303)
-            with Batches(
-                data.train,
-                global_batch_size=8,
-                micro_batch_size=2,
-                rank=rank,
-                world_size=world_size,
-                consumed_samples=consumed_samples,
-            ) as batches:
+            with Batches(data.train, BatchShape(8, 2, rank, world_size), consumed_samples) as batches:
                 for step in taken:
                     step.update(sample.tobytes() for micro in next(batches) for sample in micro)
         return taken

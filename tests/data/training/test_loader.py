@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from primus.data.training.loader import Batches, list_samples_of_step, num_micro_batches
+from primus.data.training.loader import Batches, BatchShape, list_samples_of_step, num_micro_batches
 from primus.data.training.packing import Piece, TokenFileProgress
 from primus.errors import PrimusError, UsageError
 
@@ -32,8 +32,7 @@ def step_numbers(batches: Batches) -> list[list[int]]:
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_a_step_is_the_next_samples_in_micro_batches(num_workers: int) -> None:
-    with Batches(Numbers(), global_batch_size=6, micro_batch_size=2, num_workers=num_workers) as batches:
-        assert batches.num_micro_batches == 3
+    with Batches(Numbers(), BatchShape(6, 2), num_workers=num_workers) as batches:
         assert [step_numbers(batches) for _ in range(3)] == [
             [[0, 1], [2, 3], [4, 5]],
             [[6, 7], [8, 9], [10, 11]],
@@ -47,25 +46,18 @@ def test_ranks_share_the_same_samples_whatever_their_number(world_size: int) -> 
     for consumed in (0, 16, 160):
         seen = []
         for rank in range(world_size):
-            with Batches(
-                Numbers(),
-                global_batch_size=16,
-                micro_batch_size=2,
-                rank=rank,
-                world_size=world_size,
-                consumed_samples=consumed,
-            ) as batches:
+            with Batches(Numbers(), BatchShape(16, 2, rank, world_size), consumed) as batches:
                 seen += [number for micro in step_numbers(batches) for number in micro]
         assert sorted(seen) == list(range(consumed, consumed + 16))
 
 
 def test_the_number_of_consumed_samples_is_all_it_takes_to_continue() -> None:
-    with Batches(Numbers(), global_batch_size=4, micro_batch_size=4) as batches:
+    with Batches(Numbers(), BatchShape(4, 4)) as batches:
         undisturbed = [step_numbers(batches) for _ in range(10)]
-    with Batches(Numbers(), global_batch_size=4, micro_batch_size=4) as batches:
+    with Batches(Numbers(), BatchShape(4, 4)) as batches:
         before = [step_numbers(batches) for _ in range(3)]
         consumed = batches.consumed_samples
-    with Batches(Numbers(), global_batch_size=4, micro_batch_size=4, consumed_samples=consumed) as batches:
+    with Batches(Numbers(), BatchShape(4, 4), consumed_samples=consumed) as batches:
         assert before + [step_numbers(batches) for _ in range(7)] == undisturbed
 
 
@@ -85,7 +77,7 @@ def test_an_error_of_a_thread_reaches_the_step() -> None:
                 raise PrimusError("sample 5 is broken")
             return super().__getitem__(index)
 
-    with Batches(Broken(), global_batch_size=2, micro_batch_size=2, num_workers=2) as batches:
+    with Batches(Broken(), BatchShape(2, 2), num_workers=2) as batches:
         next(batches)
         next(batches)
         with pytest.raises(PrimusError, match="sample 5"):
@@ -103,7 +95,7 @@ def test_threads_read_ahead_within_a_bound() -> None:
                 enough.set()
             return super().__getitem__(index)
 
-    with Batches(Counting(), global_batch_size=4, micro_batch_size=4, num_workers=2) as batches:
+    with Batches(Counting(), BatchShape(4, 4), num_workers=2) as batches:
         next(batches)
         assert enough.wait(timeout=10)
     assert max(asked) == 11
@@ -111,7 +103,7 @@ def test_threads_read_ahead_within_a_bound() -> None:
 
 def test_closing_ends_the_threads() -> None:
     before = threading.active_count()
-    batches = Batches(Numbers(), global_batch_size=4, micro_batch_size=4, num_workers=3)
+    batches = Batches(Numbers(), BatchShape(4, 4), num_workers=3)
     next(batches)
     assert threading.active_count() > before
     batches.close()
@@ -119,7 +111,7 @@ def test_closing_ends_the_threads() -> None:
 
 
 def test_the_samples_of_a_step_are_those_that_the_batches_give() -> None:
-    with Batches(Numbers(), global_batch_size=6, micro_batch_size=2) as batches:
+    with Batches(Numbers(), BatchShape(6, 2)) as batches:
         for step in range(1, 5):
             given = [number for micro in step_numbers(batches) for number in micro]
             assert given == list(list_samples_of_step(step, 6))

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from primus.cli.main import main
 from primus.data.megatron.indexed_dataset import IndexedWriter
+from primus.data.training.loader import Batches
 from primus.errors import EXIT_OK, EXIT_UNFIT
 from primus.runs.store import Run
-from primus.session import session
-from primus.session.batches.batch_record import RecordedBatches
+from primus.session.batches import batch_record
 
 
-class RememberedBatches(RecordedBatches):
+class RememberedBatches(Batches):
     """The loader, which remembers what it gave."""
 
     steps: ClassVar[list[list[NDArray[np.int64]]]] = []
@@ -45,7 +45,7 @@ def trained(
     (run.directory / "metadata.json").write_text(json.dumps({"id": "r", "name": "t"}))
     steps: list[list[NDArray[np.int64]]] = []
     monkeypatch.setattr(RememberedBatches, "steps", steps)
-    monkeypatch.setattr(session, "RecordedBatches", RememberedBatches)
+    monkeypatch.setattr(batch_record, "Batches", RememberedBatches)
     train(run)
     return run, steps
 

@@ -37,8 +37,7 @@ from primus.runs.step_line import format_evaluation_line, format_step_line
 from primus.runs.store import Run
 from primus.session.bad_steps import BadStepDetector
 from primus.session.engine import StepValues
-from primus.session.step_timer import StepTimer, TakenStep
-from primus.session.timing.rates import Rates
+from primus.session.step_timer import Rates, StepTimer, TakenStep
 
 MakeRun = Callable[..., Run]
 Train = Callable[..., Any]
@@ -284,7 +283,7 @@ def test_a_run_that_fails_writes_its_checkpoint_to_the_end(
 
 
 def test_only_steps_in_a_row_end_a_run() -> None:
-    rates = Rates(global_batch_size=1, tokens=1, world=1, flops_per_token=1.0, peak_tflops=None)
+    rates = Rates(global_batch_size=1, tokens=1, num_devices=1, flops_per_token=1.0, peak_tflops=None)
     timer, detector = StepTimer(rates, lambda: 0), BadStepDetector(TrainingConfig(max_nonfinite_steps=2))
 
     def take(number: int, loss: float, skipped: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,33 @@ def list_samples_of_step(step: int, global_batch_size: int) -> range:
     return range((step - 1) * global_batch_size, step * global_batch_size)
 
 
+@dataclass(frozen=True)
+class BatchShape:
+    """The micro batches of one rank in the global batch of a step.
+
+    Raises:
+        UsageError: The global batch does not divide.
+    """
+
+    global_batch_size: int
+    """Samples in a step of all ranks together."""
+    micro_batch_size: int
+    rank: int = 0
+    """Data-parallel rank of this process."""
+    world_size: int = 1
+    """Number of data-parallel ranks."""
+
+    def __post_init__(self) -> None:
+        num_micro_batches(self.global_batch_size, self.micro_batch_size, self.world_size)
+
+    def list_starts(self, first: int) -> range:
+        """First sample of each micro batch of a step whose first sample is `first`."""
+        # Ranks take micro batches in turn, so that the order of samples in a step does not depend on the number of
+        # ranks.
+        size = self.micro_batch_size
+        return range(first + self.rank * size, first + self.global_batch_size, size * self.world_size)
+
+
 class Batches:
     """An endless iterator over steps; step g covers the samples from ``consumed_samples + g * global_batch_size``.
 
@@ -53,32 +81,13 @@ class Batches:
 
     Args:
         dataset: Samples by number.
-        global_batch_size: Samples in a step of all ranks together.
-        micro_batch_size: B.
-        rank: Data-parallel rank of this process.
-        world_size: Number of data-parallel ranks.
+        shape: Of the steps; its `micro_batch_size` is B.
         consumed_samples: Samples that earlier steps of the run took.
         num_workers: Threads that read ahead; with 0, ``next`` reads.
-
-    Raises:
-        UsageError: The global batch does not divide.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        *,
-        global_batch_size: int,
-        micro_batch_size: int,
-        rank: int = 0,
-        world_size: int = 1,
-        consumed_samples: int = 0,
-        num_workers: int = 1,
-    ) -> None:
-        self.num_micro_batches = num_micro_batches(global_batch_size, micro_batch_size, world_size)
-        self.dataset = dataset
-        self.global_batch_size, self.micro_batch_size = global_batch_size, micro_batch_size
-        self.rank, self.world_size = rank, world_size
+    def __init__(self, dataset: Dataset, shape: BatchShape, consumed_samples: int = 0, num_workers: int = 1) -> None:
+        self.dataset, self.shape = dataset, shape
         self.consumed_samples = consumed_samples
         # Two positions: `consumed_samples` is what the caller took, which a checkpoint saves. `_requested` is what the
         # threads were asked for; it is ahead and is never saved, so that a resumed run reads those steps again.
@@ -97,10 +106,10 @@ class Batches:
         else:
             while len(self._ahead) < self._depth:
                 self._ahead.append(self._threads.submit(self._read_step, self._requested))
-                self._requested += self.global_batch_size
+                self._requested += self.shape.global_batch_size
             # Steps are returned in the order of submission. An error in a thread is raised here, at its step.
             step = self._ahead.popleft().result()
-        self.consumed_samples += self.global_batch_size
+        self.consumed_samples += self.shape.global_batch_size
         return step
 
     def __enter__(self) -> Batches:
@@ -115,8 +124,6 @@ class Batches:
             self._threads.shutdown(cancel_futures=True)
 
     def _read_step(self, first: int) -> MicroBatches:
-        size, stride = self.micro_batch_size, self.micro_batch_size * self.world_size
-        # Ranks take micro batches in turn, so that the order of samples in a step does not depend on the number of
-        # ranks.
-        starts = range(first + self.rank * size, first + self.global_batch_size, stride)
+        size = self.shape.micro_batch_size
+        starts = self.shape.list_starts(first)
         return [np.stack([self.dataset[sample] for sample in range(start, start + size)]) for start in starts]

@@ -13,9 +13,8 @@ from typing import TextIO
 
 import numpy as np
 
-from primus.data.training.loader import Batches, MicroBatches
-from primus.runs.attempt import Attempt
-from primus.session.profile.spans import DATA_SPAN, open_span
+from primus.data.training.loader import Batches, BatchShape, MicroBatches
+from primus.session.training_run import TrainingRun
 
 RECORD_VARIABLE = "PRIMUS_RECORD_BATCHES"
 """Variable that makes the processes of a run write the record, and the fingerprint of the initial weights, if it is
@@ -23,42 +22,43 @@ RECORD_VARIABLE = "PRIMUS_RECORD_BATCHES"
 
 
 class RecordedBatches(Batches):
-    """Batches that write the record of each step that is taken."""
+    """Batches that write the record of each step that is taken, into a file that they close."""
 
-    record: TextIO | None = None
+    record: TextIO
 
     def __next__(self) -> MicroBatches:
         first = self.consumed_samples
-        with open_span(DATA_SPAN):
-            batches = super().__next__()
-        if self.record is not None:
-            line = format_record(batches, first, self.consumed_samples, (self.rank, self.world_size))
-            self.record.write(line)
-            self.record.flush()
+        batches = super().__next__()
+        self.record.write(format_record(batches, first, self.consumed_samples, self.shape))
+        self.record.flush()
         return batches
 
     def close(self) -> None:
         super().close()
-        if self.record is not None:
-            self.record.close()
+        self.record.close()
 
 
-def format_record(batches: MicroBatches, first: int, consumed_samples: int, place: tuple[int, int]) -> str:
-    """The line of a step whose first sample is `first`, of the process with this rank of so many."""
-    rank, world_size = place
+def is_recorded(environ: Mapping[str, str]) -> bool:
+    """Whether the variable asks for a record of the inputs of a run."""
+    return environ.get(RECORD_VARIABLE) == "1"
+
+
+def open_batches(run: TrainingRun) -> Batches:
+    """The micro batches of the steps from the next one on, of this process."""
+    given = (run.session.data.train, run.batch_shape, run.consumed_samples, run.trainer.data.num_workers)
+    if not is_recorded(run.session.environ):
+        return Batches(*given)
+    batches = RecordedBatches(*given)
+    batches.record = (run.attempt.folder / f"batches_rank_{run.attempt.rank}.jsonl").open("a", encoding="utf-8")
+    return batches
+
+
+def format_record(batches: MicroBatches, first: int, consumed_samples: int, shape: BatchShape) -> str:
+    """The line of a step whose first sample is `first`."""
     samples = {
-        first + (index * world_size + rank) * len(batch) + row: zlib.crc32(
-            np.ascontiguousarray(tokens, dtype="<i8").data
-        )
-        for index, batch in enumerate(batches)
+        start + row: zlib.crc32(np.ascontiguousarray(tokens, dtype="<i8").data)
+        for start, batch in zip(shape.list_starts(first), batches, strict=True)
         for row, tokens in enumerate(batch)
     }
-    shape = [len(batches), *batches[0].shape]
-    return json.dumps({"consumed_samples": consumed_samples, "shape": shape, "samples": samples}) + "\n"
-
-
-def open_record(attempt: Attempt, environ: Mapping[str, str]) -> TextIO | None:
-    """The record of this process; None unless the variable asks for it."""
-    if environ.get(RECORD_VARIABLE) != "1":
-        return None
-    return (attempt.folder / f"batches_rank_{attempt.rank}.jsonl").open("a", encoding="utf-8")
+    line = {"consumed_samples": consumed_samples, "shape": [len(batches), *batches[0].shape], "samples": samples}
+    return json.dumps(line) + "\n"

@@ -15,7 +15,7 @@ from primus.config.schema import CheckpointConfig
 from primus.data.training.dataset import describe_change
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.runs.store import Run
-from primus.session.checks import check_backend_of
+from primus.session.checkpoints.other_optimizers import check_backend_of
 from primus.session.ranks.processes import Processes, find_first_problem
 
 PrintLine = Callable[[str], None]

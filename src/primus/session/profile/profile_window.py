@@ -47,7 +47,7 @@ def find_profile_window(trainer: Trainer) -> ProfileWindow | None:
     return ProfileWindow(first, min(last, train_iters), _parse_ranks(config))
 
 
-def choose_recording_ranks(window: ProfileWindow, world_size: int) -> list[int]:
+def choose_recording_ranks(window: ProfileWindow, world_size: int) -> tuple[int, ...]:
     """The ranks that exist and record.
 
     Raises:
@@ -61,7 +61,7 @@ def choose_recording_ranks(window: ProfileWindow, world_size: int) -> list[int]:
             f"choose ranks from 0 to {world_size - 1}",
         )
     # Megatron-LM: an empty list means all ranks.
-    return list(window.ranks) or list(range(world_size))
+    return window.ranks or tuple(range(world_size))
 
 
 def _parse_steps(config: LoggingConfig) -> tuple[int, int]:

@@ -14,19 +14,17 @@ import sys
 import tempfile
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from primus import registry
-from primus.callback import Callback, CallbackList, ProfileReport
-from primus.config.schema import LoggingConfig, Trainer
+from primus.callback import Callback, ProfileReport
+from primus.config.schema import LoggingConfig
 from primus.framework import FRAMEWORKS
-from primus.runs.attempt import Attempt
 from primus.session.profile.profile_window import ProfileWindow, choose_recording_ranks, find_profile_window
-from primus.session.profile.spans import set_span_opener
-from primus.session.ranks.processes import Processes
+from primus.session.training_run import TrainingRun
 
 COMPRESSION_LEVEL = 1
 """Traces shrink to a tenth at the lowest level already, and training waits."""
@@ -56,21 +54,16 @@ class StepProfiler(Callback):
 
     def __init__(
         self,
+        run: TrainingRun,
         window: ProfileWindow,
         recorder: Recorder | None,
-        step: int,
-        attempt: Attempt,
-        processes: Processes,
-        callbacks: CallbackList,
         *,
-        ranks: Sequence[int],
         is_compressed: bool,
     ) -> None:
-        self._window, self._ranks, self._is_compressed = window, ranks, is_compressed
-        self._recorder, self._attempt, self._processes = recorder, attempt, processes
-        self._callbacks = callbacks
-        self._step = step
-        """Steps taken."""
+        self._run, self._attempt = run, run.attempt
+        self._window, self._recorder, self._is_compressed = window, recorder, is_compressed
+        self._step = run.step
+        """Steps taken; at a rewind still those before it."""
         self._is_open = False
         self._span = ExitStack()
 
@@ -81,7 +74,7 @@ class StepProfiler(Callback):
             self._is_open = True
             if self._recorder is not None:
                 self._recorder.start()
-                set_span_opener(self._recorder.open_span)
+                self._run.open_span = self._recorder.open_span
         if self._is_open and self._recorder is not None:
             # The name by which TensorBoard, TraceLens and HolisticTraceAnalysis find steps.
             self._span.enter_context(self._recorder.open_span(f"ProfilerStep#{self._step + 1}"))
@@ -125,19 +118,19 @@ class StepProfiler(Callback):
         self._attempt.beat("profile", self._step)
         suffixes = self._write_profile()
         if waits:
-            self._processes.all_reduce_max(0)  # a barrier
+            self._run.processes.all_reduce_max(0)  # a barrier
         report = ProfileReport(
             first_step=self._window.first,
             last_step=min(self._step, self._window.last),
-            ranks=list(self._ranks),
+            ranks=list(self._window.ranks),
             files=[
                 self._window.name_file(self._attempt.number, rank) + suffix
-                for rank in self._ranks
+                for rank in self._window.ranks
                 for suffix in suffixes or self._list_usual_suffixes()
             ],
             time_s=round(time.perf_counter() - started, 3),
         )
-        self._callbacks.call("after_profile", report)
+        self._run.callbacks.call("after_profile", report)
 
     def _list_usual_suffixes(self) -> list[str]:
         """Suffixes of the files that other processes write."""
@@ -147,7 +140,7 @@ class StepProfiler(Callback):
         """Write the files of this process; gives their suffixes."""
         if self._recorder is None:
             return []
-        set_span_opener(None)
+        self._run.open_span = nullcontext
         self._recorder.stop()
         base = self._attempt.run.directory / self._window.name_file(self._attempt.number, self._attempt.rank)
         base.parent.mkdir(parents=True, exist_ok=True)
@@ -228,31 +221,26 @@ class JaxRecorder:
         return found
 
 
-def build_profiler(
-    trainer: Trainer, step: int, attempt: Attempt, processes: Processes, callbacks: CallbackList
-) -> StepProfiler | None:
+def build_profiler(run: TrainingRun) -> StepProfiler | None:
     """The profiler of one process; None if the experiment records no profile, or the run is past its first step.
 
     Raises:
         UsageError: A rank does not exist.
     """
-    window = find_profile_window(trainer)
-    if window is None:
+    trainer, attempt = run.trainer, run.attempt
+    asked = find_profile_window(trainer)
+    if asked is None:
         return None
-    ranks = choose_recording_ranks(window, processes.world)
-    if step >= window.first:
-        attempt.say(f"profile: the run resumes after step {step}: steps {window.first} to {window.last} are over")
+    window = replace(asked, ranks=choose_recording_ranks(asked, run.processes.world))
+    if run.step >= window.first:
+        attempt.say(f"profile: the run resumes after step {run.step}: steps {window.first} to {window.last} are over")
         return None
     uses_torch = registry.load_plug_in(FRAMEWORKS, trainer.framework).USES_TORCH
     recorder = TorchRecorder(trainer.logging) if uses_torch else JaxRecorder()
     return StepProfiler(
+        run,
         window,
-        recorder if attempt.rank in ranks else None,
-        step,
-        attempt,
-        processes,
-        callbacks,
-        ranks=ranks,
+        recorder if attempt.rank in window.ranks else None,
         is_compressed=trainer.logging.torch_profiler_use_gzip or not uses_torch,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,7 +20,6 @@ from primus.machine.facts import DeviceKind
 from primus.measure.devices.device import own_device, share_cores
 from primus.runs.attempt import Attempt
 from primus.session.ranks.engine_info import EngineInfo
-from primus.session.timing.rates import read_peak_host_memory
 
 
 @dataclass
@@ -173,6 +173,11 @@ def read_peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return read_peak_host_memory()
+
+
+def read_peak_host_memory() -> int:
+    """Peak resident memory of this process in bytes; ru_maxrss is in KiB on Linux (getrusage(2))."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def random_state(rank: int, device: torch.device) -> dict[str, torch.Tensor]:

@@ -37,7 +37,6 @@ from primus.frameworks.native.engine.step import (
     prepare_model,
     train_step,
 )
-from primus.session.bad_steps import BadStepDetector
 from primus.session.checkpoints.resume import ResumePoint
 from primus.session.engine import Engine, MicroBatches, RunningStep, StateToSave, StepValues
 from primus.session.ranks.torch_processes import TorchProcesses, read_peak_memory, seed_everything
@@ -66,7 +65,7 @@ class NativeEngine(Engine):
     """Trains the model of a run; its weights are filled by `load_start`.
 
     Args:
-        session: The run; steps whose loss is a spike are found for it if its policy asks for them.
+        session: The run.
         processes: That train together.
         dtype: Of the parameters.
     """
@@ -79,7 +78,6 @@ class NativeEngine(Engine):
         self._timer = ComputeTimer(processes.device, self.model)
         self._watch = StepWatch(self.model, is_compiled=session.compiled)
         self._window = _build_loss_window(session.trainer.training, processes.device)
-        session.bad_steps = BadStepDetector(session.trainer.training, self._window)
 
     @property
     def data_rank(self) -> int:
@@ -92,6 +90,10 @@ class NativeEngine(Engine):
     @property
     def optimizer(self) -> torch.optim.AdamW:
         return self._optimizer
+
+    @property
+    def loss_window(self) -> LossWindow | None:
+        return self._window
 
     def load_start(self, session: Session, start: ResumePoint | None) -> None:
         """Load a checkpoint of native; else fill the weights: those of `load:` in another format, or initial ones.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -39,7 +40,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         session = open_session(experiment, attempt, processes, info, environ)
         # After the search: a resumed run is compiled if the checkpoint's was, since rounding differs.
         decision = _decide_compile(session, processes, environ)
-        session.compiled, session.compile_reason = decision.compiled, decision.reason
+        session = replace(session, compiled=decision.compiled, compile_reason=decision.reason)
         dtype = torch.float64 if environ.get(FLOAT64_VARIABLE) == "1" else torch.float32
         train_with_engine(session, NativeEngine(session, processes, dtype))
 

@@ -36,7 +36,7 @@ class TextSampler(Callback):
         text = generate_sample(self._model, session.data, session.trainer)
         if text is None:
             return
-        session.print_line(f"sample of {config.sample_tokens} tokens:\n{text}")
+        session.reporter.print_line(f"sample of {config.sample_tokens} tokens:\n{text}")
         if session.processes.is_first:
             write_text(session.attempt.run.directory / "report" / "sample.txt", text + "\n")
             session.attempt.event("sample", tokens=config.sample_tokens, time_s=time.monotonic() - started)

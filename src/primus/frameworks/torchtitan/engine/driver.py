@@ -30,10 +30,10 @@ from primus.frameworks.torchtitan.engine.weights import load_parameters
 from primus.frameworks.torchtitan.families import find_family
 from primus.session.checkpoints.optimizer_settings import keep_settings
 from primus.session.engine import Engine, MicroBatches, StepValues
+from primus.session.ranks.torch_processes import read_peak_host_memory
 from primus.session.settings.settings_in_force import LiveSetting
 from primus.session.settings.torch_settings import StepWatch
 from primus.session.timing.compute_timer import ComputeTimer
-from primus.session.timing.rates import read_peak_host_memory
 
 
 class TorchTitanEngine(Engine):
