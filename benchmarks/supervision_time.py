@@ -135,7 +135,7 @@ def quickstart_step():
 
     found = resolve_experiment(REPOSITORY / "examples" / "quickstart.yaml", (), {}, "pre_trainer").experiment.trainer
     model = build_model(found.model, "cpu", 1)
-    trainable = prepare_model(model, device="cpu", bf16=False, compile=False)
+    trainable = prepare_model(model, device="cpu")
     optimizer = build_optimizer(model, found.optimizer)
     tokens = torch.randint(0, found.model.vocab_size, (BATCH, SEQUENCE + 1))
     batches = [(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from engines.setting import BETAS, CLIP, EPSILON, LEARNING_RATE, SEED, WEIGHT_DECAY, Setting
 from primus.config.schema import ModelSpec, OptimizerConfig
 from primus.frameworks.native.engine.model import build_model
@@ -30,7 +32,8 @@ def make(setting: Setting):
         clip_grad=CLIP,
     )
     model = build_model(spec, "cpu", SEED)
-    trainable = prepare_model(model, device="cpu", bf16=setting.bf16, compile=setting.compile)
+    model.compute_dtype = torch.bfloat16 if setting.bf16 else None
+    trainable = prepare_model(model, device="cpu", compile=setting.compile)
     optimizer = build_optimizer(model, config)
 
     def step(tokens, targets) -> float:

@@ -264,7 +264,7 @@ def train_native(
 ) -> list[float]:
     """Losses of native's steps from `first` to `last`, which count from 1."""
     model = runs.build_native_model(trainer)
-    trainable = prepare_model(model, device="cpu", bf16=False)
+    trainable = prepare_model(model, device="cpu")
     optimizer = build_optimizer(model, trainer.optimizer)
     if load is not None:
         tensors = state.collect_weights(model) | state.collect_moments(model, optimizer)

@@ -109,7 +109,8 @@ def train_native(
     data = trainer.data
     if eod_id is not None:
         model.documents = DocumentHandling(eod_id, data.reset_position_ids, data.reset_attention_mask)
-    trainable = native_step.prepare_model(model, device="cpu", bf16=trainer.training.bf16)
+    model.configure(trainer.training)
+    trainable = native_step.prepare_model(model, device="cpu")
     optimizer = build_optimizer(model, trainer.optimizer)
     found = []
     for batches, rate in zip(draw_tokens() if tokens is None else tokens, compute_rates(trainer), strict=False):

@@ -36,7 +36,7 @@ def draw_frequent_tokens(spec: ModelSpec, *shape: int, seed: int = 0) -> NDArray
 def train_weights(spec: ModelSpec) -> TensorDict:
     """Weights under hub names after a short training on such tokens, by native."""
     model = build_model(spec, "cpu", seed=1)
-    trainable = prepare_model(model, device="cpu", bf16=False)
+    trainable = prepare_model(model, device="cpu")
     optimizer = build_optimizer(model, OptimizerConfig(lr=1e-2))
     for step in range(STEPS):
         tokens = torch.from_numpy(draw_frequent_tokens(spec, 8, 33, seed=step))

@@ -221,6 +221,31 @@ def test_a_rewind_forgets_the_step_that_runs_and_the_state_of_the_bad_ones(make_
     assert [each["consumed_samples"] for each in read_kind(run, "step")] == [4, 8, 12, 16, 20]
 
 
+class StoppedEngine(BigramEngine):
+    """Skips steps 3 and 4; a signal arrives while it goes back from them."""
+
+    attempt: Attempt
+
+    def step(self, batches: MicroBatches, learning_rate: float) -> StepValues:
+        return super().step(batches, learning_rate)._replace(skipped=self.steps in (3, 4))
+
+    def load(self, folder: Path) -> None:
+        super().load(folder)
+        self.attempt.stop_signal = "SIGTERM"
+
+
+def test_a_signal_during_a_rewind_saves_no_step_that_is_on_disk(make_run: Callable[..., Run]) -> None:
+    run = make_run(save_interval=1, nonfinite_policy="rewind", max_nonfinite_steps=2)
+    asked = experiment.read_run_experiment(run)
+    with contextlib.closing(Attempt(run, 0)) as attempt:
+        engine = StoppedEngine(asked.trainer.model.vocab_size)
+        engine.attempt = attempt
+        train_with_engine(open_session(asked, attempt, OneProcess(), INFO, {}), engine)
+    assert [each["to_step"] for each in read_kind(run, "rewind")] == [2]
+    assert [each["step"] for each in read_kind(run, "checkpoint_saved")] == [1, 2, 3]
+    assert [each["step"] for each in read_kind(run, "interrupted")] == [2]
+
+
 def test_weights_that_are_not_finite_are_refused_before_the_first_step(
     make_run: Callable[..., Run], train: Train, tmp_path: Path
 ) -> None:

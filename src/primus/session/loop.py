@@ -135,9 +135,9 @@ def train_steps(run: TrainingRun) -> bool:
             step(run, batches)
             # Reports a finished checkpoint early, and never waits, so that a slow disk does not slow down the steps.
             run.saver.poll()
-            if run.is_due(find_evaluation_interval(training)):
+            if is_due(run, find_evaluation_interval(training)):
                 evaluate_validation(run)
-            if run.is_due(run.trainer.checkpoint.save_interval):
+            if is_due(run, run.trainer.checkpoint.save_interval):
                 save(run)
             if find_next_sample(run.consumed_samples, run.rewinds) != run.consumed_samples:
                 return False
@@ -214,6 +214,11 @@ def report_steps(run: TrainingRun, reports: Iterable[StepReport]) -> None:
                 f" {report.grad_norm}); {run.session.engine.library} has changed the weights",
                 SUGGESTION,
             )
+
+
+def is_due(run: TrainingRun, interval: int | None) -> bool:
+    """Whether to do now what is done every `interval` steps; `finish` decides for the last step."""
+    return interval is not None and run.step % interval == 0 and run.step != run.trainer.training.train_iters
 
 
 def evaluate_validation(run: TrainingRun) -> None:

@@ -83,11 +83,6 @@ class TrainingRun:
         self.evaluated_step = self.stop_reason = None
         self.bad_steps.restart_after(self.step, start.recent_losses if start else [])
 
-    def is_due(self, interval: int | None) -> bool:
-        """Whether something that is done every `interval` steps is to be done now; the end of a run decides for the
-        last step."""
-        return interval is not None and self.step % interval == 0 and self.step != self.trainer.training.train_iters
-
     def request_stop(self, reason: str) -> None:
         """End the training after this step as if it were the last."""
         # The first reason counts. Other ranks learn of it in `choose_action`, before the next step.

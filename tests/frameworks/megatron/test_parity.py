@@ -185,7 +185,7 @@ def train_native_with_documents(trainer: Trainer, documents: Any, steps: int) ->
 
     model = build_native_model(trainer)
     model.documents = documents
-    trainable = prepare_model(model, device="cpu", bf16=False)
+    trainable = prepare_model(model, device="cpu")
     optimizer, found = build_optimizer(model, trainer.optimizer), []
     for tokens, rate in zip(draw_tokens(trainer)[:steps], compute_rates(trainer), strict=False):
         size = trainer.training.micro_batch_size

@@ -35,7 +35,7 @@ def build_adapted(settings: AdapterSettings) -> Transformer:
 
 
 def train_steps(model: Transformer, tokens: torch.Tensor) -> None:
-    trainable = prepare_model(model, device="cpu", bf16=False)
+    trainable = prepare_model(model, device="cpu")
     optimizer = build_optimizer(model, OptimizerConfig(lr=1e-2))
     for _ in range(2):
         train_step(trainable, optimizer, [(tokens, tokens)], learning_rate=1e-2, clip_grad=1.0)

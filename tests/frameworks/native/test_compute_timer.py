@@ -7,6 +7,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,12 @@ def test_of_two_processes_the_slow_one_has_the_longer_computing_time(tmp_path: P
 def _slow_and_fast(rank: int, folder: Path, is_sharded: bool) -> None:
     """Three steps of two micro batches; in each forward pass of rank 1 there is a delay."""
     model = build_model(SPEC, "meta", 0)
-    trainable = prepare_model(model, device="cpu", bf16=False, world=2, shard=is_sharded)
+    trainable = prepare_model(model, device="cpu", world=2, shard=is_sharded)
     initialize_weights(model, 0)
     optimizer = build_optimizer(model, OptimizerConfig())
     timer = ComputeTimer(CPU, model)
     assert timer.is_complete
+    trainable = replace(trainable, timer=timer)
     if rank == 1:
         model.layers[0].attention.register_forward_pre_hook(lambda *_: time.sleep(DELAY_S))
     tokens = torch.randint(0, 160, (2, 16))
@@ -83,7 +85,7 @@ def _slow_and_fast(rank: int, folder: Path, is_sharded: bool) -> None:
     for _ in range(3):
         before = time.perf_counter()
         batches = [(tokens, tokens)] * 2
-        train_step(trainable, optimizer, batches, learning_rate=1e-3, clip_grad=1.0, timer=timer).values.tolist()
+        train_step(trainable, optimizer, batches, learning_rate=1e-3, clip_grad=1.0).values.tolist()
         times["step"].append(time.perf_counter() - before)
         taken = timer.take_time()
         assert taken is not None
@@ -168,7 +170,7 @@ def _shortest_step_s() -> float:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:
         model = build_model(SPEC, "cpu", 0)
-        trainable = prepare_model(model, device="cpu", bf16=False)
+        trainable = prepare_model(model, device="cpu")
         optimizer = build_optimizer(model, OptimizerConfig())
         tokens = torch.randint(0, 160, (16, 128))
         times = []

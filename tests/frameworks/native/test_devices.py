@@ -19,7 +19,8 @@ def train(device: str, dtype: torch.dtype, *, bf16: bool = False) -> list[tuple[
     """Loss and gradient norm of each step of the model `tiny`."""
     spec = load_model("tiny.yaml")
     model = build_model(spec, "cpu", seed=3).to(dtype)
-    trainable = prepare_model(model, device=device, bf16=bf16)
+    model.compute_dtype = torch.bfloat16 if bf16 else None
+    trainable = prepare_model(model, device=device)
     optimizer = build_optimizer(trainable.model, OptimizerConfig(lr=RATE))
     tokens = torch.randint(spec.vocab_size, (4, 33), generator=torch.Generator().manual_seed(5)).to(device)
     batch = (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())

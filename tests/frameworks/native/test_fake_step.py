@@ -28,15 +28,11 @@ def load(folder: Path, model: str, **settings: Any) -> Experiment:
 @pytest.mark.parametrize("settings", [{"bf16": False}, {"bf16": True, "recompute_activations": True}])
 def test_a_fake_step_has_the_products_of_a_real_one(settings: dict[str, Any], tmp_path: Path) -> None:
     asked = load(tmp_path, "tiny", **settings)
-    training = asked.trainer.training
     fake = ProductRecorder()
     run_fake_step(asked, "cpu", fake)
-    trainable = prepare_model(
-        build_model(asked.trainer.model, "cpu", seed=1),
-        device="cpu",
-        bf16=training.bf16,
-        recompute=training.recompute_activations,
-    )
+    model = build_model(asked.trainer.model, "cpu", seed=1)
+    model.configure(asked.trainer.training)
+    trainable = prepare_model(model, device="cpu")
     tokens = torch.randint(0, 512, (2, 33))
     with ProductRecorder() as real:
         trainable.loss(tokens[:, :-1], tokens[:, 1:], torch.ones(())).backward()

@@ -37,7 +37,7 @@ def test_packed_examples_have_the_loss_of_each_alone(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "tok")
     packed, single = open_samples(tmp_path, packed=True), open_samples(tmp_path, packed=False)
     assert len(packed) < len(single)
-    trainable = prepare_model(build_model(load_model("tiny.yaml"), "cpu", 1), device="cpu", bf16=False)
+    trainable = prepare_model(build_model(load_model("tiny.yaml"), "cpu", 1), device="cpu")
     batch = to_batch(packed, None, CPU)
     together, tokens = evaluate_batches(trainable, [batch])
     alone, own_tokens = evaluate_batches(trainable, [to_batch(sample[None], None, CPU) for sample in single])
@@ -56,5 +56,5 @@ def test_only_answers_are_targets(tmp_path: Path) -> None:
     assert set(counted.replace("<|im_end|>", "")) <= {"x"}
     assert counted.count("<|im_end|>") == sample[0, EXAMPLE].max() == examples.max()
     nothing = to_batch(np.where(np.arange(3)[:, None] == TOKENS, sample, 0), None, CPU)
-    trainable = prepare_model(build_model(load_model("tiny.yaml"), "cpu", 1), device="cpu", bf16=False)
+    trainable = prepare_model(build_model(load_model("tiny.yaml"), "cpu", 1), device="cpu")
     assert evaluate_batches(trainable, [nothing]) == (0.0, 0), "a micro batch without any answer"

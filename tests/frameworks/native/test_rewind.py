@@ -249,6 +249,26 @@ def test_a_rewind_skips_data_whose_loss_is_not_finite(
     assert losses(expected) == {step: loss for step, loss in losses(run).items() if step >= bad}
 
 
+@pytest.mark.parametrize("begins_with_weights", [False, True])
+def test_a_rewind_to_the_beginning_repeats_the_dropout_of_its_adapters(
+    make_run: MakeRun, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins_with_weights: bool
+) -> None:
+    adapters = {"peft": "lora", "peft_dim": 4, "peft_dropout": 0.3}
+    changes = {"nonfinite_policy": "rewind", "max_nonfinite_steps": 3, "save_interval": 35, "backend_args": adapters}
+    settings = spiky.settings(tmp_path, **changes)
+    if begins_with_weights:
+        first = make_run("first", train_iters=1)
+        train(first)
+        settings |= {"load": str(first.directory), "finetune": True}
+    run, fresh = make_run("run", **settings), make_run("fresh", **settings)
+    poison(monkeypatch)
+    train(run)
+    assert [event["to_step"] for event in kinds(run, "rewind")] == [0]
+    shutil.copy(run.directory / "rewinds.json", fresh.directory)
+    train(fresh)
+    assert losses(fresh) == losses(run)
+
+
 def test_steps_that_are_not_finite_are_skipped_by_default(
     make_run: MakeRun, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,12 +47,25 @@ EOD = int(batches(1)[0][0][0, 7])
 """Ends a document in the first step."""
 
 
+def prepared_model(
+    spec: ModelSpec,
+    device: str,
+    *,
+    bf16: bool = False,
+    recompute: bool = False,
+    documents: DocumentHandling | None = None,
+    **options,
+) -> Trainable:
+    model = build_model(spec, device, seed=1)
+    model.documents, model.recompute = documents, recompute
+    model.compute_dtype = torch.bfloat16 if bf16 else None
+    return prepare_model(model, device="cpu", **options)
+
+
 def trainable(
     spec: ModelSpec = SPEC, documents: DocumentHandling | None = None, **options
 ) -> tuple[Trainable, torch.optim.Optimizer]:
-    model = build_model(spec, "cpu", seed=1)
-    model.documents = documents
-    prepared = prepare_model(model, device="cpu", **({"bf16": False} | options))
+    prepared = prepared_model(spec, "cpu", documents=documents, **options)
     return prepared, build_optimizer(prepared.model, CONFIG)
 
 
@@ -232,7 +245,7 @@ def worker(rank: int, folder: Path) -> None:
 
 
 def train_in_two(rank: int, options: dict) -> dict:
-    prepared = prepare_model(build_model(SPEC, "meta", seed=1), device="cpu", world=2, **({"bf16": False} | options))
+    prepared = prepared_model(SPEC, "meta", world=2, **options)
     initialize_weights(prepared.model, 1)
     initial = gathered(prepared)
     optimizer = build_optimizer(prepared.model, CONFIG)

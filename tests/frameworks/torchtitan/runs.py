@@ -117,7 +117,8 @@ def train_native(
     if weights is not None:
         load_weights(model, weights)
     model.to(dtype)
-    trainable = prepare_model(model, device="cpu", bf16=trainer.training.bf16)
+    model.configure(trainer.training)
+    trainable = prepare_model(model, device="cpu")
     optimizer = build_optimizer(model, trainer.optimizer)
     found = []
     for step, rate in zip(range(steps), compute_rates(trainer), strict=False):

@@ -73,11 +73,12 @@ class NativeEngine(Engine):
     def __init__(self, session: Session, processes: TorchProcesses, dtype: torch.dtype = torch.float32) -> None:
         self._trainer, self._processes = session.trainer, processes
         self._masked_token, self._compile_reason = session.masked_token, session.compile_reason
-        self.trainable = self._build_trainable(session, dtype)
+        trainable = self._build_trainable(session, dtype)
+        self._timer = ComputeTimer(processes.device, trainable.model)
+        window = _build_loss_window(session.trainer.training, processes.device)
+        self.trainable = replace(trainable, window=window, timer=self._timer)
         self._optimizer = build_optimizer(self.model, session.trainer.optimizer)
-        self._timer = ComputeTimer(processes.device, self.model)
         self._watch = StepWatch(self.model, is_compiled=session.compiled)
-        self._window = _build_loss_window(session.trainer.training, processes.device)
 
     @property
     def data_rank(self) -> int:
@@ -93,7 +94,7 @@ class NativeEngine(Engine):
 
     @property
     def loss_window(self) -> LossWindow | None:
-        return self._window
+        return self.trainable.window
 
     def load_start(self, session: Session, start: ResumePoint | None) -> None:
         """Load a checkpoint of native; else fill the weights: those of `load:` in another format, or initial ones.
@@ -101,8 +102,8 @@ class NativeEngine(Engine):
         With adapters, the weights under them are loaded first, also where a run resumes: checkpoints lack them.
         """
         transformer, seed = self.model, self._trainer.training.seed
-        if start is None:
-            seed_everything(seed, self._trainer.training.deterministic)
+        # First of all that draws a number; a checkpoint of as many processes restores the generators.
+        seed_everything(seed, self._trainer.training.deterministic)
         if start is None or start.weights_only:
             # AdamW creates its moments again at the next step, as zeros.
             self._optimizer.state.clear()
@@ -135,8 +136,6 @@ class NativeEngine(Engine):
             [to_batch(tokens, self._masked_token, device) for tokens in batches],
             learning_rate=learning_rate,
             clip_grad=self._trainer.optimizer.clip_grad,
-            window=self._window,
-            timer=self._timer,
         )
         launched = LaunchedStep(result, self._timer.take_time())
         return launched.read() if device.type == "cpu" else launched
@@ -188,6 +187,7 @@ class NativeEngine(Engine):
         trainer = session.trainer
         training = trainer.training
         built = build_model(trainer.model, "meta", training.seed, dtype)
+        built.configure(training)
         built.documents = build_document_handling(trainer.data, session.data.eod_id)
         settings = read_adapter_settings(trainer.backend_args, AdapterSettings)
         if settings.peft != "none":
@@ -195,12 +195,9 @@ class NativeEngine(Engine):
         return prepare_model(
             built,
             device=self._processes.device,
-            bf16=training.bf16,
             compile=session.compiled,
             world=self._processes.world,
             shard=trainer.parallel.use_distributed_optimizer,
-            recompute=training.recompute_activations,
-            loss_chunk_size=training.loss_chunk_size,
         )
 
 

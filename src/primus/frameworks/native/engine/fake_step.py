@@ -11,7 +11,6 @@ from torch.overrides import TorchFunctionMode
 
 from primus.config.schema import Experiment
 from primus.frameworks.native.engine.model import Transformer
-from primus.frameworks.native.engine.step import configure_model
 
 
 def run_fake_step(experiment: Experiment, device: str, observer: AbstractContextManager[object]) -> None:
@@ -29,12 +28,7 @@ def run_fake_step(experiment: Experiment, device: str, observer: AbstractContext
     with FakeTensorMode(allow_non_fake_inputs=True), nullcontext() if device == "cpu" else _FusedAttention():
         with place:
             model = Transformer(trainer.model)
-        configure_model(
-            model,
-            bf16=training.bf16,
-            recompute=training.recompute_activations,
-            loss_chunk_size=training.loss_chunk_size,
-        )
+        model.configure(training)
         size = (training.micro_batch_size, training.seq_length)
         tokens, targets = (torch.zeros(size, dtype=torch.int64, device=place) for _ in range(2))
         scale = torch.ones((), device=place)

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from primus.checkpoint.initial_values import draw_initial_value
-from primus.config.schema import ModelSpec
+from primus.config.schema import ModelSpec, TrainingConfig
 from primus.data.training.masks import DocumentHandling
 from primus.frameworks.native.engine import documents, ops, rope
 from primus.frameworks.native.engine.loss import cross_entropy
@@ -94,8 +94,11 @@ class Transformer(nn.Module):
         super().__init__()
         self.spec = spec
         self.compute_dtype: torch.dtype | None = None
+        """Of the passes; that of the parameters when None. Parameters, gradients and optimizer keep theirs."""
         self.recompute = False
+        """Whether the backward pass computes the activations of each layer again."""
         self.loss_chunk_size: int | None = None
+        """Tokens whose logits are in memory at once; chosen from the vocabulary when None."""
         self.documents: DocumentHandling | None = None
         self.adapters: AdapterSettings | None = None
         self.embedding = nn.Embedding(spec.vocab_size, spec.hidden_size)
@@ -104,6 +107,11 @@ class Transformer(nn.Module):
         tied = not spec.untie_embeddings_and_output_weights
         self.output = None if tied else Linear(spec.hidden_size, spec.vocab_size, bias=False)
         self.register_buffer("frequencies", torch.empty(head_dim(spec) // 2), persistent=False)
+
+    def configure(self, training: TrainingConfig) -> None:
+        """Compute as an experiment asks for."""
+        self.compute_dtype = torch.bfloat16 if training.bf16 else None
+        self.recompute, self.loss_chunk_size = training.recompute_activations, training.loss_chunk_size
 
     @property
     def output_weight(self) -> Tensor:

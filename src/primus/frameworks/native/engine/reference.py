@@ -29,7 +29,9 @@ def train(device: torch.device) -> tuple[str, float]:
     """A digest of the loss of each step and of all weights after the last one, and the last loss."""
     spec = load_model(MODELS[device.type])
     with _use_repeatable_kernels():
-        trainable = prepare_model(model.build_model(spec, device, SEED), device=device, bf16=device.type == "cuda")
+        built = model.build_model(spec, device, SEED)
+        built.compute_dtype = torch.bfloat16 if device.type == "cuda" else None
+        trainable = prepare_model(built, device=device)
         optimizer = build_optimizer(trainable.model, OptimizerConfig(lr=LEARNING_RATE))
         generator = torch.Generator().manual_seed(SEED)
         digest, loss = hashlib.sha256(), torch.zeros(())

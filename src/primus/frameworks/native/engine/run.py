@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -18,7 +17,7 @@ from primus.runs.attempt import Attempt
 from primus.session.loop import train_with_engine
 from primus.session.open_session import open_session
 from primus.session.ranks.engine_errors import explain_torch_errors
-from primus.session.ranks.torch_processes import TorchProcesses, describe_torch_engine, join_run, seed_everything
+from primus.session.ranks.torch_processes import TorchProcesses, describe_torch_engine, join_run
 from primus.session.session import Session
 
 FLOAT64_VARIABLE = "PRIMUS_NATIVE_FLOAT64"
@@ -31,21 +30,18 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     Raises:
         PrimusError: The training cannot begin or continue; the message says why.
     """
-    training, environ = experiment.trainer.training, os.environ
     # Inside of the process group: the set-up already communicates, for example to agree on the checkpoint.
     with explain_torch_errors(), join_run(attempt, experiment.trainer) as processes:
-        # Before anything draws a number; the restored generators replace these.
-        seed_everything(training.seed, training.deterministic)
         info = describe_torch_engine(processes, "native", "torch", str(torch.__version__), processes.world)
-        session = open_session(experiment, attempt, processes, info, environ)
+        session = open_session(experiment, attempt, processes, info, os.environ)
         # After the search: a resumed run is compiled if the checkpoint's was, since rounding differs.
-        decision = _decide_compile(session, processes, environ)
+        decision = _decide_compile(session, processes)
         session = replace(session, compiled=decision.compiled, compile_reason=decision.reason)
-        dtype = torch.float64 if environ.get(FLOAT64_VARIABLE) == "1" else torch.float32
+        dtype = torch.float64 if session.environ.get(FLOAT64_VARIABLE) == "1" else torch.float32
         train_with_engine(session, NativeEngine(session, processes, dtype))
 
 
-def _decide_compile(session: Session, processes: TorchProcesses, environ: Mapping[str, str]) -> CompileDecision:
+def _decide_compile(session: Session, processes: TorchProcesses) -> CompileDecision:
     trainer, start = session.trainer, session.start
     training = trainer.training
     tokens = training.train_iters * session.global_batch_size * training.seq_length
@@ -55,5 +51,5 @@ def _decide_compile(session: Session, processes: TorchProcesses, environ: Mappin
         flops_per_device=tokens * flops_per_token(trainer.model, training.seq_length, CONVENTION) / processes.world,
         device_type=processes.device.type,
         threads=torch.get_num_threads(),
-        environ=environ,
+        environ=session.environ,
     )

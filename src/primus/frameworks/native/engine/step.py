@@ -40,6 +40,10 @@ class Trainable:
     """Device of this process."""
     world: int
     """Processes that share the batch."""
+    window: LossWindow | None = None
+    """Finds the steps whose loss is a spike; None if spikes are steps like others."""
+    timer: ComputeTimer | None = None
+    """Measures the passes."""
 
 
 @dataclass(frozen=True)
@@ -74,44 +78,30 @@ def prepare_model(
     model: Transformer,
     *,
     device: torch.device | str,
-    bf16: bool = True,
     compile: bool = False,
     world: int = 1,
     shard: bool = True,
-    recompute: bool = False,
-    loss_chunk_size: int | None = None,
 ) -> Trainable:
     """Make `model` trainable; a model on the meta device is allocated, and needs `model.initialize_weights` afterwards.
 
     Args:
-        model: From `model.build_model`; changed in place.
+        model: From `model.build_model`, with the attributes that say how it computes; changed in place.
         device: Where it trains.
-        bf16: Compute in bfloat16; the parameters, their gradients and the optimizer stay float32.
         compile: torch.compile of the model with its loss (of each layer if there are several processes).
         world: Processes in the default process group, which must exist when there are several.
         shard: Shard parameters, gradients and optimizer state over the processes; else every process has all of them.
-        recompute: Recompute the activations of each layer in the backward pass.
-        loss_chunk_size: Tokens whose logits are in memory at once; chosen from the vocabulary when None.
     """
     device = torch.device(device)
     if device.type == "cpu":
         keep_freed_memory()
-    configure_model(model, bf16=bf16, recompute=recompute, loss_chunk_size=loss_chunk_size)
     if world > 1:
-        _shard_model(model, device, bf16, compile, world, shard)
+        _shard_model(model, device, compile, world, shard)
     if any(parameter.is_meta for parameter in model.parameters()):
         model.to_empty(device=device)
     else:
         model.to(device)
     loss = torch.compile(model) if compile and world == 1 else model
     return Trainable(model, loss, device, world)
-
-
-def configure_model(model: Transformer, *, bf16: bool, recompute: bool, loss_chunk_size: int | None) -> None:
-    """Choose how `model` computes; the arguments are those of `prepare_model`."""
-    model.compute_dtype = torch.bfloat16 if bf16 else None
-    model.recompute = recompute
-    model.loss_chunk_size = loss_chunk_size
 
 
 def train_step(
@@ -121,13 +111,11 @@ def train_step(
     *,
     learning_rate: float,
     clip_grad: float,
-    window: LossWindow | None = None,
-    timer: ComputeTimer | None = None,
 ) -> StepResult:
     """One optimizer step over all micro batches of all processes.
 
     The gradient is that of the mean loss over every token that has a target, in any micro batch and process. A step
-    whose loss or gradient is not finite, or whose loss is a spike in `window`, changes nothing. The host never waits
+    whose loss or gradient is not finite, or whose loss is a spike, changes nothing. The host never waits
     for the device.
     """
     # Stays on the device: the number of tokens is needed on the host only in the report.
@@ -139,7 +127,7 @@ def train_step(
     loss = torch.zeros((), dtype=torch.float64, device=trainable.device)
     for index, (tokens, targets, *examples) in enumerate(micro_batches):
         _synchronise_gradients(trainable.model, index == len(micro_batches) - 1)
-        with timer.measure_step() if timer else nullcontext():
+        with trainable.timer.measure_step() if trainable.timer else nullcontext():
             part = trainable.loss(tokens, targets, scale, *examples)
             # With FSDP the reduction of the gradients overlaps with this pass in the last micro batch.
             part.backward()
@@ -150,8 +138,8 @@ def train_step(
     grad_norm = _compute_gradient_norm(trainable.model)
     # A tensor rather than a branch: a branch on its value would wait for the device.
     skipped = NONFINITE * ~(loss.isfinite() & grad_norm.isfinite())
-    if window is not None:
-        skipped = torch.where(skipped == 0, SPIKE * window.add_loss(loss.float()), skipped)
+    if trainable.window is not None:
+        skipped = torch.where(skipped == 0, SPIKE * trainable.window.add_loss(loss.float()), skipped)
     _apply_update(optimizer, learning_rate, _compute_divisor(grad_norm, clip_grad), skipped != 0)
     return StepResult(torch.stack([value.double() for value in (loss, grad_norm, skipped, num_tokens)]))
 
@@ -168,13 +156,13 @@ def evaluate_batches(trainable: Trainable, batches: Sequence[Batch]) -> tuple[fl
     return loss_sum, int(num_tokens)
 
 
-def _shard_model(model: Transformer, device: torch.device, bf16: bool, compile: bool, world: int, shard: bool) -> None:
+def _shard_model(model: Transformer, device: torch.device, compile: bool, world: int, shard: bool) -> None:
     """Shard by FSDP2 over all processes: each layer is gathered when it runs (torch.distributed.fsdp.fully_shard)."""
     # Without sharding, a mesh of replicas: the same code path, and gradients are reduced by FSDP2 as well.
     sizes = {"shard": world} if shard else {"replicate": world, "shard": 1}
     mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     policy = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if bf16 else None,
+        param_dtype=model.compute_dtype,
         reduce_dtype=torch.float32,
         cast_forward_inputs=False,  # rotary angles stay float32, the loss scale float64
     )
