@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 import browser
 
 pytest.importorskip("numpy")
 
+from primus.comparison.results.run_result import NO_SYSTEM
 from primus.machine.facts import Device, MachineFacts
 from primus.report.benchmark_history import find_history_file
 from primus.run_report.facts import collect_facts
@@ -69,7 +71,7 @@ def test_a_run_on_a_busy_host_lacks_cores_and_reaches_little_of_the_measured_pro
         tflops_per_device=0.05,
         after=[{"kind": "training_ended", "core_wait_share": 0.6}],
     )
-    write_json(run.directory / "env/system_info.json", {"host": socket.gethostname()})
+    write_json(run.directory / "env/system_info.json", structs.replace(NO_SYSTEM, host=socket.gethostname()))
     environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
     case = {"M": 64, "N": 64, "K": 64, "trans": "NN", "dtype": "fp32", "mode": "steady"}
     record = {**case, "benchmark": "gemm", "device": "CPU", "rank": 0, "value": 0.5, "unit": "TFLOP/s"}

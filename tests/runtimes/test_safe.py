@@ -307,12 +307,12 @@ def test_logs_are_followed_without_lines_twice(server: Safe, monkeypatch: pytest
 
     monkeypatch.setattr(commands, "_write_to_stdout", write)
     target, place = commands.load_target("safe"), place_of(server)
-    commands.write_log(target, place, job, ENVIRON, 0, True, None)
+    commands.write_log(target, place, job, ENVIRON, commands.LogRequest(0, True, None))
     assert written == ["a\n", "a\n", "b\n", "a\n", "a\n", "b2\n"]
-    commands.write_log(target, place, job, ENVIRON, 0, False, 1)
+    commands.write_log(target, place, job, ENVIRON, commands.LogRequest(0, False, 1))
     assert written[6:] == ["b2\n"]
     with pytest.raises(UsageError, match="node 5 of"):
-        commands.write_log(target, place, job, ENVIRON, 5, False, None)
+        commands.write_log(target, place, job, ENVIRON, commands.LogRequest(5, False, None))
 
 
 def test_a_job_that_is_gone_at_the_second_attempt_is_deleted(server: Safe) -> None:

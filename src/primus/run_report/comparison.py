@@ -147,12 +147,12 @@ def list_candidates(a: Run, b: Run) -> list[ExplainedDifference]:
     return [each for each in found if each.effects]
 
 
-def _read_settings_in_force(run: Run) -> dict[str, Any]:
+def _read_settings_in_force(run: Run) -> dict[str, object]:
     found = read_settings_in_force(events.read_events(run.events))
     return {each.key: each.in_force for each in found if each.key not in MEASURED}
 
 
-def _drop_off(settings: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_off(settings: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, object]:
     """The settings without those that do nothing and that the other engine does not state at all."""
     return {
         key: value
@@ -161,7 +161,7 @@ def _drop_off(settings: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str
     }
 
 
-def _read_facts(run: Run, part: SpeedPart) -> dict[str, Any]:
+def _read_facts(run: Run, part: SpeedPart) -> dict[str, object]:
     """What the run recorded of a part of the table of `primus.runs.speed_facts`."""
     if part == "variable":
         return dict(read_run_variables(run).values)
@@ -169,7 +169,7 @@ def _read_facts(run: Run, part: SpeedPart) -> dict[str, Any]:
         return dict(filter_packages(read_run_packages(run)))
     started = _read_started(run)
     system = read_system_info(run.directory / "env")
-    facts: dict[str, Any] = {"host": run.read_metadata().host, "device": started.get("device")}
+    facts: dict[str, object] = {"host": run.read_metadata().host, "device": started.get("device")}
     facts |= {"world_size": started.get("world_size"), "threads": started.get("threads")}
     if system is not None:
         facts |= describe_software(system, run.read_metadata().command)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from primus.errors import PrimusError
 from primus.models.counts import Convention, detect_convention, flops_per_token
@@ -52,10 +52,10 @@ class StepPoint(Struct, frozen=True, kw_only=True):
 class RankCompute(Struct, frozen=True, kw_only=True):
     """What a rank said of its last step."""
 
-    rank: int
-    host: str
-    step: int
-    compute_time_s: float | None
+    rank: int = 0
+    host: str = ""
+    step: int = 0
+    compute_time_s: float | None = None
 
 
 class RunFacts(Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class RunFacts(Struct, frozen=True, kw_only=True):
     summary: RunSummary
     reason: str
     """Why it ended, if it failed."""
-    started: dict[str, Any]
+    started: Event
     """The newest event `run_started`; empty for runs that train nothing."""
     points: list[StepPoint]
     evaluations: list[StepPoint]
@@ -359,30 +359,14 @@ def _read_capacity(run: Run, started: Event) -> float | None:
     return size / 2**30 if size else None
 
 
-def _read_system_info(run: Run) -> dict[str, Any]:
-    try:
-        found = msgspec.json.decode((run.directory / "env" / "system_info.json").read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _read_ranks(run: Run) -> list[RankCompute]:
     """The last heartbeat of each rank in the newest attempt."""
     folders = sorted(run.directory.glob("logs/attempt_*"), key=lambda path: int(path.name.partition("_")[2] or 0))
     found = []
     for path in folders[-1].glob("rank_*.heartbeat.json") if folders else ():
         with contextlib.suppress(OSError, msgspec.MsgspecError, ValueError):
-            beat = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-            rank = int(path.name.removeprefix("rank_").partition(".")[0])
-            found.append(
-                RankCompute(
-                    rank=rank,
-                    host=str(beat.get("host", "")),
-                    step=int(beat.get("step", 0)),
-                    compute_time_s=beat.get("compute_time_s"),
-                )
-            )
+            beat = msgspec.json.decode(path.read_bytes(), type=RankCompute)
+            found.append(structs.replace(beat, rank=int(path.name.removeprefix("rank_").partition(".")[0])))
     return sorted(found, key=lambda each: each.rank)
 
 
@@ -398,15 +382,15 @@ def _read_reason(run: Run) -> str:
 
 
 def _describe_machine(run: Run, started: Event) -> dict[str, str]:
-    info = _read_system_info(run)
+    info = read_system_info(run.directory / "env")
     versions = started.get("versions") if isinstance(started.get("versions"), dict) else {}
     rows = {
-        "host": info.get("host"),
+        "host": info.host if info else None,
         "device": started.get("device") or _read_line(run.directory / "env" / "gpu_model.txt"),
         "processes": started.get("world_size"),
         "threads of each": started.get("threads"),
-        "CPU": f"{info['cpu_model']}, {info.get('cpu_cores', '?')} cores" if info.get("cpu_model") else None,
-        "kernel": info.get("kernel"),
+        "CPU": f"{info.cpu_model}, {info.cpu_cores} cores" if info and info.cpu_model else None,
+        "kernel": info.kernel if info else None,
         **{str(name): version for name, version in (versions or {}).items()},
     }
     return {name: str(value) for name, value in rows.items() if value not in (None, "")}

@@ -50,7 +50,6 @@ def encoded(
         )
     )[0]
     tokens = IndexedTokens(made.prefix)
-    tokens.verify_index()
     borders = tokens.borders.tolist()
     pairs = pairwise(borders)
     return made.manifest, [[tokens[each].tolist() for each in range(*pair)] for pair in pairs]

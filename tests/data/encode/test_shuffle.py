@@ -42,7 +42,6 @@ def encoded(text: Path, tokenizer: Path, output: Path, seed: int | None = 0, wor
 
 def documents_of(output: Path) -> list[tuple[int, ...]]:
     tokens = IndexedTokens(output.with_name(f"{output.name}_text_document"))
-    tokens.verify_index()
     borders = tokens.borders.tolist()
     return [tuple(id for sequence in range(*each) for id in tokens[sequence].tolist()) for each in pairwise(borders)]
 

@@ -11,7 +11,7 @@ import pytest
 from primus.data.filter.job import FilterJob, FinishedElsewhere
 from primus.data.filter.report import FilterReport
 from primus.data.filter.result_folder import JobResult, ResultFolder
-from primus.data.shards.inputs import Inputs, open_files
+from primus.data.shards.inputs import Inputs, hash_contents, open_files
 from primus.data.shards.shard_queue import BadItem
 from primus.data.shards.workers import Show
 from primus.errors import PrimusError, UsageError
@@ -58,7 +58,7 @@ def contents(output: Path, bad: int = 0) -> Contents:
     folder = made.work / "final"
     folder.mkdir(parents=True)
     items = [BadItem(f"a.jsonl:{number}", "no JSON") for number in range(bad)]
-    facts = made.source.read_facts()
+    facts = made.source.collect_facts(list(map(hash_contents, made.source.shards)))
     return FilterReport(primus="1", identity=made.identity, inputs=facts, documents=1, kept=1, bad=items), {
         output: folder
     }

@@ -68,17 +68,14 @@ def test_what_is_written_is_read_back(
     borders = [0, *(index + 1 for index, end in enumerate(ends) if end)]
     assert independent_reader(prefix) == (sequences, borders)
     tokens = IndexedTokens(prefix)
-    tokens.verify_index()
     assert [tokens[index].tolist() for index in range(len(tokens))] == sequences
     assert tokens.borders.tolist() == borders
     assert (tokens.num_documents, tokens.num_tokens) == (len(documents), sum(map(len, sequences)))
 
 
 def test_an_index_of_several_chunks_is_whole(write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexed_dataset, "CHUNK", 3)
     monkeypatch.setattr(indexed_dataset, "COPY_BYTES", 24)
     prefix = write_tokens("x", [[number] * (number % 4) for number in range(1, 30)])
-    IndexedTokens(prefix).verify_index()
     assert independent_reader(prefix) == ([[number] * (number % 4) for number in range(1, 30)], list(range(30)))
 
 
@@ -155,23 +152,6 @@ def test_a_missing_file_is_named(write_tokens: WriteTokens, suffix: str) -> None
     prefix.with_name(prefix.name + suffix).unlink()
     with pytest.raises(UsageError, match=rf"{suffix}: no such file"):
         IndexedTokens(prefix)
-
-
-@pytest.mark.parametrize(
-    ("position", "value"),
-    [
-        (34, struct.pack("<i", 2)),
-        (34, struct.pack("<i", -3)),
-        (34 + 16 + 16, struct.pack("<q", 2)),
-        (34 + 16 + 32, struct.pack("<q", 1)),
-        (34 + 16 + 32 + 8, struct.pack("<q", 3)),
-    ],
-)
-def test_verify_finds_an_index_that_contradicts_itself(write_tokens: WriteTokens, position: int, value: bytes) -> None:
-    prefix = write_tokens("x", DOCUMENTS)
-    damage_header(prefix, position, value)
-    with pytest.raises(PrimusError, match="corrupt"):
-        IndexedTokens(prefix).verify_index()
 
 
 def test_a_sequence_outside_the_bin_is_an_error_when_it_is_read(write_tokens: WriteTokens) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from primus.cli.main import main
-from primus.data.shards.inputs import Inputs, open_files, open_input
+from primus.data.shards.inputs import Inputs, hash_contents, open_files, open_input
 from primus.errors import UsageError
 
 
@@ -83,14 +83,16 @@ def test_every_task_refuses_an_output_in_its_input(text: Path, task: str, capsys
 
 
 def test_a_moved_input_is_the_same_and_what_else_has_changed_is_named(tmp_path: Path, text: Path) -> None:
-    facts = opened(text, tmp_path / "out").read_facts()
+    before = opened(text, tmp_path / "out")
+    facts = before.collect_facts(list(map(hash_contents, before.shards)))
     shutil.copytree(text, tmp_path / "copy")
     assert not open_files([str(tmp_path / "copy")]).describe_difference(facts)
     with (text / "deep" / "a.jsonl").open("a") as file:
         file.write('{"text": "more"}\n')
     assert open_files([str(text)]).describe_difference(facts) == f"{text} is new, gone or changed"
     both = [str(text), str(tmp_path / "copy")]
-    facts = open_files(both).read_facts()
+    before = open_files(both)
+    facts = before.collect_facts(list(map(hash_contents, before.shards)))
     assert open_files(both[::-1]).describe_difference(facts) == "its inputs have another order"
     assert open_files(both[:1]).describe_difference(facts) == f"{both[1]} is new, gone or changed"
 

@@ -145,7 +145,9 @@ def test_sixteen_steps_take_their_documents_from_many_places(tmp_path: Path, mea
 def test_blocks_are_complete_at_so_many_documents_or_tokens(tmp_path: Path) -> None:
     lengths = np.random.default_rng(2).choice([1, 300, 3000, 500_000], 20_000, p=[0.5, 0.3, 0.19, 0.01])
     lengths[:6000] = 100
-    dataset = PackedDataset(IndexedTokens(write_index(tmp_path / "x", lengths)), 64, seed=1, first=7)
+    dataset = PackedDataset(
+        IndexedTokens(write_index(tmp_path / "x", lengths)), 64, seed=1, sequences=range(7, len(lengths))
+    )
     starts, sizes = dataset._block_starts, dataset._block_sizes
     assert starts[0] == 7
     assert starts[-1] == 20_000
@@ -159,7 +161,7 @@ def test_blocks_are_complete_at_so_many_documents_or_tokens(tmp_path: Path) -> N
 
 def test_a_range_of_sequences_stays_within_itself(write_tokens: WriteTokens) -> None:
     documents = [[number] * 10 for number in range(100)]
-    dataset = PackedDataset(IndexedTokens(write_tokens("x", documents)), 4, seed=1, first=90, last=98)
+    dataset = PackedDataset(IndexedTokens(write_tokens("x", documents)), 4, seed=1, sequences=range(90, 98))
     seen = {token for index in range(dataset.samples_per_epoch) for token in dataset[index].tolist()}
     assert seen <= set(range(90, 98))
     assert dataset.num_tokens == 80
@@ -251,7 +253,7 @@ def test_the_pieces_of_a_sample_are_its_tokens(
     tokens = IndexedTokens(write_tokens("x", documents))
     with monkeypatch.context() as patch:
         patch.setattr(packing, "FEW_PIECES", few)
-        dataset = PackedDataset(tokens, seq_length, seed=index, first=len(lengths) // 2)
+        dataset = PackedDataset(tokens, seq_length, seed=index, sequences=range(len(lengths) // 2, len(documents)))
         pieces = dataset.find_pieces(index)
         found = [
             token

@@ -130,7 +130,7 @@ def _parse_entry(path: Path, name: str, entry: Mapping[str, Any], start: int) ->
 
 def build_header(tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> bytes:
     """The start of a file that holds these tensors one after the other."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, info in tensors.items():
         end = offset + info.num_bytes

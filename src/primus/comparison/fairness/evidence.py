@@ -19,7 +19,7 @@ from primus.machine.tools.vitals import NORMAL_LIMITS, POWER_LIMITS, UNCLEAR_LIM
 from primus.models.counts import detect_convention
 from primus.runs.speed_facts import SpeedPart, filter_packages
 
-WORDS: dict[str, Any] = {"True": True, "False": False, "None": None}
+WORDS: dict[str, object] = {"True": True, "False": False, "None": None}
 RUN_TIMER = "waiting for data included, evaluation and checkpoints excluded"
 """What the times of runs of primus include (primus.callback.StepReport)."""
 
@@ -140,7 +140,7 @@ def _collect_environment(result: ComparisonResult) -> dict[SpeedPart, dict[str, 
     }
 
 
-def _collect_settings(result: ComparisonResult) -> dict[str, Any]:
+def _collect_settings(result: ComparisonResult) -> Mapping[str, object]:
     """The settings that a result states, those that were read back from the engine last."""
     training, parallel = result.training_config, result.parallelism_config
     fields = {

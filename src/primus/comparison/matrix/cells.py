@@ -179,7 +179,7 @@ def _number_cell(cell: MatrixCell, loaded: LoadedMatrix, repetition: int, positi
     return structs.replace(cell, place=place, command=(*cell.command, *own) if cell.command else ())
 
 
-def _merge_settings(loaded: LoadedMatrix, kind: CellKind) -> dict[str, Any]:
+def _merge_settings(loaded: LoadedMatrix, kind: CellKind) -> dict[str, object]:
     """The settings of a cell; later ones win."""
     matrix = loaded.matrix
     device = {"device": "cpu" if kind.platform == "cpu" else "cuda"}

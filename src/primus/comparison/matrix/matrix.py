@@ -65,7 +65,7 @@ class MatrixPlatform(MatrixPart, frozen=True, kw_only=True):
     """Words of the runtimes of each cell, such as `slurm sbatch -N 1 --partition mi300x`; it runs here when empty."""
     env: dict[str, str] = {}
     """Variables of its cells."""
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     """Settings of its cells; only those that a tuned side may choose, and `device`."""
 
 
@@ -76,7 +76,7 @@ class MatrixModel(MatrixPart, frozen=True, kw_only=True):
     """Model preset, or a file; that of the experiment when null."""
     experiment: str | None = None
     """Experiment file of its cells, instead of that of the matrix."""
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     """Settings of its cells, such as its data and its tokenizer."""
 
 
@@ -86,7 +86,7 @@ class TunedChoice(MatrixPart, frozen=True, kw_only=True):
     platform: str | None = None
     framework: str | None = None
     model: str | None = None
-    settings: dict[str, Any]
+    settings: dict[str, object]
 
 
 class TunedClass(MatrixPart, frozen=True, kw_only=True):
@@ -109,7 +109,7 @@ class RivalMatrix(MatrixPart, frozen=True, kw_only=True):
     platforms: dict[str, MatrixPlatform]
     frameworks: list[str]
     models: dict[str, MatrixModel]
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     """Settings of every cell, by the keys of an experiment."""
     env: dict[str, str] = {}
     """Variables of every cell."""
@@ -168,7 +168,7 @@ class LoadedMatrix(Struct, frozen=True, kw_only=True):
         raise UsageError(f"{self.file}: experiment: {name}: no such file", f"looked in {self.file.parent} and here")
 
 
-def flatten_engine_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_engine_settings(settings: Mapping[str, Any]) -> dict[str, object]:
     """Settings with those of one engine by path, however they are written: `backend_args.optimizer.implementation`."""
     paths = {key: value for key, value in settings.items() if "." in key}
     group = flatten_settings(settings.get(ENGINE_GROUP) or {})

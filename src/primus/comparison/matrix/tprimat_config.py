@@ -11,7 +11,6 @@ import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from primus.comparison.matrix.matrix import LoadedMatrix, MatrixModel, MatrixPlatform, RivalMatrix
 from primus.errors import UsageError, did_you_mean
@@ -97,7 +96,7 @@ def read_tprimat_matrix(file: Path, environ: Mapping[str, str]) -> LoadedMatrix:
     return LoadedMatrix(matrix=matrix, file=file, notes=tuple(notes), draws_report=True)
 
 
-def _list_settings(values: Mapping[str, str], sizes: Mapping[str, int], batch: int, file: Path) -> dict[str, Any]:
+def _list_settings(values: Mapping[str, str], sizes: Mapping[str, int], batch: int, file: Path) -> dict[str, object]:
     """The settings of both sides."""
     if values["PRECISION"] not in ("bf16", "fp32", "fp8"):
         raise UsageError(f"{file}: PRECISION={values['PRECISION']}", "use bf16, fp32 or fp8")

@@ -8,13 +8,13 @@ deviations: a mean below it is significantly smaller than that of the reference,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from primus.errors import PrimusError, UsageError
 from primus.statistics import compute_t_quantile
@@ -23,8 +23,6 @@ from primus.training_logs.line_values import LogLineError
 from primus.training_logs.log_stream import open_log, split_blocks
 
 LEVEL = 0.05
-COUNT_NAMES = ("samples to converge", "Epochs to converge")
-"""Names of the counts in files of rcp_checker."""
 MOST_FAILED = 1
 """A second run that does not converge voids the result; one counts as the slowest."""
 
@@ -118,6 +116,15 @@ def check_convergence(
     )
 
 
+class ReferenceRecord(Struct, frozen=True):
+    """A record of a file of rcp_checker."""
+
+    benchmark: str = field(name="Benchmark")
+    batch_size: float = field(name="BS")
+    samples: list[float] | None = field(default=None, name="samples to converge")
+    epochs: list[float] | None = field(default=None, name="Epochs to converge")
+
+
 def read_references(path: Path, benchmark: str) -> list[ReferencePoint]:
     """The points of a benchmark in a file of rcp_checker (`rcps_llama31_8b.json`).
 
@@ -125,17 +132,17 @@ def read_references(path: Path, benchmark: str) -> list[ReferencePoint]:
         UsageError: It is not such a file, or of another benchmark.
     """
     try:
-        tree = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, Any]])
+        tree = msgspec.json.decode(path.read_bytes(), type=dict[str, ReferenceRecord])
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not a file of reference convergence points: {error}") from None
-    records = [record for record in tree.values() if record.get("Benchmark") == benchmark]
+    records = [record for record in tree.values() if record.benchmark == benchmark]
     if not records:
-        found = sorted({str(record.get("Benchmark")) for record in tree.values()})
+        found = sorted({record.benchmark for record in tree.values()})
         raise UsageError(f"{path}: no reference points of {benchmark}", f"it contains those of: {', '.join(found)}")
     return sorted(
-        (compute_reference_point(float(record["BS"]), _find_counts(record, path)) for record in records),
+        (compute_reference_point(record.batch_size, _find_counts(record, path)) for record in records),
         key=lambda point: point.batch_size,
     )
 
@@ -159,7 +166,8 @@ def read_converged_run(path: Path) -> ConvergedRun:
                     elif found.key == "global_batch_size":
                         batch_size = float(found.value)
                     elif found.key == "eval_accuracy":
-                        count = float(found.metadata.get("samples_count", found.metadata.get("epoch_num", math.nan)))
+                        number = found.find_number("samples_count", "epoch_num")
+                        count = math.nan if number is None else number
                     elif found.key == "run_stop":
                         status = str(found.metadata.get("status"))
     except OSError as error:
@@ -204,8 +212,8 @@ def _drop_extremes(counts: Sequence[float]) -> list[float]:
     return sorted(counts)[1:-1]
 
 
-def _find_counts(record: Mapping[str, Any], path: Path) -> list[float]:
-    for name in COUNT_NAMES:
-        if isinstance(record.get(name), list):
-            return [float(count) for count in record[name]]
-    raise UsageError(f"{path}: a record without counts", f"it needs '{COUNT_NAMES[1]}'")
+def _find_counts(record: ReferenceRecord, path: Path) -> list[float]:
+    counts = record.epochs if record.samples is None else record.samples
+    if counts is None:
+        raise UsageError(f"{path}: a record without counts", "it needs 'Epochs to converge'")
+    return counts

@@ -43,8 +43,6 @@ CODES: dict[int, type[np.generic]] = {
 UINT16_VOCABULARY = 65500
 """Vocabularies below this size are stored in two bytes (DType.optimal_dtype in indexed_dataset.py)."""
 
-CHUNK = 1 << 20
-"""Sequences that `IndexedTokens.verify_index` checks at a time, in constant memory."""
 COPY_BYTES = 1 << 20
 """Bytes copied at a time; a multiple of 8, so that no number is divided."""
 AGAIN = "prepare the data again, or copy both files again"
@@ -68,8 +66,8 @@ def idx_path(prefix: Path) -> Path:
 class IndexedTokens:
     """The sequences of PREFIX.bin, memory-mapped: ``tokens[i]`` is a read-only array of one sequence.
 
-    Opening takes constant time and memory: it checks the header and the sizes of both files. `verify_index` checks the
-    rest of the index, and `block_lengths` a part of it.
+    Opening takes constant time and memory: it checks the header and the sizes of both files. `block_lengths`
+    checks a part of the index, and `primus.data.verify` all of it.
 
     Raises:
         UsageError: A file is missing, empty, truncated, longer than its index says, or not a Megatron index.
@@ -127,22 +125,6 @@ class IndexedTokens:
                 self.prefix, f"sequence {first + int(wrong[0])} does not end where the next one begins"
             )
         return lengths
-
-    def verify_index(self) -> None:
-        """Check every length, pointer and document border.
-
-        Raises:
-            PrimusError: The index contradicts itself or the .bin.
-        """
-        for first in range(0, self.num_sequences, CHUNK):
-            lengths = self.block_lengths(first, min(first + CHUNK, self.num_sequences))
-            if lengths.min(initial=0) < 0:
-                raise _build_broken_error(self.prefix, "a length is negative")
-        ordered = self.borders[0] == 0 and self.borders[-1] == self.num_sequences
-        if not ordered or any(
-            np.any(np.diff(self.borders[first : first + CHUNK + 1]) < 0) for first in range(0, len(self.borders), CHUNK)
-        ):
-            raise _build_broken_error(self.prefix, "the document borders are not in order")
 
 
 def _read_header(path: Path) -> tuple[bytes, int, int, int, int]:

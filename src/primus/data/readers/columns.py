@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from primus.data.readers.document import BadDocument, TextDocument
@@ -31,16 +32,12 @@ def read_rows(part: FilePart, key: str, fields: bool) -> Iterator[TextDocument |
         UsageError: The column does not exist or does not hold text.
         PrimusError: The file is damaged.
     """
-    pa = _import_pyarrow(part.file)
-    number = 0
-    try:
-        for batch in (
-            _read_parquet(part, key, fields) if detect_kind(part.file) == ".parquet" else _read_arrow(part, key, fields)
-        ):
+    _import_pyarrow(part.file)
+    read, number = _read_parquet if detect_kind(part.file) == ".parquet" else _read_arrow, 0
+    with _explain_arrow_errors(part.file):
+        for batch in read(part, key, fields):
             yield from _convert_batch(part, batch, key, fields, number)
             number += batch.num_rows
-    except pa.ArrowException as error:
-        raise PrimusError(f"{part.file}: damaged, {error}", "copy or download it again") from None
 
 
 def read_schema(file: str) -> dict[str, bool]:
@@ -50,17 +47,12 @@ def read_schema(file: str) -> dict[str, bool]:
         PrimusError: The file is damaged.
     """
     pa = _import_pyarrow(file)
-    try:
-        with explain_file_errors(file), open_seekable(file) as stream:
-            if detect_kind(file) == ".parquet":
-                from pyarrow import parquet
-
-                with parquet.ParquetFile(stream) as table:
-                    found = table.schema_arrow
-            else:
-                found = _open_arrow_reader(pa, stream).schema
-    except pa.ArrowException as error:
-        raise PrimusError(f"{file}: damaged, {error}", "copy or download it again") from None
+    if detect_kind(file) == ".parquet":
+        with _open_parquet(file) as table:
+            found = table.schema_arrow
+    else:
+        with _explain_arrow_errors(file), explain_file_errors(file), open_seekable(file) as stream:
+            found = _open_arrow_reader(pa, stream).schema
     return {field.name: _is_text(pa, field.type) for field in found}
 
 
@@ -70,14 +62,8 @@ def count_rows(file: str) -> int:
     Raises:
         PrimusError: The file is damaged.
     """
-    pa = _import_pyarrow(file)
-    from pyarrow import parquet
-
-    try:
-        with explain_file_errors(file), open_seekable(file) as stream, parquet.ParquetFile(stream) as table:
-            return int(table.metadata.num_rows)
-    except pa.ArrowException as error:
-        raise PrimusError(f"{file}: damaged, {error}", "copy or download it again") from None
+    with _open_parquet(file) as table:
+        return int(table.metadata.num_rows)
 
 
 def read_row_group_sizes(file: str) -> list[int]:
@@ -86,15 +72,32 @@ def read_row_group_sizes(file: str) -> list[int]:
     Raises:
         PrimusError: The file is damaged.
     """
-    pa = _import_pyarrow(file)
+    with _open_parquet(file) as table:
+        groups = (table.metadata.row_group(index) for index in range(table.num_row_groups))
+        return [
+            sum(group.column(index).total_compressed_size for index in range(group.num_columns)) for group in groups
+        ]
+
+
+@contextmanager
+def _open_parquet(file: str) -> Iterator[Any]:
+    _import_pyarrow(file)
     from pyarrow import parquet
 
+    with (
+        _explain_arrow_errors(file), explain_file_errors(file), open_seekable(file) as stream,
+        parquet.ParquetFile(stream) as table,
+    ):  # fmt: skip
+        yield table
+
+
+@contextmanager
+def _explain_arrow_errors(file: str) -> Iterator[None]:
+    """Convert exceptions of pyarrow, which is installed, into errors that name the file."""
+    import pyarrow as pa
+
     try:
-        with explain_file_errors(file), open_seekable(file) as stream, parquet.ParquetFile(stream) as table:
-            groups = (table.metadata.row_group(index) for index in range(table.num_row_groups))
-            return [
-                sum(group.column(index).total_compressed_size for index in range(group.num_columns)) for group in groups
-            ]
+        yield
     except pa.ArrowException as error:
         raise PrimusError(f"{file}: damaged, {error}", "copy or download it again") from None
 

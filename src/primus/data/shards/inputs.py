@@ -107,10 +107,6 @@ class Inputs:
         digests = _combine_digests(zip(parts, chain.from_iterable(contents), strict=True))
         return [self._build_facts(each, digests) for each in self.given]
 
-    def read_facts(self) -> list[InputFacts]:
-        """Like `collect_facts`, but reads and hashes the files in this process."""
-        return self.collect_facts([hash_contents(shard) for shard in self.shards])
-
     def describe_difference(self, facts: Sequence[InputFacts]) -> str:
         """Describe how manifest entries differ from these inputs; empty if they are equal.
 

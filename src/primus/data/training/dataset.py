@@ -202,9 +202,8 @@ def _pack_file(
         )
     # The blocks in memory are divided among the files of a blend, since a window of each file is read at the same time.
     cached_blocks = max(FEWEST_CACHED_BLOCKS, settings.cached_blocks)
-    return PackedDataset(
-        file.tokens, settings.seq_length, settings.seed, first, last, settings.vocab_size, cached_blocks
-    )
+    sequences = range(first, last)
+    return PackedDataset(file.tokens, settings.seq_length, settings.seed, sequences, settings.vocab_size, cached_blocks)
 
 
 def split_borders(count: int, shares: Sequence[float]) -> list[int]:

@@ -142,8 +142,7 @@ class PackedDataset:
         tokens: The token file.
         seq_length: S.
         seed: Seed of the order.
-        first: First sequence of the range.
-        last: One past the last sequence of the range; all when None.
+        sequences: The range of sequences; all when None.
         vocab_size: A sample with a token id at or above it is an error.
         cached_blocks: Maximum blocks in memory.
 
@@ -156,22 +155,21 @@ class PackedDataset:
         tokens: IndexedTokens,
         seq_length: int,
         seed: int = 0,
-        first: int = 0,
-        last: int | None = None,
+        sequences: range | None = None,
         vocab_size: int | None = None,
         cached_blocks: int = CACHED_BLOCKS,
     ) -> None:
         self.tokens, self.seq_length, self.seed = tokens, seq_length, seed
-        self.first, self.last = first, len(tokens) if last is None else last
+        sequences = range(len(tokens)) if sequences is None else sequences
         self.vocab_size = vocab_size
         # Memory that grows with the file: 16 bytes for each block here, and as many for each cached epoch.
-        self._block_starts, self._block_sizes = _find_blocks(tokens, self.first, self.last)
+        self._block_starts, self._block_sizes = _find_blocks(tokens, sequences)
         self.num_tokens = int(self._block_sizes.sum())
         # Samples overlap by one token: the last target of a sample is the first input of the next.
         self.samples_per_epoch = (self.num_tokens - 1) // seq_length
         if self.samples_per_epoch < 1:
             raise UsageError(
-                f"{tokens.prefix}: {self.num_tokens} tokens in {self.last - self.first} documents are fewer than"
+                f"{tokens.prefix}: {self.num_tokens} tokens in {len(sequences)} documents are fewer than"
                 f" one sequence of {seq_length} + 1",
                 "use more data, another split or a smaller seq_length",
             )
@@ -297,11 +295,12 @@ def _count_window_samples(num_tokens: int, num_blocks: int, seq_length: int) -> 
     return max(WINDOW, -(-BLOCKS_OF_WINDOW * num_tokens // (num_blocks * seq_length)))
 
 
-def _find_blocks(tokens: IndexedTokens, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _find_blocks(tokens: IndexedTokens, sequences: range) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """First sequence of each block of the range, followed by `last`; and the tokens of each block.
 
     One part of the index is mapped at a time, because every page that is read counts as memory of the process.
     """
+    first, last = sequences.start, sequences.stop
     base = HEADER.size + 4 * tokens.num_sequences
     end = tokens.find_offset(last) * tokens.dtype.itemsize
     starts, places = [], []

@@ -21,7 +21,7 @@ from primus.runs.files import write_text
 from primus.runs.store import Run, RunOutcome
 from primus.runtime import JobState, RemoteLaunch, Submission
 from primus.runtimes.kubernetes import job_spec, node_script, volumes
-from primus.runtimes.kubernetes.commands import load_target, run, write_log
+from primus.runtimes.kubernetes.commands import LogRequest, load_target, run, write_log
 from primus.runtimes.kubernetes.options import COMMANDS, REFERENCES, Options, accepts_option, parse, split_words
 from primus.runtimes.kubernetes.target import SubmissionUncertain
 
@@ -137,4 +137,4 @@ def cancel(submission: Submission) -> None:
 def print_logs(submission: Submission, follow: bool, tail: int | None) -> None:
     """Print the log of node 0."""
     place = submission.place
-    write_log(load_target(place["target"]), place, submission.id, os.environ, 0, follow, tail)
+    write_log(load_target(place["target"]), place, submission.id, os.environ, LogRequest(0, follow, tail))

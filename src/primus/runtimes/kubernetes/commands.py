@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from primus.errors import EXIT_FAILED, EXIT_OK, EXIT_TIMED_OUT, PrimusError, UsageError
 from primus.launch.jobs import job_states, submissions
@@ -136,24 +136,32 @@ def _list_jobs_of_all_kinds(place: Place, context: TaskContext) -> list[JobView]
 
 
 def _print_job_logs(server: KubernetesTarget, place: Place, options: Options, context: TaskContext) -> int:
-    write_log(server, place, options.job_id, context.environ, options.rank or 0, options.follow, options.tail)
+    write_log(
+        server, place, options.job_id, context.environ, LogRequest(options.rank or 0, options.follow, options.tail)
+    )
     return EXIT_OK
 
 
+class LogRequest(NamedTuple):
+    """What is wanted of a node's log."""
+
+    rank: int = 0
+    """The node."""
+    follow: bool = False
+    """Whether new lines are wanted too, across restarts, until the job ends."""
+    tail: int | None = None
+    """Number of last lines; None for all."""
+
+
 def write_log(
-    server: KubernetesTarget,
-    place: Place,
-    job: str,
-    environ: Mapping[str, str],
-    rank: int,
-    follow: bool,
-    tail: int | None,
+    server: KubernetesTarget, place: Place, job: str, environ: Mapping[str, str], request: LogRequest
 ) -> None:
-    """Print the log of a node; with `follow` also new lines, across restarts, until the job ends.
+    """Print the log of a node.
 
     Raises:
         UsageError: The job or the node does not exist.
     """
+    rank, follow, tail = request
     reader = server.open_log_reader(place, job, environ, _write_to_stdout, tail)
     outage = _OutageTolerance()
     # A restart replaces the pods, so each round looks for the node's newest pod; the reader writes each line once.

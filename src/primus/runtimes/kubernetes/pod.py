@@ -12,6 +12,7 @@ from primus.runtimes.kubernetes.options import Options
 from primus.runtimes.kubernetes.target import JobSpec
 
 Manifest = dict[str, Any]
+"""An object of Kubernetes, or a part of one, as YAML or JSON has it: an open document that the server checks."""
 GPU_RESOURCE = {"amd": "amd.com/gpu", "nvidia": "nvidia.com/gpu"}
 """Resource name of a GPU in the vendors' device plug-ins; it is also the key of the taint of their nodes."""
 CAPABILITIES = ["IPC_LOCK", "SYS_PTRACE"]

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from primus.errors import PrimusError, UsageError
 from primus.redaction import MASK
 from primus.runtime import JobState, SchedulerState
@@ -117,8 +119,8 @@ def _check_legacy(options: Options) -> None:
 
 def format_job(job_spec: JobSpec, *, as_json: bool) -> str:
     """The request that `create` would send, with secrets masked."""
-    body = build_workload_request(job_spec)
-    body["env"] = body["env"] | dict.fromkeys(job_spec.secrets, MASK)
+    masked = structs.replace(job_spec, secrets=dict.fromkeys(job_spec.secrets, MASK))
+    body = build_workload_request(masked)
     if as_json:
         return json.dumps(body, indent=2)
     text = build_node_script(job_spec)

@@ -8,7 +8,6 @@ import io
 import shlex
 import tarfile
 from collections.abc import Mapping
-from typing import Any
 
 from primus.errors import UsageError
 from primus.runtimes.kubernetes import node_script
@@ -23,7 +22,7 @@ TTL_S = 36000
 MAX_RETRIES = 3
 
 
-def build_workload_request(job_spec: JobSpec) -> dict[str, Any]:
+def build_workload_request(job_spec: JobSpec) -> dict[str, object]:
     """The body of the request; its variables contain the values of secrets.
 
     Raises:
@@ -32,7 +31,7 @@ def build_workload_request(job_spec: JobSpec) -> dict[str, Any]:
     return _build_legacy_request(job_spec) if job_spec.options.api == "legacy" else _build_current_request(job_spec)
 
 
-def _build_current_request(job_spec: JobSpec) -> dict[str, Any]:
+def _build_current_request(job_spec: JobSpec) -> dict[str, object]:
     """A PyTorchJob with a master, and with workers if there are several nodes; all lists have the same length."""
     options = job_spec.options
     counts = [1] if options.replica == 1 else [1, options.replica - 1]
@@ -52,7 +51,7 @@ def _build_current_request(job_spec: JobSpec) -> dict[str, Any]:
     return body | ({"excludedNodes": list(options.excluded_nodes)} if options.excluded_nodes else {})
 
 
-def _build_legacy_request(job_spec: JobSpec) -> dict[str, Any]:
+def _build_legacy_request(job_spec: JobSpec) -> dict[str, object]:
     options = job_spec.options
     usable = options.usable_nodes
     labels = {"customerLabels": {"kubernetes.io/hostname": usable[0]}} if usable else {}
@@ -66,7 +65,7 @@ def _build_legacy_request(job_spec: JobSpec) -> dict[str, Any]:
     }
 
 
-def _build_common_fields(job_spec: JobSpec) -> dict[str, Any]:
+def _build_common_fields(job_spec: JobSpec) -> dict[str, object]:
     options = job_spec.options
     return {
         "displayName": job_spec.name,
@@ -77,7 +76,7 @@ def _build_common_fields(job_spec: JobSpec) -> dict[str, Any]:
     }
 
 
-def _build_pod_resources(job_spec: JobSpec, count: int) -> dict[str, Any]:
+def _build_pod_resources(job_spec: JobSpec, count: int) -> dict[str, object]:
     """Resources of each of `count` pods; the server's default for shared memory is half the memory."""
     options = job_spec.options
     amounts = {"replica": count, "cpu": options.cpu, "gpu": str(options.gpu), "memory": options.memory or MEMORY}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from primus.launch.supervision.restart_policy import NO_RESTART_CODE
@@ -150,7 +150,7 @@ def build_node_view(node: Any, pods: Sequence[Any] | None) -> NodeView:
     )
 
 
-def _sum_gpus(amounts: dict[str, Any]) -> int:
+def _sum_gpus(amounts: Mapping[str, str]) -> int:
     return sum(int(amounts.get(resource, 0)) for resource in GPU_RESOURCE.values())
 
 

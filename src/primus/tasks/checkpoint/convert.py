@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
@@ -90,13 +90,14 @@ def run(options: Options, context: TaskContext) -> None:
     check_copies(opened.weights, str(opened.found.folder))
     with show_progress("converting", planned.plan.num_bytes) as report:
         kept = write_conversion(planned, target, report)
-    result: dict[str, Any] = {
+    num_tensors = len(planned.weights.list_tensors())
+    result: dict[str, object] = {
         "source": str(opened.found.folder),
         "source_format": opened.found.format,
         "target": str(target),
         "format": options.to,
         "step": opened.step,
-        "tensors": len(planned.weights.list_tensors()),
+        "tensors": num_tensors,
         "optimizer": planned.optimizer_note,
         "tokenizer": exported.tokenizer,
         "lost": list(planned.lost),
@@ -105,7 +106,7 @@ def run(options: Options, context: TaskContext) -> None:
     }
     source = f"{opened.found.folder} ({opened.found.format})"
     lines = [
-        f"{target}: {options.to}, {result['tensors']:,} tensors of {source}, {result['bytes'] / 1e9:,.2f} GB",
+        f"{target}: {options.to}, {num_tensors:,} tensors of {source}, {planned.plan.num_bytes / 1e9:,.2f} GB",
         f"optimizer: {planned.optimizer_note}",
         *_format_tokenizer(exported, options.to),
         *(f"not in the target: {setting}" for setting in planned.lost),
@@ -115,8 +116,9 @@ def run(options: Options, context: TaskContext) -> None:
     if options.verify:
         from primus.tasks.checkpoint._verify import verify_conversion
 
-        result["verified"] = verify_conversion(planned, opened.spec, target, options)
-        lines += [f"verified: {line}" for line in result["verified"]]
+        verified = verify_conversion(planned, opened.spec, target, options)
+        result["verified"] = verified
+        lines += [f"verified: {line}" for line in verified]
     context.result(result, "\n".join(lines))
 
 

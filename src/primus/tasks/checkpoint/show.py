@@ -44,7 +44,7 @@ def run(options: Options, context: TaskContext) -> None:
     context.result(value, text)
 
 
-def _summarize(opened: OpenedCheckpoint) -> dict[str, Any]:
+def _summarize(opened: OpenedCheckpoint) -> dict[str, object]:
     from primus.checkpoint.family import choose_family
 
     name, family = choose_family(opened.spec)

@@ -35,7 +35,23 @@ class MlperfLine(msgspec.Struct):
     time_ms: float
     event_type: str = "POINT_IN_TIME"
     value: Any = None
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, object] = {}
+
+    def find_number(self, *names: str) -> float | None:
+        """The first of these fields of the metadata that is a number."""
+        values = map(self.metadata.get, names)
+        return next((float(value) for value in values if isinstance(value, (int, float))), None)
+
+    def count_samples(self) -> float:
+        """Samples that the run has consumed.
+
+        Raises:
+            LogLineError: The line does not state it.
+        """
+        number = self.find_number("samples_count", "step", "epoch_num")
+        if number is None:
+            raise LogLineError(f"{self.key} without samples_count")
+        return number
 
 
 def read_mlperf_line(line: bytes) -> MlperfLine:
@@ -75,15 +91,15 @@ class MlperfReader(StepReader):
             }
             # Others are of steps of an evaluation, or the mean time of a block, whose samples count from its start.
             if values.keys() & {"samples_per_s", "loss"}:
-                samples = _count_samples(found)
+                samples = found.count_samples()
                 yield LogStep({"step": self._to_step(samples), "consumed_samples": samples, **values})
         elif found.key == "train_loss" and isinstance(found.value, (int, float)) and "samples_count" in found.metadata:
-            samples = _count_samples(found)
+            samples = found.count_samples()
             values = {"step": self._to_step(samples), "consumed_samples": samples, "loss": float(found.value)}
-            set_value(values, "learning_rate", _find_number(found.metadata, "lr"))
+            set_value(values, "learning_rate", found.find_number("lr"))
             yield LogStep(values)
         elif found.key in ("eval_accuracy", "eval_error") and isinstance(found.value, (int, float)):
-            yield LogEvaluation({"step": self._to_step(_count_samples(found)), "loss": float(found.value)})
+            yield LogEvaluation({"step": self._to_step(found.count_samples()), "loss": float(found.value)})
         elif found.key == "run_stop":
             self.settings["status"] = str(found.metadata.get("status"))
             self.settings["run_stop_ms"] = str(found.time_ms)
@@ -99,16 +115,3 @@ class MlperfReader(StepReader):
 
     def _to_step(self, samples: float) -> float:
         return samples / self._batch_size if self._batch_size > 0 else samples
-
-
-def _count_samples(found: MlperfLine) -> float:
-    for name in ("samples_count", "step", "epoch_num"):
-        number = _find_number(found.metadata, name)
-        if number is not None:
-            return number
-    raise LogLineError(f"{found.key} without samples_count")
-
-
-def _find_number(metadata: dict[str, Any], name: str) -> float | None:
-    value = metadata.get(name)
-    return float(value) if isinstance(value, (int, float)) else None

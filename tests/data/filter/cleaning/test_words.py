@@ -1,11 +1,9 @@
-"""Words and simplified texts, against spaCy's rules, plain Python and the definition."""
+"""Words, against spaCy's rules, plain Python and the definition."""
 
 import json
 import os
-import re
 import subprocess
 import sys
-import unicodedata
 from pathlib import Path
 
 import pytest
@@ -89,30 +87,6 @@ def test_an_unknown_definition_is_named_with_the_nearest() -> None:
         words.split_words(words.pack_texts(["a"]), "whitspace")
 
 
-@given(AWKWARD)
-def test_simplified_text_follows_its_definition(text: str) -> None:
-    assert words.simplify_texts(words.pack_texts([text, text])).text(1).split() == _simplified(text).split()
-
-
-@given(st.text(max_size=30))
-def test_simplified_text_of_any_script_follows_its_definition(text: str) -> None:
-    assert words.simplify_texts(words.pack_texts([text])).text(0).split() == _simplified(text).split()
-
-
-def _simplified(text: str) -> str:
-    """The definition in plain words: numbers to 0, punctuation to spaces, each character small and without marks."""
-    text = "".join("0" if unicodedata.category(each) == "Nd" else each for each in text)
-    text = re.sub("0+([.,\u060c\u066b\u2396-\u2398]0+)?", "0", text)
-    blank = "".join(" " if _is_blank(each) else each for each in text)
-    parts = [unicodedata.normalize("NFD", each.lower()) for each in " ".join(blank.split())]
-    return "".join(each for each in "".join(parts) if unicodedata.category(each) != "Mn")
-
-
-def _is_blank(character: str) -> bool:
-    category = unicodedata.category(character)
-    return category[0] == "P" or category == "Cc" or (character.isascii() and category[0] == "S")
-
-
 def test_ordinary_words_are_no_short_forms() -> None:
     assert not contractions.ORDINARY & set(contractions.build_word_lengths())
     assert contractions.build_word_lengths()["hadn't've"] == (3, 3, 3)
@@ -131,9 +105,7 @@ block = DocumentBlock(list(texts))
 loaded = recipe.load_recipe("fineweb")
 loaded.apply(block)
 removals = [[each.document, each.rule, each.reason, each.value] for each in block.removals]
-simple = words.simplify_texts(words.pack_texts(texts))
-print(json.dumps([found.spans.tolist(), found.hash.tolist(), found.flags.tolist(), removals, block.texts,
-    [simple.text(number) for number in range(len(texts))]]))
+print(json.dumps([found.spans.tolist(), found.hash.tolist(), found.flags.tolist(), removals, block.texts]))
 """
 
 

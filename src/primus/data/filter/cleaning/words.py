@@ -2,7 +2,6 @@
 
     batch = words.pack_texts(texts)
     found = words.split_words(batch, "spacy-like")
-    shingle = words.split_words(words.simplify_texts(batch), "whitespace")
 
 The definition of a word affects which documents the rules remove, so a recipe names it:
 
@@ -45,11 +44,6 @@ class TextBatch:
     def num_documents(self) -> int:
         """Number of texts."""
         return len(self.offsets) - 1
-
-    def text(self, document: int) -> str:
-        """A text as a string."""
-        codes = self.codes[self.offsets[document] : self.offsets[document + 1]]
-        return codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
 @dataclass(frozen=True)
@@ -127,24 +121,6 @@ def split_words(batch: TextBatch, definition: str, wanted: np.ndarray | None = N
         if count <= capacity:
             return WordBatch(first, spans[:count], hashes[:count], flags[:count])
         capacity = count
-
-
-def simplify_texts(batch: TextBatch) -> TextBatch:
-    """Normalize texts for comparison, as datatrove's simplify_text does.
-
-    Letters become lower-case and lose their accents, punctuation is removed, and numbers become 0. One space separates
-    words.
-    """
-    from primus.data.filter.cleaning import simplify_kernels
-
-    single, several = characters.build_simplified_codes()
-    # The first column of `several` is a count: a character becomes at most one code less than the row has.
-    codes = np.empty(len(batch.codes) * (several.shape[1] - 1), np.uint32)
-    offsets = np.zeros_like(batch.offsets)
-    count = simplify_kernels.simplify_codes(
-        batch.codes, batch.offsets, characters.build_character_bits(), single, several, codes, offsets
-    )
-    return TextBatch(codes[:count], offsets)
 
 
 @functools.cache

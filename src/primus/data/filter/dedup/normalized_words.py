@@ -1,7 +1,8 @@
 """Hashes the normalized words of texts: without case, accents, punctuation and spacing, and any number as 0 by default.
 
-The hashes equal those of ``words.split_words(words.simplify_texts(batch), "whitespace")``. One pass over the UTF-8
-computes them and keeps no text.
+As in datatrove's simplify_text, letters become lower-case and lose their accents, and punctuation is removed. The
+hashes equal those of ``words.split_words(batch, "whitespace")`` of such texts; one pass over the UTF-8 computes them
+and keeps no text.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import numpy as np
 
 from primus.data.filter.cleaning import characters
 from primus.data.filter.cleaning.compiler import compile_entry, compile_kernel
-from primus.data.filter.cleaning.simplify_kernels import SEPARATORS
 from primus.data.filter.cleaning.word_hashes import FACTOR, HALF, MIX, SEED
 
 DEFINITION = "simplified, divided at spaces"
 """Part of the recipe: another definition of words gives other signatures."""
+
+SEPARATORS = (ord("."), ord(","), 0x60C, 0x66B, 0x2396, 0x2397, 0x2398)
+"""Separators between the digits of one number; at most one, so that 1.000,5 is two numbers."""
 
 NUM_CODES = np.uint32(characters.NUM_CODES)
 BLANK = np.uint32(0)
