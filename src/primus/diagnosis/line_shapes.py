@@ -32,11 +32,8 @@ _NOT_FINITE = re.compile(rb"(?i)(?:\b|_)(?:loss|grad[ _]?norm)\b\W{1,4}nan\b")
 _RAISED = re.compile(rb"\b\w*(?:Error|Exception): ")
 """An exception, whose message may name the step and the loss."""
 _PROGRESS_TEXTS = (b"iter", b"Iter", b"step", b"poch", b"[batch=", b"s/it", b"it/s", b"  eta: ")
-_DONE_TEXTS = (
-    b"after training is done", b"Training completed", b"'train_runtime'", b"`Trainer.fit` stopped: `max_",
-    b" exits successfully.",
-)  # fmt: skip
-"""Last lines of a training that succeeded: Megatron-LM, torchtitan, the Hugging Face Trainer, Lightning, DeepSpeed."""
+_DONE_TEXTS = (b"after training is done", b"Training completed", b"'train_runtime'", b"`Trainer.fit` stopped: `max_")
+"""Last lines of a training that succeeded: Megatron-LM, torchtitan, the Hugging Face Trainer, Lightning."""
 _QUOTED = re.compile(
     rb"^\s*(?:evidence: +)?[^\s:]+\.(?:log|out|err|txt|json)(?:\.\w+)?:: "
     rb"|^(?:\s*\[[^\]]*\]:?|\s*:)*\s*(?:(?:#|//(?! ::)) |[\w-]+ \.{3,} |patch [\w-]+: [\w.-]+ \S*: "

@@ -64,7 +64,7 @@ _POD_EVENT = re.compile(
 _POD = re.compile(rf"^Name: +([\w.-]+)$|{_POD_ROW}")
 _TIMESTAMP = r"\[?20\d\d-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\]? (?:std(?:out|err) [FP] )?"
 _RANK_PREFIX = (
-    r"\s{0,3}\[(?:default|rank)[ -]?\d+\]:? ?|\s{0,3}\d+: |\s{0,3}\([\w.-]+ pid=\d+(?:, ip=[\d.]+)?\) ?"
+    r"\s{0,3}\[(?:default|rank)[ -]?\d+\]:? ?|\s{0,3}\d+: |localhost: |\s{0,3}\([\w.-]+ pid=\d+(?:, ip=[\d.]+)?\) ?"
     r"|(?:\[\d+,\d+\]<)?std(?:err|out)(?:>: ?|: )"
     r"|[\w.-]+ \[std(?:err|out)\] |[\w.-]+ {1,9}\|{1,2} |(?:ERROR|CRITICAL) \d\d-\d\d [\d:]{8} \[?[\w.]+:\d+\] ?"
 )

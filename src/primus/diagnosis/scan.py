@@ -48,7 +48,7 @@ _STEP_NUMBER = re.compile(
 )
 _RETRY = re.compile(
     r"(?i)\battempt (\d+) ?(?:of|/) ?(\d+)|\bretry(?:ing)? (?:in|after) |\bwill (?:be )?retr(?:y|ied)|, retrying\b"
-    r"|\bgoing to \S+ instead|\bfall(?:ing|s)? back (?:to|on)\b|\b[Ii]gnor(?:e|ing) (?:\w+ )?errors?\b"
+    r"|\bgoing to \S+ instead|\bfall(?:ing|s)? back (?:to|on)\b|\bignor(?:e|ing) (?:\w+ )?errors?\b"
 )
 """The program tries again or another way, and reports it if it gives up."""
 STEPS_OF_OTHERS = 3
