@@ -15,6 +15,8 @@ from primus.errors import PrimusError
 from primus.redaction import redact, redact_tree
 
 T = TypeVar("T")
+MOST_INDENTED = 2**20
+"""Bytes of JSON that are indented: a longer text is columns of numbers, which nobody reads one to a line."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -70,9 +72,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def to_json(value: Any) -> str:
-    """`value` as indented JSON, without its secrets."""
-    tree = redact_tree(msgspec.to_builtins(value, str_keys=True))
-    return msgspec.json.format(msgspec.json.encode(tree), indent=2).decode()
+    """`value` as JSON without its secrets, indented if it is not longer than `MOST_INDENTED`."""
+    encoded = msgspec.json.encode(redact_tree(msgspec.to_builtins(value, str_keys=True)))
+    return (msgspec.json.format(encoded, indent=2) if len(encoded) <= MOST_INDENTED else encoded).decode()
 
 
 def read_json(path: Path, kind: type[T], hint: str = "") -> T:
