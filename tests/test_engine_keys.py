@@ -16,7 +16,7 @@ from primus.config.schema import GROUPS, OWNERS, DataConfig, Experiment, ModelSp
 from primus.engine_keys import KeyRule, check_key_rules, list_key_differences, read_key_rules
 from primus.errors import UsageError
 from primus.framework import FRAMEWORKS
-from primus.frameworks.megatron.support import CHECKOUT_KEYS
+from primus.frameworks.megatron.known_keys import CHECKOUT_KEYS
 
 SPEC = ModelSpec(num_layers=1, hidden_size=8, ffn_hidden_size=8, num_attention_heads=1, vocab_size=16)
 ENGINES = sorted(file.parent for file in (Path(primus.__file__).parent / "frameworks").glob("*/keys.yaml"))

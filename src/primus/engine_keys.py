@@ -50,6 +50,8 @@ class KeyRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Values other than the default that a key with `refused` accepts."""
     differs: str = ""
     """How the result differs from that of native although the value is accepted."""
+    lost: bool | str = False
+    """What the framework does instead, or true, where its own files have no setting for it: `config export` says so."""
     note: str = ""
     """More about the conversion, for the documentation."""
 
@@ -98,6 +100,19 @@ def list_file_names(folder: Path, *, with_older: bool = False) -> dict[str, str]
     """Key of the schema by each name that means the same in the framework's own files."""
     rules = read_key_rules(folder).items()
     return {name: key for key, rule in rules for name in (*rule.files, *(rule.older if with_older else ()))}
+
+
+def list_lost_keys(folder: Path, trainer: Trainer) -> dict[str, str]:
+    """What the framework does about each key that its own files do not hold.
+
+    Those are the keys whose rules say so, and parts of the model that its engine refuses.
+    """
+    found = {}
+    for key, rule in read_key_rules(folder).items():
+        is_refused = rule.refused and OWNERS[key] == "model" and not rule.files
+        if rule.lost or (is_refused and not _is_accepted(rule, key, _read_value(trainer, key))):
+            found[key] = rule.lost if isinstance(rule.lost, str) else "no setting of this framework"
+    return found
 
 
 def list_key_differences(rules: KeyRules, trainer: Trainer) -> list[KeyDifference]:

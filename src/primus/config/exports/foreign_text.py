@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from msgspec import Struct, field, structs
@@ -28,37 +28,23 @@ class ForeignText(Struct):
     lost: list[LostSetting] = field(default_factory=list)
 
 
-OWN_KEYS = frozenset(
-    """
-    hf_name data_path device compile loss_chunk_size callbacks allow_other_data auto_continue_train disable_last_saving
-    sample_tokens sample_prompt disable_mlflow mlflow_tracking_uri max_nonfinite_steps nonfinite_policy
-    loss_spike_policy loss_spike_factor loss_spike_window max_rewinds optimizer keep_last_n wandb_exp_name
-    disable_wandb disable_tensorboard wandb_project create_attention_mask_in_dataloader async_save
-    init dataloader schedule fim_rate fim_spm_rate fim_prefix_token fim_middle_token fim_suffix_token tokenizer_type
-    max_failed_saves
-    """.split()
-)
-"""Keys of this package's own machinery, which no file of another framework needs."""
-
-
-def list_lost(resolved: Resolved, written: Collection[str], reasons: dict[str, str]) -> list[LostSetting]:
-    """Settings with an effect that were not written: those that differ from their defaults.
+def list_lost(resolved: Resolved, reasons: Mapping[str, str], written: Collection[str] = ()) -> list[LostSetting]:
+    """Settings with an effect that the file does not hold: those that differ from their defaults.
 
     Args:
         resolved: The experiment.
-        written: Keys that the file holds.
-        reasons: What the other framework does about some keys.
+        reasons: Why the framework's files do not hold a key, as `engine_keys.list_lost_keys` says.
+        written: Keys that the file holds all the same, and keys of `backend_args`.
     """
     trainer = resolved.experiment.trainer
     lost = []
-    for key, group in OWNERS.items():
-        if key in written or (key in OWN_KEYS and key not in reasons):
-            continue
+    for key, reason in reasons.items():
+        group = OWNERS[key]
         value = getattr(getattr(trainer, group), key)
-        default = next(each.default for each in structs.fields(GROUPS[group]) if each.name == key)
         was_set = resolved.origins.get(key, DEFAULT) != DEFAULT
-        if value != default and was_set and value not in (None, False):
-            lost.append(LostSetting(key, value, reasons.get(key, "no setting of this framework")))
+        default = next(each.default for each in structs.fields(GROUPS[group]) if each.name == key)
+        if key not in written and was_set and value not in (default, None, False):
+            lost.append(LostSetting(key, value, reason))
     lost += [
         LostSetting(f"backend_args.{key}", value, "a setting of another backend")
         for key, value in trainer.backend_args.items()

@@ -22,8 +22,9 @@ from primus.config.schedule import (
 )
 from primus.config.schema import ConfigGroup, DataConfig, Experiment, ModelSpec, OptimizerConfig, Trainer
 from primus.config.source import dump_yaml
+from primus.engine_keys import list_lost_keys
 from primus.errors import UsageError
-from primus.frameworks.maxtext.names import MODELS, NAMES, ROPE_TYPES, SCALING, UNDECAYED
+from primus.frameworks.maxtext.names import FOLDER, MODELS, NAMES, ROPE_TYPES, SCALING, UNDECAYED
 
 TARGET = "maxtext"
 FILE_NAME = "train.yml"
@@ -43,11 +44,6 @@ FIXED_ROPE = {
     "original_max_position_embeddings": 8192,
 }
 """Constants of the rope scaling of Llama 3.1 (`LLaMARotaryEmbedding` in maxtext/layers/embeddings.py)."""
-REASONS = {
-    "add_qkv_bias": "MaxText has it as attention_bias of its qwen2 decoder",
-    "use_distributed_optimizer": "MaxText shards over ici_fsdp_parallelism",
-    "init_method_std": "MaxText initializes by the fan-in of each matrix",
-}
 
 
 def format_file(resolved: Resolved, preset: str | None) -> ForeignText:
@@ -70,7 +66,7 @@ def format_file(resolved: Resolved, preset: str | None) -> ForeignText:
     values |= _write_training(trainer)
     values |= _write_data(trainer.data, trainer.model)
     values |= _write_layout(experiment)
-    lost = list_lost(resolved, _WRITTEN, REASONS) + _list_differences(trainer)
+    lost = list_lost(resolved, list_lost_keys(FOLDER, trainer), written={"ffn_activation"}) + _list_differences(trainer)
     lines = [
         f"# {experiment.exp_name}: pre-training with MaxText 0.2.5, exported by primus.",
         "#",
@@ -277,14 +273,3 @@ def _list_differences(trainer: Trainer) -> list[LostSetting]:
     if trainer.data.dataset:
         found.append(LostSetting("dataset", trainer.data.dataset, "synthetic data stands in: prepare it first"))
     return found
-
-
-_WRITTEN = (
-    set(NAMES)
-    | {"untie_embeddings_and_output_weights", "rope_type", "multi_latent_attention", "bf16", "train_data_path"}
-    | {"mock_data", "recompute_activations", "min_lr", "lr_warmup_iters", "save_interval", "lr_decay_style", "fp8"}
-    | {"global_batch_size", "dataset", "ffn_activation", "rope_low_freq_factor", "rope_high_freq_factor", "eval_iters"}
-    | {"moe_shared_expert_intermediate_size", "moe_router_score_function", "moe_router_pre_softmax"}
-    | {"tokenizer_model", "use_distributed_optimizer", "num_workers", "sequence_parallel"}
-    | {"expert_model_parallel_size", "lr_wsd_decay_iters", "valid_data_path"}
-)

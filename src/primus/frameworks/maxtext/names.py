@@ -45,7 +45,8 @@ MODELS = {
 }
 """Model preset of each `model_name`."""
 
-RENAMED = list_file_names(Path(__file__).parent)
+FOLDER = Path(__file__).parent
+RENAMED = list_file_names(FOLDER)
 """Key of the schema by the setting with the same meaning."""
 NAMES = {key: name for name, key in reversed(RENAMED.items())}
 """Name of the setting by the key of the schema with the same meaning."""

@@ -15,22 +15,13 @@ from primus.config.exports.foreign_text import ForeignText, LostSetting, comment
 from primus.config.load import Resolved
 from primus.config.schedule import count_wsd_decay_steps, find_decay_end, find_final_learning_rate, warmup_steps
 from primus.config.schema import DataConfig, Experiment, ModelSpec, Trainer
+from primus.engine_keys import list_lost_keys
 from primus.errors import UsageError
-from primus.frameworks.megatron.known_keys import read_arguments
+from primus.frameworks.megatron.known_keys import CHECKOUT_KEYS, FOLDER, read_arguments
 
 TARGET = "megatron-lm"
 FILE_NAME = "train.sh"
 
-REASONS = {
-    "moe_router_norm_topk_prob": "Megatron-LM renormalizes sigmoid scores, or takes a softmax over the chosen experts",
-    "nonfinite_policy": "Megatron-LM stops at the first loss that is not finite",
-    "compile": "Megatron-LM has no torch.compile of the whole model",
-    "keep_last_n": "Megatron-LM keeps all checkpoints, or every n-th (--save-retain-interval)",
-    "dataset": "prepare it by `data prepare` and pass its prefix as --data-path",
-    "min_lr_ratio": "",
-    "lr_warmup_fraction": "",
-}
-"""What Megatron-LM does about keys without an argument."""
 _HUB = "hf:"
 """Prefix of weights in the format of Hugging Face, which Megatron-LM does not read."""
 _FIXED_ROPE: dict[str, dict[str, float]] = {
@@ -66,8 +57,8 @@ def format_file(resolved: Resolved, preset: str | None) -> ForeignText:
     experiment = resolved.experiment
     _check_model(experiment.trainer.model)
     arguments = list_arguments(experiment)
-    written = _list_written_keys(arguments) | {f"backend_args.{key}" for key in _own_arguments(experiment.trainer)}
-    lost = [each for each in list_lost(resolved, written, REASONS) if each.reason]
+    written = CHECKOUT_KEYS | {f"backend_args.{key}" for key in _own_arguments(experiment.trainer)}
+    lost = list_lost(resolved, list_lost_keys(FOLDER, experiment.trainer), written)
     lost += _list_differences(experiment.trainer)
     lines = [
         "#!/bin/bash",
@@ -397,52 +388,6 @@ def _list_differences(trainer: Trainer) -> Iterator[LostSetting]:
         yield LostSetting("load", load, reason)
 
 
-def _list_written_keys(arguments: Iterable[tuple[str, ...]]) -> set[str]:
-    """Keys that the arguments hold."""
-    names = {words[0][2:].replace("-", "_") for words in arguments}
-    if "use_rope_scaling" in names or "rope_type" in names:
-        names |= {"rotary_scaling_factor", "original_max_position_embeddings", "beta_fast", "beta_slow"}
-    if "recompute_granularity" in names:
-        names.add("recompute_activations")
-    extra = {
-        "rope_type": "rope_type",
-        "use_rope_scaling": "rope_type",
-        "fp8_format": "fp8",
-        "softmax_type": "attention_sinks",
-        "activation_func_clamp_value": "activation_clamp",
-        "window_attn_skip_freq": "window_layer_period",
-        "deterministic_mode": "deterministic",
-        "tokenizer_type": "tokenizer_model",
-        "data_path": "train_data_path",
-        "lr_warmup_iters": "lr_warmup_fraction",
-        "min_lr": "min_lr_ratio",
-        "num_experts": "moe_router_norm_topk_prob",
-        "moe_layer_freq": "first_k_dense_replace",
-        "mock_data": "dataset",
-    }
-    names |= {ours for theirs, ours in extra.items() if theirs in names}
-    return names | _ALWAYS
-
-
-_ALWAYS = {
-    "rope_low_freq_factor",
-    "rope_high_freq_factor",
-    "yarn_correction_range_round_to_int",
-    "num_query_groups",
-    "kv_channels",
-    "moe_router_pre_softmax",
-    "save",
-    "save_interval",
-    "load",
-    "finetune",
-    "sequence_parallel",
-    "eval_interval",
-    "eval_iters",
-    "add_bias_linear",
-    "rotary_percent",
-    "lr_wsd_decay_iters",
-}
-"""Keys that always are in the arguments, or have no effect without those that are."""
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,+-]+")
 
 

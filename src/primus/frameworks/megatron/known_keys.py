@@ -7,6 +7,11 @@ from pathlib import Path
 from primus.config.translation.known_keys import KnownKeys, read_known_keys
 
 FOLDER = Path(__file__).parent
+CHECKOUT_KEYS = frozenset(
+    "activation_clamp add_bias_linear attention_sinks mtp_num_layers rotary_percent"
+    " yarn_correction_range_round_to_int".split()
+)
+"""Keys that Megatron-LM has arguments for, and that are refused without it."""
 
 
 def read_arguments() -> KnownKeys:

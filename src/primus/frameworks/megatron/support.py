@@ -13,19 +13,13 @@ from primus.config.source import format_yaml_value
 from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import UsageError
 from primus.frameworks.megatron.backend_settings import check_setting_effects, check_setting_names
+from primus.frameworks.megatron.known_keys import CHECKOUT_KEYS
 from primus.models import model_checks
 from primus.session.checks import check_session
 from primus.session.settings.number_formats import check_number_format
 
 NAME = "megatron"
 FOLDER = Path(__file__).parent
-
-
-CHECKOUT_KEYS = frozenset(
-    "activation_clamp add_bias_linear attention_sinks mtp_num_layers rotary_percent"
-    " yarn_correction_range_round_to_int".split()
-)
-"""Keys that Megatron-LM has arguments for, and that are refused without it."""
 
 
 class MegatronDriver(Struct, frozen=True, kw_only=True):

@@ -17,8 +17,9 @@ from primus.config.schedule import (
     warmup_steps,
 )
 from primus.config.schema import Experiment, ModelSpec, OptimizerConfig, TrainingConfig
+from primus.engine_keys import list_lost_keys
 from primus.errors import UsageError
-from primus.frameworks.torchtitan.names import MODELS
+from primus.frameworks.torchtitan.names import FOLDER, MODELS
 
 TARGET = "torchtitan"
 FILE_NAME = "train.py"
@@ -26,12 +27,6 @@ FILE_NAME = "train.py"
 FUNCTION = "experiment"
 """Name of the function in the module that returns the configuration."""
 
-REASONS = {
-    "init_method_std": "torchtitan initializes by its own rules, depth-scaled",
-    "eval_interval": "add a validator with a dataset of torchtitan",
-    "loss_spike_policy": "torchtitan stops at the first loss that is not finite, and ignores spikes",
-    "recompute_activations": "",
-}
 _UNSUPPORTED = {
     "num_experts": "mixture-of-experts shapes other than its own flavors",
     "multi_latent_attention": "latent attention outside its own flavors",
@@ -58,7 +53,7 @@ def format_file(resolved: Resolved, preset: str | None) -> ForeignText:
     """
     experiment = resolved.experiment
     flavor = _find_flavor(experiment.trainer.model, preset)
-    lost = [each for each in list_lost(resolved, _WRITTEN, REASONS) if each.reason] + _list_differences(experiment)
+    lost = list_lost(resolved, list_lost_keys(FOLDER, experiment.trainer)) + _list_differences(experiment)
     header = [
         f'"""{experiment.exp_name}: pre-training with torchtitan 0.3, exported by primus.',
         "",
@@ -426,25 +421,3 @@ def _list_differences(experiment: Experiment) -> list[LostSetting]:
         reason = "add Float8LinearConverter to the model (torchtitan.components.quantization)"
         found.append(LostSetting("fp8", trainer.training.fp8, reason))
     return found
-
-
-_WRITTEN = frozenset(
-    """
-    num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels vocab_size norm_epsilon
-    max_position_embeddings untie_embeddings_and_output_weights add_qkv_bias qk_layernorm rotary_base rope_type
-    rotary_scaling_factor rope_low_freq_factor rope_high_freq_factor original_max_position_embeddings beta_fast
-    beta_slow
-    yarn_correction_range_round_to_int num_experts moe_router_topk moe_ffn_hidden_size first_k_dense_replace
-    moe_shared_expert_intermediate_size multi_latent_attention q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim
-    v_head_dim moe_router_score_function moe_router_pre_softmax moe_router_norm_topk_prob moe_router_num_groups
-    moe_router_group_topk moe_router_topk_scaling_factor moe_router_enable_expert_bias mscale mscale_all_dim
-    attention_sinks window_size window_layer_period add_bias_linear activation_clamp
-    train_iters micro_batch_size global_batch_size seq_length bf16 seed deterministic recompute_activations fp8
-    lr min_lr min_lr_ratio lr_decay_style lr_warmup_iters lr_warmup_fraction lr_decay_iters lr_wsd_decay_iters
-    weight_decay adam_beta1 adam_beta2 adam_eps clip_grad tensor_model_parallel_size pipeline_model_parallel_size
-    context_parallel_size expert_model_parallel_size sequence_parallel use_distributed_optimizer
-    distributed_timeout_minutes save_interval load finetune log_interval mock_data train_data_path dataset
-    tokenizer_model num_workers split eval_iters
-    """.split()
-)
-"""Keys that the module holds, or that have no effect in it."""

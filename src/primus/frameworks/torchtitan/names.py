@@ -11,6 +11,8 @@ from typing import Any
 from primus.config.translation.known_keys import KnownKeys, read_known_keys
 from primus.engine_keys import list_file_names
 
+FOLDER = Path(__file__).parent
+
 MOVED = {
     "hf_assets_path": "model.hf_assets_path",
     "training.data_parallel_shard_degree": "parallelism.data_parallel_shard_degree",
@@ -34,7 +36,7 @@ MOVED = {
     "memory_estimation.enabled": "memory_estimation.enable",
 }
 """Newer field by the name in torchtitan 0.1 and early 0.2."""
-RENAMED = MOVED | list_file_names(Path(__file__).parent)
+RENAMED = MOVED | list_file_names(FOLDER)
 """Key of the schema, or newer field, by the name in torchtitan 0.1 to 0.3."""
 
 NUMBERS = (
