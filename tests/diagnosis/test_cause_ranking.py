@@ -311,3 +311,9 @@ def test_the_pod_of_an_event_is_that_of_its_description(tmp_path: Path) -> None:
     assert (found.first_host, found.causes[0].signature) == ("trainer-worker-3", "host-out-of-memory")
     path.write_text(f"Name:         trainer-worker-3\n{MEMORY}\n")
     assert diagnose_logs([path]).first_host is None
+
+
+def test_evidence_is_the_part_of_a_line_behind_a_progress_bar(tmp_path: Path) -> None:
+    path = tmp_path / "console.log"
+    path.write_bytes(f" 50%|#####     | 5/10\r 60%|######    | 6/10\r{DISK}\n".encode())
+    assert [each.text for each in diagnose_logs([path]).causes[0].evidence] == [DISK]
