@@ -56,6 +56,21 @@ def test_experts_of_each_engine_have_the_losses_and_gradients_of_float64(tmp_pat
         assert losses <= LOSS and norms <= GRADIENT_NORM, (engine, losses, norms)
 
 
+def test_experts_of_torchtitan_train_alike_over_two_processes_with_their_settings_in_force(tmp_path: Path) -> None:
+    trainer = replace(megatron.build("qwen3-untied", model=megatron.EXPERTS), framework="torchtitan")
+    start = {**megatron.write_expert_start(tmp_path / "start", trainer), "last": 3}
+    (one,) = train_by_engine(tmp_path / "one", [(trainer, start)])
+    layouts = [{}, {"tensor_model_parallel_size": 2, "sequence_parallel": True}]
+    asked = [(replace(trainer, parallel=replace(trainer.parallel, **each)), start) for each in layouts]
+    for layout, found in zip(layouts, train_by_engine(tmp_path / "two", asked, world=2), strict=True):
+        losses = [abs(mine[0] - other[0]) for mine, other in zip(one["steps"], found["steps"], strict=True)]
+        assert max(losses) <= LOSS, (layout, losses)
+        live = found["settings"]  # of the groups and objects, after the first step
+        assert live["tensor_model_parallel_size"] == layout.get("tensor_model_parallel_size", 1)
+        assert live["expert_model_parallel_size"] == live["pipeline_model_parallel_size"] == 1
+        assert live["precision.experts"] == "weights float32, results float32" and live["bf16"] is False
+
+
 def train_reference(folder: Path, trainer: Trainer, start: dict[str, str]) -> list[tuple[float, float]]:
     """Losses and gradient norms of transformers."""
     model = trainer.model

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,11 @@ def run_request(request: dict[str, Any]) -> dict[str, Any]:
     first = request.get("first", 1)
     for number in range(first, request["last"] + 1):
         batches = split_batches(steps[number - 1], trainer, engine)
-        with poison_weights(engine, number == request.get("poison")):
+        watch = nullcontext() if found["steps"] else engine.watch_step()
+        with poison_weights(engine, number == request.get("poison")), watch:
             values = engine.step(batches, request["rates"][number - 1])
+        if not found["steps"]:
+            found["settings"] = {each.key: each.value for each in engine.read_settings()}
         found["rates"].append(values.learning_rate)
         found["steps"].append([values.loss, values.grad_norm, values.skipped])
         found["weights_after"].append(sum_weights(engine))
