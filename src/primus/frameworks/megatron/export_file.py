@@ -14,8 +14,9 @@ from typing import Any
 from primus.config.exports.foreign_text import ForeignText, LostSetting, comment_lost, list_lost
 from primus.config.load import Resolved
 from primus.config.schedule import count_wsd_decay_steps, find_decay_end, find_final_learning_rate, warmup_steps
-from primus.config.schema import DataConfig, Experiment, ModelSpec, Trainer
-from primus.engine_keys import list_lost_keys
+from primus.config.schema import ConfigGroup, DataConfig, Experiment, ModelSpec, Trainer
+from primus.config.translation.known_keys import KnownKey
+from primus.engine_keys import list_lost_keys, read_key_rules
 from primus.errors import UsageError
 from primus.frameworks.megatron.known_keys import CHECKOUT_KEYS, FOLDER, read_arguments
 
@@ -125,35 +126,43 @@ def _flag(name: str, *values: Any) -> tuple[str, ...]:
     return (f"--{name.replace('_', '-')}", *(_format_number(value) for value in values))
 
 
+def _write(group: ConfigGroup, keys: str) -> Iterator[tuple[str, ...]]:
+    """The arguments for keys that mean the same in Megatron-LM, by their names in `keys.yaml`; none for unset keys."""
+    rules, known = read_key_rules(FOLDER), read_arguments().keys
+    for key in keys.split():
+        name, value = next(name for name in (key, *rules[key].files) if name in known), getattr(group, key)
+        if value or known[name].default is not None:
+            yield from _write_argument(known[name], value)
+
+
+def _write_argument(argument: KnownKey, value: Any) -> Iterator[tuple[str, ...]]:
+    """The argument that gives `value`; none for null, and for a switch whose absence gives it."""
+    if argument.kind == "switch":
+        if value == argument.stores:
+            yield (argument.flags[0],)
+    elif value is not None:
+        yield (argument.flags[0], *map(_format_number, value if isinstance(value, list) else [value]))
+
+
 def _format_number(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
 def _list_model(model: ModelSpec) -> Iterator[tuple[str, ...]]:
     yield _flag("use_mcore_models")
-    for key in ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads"):
-        yield _flag(key, getattr(model, key))
+    yield from _write(model, "num_layers hidden_size ffn_hidden_size num_attention_heads")
     if model.num_query_groups not in (None, model.num_attention_heads) and not model.multi_latent_attention:
         yield _flag("group_query_attention")
-        yield _flag("num_query_groups", model.num_query_groups)
-    if model.kv_channels:
-        yield _flag("kv_channels", model.kv_channels)
-    yield _flag("max_position_embeddings", model.max_position_embeddings)
+        yield from _write(model, "num_query_groups")
+    yield from _write(model, "kv_channels max_position_embeddings")
     yield from (
         ("--normalization", "RMSNorm"),
         ("--swiglu",),
         ("--attention-dropout", "0.0"),
         ("--hidden-dropout", "0.0"),
     )
-    yield _flag("norm_epsilon", model.norm_epsilon)
-    yield _flag("init_method_std", model.init_method_std)
-    for key in ("untie_embeddings_and_output_weights", "add_qkv_bias", "qk_layernorm"):
-        if getattr(model, key):
-            yield _flag(key)
-    if not model.add_bias_linear:
-        yield _flag("disable_bias_linear")
-    if model.mtp_num_layers:
-        yield _flag("mtp_num_layers", model.mtp_num_layers)
+    yield from _write(model, "norm_epsilon init_method_std untie_embeddings_and_output_weights add_qkv_bias")
+    yield from _write(model, "qk_layernorm add_bias_linear mtp_num_layers")
     yield from _list_attention(model)
 
 
@@ -165,13 +174,9 @@ def _list_attention(model: ModelSpec) -> Iterator[tuple[str, ...]]:
             yield _flag("window_attn_skip_freq", 2)
     if model.attention_sinks:
         yield _flag("softmax_type", "learnable")
-    if model.activation_clamp:
-        yield _flag("activation_func_clamp_value", model.activation_clamp)
+    yield from _write(model, "activation_clamp multi_latent_attention")
     if model.multi_latent_attention:
-        yield _flag("multi_latent_attention")
-        for key in ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"):
-            if getattr(model, key):
-                yield _flag(key, getattr(model, key))
+        yield from _write(model, "q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim")
 
 
 def _list_rope(model: ModelSpec) -> Iterator[tuple[str, ...]]:
@@ -184,36 +189,27 @@ def _list_rope(model: ModelSpec) -> Iterator[tuple[str, ...]]:
         yield _flag("rope_scaling_factor", model.rotary_scaling_factor)
     if model.multi_latent_attention:
         yield _flag("rope_type", "yarn" if model.rope_type == "yarn" else "rope")
-        yield _flag("rotary_scaling_factor", model.rotary_scaling_factor)
-        yield _flag("mscale", model.mscale)
-        yield _flag("mscale_all_dim", model.mscale_all_dim)
+        yield from _write(model, "rotary_scaling_factor mscale mscale_all_dim")
 
 
 def _list_experts(model: ModelSpec) -> Iterator[tuple[str, ...]]:
     if model.num_experts is None:
         return
-    for key in ("num_experts", "moe_router_topk"):
-        yield _flag(key, getattr(model, key))
+    yield from _write(model, "num_experts moe_router_topk")
     yield _flag("moe_ffn_hidden_size", model.moe_ffn_hidden_size or model.ffn_hidden_size)
     if model.first_k_dense_replace or model.moe_layer_freq > 1:
         yield _flag("moe_layer_freq", _format_expert_layers(model))
-    if model.moe_shared_expert_intermediate_size:
-        yield _flag("moe_shared_expert_intermediate_size", model.moe_shared_expert_intermediate_size)
-    yield _flag("moe_router_score_function", model.moe_router_score_function)
+    yield from _write(model, "moe_shared_expert_intermediate_size moe_router_score_function")
     # A softmax over all experts that is renormalized over the chosen ones is a softmax over the chosen ones.
     if model.moe_router_score_function == "softmax" and not _is_renormalized(model):
         yield _flag("moe_router_pre_softmax")
-    if model.moe_router_enable_expert_bias:
-        yield _flag("moe_router_enable_expert_bias")
-    if model.moe_apply_probs_on_input:
-        yield _flag("moe_apply_probs_on_input")
+    yield from _write(model, "moe_router_enable_expert_bias moe_apply_probs_on_input")
     if model.moe_router_num_groups:
-        yield _flag("moe_router_num_groups", model.moe_router_num_groups)
-        yield _flag("moe_router_group_topk", model.moe_router_group_topk)
+        yield from _write(model, "moe_router_num_groups moe_router_group_topk")
     if model.moe_router_topk_scaling_factor != 1.0:
         yield _flag("moe_router_topk_scaling_factor", model.moe_router_topk_scaling_factor)
     yield _flag("moe_router_load_balancing_type", "aux_loss" if model.moe_aux_loss_coeff else "none")
-    yield _flag("moe_aux_loss_coeff", model.moe_aux_loss_coeff)
+    yield from _write(model, "moe_aux_loss_coeff")
 
 
 def _format_expert_layers(model: ModelSpec) -> str:
@@ -231,16 +227,7 @@ def _is_renormalized(model: ModelSpec) -> bool:
 
 def _list_training(trainer: Trainer) -> Iterator[tuple[str, ...]]:
     training, optimizer = trainer.training, trainer.optimizer
-    for key in ("train_iters", "micro_batch_size", "seq_length", "seed"):
-        yield _flag(key, getattr(training, key))
-    if training.global_batch_size:
-        yield _flag("global_batch_size", training.global_batch_size)
-    if training.bf16:
-        yield _flag("bf16")
-    if training.fp8:
-        yield _flag("fp8_format", training.fp8)
-    if training.deterministic:
-        yield _flag("deterministic_mode")
+    yield from _write(training, "train_iters micro_batch_size seq_length seed global_batch_size bf16 fp8 deterministic")
     if training.recompute_activations:
         yield from (
             ("--recompute-granularity", "full"),
@@ -251,9 +238,8 @@ def _list_training(trainer: Trainer) -> Iterator[tuple[str, ...]]:
     yield _flag("eval_interval", training.eval_interval or training.train_iters)
     yield _flag("eval_iters", training.eval_iters if training.eval_interval else 0)
     yield _flag("optimizer", "adam")
-    for key in ("weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad"):
-        yield _flag(key, getattr(optimizer, key))
-    yield _flag("log_interval", trainer.logging.log_interval)
+    yield from _write(optimizer, "weight_decay adam_beta1 adam_beta2 adam_eps clip_grad")
+    yield from _write(trainer.logging, "log_interval")
 
 
 def _list_schedule(trainer: Trainer) -> Iterator[tuple[str, ...]]:
@@ -282,10 +268,8 @@ def _list_data(data: DataConfig) -> Iterator[tuple[str, ...]]:
                 yield _flag(key, *_list_words(getattr(data, key)))
     if data.mock_data or not (data.valid_data_path or data.test_data_path):
         yield _flag("split", data.split)
-    yield _flag("num_workers", data.num_workers)
-    for key in ("eod_mask_loss", "reset_position_ids", "reset_attention_mask"):
-        if getattr(data, key):
-            yield _flag(key)
+    yield from _write(data, "num_workers")
+    yield from _write(data, "eod_mask_loss reset_position_ids reset_attention_mask")
     yield from (("--no-create-attention-mask-in-dataloader",), ("--dataloader-type", "single"))
 
 
@@ -316,16 +300,13 @@ def _list_words(blend: str | list[str | float] | None) -> list[str]:
 
 def _list_layout(trainer: Trainer) -> Iterator[tuple[str, ...]]:
     parallel = trainer.parallel
-    for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
-        yield _flag(key, getattr(parallel, key))
+    yield from _write(parallel, "tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size")
     if parallel.expert_model_parallel_size > 1:
         yield _flag("expert_model_parallel_size", parallel.expert_model_parallel_size)
     # Megatron-LM asks for sequence parallelism where experts meet tensor parallelism.
     if parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1:
         yield _flag("sequence_parallel")
-    if parallel.use_distributed_optimizer:
-        yield _flag("use_distributed_optimizer")
-    yield _flag("distributed_timeout_minutes", parallel.distributed_timeout_minutes)
+    yield from _write(parallel, "use_distributed_optimizer distributed_timeout_minutes")
 
 
 def _list_checkpoints(experiment: Experiment) -> Iterator[tuple[str, ...]]:
@@ -353,14 +334,7 @@ def _list_checkpoints(experiment: Experiment) -> Iterator[tuple[str, ...]]:
 def _list_engine_arguments(trainer: Trainer) -> Iterator[tuple[str, ...]]:
     """Settings of Megatron-LM itself, where the experiment has its framework."""
     for key in _own_arguments(trainer):
-        value = trainer.backend_args[key]
-        argument = read_arguments().keys[key]
-        if argument.kind == "switch":
-            if value == argument.stores:
-                yield (argument.flags[0],)
-        elif value is not None:
-            values = value if isinstance(value, list) else [value]
-            yield (argument.flags[0], *map(_format_number, values))
+        yield from _write_argument(read_arguments().keys[key], trainer.backend_args[key])
 
 
 def _own_arguments(trainer: Trainer) -> list[str]:
