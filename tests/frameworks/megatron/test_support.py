@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from primus.config.schema import Experiment, ModelSpec, Trainer, TrainingConfig
 from primus.errors import UsageError
-from primus.frameworks.megatron import check
+from primus.frameworks.megatron.support import check
 from primus.frameworks.megatron.backend_settings import (
     check_setting_effects,
     group_settings,

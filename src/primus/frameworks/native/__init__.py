@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from primus.errors import UnfitError
 from primus.frameworks.native.support import ADAPTER_KEYS
+from primus.frameworks.native.support import check as check
 
 if TYPE_CHECKING:
     import torch
