@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from primus.config.schema import Experiment, ModelSpec, Trainer, TrainingConfig
 from primus.errors import UsageError
-from primus.frameworks.megatron.support import check
 from primus.frameworks.megatron.backend_settings import (
     check_setting_effects,
     group_settings,
     list_unused_settings,
     read_settings,
 )
+from primus.frameworks.megatron.support import check
 
 SPEC = ModelSpec(num_layers=4, hidden_size=64, ffn_hidden_size=128, num_attention_heads=8, vocab_size=512)
 LATENT = {
