@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -81,8 +81,8 @@ SINGULAR = {kind: kind.removesuffix("s") for kind in (*FOLDERS, *PARTS)} | {"pat
 
 def list_plug_ins(kind: str) -> list[str]:
     """Names of all plug-ins of a `kind` as users type them, sorted; a task in a folder is ``"folder name"``."""
-    files = [file for found in _list_files(kind) for file in found.values()]
-    return sorted({_format_typed_name(kind, file) for file in files} | set(_list_entry_points(kind)))
+    names = {_format_typed_name(kind, file) for file in _index_files(kind).values()}
+    return sorted(names | set(_list_entry_points(kind)))
 
 
 def find_plug_in_file(kind: str, name: str) -> Path | None:
@@ -91,9 +91,8 @@ def find_plug_in_file(kind: str, name: str) -> Path | None:
     Raises:
         UsageError: The plug-in does not exist; the message names the nearest.
     """
-    for files in _list_files(kind):
-        if found := files.get(_normalize_name(name)):
-            return found
+    if found := _index_files(kind).get(_normalize_name(name)):
+        return found
     if _normalize_name(name) in map(_normalize_name, _list_entry_points(kind)):
         return None
     raise UsageError(f"no {SINGULAR[kind]} '{name}'", did_you_mean(name, list_plug_ins(kind)))
@@ -102,7 +101,7 @@ def find_plug_in_file(kind: str, name: str) -> Path | None:
 def has_plug_in(kind: str, name: str) -> bool:
     """Whether there is a plug-in `name` of a `kind`."""
     key = _normalize_name(name)
-    return any(key in files for files in _list_files(kind)) or key in map(_normalize_name, _list_entry_points(kind))
+    return key in _index_files(kind) or key in map(_normalize_name, _list_entry_points(kind))
 
 
 def load_plug_in(kind: PlugInKind[ContractT], name: str) -> ContractT:
@@ -169,7 +168,7 @@ def find_failing_plug_in(error: BaseException) -> PlugInPlace | None:
 
 def _is_foreign(file: Path, module: str) -> bool:
     """Whether a module belongs to a plug-in outside this package: a user's file, or a package with entry points."""
-    roots = [Path(os.path.expanduser(root)) for root in os.environ.get("PRIMUS_PLUGINS", "").split(os.pathsep) if root]
+    roots = _split_folders(os.environ.get("PRIMUS_PLUGINS", ""))
     packages = {
         point.value.partition(":")[0].partition(".")[0]
         for kind in FOLDERS
@@ -244,33 +243,32 @@ def _format_typed_name(kind: str, file: Path) -> str:
     return (f"{plug_in.parent.name} {plug_in.stem}" if in_group else plug_in.stem).lower().replace("_", "-")
 
 
-def _list_files(kind: str) -> Iterator[dict[str, Path]]:
-    """Plug-in files by normalized name, of one folder after the other.
-
-    Those of the user come first, so that a user's file replaces one of the package.
-    """
-    for root in _list_roots():
-        yield _list_plug_in_files(root / (FOLDERS.get(kind, kind) if root == PACKAGE else kind), kind)
-        if kind in PARTS:
-            yield _list_parts(root / "frameworks", PARTS[kind])
-        if kind == "patches":
-            for folder in sorted((root / "frameworks").glob("*/patches")):
-                yield _list_plug_in_files(folder, kind)
-        if kind in OLDER_FOLDERS and root != PACKAGE:
-            yield _list_plug_in_files(root / OLDER_FOLDERS[kind], kind)
-    if kind == "tasks":
-        yield _list_plug_in_files(PACKAGE / SUBCOMMANDS, kind)
-
-
-def _list_roots() -> Iterator[Path]:
-    """Folders that hold a folder of each kind."""
-    for root in os.environ.get("PRIMUS_PLUGINS", "").split(os.pathsep):
-        if root:
-            yield Path(os.path.expanduser(root))
-    yield PACKAGE
+def _index_files(kind: str) -> Mapping[str, Path]:
+    """Plug-in files by normalized name."""
+    return _index_folders(kind, os.environ.get("PRIMUS_PLUGINS", ""))
 
 
 @cache
+def _index_folders(kind: str, plugins: str) -> dict[str, Path]:
+    """Those in the folders `plugins`, and in the package; a user's file replaces one of the package."""
+    found: list[dict[str, Path]] = []
+    for root in (*_split_folders(plugins), PACKAGE):
+        found.append(_list_plug_in_files(root / (FOLDERS.get(kind, kind) if root == PACKAGE else kind), kind))
+        if kind in PARTS:
+            found.append(_list_parts(root / "frameworks", PARTS[kind]))
+        if kind == "patches":
+            found += [_list_plug_in_files(folder, kind) for folder in sorted((root / "frameworks").glob("*/patches"))]
+        if kind in OLDER_FOLDERS and root != PACKAGE:
+            found.append(_list_plug_in_files(root / OLDER_FOLDERS[kind], kind))
+    if kind == "tasks":
+        found.append(_list_plug_in_files(PACKAGE / SUBCOMMANDS, kind))
+    return {name: file for files in reversed(found) for name, file in files.items()}
+
+
+def _split_folders(plugins: str) -> list[Path]:
+    return [Path(os.path.expanduser(root)) for root in plugins.split(os.pathsep) if root]
+
+
 def _list_parts(folder: Path, part: str) -> dict[str, Path]:
     """The file `part` of each framework that has one, by normalized name."""
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
@@ -287,7 +285,6 @@ def _has_part(file: Path, kind: str) -> bool:
     return has_variables if kind == "variables" else b"train" in text or not has_variables
 
 
-@cache
 def _list_plug_in_files(folder: Path, kind: str) -> dict[str, Path]:
     """Plug-in files in `folder` by normalized name."""
     if not folder.is_dir():
@@ -354,14 +351,11 @@ def _has_entry_points() -> bool:
     for folder in sys.path:
         with contextlib.suppress(OSError):
             for name in os.listdir(folder or "."):
-                if name.endswith((".dist-info", ".egg-info")) and _declares_plug_ins(os.path.join(folder, name)):
-                    return True
+                if name.endswith((".dist-info", ".egg-info")):
+                    with (
+                        contextlib.suppress(OSError),
+                        open(os.path.join(folder, name, "entry_points.txt"), "rb") as text,
+                    ):
+                        if b"[primus." in text.read():
+                            return True
     return False
-
-
-def _declares_plug_ins(package: str) -> bool:
-    try:
-        with open(os.path.join(package, "entry_points.txt"), "rb") as text:
-            return b"[primus." in text.read()
-    except OSError:
-        return False

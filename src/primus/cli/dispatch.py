@@ -62,7 +62,7 @@ def _run_runtime_command(command: Command, environ: Mapping[str, str]) -> int:
 
 def _make_invocation(command: Command, words: tuple[str, ...], environ: Mapping[str, str]) -> Invocation:
     request, given = command.request, command.options
-    task = registry.load_plug_in(TASKS, request.task)
+    task, innermost = registry.load_plug_in(TASKS, request.task), request.runtimes[-1]
     parse_task_words = partial(_parse_task_words, task, request)
     options, overrides = parse_task_words(request.words)
     machine = _find_machine(environ, given.dry_run)
@@ -74,7 +74,7 @@ def _make_invocation(command: Command, words: tuple[str, ...], environ: Mapping[
         dry_run=given.dry_run,
         overrides=overrides,
         facts=lambda: facts(None),
-        patches=_list_patch_files(request),
+        patches=registry.load_plug_in(RUNTIMES, innermost.name).list_patch_files(parse_segment_options(innermost)),
     )
     job = task.prepare(options, task_context) if task.prepare else None
 
@@ -104,11 +104,6 @@ def _make_invocation(command: Command, words: tuple[str, ...], environ: Mapping[
         task_context=task_context,
         plan_context=plan_context,
     )
-
-
-def _list_patch_files(request: LaunchRequest) -> tuple[str, ...]:
-    innermost = request.runtimes[-1]
-    return registry.load_plug_in(RUNTIMES, innermost.name).list_patch_files(parse_segment_options(innermost))
 
 
 def _parse_task_words(task: Task, request: LaunchRequest, words: Sequence[str]) -> tuple[Any, tuple[str, ...]]:

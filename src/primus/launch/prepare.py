@@ -99,8 +99,8 @@ def prepare_launch(invocation: Invocation) -> Launch:
     )
     layout = launch.plan.layout
     assert layout is not None, "the chain ends on a node"
-    has_devices = bool(launch.context.facts(layout.master_of_several).devices)
-    problem = None if has_devices or job.device in ("cpu", "cuda") else job.find_cpu_problem()
+    has_devices = job.device in ("cpu", "cuda") or launch.context.gpu_facts().devices
+    problem = None if has_devices else job.find_cpu_problem()
     if problem and not invocation.command.options.dry_run:
         raise problem
     if problem:

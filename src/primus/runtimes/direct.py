@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -89,10 +90,9 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
     shape = build_layout(options, context)
     if context.starts_workers and shape.nproc > 1 and not options.oversubscribe:
         _check_processes(shape, context.facts(shape.master_of_several))
-    from_files = variables.parse_variables(options.env_file, "--env-file", {})
-    typed = (from_files, variables.parse_variables(options.env, "--env", context.environ))
-    given = plan.env | typed[0] | typed[1]
-    env: dict[str, Variable] = dict(given)
+    from_files = variables.parse_variables(options.env_file, "--env-file", {}) if options.env_file else {}
+    typed = (from_files, variables.parse_variables(options.env, "--env", context.environ) if options.env else {})
+    env: dict[str, Variable] = plan.env | typed[0] | typed[1]
     collected = NodeVariables({})
     if context.starts_workers:
         collected = _collect_node_variables(shape, plan.env, typed, context, uses_tuned=not options.no_tuned)
@@ -174,7 +174,7 @@ def build_layout(options: Options, context: PlanContext) -> ClusterLayout:
         master_addr=options.master_addr,
         master_port=options.master_port,
     )
-    return find_layout(context.environ, lambda: _count_devices(context), flags)
+    return find_layout(context.environ, partial(_count_devices, context), flags)
 
 
 def _count_devices(context: PlanContext) -> int:

@@ -10,7 +10,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -125,8 +124,11 @@ def build_environment(node: JobNode, values: GivenVariables) -> Environment:
     Raises:
         UsageError: A value contradicts deterministic mode, or gives an address instead of an interface name.
     """
-    written, repeated = _split_assignments(values.given)
-    user = _UserVariables(written, values.shell, (repeated, *values.typed))
+    # Lowest first: the experiment's `env:`, the shell, and values for this launch, from `--env` or a replayed run.
+    typed = (_select_assignments(values.given, is_asked=True), *values.typed)
+    written = _select_assignments(values.given, is_asked=False)
+    user = {name: item.value for name, item in written.items()} | dict(values.shell)
+    user |= {name: item.value for some in typed for name, item in some.items()}
     needs = _find_conditions(node)
     machine, warnings = _list_machine_layers(node.facts)
     layers = [*machine, *_build_path_settings(user)]
@@ -136,14 +138,22 @@ def build_environment(node: JobNode, values: GivenVariables) -> Environment:
         layers += [*_build_backend_settings(node, framework), *_build_nic_settings(node, needs)]
     if node.layout.nnodes > 1:
         layers += _build_network_settings(node)
-    layers += _list_last_layers(machine, node.tuned, is_deterministic=_is_on(user.find_value(DETERMINISTIC)))
+    layers += _list_last_layers(machine, node.tuned, is_deterministic=_is_on(user.get(DETERMINISTIC, "")))
     cores_per_process = str(max(1, (node.facts.cpu.usable or 1) // node.layout.nproc))
-    chosen = _merge_choices(_choose_machine_settings(layers, needs, cores_per_process), values, user)
+    chosen: dict[str, VariableChoice] = {}
+    for choice in _choose_machine_settings(layers, needs, cores_per_process):
+        merge_choice(chosen, choice)
+    known = {*chosen, *values.hooks, *values.patches, *written, *(name for some in typed for name in some)}
+    for layer, given in (("hook", values.hooks), ("patch", values.patches), ("experiment", written)):
+        _merge_assignments(chosen, layer, given)
+    _merge_shell_variables(chosen, values.shell, known)
+    for some in typed:
+        _merge_assignments(chosen, "--env", some)
     check_determinism(chosen)
     check_interfaces(chosen)
     if node.rocm_library and any(device.vendor == "amd" for device in node.facts.devices):
         _add_library(chosen, node.rocm_library)
-    problems = (*warnings, *node.network.warnings, *_find_problems(chosen, user.list_values(), node))
+    problems = (*warnings, *node.network.warnings, *_find_problems(chosen, user, node))
     return Environment(variables=dict(sorted(chosen.items())), warnings=problems)
 
 
@@ -162,46 +172,6 @@ def _list_last_layers(
     if is_deterministic:
         return [("deterministic", DETERMINISTIC_SETTINGS.get(name, {})) for name, _ in machine]
     return [("tuned", tuned)]
-
-
-def _merge_choices(
-    settings: Iterable[VariableChoice], values: GivenVariables, user: _UserVariables
-) -> dict[str, VariableChoice]:
-    """One choice for each variable: a later layer replaces an earlier one, and the user replaces all."""
-    chosen: dict[str, VariableChoice] = {}
-    for choice in (*settings, *_format_setter("hook", values.hooks), *_format_setter("patch", values.patches)):
-        merge_choice(chosen, choice)
-    # After the others: which of the shell's variables are listed depends on the names that the layers have set.
-    for choice in user.choose_variables(set(chosen)):
-        merge_choice(chosen, choice)
-    return chosen
-
-
-class _UserVariables(NamedTuple):
-    """Values of the user, lowest first: the experiment's `env:`, the shell, and those given for this launch."""
-
-    experiment: Mapping[str, Assignment]
-    shell: Mapping[str, str]
-    launch: Sequence[Mapping[str, Assignment]]
-
-    def list_values(self) -> dict[str, str]:
-        typed = {name: item for some in self.launch for name, item in some.items()}
-        return _format_assignments(self.experiment) | dict(self.shell) | _format_assignments(typed)
-
-    def find_value(self, name: str) -> str:
-        return self.list_values().get(name, "")
-
-    def choose_variables(self, known: set[str]) -> Iterator[VariableChoice]:
-        """The choices of the user, those with precedence last.
-
-        Args:
-            known: Variables that lower layers set; of the shell's others, only those worth showing are listed.
-        """
-        named = known.union(self.experiment, *self.launch)
-        yield from _format_setter("experiment", self.experiment)
-        yield from _choose_shell_variables(self.shell, named)
-        for some in self.launch:
-            yield from _format_setter("--env", some)
 
 
 def find_rocm_library(environ: Mapping[str, str], root: Path = Path("/")) -> str | None:
@@ -278,9 +248,9 @@ def _list_device_layers(device: Device, warnings: list[str]) -> list[tuple[str, 
     return layers
 
 
-def _build_path_settings(user: _UserVariables) -> Iterator[tuple[str, Settings]]:
+def _build_path_settings(user: Mapping[str, str]) -> Iterator[tuple[str, Settings]]:
     """The Hugging Face cache in DATA_PATH, as in AMD-AGI/Primus."""
-    data = user.find_value("DATA_PATH")
+    data = user.get("DATA_PATH")
     if data:
         home = f"{data.rstrip('/')}/huggingface"
         yield "base", {"HF_HOME": Setting(value=home, reason="below DATA_PATH", source=LAUNCHER)}
@@ -357,27 +327,29 @@ def _choose_machine_settings(
                 yield VariableChoice(name=name, value=value, layer=layer, reason=setting.reason, source=setting.source)
 
 
-def _split_assignments(given: Mapping[str, Assignment]) -> tuple[dict[str, Assignment], dict[str, Assignment]]:
-    """Values of the experiment, and values for this launch: from `--env` or a replayed run."""
-    typed = {name: item for name, item in given.items() if item.source.startswith(ASKED)}
-    return {name: item for name, item in given.items() if name not in typed}, typed
+def _select_assignments(given: Mapping[str, Assignment], *, is_asked: bool) -> dict[str, Assignment]:
+    """Those for this launch, from `--env` or a replayed run, or those of the experiment."""
+    return {name: item for name, item in given.items() if item.source.startswith(ASKED) is is_asked}
 
 
-def _format_assignments(given: Mapping[str, Assignment]) -> dict[str, str]:
-    return {name: item.value for name, item in given.items()}
-
-
-def _format_setter(layer: str, values: Mapping[str, Assignment]) -> Iterator[VariableChoice]:
+def _merge_assignments(chosen: dict[str, VariableChoice], layer: str, values: Mapping[str, Assignment]) -> None:
     for name, item in values.items():
-        yield VariableChoice(name=name, value=item.value, layer=layer, reason=f"set by {layer}", source=item.source)
+        merge_choice(
+            chosen,
+            VariableChoice(name=name, value=item.value, layer=layer, reason=f"set by {layer}", source=item.source),
+        )
 
 
-def _choose_shell_variables(environ: Mapping[str, str], known: Collection[str]) -> Iterator[VariableChoice]:
-    """Variables of the user's shell that are in `known` or worth showing."""
+def _merge_shell_variables(
+    chosen: dict[str, VariableChoice], environ: Mapping[str, str], known: Collection[str]
+) -> None:
+    """Let those variables of the user's shell override that are in `known` or worth showing."""
     for name, value in environ.items():
         if name in known or name in SHOWN or name.startswith(SHOWN_PREFIXES):
             reason = "set in the shell" if value else "empty: not to be set"
-            yield VariableChoice(name=name, value=value, layer="user", reason=reason, source="environment")
+            merge_choice(
+                chosen, VariableChoice(name=name, value=value, layer="user", reason=reason, source="environment")
+            )
 
 
 def _add_library(chosen: dict[str, VariableChoice], folder: str) -> None:
