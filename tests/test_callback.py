@@ -53,7 +53,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         path = tmp_path / "callbacks" / f"{name}.py"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-        registry._list_plug_in_files.cache_clear()
+        registry._index_folders.cache_clear()
         return path
 
     return write

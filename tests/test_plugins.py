@@ -84,7 +84,7 @@ def plug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str]
     def plug(name: str, text: str) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-        registry._list_plug_in_files.cache_clear()
+        registry._index_folders.cache_clear()
 
     return plug
 

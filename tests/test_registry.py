@@ -33,8 +33,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        registry._list_plug_in_files.cache_clear()
-        registry._list_parts.cache_clear()
+        registry._index_folders.cache_clear()
         return path
 
     return write
@@ -134,10 +133,12 @@ def test_an_error_of_this_package_alone_blames_no_plug_in() -> None:
     assert registry.find_failing_plug_in(caught.value) is None
 
 
-def test_only_tasks_may_lie_in_the_folder_of_subcommands(write: Write) -> None:
-    folder = registry.PACKAGE / registry.SUBCOMMANDS
-    assert list(registry._list_files("tasks"))[-1] == registry._list_plug_in_files(folder, "tasks")
-    assert len(list(registry._list_files("tasks"))) == len(list(registry._list_files("runtimes"))) + 1
+def test_only_tasks_may_lie_in_the_folder_of_subcommands(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "PACKAGE", write(f"{registry.SUBCOMMANDS}/greet.py", "").parents[2])
+    registry._index_folders.cache_clear()
+    found = {kind: registry.has_plug_in(kind, "greet") for kind in ("tasks", "runtimes", "hooks")}
+    registry._index_folders.cache_clear()
+    assert found == {"tasks": True, "runtimes": False, "hooks": False}
 
 
 def test_a_plug_in_is_imported_once(write: Write) -> None:

@@ -36,7 +36,7 @@ def _forget() -> None:
         profile._read_file,
         profile._index_by_id,
         profile._index_by_name,
-        registry._list_plug_in_files,
+        registry._index_folders,
     ):
         cached.cache_clear()
 

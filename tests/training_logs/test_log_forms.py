@@ -80,7 +80,10 @@ def test_numbers_with_a_decimal_comma_are_refused_instead_of_read_as_thousands(t
 @pytest.mark.parametrize(("before", "after"), [("02-28", "03-01"), ("01-31", "02-01"), ("12-30", "12-31")])
 def test_a_step_may_end_on_the_next_day(before: str, after: str, tmp_path: Path) -> None:
     clocks = [f"2026-{before} 23:59:54", f"2026-{before} 23:59:58", f"2026-{after} 00:00:02"]
-    lines = [f"{clock},500 - root - INFO - step: {step}  loss:  3.5000" for step, clock in enumerate(clocks, 1)]
+    lines = [
+        f"{clock},500 - root - INFO - step: {step}  loss:  3.5000  grad_norm:  1.0000"
+        for step, clock in enumerate(clocks, 1)
+    ]
     assert list(read_lines(tmp_path, lines).steps.columns["step_time_s"][1:]) == [4.0, 4.0]
 
 

@@ -347,7 +347,7 @@ def test_most_lines_of_a_long_log_are_read_as_columns(tmp_path: Path, monkeypatc
     monkeypatch.setattr(MegatronReader, "read_line", count_line)
     log = read_text(tmp_path, join_lines(*(format_line(step, loss=f"{step}.5E+00") for step in range(1, 2001))))
     assert list_steps(log) == list(range(1, 2001))
-    assert num_lines < 200
+    assert num_lines < 500  # the first lines of each layout: numbers grow by a digit
 
 
 def read_line_by_line(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> TrainingLog:

@@ -104,7 +104,7 @@ def plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "callbacks").mkdir(parents=True)
     (folder / "callbacks" / "moments.py").write_text(MOMENTS)
     monkeypatch.setenv("PRIMUS_PLUGINS", str(folder))
-    registry._list_plug_in_files.cache_clear()
+    registry._index_folders.cache_clear()
 
 
 def kinds(run: Run, kind: str) -> list[events.Event]:
@@ -232,7 +232,7 @@ def test_the_example_of_the_documentation_runs_and_resumes(
     page = (Path(__file__).parents[3] / "docs/training.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "plug_ins/callbacks/plateau.py").write_text(example)
-    registry._list_plug_in_files.cache_clear()
+    registry._index_folders.cache_clear()
     failing = {"moments": {"fail_at": 6}}
     run = make_run(callbacks=[{"plateau": {"interval": 3}}, failing], save_interval=4, async_save=False)
     with pytest.raises(PrimusError, match="asked to"):
