@@ -49,12 +49,10 @@ from primus.runs.files import write_json
 
 FLUSH_CACHES = 2
 """A write of this many last-level caches empties them."""
-QUICK_HOST_BYTES = 96 * 2**20
-"""For the arrays that measure the memory of a CPU in quick mode; filling larger ones takes seconds."""
 USABLE_SHARE = 0.9
 """Share of the free memory that operands may use; the rest is for workspaces of libraries."""
 FEWEST_CALLS = 5
-"""Of a case whose calls take longer than the measurement."""
+"""Minimum number of calls of a case, also if they take longer than the measurement."""
 MOST_LIMITS = 3
 """A rank may wait for others for this many time limits: each of them stops its own case after one."""
 
@@ -124,9 +122,7 @@ class BenchmarkWorker:
         if self.device.type == "cpu":
             share_cores(os.environ, self.num_local)
         with self.limit_time("measuring the limits of the device"):
-            max_bytes = find_array_bytes(self.device, self.num_local)
-            if self.is_quick and self.device.type == "cpu":
-                max_bytes = min(max_bytes, QUICK_HOST_BYTES)
+            max_bytes = find_array_bytes(self.device, self.num_local, is_quick=self.is_quick)
             peaks = find_device_peaks(
                 self.device, self._clock, num_threads=torch.get_num_threads(), max_bytes=max_bytes
             )

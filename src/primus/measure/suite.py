@@ -39,15 +39,13 @@ from primus.measure.network.rank_groups import (
     read_first_line,
     read_library_versions,
 )
-from primus.measure.timing import FULL, LONG_ENOUGH, QUICK, Effort, MeasuredDevice, create_clock, limit_effort
+from primus.measure.timing import FULL, LONG_ENOUGH, QUICK, MeasuredDevice, create_clock, limit_effort
 from primus.measure.watchdog import Watchdog
 from primus.process import count_usable_cpus
 from primus.report import table
 from primus.runs.attempt import Attempt
 from primus.runs.files import write_json
 
-QUICK_HOST_BYTES = 96 * 2**20
-"""For the arrays of one process on a CPU in quick mode."""
 SANITY_SIZES = {"cuda": 2048, "cpu": 256}
 COPY_BYTES = 256 * 2**20
 """Size of the copies in TransferBench's acceptance test for AMD Instinct."""
@@ -199,12 +197,13 @@ class Suite:
         return figure is not None
 
     def _measure_figures(self, name: str) -> Iterator[MeasuredFigure]:
+        full = FULL if name == "gemm" else LONG_ENOUGH
         measured = MeasuredDevice(
             device=self._device,
             clock=self._clock,
-            effort=self._scale_effort(FULL if name == "gemm" else LONG_ENOUGH),
+            effort=limit_effort(QUICK if self._asked.is_quick else full, self._asked.timeout_s),
             cache_bytes=find_cache_bytes(self._device, self._asked.last_level_cache_bytes),
-            max_bytes=self._count_array_bytes(),
+            max_bytes=find_array_bytes(self._device, self._num_local, is_quick=self._asked.is_quick),
         )
         if name == "sanity":
             yield _check_sanity(self._device)
@@ -217,9 +216,6 @@ class Suite:
             peer = memory.find_peer(self._attempt.local_rank, self._num_local)
             if peer is not None and self._num_local <= torch.cuda.device_count():
                 yield memory.peer_copy(measured, torch.device("cuda", peer), COPY_BYTES)
-
-    def _scale_effort(self, full: Effort) -> Effort:
-        return limit_effort(QUICK if self._asked.is_quick else full, self._asked.timeout_s)
 
     def _test_endurance(self, everyone: RankGroup) -> None:
         """The long tests, which load all devices of all nodes concurrently."""
@@ -311,10 +307,6 @@ class Suite:
         # however the process ends.
         self._part = structs.replace(self._part, **changes)
         write_json(self._attempt.run.directory / measurements.find_measurements_file(self._attempt.rank), self._part)
-
-    def _count_array_bytes(self) -> int:
-        found = find_array_bytes(self._device, self._num_local)
-        return min(found, QUICK_HOST_BYTES) if self._asked.is_quick and self._device.type == "cpu" else found
 
 
 def _check_sanity(device: torch.device) -> MeasuredFigure:

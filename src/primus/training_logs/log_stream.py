@@ -25,7 +25,7 @@ MAX_HEAD = 1 << 26
 GZIP_MAGIC, XZ_MAGIC, BZIP2_MAGIC = b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error)
-"""What the readers raise at the end of a file that is cut off, and where it is damaged."""
+"""Exceptions that the readers raise at the end of a file that is cut off, and where it is damaged."""
 UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """First bytes of a file of PowerShell."""
 ESCAPES = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
@@ -38,7 +38,7 @@ class LogStream:
         self.num_bytes = 0
         """Bytes that have been read since the start."""
         self.damage = ""
-        """Why a compressed file could not be read to its end."""
+        """The reason why a compressed file could not be read to its end."""
         self._path = path
         self._file = file
         self._raw = raw

@@ -63,7 +63,7 @@ class TrainingLog(Struct, kw_only=True):
     title: str
     """Name of the trainer."""
     memory: str = ""
-    """What the column `memory_gib` is."""
+    """The meaning of the column `memory_gib`."""
     steps: StepTable = field(default_factory=StepTable)
     attempts: list[LogAttempt] = []
     evaluations: list[LogEvaluation] = []
@@ -79,11 +79,11 @@ class TrainingLog(Struct, kw_only=True):
     has_derived_times: bool = False
     """Whether times of steps are differences of time stamps."""
     step_note: str = ""
-    """What is not certain about the numbers of steps."""
+    """The doubts about the numbers of steps."""
     is_cut_off: bool = False
     """Whether the file ends within a line of a step; that line is not read."""
     damage: str = ""
-    """Why a compressed file could not be read to its end."""
+    """The reason why a compressed file could not be read to its end."""
     num_unread: int = 0
     unread: list[UnreadLine] = []
     """Examples of lines that were not read."""

@@ -23,7 +23,7 @@ class StepReader:
     """
 
     NAME: ClassVar[str]
-    """What `--format` takes."""
+    """The value of `--format` that chooses this reader."""
     TITLE: ClassVar[str]
     ANCHORS: ClassVar[tuple[bytes, ...]]
     """A line without any of them is not passed to `read_line`."""
@@ -31,9 +31,9 @@ class StepReader:
     """Further anchors, of lines before the first step."""
     PREFERS_LAST_RANK: ClassVar[bool] = False
     END: ClassVar[re.Pattern[bytes] | None] = None
-    """How a line ends that is not cut off; None if the line does not show it."""
+    """The end of a line that is not cut off; None if the line does not show it."""
     MEMORY: ClassVar[str] = ""
-    """What `memory_gib` is."""
+    """The meaning of `memory_gib`."""
     PRECEDENCE: ClassVar[int] = 0
     """Priority: of several formats that read a log, the one with the highest number is taken."""
     FILE: ClassVar[str] = ""

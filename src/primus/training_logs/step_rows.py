@@ -66,7 +66,7 @@ class StepGroups(NamedTuple):
     order: Places
     """Places of the rows, by step; those of one step in the order of their lines."""
     firsts: Places
-    """Where each step begins in `order`."""
+    """Index in `order` at which each step begins."""
     counts: NDArray[np.intp]
     """Rows of each step."""
 

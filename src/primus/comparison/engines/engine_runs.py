@@ -25,7 +25,7 @@ from primus.runs.store import Run
 from primus.task import TaskContext
 
 FLOAT64_VARIABLE = "PRIMUS_NATIVE_FLOAT64"
-"""As in primus.frameworks.native.engine.run, which imports torch."""
+"""The value in primus.frameworks.native.engine.run, which imports torch."""
 FLOAT64 = "native in float64"
 ONE_PROCESS = (
     *("--tensor_model_parallel_size", "1", "--pipeline_model_parallel_size", "1", "--context_parallel_size", "1"),

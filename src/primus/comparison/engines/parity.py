@@ -42,7 +42,7 @@ class EngineSteps(Struct, frozen=True, kw_only=True):
     run: str | None = None
     """Run folder; None if the run did not start."""
     problem: str = ""
-    """Why the engine did not take all steps; empty if it did."""
+    """The reason why the engine did not take all steps; empty if it did."""
     hint: str = ""
     exit_code: int = 0
     interrupted_by: int | None = None
@@ -56,7 +56,7 @@ class EngineSteps(Struct, frozen=True, kw_only=True):
     settings: list[KeyDifference] = []
     """Settings in which it cannot agree with native."""
     notes: list[str] = []
-    """What resolving the experiment for it gave notice of, such as settings of another engine alone."""
+    """Notes that resolving the experiment for it gave, such as settings of another engine alone."""
 
 
 class EngineParity(EngineSteps, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from primus.report.charts import (
 from primus.report.page import Html, make_element
 
 HEIGHT, GAP = 190.0, 62.0
-"""Of each panel, and between two of them."""
+"""The size of each panel, and the gap between two of them."""
 SMALLEST = 1e-8
 """Differences below this are drawn at it: losses are float32."""
 

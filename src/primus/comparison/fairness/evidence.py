@@ -21,7 +21,7 @@ from primus.runs.speed_facts import SpeedPart, filter_packages
 
 WORDS: dict[str, object] = {"True": True, "False": False, "None": None}
 RUN_TIMER = "waiting for data included, evaluation and checkpoints excluded"
-"""What the times of runs of primus include (primus.callback.StepReport)."""
+"""The parts that the time of a step of primus has (primus.callback.StepReport)."""
 
 
 class DeviceState(Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class FairnessEvidence(Struct, frozen=True, kw_only=True):
     timed_steps: Sequence[int] = ()
     """Steps with a time; empty if there are only averages."""
     timer: str | None = None
-    """What the time of a step includes."""
+    """The parts of a step that its time includes."""
     learning_rates: Mapping[int, float] = {}
     """Learning rate that each step applied."""
     losses: Mapping[int, float] = {}
@@ -71,12 +71,12 @@ class FairnessEvidence(Struct, frozen=True, kw_only=True):
     other_load: float | None = None
     """Share of the machine that other processes took."""
     turn_group: str = ""
-    """Equal for runs that took turns with each other."""
+    """Name of the group of runs that took turns with each other."""
     platform: str = ""
     environment: Mapping[SpeedPart, Mapping[str, str]] = {}
-    """What besides settings can change the speed, by the names of `primus.runs.speed_facts`."""
+    """Facts besides settings that can change the speed, by the names of `primus.runs.speed_facts`."""
     variable_sources: Mapping[str, str] = {}
-    """What set each variable."""
+    """The source of each variable."""
     states_environment: bool = False
     """Whether a variable that is not there was not set."""
 

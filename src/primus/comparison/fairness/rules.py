@@ -55,7 +55,7 @@ class OwnLoopFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     facts: dict[str, Any] = {}
     """Settings that the loop implies."""
     add: dict[str, int] = {}
-    """What is added to a setting for the same effect as in other frameworks."""
+    """The number that is added to a setting for the same effect as in other frameworks."""
     printed_rate_lag: int = 0
     """Steps by which a printed learning rate is ahead of the applied one."""
 

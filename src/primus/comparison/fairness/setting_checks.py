@@ -16,7 +16,7 @@ SCHEDULE_KEYS = (
 )
 """Settings that only choose the learning rates: equal rates at every step make them equivalent."""
 SETTING = "setting "
-"""Before the name of a setting in the rule of its check."""
+"""Prefix of the name of a setting in the rule of its check."""
 ABSENT = "not stated"
 OFF: tuple[Any, ...] = (None, False, 0, "", "none")
 """Values of a setting that does nothing."""

@@ -37,7 +37,7 @@ class ComparisonRecord(Struct, frozen=True, kw_only=True):
     matrix: str
     """The file, as it was named."""
     text: str
-    """Its text."""
+    """The text of that file."""
     cells: list[str]
     """Names of all cells, in the order of execution."""
     version: str = primus.__version__

@@ -21,7 +21,7 @@ TOKEN_FILES = (".bin", ".idx", ".manifest.json", ".tokenizer.json", ".bad.jsonl"
 """Ends of the names of token files; see `primus.data.megatron.manifest`."""
 MANIFEST = ".manifest.json"
 REPORT_FILES = ("report.html", "report.md", "report.json", "cells.csv", "*.png")
-"""What `compare report` writes there."""
+"""The files that `compare report` writes there."""
 
 
 class TokenInput(Struct):

@@ -48,7 +48,7 @@ class MatrixCell(Struct, frozen=True, kw_only=True):
     status: Status
     """``elsewhere``: a cell of a platform that this machine is not."""
     reason: str = ""
-    """Why it is refused, or where it runs."""
+    """The reason why the cell is refused, or the place where it runs."""
     hint: str = ""
     command: tuple[str, ...] = ()
     """Words after `primus-cli`."""

@@ -142,7 +142,7 @@ class LoadedMatrix(Struct, frozen=True, kw_only=True):
     matrix: RivalMatrix
     file: Path
     notes: tuple[str, ...] = ()
-    """What the file sets without an effect here."""
+    """Settings of the file that have no effect here."""
     refused: dict[str, str] = {}
     """Frameworks that cannot run, with the reason."""
     draws_report: bool = False

@@ -19,7 +19,7 @@ from primus.runs.summary import flatten_run_settings
 from primus.training_logs.formats.mlperf import TOKEN
 
 PRECISIONS = {"bf16": "bfloat16", "fp8": "fp8", "fp32": "fp32"}
-"""What the checker calls them."""
+"""The names that the checker has for them."""
 SCHEDULES = {"cosine": "cosine with linear warmup"}
 OPTIMIZERS = {"adamw": "adamw", "adam": "adamw"}
 

@@ -77,9 +77,9 @@ class CellReport(Struct, frozen=True, kw_only=True):
     seeds: list[int]
     """Seeds of its runs."""
     loss_spread: LossSpread | None
-    """How much the losses of its runs with different seeds differ."""
+    """Spread of the losses of its runs with different seeds."""
     problems: list[str]
-    """Why runs failed, why its speed is impossible or doubtful, and what is missing."""
+    """Reasons why runs failed or why its speed is impossible or doubtful, and values that are missing."""
 
     @property
     def speed(self) -> float | None:
@@ -95,9 +95,9 @@ class CellPair(Struct, frozen=True, kw_only=True):
     b: str
     verdict: PairVerdict
     ratio: RatioEstimate | None
-    """How many times as fast A is as B; None where none is fair."""
+    """Speed of A divided by that of B; None if no fair ratio exists."""
     refusal: str
-    """Why the ratio is missing or not fair."""
+    """The reason why the ratio is missing or not fair."""
 
     @property
     def speeds(self) -> tuple[float, float] | None:

@@ -8,7 +8,7 @@ from msgspec import Struct
 from primus.runs.store import Run
 
 RECORD_VARIABLE = "PRIMUS_RECORD_BATCHES"
-"""As in primus.session.batches.batch_record, which imports numpy."""
+"""The value in primus.session.batches.batch_record, which imports numpy."""
 
 
 class TakenBatch(Struct, kw_only=True):

@@ -132,7 +132,7 @@ class ResultCell(Struct, frozen=True, kw_only=True):
     repetition: int = 1
     """Number of the run among the repetitions of its cell, from 1."""
     turn_group: str = ""
-    """Equal for the runs that took turns with each other."""
+    """Name of the group of runs that took turns with each other; empty for a run that took no turns."""
     position: int | None = None
     """Place in the order of execution, counted from 0."""
     fingerprint: str = ""
@@ -190,9 +190,9 @@ class StepInterruption(Struct, frozen=True, kw_only=True):
     kind: str
     """``evaluation``, ``checkpoint``, ``profile`` or ``garbage collection``."""
     step: int
-    """It followed this step; a garbage collection was part of it."""
+    """Number of the step before the interruption; a garbage collection is part of this step."""
     time_s: float | None = None
-    """Its duration. Evaluations and checkpoints are part of no step unless they ran in the background."""
+    """Duration of the interruption. An evaluation or a checkpoint in the foreground is part of no step."""
 
 
 class ResultFlops(Struct, frozen=True, kw_only=True):
@@ -282,7 +282,7 @@ class ResultMachine(Struct, frozen=True, kw_only=True):
     environment: dict[str, str] = {}
     """Variables that the launch set, and those of the shell that can change the speed."""
     variable_sources: dict[str, str] = {}
-    """What set each of these variables: a layer of the launch such as ``mi300x``, ``--env`` or ``shell``."""
+    """The source of each of these variables: a layer of the launch such as ``mi300x``, ``--env`` or ``shell``."""
 
 
 class ComparisonResult(Struct, frozen=True, kw_only=True):
@@ -314,9 +314,9 @@ class ComparisonResult(Struct, frozen=True, kw_only=True):
     cell: ResultCell = ResultCell()
     state: ResultState = "done"
     reason: str = ""
-    """Why the cell has no complete run."""
+    """The reason why the cell has no complete run."""
     hint: str = ""
-    """What to do about the reason."""
+    """The action that resolves the reason."""
     run: str = ""
     """Run folder, relative to the folder of the comparison."""
     command: list[str] = []
@@ -328,14 +328,14 @@ class ComparisonResult(Struct, frozen=True, kw_only=True):
     steps: ResultSteps = ResultSteps()
     """The steps of the run."""
     interruptions: list[StepInterruption] = []
-    """What the run did besides steps."""
+    """The evaluations, checkpoints and other work that the run did between steps."""
     flops: ResultFlops = ResultFlops()
     settings: dict[str, Any] = {}
     """Every setting by its key, as the run resolved it."""
     engine_settings: dict[str, Any] = {}
     """Settings in force, as they were read from the objects of the engine after the first step."""
     chosen_settings: list[str] = []
-    """Those of them that the experiment asked for by the engine's own names, in `backend_args`."""
+    """The engine settings that the experiment asked for by the engine's own names, in `backend_args`."""
     versions: dict[str, str] = {}
     """Version of each library that trains."""
     packages: dict[str, str] = {}
@@ -344,7 +344,7 @@ class ComparisonResult(Struct, frozen=True, kw_only=True):
     machine: ResultMachine = ResultMachine()
     load: ResultLoad = ResultLoad()
     notes: list[str] = []
-    """What is missing or doubtful in this result."""
+    """Values of this result that are missing or doubtful."""
 
 
 def save_result(result: ComparisonResult, path: Path) -> None:

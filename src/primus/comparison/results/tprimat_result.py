@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 UNKNOWN_WORDS = ("N/A", "n/a", "unknown", "Unknown")
-"""What tprimat writes where a value is not known."""
+"""Words that tprimat writes for an unknown value."""
 
 
 def convert_tprimat(tree: Mapping[str, Any]) -> dict[str, Any]:

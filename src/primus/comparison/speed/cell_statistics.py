@@ -43,9 +43,10 @@ SMALLEST_DIFFERENCE = 0.015
 MIN_STEPS = 10
 """Fewest steps after the warm-up that give a speed."""
 LEVEL = 0.95
-"""Of the intervals of a cell."""
+"""Confidence level of the intervals of a cell."""
 RATIO_LEVEL = 0.98
-"""Of the interval of a ratio, which excludes 1 if there is a difference: at 95 %, one of twenty equal pairs differs."""
+"""Confidence level of the interval of a ratio, which excludes 1 if there is a difference: at 95 %, one of twenty equal
+pairs differs."""
 TARGET_DIFFERENCE = 0.03
 """Difference that a comparison should show; a report without one says how many more runs that takes."""
 POWER = 0.9

@@ -35,9 +35,9 @@ class DevicePrice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     per_device_hour: float
     currency: str
     source: str
-    """Where the price is from."""
+    """The source of the price."""
     date: datetime.date
-    """When it was valid."""
+    """The date on which the price was valid."""
 
 
 class UtilizationEstimate(Struct, frozen=True, kw_only=True):
@@ -49,9 +49,9 @@ class UtilizationEstimate(Struct, frozen=True, kw_only=True):
     """Attention counted for all keys."""
     peak_tflops: float | None
     problem: str = ""
-    """Why the speed is impossible; empty if it is not."""
+    """The reason why the speed is impossible; empty if it is possible."""
     doubt: str = ""
-    """Why it is doubtful."""
+    """The reasons why the speed is doubtful."""
 
 
 def estimate_utilization(result: ComparisonResult, tokens_per_s_per_device: float | None) -> UtilizationEstimate:

@@ -34,7 +34,7 @@ class TurnSeries(Struct, frozen=True, kw_only=True):
     """The times of the steps of a run after the warm-up, by turn."""
 
     group: str
-    """Equal for the runs that took turns with each other."""
+    """Name of the group of runs that took turns with each other."""
     times: dict[int, list[float]]
 
 

@@ -19,6 +19,8 @@ LARGEST_CACHE_BYTES = 256 * 2**20
 """Assumed for an unknown device: the Infinity Cache of AMD Instinct, the largest one (AMD CDNA 3 white paper)."""
 HOST_SHARE = 0.1
 """Share of the host's free memory for the arrays of all its processes."""
+QUICK_HOST_BYTES = 96 * 2**20
+"""Limit of the arrays of one process on a CPU in quick mode; filling larger ones takes seconds."""
 DEVICE_SHARE = 0.5
 """Share of a device's free memory."""
 
@@ -81,8 +83,9 @@ def find_free_bytes(device: torch.device) -> int:
     return int(psutil.virtual_memory().available) if free is None else free
 
 
-def find_array_bytes(device: torch.device, num_local: int) -> int:
+def find_array_bytes(device: torch.device, num_local: int, *, is_quick: bool = False) -> int:
     """Memory for the arrays of this process, one of `num_local` on its node."""
     if device.type == "cuda":
         return int(find_free_bytes(device) * DEVICE_SHARE)
-    return int(find_free_bytes(device) * HOST_SHARE) // num_local
+    found = int(find_free_bytes(device) * HOST_SHARE) // num_local
+    return min(found, QUICK_HOST_BYTES) if is_quick else found

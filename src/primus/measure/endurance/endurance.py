@@ -8,22 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
-import psutil
 import torch
 from msgspec import structs
 
 from primus.machine.measurements import BurnIn, MeasuredFigure, MeasurementPlan, RankResult, ReferenceTraining
 from primus.measure.devices import memory, telemetry
+from primus.measure.devices.device import find_array_bytes
 from primus.measure.endurance import burn_in
 from primus.measure.kernels import gemm
 from primus.measure.kernels.gemm import Multiply
 from primus.measure.timing import QUICK, Effort, HostClock, MeasuredDevice, create_clock, limit_effort
 from primus.runs.attempt import Attempt
 
-HOST_SHARE = 0.1
-"""Share of the host's free memory for the arrays of all its processes."""
-PATTERN_SHARE = 0.5
-"""Share of a device's free memory, or of a process's share of host memory, that holds patterns."""
 HOST_PATTERN_BYTES = 64 * 2**20
 """Maximum for a process on a CPU, since other programs use the host's memory as well."""
 HOST_EFFORT = Effort(warm_up_calls=3, warm_up_s=0.5, longest_warm_up_s=2.0, calls=50, measure_s=2.0, fewest_calls=5)
@@ -74,16 +70,16 @@ def run(name: str, place: EnduranceContext, rank: RankResult, keep: Callable[[Ra
 def _measure_host_memory(place: EnduranceContext) -> MeasuredFigure:
     """The STREAM triad by all processes of the node concurrently, each with its share of the processors."""
     threads = max(1, len(os.sched_getaffinity(0)) // place.num_local)
-    free_bytes = int(psutil.virtual_memory().available * HOST_SHARE) // place.num_local
-    is_quick = place.asked.is_quick
+    is_quick, host = place.asked.is_quick, torch.device("cpu")
+    max_bytes = find_array_bytes(host, place.num_local, is_quick=is_quick)
     # Every process runs the triad at the same time: with all cores each, they would measure contention.
     with _limit_threads(threads):
         measured = MeasuredDevice(
-            device=torch.device("cpu"),
+            device=host,
             clock=HostClock(),
             effort=limit_effort(QUICK if is_quick else HOST_EFFORT, place.asked.timeout_s),
             cache_bytes=memory.read_host_cache_bytes(),
-            max_bytes=min(free_bytes, 96 * 2**20) if is_quick else free_bytes,
+            max_bytes=max_bytes,
         )
         (figure,) = memory.run(measured, {"triad": memory.KERNELS["triad"]})
     return structs.replace(figure, test="host_triad", convention=f"{figure.convention}, {threads} threads")
@@ -148,8 +144,5 @@ def _use_deterministic_kernels() -> Iterator[None]:
 
 
 def _count_pattern_bytes(place: EnduranceContext) -> int:
-    if place.device.type == "cuda":
-        return int(torch.cuda.mem_get_info(place.device)[0] * PATTERN_SHARE)
-    # On a CPU all processes of the node share the host's memory.
-    free_bytes = int(psutil.virtual_memory().available * HOST_SHARE) // place.num_local
-    return min(free_bytes, HOST_PATTERN_BYTES)
+    found = find_array_bytes(place.device, place.num_local)
+    return found if place.device.type == "cuda" else min(found, HOST_PATTERN_BYTES)

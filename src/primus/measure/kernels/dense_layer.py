@@ -19,7 +19,7 @@ from primus.measure.kernels.gemm import DTYPES, SEED
 from primus.models.counts import head_dim, num_query_groups
 
 EPSILON = 1e-5
-"""Of RMSNorm (Llama 3 config.json, rms_norm_eps)."""
+"""Epsilon of RMSNorm (Llama 3 config.json, rms_norm_eps)."""
 
 
 class LayerOperator(NamedTuple):

@@ -31,7 +31,7 @@ FNUZ_ARCHITECTURE = "gfx94"
 """Beginning of the architectures whose fp8 is e4m3fnuz (AMD CDNA 3 ISA, section on data formats)."""
 
 TF32_RESOLUTION = 2.0**-10
-"""Of operands with 10 bits of mantissa (NVIDIA A100 white paper)."""
+"""Relative resolution of operands with 10 bits of mantissa (NVIDIA A100 white paper)."""
 
 Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 """Writes the product of the first two matrices into the third."""

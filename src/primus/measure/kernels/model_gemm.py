@@ -23,7 +23,7 @@ class LinearLayer(NamedTuple):
     inputs: int
     outputs: int
     repeats: int = 1
-    """Equal ones in a transformer layer: experts."""
+    """Number of equal products in a transformer layer, one for each expert."""
 
     def find_shape(self, direction: str) -> GemmShape:
         """y = x w^T forward; dx = dy w; dw = dy^T x."""

@@ -36,7 +36,7 @@ class GemmTuningResult(Struct, frozen=True, kw_only=True):
     """hipBLASLt or TunableOp."""
     output: str
     version: str
-    """What the solutions are valid for; another version ignores or rejects the file."""
+    """The versions for which the solutions are valid; another version ignores or rejects the file."""
     num_shapes: int
     num_tuned: int
     share_of_calls: float

@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 
 Operator = Literal["mm", "addmm", "bmm", "baddbmm", "scaled_mm"]
 Order = Literal["N", "T", "S"]
-"""How a matrix lies in memory: by rows, by columns (the transpose of a matrix by rows), or with other strides."""
+"""The layout of a matrix in memory: by rows, by columns (the transpose of a matrix by rows), or with other strides."""
 OPERATORS: tuple[Operator, ...] = ("mm", "addmm", "bmm", "baddbmm", "scaled_mm")
 
 
@@ -54,7 +54,7 @@ class ProductList(Struct, frozen=True, kw_only=True):
     """The products of a training step or of a log."""
 
     source: str
-    """Where they come from: ``a step on fake tensors``, or the names of logs."""
+    """The source of the products: ``a step on fake tensors``, or the names of logs."""
     products: list[ProductCount]
 
 

@@ -28,7 +28,7 @@ AS_WRITTEN = "as written"
 POLL_S = 1.0
 """Time between two looks for the results of other processes."""
 LONGEST_VALUE = 32
-"""Of a setting in a line of a table."""
+"""Maximum characters of a setting in a line of a table."""
 MOST_LISTED = 20
 
 
