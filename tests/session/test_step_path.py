@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -63,7 +64,7 @@ def _name_file(frame: FrameType) -> str | None:
     return file.removeprefix(PACKAGE) if file.startswith(PACKAGE) else None
 
 
-def _iterate_callers(frame: FrameType):
+def _iterate_callers(frame: FrameType) -> Iterator[str]:
     caller = frame.f_back
     while caller is not None:
         if (file := _name_file(caller)) is not None:
