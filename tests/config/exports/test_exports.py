@@ -24,6 +24,7 @@ from primus.config.imports.read_file import read_foreign_file
 from primus.config.load import Resolved, load_experiment
 from primus.config.schedule import count_wsd_decay_steps
 from primus.errors import UsageError
+from primus.frameworks.maxtext.export_file import write_model_settings
 from primus.models.counts import count_parameters
 
 PUBLISHED = [
@@ -113,6 +114,12 @@ def test_transformers_builds_the_exported_models_with_our_parameters(tmp_path: P
 def test_a_shape_that_no_family_has_is_refused_with_its_keys() -> None:
     with pytest.raises(UsageError, match="attention_output_gate"):
         format_model_config(load_model("qwen3_5_35B_A3B"))
+
+
+@pytest.mark.parametrize(("key", "value"), [("final_logit_softcapping", 30.0), ("mtp_num_layers", 1)])
+def test_a_part_that_only_named_models_of_maxtext_have_is_refused_without_the_name(key: str, value: float) -> None:
+    with pytest.raises(UsageError, match=f"{key}: {value}: MaxText has no .* outside of its"):
+        write_model_settings(replace(load_model("llama3.1_8B"), **{key: value}))
 
 
 @pytest.mark.parametrize("preset", ["llama3.1_8B", "qwen2.5_7B", "qwen3_8B", "mixtral_8x7B_v0.1", "deepseek_v2_lite"])

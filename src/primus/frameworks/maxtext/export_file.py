@@ -36,6 +36,8 @@ _UNSUPPORTED = {
     "post_layernorm": "norms after attention and feed-forward outside of its Gemma",
     "add_bias_linear": "a bias on every projection",
     "attention_output_gate": "gated attention",
+    "final_logit_softcapping": "soft-capped logits outside of its Gemma",
+    "mtp_num_layers": "multi-token prediction outside of its own models",
 }
 FIXED_ROPE = {
     "rotary_scaling_factor": 8.0,
