@@ -80,8 +80,9 @@ FAULTS = {
         "step._compute_divisor = lambda norm, limit: norm.new_ones(()).float()", "clip_grad: asked 0.1, in force 0.0",
     ),
     "native computes in float32": Fault(
-        "native", {"bf16": True}, "from primus.frameworks.native.engine import step\nplain = step.configure_model\n"
-        "step.configure_model = lambda model, **options: plain(model, **{**options, 'bf16': False})",
+        "native", {"bf16": True}, "from msgspec.structs import replace\n"
+        "from primus.frameworks.native.engine.model import Transformer\nplain = Transformer.configure\n"
+        "Transformer.configure = lambda model, training: plain(model, replace(training, bf16=False))",
         "bf16: asked true, in force false",
     ),
     "torchtitan recomputes nothing": Fault(
