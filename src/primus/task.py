@@ -119,6 +119,8 @@ class TaskContext(Struct, frozen=True, kw_only=True):
     """The environment without the variables of `direct --env`; None if it equals `environ`."""
     patches: tuple[str, ...] = ()
     """Files of `direct --patch`."""
+    runtime_words: tuple[str, ...] = ()
+    """Options of the runtime of this node, as typed, for a task that launches others."""
     launch: Callable[[], tuple[Run, RunOutcome]] | None = None
     """Function that starts the workers of the job that `prepare` returned, and waits for their end; set in `run` if
     there is a job."""

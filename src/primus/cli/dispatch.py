@@ -75,6 +75,7 @@ def _make_invocation(command: Command, words: tuple[str, ...], environ: Mapping[
         overrides=overrides,
         facts=lambda: facts(None),
         patches=registry.load_plug_in(RUNTIMES, innermost.name).list_patch_files(parse_segment_options(innermost)),
+        runtime_words=innermost.words,
     )
     job = task.prepare(options, task_context) if task.prepare else None
 

@@ -24,7 +24,7 @@ TASK_GROUPS = {
     ),
     "runs and jobs": (
         *("runs list", "runs show", "runs diff", "runs compare", "runs gate", "runs clean"),
-        "diagnose",
+        *("diagnose", "drill"),
         *("jobs list", "jobs show", "jobs logs", "jobs wait", "jobs cancel"),
     ),
     "speed": (

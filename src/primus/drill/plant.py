@@ -1,0 +1,188 @@
+"""Plant one fault in a launch that this process has started, and undo it.
+
+A fault may last: `tick` is called every `TICK_S` until the launch ends, `undo` always follows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from primus.drill.fault_kinds import FaultName, FaultPermissions
+from primus.drill.guard import FaultGuard, FaultUndo, read_start_time
+from primus.errors import PrimusError
+from primus.launch.nodes.control_channel import HEARTBEAT_TIMEOUT_S
+from primus.launch.supervision.heartbeats import RankHeartbeat
+from primus.launch.supervision.straggler_detection import STRAGGLER_WINDOWS, WINDOW_S
+from primus.process import end_program
+from primus.runs.attempt import process_state
+
+TICK_S = 0.05
+STOPPED_S, RUNNING_S = 0.3, 0.1
+"""Times in which a slow rank is stopped and runs, in turn: steps of most trainings take as long or longer."""
+SLOW_S = WINDOW_S * (STRAGGLER_WINDOWS + 2)
+"""Time for which a rank is slow: the windows of straggler detection, which begin at any time, and one more."""
+DROPPED_S = HEARTBEAT_TIMEOUT_S + 15.0
+"""Time for which a node has no network: until it counts as lost, and until all nodes have ended their ranks."""
+FULL_S = 120.0
+"""Time for which a disk stays full, unless the failed checkpoint is seen earlier."""
+BALLAST = "primus-drill-ballast"
+"""File that fills a disk."""
+
+
+class PlantedFault:
+    """A fault from its planting on.
+
+    Args:
+        lasts_s: Time after which it is undone; 0 for one that needs no undo.
+        guard: Undoes it.
+        tick: Called while it lasts.
+    """
+
+    def __init__(
+        self, lasts_s: float = 0.0, guard: FaultGuard | None = None, tick: Callable[[float], None] | None = None
+    ) -> None:
+        self._until, self._guard, self._tick = time.monotonic() + lasts_s, guard, tick
+
+    def tick(self) -> None:
+        """Continue the fault, or undo it when its time is over."""
+        now = time.monotonic()
+        if self._guard is None:
+            return
+        if now >= self._until:
+            self.undo()
+        elif self._tick is not None:
+            self._tick(now)
+
+    def undo(self) -> None:
+        """Undo the fault, if that was not done."""
+        if self._guard is not None:
+            self._guard.release()
+            self._guard = None
+
+
+def find_own_ranks(workspace: Path, launcher: int) -> dict[int, RankHeartbeat]:
+    """The ranks of the newest attempt below `workspace` that the process `launcher` has started and that are alive."""
+    found: dict[int, tuple[int, RankHeartbeat]] = {}
+    for path in workspace.glob("*/*/logs/attempt_*/rank_*.heartbeat.json"):
+        # A rank may replace the file while it is read.
+        with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
+            beat = msgspec.json.decode(path.read_bytes(), type=RankHeartbeat)
+            rank, attempt = int(path.name.split("_")[1].partition(".")[0]), int(path.parent.name.split("_")[1])
+            is_newer = rank not in found or attempt >= found[rank][0]
+            if is_newer and beat.launcher == launcher and _is_started_by(beat.pid, launcher):
+                found[rank] = attempt, beat
+    return {rank: beat for rank, (_, beat) in found.items()}
+
+
+def _is_started_by(pid: int, launcher: int) -> bool:
+    """Whether a process is alive, and was started by `launcher`: nothing else may be disturbed."""
+    with contextlib.suppress(psutil.Error):
+        return bool(process_state(pid)) and any(each.pid == launcher for each in psutil.Process(pid).parents())
+    return False
+
+
+def plant_fault(
+    name: FaultName, beat: RankHeartbeat, child: subprocess.Popen[bytes], allowed: FaultPermissions
+) -> PlantedFault:
+    """Plant a fault now.
+
+    Args:
+        name: Of the fault.
+        beat: Heartbeat of the rank, which `child` has started.
+        child: The launcher of this node, which leads a session.
+        allowed: What else may be disturbed.
+
+    Raises:
+        PrimusError: It cannot be planted.
+    """
+    if name == "kill-rank":
+        os.kill(beat.pid, signal.SIGKILL)
+        return PlantedFault()
+    if name == "kill-node":
+        end_program(child)
+        return PlantedFault()
+    if name == "fill-disk":
+        return _fill_disk(Path(allowed.fill))
+    if name == "drop-network":
+        return _drop_network(allowed.interface)
+    guard = _start_guard(FaultUndo(pid=beat.pid, started=read_start_time(beat.pid)))
+    os.kill(beat.pid, signal.SIGSTOP)
+    if name == "hang":
+        return PlantedFault(lasts_s=float("inf"), guard=guard)
+    return PlantedFault(lasts_s=SLOW_S, guard=guard, tick=_make_duty_cycle(beat.pid))
+
+
+def _start_guard(undo: FaultUndo) -> FaultGuard:
+    guard = FaultGuard(undo)
+    if not guard.is_ready:
+        guard.release()
+        raise PrimusError("the process that undoes the fault did not start")
+    return guard
+
+
+def _make_duty_cycle(pid: int) -> Callable[[float], None]:
+    """A `tick` that stops and continues a process in turn; it is stopped now."""
+    changes_at, is_stopped = time.monotonic() + STOPPED_S, True
+
+    def tick(now: float) -> None:
+        nonlocal changes_at, is_stopped
+        if now >= changes_at:
+            is_stopped = not is_stopped
+            changes_at = now + (STOPPED_S if is_stopped else RUNNING_S)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP if is_stopped else signal.SIGCONT)
+
+    return tick
+
+
+def _fill_disk(folder: Path) -> PlantedFault:
+    path = folder / BALLAST
+    guard = _start_guard(FaultUndo(file=str(path)))
+    try:
+        write_until_full(path)
+    except OSError as error:
+        guard.release()
+        raise PrimusError(f"{folder} cannot be filled: {error.strerror or error}") from None
+    return PlantedFault(lasts_s=FULL_S, guard=guard)
+
+
+def write_until_full(path: Path) -> None:
+    """Write a file that takes all space of its file system.
+
+    Raises:
+        OSError: It cannot be created.
+    """
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 24, 1 << 16, 1 << 8):  # smaller pieces fill what a larger one did not
+            with contextlib.suppress(OSError):  # the disk, or the quota, is full
+                while file.write(bytes(size)) == size:
+                    pass
+
+
+def _drop_network(interface: str) -> PlantedFault:
+    listing = subprocess.run(
+        ["ip", "route", "show", "dev", interface], capture_output=True, text=True, check=False, timeout=10
+    )
+    routes = tuple(line.strip() for line in listing.stdout.splitlines() if line.strip())
+    guard = _start_guard(FaultUndo(interface=interface, routes=routes))
+    down = ["ip", "link", "set", "dev", interface, "down"]
+    done = subprocess.run(down, capture_output=True, text=True, check=False, timeout=10)
+    if done.returncode:
+        guard.release()
+        raise PrimusError(f"{interface} cannot be taken down: {done.stderr.strip()}")
+    return PlantedFault(lasts_s=DROPPED_S, guard=guard)
+
+
+def choose_rank(found: Mapping[int, RankHeartbeat], *, last: bool) -> int | None:
+    """The rank of this node at which a fault is planted; None if none is training."""
+    training = sorted(rank for rank, beat in found.items() if beat.phase == "train")
+    return (training[-1] if last else training[0]) if training else None
