@@ -87,6 +87,13 @@ class Task(Protocol):
 
     @property
     @optional
+    def PLANS_ELSEWHERE(self) -> bool:
+        """Whether `plan_notes` is also called where the task runs in another place: `context.runs_elsewhere` is True
+        then, and files and devices of this machine say nothing. Default: False."""
+        return False
+
+    @property
+    @optional
     def SHOWS_PATCHES(self) -> bool:
         """Whether files of `--patch` are shown by the task, which finds them in `context.patches`, instead of run.
         Default: False."""

@@ -170,6 +170,10 @@ def _run_remotely(invocation: Invocation) -> int:
     runtime = registry.load_plug_in(RUNTIMES, command.request.runtimes[0].name)
     if not command.options.dry_run:
         return run_remote.run_remote(remote, invocation.task_context.say)
+    task = invocation.task
+    if task.plan_notes and task.PLANS_ELSEWHERE:
+        notes = (*remote.plan.notes, *task.plan_notes(invocation.options, invocation.task_context))
+        remote = structs.replace(remote, plan=structs.replace(remote.plan, notes=notes))
     if runtime.format_plan:
         print(runtime.format_plan(remote))
         return EXIT_OK

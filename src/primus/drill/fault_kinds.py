@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -12,9 +13,12 @@ from typing import Literal
 
 from msgspec import Struct
 
+from primus.launch.supervision.straggler_detection import STRAGGLER_WINDOWS, WINDOW_S
 from primus.machine.cluster import ClusterLayout
 
 FaultName = Literal["kill-rank", "hang", "kill-node", "fill-disk", "slow-rank", "drop-network"]
+SLOW_S = WINDOW_S * (STRAGGLER_WINDOWS + 2)
+"""Time for which a rank is slow: the windows of straggler detection, which begin at any time, and one more."""
 CAP_NET_ADMIN = 12
 """Number of the capability that changes network interfaces (capability.h of Linux)."""
 MOST_FILLED_BYTES = 64 << 30
@@ -33,6 +37,10 @@ class FaultKind(Struct, frozen=True, kw_only=True):
     """Whether it is planted on node 0, instead of on the last node."""
     restarts: bool = True
     """Whether the ranks start again."""
+    within_s: float = math.inf
+    """Time in which it must be noticed: a slow rank is as quick as before when that is over."""
+    allowed_by: str | None = None
+    """Option by which the user allows it; None for a fault of the drill's own processes."""
 
 
 KINDS: dict[str, FaultKind] = {
@@ -50,17 +58,20 @@ KINDS: dict[str, FaultKind] = {
             detected_by=("checkpoint_failed",),
             on_head=True,
             restarts=False,
+            allowed_by="--fill",
         ),
         FaultKind(
             name="slow-rank",
             act="lets one rank run a quarter of the time",
             detected_by=("straggler",),
             restarts=False,
+            within_s=SLOW_S + WINDOW_S,
         ),
         FaultKind(
             name="drop-network",
             act="takes the network interface of one node down for a while",
             detected_by=("hang", "failure", "attempt_ended"),
+            allowed_by="--network-interface",
         ),
     )
 }
@@ -81,13 +92,19 @@ def find_target_node(kind: FaultKind, layout: ClusterLayout) -> int:
     return 0 if kind.on_head else layout.nnodes - 1
 
 
-def find_layout_obstacle(kind: FaultKind, layout: ClusterLayout, allowed: FaultPermissions) -> str:
-    """Why a fault cannot be planted in such a job, whatever its nodes are; empty if it can."""
-    if kind.name == "slow-rank" and layout.world_size < 2:
+def find_layout_obstacle(kind: FaultKind, layout: ClusterLayout | None, allowed: FaultPermissions) -> str:
+    """Why a fault cannot be planted in such a job, whatever its nodes are; empty if it can.
+
+    Args:
+        kind: The fault.
+        layout: Nodes and processes; None if they are not known yet.
+        allowed: What the user allows.
+    """
+    if kind.name == "slow-rank" and layout is not None and layout.world_size < 2:
         return "one rank has no other rank to be compared with"
     if kind.name == "fill-disk" and not allowed.fill:
         return "name a folder on a small file system that may be filled: --fill FOLDER"
-    if kind.name == "drop-network" and layout.nnodes < 2:
+    if kind.name == "drop-network" and layout is not None and layout.nnodes < 2:
         return "one node has no network to the other ranks"
     if kind.name == "drop-network" and not allowed.interface:
         return "name the network interface that may be taken down: --network-interface NAME"

@@ -14,7 +14,7 @@ import primus
 from primus.drill import plant
 from primus.drill.drilled_launch import STOP_S, DrilledJob, find_run, read_run_events, run_launch
 from primus.drill.exchange import HeadExchange, LaunchOrder, NodeReport, PlantReport
-from primus.drill.fault_kinds import KINDS, FaultKind, find_layout_obstacle, find_target_node
+from primus.drill.fault_kinds import KINDS, SLOW_S, FaultKind, find_layout_obstacle, find_target_node
 from primus.drill.goodput import estimate_goodput
 from primus.drill.result import DrillResult, FaultCase, OutageEstimate, Restarter
 from primus.drill.timeline import (
@@ -243,7 +243,7 @@ class DrillHead:
         assert times is not None
         lasts_s = {
             "hang": self._hang_timeout_s + INSPECTION_LIMIT_S / 2,
-            "slow-rank": plant.SLOW_S,
+            "slow-rank": SLOW_S,
             "drop-network": plant.DROPPED_S + HEARTBEAT_TIMEOUT_S / 2,
             "fill-disk": 2 * self._settings.save_interval * times.step_s,
         }.get(kind.name, 5.0)
@@ -357,7 +357,7 @@ def number_of_starts(found: Sequence[Event]) -> int:
 def judge_blame(kind: FaultKind, timeline: FaultTimeline, rank: int | None, host: str, nnodes: int) -> bool | None:
     """Whether a run blames the node, and of a fault of one rank this rank; None where nobody was left to blame it."""
     if kind.name == "fill-disk":  # all ranks write the checkpoint
-        return "No space left" in timeline.reason if timeline.detected_at is not None else False
+        return "no space left" in timeline.reason.lower()
     if timeline.detected_at is None:
         return False
     if kind.name == "kill-node" and nnodes == 1:

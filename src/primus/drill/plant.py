@@ -9,27 +9,25 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import psutil
 
-from primus.drill.fault_kinds import FaultName, FaultPermissions
+from primus.drill.fault_kinds import SLOW_S, FaultName, FaultPermissions
 from primus.drill.guard import FaultGuard, FaultUndo, read_start_time
 from primus.errors import PrimusError
 from primus.launch.nodes.control_channel import HEARTBEAT_TIMEOUT_S
 from primus.launch.supervision.heartbeats import RankHeartbeat
-from primus.launch.supervision.straggler_detection import STRAGGLER_WINDOWS, WINDOW_S
 from primus.process import end_program
 from primus.runs.attempt import process_state
 
 TICK_S = 0.05
-STOPPED_S, RUNNING_S = 0.3, 0.1
-"""Times in which a slow rank is stopped and runs, in turn: steps of most trainings take as long or longer."""
-SLOW_S = WINDOW_S * (STRAGGLER_WINDOWS + 2)
-"""Time for which a rank is slow: the windows of straggler detection, which begin at any time, and one more."""
+STOPPED_S, RUNNING_S = 0.03, 0.01
+"""Times in which a slow rank is stopped and runs, in turn: shorter than what most ranks compute in a step."""
 DROPPED_S = HEARTBEAT_TIMEOUT_S + 15.0
 """Time for which a node has no network: until it counts as lost, and until all nodes have ended their ranks."""
 FULL_S = 120.0
@@ -44,26 +42,22 @@ class PlantedFault:
     Args:
         lasts_s: Time after which it is undone; 0 for one that needs no undo.
         guard: Undoes it.
-        tick: Called while it lasts.
+        cycle: Ended before that.
     """
 
-    def __init__(
-        self, lasts_s: float = 0.0, guard: FaultGuard | None = None, tick: Callable[[float], None] | None = None
-    ) -> None:
-        self._until, self._guard, self._tick = time.monotonic() + lasts_s, guard, tick
+    def __init__(self, lasts_s: float = 0.0, guard: FaultGuard | None = None, cycle: DutyCycle | None = None) -> None:
+        self._until, self._guard, self._cycle = time.monotonic() + lasts_s, guard, cycle
 
     def tick(self) -> None:
-        """Continue the fault, or undo it when its time is over."""
-        now = time.monotonic()
-        if self._guard is None:
-            return
-        if now >= self._until:
+        """Undo the fault when its time is over."""
+        if time.monotonic() >= self._until:
             self.undo()
-        elif self._tick is not None:
-            self._tick(now)
 
     def undo(self) -> None:
         """Undo the fault, if that was not done."""
+        if self._cycle is not None:
+            self._cycle.end()
+            self._cycle = None
         if self._guard is not None:
             self._guard.release()
             self._guard = None
@@ -115,10 +109,10 @@ def plant_fault(
     if name == "drop-network":
         return _drop_network(allowed.interface)
     guard = _start_guard(FaultUndo(pid=beat.pid, started=read_start_time(beat.pid)))
+    if name == "slow-rank":
+        return PlantedFault(lasts_s=SLOW_S, guard=guard, cycle=DutyCycle(beat.pid))
     os.kill(beat.pid, signal.SIGSTOP)
-    if name == "hang":
-        return PlantedFault(lasts_s=float("inf"), guard=guard)
-    return PlantedFault(lasts_s=SLOW_S, guard=guard, tick=_make_duty_cycle(beat.pid))
+    return PlantedFault(lasts_s=float("inf"), guard=guard)
 
 
 def _start_guard(undo: FaultUndo) -> FaultGuard:
@@ -129,19 +123,26 @@ def _start_guard(undo: FaultUndo) -> FaultGuard:
     return guard
 
 
-def _make_duty_cycle(pid: int) -> Callable[[float], None]:
-    """A `tick` that stops and continues a process in turn; it is stopped now."""
-    changes_at, is_stopped = time.monotonic() + STOPPED_S, True
+class DutyCycle:
+    """A thread that stops and continues a process in turn until its end."""
 
-    def tick(now: float) -> None:
-        nonlocal changes_at, is_stopped
-        if now >= changes_at:
-            is_stopped = not is_stopped
-            changes_at = now + (STOPPED_S if is_stopped else RUNNING_S)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP if is_stopped else signal.SIGCONT)
+    def __init__(self, pid: int) -> None:
+        self._pid, self._ended = pid, threading.Event()
+        self._thread = threading.Thread(target=self._alternate, name="duty-cycle", daemon=True)
+        self._thread.start()
 
-    return tick
+    def end(self) -> None:
+        """Stop alternating; the process may be stopped then."""
+        self._ended.set()
+        self._thread.join()
+
+    def _alternate(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            while not self._ended.is_set():
+                os.kill(self._pid, signal.SIGSTOP)
+                self._ended.wait(STOPPED_S)
+                os.kill(self._pid, signal.SIGCONT)
+                self._ended.wait(RUNNING_S)
 
 
 def _fill_disk(folder: Path) -> PlantedFault:

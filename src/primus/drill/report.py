@@ -52,6 +52,10 @@ def _summarize(result: DrillResult) -> str:
     )
 
 
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
 def _list_cells(case: FaultCase) -> list[str]:
     return [
         case.fault,
@@ -73,6 +77,8 @@ def _describe_blame(case: FaultCase) -> str:
     if case.is_blame_right is None:
         return "-"
     found = f"rank {case.blamed_rank}" if case.blamed_rank is not None else ", ".join(case.blamed_hosts) or "nobody"
+    if case.fault == "fill-disk":
+        found = "the disk" if case.is_blame_right else case.reason or "nothing"
     return f"right: {found}" if case.is_blame_right else f"wrong: {found}"
 
 
@@ -104,7 +110,7 @@ def _list_assumptions(result: DrillResult) -> list[str]:
     return [
         f"outage after a failure: {result.outage.seconds:.0f} s: {result.outage.source}",
         f"checkpoint: stalls training for {format_number(times.stall_s, 3)} s, as measured here",
-        f"step: {format_number(times.step_s, 3)} s, as measured here on {result.nnodes} nodes",
+        f"step: {format_number(times.step_s, 3)} s, as measured here on {_count(result.nnodes, 'node')}",
         f"failures of a node in 1000 days: {result.failure_rate:g}: {result.failure_rate_source}",
         "interval and goodput: J. T. Daly, Future Generation Computer Systems 22 (2006) 303-312",
     ]
@@ -113,8 +119,8 @@ def _list_assumptions(result: DrillResult) -> list[str]:
 def format_page(result: DrillResult) -> str:
     """The page."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(result.started))
-    nodes = f"{result.nnodes} node{'s' * (result.nnodes > 1)} of {result.nproc} process{'es' * (result.nproc > 1)}"
-    subtitle = f"{nodes} on {', '.join(dict.fromkeys(result.hosts))}; {when}, {format_duration(result.duration_s)}"
+    nodes, processes = _count(result.nnodes, "node"), _count(result.nproc, "process", "processes")
+    subtitle = f"{nodes} of {processes} on {', '.join(dict.fromkeys(result.hosts))}; {when}, {format_duration(result.duration_s)}"
     sections: list[tuple[str, object]] = [("", _make_verdict(result)), ("Faults", _make_fault_table(result.cases))]
     chart = _draw_outages(result.cases)
     if chart:

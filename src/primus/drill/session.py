@@ -15,7 +15,6 @@ from primus.drill.drilled_launch import DrilledJob
 from primus.drill.exchange import HeadExchange, NodeReport, make_report
 from primus.drill.fault_kinds import (
     KINDS,
-    FaultKind,
     FaultPermissions,
     find_layout_obstacle,
     find_node_obstacle,
@@ -55,34 +54,29 @@ def check_command(command: Sequence[str]) -> None:
         raise UsageError(f"drill: {taken} is set by the drill", "use drill --output FOLDER and --steps N instead")
 
 
-def list_fault_notes(
-    faults: Sequence[str], layout: ClusterLayout, allowed: FaultPermissions, *, is_here: bool
-) -> list[str]:
+def list_fault_notes(faults: Sequence[str], layout: ClusterLayout | None, allowed: FaultPermissions) -> list[str]:
     """What a drill would do, a line for each fault.
 
     Args:
         faults: Names of the faults that are asked for.
-        layout: Nodes and processes.
+        layout: Nodes and processes; None if they are not known here.
         allowed: What the user allows.
-        is_here: Whether this machine is the node on which all faults would be planted.
     """
     lines = []
     for kind in KINDS.values():
         if kind.name not in faults:
             continue
         obstacle = find_layout_obstacle(kind, layout, allowed)
+        target = None if layout is None else find_target_node(kind, layout)
+        is_here = layout is not None and layout.node_rank == target
         if not obstacle and is_here:
             obstacle = find_node_obstacle(kind, allowed, ())
-        if obstacle:
-            lines.append(f"{kind.name}: skipped: {obstacle}")
-        else:
-            later = "" if is_here or not _is_checked_on_node(kind) else "; whether it may is checked there"
-            lines.append(f"{kind.name}: {kind.act}, on node {find_target_node(kind, layout)}{later}")
+        place = "node 0" if kind.on_head else "the last node"
+        later = (
+            "" if is_here or kind.allowed_by is None else f"; whether {kind.allowed_by} may be used is checked there"
+        )
+        lines.append(f"{kind.name}: skipped: {obstacle}" if obstacle else f"{kind.name}: {kind.act}, on {place}{later}")
     return lines
-
-
-def _is_checked_on_node(kind: FaultKind) -> bool:
-    return kind.name in ("fill-disk", "drop-network")
 
 
 def run_drill(

@@ -79,8 +79,10 @@ def read_fault_timeline(events: Sequence[Event], kind: FaultKind, planted_at: fl
         planted_at: When it was planted; None while another node has not reported it.
     """
     since = planted_at if planted_at is not None else -math.inf
+    until = since + kind.within_s if planted_at is not None else math.inf
     found = next(
-        (i for i, each in enumerate(events) if each["kind"] in kind.detected_by and each["time"] >= since), None
+        (i for i, each in enumerate(events) if each["kind"] in kind.detected_by and since <= each["time"] <= until),
+        None,
     )
     if found is None:
         return FaultTimeline(last_step=_find_last_step(events))

@@ -29,11 +29,11 @@ def plan_inline(invocation: Invocation) -> LaunchPlan:
     """
     request = invocation.request
     argv = ("primus-cli", "direct", "--", *request.task.split(), *request.words)
-    task, notes = invocation.task, ["runs in this process (no workers)"]
-    if task.plan_notes and invocation.command.options.dry_run:
-        notes += task.plan_notes(invocation.options, invocation.task_context)
-    plan = LaunchPlan(argv=argv, notes=tuple(notes))
+    task, plan = invocation.task, LaunchPlan(argv=argv, notes=("runs in this process (no workers)",))
     plan = structs.replace(wrap_on_node(request, plan, invocation.plan_context), argv=argv)
+    if task.plan_notes and invocation.command.options.dry_run:
+        notes = task.plan_notes(invocation.options, invocation.make_task_context(plan.layout))
+        plan = structs.replace(plan, notes=(*plan.notes, *notes))
     return structs.replace(plan, actions=()) if invocation.task.SHOWS_PATCHES else plan
 
 

@@ -14,11 +14,12 @@ from primus.drill.fault_kinds import KINDS, FaultName, FaultPermissions
 from primus.drill.goodput import PUBLISHED_RATE, RATE_SOURCE
 from primus.drill.lead import DrillSettings
 from primus.errors import EXIT_FAILED, EXIT_OK, UsageError
-from primus.machine.cluster import ClusterLayout
 from primus.plan import RestartPolicy
 from primus.registry import load_plug_in
 from primus.runtime import RUNTIMES
 from primus.task import TaskContext
+
+PLANS_ELSEWHERE = True
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -51,9 +52,8 @@ def plan_notes(options: Options, context: TaskContext) -> Sequence[str]:
         UsageError: The command is not a training.
     """
     session.check_command(options.command)
-    layout = context.layout or ClusterLayout(nproc=1)
-    is_here = not context.runs_elsewhere and layout.nnodes == 1
-    notes = session.list_fault_notes(_choose_faults(options), layout, _read_permissions(options), is_here=is_here)
+    layout = None if context.runs_elsewhere else context.layout
+    notes = session.list_fault_notes(_choose_faults(options), layout, _read_permissions(options))
     return [f"at most {options.minutes:g} minutes: an undisturbed run, then one for each fault", *notes]
 
 

@@ -1,0 +1,98 @@
+"""What a drill measures on 2 to 4 nodes of a real Slurm on one machine. Root, Debian; see tests/cluster/slurm.sh.
+
+    sh tests/cluster/slurm.sh install
+    python benchmarks/failure_drill.py --nodes 2 3 4
+
+Each node is a slurmd with a host name of its own; the job trains a small Llama with the engine native, one process on
+each node. The nodes share the processors and the loopback interface of the machine, so that times are those of a busy
+host, and no network can be dropped. The scratch disk is a file system in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from launch_time import HERE, REPOSITORY
+from train_speed import machine
+
+SLURM = REPOSITORY / "tests/cluster/slurm.sh"
+EXPERIMENT = """\
+workspace: ./output
+modules:
+  pre_trainer:
+    framework: native
+    config: pre_trainer.yaml
+    model: llama_quickstart.yaml
+    overrides: {
+      mock_data: true, seq_length: 64, train_iters: 100000, micro_batch_size: 1, global_batch_size: 12, bf16: false,
+      num_layers: 2, hidden_size: 128, ffn_hidden_size: 256, num_attention_heads: 4, num_query_groups: 2,
+      vocab_size: 512, lr: 1.0e-3, min_lr: 1.0e-4,
+    }
+"""
+KEPT = (
+    "fault",
+    "state",
+    "reason",
+    "rank",
+    "host",
+    "detect_s",
+    "restart_s",
+    "steps_lost",
+    "restarted_by",
+    "blamed_rank",
+)
+KEPT = (*KEPT, "blamed_hosts", "is_blame_right", "losses")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[2, 3, 4])
+    parser.add_argument("--minutes", type=float, default=15.0, help="time limit of each drill")
+    parser.add_argument("--machine", default=f"cpu-{os.cpu_count()}-cores", help="class of machine, in the file's name")
+    parser.add_argument("--output", type=Path, help="where the record goes, instead of results/")
+    options = parser.parse_args()
+    output = options.output or HERE / "results" / f"failure_drill-{options.machine}.json"
+    record: dict[str, Any] = {"machine": machine(os.cpu_count()), "load_before": list(os.getloadavg()), "drills": {}}
+    with tempfile.TemporaryDirectory(prefix="failure-drill-") as name:
+        folder = Path(name)
+        (folder / "job.yaml").write_text(EXPERIMENT)
+        (folder / "slurm").mkdir()
+        (folder / "small").mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder / "small")], check=True)
+        try:
+            subprocess.run(["bash", str(SLURM), "up", str(folder / "slurm"), str(max(options.nodes))], check=True)
+            for count in options.nodes:
+                record["drills"][f"{count} nodes"] = run_drill(folder, count, options.minutes)
+                output.write_text(json.dumps(record, indent=1) + "\n")
+        finally:
+            subprocess.run(["bash", str(SLURM), "down", str(folder / "slurm")], check=True)
+            subprocess.run(["umount", "--lazy", str(folder / "small")], check=True)
+    print(output)
+
+
+def run_drill(folder: Path, count: int, minutes: float) -> dict[str, Any]:
+    """The record of one drill; what it prints is shown."""
+    small = ["--fill", str(folder / "small")]
+    words = ["slurm", "srun", "-N", str(count), "--", "drill", "--minutes", str(minutes), "--steps", "36", *small]
+    words += ["--output", str(folder / f"drill-{count}"), "--", "train", "pretrain", "--config", "job.yaml"]
+    environ = {**os.environ, "SLURM_CONF": str(folder / "slurm/slurm.conf"), "XDG_STATE_HOME": str(folder / "state")}
+    environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"
+    print("primus-cli", *words, flush=True)
+    done = subprocess.run([str(REPOSITORY / "primus-cli"), *words], cwd=folder, env=environ, check=False)
+    result = json.loads((folder / f"drill-{count}/drill.json").read_text())
+    kept = {
+        name: result[name] for name in ("duration_s", "reference", "start_s", "hang_timeout_s", "outage", "goodput")
+    }
+    cases = [{name: case[name] for name in KEPT if case[name] not in (None, "")} for case in result["cases"]]
+    return {"exit_code": done.returncode, "hosts": result["hosts"], **kept, "cases": cases}
+
+
+if __name__ == "__main__":
+    main()
