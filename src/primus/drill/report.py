@@ -120,7 +120,8 @@ def format_page(result: DrillResult) -> str:
     """The page."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(result.started))
     nodes, processes = _count(result.nnodes, "node"), _count(result.nproc, "process", "processes")
-    subtitle = f"{nodes} of {processes} on {', '.join(dict.fromkeys(result.hosts))}; {when}, {format_duration(result.duration_s)}"
+    hosts = ", ".join(dict.fromkeys(result.hosts))
+    subtitle = f"{nodes} of {processes} on {hosts}; {when}, {format_duration(result.duration_s)}"
     sections: list[tuple[str, object]] = [("", _make_verdict(result)), ("Faults", _make_fault_table(result.cases))]
     chart = _draw_outages(result.cases)
     if chart:
