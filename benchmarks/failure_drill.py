@@ -31,9 +31,9 @@ modules:
     config: pre_trainer.yaml
     model: llama_quickstart.yaml
     overrides: {
-      mock_data: true, seq_length: 64, train_iters: 100000, micro_batch_size: 1, global_batch_size: 12, bf16: false,
-      num_layers: 2, hidden_size: 128, ffn_hidden_size: 256, num_attention_heads: 4, num_query_groups: 2,
-      vocab_size: 512, lr: 1.0e-3, min_lr: 1.0e-4,
+      mock_data: true, seq_length: 32, train_iters: 100000, micro_batch_size: 1, global_batch_size: 12, bf16: false,
+      num_layers: 1, hidden_size: 64, ffn_hidden_size: 128, num_attention_heads: 2, num_query_groups: 2,
+      vocab_size: 256, lr: 1.0e-3, min_lr: 1.0e-4,
     }
 """
 KEPT = (
@@ -80,9 +80,10 @@ def main() -> None:
 def run_drill(folder: Path, count: int, minutes: float) -> dict[str, Any]:
     """The record of one drill; what it prints is shown."""
     small = ["--fill", str(folder / "small")]
-    words = ["slurm", "srun", "-N", str(count), "--", "drill", "--minutes", str(minutes), "--steps", "36", *small]
+    words = ["slurm", "srun", "-N", str(count), "--", "drill", "--minutes", str(minutes), "--steps", "24", *small]
     words += ["--output", str(folder / f"drill-{count}"), "--", "train", "pretrain", "--config", "job.yaml"]
     environ = {**os.environ, "SLURM_CONF": str(folder / "slurm/slurm.conf"), "XDG_STATE_HOME": str(folder / "state")}
+    environ["OMP_NUM_THREADS"] = "1"  # the nodes share the processors, and threads of one rank wait for each other
     environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"
     print("primus-cli", *words, flush=True)
     done = subprocess.run([str(REPOSITORY / "primus-cli"), *words], cwd=folder, env=environ, check=False)
