@@ -65,8 +65,8 @@ RESULT = DrillResult(
 
 def test_the_text_has_a_row_for_each_planted_fault_and_the_reason_of_the_others() -> None:
     text = format_result(RESULT)
-    assert "kill-rank  recovered         3.1         21.5           4  launcher  right: rank 3  9 of 9 equal" in text
-    assert "wrong: rank 0" in text
+    assert "kill-rank  recovered           3.1         21.5           4  launcher  right: rank 3  9 of 9 equal" in text
+    assert "hang       wrong blame" in text and "wrong: rank 0" in text
     assert "skipped: fill-disk: name a folder" in text
     assert "1 of 2 faults recovered with the right blame and equal losses, 1 skipped" in text
     assert RATE_SOURCE in text and "mean of kill-rank 55 s" in text

@@ -1,7 +1,7 @@
 """Nodes of a drill and node 0: each node reports what it did and asks for its next order.
 
     node k                                            node 0
-    NodeReport: what it may do, its last launch   ->
+    NodeDrillReport: what it may do, its last launch   ->
                                                   <-  LaunchOrder, once all nodes have reported
 
 A connection lasts from a report to its order, and none while a launch runs: a drill takes down networks.
@@ -38,7 +38,7 @@ class PlantReport(Struct, frozen=True, kw_only=True):
     """Why it was not planted."""
 
 
-class NodeReport(Struct, frozen=True, kw_only=True):
+class NodeDrillReport(Struct, frozen=True, kw_only=True):
     """What a node tells node 0."""
 
     node_rank: int
@@ -85,7 +85,7 @@ class HeadExchange:
         self._layout, self._port = layout, port
         self._waiting: dict[int, MessageStream] = {}
 
-    def collect_reports(self, own: NodeReport, limit_s: float) -> dict[int, NodeReport]:
+    def collect_reports(self, own: NodeDrillReport, limit_s: float) -> dict[int, NodeDrillReport]:
         """The reports of all nodes, by their ranks.
 
         Raises:
@@ -104,7 +104,7 @@ class HeadExchange:
                         f"start the same command on each node, and open port {self._port} of node 0",
                     )
                 accepted = accept_stream(listener, deadline)
-                report = accepted[0].receive(NodeReport, Deadline(REPORT_LIMIT_S)) if accepted else None
+                report = accepted[0].receive(NodeDrillReport, Deadline(REPORT_LIMIT_S)) if accepted else None
                 if accepted and report is not None and report.node_rank in missing:
                     self._waiting[report.node_rank], reports[report.node_rank] = accepted[0], report
                 elif accepted:
@@ -120,7 +120,9 @@ class HeadExchange:
         self._waiting.clear()
 
 
-def request_order(layout: ClusterLayout, port: int, report: NodeReport, limit_s: float) -> tuple[LaunchOrder, float]:
+def request_order(
+    layout: ClusterLayout, port: int, report: NodeDrillReport, limit_s: float
+) -> tuple[LaunchOrder, float]:
     """Another node: report, and wait for the next order; gives it and the clock of node 0 minus that of this node.
 
     Raises:
@@ -136,6 +138,6 @@ def request_order(layout: ClusterLayout, port: int, report: NodeReport, limit_s:
     return order, order.time - time.time()
 
 
-def make_report(layout: ClusterLayout, obstacles: Mapping[str, str]) -> NodeReport:
+def make_report(layout: ClusterLayout, obstacles: Mapping[str, str]) -> NodeDrillReport:
     """The first report of this node."""
-    return NodeReport(node_rank=layout.node_rank, host=socket.gethostname(), obstacles=dict(obstacles))
+    return NodeDrillReport(node_rank=layout.node_rank, host=socket.gethostname(), obstacles=dict(obstacles))

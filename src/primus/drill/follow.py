@@ -5,14 +5,14 @@ from __future__ import annotations
 from msgspec import structs
 
 from primus.drill.drilled_launch import DrilledJob, run_launch
-from primus.drill.exchange import NodeReport, request_order
+from primus.drill.exchange import NodeDrillReport, request_order
 from primus.machine.cluster import ClusterLayout
 
 WAIT_MARGIN_S = 120.0
 """Time that a node waits for node 0 beyond the time of the drill."""
 
 
-def follow_orders(job: DrilledJob, layout: ClusterLayout, port: int, report: NodeReport, minutes: float) -> None:
+def follow_orders(job: DrilledJob, layout: ClusterLayout, port: int, report: NodeDrillReport, minutes: float) -> None:
     """Launch what node 0 orders until the drill ends.
 
     Raises:

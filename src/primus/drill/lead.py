@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 import primus
 from primus.drill import plant
 from primus.drill.drilled_launch import STOP_S, DrilledJob, find_run, read_run_events, run_launch
-from primus.drill.exchange import HeadExchange, LaunchOrder, NodeReport, PlantReport
+from primus.drill.exchange import HeadExchange, LaunchOrder, NodeDrillReport, PlantReport
 from primus.drill.fault_kinds import KINDS, SLOW_S, FaultKind, find_layout_obstacle, find_target_node
 from primus.drill.goodput import estimate_goodput
 from primus.drill.result import DrillResult, FaultCase, OutageEstimate, Restarter
@@ -99,14 +99,14 @@ class DrillHead:
         self._exchange, self._folder, self._say = exchange, folder, say
         self._started = time.time()
         self._deadline = time.monotonic() + 60 * settings.minutes - MARGIN_S
-        self._nodes: dict[int, NodeReport] = {}
+        self._nodes: dict[int, NodeDrillReport] = {}
         self._reference: ReferenceTimes | None = None
         self._steps: dict[int, Event] = {}
         """Of the undisturbed run."""
         self._start_s = 0.0
         self._hang_timeout_s = LEAST_HANG_S
 
-    def run(self, own: NodeReport) -> DrillResult:
+    def run(self, own: NodeDrillReport) -> DrillResult:
         """Run the drill, and have the other nodes end; `own` is the first report of this node.
 
         Raises:
@@ -205,7 +205,7 @@ class DrillHead:
         is_over: Callable[[list[Event], PlantReport], bool],
         number: int = 0,
         target: int = 0,
-    ) -> dict[int, NodeReport]:
+    ) -> dict[int, NodeDrillReport]:
         """Have all nodes launch the job, and wait for its end; gives their reports."""
         order = LaunchOrder(
             time=time.time(),

@@ -35,7 +35,7 @@ def format_result(result: DrillResult) -> str:
             "",
             format_table(GOODPUT_HEADER, [_list_goodput_cells(each) for each in result.goodput], right=(0, 3, 4, 5)),
         ]
-        lines += [f"{line}" for line in _list_assumptions(result)]
+        lines += _list_assumptions(result)
     if result.problem:
         lines.append(f"the drill ended early: {result.problem}")
     lines += ["", _summarize(result), f"report: {result.folder}/drill.html"]
@@ -59,7 +59,7 @@ def _count(number: int, one: str, many: str = "") -> str:
 def _list_cells(case: FaultCase) -> list[str]:
     return [
         case.fault,
-        case.state,
+        _describe_state(case),
         _format_seconds(case.detect_s),
         _format_seconds(case.restart_s),
         "-" if case.steps_lost is None else str(case.steps_lost),
@@ -67,6 +67,13 @@ def _list_cells(case: FaultCase) -> list[str]:
         _describe_blame(case),
         describe_losses(case.losses),
     ]
+
+
+def _describe_state(case: FaultCase) -> str:
+    """The state of a fault; of a run that has recovered but not as it should, what is wrong."""
+    if case.state != "recovered" or is_case_passed(case):
+        return case.state
+    return "wrong blame" if case.is_blame_right is False else "losses differ"
 
 
 def _format_seconds(value: float | None) -> str:
@@ -108,10 +115,10 @@ def _list_assumptions(result: DrillResult) -> list[str]:
     assert result.outage and result.reference
     times = result.reference
     return [
-        f"outage after a failure: {result.outage.seconds:.0f} s: {result.outage.source}",
+        f"outage after a failure: {result.outage.seconds:.0f} s, the {result.outage.source}",
         f"checkpoint: stalls training for {format_number(times.stall_s, 3)} s, as measured here",
         f"step: {format_number(times.step_s, 3)} s, as measured here on {_count(result.nnodes, 'node')}",
-        f"failures of a node in 1000 days: {result.failure_rate:g}: {result.failure_rate_source}",
+        f"failures of a node in 1000 days: {result.failure_rate:g} ({result.failure_rate_source})",
         "interval and goodput: J. T. Daly, Future Generation Computer Systems 22 (2006) 303-312",
     ]
 
@@ -154,11 +161,12 @@ def _make_fault_table(cases: Sequence[FaultCase]) -> Html:
 def _list_page_cells(case: FaultCase) -> list[object]:
     status = "info" if case.state == "skipped" else "ok" if is_case_passed(case) else "fail"
     cells = _list_cells(case)
-    name = page.join_fragments(make_element("b", case.fault), make_element("div", KINDS[case.fault].act))
+    # One element: on a narrow screen the parts of a cell stand next to each other.
+    name = make_element("div", page.join_fragments(make_element("b", case.fault), Html("<br>"), KINDS[case.fault].act))
     where = "" if case.node is None else f"node {case.node}" + (f", rank {case.rank}" if case.rank is not None else "")
     return [
         name,
-        page.make_badge(status, case.state),
+        page.make_badge(status, _describe_state(case)),
         where,
         *(each if each != "-" else "" for each in cells[2:]),
         case.reason,

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from primus.drill import report
 from primus.drill.drilled_launch import DrilledJob
-from primus.drill.exchange import HeadExchange, NodeReport, make_report
+from primus.drill.exchange import HeadExchange, NodeDrillReport, make_report
 from primus.drill.fault_kinds import (
     KINDS,
     FaultPermissions,
@@ -111,7 +111,7 @@ def _lead_drill(
     layout: ClusterLayout,
     port: int,
     folder: Path,
-    own: NodeReport,
+    own: NodeDrillReport,
     context: TaskContext,
 ) -> DrillResult:
     folder.mkdir(parents=True, exist_ok=True)
