@@ -11,9 +11,9 @@ import browser
 from primus.drill.goodput import RATE_SOURCE, estimate_goodput
 from primus.drill.report import format_page, format_result
 from primus.drill.result import DrillResult, FaultCase, OutageEstimate
-from primus.drill.timeline import LossComparison, ReferenceTimes
+from primus.drill.timeline import ReferenceTimes, StepEquality
 
-EQUAL = LossComparison(num_before=12, num_equal_before=12, num_after=9, num_equal_after=9, largest_difference=0.0)
+EQUAL = StepEquality(num_before=12, num_equal_before=12, num_after=9, num_equal_after=9, largest_difference=0.0)
 OTHER = structs.replace(EQUAL, num_equal_after=7, largest_difference=2e-7)
 NOISY = structs.replace(OTHER, num_equal_before=3)
 KILLED = FaultCase(
@@ -81,7 +81,7 @@ def test_the_text_has_a_row_for_each_planted_fault_and_the_reason_of_the_others(
     ],
 )
 def test_losses_fail_a_drill_only_where_the_training_repeats_itself(
-    losses: LossComparison, is_passed: bool, words: str
+    losses: StepEquality, is_passed: bool, words: str
 ) -> None:
     result = structs.replace(RESULT, cases=(structs.replace(KILLED, losses=losses),))
     assert result.is_passed is is_passed

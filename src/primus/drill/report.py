@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from primus.drill.fault_kinds import KINDS
 from primus.drill.goodput import GoodputEstimate
 from primus.drill.result import DrillResult, FaultCase, is_case_passed
-from primus.drill.timeline import LossComparison
+from primus.drill.timeline import StepEquality
 from primus.redaction import redact_args
 from primus.report import page
 from primus.report.bar_chart import ChartBar, draw_bar_chart
@@ -89,7 +89,7 @@ def _describe_blame(case: FaultCase) -> str:
     return f"right: {found}" if case.is_blame_right else f"wrong: {found}"
 
 
-def describe_losses(losses: LossComparison | None) -> str:
+def describe_losses(losses: StepEquality | None) -> str:
     """How the steps after a fault compare with the undisturbed run."""
     if losses is None or not losses.num_after:
         return "-"

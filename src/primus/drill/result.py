@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from primus.drill.fault_kinds import FaultName
 from primus.drill.goodput import GoodputEstimate
-from primus.drill.timeline import LossComparison, ReferenceTimes
+from primus.drill.timeline import ReferenceTimes, StepEquality
 
 Restarter = Literal["", "launcher", "scheduler"]
 CaseState = Literal["recovered", "not recovered", "not planted", "skipped"]
@@ -40,7 +40,7 @@ class FaultCase(Struct, frozen=True, kw_only=True):
     blamed_hosts: tuple[str, ...] = ()
     is_blame_right: bool | None = None
     """Whether the run blames the node and rank at which it was planted; None where nobody was left to blame."""
-    losses: LossComparison | None = None
+    losses: StepEquality | None = None
     run: str = ""
     """Run folder."""
 

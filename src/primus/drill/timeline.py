@@ -33,7 +33,7 @@ class FaultTimeline(Struct, frozen=True, kw_only=True):
     """Whether enough steps were taken after it."""
 
 
-class LossComparison(Struct, frozen=True, kw_only=True):
+class StepEquality(Struct, frozen=True, kw_only=True):
     """Losses and gradient norms of a run against the undisturbed one, step by step."""
 
     num_before: int
@@ -144,7 +144,7 @@ def _find_last_step(events: Sequence[Event]) -> int:
     return max((each["step"] for each in events if each["kind"] == "step"), default=0)
 
 
-def compare_losses(reference: Mapping[int, Event], events: Sequence[Event], planted_at: float | None) -> LossComparison:
+def compare_losses(reference: Mapping[int, Event], events: Sequence[Event], planted_at: float | None) -> StepEquality:
     """Compare the steps of a run before and after its fault with those of the reference.
 
     Args:
@@ -156,7 +156,7 @@ def compare_losses(reference: Mapping[int, Event], events: Sequence[Event], plan
     pairs = [(each, reference[each["step"]]) for each in events if each["kind"] == "step" and each["step"] in reference]
     before = [_is_equal(*pair) for pair in pairs if pair[0]["time"] < split]
     after = [_is_equal(*pair) for pair in pairs if pair[0]["time"] >= split]
-    return LossComparison(
+    return StepEquality(
         num_before=len(before),
         num_equal_before=sum(before),
         num_after=len(after),
