@@ -62,7 +62,7 @@ KINDS: dict[str, FaultKind] = {
         ),
         FaultKind(
             name="slow-rank",
-            act="lets one rank run a quarter of the time",
+            act="slows one rank: stops it most of the time (SIGSTOP, SIGCONT)",
             detected_by=("straggler",),
             restarts=False,
             within_s=SLOW_S + WINDOW_S,
