@@ -23,15 +23,16 @@ TRAINING = ("--", "train", "pretrain", "--config", "light.yaml")
 
 
 @contextmanager
-def two_nodes(folder: Path, port: int, *options: str, **env: str) -> Iterator[list[subprocess.Popen[str]]]:
+def two_nodes(folder: Path, *options: str) -> Iterator[list[subprocess.Popen[str]]]:
     """Two nodes of a drill in one folder."""
     (folder / "light.yaml").write_text(FOREVER)
+    port = cli.find_free_port()
     with ExitStack() as stack:
         processes = []
         for rank in (0, 1):
             place = ["--nproc", "1", "--nnodes", "2", "--node-rank", str(rank), "--master-addr", "127.0.0.1"]
             words = ["--json", "direct", *place, "--master-port", str(port), "--", "drill", "--output", "drilled"]
-            processes.append(stack.enter_context(cli.started(*words, *options, *TRAINING, cwd=folder, **env)))
+            processes.append(stack.enter_context(cli.started(*words, *options, *TRAINING, cwd=folder)))
         yield processes
 
 
@@ -41,11 +42,11 @@ def read_result(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_two_nodes_recover_from_each_fault_with_equal_losses(tmp_path: Path, port: int) -> None:
+def test_two_nodes_recover_from_each_fault_with_equal_losses(tmp_path: Path) -> None:
     faults = ("kill-rank", "hang", "kill-node", "fill-disk")
     with mount_small_disk(tmp_path / "small", 8) as small:
         options = ("--minutes", "15", "--steps", "60", "--fill", str(small), "--faults", *faults)
-        with two_nodes(tmp_path, port, *options) as processes:
+        with two_nodes(tmp_path, *options) as processes:
             outputs = [process.communicate(timeout=1000) for process in processes]
         assert list(small.iterdir()) == []
     assert [process.returncode for process in processes] == [0, 0], outputs
@@ -67,8 +68,8 @@ def test_two_nodes_recover_from_each_fault_with_equal_losses(tmp_path: Path, por
 
 
 @pytest.mark.slow
-def test_a_killed_drill_leaves_no_process(tmp_path: Path, port: int) -> None:
-    with two_nodes(tmp_path, port, "--minutes", "10", "--steps", "30", "--faults", "hang", MARK="drill") as processes:
+def test_a_killed_drill_leaves_no_process(tmp_path: Path) -> None:
+    with two_nodes(tmp_path, "--minutes", "10", "--steps", "30", "--faults", "hang") as processes:
 
         def find_stopped() -> int | None:
             for path in (tmp_path / "drilled/hang").glob("runs/*/2*/logs/attempt_0/rank_0.heartbeat.json"):
