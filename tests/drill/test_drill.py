@@ -20,10 +20,11 @@ from primus.runs.attempt import process_state
 
 FOREVER = LIGHT.replace(f"train_iters: {STEPS}", "train_iters: 1000000")
 TRAINING = ("--", "train", "pretrain", "--config", "light.yaml")
+SECRET = "hf_abcdefghijklmnopqrstuvwxyz0123456789"
 
 
 @contextmanager
-def two_nodes(folder: Path, *options: str) -> Iterator[list[subprocess.Popen[str]]]:
+def two_nodes(folder: Path, *options: str, typed: tuple[str, ...] = ()) -> Iterator[list[subprocess.Popen[str]]]:
     """Two nodes of a drill in one folder."""
     (folder / "light.yaml").write_text(FOREVER)
     port = cli.find_free_port()
@@ -32,7 +33,7 @@ def two_nodes(folder: Path, *options: str) -> Iterator[list[subprocess.Popen[str
         for rank in (0, 1):
             place = ["--nproc", "1", "--nnodes", "2", "--node-rank", str(rank), "--master-addr", "127.0.0.1"]
             words = ["--json", "direct", *place, "--master-port", str(port), "--", "drill", "--output", "drilled"]
-            processes.append(stack.enter_context(cli.started(*words, *options, *TRAINING, cwd=folder)))
+            processes.append(stack.enter_context(cli.started(*words, *options, *TRAINING, *typed, cwd=folder)))
         yield processes
 
 
@@ -46,12 +47,14 @@ def test_two_nodes_recover_from_each_fault_with_equal_losses(tmp_path: Path) -> 
     faults = ("kill-rank", "hang", "kill-node", "fill-disk")
     with mount_small_disk(tmp_path / "small", 8) as small:
         options = ("--minutes", "15", "--steps", "60", "--fill", str(small), "--faults", *faults)
-        with two_nodes(tmp_path, *options) as processes:
+        with two_nodes(tmp_path, *options, typed=("--mlflow_tracking_uri", f"https://u:{SECRET}@h")) as processes:
             outputs = [process.communicate(timeout=1000) for process in processes]
         assert list(small.iterdir()) == []
     assert [process.returncode for process in processes] == [0, 0], outputs
     printed = json.loads(outputs[0][0])
     assert printed == read_result(tmp_path)
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in written if SECRET.encode() in path.read_bytes()]
     cases = {case["fault"]: case for case in printed["cases"]}
     assert list(cases) == list(faults)
     for case in cases.values():

@@ -22,15 +22,15 @@ from primus.runs import events
 from primus.runs.events import Event
 from primus.runs.store import Run
 
-LOOK_S = 0.2
+LOOK_S = 0.5
 """Time between two looks at the files of a run."""
 STOP_S = 30.0
 """Time that a launch has to save and end after a signal; nobody needs its checkpoint."""
 WORKSPACE = "runs"
 """Folder of the runs of a launch, in that of its order."""
 
-IsOver = Callable[[list[Event], PlantReport], bool]
-"""Decides by the events of a run, and the fault on this node, whether node 0 ends the launch."""
+IsOver = Callable[[list[Event]], bool]
+"""Decides by the events of a run whether node 0 ends the launch."""
 
 
 class DrilledJob(Struct, frozen=True, kw_only=True):
@@ -123,9 +123,10 @@ class _LaunchWatch:
                 self.fault.tick()
             if now >= look_at:
                 look_at = now + LOOK_S
-                found = read_run_events(self._order.place)
+                is_reading = is_over is not None or self._is_pending or self.fault is not None
+                found = read_run_events(self._order.place) if is_reading else []
                 self._plant_if_due(found)
-                if is_over is not None and not is_asked and (is_over(found, self.planted) or now >= deadline):
+                if is_over is not None and not is_asked and (is_over(found) or now >= deadline):
                     is_asked, deadline = True, now + STOP_S
                     self._undo_fault()  # a stopped rank could not save
                     self._child.send_signal(signal.SIGTERM)

@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 import primus
 from primus.drill import plant
-from primus.drill.drilled_launch import STOP_S, DrilledJob, find_run, read_run_events, run_launch
+from primus.drill.drilled_launch import STOP_S, DrilledJob, IsOver, find_run, read_run_events, run_launch
 from primus.drill.exchange import HeadExchange, LaunchOrder, NodeDrillReport, PlantReport
 from primus.drill.fault_kinds import KINDS, SLOW_S, FaultKind, find_layout_obstacle, find_target_node
 from primus.drill.goodput import estimate_goodput
@@ -30,6 +30,7 @@ from primus.launch.nodes.control_channel import HEARTBEAT_TIMEOUT_S
 from primus.launch.supervision.attempt_monitor import INSPECTION_LIMIT_S
 from primus.machine.cluster import ClusterLayout
 from primus.plan import RestartPolicy
+from primus.redaction import redact_args
 from primus.runs.events import Event
 
 REFERENCE = "reference"
@@ -156,7 +157,7 @@ class DrillHead:
             f" {times.stall_s:.3g} s"
         )
 
-    def _is_reference_over(self, found: list[Event], _: PlantReport) -> bool:
+    def _is_reference_over(self, found: list[Event]) -> bool:
         steps = [each for each in found if each["kind"] == "step"]
         if len(steps) < self._settings.steps or not any(each["kind"] == "checkpoint_saved" for each in found):
             return False
@@ -166,7 +167,9 @@ class DrillHead:
         """Train once with a fault, until the run has recovered or its time is over."""
         target = find_target_node(kind, self._layout)
         obstacle = find_layout_obstacle(kind, self._layout, self._job.allowed)
-        obstacle = obstacle or self._nodes[target].obstacles.get(kind.name, "")
+        # Ranks of all nodes write the checkpoints that fill a disk.
+        nodes = self._nodes.values() if kind.name == "fill-disk" else (self._nodes[target],)
+        obstacle = obstacle or next((each.obstacles[kind.name] for each in nodes if kind.name in each.obstacles), "")
         expected_s = self._estimate_case_s(kind)
         if not obstacle and expected_s * SAFETY > self._remaining_s():
             left = max(0.0, self._remaining_s())
@@ -189,9 +192,8 @@ class DrillHead:
             by_scheduler = True
         return self._judge_case(kind, target, planted, ended_at, is_restarted_by_scheduler=by_scheduler)
 
-    def _is_case_over(self, kind: FaultKind, found: list[Event], planted: PlantReport) -> bool:
+    def _is_case_over(self, kind: FaultKind, found: list[Event]) -> bool:
         # Only the node of the fault knows when it was planted; nothing looks like it before.
-        del planted
         timeline = read_fault_timeline(found, kind, None)
         if timeline.detected_at is None and number_of_starts(found) > 1:  # nobody was left to record it
             timeline = follow_restart(timeline, found)
@@ -202,7 +204,7 @@ class DrillHead:
         name: str,
         kind: FaultKind | None,
         limit_s: float,
-        is_over: Callable[[list[Event], PlantReport], bool],
+        is_over: IsOver,
         number: int = 0,
         target: int = 0,
     ) -> dict[int, NodeDrillReport]:
@@ -312,7 +314,7 @@ class DrillHead:
             step_s=times.step_s,
         )
         return DrillResult(
-            command=self._job.command,
+            command=tuple(redact_args(self._job.command)),
             started=self._started,
             duration_s=time.time() - self._started,
             nnodes=self._layout.nnodes,

@@ -10,7 +10,6 @@ from primus.drill.fault_kinds import KINDS
 from primus.drill.goodput import GoodputEstimate
 from primus.drill.result import DrillResult, FaultCase, is_case_passed
 from primus.drill.timeline import StepEquality
-from primus.redaction import redact_args
 from primus.report import page
 from primus.report.bar_chart import ChartBar, draw_bar_chart
 from primus.report.page import Html, make_element
@@ -189,7 +188,7 @@ def _draw_outages(cases: Sequence[FaultCase]) -> Html:
 
 def _describe_method(result: DrillResult) -> Html:
     times = result.reference
-    rows: list[tuple[str, str]] = [("command", shlex.join(redact_args(result.command))), ("version", result.version)]
+    rows: list[tuple[str, str]] = [("command", shlex.join(result.command)), ("version", result.version)]
     if times:
         rows += [
             ("undisturbed run", f"{times.steps} steps, checkpoints after {', '.join(map(str, times.saved_steps[:8]))}"),
