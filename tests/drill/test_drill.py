@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +19,7 @@ import pytest
 from cluster.test_slurm import LIGHT, STEPS
 from fakes import cli
 from fakes.small_disk import mount_small_disk
+from primus.machine.cluster import FIRST_JOB_PORT, NUM_JOB_PORTS
 from primus.runs.attempt import process_state
 
 FOREVER = LIGHT.replace(f"train_iters: {STEPS}", "train_iters: 1000000")
@@ -27,7 +31,7 @@ SECRET = "hf_abcdefghijklmnopqrstuvwxyz0123456789"
 def two_nodes(folder: Path, *options: str, typed: tuple[str, ...] = ()) -> Iterator[list[subprocess.Popen[str]]]:
     """Two nodes of a drill in one folder."""
     (folder / "light.yaml").write_text(FOREVER)
-    port = cli.find_free_port()
+    port = find_job_port()
     with ExitStack() as stack:
         processes = []
         for rank in (0, 1):
@@ -35,6 +39,16 @@ def two_nodes(folder: Path, *options: str, typed: tuple[str, ...] = ()) -> Itera
             words = ["--json", "direct", *place, "--master-port", str(port), "--", "drill", "--output", "drilled"]
             processes.append(stack.enter_context(cli.started(*words, *options, *TRAINING, *typed, cwd=folder)))
         yield processes
+
+
+def find_job_port() -> int:
+    """A free port, and a free one behind it, below those of outgoing connections: a drill uses them for minutes."""
+    for port in range(FIRST_JOB_PORT + os.getpid() % 9000, FIRST_JOB_PORT + NUM_JOB_PORTS, 2):
+        with contextlib.suppress(OSError), ExitStack() as stack:
+            for each in (port, port + 1):
+                stack.enter_context(socket.create_server(("", each)))
+            return port
+    pytest.fail("no free port")
 
 
 def read_result(folder: Path) -> dict[str, Any]:
