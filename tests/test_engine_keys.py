@@ -12,8 +12,26 @@ from msgspec import structs
 
 import primus
 from primus import registry
-from primus.config.schema import GROUPS, OWNERS, DataConfig, Experiment, ModelSpec, Trainer, TrainingConfig
-from primus.engine_keys import KeyRule, check_key_rules, list_key_differences, read_key_rules
+from primus.config.schema import (
+    DEFAULTS,
+    GROUPS,
+    OWNERS,
+    DataConfig,
+    Experiment,
+    ModelSpec,
+    OptimizerConfig,
+    Trainer,
+    TrainingConfig,
+)
+from primus.engine_keys import (
+    KeyRule,
+    check_key_rules,
+    check_writable,
+    list_key_differences,
+    list_unwritable_keys,
+    read_key_rules,
+    write_keys,
+)
 from primus.errors import UsageError
 from primus.framework import FRAMEWORKS
 from primus.frameworks.megatron.known_keys import CHECKOUT_KEYS
@@ -21,6 +39,9 @@ from primus.frameworks.megatron.known_keys import CHECKOUT_KEYS
 SPEC = ModelSpec(num_layers=1, hidden_size=8, ffn_hidden_size=8, num_attention_heads=1, vocab_size=16)
 ENGINES = sorted(file.parent for file in (Path(primus.__file__).parent / "frameworks").glob("*/keys.yaml"))
 RULES = """
+lr: {field: rate, files: [optimizer.rate, learning_rate]}
+post_layernorm: {refused: norms after layers, unwritable: true}
+attention_sinks: {field: sinks, unwritable: sinks outside of its own models}
 num_experts: {refused: mixture-of-experts layers}
 rope_type: {field: rope, accepts: [llama3], refused: yarn rope scaling}
 recompute_activations: {field: checkpoint, differs: recomputes half of them}
@@ -78,6 +99,24 @@ def test_differences_list_refused_settings_first_and_leave_out_those_that_are_of
     # Off, although it is on by default.
     assert TrainingConfig().bf16
     assert list_key_differences(rules, Trainer(model=SPEC, training=TrainingConfig(bf16=False))) == []
+
+
+def test_a_file_has_the_newest_name_of_a_key_without_its_section(rules, tmp_path: Path) -> None:
+    assert write_keys(tmp_path, OptimizerConfig(lr=0.5), "lr") == {"rate": 0.5}
+
+
+def test_a_file_does_not_hold_a_model_with_what_its_framework_lacks(rules, tmp_path: Path) -> None:
+    check_writable("abacus", tmp_path, build_trainer().model)
+    model = build_trainer(post_layernorm=True, attention_sinks=True).model
+    lacking = {"attention_sinks": "sinks outside of its own models", "post_layernorm": "norms after layers"}
+    assert list_unwritable_keys(tmp_path, model) == lacking
+    with pytest.raises(UsageError, match=r"^attention_sinks: True: abacus has no sinks outside of its own models"):
+        check_writable("abacus", tmp_path, model, "choose another framework")
+
+
+def test_each_key_has_the_default_of_its_field() -> None:
+    fields = {field.name: field for group in GROUPS.values() for field in structs.fields(group)}
+    assert {name: field.default for name, field in fields.items() if not field.required} == DEFAULTS
 
 
 def list_names(annotation: Any) -> Iterator[Any]:

@@ -8,6 +8,7 @@ that of an engine of dense models without options of its own.
     seed: {session: true}                                    # applied outside the engine, alike for all engines
     num_experts: {refused: mixture-of-experts layers}        # only the default is accepted
     rope_type: {field: rope.scaling, accepts: [default, llama3], refused: yarn rope scaling}
+    post_layernorm: {refused: norms after layers, unwritable: true}   # `config export` refuses it, too
     clip_grad: {field: max_norm, differs: adds 1e-6 to the norm}
     moe_*: {refused: mixture-of-experts layers}              # all keys of this form that have no line of their own
     model.*: {field: config.json}                            # all keys of the group `model`
@@ -16,16 +17,15 @@ that of an engine of dense models without options of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from primus.config.schema import GROUPS, OWNERS, Trainer
-from primus.config.source import format_yaml_value
+from primus.config.schema import DEFAULTS, OWNERS, ConfigGroup, ModelSpec, Trainer
+from primus.config.source import ConfigValue, format_yaml_value
 from primus.errors import UsageError
 
 FILE_NAME = "keys.yaml"
@@ -52,6 +52,9 @@ class KeyRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the result differs from that of native although the value is accepted."""
     lost: bool | str = False
     """What the framework does instead, or true, where its own files have no setting for it: `config export` says so."""
+    unwritable: bool | str = False
+    """What the framework's own files cannot ask for, or true for `refused`: ``MaxText has no <unwritable>``. `config
+    export` refuses a model that has it."""
     note: str = ""
     """More about the conversion, for the documentation."""
 
@@ -77,7 +80,7 @@ class KeyDifference(Struct, frozen=True, kw_only=True):
 @cache
 def read_key_rules(folder: Path) -> KeyRules:
     """The rule of each key of the schema, of the `keys.yaml` in an engine's folder and of the shared one."""
-    from primus.config.data_file import read_package_yaml  # imports yaml: not for commands that read none
+    from primus.config.source import read_package_yaml  # imports yaml: not for commands that read none
 
     own, shared = (read_package_yaml(file, dict[str, KeyRule]) for file in (folder / FILE_NAME, SHARED))
     rules = _expand_patterns(shared) | _expand_patterns(own)
@@ -86,14 +89,14 @@ def read_key_rules(folder: Path) -> KeyRules:
 
 def _expand_patterns(rules: KeyRules) -> dict[str, KeyRule]:
     """`rules` with one for each key that a pattern stands for: its own line comes first, then the last pattern."""
-    patterns = [name for name in rules if name.endswith("*")]
     found = {
-        key: rules[pattern]
-        for pattern in patterns
+        key: rule
+        for pattern, rule in rules.items()
+        if pattern.endswith("*")
         for key, group in OWNERS.items()
-        if fnmatchcase(key, pattern) or fnmatchcase(f"{group}.{key}", pattern)
+        if key.startswith(pattern[:-1]) or f"{group}.{key}".startswith(pattern[:-1])
     }
-    return found | {key: rule for key, rule in rules.items() if key not in patterns}
+    return found | {key: rule for key, rule in rules.items() if not key.endswith("*")}
 
 
 def list_file_names(folder: Path, *, with_older: bool = False) -> dict[str, str]:
@@ -109,25 +112,51 @@ def list_lost_keys(folder: Path, trainer: Trainer) -> dict[str, str]:
     """
     found = {}
     for key, rule in read_key_rules(folder).items():
+        value = getattr(getattr(trainer, OWNERS[key]), key)
         is_refused = rule.refused and OWNERS[key] == "model" and not rule.files
-        if rule.lost or (is_refused and not _is_accepted(rule, key, _read_value(trainer, key))):
+        if rule.lost or (is_refused and value not in (DEFAULTS.get(key), *rule.accepts)):
             found[key] = rule.lost if isinstance(rule.lost, str) else "no setting of this framework"
     return found
+
+
+def list_unwritable_keys(folder: Path, model: ModelSpec) -> dict[str, str]:
+    """What the framework's own files cannot ask for, by each key with which a model has it."""
+    return {
+        key: rule.unwritable if isinstance(rule.unwritable, str) else rule.refused
+        for key, rule in read_key_rules(folder).items()
+        if rule.unwritable and getattr(model, key) != DEFAULTS.get(key)
+    }
+
+
+def check_writable(framework: str, folder: Path, model: ModelSpec, hint: str = "") -> None:
+    """Accept a model that the framework's own files can ask for.
+
+    Raises:
+        UsageError: They cannot; the message names the first such key.
+    """
+    for key, what in list_unwritable_keys(folder, model).items():
+        raise UsageError(f"{key}: {getattr(model, key)}: {framework} has no {what}", hint)
+
+
+def write_keys(folder: Path, group: ConfigGroup, *keys: str) -> dict[str, ConfigValue]:
+    """Values of keys of `group` by the newest of their names in the framework's own files, without its sections."""
+    rules = read_key_rules(folder)
+    return {rules[key].files[0].rpartition(".")[2]: getattr(group, key) for key in keys}
 
 
 def list_key_differences(rules: KeyRules, trainer: Trainer) -> list[KeyDifference]:
     """The settings of `trainer` that the engine refuses, then those in which it differs from native."""
     found = []
     for key, rule in rules.items():
-        value = _read_value(trainer, key)
-        if rule.refused and not _is_accepted(rule, key, value):
+        value = getattr(getattr(trainer, OWNERS[key]), key)
+        if rule.refused and value not in (DEFAULTS.get(key), *rule.accepts):
             found.append(KeyDifference(key=key, value=value, reason=rule.refused, is_refused=True))
         elif rule.differs and _is_on(value):
             found.append(KeyDifference(key=key, value=value, reason=rule.differs, is_refused=False))
     return sorted(found, key=lambda difference: not difference.is_refused)
 
 
-def check_key_rules(engine: str, rules: KeyRules, trainer: Trainer, hint: str = "") -> None:
+def check_key_rules(engine: str, rules: KeyRules, trainer: Trainer) -> None:
     """Accept an experiment whose values the engine supports.
 
     Raises:
@@ -136,23 +165,8 @@ def check_key_rules(engine: str, rules: KeyRules, trainer: Trainer, hint: str = 
     for difference in list_key_differences(rules, trainer):
         if difference.is_refused:
             value = format_yaml_value(difference.value)
-            raise UsageError(
-                f"{difference.key}: {value}: {engine} does not support {difference.reason}",
-                hint or _format_remedy(rules, difference.key),
-            )
-
-
-def _read_value(trainer: Trainer, key: str) -> Any:
-    return getattr(getattr(trainer, OWNERS[key]), key)
-
-
-def _find_default(key: str) -> Any:
-    field = next(field for field in structs.fields(GROUPS[OWNERS[key]]) if field.name == key)
-    return None if field.required else field.default
-
-
-def _is_accepted(rule: KeyRule, key: str, value: Any) -> bool:
-    return value == _find_default(key) or value in rule.accepts
+            problem = f"{difference.key}: {value}: {engine} does not support {difference.reason}"
+            raise UsageError(problem, _format_remedy(rules, difference.key))
 
 
 def _is_on(value: Any) -> bool:
@@ -168,5 +182,5 @@ def _format_remedy(rules: KeyRules, key: str) -> str:
 
 
 def _format_accepted_values(rules: KeyRules, key: str) -> str:
-    values = " or ".join(format_yaml_value(value) for value in [_find_default(key), *rules[key].accepts])
+    values = " or ".join(format_yaml_value(value) for value in [DEFAULTS.get(key), *rules[key].accepts])
     return f"set {key}: {values}"

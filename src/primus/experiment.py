@@ -16,7 +16,7 @@ from primus import registry
 from primus.config import checks
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import GROUPS, OWNERS, Experiment, LoggingConfig, Trainer
-from primus.config.source import dump_yaml
+from primus.config.source import ConfigValue, dump_yaml
 from primus.errors import PrimusError, UsageError
 from primus.framework import FRAMEWORKS
 from primus.machine.cluster import RANK_VARIABLES
@@ -195,7 +195,7 @@ def format_files(resolved: Resolved) -> dict[str, str]:
     experiment = resolved.experiment
     trainer = experiment.trainer
     settings = {key: redact_setting(key, value) for key, value in _list_settings(experiment).items()}
-    top: dict[str, Any] = {key: getattr(experiment, key) for key in NAMES}
+    top: dict[str, ConfigValue] = {key: getattr(experiment, key) for key in NAMES}
     top["env"] = {name: redact_value(name, value) for name, value in experiment.env.items()}
     module = {"framework": trainer.framework, "model": Path(MODEL_FILE).name, "overrides": settings}
     whole = {**top, "modules": {experiment.stage: module}}
@@ -225,15 +225,15 @@ def list_tracker_packages(config: LoggingConfig) -> tuple[str, ...]:
     return tuple(package for package, is_off in given if not is_off)
 
 
-def collect_secret_settings(experiment: Experiment) -> dict[str, Any]:
+def collect_secret_settings(experiment: Experiment) -> dict[str, ConfigValue]:
     """Settings that contain secrets, by key."""
     return {key: value for key, value in _list_settings(experiment).items() if redact_setting(key, value) != value}
 
 
-def _list_settings(experiment: Experiment) -> dict[str, Any]:
+def _list_settings(experiment: Experiment) -> dict[str, ConfigValue]:
     """All settings except those of the model, by key."""
     trainer = experiment.trainer
-    settings: dict[str, Any] = {}
+    settings: dict[str, ConfigValue] = {}
     for group in GROUPS:
         if group != "model":
             settings |= msgspec.to_builtins(getattr(trainer, group))
@@ -271,7 +271,7 @@ def load_run_experiment(run: Run, environ: Mapping[str, str] = MappingProxyType(
 def _restore_settings(trainer: Trainer, hidden: Sequence[str], run: Run, environ: Mapping[str, str]) -> Trainer:
     """`trainer` with the settings `hidden` from the environment."""
     try:
-        given = msgspec.json.decode(environ.get(SETTINGS_VARIABLE, "{}"), type=dict[str, Any])
+        given = msgspec.json.decode(environ.get(SETTINGS_VARIABLE, "{}"), type=dict)
     except msgspec.MsgspecError:
         given = {}
     missing = [key for key in hidden if key not in given]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from primus.checkpoint.weights import WeightReader
 from primus.config.schema import OptimizerConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Moments of AdamW in torch, each of its weight's shape (torch/optim/adamw.py)."""
@@ -21,6 +24,19 @@ class AdamSettings(NamedTuple):
     eps: float = DEFAULTS.adam_eps
     weight_decay: float = DEFAULTS.weight_decay
     """Of matrices; norms and biases do not decay."""
+
+
+class ParamGroup(TypedDict, total=False):
+    """A parameter group of torch.optim.AdamW, as far as it is read here; torch's own type is a mapping of anything."""
+
+    params: list[Tensor]
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    decoupled_weight_decay: bool
+    fused: bool | None
+    foreach: bool | None
 
 
 class SavedPosition(NamedTuple):

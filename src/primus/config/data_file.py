@@ -6,7 +6,7 @@ stays `1`, and `.97` stays `.97`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
@@ -19,7 +19,6 @@ from primus.config.text_file import format_path
 from primus.errors import UsageError, did_you_mean
 
 _Record = TypeVar("_Record", bound=Struct)
-_Value = TypeVar("_Value")
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NULL = "tag:yaml.org,2002:null"
 _SIZES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "kB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -29,7 +28,7 @@ class DataFile(NamedTuple):
     """A data file as written."""
 
     path: Path
-    values: dict[str, Any]
+    values: dict[str, object]
     """Mappings, lists, text and None."""
 
 
@@ -49,12 +48,6 @@ class _TextLoader(_Base):  # type: ignore[misc]
         return mapping
 
 
-def read_package_yaml(path: Path, kind: type[_Value]) -> _Value:
-    """A YAML file of this package as `kind`; the tests keep it valid, so a mistake is not explained."""
-    values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Base)  # noqa: S506 - the safe loader
-    return msgspec.convert(values, kind)
-
-
 def read_data_file(path: Path) -> DataFile:
     """Read a data file, whose top level is a mapping.
 
@@ -71,7 +64,7 @@ def read_data_file(path: Path) -> DataFile:
     return DataFile(path, values)
 
 
-def convert_data(values: dict[str, Any], kind: type[_Record], files: Sequence[DataFile]) -> _Record:
+def convert_data(values: Mapping[str, object], kind: type[_Record], files: Sequence[DataFile]) -> _Record:
     """Convert `values` to a record.
 
     Args:
@@ -94,7 +87,7 @@ def convert_data(values: dict[str, Any], kind: type[_Record], files: Sequence[Da
         raise UsageError("\n".join(problems) or problem) from None
 
 
-def _parse_units(name: str, value: Any) -> Any:
+def _parse_units(name: str, value: object) -> object:
     """Numbers in the notations of data sheets: hexadecimal ids, and sizes with a unit."""
     if name.endswith("_ids") and isinstance(value, list):
         return [_parse_integer(item) for item in value]

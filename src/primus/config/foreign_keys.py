@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from primus.config.data_file import read_package_yaml
+from primus.config.source import read_package_yaml
 
 
 class ForeignKeys(Struct, frozen=True, kw_only=True):

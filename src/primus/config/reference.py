@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any, get_args
+from collections.abc import Mapping
+from typing import Any, TypedDict, get_args
 
 import msgspec
 
@@ -18,7 +19,16 @@ from primus.config.translation.foreign_settings import VARIABLE, find_translator
 from primus.framework import FRAMEWORKS
 
 
-def format_json_schema(framework: str | None = None) -> dict[str, Any]:
+class PropertySchema(TypedDict, total=False):
+    """JSON Schema of one key."""
+
+    type: str
+    description: str
+    anyOf: list[Mapping[str, object]]
+    default: object
+
+
+def format_json_schema(framework: str | None = None) -> dict[str, object]:
     """JSON Schema (2020-12) of an experiment file as users write it.
 
     Args:
@@ -27,15 +37,17 @@ def format_json_schema(framework: str | None = None) -> dict[str, Any]:
     Raises:
         UsageError: No such framework.
     """
-    settings: dict[str, Any] = {"backend_args": {"type": "object", "description": "Settings of one framework alone."}}
-    definitions: dict[str, Any] = {}
+    settings: dict[str, PropertySchema] = {
+        "backend_args": {"type": "object", "description": "Settings of one framework alone."}
+    }
+    definitions: dict[str, object] = {}
     for group in GROUPS.values():
         properties, used = _describe_properties(group)
         settings |= properties
         definitions |= used
     for name in registry.list_plug_ins("frameworks") if framework is None else [framework]:
         _add_engine_settings(settings, name.replace("-", "_"))
-    module, _ = _describe_properties(ModuleFile)
+    module: dict[str, object] = dict(_describe_properties(ModuleFile)[0])
     module["overrides"] = {
         "type": ["object", "null"],
         "properties": settings,
@@ -43,7 +55,7 @@ def format_json_schema(framework: str | None = None) -> dict[str, Any]:
         "additionalProperties": False,
     }
     module["trainer_class"] = {"description": "Trainer of Primus, which is chosen by the module here."}
-    top, _ = _describe_properties(ExperimentFile)
+    top: dict[str, object] = dict(_describe_properties(ExperimentFile)[0])
     top["platform"] = {"description": "Platform of Primus; the launcher sets its own variables."}
     for block in ("peft", "model"):
         top[block] = {"type": "object", "description": "Settings of Megatron-Bridge that Primus writes here."}
@@ -69,7 +81,7 @@ def format_json_schema(framework: str | None = None) -> dict[str, Any]:
     }
 
 
-TRANSLATED_FORMS: dict[str, dict[str, Any]] = {
+TRANSLATED_FORMS: dict[str, Mapping[str, object]] = {
     "tokenizer_type": {"type": "string"},
     "moe_layer_freq": {"type": ["string", "array"]},
     "window_size": {"type": ["string", "array"]},
@@ -77,44 +89,43 @@ TRANSLATED_FORMS: dict[str, dict[str, Any]] = {
 """Further forms of values that are translated for a framework's own files."""
 
 
-def _add_engine_settings(settings: dict[str, Any], framework: str) -> None:
+def _add_engine_settings(settings: dict[str, PropertySchema], framework: str) -> None:
     """Let `settings` have the names that a framework takes, with any value."""
     translator = find_translator(Leaf(framework, framework, framework))
     names = [*registry.load_plug_in(FRAMEWORKS, framework).KEYS, *(translator.list_known_keys() if translator else ())]
-    for name, form in TRANSLATED_FORMS.items() if translator else ():
-        if form not in settings[name]["anyOf"]:
-            settings[name]["anyOf"].append(form)
+    for name, further in TRANSLATED_FORMS.items() if translator else ():
+        if further not in settings[name]["anyOf"]:
+            settings[name]["anyOf"].append(further)
     for name in names:
         section, dot, _ = name.partition(".")
         if name in OWNERS:
             continue  # a value of the schema's type
-        form = {"type": ["object", "null"]} if dot else {}
+        form: Mapping[str, object] = {"type": ["object", "null"]} if dot else {}
         known = settings.setdefault(section, {"description": f"Setting of {framework}.", "anyOf": []})
         if form not in known["anyOf"]:
             known["anyOf"].append(form)
 
 
-def _describe_properties(group: type[ConfigGroup]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _describe_properties(group: type[ConfigGroup]) -> tuple[dict[str, PropertySchema], dict[str, object]]:
     """JSON Schema of each field, with `${VAR:default}` allowed for every value."""
     docs = read_field_docs(group)
     (_,), components = msgspec.json.schema_components([group], ref_template="#/$defs/{name}")
     fields = components.pop(group.__name__)["properties"]
     variable = {"type": "string", "pattern": r"\$\{.*\}"}
-    return {
-        name: {
-            "description": docs.get(name, ""),
-            "anyOf": [{k: v for k, v in kind.items() if k != "default"}, *_list_other_spellings(name), variable],
-        }
-        | ({"default": kind["default"]} if "default" in kind else {})
-        for name, kind in fields.items()
-    }, components
+    properties: dict[str, PropertySchema] = {}
+    for name, kind in fields.items():
+        forms = [{k: v for k, v in kind.items() if k != "default"}, *_list_other_spellings(name), variable]
+        properties[name] = {"description": docs.get(name, ""), "anyOf": forms}
+        if "default" in kind:
+            properties[name]["default"] = kind["default"]
+    return properties, components
 
 
-def _list_other_spellings(name: str) -> list[dict[str, Any]]:
+def _list_other_spellings(name: str) -> list[Mapping[str, object]]:
     """Values that the loader accepts in addition to the type of a key: 0 and 1 for booleans, null or 0 for none."""
     if name not in OWNERS:
         return []
-    found: list[dict[str, Any]] = [{"enum": [0, 1]}] if name in list_switch_keys() else []
+    found: list[Mapping[str, object]] = [{"enum": [0, 1]}] if name in list_switch_keys() else []
     found += [{"const": 0}] if name in ZERO_IS_NONE else []
     field = next(field for field in msgspec.structs.fields(GROUPS[OWNERS[name]]) if field.name == name)
     found += [{"type": "null"}] if not field.required and not needs_value(field) else []
@@ -150,7 +161,7 @@ def type_name(kind: Any) -> str:
     return " or ".join(_name_kind(option) for option in schema.get("anyOf", [schema]))
 
 
-def _name_kind(schema: dict[str, Any]) -> str:
+def _name_kind(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"])
     if "anyOf" in schema:

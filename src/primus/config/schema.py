@@ -9,7 +9,7 @@ time it lists the fields of a group, which made every command 10 ms slower.
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, field
+from msgspec import NODEFAULT, Meta, field
 
 from primus.config.model_spec import (
     BelowOne,
@@ -313,3 +313,13 @@ GROUPS: dict[str, type[ConfigGroup]] = {
 
 OWNERS: dict[str, str] = {name: group for group, struct in GROUPS.items() for name in struct.__struct_fields__}
 """Group that owns each flat key."""
+
+DEFAULTS: dict[str, Any] = {
+    name: default
+    for struct in GROUPS.values()
+    for name, default in zip(
+        struct.__struct_fields__[-len(struct.__struct_defaults__) :], struct.__struct_defaults__, strict=True
+    )
+    if default is not NODEFAULT
+}
+"""Default of each flat key; a required one is missing."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, TypeAlias, TypeVar, Union
 
+import msgspec
 import yaml
 from msgspec import Struct
 
@@ -14,6 +15,7 @@ from primus.config.text_file import format_path, read_config_text
 from primus.errors import UsageError
 from primus.redaction import is_secret_name, learn
 
+_Value = TypeVar("_Value")
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NOT_OURS = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp")
 """Scalars that YAML 1.1 reads unexpectedly: `1e-5` as text, `1:30` and `010` as numbers, `2024-01-01` as a date."""
@@ -101,6 +103,14 @@ class Leaf(Struct, frozen=True):
 
 
 Tree = dict[str, Union[Leaf, "Tree"]]
+ConfigValue: TypeAlias = Union[bool, int, float, str, "list[ConfigValue]", "dict[str, ConfigValue]", None]
+"""A value as JSON, TOML and YAML write it."""
+
+
+def read_package_yaml(path: Path, kind: type[_Value]) -> _Value:
+    """A YAML file of this package as `kind`; the tests keep it valid, so a mistake is not explained."""
+    values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Base)  # noqa: S506 - the safe loader
+    return msgspec.convert(values, kind)
 
 
 def read_yaml(

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from primus.config.docs import read_field_docs
 from primus.config.experiment_file import ExperimentFile, ModuleFile
-from primus.config.schema import GROUPS, OWNERS, Experiment, ModelSpec
+from primus.config.schema import DEFAULTS, GROUPS, Experiment, ModelSpec
 
 SETTINGS: dict[str, tuple[str, ...]] = {
     "Data": ("mock_data", "train_data_path", "dataset", "tokenizer_type", "tokenizer_model", "split"),
@@ -137,15 +137,9 @@ def _format_top_lines(model_name: str, docs: Mapping[str, str]) -> Iterable[str]
         yield from ("", *_format_entry(key, value, docs, indent=0))
 
 
-def _choose_values(spec: ModelSpec) -> dict[str, Any]:
+def _choose_values(spec: ModelSpec) -> dict[str, object]:
     """Defaults of the schema, with the values that make the file runnable without changes."""
-    values = {
-        field.name: field.default
-        for struct in GROUPS.values()
-        for field in structs.fields(struct)
-        if not field.required and field.name in OWNERS
-    }
-    return values | {"mock_data": True, "seq_length": min(_SHORT_SEQUENCE, spec.max_position_embeddings)}
+    return DEFAULTS | {"mock_data": True, "seq_length": min(_SHORT_SEQUENCE, spec.max_position_embeddings)}
 
 
 def _format_entry(key: str, value: Any, docs: Mapping[str, str], indent: int) -> list[str]:

@@ -51,7 +51,7 @@ class RunVariables(Struct, frozen=True, kw_only=True):
 @functools.cache
 def read_speed_table() -> SpeedTable:
     """The table of this version."""
-    from primus.config.data_file import read_package_yaml  # imports yaml: not for commands that read none
+    from primus.config.source import read_package_yaml  # imports yaml: not for commands that read none
 
     return read_package_yaml(FILE, SpeedTable)
 

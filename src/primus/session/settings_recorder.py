@@ -60,7 +60,7 @@ class SettingsRecorder(Callback):
             request["learning_rate"] = compute_learning_rate(
                 report.step, session.trainer.optimizer, session.trainer.training.train_iters
             )
-        live = [*self._live, *judge_clipping(self._live, request["clip_grad"], report)]
+        live = [*self._live, *judge_clipping(self._live, session.trainer.optimizer.clip_grad, report)]
         found = judge_settings(list({each.key: each for each in live}.values()), request)
         session.reporter.append_event(EVENT, step=report.step, settings=[structs.asdict(each) for each in found])
         own = format_problem(found, session.engine.library, session.engine.version)

@@ -9,11 +9,12 @@ import pytest
 
 from primus.config.extended_files import load_model
 from primus.config.load import Resolved
-from primus.config.schema import OWNERS
+from primus.config.schema import OWNERS, OptimizerConfig
 from primus.config.source import dump_yaml
+from primus.engine_keys import write_keys
 from primus.errors import UsageError
 from primus.experiment import resolve_experiment
-from primus.frameworks.maxtext.names import DEFAULTS, MODELS, NAMES, RENAMED, SHAPE, read_settings
+from primus.frameworks.maxtext.names import DEFAULTS, FOLDER, MODELS, RENAMED, SHAPE, read_settings
 from primus.models.model_checks import list_model_differences
 
 SYNTHETIC = {
@@ -155,7 +156,8 @@ def test_an_unknown_model_is_an_error_with_the_nearest_name(tmp_path: Path) -> N
 
 
 def test_every_renamed_setting_is_one_of_maxtext_and_of_the_schema() -> None:
-    assert NAMES["min_lr_ratio"] == "learning_rate_final_fraction"
+    names = write_keys(FOLDER, OptimizerConfig(), "min_lr_ratio")
+    assert names.keys() == {"learning_rate_final_fraction"}
     of_earlier_releases = {"cosine_learning_rate_final_fraction"}
     assert {*RENAMED, *DEFAULTS, *SHAPE} - of_earlier_releases <= read_settings().keys.keys()
     assert set(RENAMED.values()) <= OWNERS.keys()

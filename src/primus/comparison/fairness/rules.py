@@ -84,7 +84,7 @@ class FairnessRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 @functools.cache
 def read_fairness_rules() -> FairnessRules:
     """The rules of this version."""
-    from primus.config.data_file import read_package_yaml  # imports yaml: not for commands that read none
+    from primus.config.source import read_package_yaml  # imports yaml: not for commands that read none
 
     return msgspec.convert(_spell_keys(read_package_yaml(FILE, dict[str, Any])), FairnessRules)
 

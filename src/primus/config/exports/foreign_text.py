@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from msgspec import Struct, field, structs
+from msgspec import Struct, field
 
 from primus.config.convert import DEFAULT
 from primus.config.load import Resolved
-from primus.config.schema import GROUPS, OWNERS, ModelSpec
+from primus.config.schema import DEFAULTS, OWNERS, ModelSpec
 
 
 class LostSetting(Struct, frozen=True):
@@ -39,11 +39,9 @@ def list_lost(resolved: Resolved, reasons: Mapping[str, str], written: Collectio
     trainer = resolved.experiment.trainer
     lost = []
     for key, reason in reasons.items():
-        group = OWNERS[key]
-        value = getattr(getattr(trainer, group), key)
+        value = getattr(getattr(trainer, OWNERS[key]), key)
         was_set = resolved.origins.get(key, DEFAULT) != DEFAULT
-        default = next(each.default for each in structs.fields(GROUPS[group]) if each.name == key)
-        if key not in written and was_set and value not in (default, None, False):
+        if key not in written and was_set and value not in (DEFAULTS.get(key), None, False):
             lost.append(LostSetting(key, value, reason))
     lost += [
         LostSetting(f"backend_args.{key}", value, "a setting of another backend")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from msgspec import structs
 
@@ -73,7 +72,7 @@ def _list_lost(model: ModelSpec, family: str) -> list[LostSetting]:
     return []
 
 
-def _write_shape(model: ModelSpec) -> dict[str, Any]:
+def _write_shape(model: ModelSpec) -> dict[str, object]:
     scaling = _write_scaling(model)
     return _write_keys(model, {theirs: ours for theirs, ours in imports.SHAPE.items() if theirs != "head_dim"}) | {
         "num_key_value_heads": model.num_query_groups or model.num_attention_heads,
@@ -86,7 +85,7 @@ def _write_shape(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _write_scaling(model: ModelSpec) -> dict[str, Any] | None:
+def _write_scaling(model: ModelSpec) -> dict[str, object] | None:
     if model.rope_type == "default":
         return None
     names = imports.LLAMA3 if model.rope_type == "llama3" else imports.YARN
@@ -95,30 +94,30 @@ def _write_scaling(model: ModelSpec) -> dict[str, Any] | None:
     return {"rope_type": model.rope_type, **_write_keys(model, kept)}
 
 
-def _write_keys(model: ModelSpec, names: Mapping[str, str]) -> dict[str, Any]:
+def _write_keys(model: ModelSpec, names: Mapping[str, str]) -> dict[str, object]:
     """Values of the model by the names of Hugging Face that `names` has for ours."""
     return {theirs: getattr(model, ours) for theirs, ours in names.items()}
 
 
-def _write_llama(model: ModelSpec) -> dict[str, Any]:
+def _write_llama(model: ModelSpec) -> dict[str, object]:
     return {"head_dim": find_head_width(model), "attention_bias": False, "mlp_bias": False}
 
 
-def _write_mistral(model: ModelSpec) -> dict[str, Any]:
+def _write_mistral(model: ModelSpec) -> dict[str, object]:
     return {"head_dim": find_head_width(model), "sliding_window": model.window_size}
 
 
-def _write_qwen2(model: ModelSpec) -> dict[str, Any]:
+def _write_qwen2(model: ModelSpec) -> dict[str, object]:
     if find_head_width(model) * model.num_attention_heads != model.hidden_size:
         raise UsageError("kv_channels: qwen2 has heads of hidden_size / num_attention_heads", "set kv_channels: null")
     return {"use_sliding_window": False}
 
 
-def _write_qwen3(model: ModelSpec) -> dict[str, Any]:
+def _write_qwen3(model: ModelSpec) -> dict[str, object]:
     return {"head_dim": find_head_width(model), "attention_bias": False, "use_sliding_window": False}
 
 
-def _write_qwen3_moe(model: ModelSpec) -> dict[str, Any]:
+def _write_qwen3_moe(model: ModelSpec) -> dict[str, object]:
     return (
         _write_qwen3(model)
         | _write_keys(model, QWEN_EXPERTS)
@@ -129,13 +128,13 @@ def _write_qwen3_moe(model: ModelSpec) -> dict[str, Any]:
     )
 
 
-def _write_mixtral(model: ModelSpec) -> dict[str, Any]:
+def _write_mixtral(model: ModelSpec) -> dict[str, object]:
     if model.moe_ffn_hidden_size not in (None, model.ffn_hidden_size):
         raise UsageError("moe_ffn_hidden_size: mixtral has experts of ffn_hidden_size", "set both to the same width")
     return _write_mistral(model) | _write_keys(model, MIXTRAL_EXPERTS)
 
 
-def _write_latent(model: ModelSpec) -> dict[str, Any]:
+def _write_latent(model: ModelSpec) -> dict[str, object]:
     width = model.moe_ffn_hidden_size or model.ffn_hidden_size
     shared = model.moe_shared_expert_intermediate_size or 0
     if shared % width:
@@ -155,13 +154,13 @@ def _write_latent(model: ModelSpec) -> dict[str, Any]:
     return values
 
 
-def _write_deepseek_v2(model: ModelSpec) -> dict[str, Any]:
+def _write_deepseek_v2(model: ModelSpec) -> dict[str, object]:
     groups = {"n_group": model.moe_router_num_groups, "topk_group": model.moe_router_group_topk}
     method = "group_limited_greedy" if model.moe_router_num_groups else "greedy"
     return _write_latent(model) | groups | {"scoring_func": "softmax", "topk_method": method}
 
 
-def _write_deepseek_v3(model: ModelSpec) -> dict[str, Any]:
+def _write_deepseek_v3(model: ModelSpec) -> dict[str, object]:
     return _write_latent(model) | {
         "n_group": model.moe_router_num_groups or 1,
         "topk_group": model.moe_router_group_topk or 1,
@@ -171,7 +170,7 @@ def _write_deepseek_v3(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _write_gpt_oss(model: ModelSpec) -> dict[str, Any]:
+def _write_gpt_oss(model: ModelSpec) -> dict[str, object]:
     kinds = [
         "sliding_attention" if i % model.window_layer_period == 0 else "full_attention" for i in _list_layers(model)
     ]
@@ -189,7 +188,7 @@ def _list_layers(model: ModelSpec) -> range:
     return range(model.num_layers)
 
 
-_Family = tuple[Callable[[ModelSpec], bool], frozenset[str], Callable[[ModelSpec], dict[str, Any]]]
+_Family = tuple[Callable[[ModelSpec], bool], frozenset[str], Callable[[ModelSpec], dict[str, object]]]
 
 FAMILIES: dict[str, _Family] = {
     "gpt_oss": (

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, TypeAlias, Union
+from typing import Any
 
 import msgspec
 from msgspec import Struct, field, structs
 
 from primus.config.convert import list_union_members
 from primus.config.schema import GROUPS, OWNERS, ModelSpec
+from primus.config.source import ConfigValue
 from primus.errors import UsageError
-
-ConfigValue: TypeAlias = Union[bool, int, float, str, "list[ConfigValue]", "dict[str, ConfigValue]", None]
-"""A value as JSON, TOML and YAML write it."""
 
 
 class ForeignValue(Struct, frozen=True):

@@ -6,8 +6,7 @@ import sys
 from functools import cached_property
 from pathlib import Path
 
-from primus.config.imports.foreign_config import ConfigValue
-from primus.config.source import read_yaml, strip_origins
+from primus.config.source import ConfigValue, read_yaml, strip_origins
 from primus.errors import UsageError
 
 if sys.version_info >= (3, 11):

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from primus.config.convert import find_origin
-from primus.config.imports.foreign_config import NUMBER, ConfigValue, ForeignConfig, check_types
-from primus.config.source import Leaf, Tree, strip_origins
+from primus.config.imports.foreign_config import NUMBER, ForeignConfig, check_types
+from primus.config.source import ConfigValue, Leaf, Tree, strip_origins
 from primus.config.translation.foreign_settings import ForeignSettings, LayerContext
 from primus.config.translation.known_keys import KnownKey
 from primus.errors import find_nearest

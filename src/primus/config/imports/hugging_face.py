@@ -12,8 +12,9 @@ from collections.abc import Callable
 from primus.config.imports import hugging_face_families as dense
 from primus.config.imports import hugging_face_hybrid as hybrid
 from primus.config.imports import hugging_face_latent as latent
-from primus.config.imports.foreign_config import NUMBER, ConfigValue, ForeignConfig, check_types
+from primus.config.imports.foreign_config import NUMBER, ForeignConfig, check_types
 from primus.config.imports.hugging_face_file import HuggingFaceFile, read_family_defaults
+from primus.config.source import ConfigValue
 from primus.errors import UsageError
 
 SHAPE = {

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from primus.config.imports.foreign_config import ConfigValue, ForeignConfig
+from primus.config.imports.foreign_config import ForeignConfig
+from primus.config.source import ConfigValue
 
 NEEDED = (
     *(

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from primus import registry
-from primus.config.imports.foreign_config import ConfigValue, ForeignConfig
+from primus.config.imports.foreign_config import ForeignConfig
 from primus.config.imports.foreign_file import ForeignFile
 from primus.config.imports.hugging_face import read_model_config
 from primus.config.imports.launch_line import find_launches
 from primus.config.imports.launch_script import read_launch_script
+from primus.config.source import ConfigValue
 from primus.config.text_file import format_path, read_config_text
 from primus.errors import UsageError
 from primus.framework import IMPORTS

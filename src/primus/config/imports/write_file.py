@@ -11,9 +11,9 @@ from msgspec import Struct
 
 from primus import registry
 from primus.config.extended_files import load_model
-from primus.config.imports.foreign_config import ConfigValue, ForeignConfig, ForeignValue, drop_defaults, make_model
+from primus.config.imports.foreign_config import ForeignConfig, ForeignValue, drop_defaults, make_model
 from primus.config.schema import OWNERS, ModelSpec
-from primus.config.source import dump_yaml
+from primus.config.source import ConfigValue, dump_yaml
 from primus.errors import UsageError, did_you_mean
 
 LONGEST_SHOWN = 80

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from primus.config.exports.foreign_text import (
     ForeignText,
@@ -20,25 +19,14 @@ from primus.config.schedule import (
     find_final_learning_rate,
     warmup_steps,
 )
-from primus.config.schema import ConfigGroup, DataConfig, Experiment, ModelSpec, OptimizerConfig, Trainer
-from primus.config.source import dump_yaml
-from primus.engine_keys import list_lost_keys
-from primus.errors import UsageError
-from primus.frameworks.maxtext.names import FOLDER, MODELS, NAMES, ROPE_TYPES, SCALING, UNDECAYED
+from primus.config.schema import DataConfig, Experiment, ModelSpec, OptimizerConfig, Trainer
+from primus.config.source import ConfigValue, dump_yaml
+from primus.engine_keys import check_writable, list_lost_keys, write_keys
+from primus.frameworks.maxtext.names import FOLDER, MODELS, ROPE_TYPES, SCALING, UNDECAYED
 
 TARGET = "maxtext"
 FILE_NAME = "train.yml"
 
-_UNSUPPORTED = {
-    "hybrid_layer_pattern": "layers of several kinds",
-    "attention_sinks": "attention sinks outside of its gpt-oss",
-    "window_size": "a sliding window, except in its built-in models",
-    "post_layernorm": "norms after attention and feed-forward outside of its Gemma",
-    "add_bias_linear": "a bias on every projection",
-    "attention_output_gate": "gated attention",
-    "final_logit_softcapping": "soft-capped logits outside of its Gemma",
-    "mtp_num_layers": "multi-token prediction outside of its own models",
-}
 FIXED_ROPE = {
     "rotary_scaling_factor": 8.0,
     "rope_low_freq_factor": 1.0,
@@ -62,7 +50,7 @@ def format_file(resolved: Resolved, preset: str | None) -> ForeignText:
     trainer = experiment.trainer
     known = {ours: theirs for theirs, ours in MODELS.items()}
     named = known.get(preset or "")
-    values: dict[str, Any] = {"base_config": "base.yml", "run_name": experiment.exp_name}
+    values: dict[str, ConfigValue] = {"base_config": "base.yml", "run_name": experiment.exp_name}
     values["base_output_directory"] = experiment.workspace
     values |= {"model_name": named} if named else write_model_settings(trainer.model)
     values |= _write_training(trainer)
@@ -81,43 +69,36 @@ def format_file(resolved: Resolved, preset: str | None) -> ForeignText:
     return ForeignText("\n".join(lines) + dump_yaml(values), lost)
 
 
-def write_model_settings(model: ModelSpec) -> dict[str, Any]:
+def write_model_settings(model: ModelSpec) -> dict[str, ConfigValue]:
     """The shape of a model by the names of MaxText.
 
     Raises:
         UsageError: MaxText cannot build the model.
     """
-    for key, what in _UNSUPPORTED.items():
-        if getattr(model, key):
-            raise UsageError(f"{key}: {getattr(model, key)}: MaxText has no {what}", "export to another framework")
-    values: dict[str, Any] = {
+    check_writable("MaxText", FOLDER, model, "export to another framework")
+    values: dict[str, ConfigValue] = {
         "decoder_block": _choose_decoder(model),
-        **_write_keys(model, "hidden_size", "num_attention_heads"),
+        **write_keys(FOLDER, model, "hidden_size", "num_attention_heads"),
         "base_num_kv_heads": model.num_query_groups or model.num_attention_heads,
-        **_write_keys(model, "ffn_hidden_size", "num_layers"),
+        **write_keys(FOLDER, model, "ffn_hidden_size", "num_layers"),
         "head_dim": find_head_width(model),
-        **_write_keys(model, "vocab_size"),
+        **write_keys(FOLDER, model, "vocab_size"),
         "mlp_activations": ["silu" if model.ffn_activation == "silu" else "gelu", "linear"],
-        **_write_keys(model, "norm_epsilon"),
+        **write_keys(FOLDER, model, "norm_epsilon"),
         "logits_via_embedding": not model.untie_embeddings_and_output_weights,
         "normalize_embedding_logits": False,
         "rope_max_timescale": int(model.rotary_base),
         "rope_type": {ours: theirs for theirs, ours in ROPE_TYPES.items()}[model.rope_type],
-        **_write_keys(model, "add_qkv_bias", "qk_layernorm"),
+        **write_keys(FOLDER, model, "add_qkv_bias", "qk_layernorm"),
     }
     if model.rope_type == "yarn":
-        values |= _write_keys(model, *SCALING, "max_position_embeddings")
+        values |= write_keys(FOLDER, model, *SCALING, "max_position_embeddings")
     if model.num_experts:
         values |= _write_experts(model)
     if model.multi_latent_attention:
         values |= {"attention_type": "mla", "q_lora_rank": model.q_lora_rank or 0}
-        values |= _write_keys(model, "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+        values |= write_keys(FOLDER, model, "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
     return values
-
-
-def _write_keys(group: ConfigGroup, *keys: str) -> dict[str, Any]:
-    """Settings that mean the same in MaxText, by its names."""
-    return {NAMES[key]: getattr(group, key) for key in keys}
 
 
 def _choose_decoder(model: ModelSpec) -> str:
@@ -141,31 +122,31 @@ def find_expert_width(model: ModelSpec) -> int:
     return model.moe_ffn_hidden_size or model.ffn_hidden_size
 
 
-def _write_experts(model: ModelSpec) -> dict[str, Any]:
+def _write_experts(model: ModelSpec) -> dict[str, ConfigValue]:
     width = find_expert_width(model)
-    values: dict[str, Any] = {
-        **_write_keys(model, "num_experts", "moe_router_topk"),
+    values: dict[str, ConfigValue] = {
+        **write_keys(FOLDER, model, "num_experts", "moe_router_topk"),
         "base_moe_mlp_dim": width,
-        **_write_keys(model, "moe_router_norm_topk_prob", "moe_aux_loss_coeff", "first_k_dense_replace"),
+        **write_keys(FOLDER, model, "moe_router_norm_topk_prob", "moe_aux_loss_coeff", "first_k_dense_replace"),
         "shared_experts": (model.moe_shared_expert_intermediate_size or 0) // width,
-        **_write_keys(model, "moe_router_topk_scaling_factor", "moe_router_enable_expert_bias"),
+        **write_keys(FOLDER, model, "moe_router_topk_scaling_factor", "moe_router_enable_expert_bias"),
     }
     if model.moe_router_score_function == "sigmoid":
         values["routed_score_func"] = "sigmoid"
     if has_experts_only(model):
         values["base_mlp_dim"] = width
     if model.moe_router_num_groups:
-        values |= _write_keys(model, "moe_router_num_groups", "moe_router_group_topk")
+        values |= write_keys(FOLDER, model, "moe_router_num_groups", "moe_router_group_topk")
     return values
 
 
-def _write_training(trainer: Trainer) -> dict[str, Any]:
+def _write_training(trainer: Trainer) -> dict[str, ConfigValue]:
     training, optimizer = trainer.training, trainer.optimizer
     interval = training.eval_interval if _can_evaluate(trainer.data) else None
     # MaxText counts the sequences of a pass for each device, primus for each group of tensor-parallel devices.
     batch = training.micro_batch_size / trainer.parallel.tensor_model_parallel_size
     return {
-        **_write_keys(training, "train_iters", "seq_length"),
+        **write_keys(FOLDER, training, "train_iters", "seq_length"),
         "per_device_batch_size": int(batch) if batch.is_integer() else batch,
         "dtype": "bfloat16" if training.bf16 else "float32",
         "weight_dtype": "float32",
@@ -173,22 +154,22 @@ def _write_training(trainer: Trainer) -> dict[str, Any]:
         "eval_interval": interval or -1,
         "eval_steps": training.eval_iters if interval else -1,
         "opt_type": "adamw",
-        **_write_keys(optimizer, "lr"),
+        **write_keys(FOLDER, optimizer, "lr"),
         **_write_schedule(optimizer, training.train_iters),
-        **_write_keys(optimizer, "adam_beta1", "adam_beta2", "adam_eps", "weight_decay"),
+        **write_keys(FOLDER, optimizer, "adam_beta1", "adam_beta2", "adam_eps", "weight_decay"),
         "adamw_mask": list(UNDECAYED),
-        **_write_keys(optimizer, "clip_grad"),
-        **_write_keys(training, "seed"),
+        **write_keys(FOLDER, optimizer, "clip_grad"),
+        **write_keys(FOLDER, training, "seed"),
         "init_weights_seed": training.seed,
-        **_write_keys(trainer.logging, "log_interval"),
+        **write_keys(FOLDER, trainer.logging, "log_interval"),
     }
 
 
-def _write_schedule(optimizer: OptimizerConfig, train_iters: int) -> dict[str, Any]:
+def _write_schedule(optimizer: OptimizerConfig, train_iters: int) -> dict[str, ConfigValue]:
     """The schedule; a linear decay is MaxText's WSD whose last phase follows the warm-up."""
     end, warmup = find_decay_end(optimizer, train_iters), warmup_steps(optimizer, train_iters)
     style = optimizer.lr_decay_style
-    values: dict[str, Any] = {
+    values: dict[str, ConfigValue] = {
         "learning_rate_schedule_steps": end,
         "warmup_steps_fraction": _share_of_steps(warmup, end),
         "learning_rate_final_fraction": find_final_learning_rate(optimizer) / optimizer.lr,
@@ -208,10 +189,10 @@ def _share_of_steps(steps: int, end: int) -> float:
     return share if int(end * share) == steps else math.nextafter(share, 1)
 
 
-def _write_data(data: DataConfig, model: ModelSpec) -> dict[str, Any]:
+def _write_data(data: DataConfig, model: ModelSpec) -> dict[str, ConfigValue]:
     if data.mock_data or not data.train_data_path:
         return {"dataset_type": "synthetic", "vocab_size": model.vocab_size}
-    values: dict[str, Any] = {"dataset_type": "grain", "grain_file_type": "mmap"}
+    values: dict[str, ConfigValue] = {"dataset_type": "grain", "grain_file_type": "mmap"}
     values["grain_train_files"] = _join_blend(data.train_data_path)
     if data.valid_data_path:
         values["grain_eval_files"] = _join_blend(data.valid_data_path)
@@ -232,16 +213,18 @@ def _can_evaluate(data: DataConfig) -> bool:
     return data.mock_data or not data.train_data_path or bool(data.valid_data_path)
 
 
-def _write_layout(experiment: Experiment) -> dict[str, Any]:
+def _write_layout(experiment: Experiment) -> dict[str, ConfigValue]:
     parallel, checkpoint = experiment.trainer.parallel, experiment.trainer.checkpoint
     on_cpu = experiment.trainer.training.device == "cpu"
     is_saving = bool(checkpoint.save_interval) or not checkpoint.disable_last_saving
-    values: dict[str, Any] = {
+    values: dict[str, ConfigValue] = {
         # MaxText expects TPUs otherwise, and a coordinator of the processes on CPUs.
         **(
             {"hardware": "cpu", "skip_jax_distributed_system": True, "num_slices": 1} if on_cpu else {"hardware": "gpu"}
         ),
-        **_write_keys(parallel, "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+        **write_keys(
+            FOLDER, parallel, "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"
+        ),
         "ici_expert_parallelism": parallel.expert_model_parallel_size,
         "ici_fsdp_parallelism": -1 if parallel.use_distributed_optimizer else 1,
         "ici_data_parallelism": 1 if parallel.use_distributed_optimizer else -1,
@@ -267,11 +250,4 @@ def _list_differences(trainer: Trainer) -> list[LostSetting]:
                 found.append(LostSetting(key, getattr(trainer.model, key), f"MaxText scales rope with {value:g}"))
     if not float(trainer.model.rotary_base).is_integer():
         found.append(LostSetting("rotary_base", trainer.model.rotary_base, "MaxText takes a whole number"))
-    if trainer.training.global_batch_size:
-        reason = "MaxText takes gradient_accumulation_steps: global_batch_size / (micro_batch_size x devices)"
-        found.append(LostSetting("global_batch_size", trainer.training.global_batch_size, reason))
-    if trainer.training.fp8:
-        found.append(LostSetting("fp8", trainer.training.fp8, "set quantization of MaxText"))
-    if trainer.data.dataset:
-        found.append(LostSetting("dataset", trainer.data.dataset, "synthetic data stands in: prepare it first"))
     return found

@@ -10,7 +10,7 @@ from primus.config.imports.foreign_config import ForeignConfig
 from primus.config.imports.foreign_file import ForeignFile
 from primus.config.imports.framework_rules import import_settings
 from primus.config.schema import OWNERS
-from primus.config.source import parse_scalar
+from primus.config.source import ConfigValue, parse_scalar
 from primus.frameworks.maxtext.names import HEAD_WIDTH, MODELS, OLDER, RENAMED, SHAPE, read_settings
 from primus.frameworks.maxtext.translation import MaxtextTranslator
 
@@ -68,7 +68,7 @@ def _read_values(values: Mapping[str, Any], target: ForeignConfig) -> None:
             target.settings[ours] = value
     model = rest.get("model_name", "default")
     known = read_settings().keys
-    defaults: dict[str, Any] = {}
+    defaults: dict[str, ConfigValue] = {}
     if model == "default":
         defaults = {key: known[key].default for key in SHAPE}
         if rest.get("attention_type") != "mla":
@@ -85,7 +85,7 @@ def _read_values(values: Mapping[str, Any], target: ForeignConfig) -> None:
     target.settings |= import_settings(rest, defaults, MaxtextTranslator(), target, known)
 
 
-def _scale_sizes(rest: dict[str, Any], defaults: Mapping[str, Any], target: ForeignConfig) -> None:
+def _scale_sizes(rest: dict[str, ConfigValue], defaults: Mapping[str, Any], target: ForeignConfig) -> None:
     """Multiply the sizes of a model by `global_parameter_scale`, as get_individual_scales of MaxText's pyconfig.py."""
     scale = rest.pop("global_parameter_scale", 1)
     if not isinstance(scale, int) or scale < 1 or scale.bit_length() != (scale - 1).bit_length() + 1:
@@ -98,7 +98,7 @@ def _scale_sizes(rest: dict[str, Any], defaults: Mapping[str, Any], target: Fore
         rest[name] = rest.get(name, defaults[name]) << count
 
 
-def _drop_model_keys(rest: dict[str, Any], model: str, target: ForeignConfig) -> None:
+def _drop_model_keys(rest: dict[str, ConfigValue], model: str, target: ForeignConfig) -> None:
     """Drop sizes beside the name of a model: in MaxText those of the model replace the file's."""
     for key in [key for key in rest if OWNERS.get(RENAMED.get(key, "")) == "model"]:
         target.add_other(key, rest.pop(key), f"that of {model} is taken, as MaxText does without override_model_config")

@@ -48,8 +48,6 @@ MODELS = {
 FOLDER = Path(__file__).parent
 RENAMED = list_file_names(FOLDER)
 """Key of the schema by the setting with the same meaning."""
-NAMES = {key: name for name, key in reversed(RENAMED.items())}
-"""Name of the setting by the key of the schema with the same meaning."""
 
 DEFAULTS = (
     *("steps", "per_device_batch_size", "max_target_length", "learning_rate", "learning_rate_final_fraction"),

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from primus.config.exports.foreign_text import find_head_width
 from primus.config.exports.hugging_face import format_model_config
 from primus.config.extended_files import load_model
 from primus.config.schema import OWNERS, ModelSpec, Trainer
-from primus.config.source import format_yaml_value
+from primus.config.source import ConfigValue, format_yaml_value
 from primus.config.translation.known_keys import KnownKey
-from primus.engine_keys import read_key_rules
+from primus.engine_keys import read_key_rules, write_keys
 from primus.errors import UsageError, did_you_mean
 from primus.frameworks.maxtext.export_file import find_expert_width, has_experts_only, write_model_settings
-from primus.frameworks.maxtext.names import MODELS, RENAMED, UNDECAYED, read_settings
+from primus.frameworks.maxtext.names import FOLDER, MODELS, RENAMED, UNDECAYED, read_settings
 
 MODEL_NAME = "model_name"
 """Setting that chooses a model of MaxText's configs/models."""
@@ -66,7 +67,7 @@ def _has_hub_experts(spec: ModelSpec) -> bool:
     return True
 
 
-def write_model(trainer: Trainer) -> dict[str, Any]:
+def write_model(trainer: Trainer) -> dict[str, ConfigValue]:
     """Settings of the model: its name in MaxText and what differs from that model, or its whole shape.
 
     Raises:
@@ -96,7 +97,7 @@ def _read_shape(model: ModelSpec, key: str) -> Any:
     return getattr(model, key)
 
 
-FIXED_SETTINGS: dict[str, Any] = {
+FIXED_SETTINGS: dict[str, ConfigValue] = {
     "run_name": "maxtext",
     # The processes have joined, and primus reads the data, reports the steps and saves the checkpoints.
     "skip_jax_distributed_system": True,
@@ -117,7 +118,7 @@ FIXED_SETTINGS: dict[str, Any] = {
 
 def build_settings(
     trainer: Trainer, folder: Path, on_cpu: bool, batch_per_device: float, num_micro_batches: int
-) -> dict[str, Any]:
+) -> dict[str, ConfigValue]:
     """All settings that differ from MaxText's base.yml.
 
     Args:
@@ -133,27 +134,21 @@ def build_settings(
     training, parallel, optimizer = trainer.training, trainer.parallel, trainer.optimizer
     kind = "bfloat16" if training.bf16 else "float32"
     is_sharded = parallel.use_distributed_optimizer
-    settings: dict[str, Any] = FIXED_SETTINGS | {
+    settings: dict[str, ConfigValue] = FIXED_SETTINGS | {
         "base_output_directory": str(folder),
         "hardware": "cpu" if on_cpu else "gpu_multiprocess",
-        "steps": training.train_iters,
-        "max_target_length": training.seq_length,
+        **write_keys(FOLDER, training, "train_iters", "seq_length"),
         "per_device_batch_size": batch_per_device,
         "gradient_accumulation_steps": num_micro_batches,
         "dtype": kind,
         "matmul_precision": "default" if training.bf16 else "highest",
         "remat_policy": "full" if training.recompute_activations else "minimal",
         "init_weights_seed": training.seed,
-        "learning_rate": optimizer.lr,
-        "adam_b1": optimizer.adam_beta1,
-        "adam_b2": optimizer.adam_beta2,
-        "adam_eps": optimizer.adam_eps,
-        "adam_weight_decay": optimizer.weight_decay,
+        **write_keys(FOLDER, optimizer, "lr", "adam_beta1", "adam_beta2", "adam_eps", "weight_decay", "clip_grad"),
         "adamw_mask": list(UNDECAYED),
-        "gradient_clipping_threshold": optimizer.clip_grad,
         "ici_fsdp_parallelism": -1 if is_sharded else 1,
         "ici_data_parallelism": 1 if is_sharded else -1,
-        "ici_tensor_parallelism": parallel.tensor_model_parallel_size,
+        **write_keys(FOLDER, parallel, "tensor_model_parallel_size"),
         "ici_expert_parallelism": parallel.expert_model_parallel_size,
     }
     if training.fp8:
@@ -175,7 +170,7 @@ def check_settings(trainer: Trainer) -> None:
         UsageError: A setting does not exist, has another type, or is set by a key of the experiment.
     """
     known = read_settings().keys
-    replaced = REPLACED | {rule.field: key for key, rule in read_key_rules(Path(__file__).parent).items() if rule.field}
+    replaced = REPLACED | {rule.field: key for key, rule in read_key_rules(FOLDER).items() if rule.field}
     for name, value in trainer.backend_args.items():
         found = f"backend_args: {name}: {format_yaml_value(value)}"
         if name not in known:
@@ -198,7 +193,7 @@ _ENGINE_ONLY = frozenset(
 
 def _accepts(known: KnownKey, value: Any) -> bool:
     """Whether a value may be that of a setting; an empty or null default says nothing about the type."""
-    kinds: dict[str, Any] = {"int": int, "float": int | float, "bool": bool, "str": str}
+    kinds: dict[str, type | UnionType] = {"int": int, "float": int | float, "bool": bool, "str": str}
     kind = kinds.get(known.kind)
     if kind is None or value is None or known.default in (None, ""):
         return True

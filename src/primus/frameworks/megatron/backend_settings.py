@@ -72,7 +72,7 @@ class MegatronSetting(Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def read_settings() -> dict[str, MegatronSetting]:
     """The settings by name."""
-    from primus.config.data_file import read_package_yaml  # imports yaml: not for commands that read none
+    from primus.config.source import read_package_yaml  # imports yaml: not for commands that read none
 
     return read_package_yaml(FOLDER / "settings.yaml", dict[str, MegatronSetting])
 
@@ -139,14 +139,14 @@ def _changes_training(name: str, argument: KnownKey, value: Any) -> bool:
     return is_asked and argument.effect in ("numbers", "model")
 
 
-def group_settings(settings: Mapping[str, Any], available: Collection[str]) -> dict[str, dict[str, Any]]:
+def group_settings(settings: Mapping[str, Any], available: Collection[str]) -> dict[str, dict[str, object]]:
     """The fields that `settings` set, for each target: ``transformer``, ``ddp``, ``optimizer``, ``vocabulary``.
 
     Args:
         settings: Of the experiment.
         available: See `MegatronSetting.needs`.
     """
-    groups: dict[str, dict[str, Any]] = {"transformer": {}, "ddp": {}, "optimizer": {}, "vocabulary": {}}
+    groups: dict[str, dict[str, object]] = {"transformer": {}, "ddp": {}, "optimizer": {}, "vocabulary": {}}
     known = read_settings()
     for name, value in settings.items():
         if name in known and value is not None and not known[name].lacks(value, available):

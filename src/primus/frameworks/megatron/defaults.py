@@ -12,9 +12,10 @@ from typing import Any
 from msgspec import structs
 
 from primus.config.schema import GROUPS, OWNERS
+from primus.config.source import ConfigValue
 from primus.frameworks.megatron.known_keys import read_arguments
 
-LATER: dict[str, Any] = {
+LATER: dict[str, ConfigValue] = {
     "split": "969, 30, 1",  # validate_args in megatron/training/arguments.py
     "eval_interval": 1000,  # TrainingConfig in megatron/training/config.py; from 0.17 on, none
 }

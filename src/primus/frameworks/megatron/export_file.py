@@ -16,7 +16,7 @@ from primus.config.load import Resolved
 from primus.config.schedule import count_wsd_decay_steps, find_decay_end, find_final_learning_rate, warmup_steps
 from primus.config.schema import ConfigGroup, DataConfig, Experiment, ModelSpec, Trainer
 from primus.config.translation.known_keys import KnownKey
-from primus.engine_keys import list_lost_keys, read_key_rules
+from primus.engine_keys import check_writable, list_lost_keys, read_key_rules
 from primus.errors import UsageError
 from primus.frameworks.megatron.known_keys import CHECKOUT_KEYS, FOLDER, read_arguments
 
@@ -31,22 +31,6 @@ _FIXED_ROPE: dict[str, dict[str, float]] = {
 }
 """Values of rope scaling without an argument: `_apply_scaling` of core/models/common/embeddings/rotary_pos_embedding.py
 and `MLATransformerConfig` of core/transformer/transformer_config.py."""
-_FEATURES = {
-    "attention_output_gate": "gated attention",
-    "qk_layernorm_across_heads": "query and key norms across heads",
-    "global_kv_channels": "heads of two widths",
-    "global_num_query_groups": "two numbers of key/value heads",
-    "global_share_kv_projections": "shared key and value projections",
-    "no_rope_freq": "layers without rotary embedding",
-    "attention_chunk_size": "chunked attention",
-    "post_layernorm": "norms after attention and feed-forward",
-    "final_logit_softcapping": "soft-capped logits",
-    "attn_res_block_size": "attention residuals",
-    "moe_latent_size": "experts in a latent space",
-    "moe_parallel_dense": "a dense feed-forward parallel to experts",
-    "hybrid_layer_pattern": "layers of several kinds (pretrain_mamba.py)",
-}
-"""Keys of a model that `pretrain_gpt.py` does not have."""
 
 
 def format_file(resolved: Resolved, preset: str | None) -> ForeignText:
@@ -108,9 +92,7 @@ def list_arguments(experiment: Experiment) -> list[tuple[str, ...]]:
 
 
 def _check_model(model: ModelSpec) -> None:
-    for key, what in _FEATURES.items():
-        if getattr(model, key):
-            raise UsageError(f"{key}: {getattr(model, key)}: pretrain_gpt.py of Megatron-LM has no {what}")
+    check_writable("pretrain_gpt.py of Megatron-LM", FOLDER, model)
     if model.rope_type == "yarn" and not model.multi_latent_attention:
         raise UsageError(
             "rope_type: yarn: pretrain_gpt.py of Megatron-LM has yarn only with latent attention",

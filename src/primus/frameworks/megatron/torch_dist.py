@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,7 +128,7 @@ def _list_state_chunks(
         yield from list_chunks(named, spec, f"optimizer.state.{kind}.")
 
 
-def _build_common_state(spec: ModelSpec, training: TrainingState) -> dict[str, Any]:
+def _build_common_state(spec: ModelSpec, training: TrainingState) -> dict[str, object]:
     """The optimizer's part of common.pt (megatron/core/optimizer/distrib_optimizer.py, state_dict)."""
     settings = training.settings
     shared = {

@@ -7,6 +7,7 @@ primus/configs of AMD-AGI/Primus 26.5.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import UnionType
 from typing import Any
 
 import msgspec
@@ -280,7 +281,13 @@ def _convert_argument(item: Leaf | Tree, known: KnownKey) -> Any:
         return {key: value.value if isinstance(value, Leaf) else value for key, value in item.items()}
     if item.value is None or known.nargs is not None or known.kind == "text":
         return item.value
-    kinds: dict[str, Any] = {"int": int, "float": float, "bool": bool, "switch": bool, "str": str | int | float | list}
+    kinds: dict[str, type | UnionType] = {
+        "int": int,
+        "float": float,
+        "bool": bool,
+        "switch": bool,
+        "str": str | int | float | list,
+    }
     try:
         value = convert_value(item, kinds[known.kind])
     except msgspec.ValidationError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from primus.config.source import ConfigValue
 from primus.session.settings.adapter_settings import AdapterSettings
 
 
@@ -20,6 +21,6 @@ class BridgeSettings(AdapterSettings, frozen=True, kw_only=True):
 NAMES = tuple(BridgeSettings.__struct_fields__)
 
 
-def list_megatron_settings(backend_args: Mapping[str, Any]) -> dict[str, Any]:
+def list_megatron_settings(backend_args: Mapping[str, Any]) -> dict[str, ConfigValue]:
     """The settings of Megatron-Core."""
     return {key: value for key, value in backend_args.items() if key not in NAMES}

@@ -13,9 +13,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from primus.config.data_file import read_package_yaml
 from primus.config.schema import OWNERS
-from primus.config.source import Leaf, Tree
+from primus.config.source import Leaf, Tree, read_package_yaml
 from primus.config.translation.foreign_settings import (
     ForeignSettings,
     LayerContext,

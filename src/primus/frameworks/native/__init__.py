@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from primus.config.schema import Experiment, ModelSpec
     from primus.runs.attempt import Attempt
 
+ENGINES = ()
 KEYS = ADAPTER_KEYS
 STAGES = ("pre_trainer", "post_trainer")
 USES_TORCH = True

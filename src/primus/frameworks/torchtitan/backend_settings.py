@@ -31,7 +31,13 @@ class FieldType(Struct, frozen=True, forbid_unknown_fields=True):
             return self.nullable
         if self.choices:
             return value in self.choices
-        kinds: dict[str, Any] = {"bool": bool, "int": int, "float": (int, float), "str": str, "list": list}
+        kinds: dict[str, type | tuple[type, ...]] = {
+            "bool": bool,
+            "int": int,
+            "float": (int, float),
+            "str": str,
+            "list": list,
+        }
         return isinstance(value, kinds[self.type]) and (self.type == "bool" or not isinstance(value, bool))
 
     def format_accepted(self) -> str:
@@ -81,7 +87,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 @cache
 def list_field_types() -> dict[str, FieldType]:
     """Type of each field of the tree by its path."""
-    from primus.config.data_file import read_package_yaml  # imports yaml: not for commands that read none
+    from primus.config.source import read_package_yaml  # imports yaml: not for commands that read none
 
     fields = read_package_yaml(Path(__file__).parent / "fields.yaml", dict[str, FieldType])
     return {**fields, MODE: FieldType("str", list(MODES))}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from primus.checkpoint.training_state import MOMENTS, TrainingState
 from primus.checkpoint.weights import WeightReader
@@ -99,10 +99,14 @@ def plan_output(
     return plan_folder(plan_files(chunks, values=values), "torchtitan", spec, training.position)
 
 
-def _list_titan_values(num_axes: Mapping[str, int], training: TrainingState) -> dict[str, Any]:
+def _list_titan_values(num_axes: Mapping[str, int], training: TrainingState) -> dict[str, object]:
     """What torchtitan saves besides tensors (torchtitan/components/optimizer/utils.py, get_flat_optim_state_dict)."""
     settings, step = training.settings, training.position.step
-    values: dict[str, Any] = {"train_state.step": step, "train_state.ntokens_seen": 0, "lr_scheduler.last_epoch": step}
+    values: dict[str, object] = {
+        "train_state.step": step,
+        "train_state.ntokens_seen": 0,
+        "lr_scheduler.last_epoch": step,
+    }
     for name, axes in num_axes.items():
         group = {
             "lr": settings.lr,

@@ -8,10 +8,18 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypedDict
 
 
-def list_fields() -> dict[str, dict[str, Any]]:
+class FieldDescription(TypedDict, total=False):
+    """A field in the form of `backend_settings.FieldType`."""
+
+    type: str
+    choices: list[object]
+    nullable: bool
+
+
+def list_fields() -> dict[str, FieldDescription]:
     """Type of each field by its path in the tree, in the form of `backend_settings.FieldType`."""
     from torchtitan.components.loss import ChunkedLossWrapper
     from torchtitan.distributed.activation_checkpoint import FullAC, MemoryBudgetAC, SelectiveAC
@@ -24,7 +32,7 @@ def list_fields() -> dict[str, dict[str, Any]]:
     return dict(sorted(found.items()))
 
 
-def _walk_fields(kind: type, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _walk_fields(kind: type, prefix: str) -> Iterator[tuple[str, FieldDescription]]:
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
@@ -36,7 +44,7 @@ def _walk_fields(kind: type, prefix: str) -> Iterator[tuple[str, dict[str, Any]]
             yield prefix + field.name, described
 
 
-def _describe_type(hint: Any) -> dict[str, Any]:
+def _describe_type(hint: Any) -> FieldDescription:
     """A type as data; empty for what YAML cannot write."""
     if hint in (bool, int, float, str):
         return {"type": hint.__name__}

@@ -6,7 +6,7 @@ The names are those of torchtitan 0.3.0: `Trainer.Config`, the model configurati
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from primus.config.exports.foreign_text import ForeignText, LostSetting, comment_lost, is_number, list_lost
 from primus.config.load import Resolved
@@ -17,8 +17,8 @@ from primus.config.schedule import (
     warmup_steps,
 )
 from primus.config.schema import Experiment, ModelSpec, OptimizerConfig, TrainingConfig
-from primus.engine_keys import list_lost_keys
-from primus.errors import UsageError
+from primus.config.source import ConfigValue
+from primus.engine_keys import check_writable, list_lost_keys, list_unwritable_keys, read_key_rules, write_keys
 from primus.frameworks.torchtitan.names import FOLDER, MODELS
 
 TARGET = "torchtitan"
@@ -26,19 +26,6 @@ FILE_NAME = "train.py"
 
 FUNCTION = "experiment"
 """Name of the function in the module that returns the configuration."""
-
-_UNSUPPORTED = {
-    "num_experts": "mixture-of-experts shapes other than its own flavors",
-    "multi_latent_attention": "latent attention outside its own flavors",
-    "window_size": "a sliding window outside gpt-oss",
-    "attention_sinks": "attention sinks outside gpt-oss",
-    "add_bias_linear": "a bias on every projection outside gpt-oss",
-    "hybrid_layer_pattern": "layers of several kinds",
-    "post_layernorm": "norms after attention and feed-forward",
-    "attention_output_gate": "gated attention",
-    "final_logit_softcapping": "soft-capped logits",
-    "mtp_num_layers": "multi-token prediction outside DeepSeek-V3",
-}
 
 
 def format_file(resolved: Resolved, preset: str | None) -> ForeignText:
@@ -75,14 +62,10 @@ def _find_flavor(model: ModelSpec, preset: str | None) -> tuple[str, str] | None
         UsageError: The shape has a part that torchtitan only has in other flavors.
     """
     found = {ours: (family, flavor) for family, names in MODELS.items() for flavor, ours in names.items()}
-    for key, what in _UNSUPPORTED.items():
-        if getattr(model, key):
-            if preset in found and found[preset][0] != "llama4":
-                return found[preset]
-            raise UsageError(
-                f"{key}: {getattr(model, key)}: torchtitan 0.3 has no {what}",
-                "flavors: " + ", ".join(name for name, (family, _) in found.items() if family != "llama4"),
-            )
+    if preset in found and found[preset][0] != "llama4" and list_unwritable_keys(FOLDER, model):
+        return found[preset]
+    flavors = ", ".join(name for name, (family, _) in found.items() if family != "llama4")
+    check_writable("torchtitan 0.3", FOLDER, model, f"flavors: {flavors}")
     return None
 
 
@@ -94,8 +77,6 @@ def _write_model(model: ModelSpec, flavor: tuple[str, str] | None) -> str:
             f"def build_model() -> ModelSpec:\n    return model_registry({name!r})\n\n"
         )
     is_llama = not model.qk_layernorm and not model.add_qkv_bias
-    scaling = {"default": "none", "llama3": "llama", "yarn": "yarn"}[model.rope_type]
-    factor = "rope_factor" if model.rope_type == "yarn" else "scaling_factor"
     names = {
         "FAMILY": "llama3" if is_llama else "qwen3",
         "NUM_LAYERS": model.num_layers,
@@ -110,28 +91,25 @@ def _write_model(model: ModelSpec, flavor: tuple[str, str] | None) -> str:
         "QK_NORM": model.qk_layernorm,
         "QKV_BIAS": model.add_qkv_bias,
     }
-    rope: dict[str, Any] = {
-        "max_seq_len": model.max_position_embeddings,
-        "theta": model.rotary_base,
-        "scaling": scaling,
-    }
+    rope = _name_fields(model, "max_position_embeddings", "rotary_base")
+    rope["scaling"] = {"default": "none", "llama3": "llama", "yarn": "yarn"}[model.rope_type]
     if model.rope_type == "llama3":
-        rope |= {
-            factor: model.rotary_scaling_factor,
-            "low_freq_factor": model.rope_low_freq_factor,
-            "high_freq_factor": model.rope_high_freq_factor,
-            "original_max_position_embeddings": model.original_max_position_embeddings,
-        }
+        rope |= _name_fields(model, "rotary_scaling_factor", "rope_low_freq_factor", "rope_high_freq_factor")
+        rope |= _name_fields(model, "original_max_position_embeddings")
     elif model.rope_type == "yarn":
         rope |= {
-            factor: model.rotary_scaling_factor,
+            "rope_factor": model.rotary_scaling_factor,
             "original_seq_len": model.original_max_position_embeddings,
-            "beta_fast": model.beta_fast,
-            "beta_slow": model.beta_slow,
-            "truncate": model.yarn_correction_range_round_to_int,
+            **_name_fields(model, "beta_fast", "beta_slow", "yarn_correction_range_round_to_int"),
         }
     constants = "\n".join(f"{name} = {value!r}" for name, value in names.items())
     return f"\n{constants}\nROPE = {rope!r}\n{_LLAMA if is_llama else _QWEN}{_BUILD_MODEL}"
+
+
+def _name_fields(model: ModelSpec, *keys: str) -> dict[str, ConfigValue]:
+    """Values of a model by the names of the fields that hold them in torchtitan."""
+    rules = read_key_rules(FOLDER)
+    return {rules[key].field.rpartition(".")[2]: getattr(model, key) for key in keys}
 
 
 _IMPORTS = """\
@@ -315,43 +293,40 @@ def _write_config(experiment: Experiment) -> str:
         "lr_scheduler": _format_call("LRSchedulersContainer.Config", **_list_schedule(optimizer, training)),
         "training": _format_call(
             "TrainingConfig",
-            local_batch_size=training.micro_batch_size,
+            **write_keys(FOLDER, training, "micro_batch_size"),
             global_batch_size=training.global_batch_size or -1,
-            seq_len=training.seq_length,
-            steps=training.train_iters,
+            **write_keys(FOLDER, training, "seq_length", "train_iters"),
             max_norm=optimizer.clip_grad or float("inf"),
             mixed_precision_param="bfloat16" if training.bf16 else "float32",
         ).replace("max_norm=inf", 'max_norm=float("inf")'),
         "parallelism": _format_call(
             "ParallelismConfig",
-            tensor_parallel_degree=parallel.tensor_model_parallel_size,
-            enable_sequence_parallel=parallel.sequence_parallel,
-            pipeline_parallel_degree=parallel.pipeline_model_parallel_size,
-            context_parallel_degree=parallel.context_parallel_size,
-            expert_parallel_degree=parallel.expert_model_parallel_size,
+            **write_keys(FOLDER, parallel, "tensor_model_parallel_size", "sequence_parallel"),
+            **write_keys(FOLDER, parallel, "pipeline_model_parallel_size", "context_parallel_size"),
+            **write_keys(FOLDER, parallel, "expert_model_parallel_size"),
             data_parallel_shard_degree=-1,
         ),
         "activation_checkpoint": "FullAC.Config()" if training.recompute_activations else "None",
         "checkpoint": _format_call("CheckpointManager.Config", **_list_checkpoint(experiment)),
         "metrics": _format_call(
             "MetricsProcessor.Config",
-            log_freq=trainer.logging.log_interval,
+            **write_keys(FOLDER, trainer.logging, "log_interval"),
             enable_tensorboard=not trainer.logging.disable_tensorboard,
             enable_wandb=not trainer.logging.disable_wandb,
         ),
         "compile": _format_call("CompileConfig", enable=training.compile is True),
         "comm": _format_call("CommConfig", init_timeout_seconds=seconds, train_timeout_seconds=seconds),
-        "debug": _format_call("DebugConfig", seed=training.seed, deterministic=training.deterministic),
+        "debug": _format_call("DebugConfig", **write_keys(FOLDER, training, "seed", "deterministic")),
     }
     body = "\n".join(f"        {name}={call}," for name, call in calls.items())
     return f"\ndef {FUNCTION}() -> Trainer.Config:\n    return Trainer.Config(\n{body}\n    )\n"
 
 
-def _format_call(name: str, **values: Any) -> str:
+def _format_call(name: str, **values: object) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})"
 
 
-def _format_group(name: str, arguments: dict[str, Any], *, is_norm: bool = False) -> str:
+def _format_group(name: str, arguments: Mapping[str, object], *, is_norm: bool = False) -> str:
     """A group of weights; the first whose pattern fits takes a weight. Norms and biases have no weight decay."""
     pattern = r'r"norm\.weight$|\.bias$"' if is_norm else 'r".*"'
     return f'ParamGroupConfig(pattern={pattern}, optimizer_name="AdamW", optimizer_kwargs={arguments!r})'
@@ -374,10 +349,10 @@ def _take_first_prefix(path: str | list[str | float]) -> str:
     return str(next((word for word in words if not is_number(word)), ""))
 
 
-def _list_schedule(optimizer: OptimizerConfig, training: TrainingConfig) -> dict[str, Any]:
+def _list_schedule(optimizer: OptimizerConfig, training: TrainingConfig) -> dict[str, ConfigValue]:
     end = find_decay_end(optimizer, training.train_iters)
     warmup = warmup_steps(optimizer, training.train_iters)
-    values: dict[str, Any] = {"warmup_steps": warmup, "total_steps": end}
+    values: dict[str, ConfigValue] = {"warmup_steps": warmup, "total_steps": end}
     if optimizer.lr_decay_style == "constant":
         return values | {"decay_type": "linear", "min_lr_factor": 1.0}
     if optimizer.lr_decay_style == "WSD":
@@ -386,10 +361,10 @@ def _list_schedule(optimizer: OptimizerConfig, training: TrainingConfig) -> dict
     return values | {"decay_type": style, "min_lr_factor": find_final_learning_rate(optimizer) / optimizer.lr}
 
 
-def _list_checkpoint(experiment: Experiment) -> dict[str, Any]:
+def _list_checkpoint(experiment: Experiment) -> dict[str, ConfigValue]:
     checkpoint = experiment.trainer.checkpoint
     is_saving = bool(checkpoint.save_interval) or not checkpoint.disable_last_saving
-    values: dict[str, Any] = {"enable": is_saving or bool(checkpoint.load)}
+    values: dict[str, ConfigValue] = {"enable": is_saving or bool(checkpoint.load)}
     values["interval"] = checkpoint.save_interval or experiment.trainer.training.train_iters
     values["keep_latest_k"] = max(2, checkpoint.keep_last_n) if checkpoint.keep_last_n else 0
     values["async_mode"] = "async" if checkpoint.async_save else "disabled"
@@ -404,8 +379,6 @@ def _list_differences(experiment: Experiment) -> list[LostSetting]:
     trainer = experiment.trainer
     data, train_iters = trainer.data, trainer.training.train_iters
     found = []
-    if data.dataset:
-        found.append(LostSetting("dataset", data.dataset, "random tokens stand in: prepare it and set prefix"))
     path = data.train_data_path or ""
     words = path.split() if isinstance(path, str) else path
     if len([word for word in words if not is_number(word)]) > 1:
@@ -417,7 +390,4 @@ def _list_differences(experiment: Experiment) -> list[LostSetting]:
     if not trainer.parallel.use_distributed_optimizer:
         reason = "FSDP shards: set data_parallel_replicate_degree to the number of devices to keep all weights on each"
         found.append(LostSetting("use_distributed_optimizer", False, reason))
-    if trainer.training.fp8:
-        reason = "add Float8LinearConverter to the model (torchtitan.components.quantization)"
-        found.append(LostSetting("fp8", trainer.training.fp8, reason))
     return found

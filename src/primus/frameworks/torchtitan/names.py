@@ -6,8 +6,8 @@ Sources: `torchtitan/config/job_config.py` of v0.1.0 to v0.2.2 and the Config cl
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from primus.config.source import ConfigValue
 from primus.config.translation.known_keys import KnownKeys, read_known_keys
 from primus.engine_keys import list_file_names
 
@@ -83,7 +83,7 @@ MODELS: dict[str, dict[str, str]] = {
 }
 """Model preset of each flavor."""
 
-_QWEN3_DEBUG: dict[str, Any] = {
+_QWEN3_DEBUG: dict[str, ConfigValue] = {
     "num_layers": 8,
     "hidden_size": 256,
     "ffn_hidden_size": 3072,
@@ -97,7 +97,7 @@ _QWEN3_DEBUG: dict[str, Any] = {
     "norm_epsilon": 1e-6,
     "rotary_base": 1000000.0,
 }
-DEBUG_MODELS: dict[tuple[str, str], dict[str, Any]] = {
+DEBUG_MODELS: dict[tuple[str, str], dict[str, ConfigValue]] = {
     ("llama3", "debugmodel"): {
         "num_layers": 6,
         "hidden_size": 256,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from collections import defaultdict
 from typing import Any
 
 from primus.config.imports.foreign_config import ForeignConfig
+from primus.config.source import ConfigValue
 from primus.errors import UsageError, find_nearest
 
 _PLACES = {"profiler": "profiling", "validator": "validation", "dataloader": "training"}
@@ -52,7 +54,7 @@ def read_titan_functions(text: str, origin: str) -> dict[str, ast.FunctionDef]:
     return configs
 
 
-def read_titan_python(text: str, origin: str, function: str | None, target: ForeignConfig) -> dict[str, Any]:
+def read_titan_python(text: str, origin: str, function: str | None, target: ForeignConfig) -> dict[str, ConfigValue]:
     """The configuration tree of one function, in the places of torchtitan 0.2.
 
     Args:
@@ -90,11 +92,11 @@ class _FunctionReader:
         self.target = target
         self.active: list[str] = []
 
-    def read_function(self, name: str) -> dict[str, Any]:
+    def read_function(self, name: str) -> dict[str, ConfigValue]:
         if name in self.active:
             raise _Unreadable(name)
         self.active.append(name)
-        variables: dict[str, Any] = {}
+        variables: dict[str, ConfigValue] = {}
         result: Any = {}
         for statement in self.functions[name].body:
             if isinstance(statement, ast.Return) and statement.value is not None:
@@ -104,7 +106,7 @@ class _FunctionReader:
         self.active.pop()
         return result if isinstance(result, dict) else {}
 
-    def run_statement(self, statement: ast.stmt, variables: dict[str, Any]) -> None:
+    def run_statement(self, statement: ast.stmt, variables: dict[str, ConfigValue]) -> None:
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
             return  # a docstring
         if isinstance(statement, (ast.Assert, ast.Pass, ast.Import, ast.ImportFrom)):
@@ -116,7 +118,7 @@ class _FunctionReader:
                 return
         self.target.add_other(f"line {statement.lineno}", ast.unparse(statement).split("\n")[0], _NOT_READ)
 
-    def assign(self, place: str, value: Any, variables: dict[str, Any]) -> bool:
+    def assign(self, place: str, value: Any, variables: dict[str, ConfigValue]) -> bool:
         """`name = value`, or `name.section.key = value`; whether the place could be understood."""
         parts = place.split(".")
         if not all(part.isidentifier() for part in parts):
@@ -130,7 +132,7 @@ class _FunctionReader:
         tree[parts[-1]] = value
         return True
 
-    def read_value(self, node: ast.expr, variables: dict[str, Any], place: str) -> Any:
+    def read_value(self, node: ast.expr, variables: dict[str, ConfigValue], place: str) -> Any:
         """Value of an expression; what only a run can tell is reported and None."""
         try:
             return self.evaluate(node, variables)
@@ -138,7 +140,7 @@ class _FunctionReader:
             self.target.add_other(place, ast.unparse(node).split("\n")[0][:80], _NOT_READ)
             return None
 
-    def evaluate(self, node: ast.expr, variables: dict[str, Any]) -> Any:
+    def evaluate(self, node: ast.expr, variables: dict[str, ConfigValue]) -> Any:
         if isinstance(node, ast.Call):
             return self.evaluate_call(node, variables)
         if isinstance(node, ast.Name) and node.id in variables:
@@ -157,7 +159,7 @@ class _FunctionReader:
         except (ValueError, TypeError, SyntaxError):
             raise _Unreadable(ast.unparse(node)) from None
 
-    def evaluate_call(self, node: ast.Call, variables: dict[str, Any]) -> Any:
+    def evaluate_call(self, node: ast.Call, variables: dict[str, ConfigValue]) -> Any:
         """A configuration class as a mapping of its arguments; functions of torchtitan that are known."""
         name = ast.unparse(node.func)
         leaf = name.removesuffix(".Config").rpartition(".")[2]
@@ -178,7 +180,7 @@ class _FunctionReader:
         if leaf == "ChatDataLoader":
             reason = "fine-tuning on conversations is another task; fine-tune by `train posttrain`"
             self.target.add_other("dataloader", leaf, reason)
-        found: dict[str, Any] = {}
+        found: dict[str, ConfigValue] = {}
         for keyword in node.keywords:
             if keyword.arg is None:
                 raise _Unreadable("**")
@@ -225,50 +227,48 @@ def _find_model_module(text: str, origin: str, function: str) -> str:
 _FAMILIES = ("llama3", "llama4", "qwen3", "deepseek_v3", "deepseekv3", "gpt_oss", "gptoss")
 
 
-def _move_settings(tree: dict[str, Any], module: str) -> dict[str, Any]:
+def _move_settings(tree: dict[str, ConfigValue], module: str) -> dict[str, ConfigValue]:
     """The tree of 0.3 in the places of 0.2."""
-    moved: dict[str, Any] = {}
+    sections: defaultdict[str, dict[str, ConfigValue]] = defaultdict(dict)
+    others: dict[str, ConfigValue] = {}
     for key, value in tree.items():
         if value is None and key != "activation_checkpoint":
             continue
         if key == "model_spec" and isinstance(value, dict):
-            named = value.get("module", "").rpartition(".")[2]
+            named = str(value.get("module", "")).rpartition(".")[2]
             name = (named or module).replace("deepseekv3", "deepseek_v3").replace("gptoss", "gpt_oss")
-            moved.setdefault("model", {}).update({"name": name or None, "flavor": value.get("flavor")})
+            sections["model"] |= {"name": name or None, "flavor": value.get("flavor")}
             if value.get("converters"):
-                moved["model"]["converters"] = value["converters"]
+                sections["model"]["converters"] = value["converters"]
         elif key == "model_converters" and isinstance(value, dict):
-            _move_converters(value.get("converters") or [], moved)
+            _move_converters(value.get("converters"), sections)
         elif key == "activation_checkpoint":
-            moved[key] = value if isinstance(value, dict) else {"mode": "none"}
+            sections[key] = value if isinstance(value, dict) else {"mode": "none"}
         elif key == "hf_assets_path":
-            moved.setdefault("model", {})[key] = value
+            sections["model"][key] = value
         elif key == "validator" and isinstance(value, dict):
-            moved["validation"] = {"enable": True} | {
-                each: part for each, part in value.items() if each != "dataloader"
-            }
+            sections["validation"] = {"enable": True, **value}
+            sections["validation"].pop("dataloader", None)
         elif isinstance(value, dict):
-            moved.setdefault(_PLACES.get(key, key), {}).update(value)
+            sections[_PLACES.get(key, key)] |= value
         else:
-            moved[key] = value
-    _move_optimizer(moved)
-    return moved
+            others[key] = value
+    _move_optimizer(sections["optimizer"])
+    return {**sections, **others}
 
 
-def _move_converters(converters: list[dict[str, Any]], moved: dict[str, Any]) -> None:
+def _move_converters(converters: ConfigValue, sections: dict[str, dict[str, ConfigValue]]) -> None:
     """Converters of the model, whose options have a section of their own in 0.2."""
-    names = [name.removesuffix("Converter") for each in converters for name in each]
-    moved.setdefault("model", {})["converters"] = ["float8" if "Float8" in name else name for name in names]
-    for each in converters:
-        if options := each.get("Float8LinearConverter"):
-            moved["quantize"] = {"linear": {"float8": options}}
+    written = converters if isinstance(converters, list) else []
+    options = {name: value for each in written if isinstance(each, dict) for name, value in each.items()}
+    names = [name.removesuffix("Converter") for name in options]
+    sections["model"]["converters"] = ["float8" if "Float8" in name else name for name in names]
+    if options.get("Float8LinearConverter"):
+        sections["quantize"] = {"linear": {"float8": options["Float8LinearConverter"]}}
 
 
-def _move_optimizer(moved: dict[str, Any]) -> None:
+def _move_optimizer(optimizer: dict[str, ConfigValue]) -> None:
     """Settings of AdamW from the parameter group for all weights, the last one."""
-    optimizer = moved.get("optimizer")
-    if not isinstance(optimizer, dict):
-        return
     groups = optimizer.pop("param_groups", None)
     if isinstance(groups, list) and groups and isinstance(groups[-1], dict):
         arguments = groups[-1].get("optimizer_kwargs")

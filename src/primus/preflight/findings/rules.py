@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from primus.config.data_file import read_package_yaml
+from primus.config.source import read_package_yaml
 from primus.preflight.findings.finding import CheckFinding, Status
 from primus.preflight.findings.thresholds import Thresholds
 from primus.report import table

@@ -7,7 +7,6 @@ length, a JSON header with type, shape and offsets of each tensor, then the data
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
@@ -26,6 +26,14 @@ OPTIMIZER_FILE = "optimizer_state"
 CONFIG_FILE = "config.json"
 TYPES = {"float32": "F32", "bfloat16": "BF16", "int32": "I32", "uint32": "U32"}
 ALIGNMENT = 8
+
+
+class _TensorEntry(msgspec.Struct, frozen=True):
+    """What the header says of a tensor; of the entry `__metadata__`, nothing."""
+
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    data_offsets: tuple[int, int] = (0, 0)
 
 
 class ArraySource(NamedTuple):
@@ -112,35 +120,30 @@ def open_arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header: dict[str, Any] = json.loads(file.read(length))
+            header = msgspec.json.decode(file.read(length), type=dict[str, _TensorEntry])
         whole = np.memmap(path, np.uint8, "r", offset=8 + length)
-        header.pop("__metadata__", None)
-        return {name: _view_array(whole, entry) for name, entry in header.items()}
+        return {name: _view_array(whole, entry) for name, entry in header.items() if entry.dtype}
     except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
         raise PrimusError(f"{path}: cannot be read: {error}", "choose another checkpoint") from None
 
 
-def _view_array(whole: NDArray[Any], entry: dict[str, Any]) -> NDArray[Any]:
-    kind = next(kind for kind, name in TYPES.items() if name == entry["dtype"])
-    start, end = entry["data_offsets"]
+def _view_array(whole: NDArray[Any], entry: _TensorEntry) -> NDArray[Any]:
+    kind = next(kind for kind, name in TYPES.items() if name == entry.dtype)
+    start, end = entry.data_offsets
     if end > len(whole):
         raise ValueError("the file is truncated")
-    values: NDArray[Any] = whole[start:end].view(jnp.dtype(kind)).reshape(entry["shape"])
+    values: NDArray[Any] = whole[start:end].view(jnp.dtype(kind)).reshape(entry.shape)
     return values
 
 
 def _format_header(arrays: Mapping[str, ArraySource]) -> bytes:
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    entries = {}
     offset = 0
     for name, array in arrays.items():
         end = offset + array.num_bytes
-        entries[name] = {
-            "dtype": TYPES[str(array.array.dtype)],
-            "shape": list(array.shape),
-            "data_offsets": [offset, end],
-        }
+        entries[name] = _TensorEntry(TYPES[str(array.array.dtype)], tuple(array.shape), (offset, end))
         offset = end
-    text = json.dumps(entries).encode()
+    text = msgspec.json.encode({"__metadata__": {"format": "pt"}, **entries})
     # Spaces are valid in JSON; the data then begin at a multiple of 8, at which they can be mapped as any type.
     text += b" " * (-len(text) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text

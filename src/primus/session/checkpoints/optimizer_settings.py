@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 KEPT = ("betas", "eps", "weight_decay", "fused", "foreach", "initial_lr")
 """Of the experiment: torch's `load_state_dict` replaces them by those of the checkpoint, which native does not save."""
 
 
 @contextmanager
-def keep_settings(list_groups: Callable[[], Sequence[dict[str, Any]]]) -> Iterator[None]:
+def keep_settings(list_groups: Callable[[], Sequence[MutableMapping[str, object]]]) -> Iterator[None]:
     """Restore the settings of all parameter groups at the end of a `with`; the groups keep their order."""
     before = [{name: group[name] for name in KEPT if name in group} for group in list_groups()]
     yield

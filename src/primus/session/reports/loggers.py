@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from primus.config.schema import Experiment, LoggingConfig
-from primus.config.source import flatten_settings
+from primus.config.source import ConfigValue, flatten_settings
 from primus.errors import PrimusError, UnfitError
 from primus.experiment import list_tracker_packages
 from primus.launch.worker_packages import format_missing_package
@@ -187,8 +187,8 @@ class MLflowLogger:
             mlflow.log_params(flatten_settings(_collect_settings(experiment)))
 
 
-def _collect_settings(experiment: Experiment) -> dict[str, Any]:
+def _collect_settings(experiment: Experiment) -> dict[str, ConfigValue]:
     """The experiment's settings, without its variables and the server's address, which may hold secrets."""
-    settings: dict[str, Any] = msgspec.to_builtins(experiment)
+    settings = msgspec.to_builtins(experiment)
     del settings["env"], settings["trainer"]["logging"]["mlflow_tracking_uri"]
     return redact_tree(settings)  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 
 from primus.callback import StepReport
 from primus.config.schema import OWNERS, Trainer
-from primus.config.source import flatten_settings, format_yaml_value
+from primus.config.source import ConfigValue, flatten_settings, format_yaml_value
 from primus.runs.settings_in_force import SettingInForce, SettingState
 
 SWITCH = "allow_settings_not_in_force"
@@ -46,19 +46,19 @@ def explain_settings(live: LiveSettings, reasons: Mapping[str, str]) -> list[Liv
     return [structs.replace(each, reason=reasons.get(each.key) or each.reason) for each in live]
 
 
-def collect_request(trainer: Trainer) -> dict[str, Any]:
+def collect_request(trainer: Trainer) -> dict[str, ConfigValue]:
     """What an experiment asks for, by the keys of the schema and the paths of `backend_args`."""
     asked = {key: getattr(getattr(trainer, group), key) for key, group in OWNERS.items()}
     asked["optimizer"] = "adamw"  # `adam` is another name of it
     return asked | flatten_settings(trainer.backend_args)
 
 
-def judge_settings(live: LiveSettings, request: Mapping[str, Any]) -> list[SettingInForce]:
+def judge_settings(live: LiveSettings, request: Mapping[str, object]) -> list[SettingInForce]:
     """Each setting that was read, with what was asked for."""
     return [_judge_setting(each, request) for each in live]
 
 
-def _judge_setting(live: LiveSetting, request: Mapping[str, Any]) -> SettingInForce:
+def _judge_setting(live: LiveSetting, request: Mapping[str, object]) -> SettingInForce:
     if live.key not in request:
         return SettingInForce(key=live.key, in_force=live.value, state="not asked", reason=live.reason)
     asked = request[live.key]
@@ -81,7 +81,7 @@ def format_problem(found: Sequence[SettingInForce], library: str, version: str) 
     return f"{what} not in force in {library} {version}: {'; '.join(values)}" if values else ""
 
 
-def _is_equal(asked: Any, value: Any, tolerance: float) -> bool:
+def _is_equal(asked: object, value: object, tolerance: float) -> bool:
     numbers = [each for each in (asked, value) if isinstance(each, int | float) and not isinstance(each, bool)]
     return math.isclose(*numbers, rel_tol=tolerance) if len(numbers) == 2 else bool(asked == value)
 

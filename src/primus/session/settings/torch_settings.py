@@ -20,6 +20,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
+from primus.checkpoint.training_state import ParamGroup
 from primus.session.settings.settings_in_force import LiveSetting
 
 KINDS = tuple(
@@ -256,7 +257,7 @@ def _read_sharding(model: nn.Module) -> Values:
     yield "sharding", "; ".join(sorted(found)) or None
 
 
-def _read_groups(groups: list[dict[str, Any]]) -> Values:
+def _read_groups(groups: Sequence[ParamGroup]) -> Values:
     decaying = [group for group in groups if group.get("weight_decay")]
     other = [group for group in groups if not group.get("weight_decay")]
     betas = [group["betas"] for group in groups if "betas" in group]
@@ -269,7 +270,7 @@ def _read_groups(groups: list[dict[str, Any]]) -> Values:
     yield "learning_rate", _get_only_value({float(group["lr"]) for group in groups if group["params"]})
 
 
-def _read_implementation(optimizers: list[Any], groups: list[dict[str, Any]]) -> Values:
+def _read_implementation(optimizers: list[Any], groups: Sequence[ParamGroup]) -> Values:
     """Class, decoupled decay, loop, and the type and place of the moments."""
     classes = {type(optimizer) for optimizer in optimizers}
     yield "optimizer_class", _join_names(f"{kind.__module__}.{kind.__qualname__}" for kind in classes)
@@ -285,7 +286,7 @@ def _read_implementation(optimizers: list[Any], groups: list[dict[str, Any]]) ->
     yield "moment_device", _join_names(each.device.type for each in moments) or None
 
 
-def _name_implementation(group: dict[str, Any]) -> str:
+def _name_implementation(group: ParamGroup) -> str:
     fused, foreach = group.get("fused"), group.get("foreach")
     if fused is None and foreach is None:
         # The choice that the optimizer's step makes.
@@ -330,7 +331,7 @@ def _get_first_tensor(value: object) -> Tensor | None:
     return first if isinstance(first, Tensor) else None
 
 
-def _count_parameters(groups: Sequence[dict[str, Any]]) -> int:
+def _count_parameters(groups: Sequence[ParamGroup]) -> int:
     """Elements of the parameters; those of this process where Megatron's distributed optimizer has cut them."""
     return sum(parameter.numel() for group in groups for parameter in group["params"])
 

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from msgspec import Struct
 
@@ -101,7 +100,7 @@ def _report_warnings(config: ForeignConfig) -> None:
         print(f"primus-cli: {other.key}{value}: {other.reason}", file=sys.stderr)
 
 
-def _describe_result(config: ForeignConfig, text: str) -> dict[str, Any]:
+def _describe_result(config: ForeignConfig, text: str) -> dict[str, object]:
     return {
         "origin": config.origin,
         "kind": "model" if config.framework is None else "experiment",

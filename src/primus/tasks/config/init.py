@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
@@ -14,6 +13,7 @@ from primus.config.extended_files import load_model
 from primus.config.flags import Positional
 from primus.config.imports.foreign_config import make_model
 from primus.config.imports.read_file import read_foreign_file
+from primus.config.source import ConfigValue
 from primus.errors import UsageError
 from primus.runs.files import write_text
 from primus.task import TaskContext
@@ -53,7 +53,7 @@ def _format_file(model: str, environ: Mapping[str, str]) -> str:
     if path.is_dir() or path.suffix == ".json":
         found = read_foreign_file(path, environ)
         folder = path if path.is_dir() else path.parent
-        values: dict[str, Any] = {}
+        values: dict[str, ConfigValue] = {}
         if any(folder.glob("*.safetensors")):
             values |= {"load": f"hf:{folder}", "finetune": True}
         if (folder / "tokenizer.json").is_file():

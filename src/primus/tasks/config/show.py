@@ -43,7 +43,18 @@ def run(options: Options, context: TaskContext) -> None:
     context.result(sections, "\n\n".join([*blocks, *(["\n".join(notes)] if notes else [])]))
 
 
-def _build_sections(resolved: Resolved) -> dict[str, dict[str, dict[str, Any]]]:
+class ShownValue(Struct, frozen=True):
+    """A setting, and where it comes from."""
+
+    value: Any
+    origin: str
+
+
+Sections = dict[str, dict[str, ShownValue]]
+"""Settings by key, by title of their section."""
+
+
+def _build_sections(resolved: Resolved) -> Sections:
     asked = resolved.experiment
     top = {key: getattr(asked, key) for key in ("work_group", "user_name", "exp_name", "workspace")}
     top |= {f"env.{name}": redact_value(name, value) for name, value in asked.env.items()}
@@ -56,16 +67,16 @@ def _build_sections(resolved: Resolved) -> dict[str, dict[str, dict[str, Any]]]:
     }
     origins = resolved.origins
     return {
-        title: {key: {"value": value, "origin": origins.get(key, DEFAULT)} for key, value in values.items()}
+        title: {key: ShownValue(value, origins.get(key, DEFAULT)) for key, value in values.items()}
         for title, values in sections.items()
     }
 
 
-def _select_values(values: dict[str, dict[str, Any]], is_changed_only: bool) -> dict[str, dict[str, Any]]:
-    return {key: item for key, item in values.items() if not is_changed_only or item["origin"] != DEFAULT}
+def _select_values(values: dict[str, ShownValue], is_changed_only: bool) -> dict[str, ShownValue]:
+    return {key: item for key, item in values.items() if not is_changed_only or item.origin != DEFAULT}
 
 
-def _format_section(title: str, values: dict[str, dict[str, Any]]) -> str:
-    left = {key: f"  {key}: {format_yaml_value(item['value'])}" for key, item in values.items()}
+def _format_section(title: str, values: dict[str, ShownValue]) -> str:
+    left = {key: f"  {key}: {format_yaml_value(item.value)}" for key, item in values.items()}
     width = min(60, max(map(len, left.values())))
-    return "\n".join([f"{title}:", *(f"{left[key]:<{width}}  # {item['origin']}" for key, item in values.items())])
+    return "\n".join([f"{title}:", *(f"{left[key]:<{width}}  # {item.origin}" for key, item in values.items())])

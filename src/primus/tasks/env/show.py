@@ -61,10 +61,26 @@ class Options(Struct, frozen=True, kw_only=True):
     """Number of nodes of the launch; several nodes need network variables."""
 
 
+class MachineSummary(Struct, frozen=True, kw_only=True):
+    """The machine that the variables are for."""
+
+    host: str
+    assumed: bool
+    models: dict[str, int]
+    """Number of devices by model."""
+    architectures: list[str]
+    devices: int
+    """GPUs, or partitions of them."""
+    nodes: int
+    driver: str | None
+    rocm: str | None
+    cuda: str | None
+
+
 class EnvironmentReport(Struct, frozen=True, kw_only=True):
     """Variables of a machine; secret values are redacted."""
 
-    machine: dict[str, Any]
+    machine: MachineSummary
     variables: tuple[VariableChoice, ...]
     warnings: tuple[str, ...]
     network: Any
@@ -166,19 +182,19 @@ def _redact_choice(choice: VariableChoice) -> VariableChoice:
     return structs.replace(choice, value=hide(choice.value, choice.layer), overrode=lost)
 
 
-def _describe_machine(facts: MachineFacts, layout: ClusterLayout) -> dict[str, Any]:
+def _describe_machine(facts: MachineFacts, layout: ClusterLayout) -> MachineSummary:
     software = facts.software
-    return {
-        "host": facts.host,
-        "assumed": facts.assumed,
-        "models": dict(Counter(device.model or device.name or "unknown" for device in facts.devices)),
-        "architectures": sorted({device.architecture or "unknown" for device in facts.devices}),
-        "devices": len(facts.partitions) or len(facts.devices),
-        "nodes": layout.nnodes,
-        "driver": software.amd_driver or software.nvidia_driver,
-        "rocm": software.rocm,
-        "cuda": software.cuda,
-    }
+    return MachineSummary(
+        host=facts.host,
+        assumed=facts.assumed,
+        models=dict(Counter(device.model or device.name or "unknown" for device in facts.devices)),
+        architectures=sorted({device.architecture or "unknown" for device in facts.devices}),
+        devices=len(facts.partitions) or len(facts.devices),
+        nodes=layout.nnodes,
+        driver=software.amd_driver or software.nvidia_driver,
+        rocm=software.rocm,
+        cuda=software.cuda,
+    )
 
 
 def _format_environment_report(shown: EnvironmentReport) -> str:
@@ -204,11 +220,11 @@ def _format_variable_table(choices: Sequence[VariableChoice]) -> str:
     return "\n".join(shown)
 
 
-def _format_headline(machine: Mapping[str, Any]) -> str:
-    models = ", ".join(f"{count} x {model}" for model, count in machine["models"].items()) or "no GPUs"
-    details = [*machine["architectures"], f"{machine['nodes']} node{'s' * (machine['nodes'] > 1)}"]
-    details += [f"{name} {machine[name]}" for name in ("rocm", "cuda") if machine[name]]
-    details += ["assumed"] * machine["assumed"]
+def _format_headline(machine: MachineSummary) -> str:
+    models = ", ".join(f"{count} x {model}" for model, count in machine.models.items()) or "no GPUs"
+    details = [*machine.architectures, f"{machine.nodes} node{'s' * (machine.nodes > 1)}"]
+    details += [f"{name} {version}" for name, version in (("rocm", machine.rocm), ("cuda", machine.cuda)) if version]
+    details += ["assumed"] * machine.assumed
     return f"{models} ({', '.join(details)})"
 
 

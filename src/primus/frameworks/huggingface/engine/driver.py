@@ -201,7 +201,7 @@ class TransformersEngine(Engine):
         weights, moments = get_state_dict(self._model, self._optimizer)
         return {"model": weights, "optimizer": moments}
 
-    def _list_process_arguments(self) -> dict[str, Any]:
+    def _list_process_arguments(self) -> dict[str, object]:
         alone = self._processes.world == 1
         return {"no_dist": True} if alone else {"process_group": self._processes.writer_group}
 

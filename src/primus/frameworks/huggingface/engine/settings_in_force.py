@@ -18,7 +18,7 @@ from primus.session.settings.torch_settings import (
 
 def read_settings(model: Any, optimizer: torch.optim.Optimizer, watch: StepWatch, world: int) -> list[LiveSetting]:
     """The settings that a model of Transformers and its optimizer have after the step that `watch` saw."""
-    own: dict[str, Any] = {
+    own: dict[str, object] = {
         "attention": str(model.config._attn_implementation),
         "compile": is_model_compiled(model),
         APPLIED_NORM: measure_applied_norm([optimizer]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,7 @@ from maxtext.utils import maxtext_utils, sharding
 from maxtext.utils.globals import MAXTEXT_CONFIGS_DIR
 
 from primus.config.schema import Trainer
+from primus.config.source import ConfigValue
 from primus.errors import UsageError
 from primus.frameworks.maxtext.settings import build_settings
 from primus.session.ranks.engine_errors import find_reason
@@ -33,7 +34,7 @@ class MaxTextLayout(NamedTuple):
     """Processes, or groups of processes that get the same sequences."""
 
 
-def read_config(settings: dict[str, Any]) -> Any:
+def read_config(settings: Mapping[str, ConfigValue]) -> Any:
     """The configuration of MaxText with `settings` over its base.yml.
 
     Raises:

@@ -137,7 +137,7 @@ def _find_param_groups(state: Any) -> list[dict[str, Any]]:
     return [*state.get("param_groups", []), *chain.from_iterable(nested)]
 
 
-def _describe_layout(optimizer: Any) -> dict[str, Any]:
+def _describe_layout(optimizer: Any) -> dict[str, int | bool]:
     return {
         "tensor_model_parallel_size": parallel_state.get_tensor_model_parallel_world_size(),
         "pipeline_model_parallel_size": parallel_state.get_pipeline_model_parallel_world_size(),
@@ -162,7 +162,7 @@ def _shard_random_state() -> ShardedObject:
     return ShardedObject(RNG_STATE, [state], (size,), (rank,), replica_id=0)
 
 
-def _restore_random_state(state: dict[str, Any]) -> None:
+def _restore_random_state(state: Mapping[str, Any]) -> None:
     random.setstate(state["random_rng_state"])
     np.random.set_state(state["np_rng_state"])
     torch.set_rng_state(state["torch_rng_state"])

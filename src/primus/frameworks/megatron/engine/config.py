@@ -21,7 +21,7 @@ from primus.models.counts import expert_ffn_size, head_dim, list_layers, num_que
 FOLDER = Path(__file__).parents[1]
 VOCABULARY_DIVISOR, DEFAULT_DIVISOR = "make_vocab_size_divisible_by", 128
 """Setting of `backend_args` and its default in Megatron-LM (megatron/training/arguments.py)."""
-Values = dict[str, Any]
+Values = dict[str, object]
 
 
 def find_vocabulary_divisor(trainer: Trainer) -> int:

@@ -115,12 +115,11 @@ def _build_config(trainer: Trainer, eod_id: int | None, cache: Path) -> GPTDatas
         _group_weights(parse_weighted_prefixes(given, key)) if given else None
         for key, given in (("valid_data_path", data.valid_data_path), ("test_data_path", data.test_data_path))
     )
-    files: dict[str, Any] = {"blend_per_split": [train, valid, test]}
-    if valid is None and test is None:
+    is_split = valid is None and test is None
+    if is_split:
         _check_split(data.split, train[0])
-        files = {"blend": train, "split": data.split}
     return GPTDatasetConfig(
-        **files,
+        **({"blend": train, "split": data.split} if is_split else {"blend_per_split": [train, valid, test]}),
         random_seed=training.seed,
         sequence_length=training.seq_length,
         path_to_cache=str(cache.absolute()),

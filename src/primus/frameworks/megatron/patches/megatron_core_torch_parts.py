@@ -38,7 +38,7 @@ def apply() -> None:
         moe_utils.te_general_gemm = None
     restore = DistributedOptimizer._set_main_param_and_optimizer_states
 
-    def restore_moments(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
+    def restore_moments(self: Any, model_param: Any, tensors: Any) -> None:
         group, order = self.model_param_group_index_map[model_param]
         state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
         steps = {"step": state["step"]} if "step" in state else {}

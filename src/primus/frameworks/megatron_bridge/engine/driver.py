@@ -38,7 +38,7 @@ class AdapterState:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
 
-    def sharded_state_dict(self, **options: Any) -> dict[str, Any]:
+    def sharded_state_dict(self, **options: Any) -> dict[str, object]:
         state = self._module.sharded_state_dict(**options)  # type: ignore[operator]
         return {name: value for name, value in state.items() if ADAPTER in name}
 

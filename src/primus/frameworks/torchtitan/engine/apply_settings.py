@@ -14,7 +14,11 @@ from primus.errors import UsageError
 from primus.frameworks.torchtitan.backend_settings import MODE, check_settings
 
 ACTIVATION = "activation_checkpoint."
-POLICIES: dict[str, Any] = {"full": FullAC, "selective": SelectiveAC, "memory_budget": MemoryBudgetAC}
+POLICIES: dict[str, type[FullAC | SelectiveAC | MemoryBudgetAC]] = {
+    "full": FullAC,
+    "selective": SelectiveAC,
+    "memory_budget": MemoryBudgetAC,
+}
 
 
 def apply_settings(config: TitanTrainer.Config, settings: Mapping[str, Any]) -> None:

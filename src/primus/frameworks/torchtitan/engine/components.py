@@ -17,6 +17,11 @@ from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
 from torchtitan.components.tokenizer import BaseTokenizer
 
+from primus.checkpoint.training_state import ParamGroup
+
+ParamGroups = tuple[dict[str, list[ParamGroup]], dict[str, list[str]]]
+"""Groups, and the names of their parameters, by the name of an optimizer."""
+
 
 class UnusedTokenizer(BaseTokenizer):
     """Stands where the trainer insists on a tokenizer; batches arrive as tokens."""
@@ -51,10 +56,10 @@ class UnusedDataLoader(BaseDataLoader):
     def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         return iter(())
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, int]:
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, int]) -> None:
         """Nothing to restore: primus counts the samples."""
 
 
@@ -85,13 +90,13 @@ class StepRateSchedule(LRSchedulersContainer):
     def step(self) -> None:
         self.steps += 1
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, int]:
         return {"last_epoch": self.steps}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, int]) -> None:
         self.steps = int(state["last_epoch"])
 
-    def _list_groups(self) -> list[dict[str, Any]]:
+    def _list_groups(self) -> list[ParamGroup]:
         # Asked for each time: an optimizer that loads its state replaces them.
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
@@ -108,13 +113,12 @@ class CheckedOptimizers(OptimizersContainer):
 
     @staticmethod
     def _build_param_groups(
-        model: nn.Module, param_group_configs: list[ParamGroupConfig], impl_kwargs: dict[str, Any]
-    ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, list[str]]]:
+        model: nn.Module, param_group_configs: list[ParamGroupConfig], impl_kwargs: dict[str, object]
+    ) -> ParamGroups:
         """Groups of one pipeline stage; a stage may have no parameter of a group, which torchtitan refuses."""
         names = [name for name, _ in model.named_parameters()]
         found = [config for config in param_group_configs if any(re.search(config.pattern, name) for name in names)]
-        groups: tuple[dict[str, list[dict[str, Any]]], dict[str, list[str]]]
-        groups = OptimizersContainer._build_param_groups(model, found, impl_kwargs)
+        groups: ParamGroups = OptimizersContainer._build_param_groups(model, found, impl_kwargs)
         return groups
 
     def step(self, closure: Any = None) -> None:
@@ -160,7 +164,7 @@ class StepMetrics(MetricsProcessor):
         global_avg_loss: float,
         global_max_loss: float,
         grad_norm: float,
-        extra_metrics: dict[str, Any] | None = None,
+        extra_metrics: dict[str, object] | None = None,
     ) -> None:
         self.loss, self.grad_norm = global_avg_loss, grad_norm
         self.ntokens_since_last_log = 0

@@ -215,7 +215,7 @@ class TorchTitanEngine(Engine):
             loss, _ = titan.loss_fn(titan.model_parts[0](tokens, **options), labels)
             return float(loss.item())
 
-    def _sum_pipeline_losses(self, prepared: Sequence[tuple[Tensor, Tensor, dict[str, Any]]]) -> float:
+    def _sum_pipeline_losses(self, prepared: Sequence[tuple[Tensor, Tensor, dict[str, object]]]) -> float:
         titan = self._titan
         losses: list[Tensor] | None = [] if titan.pp_has_last_stage else None
         titan.pp_schedule.eval(

@@ -100,7 +100,7 @@ def _build_model(spec: ModelSpec, parts: _FamilyParts, inner: Callable[[], Any])
         )
         for index, kind in enumerate(list_layers(spec))
     ]
-    further: dict[str, Any] = {"mtp_layers": []} if parts.model is DeepSeekV3Model else {}
+    further: dict[str, object] = {"mtp_layers": []} if parts.model is DeepSeekV3Model else {}
     return parts.model.Config(layers=layers, **further, **_build_decoder(spec))
 
 
@@ -135,7 +135,7 @@ _FAMILIES: dict[Family, _FamilyParts] = {
 }
 
 
-def _build_decoder(spec: ModelSpec) -> dict[str, Any]:
+def _build_decoder(spec: ModelSpec) -> dict[str, object]:
     """What every decoder has: embedding, last norm and output head."""
     width, vocabulary = spec.hidden_size, spec.vocab_size
     is_tied = not spec.untie_embeddings_and_output_weights
@@ -263,7 +263,7 @@ def _build_sink_experts(spec: ModelSpec, index: int) -> Any:
     )
 
 
-def _build_feed_forward_or_experts(spec: ModelSpec, index: int, kind: LayerKind) -> dict[str, Any]:
+def _build_feed_forward_or_experts(spec: ModelSpec, index: int, kind: LayerKind) -> dict[str, object]:
     if spec.attention_sinks:
         return {"moe": _build_sink_experts(spec, index)}
     if not kind.moe:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 
@@ -24,7 +24,7 @@ class RandomState:
             state[f"{self._rank}.cuda"] = torch.cuda.get_rng_state()
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         torch.set_rng_state(state[f"{self._rank}.cpu"])
         if self._on_gpu:
             torch.cuda.set_rng_state(state[f"{self._rank}.cuda"])

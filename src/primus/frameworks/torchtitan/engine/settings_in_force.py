@@ -52,9 +52,9 @@ def _read_recomputation(model: nn.Module, seen: bool | str | None) -> bool | str
     return bool(wrapped) if seen is None else seen
 
 
-def _read_layout(titan: TitanTrainer) -> dict[str, Any]:
+def _read_layout(titan: TitanTrainer) -> dict[str, int | bool]:
     sizes = titan.parallel_dims
-    found: dict[str, Any] = {
+    found: dict[str, int | bool] = {
         "tensor_model_parallel_size": sizes.tp,
         "pipeline_model_parallel_size": sizes.pp,
         "context_parallel_size": sizes.cp,

@@ -47,7 +47,7 @@ def accept_micro_batches(step: Any) -> Any:
         schedule: Any,
         *args: Any,
         arg_mbs: list[tuple[Any, ...]] | None = None,
-        kwarg_mbs: list[dict[str, Any]] | None = None,
+        kwarg_mbs: list[dict[str, object]] | None = None,
         target_mbs: list[Any] | None = None,
         **options: Any,
     ) -> Any:
