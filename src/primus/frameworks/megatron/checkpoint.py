@@ -128,7 +128,7 @@ def read_training_state(found: FoundCheckpoint, spec: ModelSpec, weights: Weight
             by_kind[kind] = HubNames(layers, spec, "megatron", r"", trained_only=True)
     common = load_inert_values(found.folder / COMMON)
     state = common.get("optimizer", {})
-    groups = _find_param_groups(state)
+    groups = find_param_groups(state)
     updates = _find_common_step(state) or max((float(group.get("step") or 0) for group in groups), default=0)
     masters = next((FilledWeights(by_kind[kind], weights) for kind in MASTERS if kind in by_kind), None)
     return TrainingState(
@@ -154,13 +154,13 @@ def _check_form(folder: DcpFolder, remedy: str) -> None:
             )
 
 
-def _find_param_groups(state: Any) -> list[dict[str, Any]]:
+def find_param_groups(state: Any) -> list[dict[str, Any]]:
     """The parameter groups in Megatron's state dict: nested by optimizer, or not."""
     if not isinstance(state, Mapping):
         return []
     found = [dict(group) for group in state.get("param_groups", [])]
     for value in state.values():
-        found += _find_param_groups(value)
+        found += find_param_groups(value)
     return found
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 from primus.config.schema import OWNERS, Experiment, ModelSpec, ParallelConfig, Trainer
 from primus.config.source import format_yaml_value
-from primus.engine_keys import KeyRules, check_key_rules, read_key_rules
+from primus.engine_keys import check_key_rules, read_key_rules
 from primus.errors import UsageError
 from primus.frameworks.torchtitan.backend_settings import check_settings
 from primus.frameworks.torchtitan.families import find_family
@@ -18,12 +17,6 @@ from primus.session.checks import check_session
 ANOTHER_FRAMEWORK = "choose another model or framework"
 
 
-@cache
-def key_rules() -> KeyRules:
-    """The rule of each key of an experiment."""
-    return read_key_rules(Path(__file__).parent)
-
-
 def check(experiment: Experiment) -> None:
     """Accept an experiment that torchtitan can train.
 
@@ -31,7 +24,7 @@ def check(experiment: Experiment) -> None:
         UsageError: It asks for something that torchtitan does not support; names the key, the reason and the fix.
     """
     trainer = experiment.trainer
-    check_key_rules("torchtitan", key_rules(), trainer)
+    check_key_rules("torchtitan", read_key_rules(Path(__file__).parent), trainer)
     problems = [
         *_list_model_problems(trainer.model),
         *_list_chunk_problems(trainer.model, trainer.training.seq_length),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping
-from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +16,7 @@ from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from primus.errors import PrimusError
+from primus.frameworks.megatron.checkpoint import find_param_groups
 from primus.session.checkpoints.optimizer_settings import keep_settings
 
 VERSION = 3.0
@@ -122,19 +122,11 @@ def _join_optimizer(own: dict[Any, Any], saved: Any) -> dict[Any, Any]:
     With expert parallelism experts have an optimizer of their own, and a group that says so; without it they have none
     (megatron/core/optimizer/__init__.py, get_megatron_optimizer).
     """
-    groups = _find_param_groups(saved)
+    groups = find_param_groups(saved)
     groups += [group | {EXPERT_GROUP: not group[EXPERT_GROUP]} for group in groups if EXPERT_GROUP in group]
     groups.reverse()  # megatron-core takes the last of equal groups: those of the file
     settings = {"optimizer": {"param_groups": groups}, "param_state_sharding_type": METADATA[SHARDING]}
     return {number: each | settings for number, each in own.items()} if 0 in own else own | settings
-
-
-def _find_param_groups(state: Any) -> list[dict[str, Any]]:
-    """The parameter groups in a state dict: nested by optimizer, or not."""
-    if not isinstance(state, dict):
-        return []
-    nested = [_find_param_groups(value) for value in state.values()]
-    return [*state.get("param_groups", []), *chain.from_iterable(nested)]
 
 
 def _describe_layout(optimizer: Any) -> dict[str, int | bool]:
