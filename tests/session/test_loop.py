@@ -6,8 +6,10 @@ import contextlib
 import gc
 import math
 import shutil
+import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,17 +24,20 @@ from primus.callback import StepReport
 from primus.checkpoint import manifest
 from primus.checkpoint.family import list_hub_shapes
 from primus.errors import FinalError, PrimusError, UsageError
+from primus.models.counts import flops_per_token
 from primus.process import measure_core_wait
-from primus.runs import events
+from primus.runs import events, step_turns
 from primus.runs.attempt import Attempt
 from primus.runs.files import write_text
 from primus.runs.store import Run
 from primus.session.batches.batch_record import RECORD_VARIABLE
-from primus.session.engine import MicroBatches, StepValues
+from primus.session.engine import MicroBatches, StateToSave, StepValues
 from primus.session.loop import train_with_engine
 from primus.session.open_session import open_session
 from primus.session.ranks.processes import OneProcess
+from primus.session.step_timer import StepTimer, TakenStep, build_rates
 from primus.session.timing.collection_record import CollectionRecorder
+from primus.session.training_run import TrainingRun
 
 SETTINGS: dict[str, Any] = {
     "mock_data": True,
@@ -177,10 +182,17 @@ class LaunchingEngine(BigramEngine):
         super().save(folder)
 
 
-def launch_steps(run: Run, poison: int | None = None, *, skips: bool = False) -> list[str]:
-    attempt = Attempt(run, 0)
+def launch_steps(
+    run: Run,
+    poison: int | None = None,
+    *,
+    skips: bool = False,
+    number: int = 0,
+    kind: type[LaunchingEngine] = LaunchingEngine,
+) -> list[str]:
+    attempt = Attempt(run, number)
     asked = experiment.read_run_experiment(run)
-    engine = LaunchingEngine(asked.trainer.model.vocab_size, poison, skips=skips)
+    engine = kind(asked.trainer.model.vocab_size, poison, skips=skips)
     with contextlib.closing(attempt):
         session = open_session(asked, attempt, OneProcess(), INFO, {})
         with (
@@ -221,6 +233,48 @@ def test_a_rewind_forgets_the_step_that_runs_and_the_state_of_the_bad_ones(make_
     assert [each["consumed_samples"] for each in read_kind(run, "step")] == [4, 8, 12, 16, 20]
 
 
+def test_a_run_that_begins_before_skipped_data_skips_it_on_its_way(make_run: Callable[..., Run]) -> None:
+    run = make_run(train_iters=4, save_interval=2, nonfinite_policy="rewind", max_nonfinite_steps=1)
+    launch_steps(run, poison=3, skips=True)
+    before = read_kind(run, "step")
+    shutil.rmtree(run.checkpoints)
+    launch_steps(run, number=1)
+    again = read_kind(run, "step")[len(before) :]
+    assert [each["consumed_samples"] for each in again] == [4, 8, 16, 20]
+    assert [each["loss"] for each in again] == [each["loss"] for each in before[:2] + before[3:]]
+
+
+class BackgroundEngine(LaunchingEngine):
+    """Writes in a thread: the first checkpoint until the next step is taken, the second for a while."""
+
+    def collect_state(self) -> StateToSave:
+        return StateToSave(lambda: self.write_late, in_thread=True)
+
+    def step(self, batches: MicroBatches, learning_rate: float) -> LaunchedStep:
+        launched = super().step(batches, learning_rate)
+        for thread in threading.enumerate():
+            if thread.name == "checkpoint":
+                thread.join()
+        return launched
+
+    def write_late(self, folder: Path) -> None:
+        time.sleep(0.2)
+        super().save(folder)
+
+
+def test_a_checkpoint_that_a_thread_writes_is_reported_after_the_step_in_which_it_ends_and_before_the_summary(
+    make_run: Callable[..., Run],
+) -> None:
+    run = make_run(save_interval=2, train_iters=4)
+    launch_steps(run, kind=BackgroundEngine)
+    kinds = ("step", "checkpoint_saved", "training_ended")
+    # The report of a step follows the launch of the next one.
+    assert [(each["kind"], each["step"]) for each in events.read_events(run.events) if each["kind"] in kinds] == [
+        ("step", 1), ("step", 2), ("checkpoint_saved", 2), ("step", 3), ("step", 4), ("checkpoint_saved", 4),
+        ("training_ended", 4),
+    ]  # fmt: skip
+
+
 class StoppedEngine(BigramEngine):
     """Skips steps 3 and 4; a signal arrives while it goes back from them."""
 
@@ -244,6 +298,81 @@ def test_a_signal_during_a_rewind_saves_no_step_that_is_on_disk(make_run: Callab
     assert [each["to_step"] for each in read_kind(run, "rewind")] == [2]
     assert [each["step"] for each in read_kind(run, "checkpoint_saved")] == [1, 2, 3]
     assert [each["step"] for each in read_kind(run, "interrupted")] == [2]
+
+
+class HopelessEngine(BigramEngine):
+    """Its loss is 30 in each evaluation; a signal arrives during the one after step 2."""
+
+    attempt: Attempt
+
+    def evaluate(self, batches: MicroBatches) -> tuple[float, int]:
+        if self.steps == 2:
+            self.attempt.stop_signal = "SIGTERM"
+        _, tokens = super().evaluate(batches)
+        return 30.0 * tokens, tokens
+
+
+def test_a_signal_precedes_the_stop_that_a_callback_asks_for_after_the_same_step(make_run: Callable[..., Run]) -> None:
+    run = make_run(callbacks=[{"early_stopping": {"patience": 1}}], eval_interval=1, eval_iters=1)
+    asked = experiment.read_run_experiment(run)
+    with contextlib.closing(Attempt(run, 0)) as attempt:
+        engine = HopelessEngine(asked.trainer.model.vocab_size)
+        engine.attempt = attempt
+        train_with_engine(open_session(asked, attempt, OneProcess(), INFO, {}), engine)
+    assert [each["step"] for each in read_kind(run, "interrupted")] == [2], "the rest is left to the next attempt"
+    assert not read_kind(run, "early_stop") and not read_kind(run, "training_ended")
+    assert {each["perplexity"] for each in read_kind(run, "eval")} == {math.exp(20)}, "as Megatron-LM limits it"
+
+
+def test_only_the_first_process_of_a_run_waits_for_turns(make_run: Callable[..., Run], tmp_path: Path) -> None:
+    turns = tmp_path / "turns"
+    turns.mkdir()
+    giver = step_turns.TurnGiver(turns)
+    run = make_run()
+    asked = experiment.read_run_experiment(run)
+    with contextlib.closing(Attempt(run, 0)) as attempt, contextlib.closing(giver):
+        first = open_session(asked, attempt, OneProcess(), INFO, {step_turns.VARIABLE: str(turns)})
+        second = replace(first, processes=OneProcess(rank=1, world=2, is_first=False))
+        engine = BigramEngine(asked.trainer.model.vocab_size)
+        assert [TrainingRun(session, engine).turns is None for session in (first, second)] == [False, True]
+
+
+def test_rates_are_those_of_each_device_and_of_its_peak(make_run: Callable[..., Run]) -> None:
+    info = replace(INFO, num_devices=4, device_name="NVIDIA H100 80GB HBM3")
+    rates_of = {}
+    for bf16 in (False, True):
+        run = make_run(str(bf16), bf16=bf16)
+        asked = experiment.read_run_experiment(run)
+        with contextlib.closing(Attempt(run, 0)) as attempt:
+            rates_of[bf16] = build_rates(open_session(asked, attempt, OneProcess(), info, {}))
+    assert rates_of[False].peak_tflops is None, "the peak is that of bfloat16"
+    rates = rates_of[True]
+    timer = StepTimer(rates, lambda: 3 << 30)
+    timer.before_step()
+    (report,) = timer.add_step(TakenStep(1, StepValues(1.0, 1.0), 0.1, 4, 0.0))
+    assert report.tokens == 4 * 32 and report.memory_gib == 3
+    assert report.tokens_per_s * report.step_time_s == pytest.approx(report.tokens)
+    assert report.tokens_per_s_per_device == pytest.approx(report.tokens_per_s / 4)
+    flops = flops_per_token(asked.trainer.model, 32, "causal")
+    assert report.tflops_per_device == pytest.approx(report.tokens_per_s_per_device * flops / 1e12)
+    assert report.mfu == pytest.approx(report.tflops_per_device / 989.4), "NVIDIA's dense bf16 peak of an H100 SXM"
+
+
+def test_the_time_from_the_first_report_to_the_next_step_belongs_to_no_step(
+    make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    asked, now = experiment.read_run_experiment(run), [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    with contextlib.closing(Attempt(run, 0)) as attempt:
+        timer = StepTimer(build_rates(open_session(asked, attempt, OneProcess(), INFO, {})), lambda: 0)
+    times = []
+    for number in (1, 2, 3):
+        timer.before_step()
+        now[0] += 1.0
+        times += [each.step_time_s for each in timer.add_step(TakenStep(number, StepValues(1, 1), 0.1, 4, 0.0))]
+        now[0] += 5.0  # loggers import their packages after the first step; later, this is the time of the next step
+    assert times == [1.0, 1.0, 6.0]
 
 
 def test_weights_that_are_not_finite_are_refused_before_the_first_step(
@@ -320,6 +449,16 @@ def test_the_first_step_of_each_attempt_has_the_phase_compile_if_the_engine_comp
         attempt.close()
         assert [beat for beat in attempt.beats if beat[0] == "compile"] == ([("compile", first)] if compiles else [])
         shutil.rmtree(run.checkpoints / "step_00000004", ignore_errors=True)
+
+
+def test_each_activity_is_a_phase_from_its_beginning_to_its_end(make_run: Callable[..., Run]) -> None:
+    run = make_run(save_interval=1, eval_interval=1, eval_iters=1, train_iters=2, lr_warmup_iters=0)
+    with contextlib.closing(RecordedAttempt(run, 0)) as attempt:
+        train_bigrams(experiment.read_run_experiment(run), attempt)
+    each_step = ["train", "eval", "train", "checkpoint", "train"]
+    assert attempt.beats == [
+        ("data", 0), ("train", 0), *((phase, 1) for phase in each_step), *((phase, 2) for phase in each_step),
+    ]  # fmt: skip
 
 
 def test_collections_that_slow_a_step_are_recorded() -> None:

@@ -68,7 +68,7 @@ class TrainingRun:
     @property
     def is_saved(self) -> bool:
         """Whether there is nothing to save: this step was saved or loaded already, or is the beginning."""
-        return self.step in (0, self.saver.last_step)
+        return self.step == self.saver.last_step
 
     def continue_from(self, start: ResumePoint | None) -> None:
         """Load the state that training starts from, or goes back to; None for the initial weights.

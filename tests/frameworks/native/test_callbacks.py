@@ -168,6 +168,9 @@ def test_the_state_is_saved_with_the_checkpoint_and_restored_on_resume(make_run:
     begun = [event for event in kinds(run, "moment") if event["name"] == "before_train"]
     assert [event["restored"] for event in begun] == [[], [1, 2, 3, 4]]
     assert "close 6" in moments(run), "a callback is closed after a failure"
+    tuned = make_run("tuned", callbacks=["moments"], load=str(run.directory), finetune=True, train_iters=1)
+    train(tuned)
+    assert kinds(tuned, "moment")[0]["restored"] == [], "only the weights"
 
 
 def test_a_rewind_restores_the_state_of_the_checkpoint(make_run: MakeRun, train: Train, tmp_path: Path) -> None:
@@ -189,11 +192,12 @@ def test_a_rewind_to_the_initial_weights_restores_the_initial_state(make_run: Ma
 
 
 def test_a_requested_stop_evaluates_saves_and_ends_the_run(make_run: MakeRun, train: Train) -> None:
-    run = make_run(callbacks=[{"moments": {"stop_at": 3}}], eval_interval=3, eval_iters=1)
+    later = {"early_stopping": {"patience": 2, "min_delta": 100.0}}
+    run = make_run(callbacks=[{"moments": {"stop_at": 3}}, later], eval_interval=1, eval_iters=1)
     train(run)
-    assert len(losses(run)) == 3 and len(kinds(run, "eval")) == 1, "the last step is not evaluated twice"
+    assert len(losses(run)) == 3 and len(kinds(run, "eval")) == 3, "the last step is not evaluated twice"
     (stop,) = kinds(run, "early_stop")
-    assert (stop["step"], stop["reason"]) == (3, "asked to")
+    assert (stop["step"], stop["reason"]) == (3, "asked to"), "the first reason, of two after this step"
     assert [event["step"] for event in kinds(run, "checkpoint_saved")] == [3]
     assert kinds(run, "training_ended") and moments(run)[-2] == "after_train 3"
 

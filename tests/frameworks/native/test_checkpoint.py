@@ -10,10 +10,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 
 from primus.checkpoint import folders, manifest
+from primus.config.schema import ModelSpec, OptimizerConfig
 from primus.errors import PrimusError
-from primus.frameworks.native.engine.checkpoint import count_bytes, prepare_files, read_state
+from primus.frameworks.native.engine.checkpoint import (
+    collect_current_state,
+    count_bytes,
+    prepare_files,
+    read_state,
+    restore_state,
+)
+from primus.frameworks.native.engine.model import build_model
+from primus.frameworks.native.engine.optimizer import build_optimizer
+from primus.session.checkpoints.resume import ResumePoint
 from primus.session.checkpoints.saver import CheckpointSaver, CheckpointSettings, SavedCheckpoint, TrainingPosition
 from primus.session.ranks.torch_processes import TorchProcesses
 
@@ -134,6 +145,24 @@ def test_a_tensor_of_another_size_cannot_be_loaded(tmp_path: Path) -> None:
     writer.finish_writing()
     with pytest.raises(PrimusError, match="cannot be loaded"):
         loaded(tmp_path / "step_00000001", torch.ones(11))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_generators_are_restored_only_by_as_many_processes_as_have_saved(tmp_path: Path, world_size: int) -> None:
+    spec = ModelSpec(num_layers=1, hidden_size=8, ffn_hidden_size=8, num_attention_heads=1, vocab_size=16)
+    model = build_model(spec, "cpu", 1)
+    optimizer = build_optimizer(model, OptimizerConfig())
+    torch.manual_seed(1)
+    state = collect_current_state(model, optimizer, ALONE)
+    writer, _ = saver(tmp_path)
+    writer.save(lambda: prepare_files(state, False, ALONE), TrainingPosition(1, 1), count_bytes(state), False)
+    saved, seeded = torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(2))
+    found = manifest.read_manifest(tmp_path / "step_00000001")
+    assert found is not None
+    torch.manual_seed(2)
+    start = ResumePoint(tmp_path / "step_00000001", structs.replace(found, world_size=world_size))
+    restore_state(start, model, optimizer, ALONE)
+    assert torch.equal(torch.rand(3), saved if world_size == 1 else seeded)
 
 
 @contextmanager

@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from primus.config.schema import ModelSpec
+from primus.config.schema import ModelSpec, TrainingConfig
 from primus.errors import UsageError
 from primus.frameworks.native.engine import rope
 from primus.frameworks.native.engine.generate import generate_tokens
@@ -99,6 +100,30 @@ def test_bf16_hidden_states_stay_near_those_in_fp32() -> None:
     narrow = model(tokens)
     assert narrow.dtype == torch.bfloat16
     assert (narrow.float() - wide).norm() / wide.norm() < 0.02
+
+
+class LogitsRecorder(TorchDispatchMode):
+    """Keeps the largest number of rows of logits that a product gives."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.vocabulary, self.largest = vocabulary, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten.mm.default and result.shape[1] == self.vocabulary:
+            self.largest = max(self.largest, result.shape[0])
+        return result
+
+
+@pytest.mark.parametrize(("asked", "largest"), [(5, 5), (None, 48)])
+def test_loss_chunk_size_limits_the_logits_in_memory(asked: int | None, largest: int) -> None:
+    model = randomised(SHAPES["llama"])
+    model.configure(TrainingConfig(loss_chunk_size=asked, bf16=False))
+    tokens = torch.arange(50).reshape(2, 25)
+    with LogitsRecorder(model.spec.vocab_size) as recorder:
+        model(tokens[:, :-1], tokens[:, 1:])
+    assert recorder.largest == largest
 
 
 def test_weights_depend_on_the_seed_and_on_nothing_else() -> None:

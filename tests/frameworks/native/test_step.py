@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from msgspec import structs
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fakes.gloo import in_processes
 from primus.config.schema import ModelSpec, OptimizerConfig
@@ -15,7 +17,16 @@ from primus.data.training.masks import DocumentHandling
 from primus.frameworks.native.engine.loss import IGNORED
 from primus.frameworks.native.engine.model import build_model, initialize_weights
 from primus.frameworks.native.engine.optimizer import build_optimizer
-from primus.frameworks.native.engine.step import StepResult, Trainable, evaluate_batches, prepare_model, train_step
+from primus.frameworks.native.engine.spikes import LossWindow
+from primus.frameworks.native.engine.step import (
+    NONFINITE,
+    SPIKE,
+    StepResult,
+    Trainable,
+    evaluate_batches,
+    prepare_model,
+    train_step,
+)
 
 SPEC = ModelSpec(
     num_layers=2,
@@ -164,6 +175,15 @@ def test_a_skipped_first_step_leaves_no_trace_in_later_ones() -> None:
         assert torch.equal(ours.values, step(*undisturbed, batches(1, seed)).values)
 
 
+@pytest.mark.parametrize(("factor", "reason"), [(1.0, SPIKE), (torch.inf, NONFINITE)])
+def test_a_spike_with_a_gradient_that_is_not_finite_is_skipped_as_not_finite(factor: float, reason: float) -> None:
+    prepared, optimizer = trainable()
+    window = LossWindow(4, 6.0, torch.device("cpu"))
+    window.replace([1.0, 1.1, 1.2, 1.3])
+    prepared.model.norm.weight.register_hook(lambda gradient: gradient * factor)
+    assert step(replace(prepared, window=window), optimizer, batches(1)).values[2] == reason
+
+
 def test_bf16_trains_near_fp32_and_keeps_fp32_masters() -> None:
     """Tolerance: 8 bits of mantissa; losses of the first steps agree to half a percent."""
     wide, _ = run(4)
@@ -240,6 +260,12 @@ def test_all_processes_skip_a_step_that_is_not_finite_in_one(layout: str, two_pr
         assert outcomes[layout]["unchanged"]
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_are_reduced_once_a_step(layout: str, two_processes: list[dict[str, dict]]) -> None:
+    one, three = two_processes[0][layout]["num_reductions"]
+    assert one == three > 0, "however many micro batches it has"
+
+
 def worker(rank: int, folder: Path) -> None:
     torch.save({layout: train_in_two(rank, options) for layout, options in LAYOUTS.items()}, folder / f"{rank}.pt")
 
@@ -251,12 +277,32 @@ def train_in_two(rank: int, options: dict) -> dict:
     optimizer = build_optimizer(prepared.model, CONFIG)
     values = [step(prepared, optimizer, batches(4, seed)[rank::2]).values for seed in range(4)]
     evaluation = evaluate_batches(prepared, batches(4)[rank::2])
+    num_reductions = [count_reductions(prepared, optimizer, count) for count in (1, 3)]
     before = gathered(prepared)
     prepared.model.frequencies.fill_(torch.nan if rank == 1 else 0.0)
     skipped = step(prepared, optimizer, batches(1)).is_skipped
     after = gathered(prepared)
     unchanged = all(torch.equal(before[name], after[name]) for name in before)
-    return {"values": values, "evaluation": evaluation, "initial": initial, "skipped": skipped, "unchanged": unchanged}
+    return {
+        "values": values, "evaluation": evaluation, "initial": initial, "skipped": skipped, "unchanged": unchanged,
+        "num_reductions": num_reductions,
+    }  # fmt: skip
+
+
+class ReductionCounter(TorchDispatchMode):
+    """Counts collectives that reduce tensors: of gradients, and the few sums of a step itself."""
+
+    num_reductions = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.num_reductions += function.namespace == "c10d" and "reduce" in str(function)
+        return function(*args, **(kwargs or {}))
+
+
+def count_reductions(prepared: Trainable, optimizer: torch.optim.Optimizer, num_micro_batches: int) -> int:
+    with ReductionCounter() as counter:
+        step(prepared, optimizer, batches(num_micro_batches))
+    return counter.num_reductions
 
 
 def gathered(prepared: Trainable) -> dict[str, torch.Tensor]:

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from fakes import cli
+from fakes.small_disk import mount_small_disk
 from primus.callback import StepReport
 from primus.checkpoint import folders
 from primus.config.load import load_experiment
@@ -36,6 +37,7 @@ from primus.runs.attempt import Attempt
 from primus.runs.step_line import format_evaluation_line, format_step_line
 from primus.runs.store import Run
 from primus.session.bad_steps import BadStepDetector
+from primus.session.checkpoints.saver import CheckpointSettings
 from primus.session.engine import StepValues
 from primus.session.step_timer import Rates, StepTimer, TakenStep
 
@@ -106,6 +108,29 @@ def test_no_iterations_of_evaluation_mean_none(make_run: MakeRun, train: Train) 
     train(run)
     assert kinds(run, "eval") == []
     assert len(kinds(run, "step")) == 8
+
+
+def test_an_evaluation_does_not_call_the_compiled_model(
+    make_run: MakeRun, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without gradients it would be compiled again, which takes longer than the evaluation."""
+    import torch
+
+    has_gradients = []
+
+    def compile_model(model: torch.nn.Module) -> Callable[..., torch.Tensor]:
+        def call_model(*given: torch.Tensor) -> torch.Tensor:
+            has_gradients.append(torch.is_grad_enabled())
+            loss: torch.Tensor = model(*given)
+            return loss
+
+        return call_model
+
+    monkeypatch.setattr(torch, "compile", compile_model)
+    monkeypatch.setenv("CXX", sys.executable)
+    run = make_run(compile=True, eval_interval=1, train_iters=2)
+    train(run)
+    assert has_gradients == [True, True] and len(kinds(run, "eval")) == 2
 
 
 def test_evaluation_does_not_change_the_training(make_run: MakeRun, train: Train) -> None:
@@ -280,6 +305,16 @@ def test_a_run_that_fails_writes_its_checkpoint_to_the_end(
     with pytest.raises(RuntimeError, match="the abacus"):
         train(run)
     assert folders.is_complete(run.checkpoints / "step_00000002")
+
+
+def test_a_first_checkpoint_that_does_not_fit_is_not_begun(
+    make_run: MakeRun, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CheckpointSettings, "retry_s", 0.0)
+    with mount_small_disk(tmp_path / "disk", 3) as disk:
+        run = make_run(train_iters=1, save=str(disk), ffn_hidden_size=1024)
+        with pytest.raises(PrimusError, match=r"no space left: it needs 0\.00[1-9] GiB, and 0\.003 GiB are free"):
+            train(run)
 
 
 def test_only_steps_in_a_row_end_a_run() -> None:
