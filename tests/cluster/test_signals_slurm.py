@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.test_slurm import LIGHT, STEPS, Cluster
+from cluster.test_slurm import LIGHT, STEPS, Cluster, pid_of_rank
 from fakes import terminal
 from fakes.terminal import CTRL_C
 from primus.launch.signals import INSISTS_AFTER_S
@@ -172,8 +171,3 @@ def write_hooks(folder: Path) -> None:
         (folder / stage).mkdir(parents=True, exist_ok=True)
         (folder / stage / "01_each.sh").write_text(f"echo each-$PRIMUS_NODE_RANK >>{said}\n")
         (folder / stage / "02_slow.once.sh").write_text(f"sleep 4; echo {stage}-$PRIMUS_NODE_RANK >>{said}\n")
-
-
-def pid_of_rank(run: Run, rank: int) -> int:
-    pid: int = json.loads((run.attempt_folder(0) / f"rank_{rank}.heartbeat.json").read_text())["pid"]
-    return pid
