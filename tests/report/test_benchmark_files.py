@@ -99,6 +99,17 @@ def test_a_row_beyond_the_tolerance_is_slower_unless_the_intervals_overlap() -> 
     assert not compare_records(before, list_records(noisy), 0.05)[0].is_slower
 
 
+@pytest.mark.parametrize(("now_us", "change", "is_slower"), [(25.0, -0.2, True), (16.0, 0.25, False)])
+def test_a_longer_time_is_slower(now_us: float, change: float, is_slower: bool) -> None:
+    def take(value: float) -> BenchmarkResult:
+        result = make_result(0.5)
+        row = structs.replace(result.ranks[0].rows[0], value=value, unit="us", interval=None)
+        return structs.replace(result, ranks=(structs.replace(result.ranks[0], rows=(row,)),))
+
+    (found,) = compare_records(list_records(take(20.0)), list_records(take(now_us)), 0.05)
+    assert (found.change, found.is_slower) == (pytest.approx(change), is_slower)
+
+
 def test_a_case_that_fails_now_is_slower_than_its_baseline() -> None:
     result = make_result(0.5)
     row = structs.replace(result.ranks[0].rows[0], value=None, unit="", interval=None, timing=None, problem="no memory")
