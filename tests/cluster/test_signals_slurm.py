@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.test_slurm import LIGHT, STEPS, Cluster, pid_of_rank
-from fakes import terminal
+from cluster.test_slurm import LIGHT, LONG_S, STEPS, Cluster, pid_of_rank
+from fakes import cli, terminal
 from fakes.terminal import CTRL_C
 from primus.launch.signals import INSISTS_AFTER_S
 from primus.runs import events
@@ -81,16 +81,22 @@ def test_a_second_interrupt_ends_a_step_that_takes_its_time(cluster: Cluster) ->
 def test_an_interrupt_withdraws_a_step_that_waits_for_nodes(cluster: Cluster) -> None:
     holder = cluster.ask("sbatch", "--parsable", "-N", "3", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 600")
     job = holder.stdout.strip()
+
+    def list_jobs(state: str) -> list[str]:
+        return cluster.ask("squeue", "--noheader", f"--states={state}", "--format=%i").stdout.split()
+
     try:
+        # The job of the test before may still be completing.
+        cli.wait_for(lambda: list_jobs("RUNNING") == [job], "the job that takes all nodes", timeout_s=60)
         words = line("slurm", "srun", "-N", "2", "--exclusive", name="waits")
         with terminal.opened(words, cluster.folder, cluster.environ) as one:
-            one.wait_for("queued and waiting for resources")
+            one.wait_for("queued and waiting for resources", LONG_S)
             one.type(CTRL_C)
-            assert one.ended(40) == 130, one.shown
+            assert one.ended(LONG_S) == 130, one.shown
         outcome = run_of(cluster, "waits").read_metadata().outcome
         assert (outcome.state, outcome.exit_code) == ("interrupted", 130)
         assert outcome.reason == "SIGINT, before any node started"
-        assert cluster.ask("squeue", "--noheader", "--format=%i").stdout.split() == [job]
+        assert list_jobs("PENDING") == []
     finally:
         cluster.ask("scancel", job)
 
