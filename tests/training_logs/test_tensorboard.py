@@ -34,6 +34,18 @@ def test_scalars_of_a_step_are_one_row(tmp_path: Path) -> None:
     assert log.has_derived_times and log.steps.columns["step_time_s"][-1] == 2.0
 
 
+def test_values_of_torchtitan_are_read_in_our_units(tmp_path: Path) -> None:
+    row = {
+        "loss_metrics/global_avg_loss": 5.25, "mfu(%)": 42.0, "throughput(tps)": 512.0, "tflops": 8.0,
+        "time_metrics/end_to_end(s)": 0.5, "memory/max_reserved(GiB)": 3.0, "lr": 0.125, "grad_norm": 2.0,
+    }  # fmt: skip
+    log = read_log(write_events(tmp_path, [(1, row), (2, row)]))
+    assert {name: values[-1] for name, values in log.steps.columns.items()} == {
+        "step": 2, "loss": 5.25, "mfu": pytest.approx(0.42), "tokens_per_s_per_device": 512.0, "tflops_per_device": 8.0,
+        "step_time_s": 0.5, "memory_gib": 3.0, "learning_rate": 0.125, "grad_norm": 2.0,
+    }  # fmt: skip
+
+
 def test_an_event_file_that_is_cut_off_ends_at_the_last_whole_event(tmp_path: Path) -> None:
     file = write_events(tmp_path, [(step, {"train/loss": 1.0}) for step in range(1, 50)])
     data = file.read_bytes()

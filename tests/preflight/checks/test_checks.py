@@ -242,6 +242,11 @@ CASES: list[tuple[str, Status, Check, PreflightNode, PreflightNode]] = [
      node(structs.replace(GPUS, links=tuple(structs.replace(k, num_links=1 + bool(i)) for i, k in enumerate(LINKS))))),
     ("network.pcie_link", "fail", ports.check_pcie_link, node(GPUS),
      node(MachineFacts(rdma=(nic("mlx5_0", pcie=link(32.0, 8)),)))),
+    # These links carry the rate, but not what their ports support.
+    ("network.pcie_link", "fail", ports.check_pcie_link, node(GPUS),
+     node(MachineFacts(rdma=(nic("mlx5_0", port(rate_gbps=100.0), pcie=link(32.0, 8)),)))),
+    ("network.pcie_link", "fail", ports.check_pcie_link, node(GPUS),
+     node(MachineFacts(rdma=(nic("mlx5_0", port(rate_gbps=100.0), pcie=link(16.0, 16)),)))),
     ("network.pcie_link", "warn", ports.check_pcie_link,
      node(MachineFacts(rdma=(nic("mlx5_0", pcie=link(32.0, 16)),))),
      node(MachineFacts(rdma=(nic("mlx5_0", pcie=link(16.0, 16, 16.0)),)))),

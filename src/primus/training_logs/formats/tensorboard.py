@@ -21,44 +21,46 @@ MAX_RECORD = 1 << 24
 
 TAGS = {
     # Megatron-LM, and primus itself
-    "lm loss": ("loss", 1.0),
-    "grad-norm": ("grad_norm", 1.0),
-    "learning-rate": ("learning_rate", 1.0),
-    "iteration-time": ("step_time_s", 1.0),
-    "throughput": ("tflops_per_device", 1.0),
-    "tokens-per-second-per-device": ("tokens_per_s_per_device", 1.0),
-    "memory-gib": ("memory_gib", 1.0),
-    "batch-size": ("global_batch_size", 1.0),
+    "lm loss": "loss",
+    "grad-norm": "grad_norm",
+    "learning-rate": "learning_rate",
+    "iteration-time": "step_time_s",
+    "throughput": "tflops_per_device",
+    "tokens-per-second-per-device": "tokens_per_s_per_device",
+    "memory-gib": "memory_gib",
+    "batch-size": "global_batch_size",
     # torchtitan
-    "loss_metrics/global_avg_loss": ("loss", 1.0),
-    "grad_norm": ("grad_norm", 1.0),
-    "lr": ("learning_rate", 1.0),
-    "throughput(tps)": ("tokens_per_s_per_device", 1.0),
-    "tflops": ("tflops_per_device", 1.0),
-    "mfu(%)": ("mfu", 0.01),
-    "time_metrics/end_to_end(s)": ("step_time_s", 1.0),
-    "memory/max_reserved(GiB)": ("memory_gib", 1.0),
+    "loss_metrics/global_avg_loss": "loss",
+    "grad_norm": "grad_norm",
+    "lr": "learning_rate",
+    "throughput(tps)": "tokens_per_s_per_device",
+    "tflops": "tflops_per_device",
+    "mfu(%)": "mfu",
+    "time_metrics/end_to_end(s)": "step_time_s",
+    "memory/max_reserved(GiB)": "memory_gib",
     # NeMo
-    "reduced_train_loss": ("loss", 1.0),
-    "train_step_timing in s": ("step_time_s", 1.0),
-    "consumed_samples": ("consumed_samples", 1.0),
+    "reduced_train_loss": "loss",
+    "train_step_timing in s": "step_time_s",
+    "consumed_samples": "consumed_samples",
     # MaxText
-    "learning/loss": ("loss", 1.0),
-    "learning/grad_norm": ("grad_norm", 1.0),
-    "learning/current_learning_rate": ("learning_rate", 1.0),
-    "perf/step_time_seconds": ("step_time_s", 1.0),
-    "perf/per_device_tflops_per_sec": ("tflops_per_device", 1.0),
-    "perf/per_device_tokens_per_sec": ("tokens_per_s_per_device", 1.0),
+    "learning/loss": "loss",
+    "learning/grad_norm": "grad_norm",
+    "learning/current_learning_rate": "learning_rate",
+    "perf/step_time_seconds": "step_time_s",
+    "perf/per_device_tflops_per_sec": "tflops_per_device",
+    "perf/per_device_tokens_per_sec": "tokens_per_s_per_device",
     # Hugging Face Trainer
-    "train/loss": ("loss", 1.0),
-    "train/grad_norm": ("grad_norm", 1.0),
-    "train/learning_rate": ("learning_rate", 1.0),
+    "train/loss": "loss",
+    "train/grad_norm": "grad_norm",
+    "train/learning_rate": "learning_rate",
     # Composer
-    "loss/train/total": ("loss", 1.0),
-    "throughput/device/tokens_per_sec": ("tokens_per_s_per_device", 1.0),
-    "l2_norm/grad/global": ("grad_norm", 1.0),
+    "loss/train/total": "loss",
+    "throughput/device/tokens_per_sec": "tokens_per_s_per_device",
+    "l2_norm/grad/global": "grad_norm",
 }
-"""Field and factor by tag."""
+"""Field by tag."""
+PERCENT = "(%)"
+"""End of a tag whose values are percentages."""
 
 
 class EventFileError(ValueError):
@@ -74,7 +76,7 @@ def read_event_steps(file: BinaryIO) -> Iterator[LogStep]:
     waiting: dict[str, float] = {}
     last_time_s = 0.0
     for time_s, step, scalars in _read_events(file):
-        values = {TAGS[tag][0]: value * TAGS[tag][1] for tag, value in scalars if tag in TAGS}
+        values = {TAGS[tag]: value / 100 if tag.endswith(PERCENT) else value for tag, value in scalars if tag in TAGS}
         if not values:
             continue
         # Each tag is an event: the values of a step follow each other.
