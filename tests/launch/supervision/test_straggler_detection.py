@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+from typing import Any
+
+from primus.launch.nodes.control_channel import ControlChannel
+from primus.launch.nodes.message_stream import MessageStream
 from primus.launch.supervision.heartbeats import RankHeartbeat
 from primus.launch.supervision.straggler_detection import (
     STRAGGLER_WINDOWS,
+    WINDOW_S,
     ComputeTimeSample,
     ComputeTimeWindow,
     StragglerDetector,
     StragglerFinding,
+    StragglerMonitor,
 )
 
 
@@ -44,3 +52,30 @@ def test_a_window_counts_each_step_once_and_starts_empty() -> None:
         window.observe_heartbeats({0: beat(step, compute_time_s=time), 1: beat(step)})
     assert [(each.rank, each.compute_time_s) for each in window.take_samples()] == [(0, 2.0)]
     assert window.take_samples() == ()
+
+
+def test_node_0_compares_its_ranks_with_those_of_other_nodes_at_the_end_of_each_window() -> None:
+    events: list[dict[str, Any]] = []
+    lines: list[str] = []
+    ours, theirs = socket.socketpair()
+    channels = [
+        ControlChannel({1: MessageStream(ours)}, {1: "b"}),
+        ControlChannel({0: MessageStream(theirs)}, {0: "a"}),
+    ]
+    with contextlib.closing(channels[0]), contextlib.closing(channels[1]):
+        head, other = (
+            StragglerMonitor(
+                channel, 0.0, is_head=channel is channels[0], say=lines.append,
+                record=lambda kind, **fields: events.append({"kind": kind, **fields}),
+            )
+            for channel in channels
+        )  # fmt: skip
+        for number in range(1, STRAGGLER_WINDOWS + 1):
+            beats = {rank: beat(number, compute_time_s=time_s) for rank, time_s in enumerate((1.0, 1.0, 1.5))}
+            other.observe_heartbeats(number * (WINDOW_S + 1.0), {1: beats[1], 2: beats[2]})
+            ((_, message),) = channels[0].receive_messages(10.0)
+            assert message.kind == "times" and events == []
+            head.take_samples(message.read_body(tuple[ComputeTimeSample, ...]) or ())
+            head.observe_heartbeats(number * (WINDOW_S + 1.0), {0: beats[0]})
+    assert events == [{"kind": "straggler", "rank": 2, "host": "a", "local_rank": 0, "ratio": 1.5}]
+    assert lines == ["straggler: rank 2 (local rank 0 on a) computes 1.50 times as long as the median rank"]
