@@ -6,6 +6,7 @@ import ctypes.util
 import json
 import os
 import shutil
+import socket
 import sys
 import threading
 import time
@@ -786,6 +787,34 @@ def test_a_laptop_without_accelerators_is_fit() -> None:
     assert [f for f in report.findings if f.status in ("fail", "unknown") and f.check != "storage.free"] == []
 
 
+def test_the_name_of_the_master_is_known_and_its_port_is_free_where_node_0_listens() -> None:
+    def find(**changes: Any) -> dict[str, tuple[Status, str]]:
+        layout = structs.replace(SEVERAL, **{"node_rank": 0, "master_addr": "localhost", **changes})
+        return {each.check: (each.status, each.measured) for each in network.check_rendezvous(node(layout=layout))}
+
+    with socket.create_server(("", 0)) as listening:
+        port = listening.getsockname()[1]
+        taken = find(master_port=port)
+        assert taken["network.name"][0] == "ok" and taken["network.name"][1] in (
+            "localhost is 127.0.0.1", "localhost is ::1",
+        )  # fmt: skip
+        assert taken["network.port"][0] == "fail"
+        assert find(master_port=port, node_rank=1).keys() == {"network.name"}, "node 0 listens"
+    assert find(master_port=port)["network.port"][0] == "ok"
+    assert find(master_port=None).keys() == {"network.name"}, "one node chooses a free port"
+    unknown = find(master_addr="")["network.name"]
+    assert unknown == ("fail", " is unknown")
+
+
+@pytest.mark.parametrize("changes", [{"node_rank": 0}, {"nnodes": 1}, {"master_addr": "localhost"}])
+def test_the_route_to_the_master_is_judged_on_the_nodes_that_need_it(changes: dict[str, Any]) -> None:
+    def find(layout: ClusterLayout) -> list[Status]:
+        where = node(MachineFacts(master_interface="eth0"), layout=layout, environ={"NCCL_SOCKET_IFNAME": "eth1"})
+        return [each.status for each in network.check_route(where)]
+
+    assert find(SEVERAL) == ["warn"] and find(structs.replace(SEVERAL, **changes)) == []
+
+
 @pytest.mark.parametrize("reason", ["sw_power_cap", "ppt", "SW_Power_Cap"])
 def test_a_device_at_its_power_limit_is_healthy(reason: str) -> None:
     held = [each for each in vitals(throttle=(reason,))(node(GPUS)) if each.check == "gpu.throttle"]
@@ -801,6 +830,7 @@ def test_a_program_that_only_monitors_is_known_by_its_whole_name(name: str, stat
         each for each in vitals(processes=(Process(pid=7, name=name),))(node(GPUS)) if each.check == "gpu.processes"
     ]
     assert find_worst_status(found) == status
+    assert [each.measured for each in found] == [f"{name} (7)" if status == "fail" else "none"]
 
 
 def test_a_name_that_the_kernel_has_cut_is_known_and_this_process_does_not_count() -> None:
