@@ -214,3 +214,10 @@ def test_the_example_of_the_documentation_is_read(tmp_path: Path) -> None:
     read = site.load(tmp_path / "site.yaml")
     assert read.mounts["/shared"].min_free_gib == 500
     assert (read.memory.dimms, read.limits.memlock_gib) == (24, "unlimited")
+
+
+def test_memory_modules_that_nothing_lists_are_unknown_and_why(tmp_path: Path) -> None:
+    found, problem = site_checks.read_dimms(machine(tmp_path / "some", num_dimms=2))
+    assert (len(found), problem) == (2, "")
+    found, problem = site_checks.read_dimms(machine(tmp_path / "none", num_dimms=0))
+    assert found == [] and "neither dmidecode (root) nor the kernel's EDAC driver" in problem
