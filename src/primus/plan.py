@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct, structs
 
@@ -16,6 +16,9 @@ from primus.machine.cluster import ClusterLayout
 from primus.machine.facts import DeviceKind, MachineFacts
 from primus.machine.workload import JobWorkload
 from primus.redaction import MASK, hide_inherited_value, redact_args, redact_value
+
+if TYPE_CHECKING:
+    from primus.runs.unfit_nodes import UnfitNodes
 
 
 class Variable(Struct, frozen=True):
@@ -84,6 +87,8 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     contains no values."""
     inherited: tuple[str, ...] = ()
     """Variables that are passed by name; their values are read on the machine where the level starts."""
+    avoided: dict[str, str] = {}
+    """Unfit nodes that the job avoids, each with the reason."""
     mounts: tuple[BindMount, ...] = ()
     files: dict[str, str] = {}
     """Files that are written before the start: text by path."""
@@ -164,6 +169,8 @@ class PlanContext(Struct, frozen=True, kw_only=True):
     """The GPUs of this machine, without any other fact."""
     facts: Callable[[str | None], MachineFacts] = lambda master: MachineFacts()
     """Facts about this machine, and its interface to a master; read only if a runtime needs them."""
+    find_unfit_nodes: Callable[[str | None], UnfitNodes | None] = lambda folder: None
+    """Reads the list of unfit nodes: that in a folder, or by default the user's; None if there is none."""
     starts_workers: bool = True
     """Whether the task needs worker processes; a task that runs in the launcher uses no device."""
     hooks: Callable[[], tuple[Action, ...]] = tuple
@@ -242,6 +249,8 @@ def _format_level(plan: LaunchPlan) -> list[str]:
         lines += ["mounts:"] + [
             f"  {m.source} -> {m.target}{' (read-only)' if m.is_read_only else ''}" for m in plan.mounts
         ]
+    if plan.avoided:
+        lines += ["unfit nodes, avoided:", *(f"  {name}: {why}" for name, why in plan.avoided.items())]
     for path, content in plan.files.items():
         lines += [f"file {path}:"] + [f"  | {line}" for line in content.splitlines()]
     return lines + [f"note: {note}" for note in plan.notes]

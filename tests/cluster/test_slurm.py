@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from fakes import cli
@@ -315,3 +317,72 @@ def test_a_step_that_slurm_rejects_leaves_no_run(cluster: Cluster, options: tupl
     task = ("--", "train", "pretrain", "--config", "light.yaml", "--exp_name", "rejected")
     cluster.primus("slurm", "srun", *options, *task, code=code)
     assert not (cluster.folder / "output" / "rejected").exists()
+
+
+XID = "[  812.5] NVRM: Xid (PCI:0000:4c:00): 79, pid=4242, name=python, GPU has fallen off the bus."
+
+
+def find_workers(run: Run) -> list[psutil.Process]:
+    """The workers of a run on the nodes, which are namespaces of this machine."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            found += [process] if "primus.worker" in words and str(run.directory) in words else []
+    return found
+
+
+def test_a_node_whose_planted_gpu_error_repeats_is_avoided_by_the_third_job(cluster: Cluster) -> None:
+    for number in (1, 2):
+        job, run = cluster.submit(f"xid-{number}", "--exclude", "n3", config="light.yaml")
+        cluster.wait_for_step(run, 3)
+        for worker in find_workers(run):  # no step follows the error
+            worker.suspend()
+        with (run.directory / "logs/attempt_0/rank_1.log").open("a") as log:
+            log.write(f"{XID}\n")
+        cluster.script("kill-node", "n2")
+        for worker in find_workers(run):
+            worker.resume()
+        try:
+            cluster.primus("direct", "--", "jobs", "wait", job, "--timeout", "100", code=1)
+        finally:
+            cluster.script("start-node", "n2")
+        cli.wait_for(lambda: cluster.ask("sinfo", "-h", "-t", "idle", "-o", "%D").stdout.strip() == "3", "3 idle nodes")
+        listed = json.loads(cluster.primus("--json", "direct", "--", "nodes", "list").stdout)["nodes"]
+        assert [(each["node"], each["is_unfit"]) for each in listed] == [("n2", number == 2)], cluster.logs()
+        assert listed[0]["records"][-1]["run"] == str(run.directory)
+        assert "Xid" in listed[0]["records"][-1]["line"]
+    shown = cluster.primus(
+        "--dry-run", "slurm", "sbatch", "-N", "2", "--", "train", "pretrain", "--config", "light.yaml"
+    )
+    assert "--exclude=n2" in shown.stdout
+    task = ("--", "train", "pretrain", "--config", "light.yaml", "--exp_name", "third")
+    submitted = cluster.primus("--json", "slurm", "sbatch", "-N", "2", "-c", "2", *task)
+    assert "avoids n2, which is unfit: 2 failures on it" in submitted.stderr
+    values = json.loads(submitted.stdout)
+    cluster.primus("direct", "--", "jobs", "wait", values["id"], "--timeout", "100")
+    job = json.loads(cluster.primus("--json", "direct", "--", "jobs", "show", values["id"]).stdout)
+    assert job["state"]["nodes"] == ["n1", "n3"]
+    text = cluster.primus("direct", "--", "runs", "show", values["run"]).stdout
+    assert "avoided nodes: n2: 2 failures on it" in text
+    # Three nodes cannot be had without it: the list does not stop the job, and that is said.
+    words = (*task[:-1], "whole", "--global_batch_size", "3")
+    whole = cluster.primus("slurm", "srun", "-N", "3", "-c", "2", *words)
+    assert "warning: n2 may be used although it is unfit" in whole.stderr + whole.stdout
+    cluster.primus("direct", "--", "nodes", "remove", "n2")
+    # Slurm rejects the name of a node that it does not have.
+    cluster.primus("direct", "--", "nodes", "add", "n9", "--reason", "a node of another cluster")
+    cluster.primus("slurm", "sbatch", "-N", "1", "--wait", *task[:-1], "unknown")
+
+
+def test_an_unfit_node_of_an_allocation_gives_its_place_to_a_spare_one(cluster: Cluster) -> None:
+    job, run = cluster.submit("late", "--spare-nodes", "1", "--hold", config="light.yaml")
+    cluster.primus("direct", "--", "nodes", "add", "n2", "--reason", "GPU 5")
+    try:
+        assert cluster.ask("scontrol", "release", job).returncode == 0
+        cluster.primus("direct", "--", "jobs", "wait", job, "--timeout", "100")
+        assert "starts a step on 2 nodes without n2" in cluster.logs()
+        recorded = [event for event in events.read_events(run.events) if event["kind"] == "unfit_nodes"]
+        assert list(recorded[-1]["avoided"]) == ["n2"]
+    finally:
+        cluster.primus("direct", "--", "nodes", "remove", "n2")

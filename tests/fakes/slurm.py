@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-NAMES = ("srun", "sbatch", "squeue", "sacct", "scontrol", "scancel")
+NAMES = ("srun", "sbatch", "squeue", "sacct", "scontrol", "scancel", "sinfo")
 BODY = """#!/bin/bash
 printf '%s\\0' "$@" >"$FAKE_SLURM/{name}.argv"
 echo "$*" >>"$FAKE_SLURM/{name}.calls"

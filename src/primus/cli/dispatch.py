@@ -17,12 +17,13 @@ from primus.errors import EXIT_OK, PrimusError
 from primus.launch.command import Command, parse_segment_options
 from primus.launch.prepare import Invocation, Launch, prepare_launch
 from primus.plan import LaunchPlan, PlanContext, format_plan, redact_plan
-from primus.runs.files import to_json
+from primus.runs.files import UNFIT_NODES_VARIABLE, find_unfit_nodes_folder, to_json
 from primus.runtime import RUNTIMES, LaunchRequest
 from primus.task import TASKS, Task, TaskContext
 
 if TYPE_CHECKING:
     from primus.machine.probe import MachineReader
+    from primus.runs.unfit_nodes import UnfitNodes
 
 
 def run_command(command: Command, words: tuple[str, ...], environ: Mapping[str, str]) -> int:
@@ -86,11 +87,21 @@ def _make_invocation(command: Command, words: tuple[str, ...], environ: Mapping[
         framework = job.framework if job else None
         return discovery.find_hooks(request.task, environ, starts_workers=job is not None, framework=framework)
 
+    def find_unfit_nodes(given: str | None) -> UnfitNodes | None:
+        ours = environ if given is None else {**environ, UNFIT_NODES_VARIABLE: given}
+        folder = find_unfit_nodes_folder(ours)
+        if folder is None or not (UNFIT_NODES_VARIABLE in ours or os.path.isdir(folder)):
+            return None
+        from primus.runs.unfit_nodes import read_unfit_nodes  # most users have no list
+
+        return read_unfit_nodes(ours)
+
     plan_context = PlanContext(
         environ=environ,
         python=sys.executable,
         gpu_facts=lambda: machine().gpu_facts,
         facts=facts,
+        find_unfit_nodes=find_unfit_nodes,
         terminal=os.ttyname(sys.stderr.fileno()) if sys.stderr.isatty() else None,
         starts_workers=job is not None,
         hooks=find_hooks,

@@ -91,6 +91,18 @@ def read_json(path: Path, kind: type[T], hint: str = "") -> T:
         raise PrimusError(f"{path}: damaged: {error}", hint) from None
 
 
+UNFIT_NODES_VARIABLE = "PRIMUS_UNFIT_NODES"
+"""Folder of the list of unfit nodes; empty for none."""
+
+
+def find_unfit_nodes_folder(environ: Mapping[str, str]) -> Path | None:
+    """Folder of the list of unfit nodes: that of the site or the user's own; None if the user wants none."""
+    text = environ.get(UNFIT_NODES_VARIABLE)
+    if text is not None:
+        return Path(os.path.expanduser(text)) if text else None
+    return find_state_folder(environ) / "unfit-nodes"
+
+
 def find_state_folder(environ: Mapping[str, str]) -> Path:
     """The folder below $XDG_STATE_HOME (XDG Base Directory Specification).
 

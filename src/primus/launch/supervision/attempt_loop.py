@@ -146,8 +146,11 @@ def _explain_failure(
     session: NodeSession, outcome: RunOutcome, result: AttemptResult
 ) -> tuple[RunOutcome, AttemptResult]:
     from primus.launch.supervision.failure_cause import diagnose_failure  # most runs end well
+    from primus.launch.supervision.node_failures import record_node_failure
 
-    outcome, result = diagnose_failure(session.run, outcome, result, session.say)
+    outcome, result, diagnosis = diagnose_failure(session.run, outcome, result, session.say)
+    is_alone = not session.channel.hosts
+    record_node_failure(session.run, result, diagnosis, session.environ, session.say, is_alone=is_alone)
     first = outcome.first_failure
     fields = {"rank": first.rank, "signature": first.signature, "action": first.action} if first else {}
     hosts, problem = list(result.hosts), outcome.reason

@@ -19,8 +19,8 @@ NUM_EVIDENCE = 3
 
 def diagnose_failure(
     run: Run, outcome: RunOutcome, result: AttemptResult, say: Say
-) -> tuple[RunOutcome, AttemptResult]:
-    """Add the findings of the logs to a failure: the first failing rank, the cause, and the action."""
+) -> tuple[RunOutcome, AttemptResult, diagnose.Diagnosis]:
+    """Add the findings of the logs to a failure: the first failing rank, the cause, and the action. Gives them, too."""
     diagnosis = _find_causes(run, result.attempt, say)
     first = outcome.first_failure
     if first is not None:
@@ -31,7 +31,7 @@ def diagnose_failure(
         outcome = structs.replace(outcome, exit_code=first.exit_code, reason=first.problem, first_failure=first)
         if result.kind == "failed":
             result = structs.replace(result, action=first.action, hosts=(first.host,), reason=first.problem)
-    return outcome, result
+    return outcome, result, diagnosis
 
 
 def _find_causes(run: Run, number: int, say: Say) -> diagnose.Diagnosis:

@@ -26,7 +26,14 @@ DROPPED_WITH_PTY = ("input", "unbuffered", "wait")
 
 def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan:
     """`plan` on each node of a step (srun) or of a job (sbatch)."""
-    return _plan_step(plan, options, context) if options.command == "srun" else _plan_batch_job(plan, options, context)
+    is_step = options.command == "srun"
+    planned = _plan_step(plan, options, context) if is_step else _plan_batch_job(plan, options, context)
+    listed = context.find_unfit_nodes(options.unfit_nodes)
+    if listed is None:
+        return planned
+    from primus.runtimes.slurm import unfit_nodes  # most users have no list
+
+    return unfit_nodes.add_avoided_nodes(planned, options, listed, context)
 
 
 def _plan_step(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan:

@@ -27,10 +27,12 @@ from msgspec import Struct
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError
 from primus.launch import foreground
 from primus.launch.foreground import Child
+from primus.launch.nodes.avoided_nodes import report_avoided_nodes
 from primus.plan import RestartPolicy
 from primus.runs.events import EventFollower
 from primus.runs.store import Run
-from primus.runtimes.slurm import queries, restart_decision
+from primus.runs.unfit_nodes import read_unfit_nodes
+from primus.runtimes.slurm import queries, restart_decision, unfit_nodes
 from primus.runtimes.slurm.restart_decision import SlurmStepResult, StepDecision
 
 POLL_S = 0.2
@@ -110,7 +112,7 @@ class BatchJobSupervisor:
 
     def run_steps(self, run: Run) -> int:
         """Run steps until the run is done, cannot be continued here, or is queued again."""
-        excluded: tuple[str, ...] = ()
+        excluded = self._exclude_unfit_nodes(run)
         while True:
             code = self._run_step(excluded, signal.SIGUSR1)
             try:
@@ -129,6 +131,14 @@ class BatchJobSupervisor:
             self._wait_for_restart(decision.delay_s)
             if self._is_warned:  # no step can finish in the remaining time, and there is nothing to save
                 return self._requeue(code)
+
+    def _exclude_unfit_nodes(self, run: Run) -> tuple[str, ...]:
+        """Nodes that became unfit while the job was queued, as far as spare nodes take their places."""
+        nodes = queries.expand_node_list(self._environ.get("SLURM_JOB_NODELIST", ""))
+        listed = read_unfit_nodes(self._environ)
+        found = unfit_nodes.choose_spare_nodes(listed, nodes, self._job.nodes_of_step)
+        report_avoided_nodes(found, run, _say)
+        return tuple(found.avoided)
 
     def _run_step(self, excluded: tuple[str, ...], warning: signal.Signals) -> int:
         """Run srun until its end; gives its exit code, 128 + N where signal N ended it."""

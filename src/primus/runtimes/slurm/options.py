@@ -102,6 +102,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """sbatch: seconds before the first restart; doubled for each further one without progress."""
     spare_nodes: int = 0
     """sbatch: nodes to allocate beyond --nodes; they replace lost nodes."""
+    unfit_nodes: str | None = None
+    """Folder of the list of unfit nodes, which the job avoids (default: PRIMUS_UNFIT_NODES, else that of the user)."""
     test_only: bool = False
     """Ask Slurm whether and when the job could start; submit nothing."""
 
@@ -142,13 +144,21 @@ def find_option_value(typed: Iterable[SlurmOption], *names: str) -> str | None:
     return found[-1] if found else None
 
 
+def find_least_nodes(typed: Sequence[SlurmOption]) -> int:
+    """Number of nodes without which the job cannot start: that of --nodes, or the beginning of its range."""
+    text = re.match(r"\d*", find_option_value(typed, "nodes") or "1")
+    return int(text[0]) if text and text[0] else 1
+
+
 def find_num_nodes(typed: Sequence[SlurmOption]) -> int | None:
     """Number of requested nodes; None if --nodes is a range."""
     text = find_option_value(typed, "nodes")
     return 1 if text is None else int(text) if text.isdecimal() else None
 
 
-_OURS: dict[str, type] = {"follow": bool, "wait": bool, "max-restarts": int, "restart-delay": float, "spare-nodes": int}
+_OURS: dict[str, type] = {
+    "follow": bool, "wait": bool, "max-restarts": int, "restart-delay": float, "spare-nodes": int, "unfit-nodes": str,
+}  # fmt: skip
 KNOWN = VALUED | BARE | OPTIONAL | frozenset(_OURS)
 """Options of Slurm and ours."""
 
@@ -170,9 +180,12 @@ def _split_own_options(words: Sequence[str], command: str) -> tuple[dict[str, ob
             raise UsageError(f"{command}: {flag} takes no value")
         if kind is not bool and not equals:
             if not pending:
-                raise UsageError(f"runtime 'slurm': {flag} needs a number")
+                what = "folder" if kind is str else "number"
+                raise UsageError(f"runtime 'slurm': {flag} needs a {what}")
             value = pending.pop(0)
-        ours[name.replace("-", "_")] = True if kind is bool else _parse_number(kind, value, flag)
+        ours[name.replace("-", "_")] = (
+            True if kind is bool else value if kind is str else _parse_number(kind, value, flag)
+        )
     return ours, rest
 
 

@@ -15,9 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from msgspec import structs
+
 from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, PrimusError, UsageError
 from primus.launch.jobs import job_states, submissions
 from primus.launch.jobs import logs as job_logs
+from primus.launch.nodes.avoided_nodes import report_avoided_nodes
 from primus.launch.run_remote import QueryOnly, SubmissionRejected
 from primus.machine.cluster import RANK_VARIABLES
 from primus.messages import Say
@@ -26,7 +29,7 @@ from primus.runs.events import EventLog
 from primus.runs.files import to_json
 from primus.runs.store import Run, RunOutcome
 from primus.runtime import RemoteLaunch, Submission
-from primus.runtimes.slurm import queries, script, step
+from primus.runtimes.slurm import queries, script, step, unfit_nodes
 from primus.runtimes.slurm.options import Options, SlurmOption, find_option_value, parse
 
 SUBMIT_LIMIT_S = 120.0
@@ -51,6 +54,7 @@ def start_step_or_job(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
         raise SubmissionRejected.from_error(
             UsageError(f"{program} is not installed", "run this on a login node of a Slurm cluster")
         )
+    remote = _avoid_unfit_nodes(remote, options, run, environ, say)
     if options.test_only:
         _ask_only(remote, environ)
     if options.command == "srun":
@@ -61,6 +65,24 @@ def start_step_or_job(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
     if not options.wait and not options.follow:
         return 0
     return _wait_for_job(submission, options, remote, say)
+
+
+def _avoid_unfit_nodes(
+    remote: RemoteLaunch, options: Options, run: Run | None, environ: Mapping[str, str], say: Say
+) -> RemoteLaunch:
+    """`remote` with those of its unfit nodes excluded that the cluster has and that the job can do without."""
+    listed = remote.context.find_unfit_nodes(options.unfit_nodes)
+    if listed is None:
+        return remote
+    found = unfit_nodes.plan_excluded_nodes(options, listed, remote.context.environ)
+    planned = unfit_nodes.format_exclude(options, found.avoided)
+    is_inside = options.command == "srun" and "SLURM_JOB_ID" in environ
+    if found.avoided and not is_inside:
+        found = unfit_nodes.choose_cluster_nodes(found, options, environ)
+    report_avoided_nodes(found, run, say)
+    chosen = unfit_nodes.format_exclude(options, found.avoided)
+    argv = [other for word in remote.plan.argv for other in (chosen if (word,) == planned else (word,))]
+    return structs.replace(remote, plan=structs.replace(remote.plan, argv=tuple(argv), avoided=found.avoided))
 
 
 def build_command_environment(environ: Mapping[str, str], command: str, planned: set[str]) -> dict[str, str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct
 
 from primus.config.flags import PositionalRun
 from primus.config.source import format_yaml_value
+from primus.launch.nodes.avoided_nodes import AvoidedNodes, read_avoided_nodes
 from primus.report import table
 from primus.runs import events, store, summary
 from primus.runs.settings_in_force import SettingInForce, read_settings_in_force
@@ -38,13 +40,15 @@ def run(options: Options, context: TaskContext) -> None:
     metadata, item = found.read_metadata(), summary.summarize_run(found)
     steps = events.read_steps(found.events)[-LAST_STEPS:]
     settings = read_settings_in_force(events.read_events(found.events))
+    nodes = read_avoided_nodes(found)
     values = {"metadata": metadata, "summary": item, "last_steps": steps, "settings_in_force": settings}
+    values["unfit_nodes"] = {"avoided": nodes.avoided, "used": nodes.used}
     context.result(
         values,
         "\n\n".join(
             part
             for part in [
-                _format_run_facts(metadata, item),
+                _format_run_facts(metadata, item, nodes),
                 _format_last_steps(steps),
                 _format_settings_in_force(settings),
                 _format_tensorboard_command(found),
@@ -55,7 +59,7 @@ def run(options: Options, context: TaskContext) -> None:
     )
 
 
-def _format_run_facts(metadata: RunMetadata, item: summary.RunSummary) -> str:
+def _format_run_facts(metadata: RunMetadata, item: summary.RunSummary, nodes: AvoidedNodes) -> str:
     outcome = metadata.outcome
     revision = (
         metadata.git_revision[:12] + (" (with changes)" if metadata.git_dirty else "") if metadata.git_revision else "-"
@@ -70,6 +74,8 @@ def _format_run_facts(metadata: RunMetadata, item: summary.RunSummary) -> str:
         "time": table.format_duration(item.duration_s),
         "attempts": str(metadata.attempts),
         "revision": revision,
+        "avoided nodes": _format_nodes(nodes.avoided),
+        "unfit nodes": _format_nodes(nodes.used),
         "replay of": metadata.replay_of or "",
         "forced over": "; ".join(metadata.forced),
         "steps": str(item.steps),
@@ -80,6 +86,10 @@ def _format_run_facts(metadata: RunMetadata, item: summary.RunSummary) -> str:
         "size": table.format_size(item.size_bytes),
     }
     return "\n".join(f"{name + ':':<15}{value}" for name, value in rows.items() if value)
+
+
+def _format_nodes(nodes: Mapping[str, str]) -> str:
+    return f"\n{'':<15}".join(f"{name}: {why}" for name, why in nodes.items())
 
 
 def _format_first_failure(metadata: RunMetadata) -> str:

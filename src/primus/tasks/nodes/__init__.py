@@ -1,0 +1,1 @@
+"""List, add, check and clear unfit nodes, which jobs avoid."""

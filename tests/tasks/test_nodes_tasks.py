@@ -1,0 +1,96 @@
+"""`nodes add`, `nodes list` and `nodes remove`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fakes import cli
+from fakes.slurm import FakeSlurm
+
+
+class Operator:
+    """Somebody with a list of unfit nodes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.slurm = FakeSlurm(folder / "bin")
+
+    def nodes(self, *words: str, code: int = 0, as_json: bool = False) -> subprocess.CompletedProcess[str]:
+        start = ("--json", "direct") if as_json else ("direct",)
+        environ = self.slurm.environ | {"PRIMUS_UNFIT_NODES": str(self.folder / "site")}
+        done = cli.run(*start, "--", "nodes", *words, cwd=self.folder, **environ)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+
+@pytest.fixture
+def operator(tmp_path: Path) -> Operator:
+    return Operator(tmp_path)
+
+
+def test_a_node_that_is_added_is_listed_until_it_is_removed(operator: Operator) -> None:
+    added = operator.nodes("add", "n3", "n4", "--reason", "GPU 5 loses its link", "--days", "2").stdout
+    assert added.startswith("n3 is unfit until 20")
+    listed = operator.nodes("list").stdout
+    assert "GPU 5 loses its link" in listed and "n4" in listed
+    values = json.loads(operator.nodes("list", as_json=True).stdout)
+    first = values["nodes"][0]
+    assert (first["node"], first["is_unfit"], first["records"][0]["source"]) == ("n3", True, "user")
+    assert first["expires"] - first["since"] == pytest.approx(2 * 86400)
+    assert operator.nodes("remove", "n3.cluster").stdout == "n3.cluster is not in the list any more\n"
+    assert [each["node"] for each in json.loads(operator.nodes("list", as_json=True).stdout)["nodes"]] == ["n4"]
+    history = operator.nodes("list", "--all").stdout
+    assert "n3: unfit" in history and "n3: fit" in history
+
+
+def test_a_node_that_is_not_listed_cannot_be_removed(operator: Operator) -> None:
+    operator.nodes("add", "n3", "--reason", "GPU 5")
+    wrong = operator.nodes("remove", "n3", "n33", code=2).stderr
+    assert "'n33' is not in the list of unfit nodes" in wrong and "n3" in wrong
+    assert "n3" in operator.nodes("list").stdout, "nothing is removed where a name is wrong"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("add", "n3"), "needs nodes and a reason"),
+        (("add", "--reason", "x"), "needs nodes and a reason"),
+        (("add", "n3", "../n4", "--reason", "x"), "'../n4' is not the name of a node"),
+        (("add", "n3", "--reason", "x", "--days", "-1"), "days"),
+        (("remove",), "needs nodes"),
+    ],
+)
+def test_a_mistake_gets_one_message_and_writes_nothing(
+    operator: Operator, words: tuple[str, ...], problem: str
+) -> None:
+    done = operator.nodes(*words, code=2)
+    assert problem in done.stderr
+    assert "no unfit nodes" in operator.nodes("list").stdout
+
+
+def test_nodes_are_drained_only_if_asked_and_the_command_is_printed(operator: Operator) -> None:
+    operator.nodes("add", "n3", "--reason", "GPU 5")
+    assert operator.slurm.calls("scontrol") == []
+    said = operator.nodes("add", "n4", "n5", "--reason", "GPU 5", "--drain").stdout
+    assert "runs: scontrol update NodeName=n4,n5 State=DRAIN 'Reason=primus: GPU 5'" in said
+    assert operator.slurm.argv("scontrol") == ["update", "NodeName=n4,n5", "State=DRAIN", "Reason=primus: GPU 5"]
+
+
+def test_a_scheduler_that_refuses_to_drain_is_told_and_the_list_holds_the_node(operator: Operator) -> None:
+    operator.slurm.answers(scontrol="echo 'slurm_update error: Access denied' >&2; exit 1")
+    refused = operator.nodes("add", "n4", "--reason", "GPU 5", "--drain", code=1).stderr
+    assert "Access denied" in refused and "ask an operator of Slurm" in refused
+    assert "n4" in operator.nodes("list").stdout
+
+
+def test_nodes_are_cordoned_by_kubectl(operator: Operator) -> None:
+    kubectl = operator.slurm.folder / "kubectl"
+    kubectl.write_text('#!/bin/sh\necho "$*" >"$FAKE_SLURM/kubectl.calls"\n')
+    kubectl.chmod(0o755)
+    said = operator.nodes("add", "n4", "--reason", "GPU 5", "--cordon").stdout
+    assert "runs: kubectl cordon n4" in said
+    assert operator.slurm.calls("kubectl") == ["cordon n4"]
