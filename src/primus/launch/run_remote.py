@@ -316,9 +316,10 @@ def conclude_remote(
     reported = read_reported_outcome(run, before)
     if reported is not None:
         return EXIT_OK if reported.state == "done" else reported.exit_code or code or EXIT_FAILED
-    # A tool that succeeded needs no record here: its nodes may keep theirs on another file system.
+    # Success is what the nodes have recorded, in the folder that they share with this machine: an exit code alone is
+    # that of a tool, such as a container whose image runs another program.
     if code == EXIT_OK:
-        return code
+        code, reason = EXIT_FAILED, f"{reason}, but nothing was run: see its output above"
     nodes = (
         "before any node started"
         if run.read_metadata().attempts == before.attempts

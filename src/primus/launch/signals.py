@@ -62,6 +62,11 @@ class StopSignals:
         warned_at = self._noted.get(signal.SIGUSR1, math.inf)
         return signal.SIGUSR1 if warned_at - self._noted[number] < TOGETHER_S else number
 
+    @property
+    def first_at(self) -> float | None:
+        """When the first signal arrived (monotonic clock)."""
+        return min(self._noted.values(), default=None)
+
     def note_signal(self, number: int) -> None:
         """Record a signal to this process or to the launcher of another node."""
         # The first time counts: a repeated signal must not change which one was first.

@@ -73,6 +73,8 @@ class ControlChannel:
         self.hosts = dict(hosts)
         self.lost: dict[int, str] = {}
         """Why a node is lost, by its rank."""
+        self.died_at: float | None = None
+        """When the first connection ended without a word (monotonic clock)."""
         self.finished: set[int] = set()
         """Nodes whose hooks are done."""
         self._disconnected: set[int] = set()
@@ -165,6 +167,7 @@ class ControlChannel:
         """A node is not there any more; a reason that it sent before remains."""
         if rank in self._disconnected:
             return
+        self.died_at = self.died_at or time.monotonic()
         self._disconnected.add(rank)  # first, so that two threads do not report it twice
         with contextlib.suppress(KeyError, ValueError):  # closed by another thread in the meantime
             self._selector.unregister(self._streams[rank])

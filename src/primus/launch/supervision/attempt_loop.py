@@ -43,6 +43,8 @@ NO_RESTART_VARIABLE = "PRIMUS_NO_RESTART_CODE"
 """Exit code that tells the scheduler of this job not to restart it."""
 RECEIVE_S = 0.1
 """Time between two looks at signals while this node waits for others."""
+LOST_BEFORE_S = 0.5
+"""The thread that receives may see the end of a connection a little later than the signal that follows it arrives."""
 LATE_RESULT_S = 8.0
 """Time that another node has, after that of its ranks, to kill them, redact their logs and send its result."""
 
@@ -129,7 +131,7 @@ def _run_attempt(session: NodeSession, launch: Launch, signals: StopSignals) -> 
     outcome, result = combine_node_results(
         launch.attempt,
         (own, *monitor.node_results.values()),
-        received_signal=signals.first_signal,
+        received_signal=None if _is_sent_for_lost_node(channel, signals) else signals.first_signal,
         hang=monitor.hang,
         lost=lost,
         saved=attempt_history.find_newest_checkpoint(session.run),
@@ -140,6 +142,17 @@ def _run_attempt(session: NodeSession, launch: Launch, signals: StopSignals) -> 
     with _ignore_write_errors():
         attempt_history.record_attempt_result(session.run, result)
     return outcome, result
+
+
+def _is_sent_for_lost_node(channel: ControlChannel, signals: StopSignals) -> bool:
+    """Whether the signal is that by which a scheduler ends a step that has lost a task: nobody asked the job to stop.
+
+    srun sends SIGTERM to the other tasks of such a step (--kill-on-bad-exit). The connection of the lost launcher ends
+    before that, if not by much. A launcher that is asked to stop itself saves first, and leaves after a decision.
+    """
+    if channel.died_at is None or signals.first_at is None:
+        return False
+    return channel.died_at < signals.first_at + LOST_BEFORE_S
 
 
 def _explain_failure(

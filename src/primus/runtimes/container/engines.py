@@ -140,6 +140,8 @@ def build_engine_command(
     # Each default is omitted if the user has set the option. --init reaps processes and forwards signals to the
     # launcher.
     words = ["--rm"] * ("--rm" not in given) + ["--init"] * ("--init" not in given)
+    # As apptainer and pyxis do: a program of the image that takes the command for its arguments may end without it.
+    words += [] if "--entrypoint" in given else ["--entrypoint", ""]
     words += ["--name", container.name]
     words += [word for name, value in container.labels.items() for word in ("--label", f"{name}={value}")]
     # The network of the host: RDMA devices and the rendezvous port are used without a translation.

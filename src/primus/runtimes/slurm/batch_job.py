@@ -15,6 +15,7 @@ outlived it would only delay the end of the job.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 import subprocess
 import sys
@@ -27,12 +28,12 @@ from msgspec import Struct
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError
 from primus.launch import foreground
 from primus.launch.foreground import Child
-from primus.launch.nodes.avoided_nodes import report_avoided_nodes
+from primus.launch.nodes.avoided_nodes import choose_listed_nodes, report_avoided_nodes
 from primus.plan import RestartPolicy
 from primus.runs.events import EventFollower
 from primus.runs.store import Run
 from primus.runs.unfit_nodes import read_unfit_nodes
-from primus.runtimes.slurm import queries, restart_decision, unfit_nodes
+from primus.runtimes.slurm import queries, restart_decision
 from primus.runtimes.slurm.restart_decision import SlurmStepResult, StepDecision
 
 POLL_S = 0.2
@@ -136,7 +137,7 @@ class BatchJobSupervisor:
         """Nodes that became unfit while the job was queued, as far as spare nodes take their places."""
         nodes = queries.expand_node_list(self._environ.get("SLURM_JOB_NODELIST", ""))
         listed = read_unfit_nodes(self._environ)
-        found = unfit_nodes.choose_spare_nodes(listed, nodes, self._job.nodes_of_step)
+        found = choose_listed_nodes(listed, nodes, self._job.nodes_of_step)
         report_avoided_nodes(found, run, _say)
         return tuple(found.avoided)
 
@@ -186,6 +187,7 @@ class BatchJobSupervisor:
             num_nodes=self._job.nodes_of_step,
             is_warned=self._is_warned,
             excluded=excluded,
+            has_workers=("--run", str(run.directory)) in itertools.pairwise(self._job.command),
             can_requeue=self._job.can_requeue,
             policy=self._job.policy,
         )

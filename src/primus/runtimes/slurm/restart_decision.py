@@ -35,6 +35,8 @@ class SlurmStepResult(Struct, frozen=True, kw_only=True):
     """Whether Slurm has sent the warning signal: the time limit or a preemption is near."""
     excluded: tuple[str, ...] = ()
     """Nodes that the step did not use."""
+    has_workers: bool = False
+    """Whether the launchers record the run, so that a step without a record has not run it."""
     can_requeue: bool = False
     policy: RestartPolicy
 
@@ -64,7 +66,7 @@ def decide_after_step(run: Run, step: SlurmStepResult, environ: Mapping[str, str
     has_spares = len(nodes) - len(step.excluded) > step.num_nodes
     end = _find_attempt_result(run, step, nodes, environ, has_spares=has_spares)
     _record_step_end(run, step, end)
-    if end.kind == "done" or (step.exit_code == 0 and end.kind != "preempted"):
+    if end.kind == "done" or (step.exit_code == 0 and end.kind != "preempted" and not step.has_workers):
         return StepDecision(action="finish", reason="done")
     left = [node for node in nodes if node not in step.excluded and node not in _match_node_names(end.hosts, nodes)]
     has_spares = has_spares and len(left) >= step.num_nodes
@@ -120,6 +122,9 @@ def _find_attempt_result(
     if step.is_warned:
         preempted = recorded or AttemptResult(attempt=number, kind="preempted")
         return structs.replace(preempted, kind="preempted", reason="time limit or preemption signal received")
+    if step.exit_code == 0 and not recorded and step.has_workers:
+        reason = "srun exited with code 0, but the launchers recorded nothing: the nodes ran another program"
+        return AttemptResult(attempt=number, kind="failed", action="stop", reason=reason)
     if step.exit_code == 0:
         return recorded or AttemptResult(attempt=number, kind="done")
     # With spare nodes the lost node is replaced at once. Without, Slurm is asked first whether it is really lost.

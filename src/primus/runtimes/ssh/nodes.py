@@ -329,7 +329,7 @@ def _report_end(
         code = next((code for code in codes if 0 < code != SSH_FAILED), 128 + signals.seen[0] if any(codes) else 0)
         return conclude_remote(run, before, code, signal.Signals(signals.seen[0]).name, state="interrupted")
     if failure is None:
-        return conclude_remote(run, before, 0, "")
+        return conclude_remote(run, before, 0, "all hosts exited with code 0")
     # Hosts may not share the run folder; then nobody has printed the failure.
     is_reported = run is not None and before is not None and read_reported_outcome(run, before) is not None
     if not is_reported or connections[failure.rank].process.returncode == SSH_FAILED:  # else node 0 has printed it
