@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, TextIO
 import msgspec
 from msgspec import Struct
 
+from primus.errors import PrimusError
+
 if TYPE_CHECKING:
     import threading
 
@@ -55,8 +57,19 @@ def hold_run(directory: Path) -> Iterator[bool]:
     """Hold the run while it executes; gives False if another process of this host holds it.
 
     The record is written while flock is held, and emptied before the lock is released.
+
+    Raises:
+        PrimusError: This user may not execute the run.
     """
-    with os.fdopen(os.open(directory / FILE, os.O_RDWR | os.O_CREAT, 0o666), "r+") as file:
+    try:
+        descriptor = os.open(directory / FILE, os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:
+        owner = find_owner(directory)
+        raise PrimusError(
+            f"{directory} belongs to {owner}, and you may not change it",
+            f"start a run of your own, or ask {owner} for write permission of your group (umask 002)",
+        ) from None
+    with os.fdopen(descriptor, "r+") as file:
         if not lock_file(file, fcntl.LOCK_EX):
             yield False
             return
@@ -76,6 +89,20 @@ def hold_run(directory: Path) -> Iterator[bool]:
             renewing.join()
             with contextlib.suppress(OSError):
                 os.ftruncate(file.fileno(), 0)
+
+
+def find_owner(path: Path) -> str:
+    """Name of the user who owns a file, or a number without a name."""
+    try:
+        return path.owner()
+    except (OSError, KeyError):
+        return f"user {path.stat().st_uid}" if path.exists() else "another user"
+
+
+def may_execute(directory: Path) -> bool:
+    """Whether this user may change a run: its folder, its lock and its record."""
+    needed = [directory, *(path for name in (FILE, "events.jsonl") if (path := directory / name).exists())]
+    return all(os.access(path, os.W_OK) for path in needed)
 
 
 START_LOCKS = ".start.*.lock"

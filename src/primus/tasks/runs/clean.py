@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from primus.errors import PrimusError, UsageError, did_you_mean
+from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError, did_you_mean
 from primus.launch.jobs import run_claims
 from primus.report import table
-from primus.runs import store, summary
+from primus.runs import lock, store, summary
 from primus.runs.store import Run
 from primus.task import TaskContext
 
@@ -40,15 +41,14 @@ class Options(Struct, frozen=True, kw_only=True):
     """Delete the runs instead of listing them."""
 
 
-def run(options: Options, context: TaskContext) -> None:
-    """Delete the runs that match every condition.
+def run(options: Options, context: TaskContext) -> int:
+    """Delete the runs that match every condition; gives 1 if one of them cannot be deleted.
 
     Only a folder whose name equals the run id in its metadata is a run here; links are not followed. An active run, or
     one of a queued or running job, is never deleted.
 
     Raises:
         UsageError: No condition is given, or the experiment does not exist.
-        PrimusError: A run cannot be deleted.
     """
     if not (options.failed or options.damaged or options.keep is not None or options.older_than_days):
         raise UsageError(
@@ -58,8 +58,9 @@ def run(options: Options, context: TaskContext) -> None:
     folders = list(_find_experiment_folders(options))
     candidates = [item for folder in folders for item in _find_matching_runs(folder, options)]
     chosen = [item for item in candidates if not _is_in_use(item, context)]
+    problems: list[PrimusError] = []
     if options.yes:
-        chosen = [item for item in chosen if _delete_run(Run(Path(item.directory)))]
+        chosen = [item for item in chosen if _delete_run(Run(Path(item.directory)), problems)]
         for folder in folders:
             _finish_deletions(folder)
     verb = "deleted" if options.yes else "would delete"
@@ -67,6 +68,9 @@ def run(options: Options, context: TaskContext) -> None:
     lines = [f"{verb} {item.id}  {item.name}  {item.state}  {table.format_size(item.size_bytes)}" for item in chosen]
     ending = "" if options.yes or not chosen else "; --yes deletes them"
     context.result(chosen, "\n".join([*lines, f"{len(chosen)} runs, {total}{ending}"]))
+    for problem in problems:
+        print(f"primus-cli: {problem}", file=sys.stderr)
+    return EXIT_FAILED if problems else EXIT_OK
 
 
 def _find_experiment_folders(options: Options) -> Iterator[Path]:
@@ -120,8 +124,11 @@ def _is_in_use(item: summary.RunSummary, context: TaskContext) -> bool:
     return run.is_active() or run_claims.is_held(run, context.environ)
 
 
-def _delete_run(run: Run) -> bool:
-    """Rename the run, then delete it; gives False if a launcher has started it in the meantime."""
+def _delete_run(run: Run, problems: list[PrimusError]) -> bool:
+    """Rename the run, then delete it; gives False if a launcher has started it in the meantime, or after a problem.
+
+    A run that cannot be deleted, such as that of another user, does not keep the others from being deleted.
+    """
     directory = run.directory
     doomed = directory.with_name(DELETED + directory.name)
     try:
@@ -133,10 +140,14 @@ def _delete_run(run: Run) -> bool:
             directory.rename(doomed)
         # Outside of the lock, which is a file in the folder.
         shutil.rmtree(doomed)
+    except PrimusError as error:
+        problems.append(error)
+        return False
     except OSError as error:
-        raise PrimusError(
-            f"{directory}: cannot be deleted: {error}", "delete it with rm -r, or ask its owner"
-        ) from None
+        owner = lock.find_owner(doomed if doomed.exists() else directory)
+        problem = f"{directory}: cannot be deleted: {error.strerror or error}"
+        problems.append(PrimusError(problem, f"it belongs to {owner}, who can delete it"))
+        return False
     latest = directory.with_name(store.LATEST)
     if latest.is_symlink() and not latest.exists():
         remaining = store.list_runs(directory.parent)

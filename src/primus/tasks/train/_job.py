@@ -52,6 +52,9 @@ def prepare_new_run(file: str, stage: str, context: TaskContext) -> LaunchJob:
     same = [run for run in others if _is_same(run, files)]
     unfinished = _find_unfinished_run(same)
     notes = resolved.notes
+    if unfinished is not None and not lock.may_execute(unfinished.directory):
+        notes = (*notes, _describe_foreign_run(unfinished))
+        unfinished = None
     if continues and unfinished is None and (left := _find_run_left_behind(others, files)):
         notes = (*notes, _describe_run_left_behind(left, files))
     for note in () if context.dry_run else notes:  # a dry run prints them with the plan
@@ -325,6 +328,15 @@ def _describe_run_left_behind(run: Run, files: Mapping[str, str]) -> str:
         f"auto_continue_train: {run.directory} ended early and is not resumed, because settings differ: {settings};"
         f" `--load {checkpoint.parent}` begins a new run at its step {folders.parse_step(checkpoint)} with these"
         f" settings, and `--run {run.directory}` instead of `--config` resumes it with its own"
+    )
+
+
+def _describe_foreign_run(run: Run) -> str:
+    checkpoint = _list_complete_checkpoints(run)[-1]
+    return (
+        f"auto_continue_train: {run.directory} ended early and is not resumed, because it belongs to"
+        f" {lock.find_owner(run.directory)} and you may not change it; `--load {checkpoint.parent}` begins a new run at"
+        f" its step {folders.parse_step(checkpoint)}"
     )
 
 

@@ -1,0 +1,128 @@
+"""Two users of one file system: what one leaves behind stops no command of the other."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fakes.unix_users import UnixUser, make_public_place, make_shared_folder, make_users
+from primus.runs.store import Run, RunOutcome, list_runs
+
+EXPERIMENT = """\
+exp_name: night
+workspace: out
+modules:
+  pre_trainer:
+    framework: abacus
+    model: tiny
+    overrides: {mock_data: true, seq_length: 8, train_iters: 3, auto_continue_train: true}
+"""
+TASK = ("direct", "--", "train", "pretrain", "--config", "night.yaml")
+RUNS = ("direct", "--", "runs")
+
+
+class Site:
+    """Two users and their shared folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.first, self.second = make_users(folder)
+        self.shared = make_shared_folder(folder / "shared")
+        (self.shared / "night.yaml").write_text(EXPERIMENT)
+        self.night = make_shared_folder(make_shared_folder(self.shared / "out") / "night")
+
+    def leave_interrupted_run(self, user: UnixUser, umask: int) -> Run:
+        """A run of `user` that ended early, with a checkpoint."""
+        user.run(*TASK, cwd=self.shared, umask=umask)
+        run = list_runs(self.night)[-1]
+        info = run.directory.stat()
+        mode = (run.directory / "metadata.json").stat().st_mode
+        run.update_metadata(outcome=RunOutcome(state="interrupted", exit_code=143))
+        (run.directory / "metadata.json").chmod(mode)
+        (run.checkpoints / "step_00000001").mkdir(parents=True)
+        (run.checkpoints / "step_00000001" / "manifest.json").write_text("{}")
+        for path in [run.checkpoints, *run.checkpoints.rglob("*"), run.directory / "metadata.json"]:
+            os.chown(path, info.st_uid, info.st_gid)
+        return run
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with make_public_place() as folder:
+        yield Site(folder)
+
+
+def test_an_interrupted_run_of_another_user_does_not_stop_the_same_command(site: Site) -> None:
+    theirs = site.leave_interrupted_run(site.first, 0o022)
+    done = site.second.run(*TASK, cwd=site.shared)
+    shown = theirs.directory.relative_to(site.shared)
+    assert f"{shown} ended early and is not resumed, because it belongs to nobody" in done.stderr
+    _, own = list_runs(site.night)
+    assert own.directory.owner() == "daemon"
+    assert own.read_metadata().outcome.state == "done"
+    refused = site.second.run(
+        "direct", "--", "train", "pretrain", "--run", str(theirs.directory), cwd=site.shared, code=1
+    )
+    assert f"{theirs.directory} belongs to nobody, and you may not change it" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_run_of_the_group_is_resumed_by_another_user(site: Site) -> None:
+    theirs = site.leave_interrupted_run(site.first, 0o002)
+    site.second.run(*TASK, cwd=site.shared, umask=0o002)
+    assert [run.id for run in list_runs(site.night)] == [theirs.id]
+    assert theirs.read_metadata().outcome.state == "done"
+    assert theirs.read_metadata().attempts == 2
+
+
+def test_a_private_run_is_neither_read_nor_in_the_way(site: Site) -> None:
+    site.leave_interrupted_run(site.first, 0o077)
+    done = site.second.run(*TASK, cwd=site.shared)
+    assert "nobody" not in done.stderr
+    listed = site.second.run(*RUNS, "list", cwd=site.shared, code=0)
+    assert "no runs in ./output" in listed.stdout
+    listed = site.second.run(*RUNS, "list", "--workspace", "out", cwd=site.shared)
+    assert "no permission to read 1 more" in listed.stdout and "done" in listed.stdout
+
+
+def test_cleaning_deletes_ones_own_runs_behind_those_of_another_user(site: Site) -> None:
+    theirs = site.leave_interrupted_run(site.first, 0o022)
+    site.second.run(*TASK, "--train_iters", "2", cwd=site.shared)
+    site.second.run(*TASK, "--train_iters", "4", cwd=site.shared)
+    site.night.chmod(0o3775)  # as /tmp: only the owner of an entry removes it
+    done = site.second.run(*RUNS, "clean", "--workspace", "out", "--keep", "0", "--yes", cwd=site.shared, code=1)
+    assert [run.id for run in list_runs(site.night)] == [theirs.id]
+    assert "2 runs" in done.stdout
+    assert f"{theirs.directory.relative_to(site.shared)} belongs to nobody" in done.stderr
+    assert "rm -r" not in done.stderr
+
+
+def test_a_list_of_unfit_nodes_is_read_and_cleared_by_every_member_of_the_group(site: Site) -> None:
+    folder = str(make_shared_folder(site.shared / "unfit"))
+    nodes = ("direct", "--", "nodes")
+    site.first.run(*nodes, "add", "n3", "--reason", "GPU 5", cwd=site.shared, umask=0o077, PRIMUS_UNFIT_NODES=folder)
+    listed = site.second.run("--json", *nodes, "list", cwd=site.shared, PRIMUS_UNFIT_NODES=folder).stdout
+    (node,) = json.loads(listed)["nodes"]
+    assert (node["node"], node["records"][0]["user"]) == ("n3", "nobody")
+    os.chmod(folder, 0o3775)
+    site.second.run(*nodes, "remove", "n3", cwd=site.shared, PRIMUS_UNFIT_NODES=folder)
+    assert "no unfit nodes" in site.first.run(*nodes, "list", cwd=site.shared, PRIMUS_UNFIT_NODES=folder).stdout
+
+
+def test_a_user_without_a_home_folder_trains_and_reads_the_list(site: Site) -> None:
+    lost = {"HOME": "/nonexistent/home"}
+    done = site.second.run(*TASK, cwd=site.shared, **lost)
+    assert "Traceback" not in done.stderr
+    site.second.run("direct", "--", "nodes", "list", cwd=site.shared, **lost)
+    refused = site.second.run("direct", "--", "nodes", "add", "n3", "--reason", "x", cwd=site.shared, code=1, **lost)
+    assert "/nonexistent/home/.local/state/primus/unfit-nodes" in refused.stderr
+
+
+def test_the_checkout_of_another_user_is_only_read(site: Site) -> None:
+    """The packages belong to root, as an installation of the site does; both users run them at the same time."""
+    for user in (site.first, site.second):
+        user.run(*TASK, "--auto_continue_train", "false", cwd=site.shared, umask=0o077)
+    assert {run.directory.owner() for run in list_runs(site.night)} == {"nobody", "daemon"}
