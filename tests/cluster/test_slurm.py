@@ -381,8 +381,34 @@ def test_an_unfit_node_of_an_allocation_gives_its_place_to_a_spare_one(cluster: 
     try:
         assert cluster.ask("scontrol", "release", job).returncode == 0
         cluster.primus("direct", "--", "jobs", "wait", job, "--timeout", "100")
-        assert "starts a step on 2 nodes without n2" in cluster.logs()
+        log = cluster.primus("direct", "--", "jobs", "logs", job).stdout
+        assert "starts a step on 2 nodes without n2" in log
+        assert "avoids n2, which is unfit: GPU 5" in log
         recorded = [event for event in events.read_events(run.events) if event["kind"] == "unfit_nodes"]
         assert list(recorded[-1]["avoided"]) == ["n2"]
     finally:
         cluster.primus("direct", "--", "nodes", "remove", "n2")
+
+
+def test_a_launcher_that_is_killed_leaves_a_job_that_restarts(cluster: Cluster) -> None:
+    """srun ends the step by SIGTERM to the other launcher, and nobody has asked the job to stop."""
+    job, run = cluster.submit("beheaded", "--max-restarts", "2", "--restart-delay", "0", config="light.yaml")
+    cluster.wait_for_step(run, 3)
+    (launcher,) = [each for each in find_launchers(run) if each.environ().get("SLURM_NODEID") == "1"]
+    launcher.kill()
+    cluster.primus("direct", "--", "jobs", "wait", job, "--timeout", "100")
+    ended = [event for event in events.read_events(run.events) if event["kind"] == "attempt_ended"]
+    assert (ended[0]["end"], ended[-1]["end"]) == ("lost node", "done"), cluster.logs()
+    assert "its launcher has died" in ended[0]["reason"]
+    assert run.read_metadata().outcome.state == "done"
+
+
+def find_launchers(run: Run) -> list[psutil.Process]:
+    """The launchers of a run on the nodes."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            is_launcher = {"--run", str(run.directory)} < set(words) and "srun" not in words
+            found += [process] if is_launcher and "python" in words[0] else []
+    return found

@@ -94,3 +94,52 @@ def test_nodes_are_cordoned_by_kubectl(operator: Operator) -> None:
     said = operator.nodes("add", "n4", "--reason", "GPU 5", "--cordon").stdout
     assert "runs: kubectl cordon n4" in said
     assert operator.slurm.calls("kubectl") == ["cordon n4"]
+
+
+def answer(verdict: str, *reasons: str) -> str:
+    """What preflight prints on the node, and its exit code, in bash."""
+    values = {"schema": 1, "verdict": verdict, "verdicts": {"n3": verdict}, "reasons": {"n3": reasons}, "report": {}}
+    return f"cat <<'END'\n{json.dumps(values)}\nEND\nexit {0 if verdict == 'pass' else 3}"
+
+
+def test_a_node_that_passes_its_check_is_cleared(operator: Operator) -> None:
+    operator.nodes("add", "n3", "n4", "--reason", "GPU 5")
+    operator.slurm.answers(srun=answer("pass"))
+    said = operator.nodes("check", "n3", "--level", "full").stdout
+    assert "n3 is fit, and not in the list any more" in said
+    words = operator.slurm.argv("srun")
+    assert {"--nodes=1", "--nodelist=n3", "--exclude=n4"} < set(words)
+    assert words[-5:] == ["--", "preflight", "--no-record-unfit", "--level", "full"]
+    assert [each["node"] for each in json.loads(operator.nodes("list", as_json=True).stdout)["nodes"]] == ["n4"]
+
+
+def test_a_node_that_fails_its_check_is_recorded_with_the_reasons(operator: Operator) -> None:
+    operator.slurm.answers(srun=answer("fail", "GPU 5 is missing.", "A port is down."))
+    done = operator.nodes("check", "n3", code=3, as_json=True)
+    assert json.loads(done.stdout) == {
+        "node": "n3", "verdict": "fail", "reasons": ["GPU 5 is missing.", "A port is down."],
+    }  # fmt: skip
+    (node,) = json.loads(operator.nodes("list", as_json=True).stdout)["nodes"]
+    assert (node["is_unfit"], node["reason"]) == (True, "preflight: GPU 5 is missing.; A port is down.")
+    assert node["records"][0]["source"] == "preflight"
+
+
+def test_a_check_that_says_nothing_changes_nothing(operator: Operator) -> None:
+    operator.nodes("add", "n3", "--reason", "GPU 5")
+    operator.slurm.answers(srun=answer("unknown", "No right to read the kernel log."))
+    assert "could not be checked completely" in operator.nodes("check", "n3", code=3).stdout
+    operator.slurm.answers(srun="echo 'srun: error: Unable to allocate resources' >&2; exit 1")
+    assert "preflight gave no verdict (exit code 1)" in operator.nodes("check", "n3", code=1).stderr
+    (node,) = json.loads(operator.nodes("list", as_json=True).stdout)["nodes"]
+    assert node["reason"] == "GPU 5"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("check",), "needs a node"),
+        (("check", "n3", "--runtime", "kubernetes"), "--runtime kubernetes: nodes check uses slurm or ssh"),
+    ],
+)
+def test_a_check_without_a_way_to_the_node_is_refused(operator: Operator, words: tuple[str, ...], problem: str) -> None:
+    assert problem in operator.nodes(*words, code=2).stderr

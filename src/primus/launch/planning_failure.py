@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from primus.errors import PrimusError
 from primus.launch.run_remote import RANKS, node_rank
+from primus.machine.cluster import find_node_name
 from primus.runs.store import Run, RunOutcome
 
 
@@ -26,6 +26,6 @@ def record_planning_failure(error: PrimusError, words: Sequence[str], environ: M
         # Another node may execute the run already, and keeps its record.
         if run.is_active() or run.read_metadata().outcome.state in ("running", "done"):
             return
-        reason = f"node {rank} ({socket.gethostname()}): {error.problem}" if rank else error.problem
+        reason = f"node {rank} ({find_node_name()}): {error.problem}" if rank else error.problem
         outcome = RunOutcome(state="failed", exit_code=error.exit_code, reason=reason)
         run.update_metadata(ended=time.time(), outcome=outcome)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
-import socket
 import tempfile
 import time
 from contextlib import ExitStack
@@ -31,7 +30,7 @@ from primus.launch.prepare import Launch, amend_launch, plan_attempt
 from primus.launch.run_folder import HOOK_LOGS, move_node_files, open_run
 from primus.launch.supervision import attempt_loop
 from primus.launch.supervision.attempt_loop import NodeSession
-from primus.machine.cluster import ClusterLayout
+from primus.machine.cluster import ClusterLayout, find_node_name
 from primus.messages import Say
 from primus.plan import Variable, redact_plan
 from primus.redaction import is_secret_name, learn
@@ -89,6 +88,8 @@ def _run_head_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: NodeCo
         try:
             _prepare_node(pending, context, nodes)
             _wait_for_nodes(pending, run, shape, nodes)
+            if nodes.kept:
+                _report_unfit_nodes(run, nodes, launch, say)
             outcome = _run_workers(_make_session(pending.launch, run, nodes, say, keeps_record=True), pending.launch)
         except PrimusError as error:
             # Hooks after a failure may take long; without the channel, the other nodes would time this one out.
@@ -219,7 +220,7 @@ def _prepare_node(pending: _PendingLaunch, context: HookContextFacts, nodes: Nod
 
 def _report_error(error: PrimusError, launch: Launch, shape: ClusterLayout, nodes: NodeConnections) -> None:
     assert shape.master_port is not None
-    reason = f"node {shape.node_rank} ({socket.gethostname()}): {error.problem}"
+    reason = f"node {shape.node_rank} ({find_node_name()}): {error.problem}"
     if shape.node_rank == 0:
         rendezvous.abort_rendezvous(shape.master_port, shape.nnodes, reason, error.exit_code, nodes.kept)
         return
@@ -330,12 +331,24 @@ def _wait_for_nodes(pending: _PendingLaunch, run: Run, shape: ClusterLayout, nod
     if shape.nnodes == 1:
         return
     assert shape.master_port is not None
-    host = socket.gethostname()
+    host = find_node_name()
     reply = rendezvous.JoinReply(run.id, pending.launch.attempt, env=pending.env, extra=pending.extra, host=host)
     timeout_s = _choose_rendezvous_timeout_s(pending.launch)
     rendezvous.lead_rendezvous(
         shape.master_port, shape.nnodes, reply, _compute_fingerprint(pending.per_node, shape), timeout_s, nodes.kept
     )
+
+
+def _report_unfit_nodes(run: Run, nodes: NodeConnections, launch: Launch, say: Say) -> None:
+    """Say and record which nodes of the job are unfit: they were asked for, became unfit meanwhile, or are needed.
+
+    The runtimes leave unfit nodes out where others can take their places; from here on the job has these nodes.
+    """
+    from primus.launch.nodes.avoided_nodes import report_used_nodes  # for jobs of several nodes
+    from primus.runs.unfit_nodes import read_unfit_nodes
+
+    hosts = [find_node_name(), *(peer.host for peer in nodes.kept.values())]
+    report_used_nodes(read_unfit_nodes(launch.context.environ), hosts, run, say)
 
 
 def _make_session(launch: Launch, run: Run, nodes: NodeConnections, say: Say, *, keeps_record: bool) -> NodeSession:

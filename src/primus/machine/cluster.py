@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from collections.abc import Callable, Mapping
 
 from msgspec import Struct, structs
@@ -16,6 +18,15 @@ FIRST_JOB_PORT, NUM_JOB_PORTS = 20000, 10000
 
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 """Variables of a rank, which the launch sets; those of an outer launcher would mislead it."""
+
+
+NODE_NAME_VARIABLE = "PRIMUS_NODE_NAME"
+"""Name of the node where the host has another one, such as a pod; set by the runtime."""
+
+
+def find_node_name() -> str:
+    """Name of this node as its scheduler, or the user's list of hosts, knows it."""
+    return os.environ.get(NODE_NAME_VARIABLE) or socket.gethostname()
 
 
 class ClusterLayout(Struct, frozen=True, kw_only=True):

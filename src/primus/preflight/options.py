@@ -74,6 +74,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Name of that subfolder."""
     strict: bool = False
     """Treat warnings as failures."""
+    record_unfit: bool = True
+    """Add nodes that fail, while others pass, to the list of unfit nodes."""
     ignore: Annotated[tuple[str, ...], Meta(extra={"aliases": ("--preflight-ignore",)})] = ()
     """Checks to ignore, such as host.memlock; the report lists them."""
     thresholds: str | None = None

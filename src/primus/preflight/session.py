@@ -41,6 +41,7 @@ from primus.preflight.options import (
 from primus.preflight.performance import judge as performance
 from primus.preflight.rdma import session as rdma_session
 from primus.preflight.report import formats as report
+from primus.preflight.report import unfit_list
 from primus.preflight.run_measurements import (
     RUN,
     MeasuredFindings,
@@ -249,6 +250,8 @@ def _report_result(judged: ClusterReport, node: PreflightNode, options: Options,
     context.result(
         report.build_json(judged), report.format_text(judged, is_colored=sys.stdout.isatty() and not context.json)
     )
+    if options.record_unfit:
+        unfit_list.record_failing_nodes(judged, context)
     if options.report:
         context.say(f"report: {report.write_report(judged, Path(options.report))}")
     if options.write_expect:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ from types import FrameType
 from typing import Any, NamedTuple, TextIO
 
 from primus.errors import FinalError, PrimusError, did_you_mean
+from primus.machine.cluster import find_node_name
 from primus.runs.events import EventLog
 from primus.runs.files import write_json
 from primus.runs.store import RankFailure, Run
@@ -133,7 +133,7 @@ class Attempt:
         problem = error.problem if isinstance(error, PrimusError) else f"{type(error).__name__}: {error}"
         failure = RankFailure(
             rank=self.rank,
-            host=socket.gethostname(),
+            host=find_node_name(),
             time=time.time(),
             problem=problem,
             hint=error.hint if isinstance(error, PrimusError) else "",
@@ -253,7 +253,7 @@ class HeartbeatWriter:
         state = {
             "pid": os.getpid(),
             "launcher": self._launcher,
-            "host": socket.gethostname(),
+            "host": find_node_name(),
             "local_rank": self._local_rank,
             "time": time.time(),
             **self._state,

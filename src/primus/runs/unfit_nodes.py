@@ -15,7 +15,6 @@ import contextlib
 import getpass
 import os
 import re
-import secrets
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -241,7 +240,7 @@ def add_record(
         host=record.host or os.uname().nodename,
     )
     # Unique over hosts, so that no two writers ever mean the same file.
-    path = folder / f"{record.node.replace(':', '_')}.{int(now * 1000)}.{secrets.token_hex(4)}.json"
+    path = folder / f"{record.node.replace(':', '_')}.{int(now * 1000)}.{os.urandom(4).hex()}.json"
     write_json(path, record)
     _share_record(path)
     _remove_old_records(folder, now)

@@ -26,6 +26,11 @@ class AvoidedNodes(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     """What of the list is not applied, and why."""
 
+    def merge(self, chosen: AvoidedNodes) -> AvoidedNodes:
+        """This with the avoided nodes of `chosen`, and the used nodes and notes of both."""
+        notes = (*self.notes, *chosen.notes)
+        return AvoidedNodes(avoided=chosen.avoided, used=self.used | chosen.used, notes=notes)
+
 
 def plan_avoided_nodes(listed: UnfitNodes, *, named: Sequence[str] = (), excluded: Sequence[str] = ()) -> AvoidedNodes:
     """What a job does about the unfit nodes that it may get.
@@ -66,6 +71,20 @@ def spare_needed_nodes(avoided: Mapping[str, str], num_usable: int, num_needed: 
     return AvoidedNodes(avoided=kept, used=used, notes=notes)
 
 
+def choose_among(avoided: Mapping[str, str], nodes: Sequence[str], num_needed: int) -> AvoidedNodes:
+    """Those of `avoided` that are among `nodes`, by these names, while enough others are left."""
+    known = {name: why for each, why in avoided.items() for name in nodes if is_same_node(each, name)}
+    return spare_needed_nodes(known, len(nodes), num_needed)
+
+
+def choose_listed_nodes(listed: UnfitNodes, nodes: Sequence[str], num_needed: int) -> AvoidedNodes:
+    """The unfit ones among `nodes`, as far as the others are enough."""
+    among = sorted(find_unfit_among(listed, nodes).items(), key=lambda each: each[1].records[-1].time, reverse=True)
+    found = {name: each.format_reason() for name, each in among}
+    chosen = spare_needed_nodes(found, len(nodes), num_needed)
+    return AvoidedNodes(avoided=chosen.avoided, used=chosen.used, notes=(*listed.notes, *chosen.notes))
+
+
 def report_avoided_nodes(found: AvoidedNodes, run: Run | None, say: Say) -> None:
     """Print what the job does about unfit nodes, and record it in the run."""
     for name, why in found.avoided.items():
@@ -77,6 +96,13 @@ def report_avoided_nodes(found: AvoidedNodes, run: Run | None, say: Say) -> None
             log = EventLog(run.events)
             log.append(EVENT, avoided=found.avoided, used=found.used)
             log.close()
+
+
+def report_used_nodes(listed: UnfitNodes, hosts: Sequence[str], run: Run, say: Say) -> None:
+    """Print and record which of the `hosts` of a job are unfit; the job goes on with them."""
+    used = {name: each.format_reason() for name, each in find_unfit_among(listed, hosts).items()}
+    notes = tuple(f"warning: the job runs on {name}, which is unfit: {why}" for name, why in used.items())
+    report_avoided_nodes(AvoidedNodes(used=used, notes=notes), run, say)
 
 
 def read_avoided_nodes(run: Run) -> AvoidedNodes:

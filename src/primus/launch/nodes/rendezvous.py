@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from primus.errors import EXIT_FAILED, EXIT_USAGE, PrimusError, UsageError
 from primus.launch.nodes.message_stream import Deadline, MessageStream, accept_stream, converse_with_head, open_listener
+from primus.machine.cluster import find_node_name
 from primus.plan import Variable
 
 REQUEST_LIMIT_S = 10.0
@@ -249,7 +250,7 @@ def join_rendezvous(
         PrimusError: Node 0 was not reached in time, or refuses this node.
         NodeFailed: A node cannot start.
     """
-    request = JoinRequest(node_rank, fingerprint, host=socket.gethostname())
+    request = JoinRequest(node_rank, fingerprint, host=find_node_name())
     reply = _request_join(head, request, timeout_s, kept)
     if reply.failure:
         raise NodeFailed(reply.failure, reply.exit_code)

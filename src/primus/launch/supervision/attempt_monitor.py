@@ -24,7 +24,6 @@ Messages of the control channel in an attempt; "all" includes every node that is
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -39,7 +38,7 @@ from primus.launch.supervision.attempt_result import AttemptDecision, NodeResult
 from primus.launch.supervision.hang_detector import RankStatus
 from primus.launch.supervision.heartbeats import RankHeartbeat
 from primus.launch.supervision.straggler_detection import ComputeTimeSample, StragglerMonitor
-from primus.machine.cluster import ClusterLayout
+from primus.machine.cluster import ClusterLayout, find_node_name
 from primus.runs.attempt import process_state, stacks_file
 from primus.runs.files import write_json
 from primus.runs.store import RankFailure
@@ -249,7 +248,7 @@ class AttemptMonitor:
             return
         if not self._is_head:
             # The lowest step decides which ranks of other nodes these may wait for.
-            statuses = self._hangs.make_rank_statuses(now, socket.gethostname())
+            statuses = self._hangs.make_rank_statuses(now, find_node_name())
             step = min(each.step for each in statuses)
             self._channel.send_message(ControlMessage(kind="hang", number=step))
         elif self._inspection_deadline is None:
@@ -265,7 +264,7 @@ class AttemptMonitor:
     def _inspect_ranks(self) -> tuple[RankStatus, ...]:
         from primus.launch.supervision import stacks  # only if ranks hang
 
-        statuses = self._hangs.make_rank_statuses(time.monotonic(), socket.gethostname())
+        statuses = self._hangs.make_rank_statuses(time.monotonic(), find_node_name())
         attempt = self._attempt
         place = (attempt.folder, attempt.layout.node_rank)
         return stacks.inspect_ranks(statuses, *place, self._began, attempt.environ)
@@ -288,7 +287,7 @@ class AttemptMonitor:
 
 def _describe_hang(statuses: list[RankStatus], attempt: NodeAttempt) -> RankFailure:
     if not statuses:
-        host = socket.gethostname()
+        host = find_node_name()
         return RankFailure(rank=0, host=host, time=time.time(), problem="all ranks hang", log="logs/launch.log")
     blamed = hang_detector.find_culprit(statuses)
     number = attempt.folder.name.removeprefix("attempt_")

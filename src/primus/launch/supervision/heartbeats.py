@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
+from primus.machine.cluster import find_node_name
 from primus.runs.attempt import heartbeat_file
 from primus.runs.store import RankFailure
 
@@ -46,7 +46,7 @@ def read_own_heartbeats(folder: Path, expected: Collection[int] = ()) -> dict[in
         folder: Folder of the attempt.
         expected: Ranks to read; all without any.
     """
-    host, launcher, found = socket.gethostname(), os.getpid(), {}
+    host, launcher, found = find_node_name(), os.getpid(), {}
     files = [heartbeat_file(folder, rank) for rank in expected] or folder.glob(heartbeat_file(folder, "*").name)
     for path in files:
         # A rank may replace the file, or end, while it is read: the next look is a second later.

@@ -13,7 +13,6 @@ import importlib.util
 import math
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ from primus.launch.supervision import heartbeats
 from primus.launch.supervision.agent_report import AGENT, AgentReport, RankExit, read_agent_report
 from primus.launch.supervision.attempt_monitor import AttemptMonitor
 from primus.launch.supervision.attempt_result import NodeResult
-from primus.machine.cluster import RANK_VARIABLES, ClusterLayout
+from primus.machine.cluster import RANK_VARIABLES, ClusterLayout, find_node_name
 from primus.machine.host.kernel_counters import OomKills, describe_oom, read_oom_kills
 from primus.plan import LaunchPlan
 from primus.redaction import redact_file
@@ -159,7 +158,7 @@ def _make_node_result(
     if returncode is None:
         returncode = -signal.SIGKILL
     return NodeResult(
-        host=socket.gethostname(),
+        host=find_node_name(),
         returncode=0 if is_agent_signaled else returncode,
         failures=tuple(failures),
         interruption=_read_interruption(run, number) or report.signal or None,
@@ -204,7 +203,7 @@ def _make_agent_failure(returncode: int, report: AgentReport, run: Run, plan: La
     reason = f"failed: {report.error}" if report.error else _describe_exit(returncode)
     return RankFailure(
         rank=shape.node_rank * shape.nproc,
-        host=socket.gethostname(),
+        host=find_node_name(),
         time=time.time(),
         problem=f"the elastic agent of node {shape.node_rank} {reason}",
         log=str(_find_log(run, plan).relative_to(run.directory)),
@@ -246,7 +245,7 @@ def _make_failure(rank: int, code: int | None, when: float, run: Run, number: in
         log = "logs/launch.log"
     problem = f"rank {rank} died without a message" if code is None else f"rank {rank} {_describe_exit(code)}"
     exit_code = EXIT_FAILED if code is None or code >= 0 else 128 - code
-    return RankFailure(rank=rank, host=socket.gethostname(), time=when, problem=problem, log=log, exit_code=exit_code)
+    return RankFailure(rank=rank, host=find_node_name(), time=when, problem=problem, log=log, exit_code=exit_code)
 
 
 def _describe_exit(code: int) -> str:

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import socket
 import time
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 
 from msgspec import structs
 
 from primus.errors import EXIT_OK, PrimusError, UsageError
 from primus.launch.jobs import job_states, submissions
+from primus.launch.nodes.avoided_nodes import AvoidedNodes, choose_among, plan_avoided_nodes, report_avoided_nodes
 from primus.launch.run_remote import SubmissionRejected
 from primus.launch.signals import find_exit_code
 from primus.messages import Say
-from primus.plan import BindMount, LaunchPlan, PlanContext
+from primus.plan import BindMount, LaunchPlan, PlanContext, Variable
 from primus.redaction import redact_args
-from primus.runs.files import write_text
+from primus.runs.files import UNFIT_NODES_VARIABLE, write_text
 from primus.runs.store import Run, RunOutcome
+from primus.runs.unfit_nodes import is_same_node
 from primus.runtime import JobState, RemoteLaunch, Submission
 from primus.runtimes.kubernetes import job_spec, node_script, volumes
 from primus.runtimes.kubernetes.commands import LogRequest, load_target, run, write_log
 from primus.runtimes.kubernetes.options import COMMANDS, REFERENCES, Options, accepts_option, parse, split_words
-from primus.runtimes.kubernetes.target import SubmissionUncertain
+from primus.runtimes.kubernetes.target import KubernetesTarget, Place, SubmissionUncertain
 
 __all__ = ["COMMANDS", "LEVEL", "REFERENCES", "Options", "cancel", "format_plan", "parse", "print_logs", "run"]
 __all__ += ["accepts_option", "find_states", "split_words", "start", "wrap"]
@@ -47,6 +51,7 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
     mounts = [
         BindMount(volume.source, volume.path, volume.is_read_only) for volume in volumes.parse_volumes(options.volume)
     ]
+    avoided = _plan_avoided_nodes(options, context)
     has_place = volumes.list_writable_volumes(options.volume)
     notes = () if has_place else ("without --volume the run folder is deleted with its pod",)
     return structs.replace(
@@ -54,9 +59,53 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
         argv=job_spec.build_pod_command(options, context),
         mounts=tuple(mounts),
         files={**plan.files, f"{context.directory}/{FOLDER}/{node_script.SCRIPT}": node_script.TEXT},
-        notes=(*plan.notes, *notes),
+        env=plan.env | _pass_list(options, context),
+        avoided=avoided.avoided,
+        notes=(*plan.notes, *notes, *avoided.notes),
         inner=plan,
     )
+
+
+def _plan_avoided_nodes(options: Options, context: PlanContext) -> AvoidedNodes:
+    """What the job does about unfit nodes, without a query; --nodelist is the choice that it has."""
+    listed = context.find_unfit_nodes(options.unfit_nodes)
+    if listed is None or (options.target_name == "safe" and options.api == "legacy"):  # it cannot exclude nodes
+        return AvoidedNodes()
+    found = plan_avoided_nodes(listed, excluded=options.excluded_nodes)
+    if not options.allowed_nodes:
+        return found
+    return found.merge(choose_among(found.avoided, options.usable_nodes, options.replica))
+
+
+def _pass_list(options: Options, context: PlanContext) -> dict[str, Variable]:
+    """The variable with the list's folder for the pods, which write to it, if one of their volumes holds it."""
+    folder = options.unfit_nodes or context.environ.get(UNFIT_NODES_VARIABLE)
+    shared = volumes.list_writable_volumes(options.volume)
+    if not folder or not any(PurePosixPath(folder).is_relative_to(volume.path) for volume in shared):
+        return {}
+    return {UNFIT_NODES_VARIABLE: Variable(folder, "--unfit-nodes" if options.unfit_nodes else "the shell")}
+
+
+def _avoid_unfit_nodes(
+    remote: RemoteLaunch, options: Options, server: KubernetesTarget, place: Place, run: Run, say: Say
+) -> RemoteLaunch:
+    """`remote` without unfit nodes, as far as the cluster has enough others; a user may not be allowed to list them."""
+    found = AvoidedNodes(avoided=remote.plan.avoided)
+    if not found.avoided:
+        return remote
+    with contextlib.suppress(PrimusError):
+        usable = [each.name for each in server.list_nodes(place, remote.context.environ) if each.is_ready]
+        allowed = [name for name in usable if not options.allowed_nodes or name in options.allowed_nodes]
+        left = [name for name in allowed if name not in options.excluded_nodes]
+        chosen = choose_among(found.avoided, left, options.replica)
+        others = {
+            name: why
+            for name, why in found.avoided.items()
+            if not any(is_same_node(name, each) for each in chosen.used)
+        }
+        found = structs.replace(chosen, avoided=others | chosen.avoided)
+    report_avoided_nodes(found, run, say)
+    return structs.replace(remote, plan=structs.replace(remote.plan, avoided=found.avoided))
 
 
 def format_plan(remote: RemoteLaunch) -> str:
@@ -64,7 +113,8 @@ def format_plan(remote: RemoteLaunch) -> str:
     options = parse(remote.request.runtimes[0].words)
     wanted = job_spec.build_job_spec(remote, options, job_spec.list_planned_files(remote))
     text = load_target(options.target_name).format_job(wanted, as_json=remote.is_json)
-    notes = [] if remote.is_json else [f"# {note}" for note in remote.plan.notes]
+    avoided = [f"avoids {name}, which is unfit: {why}" for name, why in remote.plan.avoided.items()]
+    notes = [] if remote.is_json else [f"# {note}" for note in (*remote.plan.notes, *avoided)]
     return "\n".join([*notes, text])
 
 
@@ -80,8 +130,9 @@ def start(remote: RemoteLaunch, run_folder: Run | None, say: Say) -> int:
     # Three ends: rejected, and the caller removes the run folder; uncertain or interrupted, and the folder stays with
     # the reason, since the job may exist; created, and the submission is recorded.
     try:
-        wanted = job_spec.build_job_spec(remote, options, job_spec.read_existing_files(remote))
         place = server.resolve_place(options, environ)
+        remote = _avoid_unfit_nodes(remote, options, server, place, run_folder, say)
+        wanted = job_spec.build_job_spec(remote, options, job_spec.read_existing_files(remote))
         write_text(run_folder.directory / FOLDER / "job.txt", server.format_job(wanted, as_json=False) + "\n")
         identity = server.create_job(wanted, place, environ, say)
     except SubmissionUncertain as error:

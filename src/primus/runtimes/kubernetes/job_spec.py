@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from msgspec import structs
+
 from primus import registry
 from primus.errors import UsageError
 from primus.launch import run_folder
@@ -35,6 +37,7 @@ LARGEST_FILE_BYTES = 1 << 20
 def build_job_spec(remote: RemoteLaunch, options: Options, files: Mapping[str, str]) -> JobSpec:
     """The spec of the job for `remote`, with `files` in its run folder."""
     inside = locate_run_folder_in_pod(options, remote.context)
+    options = structs.replace(options, exclude=(*options.exclude, *remote.plan.avoided))
     env, secrets = collect_pod_variables(options, remote.plan, remote.context)
     return JobSpec(
         options=options,

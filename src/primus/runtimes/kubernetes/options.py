@@ -113,6 +113,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Nodes to choose from, as NODE,NODE; may be repeated."""
     exclude: tuple[str, ...] = ()
     """Nodes that are not used, as NODE,NODE; may be repeated."""
+    unfit_nodes: str | None = None
+    """Folder of the list of unfit nodes, which the job avoids (default: PRIMUS_UNFIT_NODES, else that of the user)."""
     queue: str | None = None
     """Kueue queue that admits the job."""
     priority_class: str | None = None

@@ -6,6 +6,7 @@ from typing import Any
 
 from primus.errors import UsageError
 from primus.launch.supervision.restart_policy import NO_RESTART_CODE
+from primus.machine.cluster import NODE_NAME_VARIABLE
 from primus.runtimes.kubernetes import names, node_script, volumes
 from primus.runtimes.kubernetes.job_spec import NO_VOLUME, list_secret_references
 from primus.runtimes.kubernetes.options import Options
@@ -139,6 +140,8 @@ def _build_rank_variables(options: Options) -> list[Manifest]:
         {"name": "NODE_RANK", "valueFrom": {"fieldRef": annotation}},
         {"name": "MASTER_ADDR", "valueFrom": {"fieldRef": coordinator}},
         {"name": "MASTER_PORT", "value": str(options.port)},
+        # Pods have names of their own; failures are attributed to nodes, which later jobs may avoid.
+        {"name": NODE_NAME_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         *([{"name": "GPUS_PER_NODE", "value": str(options.gpu)}] if options.gpu else []),
     ]
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from msgspec import structs
 
-from primus.launch.nodes.avoided_nodes import AvoidedNodes, plan_avoided_nodes, spare_needed_nodes
+from primus.launch.nodes.avoided_nodes import AvoidedNodes, choose_among, plan_avoided_nodes
 from primus.plan import LaunchPlan, PlanContext, Variable
 from primus.runs.files import UNFIT_NODES_VARIABLE
-from primus.runs.unfit_nodes import UnfitNodes, find_unfit_among, is_same_node
+from primus.runs.unfit_nodes import UnfitNodes, is_same_node
 from primus.runtimes.slurm import queries
 from primus.runtimes.slurm.options import Options, find_least_nodes, find_option_value
 
@@ -42,7 +42,7 @@ def plan_excluded_nodes(options: Options, listed: UnfitNodes, environ: Mapping[s
     if options.command == "srun" and "SLURM_JOB_ID" in environ:
         nodes = queries.expand_node_list(environ.get("SLURM_JOB_NODELIST", ""))
         is_counted = find_option_value(typed, "nodes") is not None
-        return _merge(found, choose_among(found.avoided, nodes, find_least_nodes(typed) if is_counted else len(nodes)))
+        return found.merge(choose_among(found.avoided, nodes, find_least_nodes(typed) if is_counted else len(nodes)))
     return found
 
 
@@ -60,19 +60,7 @@ def choose_cluster_nodes(found: AvoidedNodes, options: Options, environ: Mapping
     known = {name: why for each, why in found.avoided.items() for name in states if is_same_node(each, name)}
     down = {name: why for name, why in known.items() if name not in usable}
     chosen = choose_among(known, usable, find_least_nodes(options.slurm_options) + options.spare_nodes)
-    return _merge(found, structs.replace(chosen, avoided=chosen.avoided | down))
-
-
-def choose_among(avoided: Mapping[str, str], nodes: Sequence[str], num_needed: int) -> AvoidedNodes:
-    """Those of `avoided` that are among `nodes`, by these names, while enough others are left."""
-    known = {name: why for each, why in avoided.items() for name in nodes if is_same_node(each, name)}
-    return spare_needed_nodes(known, len(nodes), num_needed)
-
-
-def choose_spare_nodes(listed: UnfitNodes, nodes: Sequence[str], num_needed: int) -> AvoidedNodes:
-    """The unfit ones among the nodes of a job that give their place to spare nodes."""
-    found = {name: each.format_reason() for name, each in find_unfit_among(listed, nodes).items()}
-    return spare_needed_nodes(found, len(nodes), num_needed)
+    return found.merge(structs.replace(chosen, avoided=chosen.avoided | down))
 
 
 def format_exclude(options: Options, avoided: Mapping[str, str]) -> tuple[str, ...]:
@@ -83,8 +71,3 @@ def format_exclude(options: Options, avoided: Mapping[str, str]) -> tuple[str, .
 
 def _is_usable(state: str) -> bool:
     return not state.endswith("*") and state.rstrip("*$~#!%@^-+") not in UNUSABLE
-
-
-def _merge(found: AvoidedNodes, chosen: AvoidedNodes) -> AvoidedNodes:
-    notes = (*found.notes, *chosen.notes)
-    return AvoidedNodes(avoided=chosen.avoided, used=found.used | chosen.used, notes=notes)

@@ -14,7 +14,9 @@ from msgspec import Meta, Struct
 from primus.errors import UsageError
 from primus.launch import inherited_variables
 from primus.launch.command import parse_segment_options
+from primus.launch.nodes.avoided_nodes import AvoidedNodes, choose_listed_nodes, report_avoided_nodes
 from primus.launch.variables import check_name, is_name, name_typed_variables
+from primus.machine.cluster import NODE_NAME_VARIABLE
 from primus.messages import Say
 from primus.plan import LaunchPlan, PlanContext, Variable
 from primus.runs.store import Run
@@ -47,6 +49,10 @@ class Options(Struct, frozen=True, kw_only=True):
     """Hosts: a,b,c or node[01-16] or user@host:port; the first one is node 0."""
     hostfile: tuple[str, ...] = ()
     """File with one host per line; may be repeated."""
+    spare_nodes: Annotated[int, Meta(ge=0)] = 0
+    """Hosts at the end of the list that are used only in the place of unfit ones."""
+    unfit_nodes: str | None = None
+    """Folder of the list of unfit nodes (default: PRIMUS_UNFIT_NODES, else that of the user)."""
     user: str | None = None
     """User on hosts without a user of their own."""
     port: Port | None = None
@@ -75,7 +81,7 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
     Raises:
         UsageError: A host or an option is invalid, or a variable is not set.
     """
-    nodes = hosts.parse_hosts(options.hosts, options.hostfile, options.user, options.port)
+    nodes, avoided = _choose_hosts(options, context)
     command = _build_remote_command(options, context)
     env, passed_on = _collect_remote_variables(plan, options, context)
     notes = [f"node {rank}: {shlex.join(build_ssh_command(node, options))}" for rank, node in enumerate(nodes) if rank]
@@ -87,7 +93,8 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
         argv=build_ssh_command(nodes[0], options),
         env={**plan.env, **env, **_build_rendezvous_variables(nodes, options, context)},
         inherited=passed_on,
-        notes=tuple(notes),
+        avoided=avoided.avoided,
+        notes=(*notes, *avoided.notes),
         inner=LaunchPlan(argv=command, inner=plan if plan.argv != context.there else plan.inner),
     )
 
@@ -105,16 +112,38 @@ def start(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
     values = {name: remote.context.environ[name] for name in remote.plan.inherited}
     values |= {name: variable.value for name, variable in remote.plan.env.items()}
     directory = _find_remote_directory(options)
+    chosen, avoided = _choose_hosts(options, remote.context)
+    report_avoided_nodes(avoided, run, say)
     targets = [
         nodes.SshNode(
             host=host,
             argv=build_ssh_command(host, options),
             login=host.format_login(options.option),
-            script=script.format_remote_script(remote.plan.inner.argv, directory, {**values, "NODE_RANK": str(rank)}),
+            script=script.format_remote_script(
+                remote.plan.inner.argv, directory, {**values, "NODE_RANK": str(rank), NODE_NAME_VARIABLE: host.name}
+            ),
         )
-        for rank, host in enumerate(hosts.parse_hosts(options.hosts, options.hostfile, options.user, options.port))
+        for rank, host in enumerate(chosen)
     ]
     return nodes.run_nodes(targets, remote.context.environ, run)
+
+
+def _choose_hosts(options: Options, context: PlanContext) -> tuple[tuple[SshHost, ...], AvoidedNodes]:
+    """The hosts of the job, and what became of the unfit ones: spare hosts take their places.
+
+    Raises:
+        UsageError: A host is invalid, or all of them are spare.
+    """
+    everything = hosts.parse_hosts(options.hosts, options.hostfile, options.user, options.port)
+    num_needed = len(everything) - options.spare_nodes
+    if num_needed < 1:
+        raise UsageError(f"--spare-nodes {options.spare_nodes}: no host is left", "list more hosts")
+    listed = context.find_unfit_nodes(options.unfit_nodes)
+    if listed is None:
+        return everything[:num_needed], AvoidedNodes()
+    found = choose_listed_nodes(listed, [host.name for host in everything], num_needed)
+    fit = [host for host in everything if host.name not in found.avoided]
+    return tuple(fit[:num_needed]), found
 
 
 _OPTION = re.compile(r"[A-Za-z]+=.*", re.DOTALL)
