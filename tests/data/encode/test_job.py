@@ -4,16 +4,20 @@ import importlib.util
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 
+from primus.data import atomic
 from primus.data.encode import publish
 from primus.data.encode.encode import EncodeStage
 from primus.data.encode.job import EncodeJob, PreparedTokens, prepare_token_files
@@ -181,6 +185,31 @@ def test_a_tokenizer_is_trained_on_the_input(tmp_path: Path, prose: Prose) -> No
     assert one.manifest.tokenizer.vocab_size == 290
     assert one.manifest.bin.xxh3 == two.manifest.bin.xxh3
     assert not make(lines, "bpe:290", tmp_path / "one").made
+
+
+def test_a_process_that_waits_to_train_takes_what_another_one_has_published(tmp_path: Path, prose: Prose) -> None:
+    """The tasks of an array: one may train, encode and publish all shards while the others wait for its lock."""
+    lines = write_lines(tmp_path / "a.jsonl", [prose(50, seed) for seed in range(20)])
+    finished = make(lines, "bpe:290", tmp_path / "finished" / "out")
+    waits, said = threading.Event(), []
+
+    def say(text: str) -> None:
+        said.append(text)
+        if "waiting for" in text:
+            waits.set()
+
+    job = EncodeJob(inputs=(str(lines),), tokenizer="bpe:290", output=tmp_path / "out")
+    with ThreadPoolExecutor(1) as pool:
+        with atomic.hold_lock(tmp_path / ".out.lock", 10.0, lambda holder: None):
+            waiting = pool.submit(prepare_token_files, job, say)
+            assert waits.wait(30)
+            for file in finished.prefix.parent.glob("out_*"):
+                file.rename(tmp_path / file.name)
+            shutil.rmtree(tmp_path / ".out.work", ignore_errors=True)
+        (prepared,) = waiting.result(60)
+    assert not prepared.made
+    assert not any("training" in text for text in said)
+    assert not (tmp_path / ".out.work").exists()
 
 
 def test_a_tokenizer_that_was_trained_on_other_text_is_not_taken(

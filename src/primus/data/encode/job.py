@@ -210,9 +210,11 @@ class _Preparation:
 
     def _make_token_files(self, key: str) -> PreparedTokens:
         recipe = self._build_recipe(key)
-        stage = EncodeStage(self._load_or_train_tokenizer(), recipe, self.text.fingerprints)
+        tokenizer = self._load_or_train_tokenizer(key)
         if found := self._find_prepared(key):  # another process has published while this one waited for the lock
             return found
+        assert tokenizer is not None
+        stage = EncodeStage(tokenizer, recipe, self.text.fingerprints)
         queue = shard_queue.open_shard_queue(stage, self.text.shards, self.folder.path, recipe.max_bad, self.job.output)
         # In use until the files are published: `delete_unused` of another process must not remove finished shards.
         try:
@@ -321,13 +323,15 @@ class _Preparation:
             return f"{manifest.bad_documents} bad documents were skipped"
         return self.text.describe_difference(manifest.inputs)
 
-    def _load_or_train_tokenizer(self) -> Tokenizer:
-        """The job's tokenizer, trained by the first process that needs it."""
+    def _load_or_train_tokenizer(self, key: str) -> Tokenizer | None:
+        """The job's tokenizer, trained by the first process that needs it; None if the output has been published."""
         if not self.tokenizer:
             job, path = self.job, self.folder.path
-            path.mkdir(exist_ok=True)
             # With the lock also where it is trained already: `train_tokenizer_once` then reads it.
             with self._hold_lock("train a tokenizer for"):
+                # While this process waited, others may have trained, published and removed the folder with it.
+                if self._find_prepared(key):
+                    return None
                 self.say(f"training a byte-level BPE on {self.text}: {job.tokenizer}")
                 self.tokenizer = trained.train_tokenizer_once(
                     job.tokenizer, self.text, job.json_keys, job.recipe, path, job.fast

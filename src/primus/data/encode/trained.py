@@ -68,6 +68,7 @@ def train_tokenizer_once(
 
         pieces = (piece for key in keys for piece in _sample_texts(text.shards, key, recipe.text_documents))
         trained = train_byte_level_bpe(pieces, int(name.removeprefix(BPE)))
+        path.parent.mkdir(exist_ok=True)  # now: a process that has published meanwhile removes an unused folder
         with atomic.stage_files({path: trained.content}) as publish:
             publish()
     return parse_tokenizer(path.read_bytes(), name, END_OF_TEXT, recipe.parse_special_tokens, fast)
