@@ -48,6 +48,34 @@ def test_more_processes_than_a_machine_can_be_meant_for_are_refused(
     assert wrap(WORKER, Options(nproc=nproc, oversubscribe=True), place).layout
 
 
+def test_a_step_of_slurm_with_several_launchers_on_a_node_is_refused() -> None:
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "2"}
+    step |= {"SLURM_STEP_NODELIST": "n[1-2]"}
+    with pytest.raises(UsageError, match="srun started 4 tasks on 2 nodes") as caught:
+        planned(environ=step | {"SLURM_STEP_NUM_TASKS": "4"})
+    assert "--ntasks-per-node=1" in caught.value.hint
+    assert planned(environ=step | {"SLURM_STEP_NUM_TASKS": "2"}).layout
+    task = structs.replace(context(**step, SLURM_STEP_NUM_TASKS="4"), starts_workers=False)
+    assert wrap(WORKER, Options(), task).layout, "tasks without workers may share their work"
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "is_warned"),
+    [
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, {}, True),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}, {}, False),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, {"nnodes": 1}, False),
+        ({"SLURM_JOB_NUM_NODES": "2"}, {}, False),
+        ({}, {}, False),
+    ],
+)
+def test_a_job_of_slurm_of_which_direct_uses_one_node_is_told(
+    environ: dict[str, str], options: dict[str, int], is_warned: bool
+) -> None:
+    notes = planned(environ=environ, **options).notes
+    assert any("this job of Slurm has 2 nodes, and `direct` uses one" in note for note in notes) is is_warned
+
+
 def test_every_device_gets_a_process_of_torchrun() -> None:
     plan = planned(devices=8)
     assert plan.layout

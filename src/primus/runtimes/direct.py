@@ -88,6 +88,8 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
         UsageError: The layout or a variable is invalid.
     """
     shape = build_layout(options, context)
+    if context.starts_workers:
+        _check_step(context.environ)
     if context.starts_workers and shape.nproc > 1 and not options.oversubscribe:
         _check_processes(shape, context.facts(shape.master_of_several))
     from_files = variables.parse_variables(options.env_file, "--env-file", {}) if options.env_file else {}
@@ -120,12 +122,36 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
     hooks = () if options.no_hooks else context.hooks()
     scripts = hooks + discovery.plan_patch_files(options.patch or context.patches, context.environ)
     actions = (*plan.actions, *sorted(scripts, key=lambda action: STAGES.index(action.stage)))
-    notes = (*plan.notes, *collected.notes)
+    notes = (*plan.notes, *_list_unused_nodes(shape, context), *collected.notes)
     files = {**plan.files, **collected.files}
     policy = _build_restart_policy(options) if context.starts_workers else None
     return structs.replace(
         plan, argv=argv, env=env, files=files, layout=shape, notes=notes, actions=actions, policy=policy
     )
+
+
+def _check_step(environ: Mapping[str, str]) -> None:
+    """Check that a step of Slurm has one launcher on each node: further ones would start the same ranks again.
+
+    Raises:
+        UsageError: It has more.
+    """
+    tasks, nodes = (environ.get(name, "") for name in ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"))
+    if "SLURM_STEP_ID" in environ and tasks.isdecimal() and nodes.isdecimal() and int(tasks) > int(nodes):
+        raise UsageError(
+            f"srun started {tasks} tasks on {nodes} nodes, and each would start the ranks of its node",
+            "start one task on each node (srun --ntasks-per-node=1); direct --nproc N sets the processes of each",
+        )
+
+
+def _list_unused_nodes(shape: ClusterLayout, context: PlanContext) -> tuple[str, ...]:
+    """A warning if the launch uses one node of a job of several: in a batch script, or in the shell of salloc."""
+    environ = context.environ
+    nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
+    is_script = "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" not in environ and context.starts_workers
+    if not is_script or shape.sources.get("nnodes") != "default" or nodes == "1":
+        return ()
+    return (f"warning: this job of Slurm has {nodes} nodes, and `direct` uses one; to use all: slurm srun -- TASK",)
 
 
 def _check_processes(shape: ClusterLayout, facts: MachineFacts) -> None:
