@@ -63,7 +63,10 @@ def _read_kubeconfig_files(files: list[str], context: str | None, namespace: str
             current = current or content.get("current-context") or ""
             contexts = {each["name"]: each.get("context") or {} for each in content.get("contexts") or ()} | contexts
         except (OSError, ValueError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
-            raise UsageError(f"{file} is not a valid kubeconfig: {type(error).__name__}") from None
+            mark = getattr(error, "problem_mark", None)  # of a YAML error
+            place = f"{file}:{mark.line + 1}" if mark else file
+            problem = getattr(error, "problem", None) or getattr(error, "strerror", None) or type(error).__name__
+            raise UsageError(f"{place} is not a valid kubeconfig: {problem}", "see kubectl config view") from None
     if current not in contexts:
         problem = f"no context '{current}'" if current else "no current context"
         raise UsageError(f"{':'.join(files)}: {problem}", f"use --context {'|'.join(contexts) or 'NAME'}")
@@ -239,6 +242,8 @@ class KubernetesClient:
             409: "choose another --name, or delete the job that has it",
             422: "the server rejects a field of the job: see its message",
         }
+        if answer.status == 403 and "quota" in message:
+            hints[403] = "the job asks for more than the quota of the namespace has left: ask for less, or wait"
         problem, asked_s = f"{self._host}: {answer.status} {message}", parse_retry_after(answer.headers)
         return RequestRefused(problem, hints.get(answer.status, ""), answer.status, asked_s)
 
