@@ -18,6 +18,7 @@ from primus.machine.workload import JobWorkload
 from primus.redaction import MASK, hide_inherited_value, redact_args, redact_value
 
 if TYPE_CHECKING:
+    from primus.machine.placement.rank_groups import RankGroups
     from primus.runs.unfit_nodes import UnfitNodes
 
 
@@ -78,6 +79,15 @@ class RestartPolicy(Struct, frozen=True, kw_only=True):
     """Time without progress after which workers count as hanging; 0 disables the check."""
 
 
+class RankOrderPolicy(Struct, frozen=True):
+    """How node 0 gives the nodes of a job their ranks."""
+
+    by_network: bool = True
+    """Whether nodes that are near each other get neighboring ranks; else they keep the scheduler's."""
+    topology_file: str | None = None
+    """File of the site with the switches above each node; None takes what each node knows."""
+
+
 class LaunchPlan(Struct, frozen=True, kw_only=True):
     """One level of a launch; its processes start `inner`."""
 
@@ -100,6 +110,8 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     """Nodes and processes, if this level decides them."""
     policy: RestartPolicy | None = None
     """Supervision and restarts of its workers, if this level supervises them."""
+    rank_order: RankOrderPolicy | None = None
+    """Order of the nodes of this level; None where no order can be chosen."""
     inner: LaunchPlan | None = None
 
 
@@ -128,6 +140,8 @@ class LaunchJob(Struct, frozen=True, kw_only=True):
     check_new: Callable[[str], None] = lambda run_id: None
     """Raises UsageError if the job must not create the run with this id, because the same command has created one since
     this job was planned; called while no other run can be created."""
+    list_rank_groups: Callable[[int], Sequence[RankGroups]] = lambda world_size: ()
+    """Returns what this number of ranks exchange in a step; empty for a reduction over all of them."""
     amend: Callable[[tuple[str, ...]], LaunchJob] | None = None
     """Returns the job with further overrides, which hooks may add; None if the job accepts none."""
     patches: tuple[str, ...] = ()
@@ -181,6 +195,8 @@ class PlanContext(Struct, frozen=True, kw_only=True):
     """Variables that hooks and patches set."""
     workload: JobWorkload | None = None
     """Facts that decide the variables of the workers."""
+    node_rank: int | None = None
+    """Rank that node 0 has given to this node; None before the rendezvous."""
     terminal: str | None = None
     """Path of the terminal for the progress bar."""
     is_here: bool = True
@@ -234,6 +250,9 @@ def _format_level(plan: LaunchPlan) -> list[str]:
             f"  {name}: {getattr(shape, name)}{_format_source(shape.sources.get(name))}"
             for name in _list_layout_names(plan)
         ]
+    if plan.rank_order and plan.rank_order.by_network:
+        source = plan.rank_order.topology_file or "what each node knows of its switches"
+        lines += [f"  order of ranks: near nodes beside each other, by {source}"]
     if plan.policy:
         lines += ["supervision:", *(f"  {line}" for line in _format_policy(plan.policy))]
     if plan.env:

@@ -2,7 +2,9 @@
 # A Slurm cluster on this machine, for tests: munged, slurmctld, and one slurmd for each node. Root, Debian.
 #
 #   slurm.sh install               the packages
-#   slurm.sh up DIR [NODES]        start nodes n1, n2, ... with their state in DIR; clients then need SLURM_CONF=DIR/slurm.conf
+#   slurm.sh up DIR [NODES [LEAVES]]   start nodes n1, n2, ... with their state in DIR; clients then need
+#                                  SLURM_CONF=DIR/slurm.conf. They stand in turn below the switches leaf1, leaf2, ...,
+#                                  and two of these below each spine
 #   slurm.sh kill-node DIR NODE    the node dies: its slurmd and all that runs under it
 #   slurm.sh start-node DIR NODE   it is back
 #   slurm.sh mount DIR FROM TO     the nodes have the files of FROM in the folder TO, and the machine of the user has not
@@ -63,7 +65,18 @@ mount_on_nodes() { # FROM TO
     done
 }
 
-write_configuration() { # NODES
+write_topology() { # NODES LEAVES
+    local i j
+    for ((i = 1; i <= $2; i++)); do
+        echo "SwitchName=leaf$i Nodes=$(for ((j = i; j <= $1; j += $2)); do printf 'n%d,' "$j"; done | sed 's/,$//')"
+    done
+    for ((i = 1; i <= $2; i += 2)); do
+        echo "SwitchName=spine$(((i + 1) / 2)) Switches=leaf$i$([ "$i" = "$2" ] || printf ',leaf%d' $((i + 1)))"
+    done
+    echo "SwitchName=core Switches=spine[1-$((($2 + 1) / 2))]"
+}
+
+write_configuration() { # NODES LEAVES
     local number=$(($(printf %s "$dir" | cksum | cut -d ' ' -f 1) % 900)) i
     # Jobs take their master port from their id (20000 to 29999): those of two clusters on this machine must differ.
     local base=$((10000 + number * 10)) first_job=$((1 + number * 100))
@@ -108,13 +121,14 @@ CONF
     done >>"$conf"
     echo "PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP" >>"$conf"
     echo "CgroupAutomount=no" >"$dir/cgroup.conf"
+    [ "$2" = 0 ] || { echo "TopologyPlugin=topology/tree" >>"$conf" && write_topology "$1" "$2" >"$dir/topology.conf"; }
 }
 
 all_idle() { [ "$(sinfo -h -t idle -o %D)" = "$1" ]; }
 
-up() { # NODES
+up() { # NODES LEAVES
     local i
-    write_configuration "$1"
+    write_configuration "$1" "$2"
     munged --force --key-file="$dir/munge/key" --socket="$dir/munge/socket" --pid-file="$dir/munge/pid" \
         --log-file="$dir/munge.log" --seed-file="$dir/munge/seed" --num-threads=2 || fail "munged does not start"
     until_true 10 munge -S "$dir/munge/socket" -n || fail "munged does not answer"
@@ -147,10 +161,10 @@ down() {
 
 export PATH=$PATH:/usr/sbin:/sbin
 case ${1-} in
-    up) up "${3:-2}" ;;
+    up) up "${3:-2}" "${4:-0}" ;;
     down) down ;;
     kill-node) end_node "$3" ;;
     start-node) start_node "$3" ;;
     mount) mount_on_nodes "$3" "$4" ;;
-    *) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

@@ -101,17 +101,23 @@ def find_launch_log(run: Run, node_rank: int) -> Path:
     return run.directory / "logs" / (f"launch.node_{node_rank}.log" if node_rank else "launch.log")
 
 
-def move_node_files(source: Path, target: Path, shape: ClusterLayout) -> None:
-    """Move logs and records of the private folder to the run folder; a log that exists there is appended to."""
+def move_node_files(source: Path, target: Path, joined_as: int, node_rank: int) -> None:
+    """Move logs and records of the private folder to the run folder; a log that exists there is appended to.
+
+    Args:
+        joined_as: Rank of the node when it wrote them.
+        node_rank: Its rank since the rendezvous.
+    """
     from primus.runs import patch_records  # for jobs of several nodes only
 
     for file in sorted((source / HOOK_LOGS).glob("*.log")):
         (target / HOOK_LOGS).mkdir(parents=True, exist_ok=True)
-        with (target / HOOK_LOGS / file.name).open("ab") as log:
+        name = file.name.replace(f".node_{joined_as}.log", f".node_{node_rank}.log")
+        with (target / HOOK_LOGS / name).open("ab") as log:
             log.write(file.read_bytes())
-    record = Path(patch_records.index_path(shape.node_rank))
-    if (source / record).is_file():
-        write_text(target / record, (source / record).read_text(encoding="utf-8"))
+    record = source / patch_records.index_path(joined_as)
+    if record.is_file():
+        write_text(target / patch_records.index_path(node_rank), record.read_text(encoding="utf-8"))
 
 
 def record_start(launch: Launch, run: Run, say: Say, *, keeps_record: bool) -> None:

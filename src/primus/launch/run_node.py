@@ -31,6 +31,7 @@ from primus.launch.run_folder import HOOK_LOGS, move_node_files, open_run
 from primus.launch.supervision import attempt_loop
 from primus.launch.supervision.attempt_loop import NodeSession
 from primus.machine.cluster import ClusterLayout, find_node_name
+from primus.machine.placement.node_place import read_own_place
 from primus.messages import Say
 from primus.plan import Variable, redact_plan
 from primus.redaction import is_secret_name, learn
@@ -87,7 +88,7 @@ def _run_head_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: NodeCo
         pending = _PendingLaunch(launch, run)
         try:
             _prepare_node(pending, context, nodes)
-            _wait_for_nodes(pending, run, shape, nodes)
+            _wait_for_nodes(pending, run, shape, nodes, say)
             if nodes.kept:
                 _report_unfit_nodes(run, nodes, launch, say)
             outcome = _run_workers(_make_session(pending.launch, run, nodes, say, keeps_record=True), pending.launch)
@@ -117,8 +118,9 @@ def _run_other_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: NodeC
             shutil.rmtree(private)
         raise
     run = open_run(launch)
+    joined_as, shape = shape, launch.plan.layout or shape
     # Before the workers start, so that readers of the run folder find the logs of the hooks there.
-    move_node_files(private, run.directory, shape)
+    move_node_files(private, run.directory, joined_as.node_rank, shape.node_rank)
     shutil.rmtree(private)
     context = _make_hook_context(launch, shape, run.directory, run, say)
     # Nodes may share the folder: the one that holds the lock keeps the record, usually node 0.
@@ -306,13 +308,17 @@ def _join_run(pending: _PendingLaunch, shape: ClusterLayout, nodes: NodeConnecti
     assert shape.master_port is not None
     head = rendezvous.HeadAddress(shape.master_addr, shape.master_port)
     fingerprint, timeout_s = _compute_fingerprint(pending.per_node, shape), _choose_rendezvous_timeout_s(pending.launch)
-    reply = rendezvous.join_rendezvous(head, shape.node_rank, fingerprint, timeout_s, nodes.kept)
+    place = read_own_place(pending.launch.context.environ)
+    reply = rendezvous.join_rendezvous(head, shape.node_rank, fingerprint, timeout_s, nodes.kept, place)
     # Planned again in that folder; then the settings that node 0 made for all nodes are applied.
     launch = pending.launch
     directory = Path(launch.directory).parent / reply.run_id
     # On a shared file system node 0 has created the folder; otherwise this node creates one with the same name.
     job = structs.replace(launch.job, resume=str(directory) if directory.exists() else None)
-    there = plan_attempt(structs.replace(launch, job=job, directory=str(directory), attempt=reply.attempt))
+    context = structs.replace(launch.context, node_rank=reply.node_rank)
+    there = plan_attempt(
+        structs.replace(launch, job=job, directory=str(directory), attempt=reply.attempt, context=context)
+    )
     return amend_launch(there, reply.env, reply.extra)
 
 
@@ -326,16 +332,24 @@ def _compute_fingerprint(launch: Launch, shape: ClusterLayout) -> str:
     return digest.hexdigest()
 
 
-def _wait_for_nodes(pending: _PendingLaunch, run: Run, shape: ClusterLayout, nodes: NodeConnections) -> None:
-    """Node 0: wait for the others, and send them the run and the settings for all nodes."""
+def _wait_for_nodes(pending: _PendingLaunch, run: Run, shape: ClusterLayout, nodes: NodeConnections, say: Say) -> None:
+    """Node 0: wait for the others, and send them the run, their ranks and the settings for all nodes."""
     if shape.nnodes == 1:
         return
+    from primus.launch.node_order import assign_node_ranks  # for jobs of several nodes only
+
     assert shape.master_port is not None
     host = find_node_name()
     reply = rendezvous.JoinReply(run.id, pending.launch.attempt, env=pending.env, extra=pending.extra, host=host)
     timeout_s = _choose_rendezvous_timeout_s(pending.launch)
     rendezvous.lead_rendezvous(
-        shape.master_port, shape.nnodes, reply, _compute_fingerprint(pending.per_node, shape), timeout_s, nodes.kept
+        shape.master_port,
+        shape.nnodes,
+        reply,
+        _compute_fingerprint(pending.per_node, shape),
+        timeout_s,
+        nodes.kept,
+        lambda peers: assign_node_ranks(pending.launch, run, peers, say),
     )
 
 

@@ -13,12 +13,12 @@ from primus.config.docs import read_field_docs
 from primus.errors import UsageError, did_you_mean
 from primus.machine import measurements
 from primus.machine.facts import DeviceKind, MachineFacts
+from primus.machine.host_list import expand_hosts
 from primus.machine.measurements import MeasurementPlan
 from primus.preflight.findings import site, thresholds
 from primus.preflight.findings.node import GROUPS, Group
 from primus.preflight.findings.site import SiteExpectations
 from primus.preflight.findings.thresholds import Thresholds
-from primus.preflight.nodes import collect_reports
 from primus.preflight.performance import judge as performance
 from primus.preflight.performance.judge import Demands
 from primus.preflight.report import formats as report
@@ -303,7 +303,7 @@ def validate_check_names(options: Options) -> None:
         if group not in report.TITLES or not dot:
             hint = did_you_mean(group, report.TITLES) if dot else "as the report names it: host.memlock"
             raise UsageError(f"--ignore {name}: a check has a group and a name", hint)
-    collect_reports.expand_hosts(options.expected_nodes or "")
+    expand_hosts(options.expected_nodes or "")
     if options.report_file_name and not re.fullmatch(r"\w[\w.-]*", options.report_file_name):
         raise UsageError(f"--report-file-name {options.report_file_name}: not a name", "use letters, digits and . _ -")
 

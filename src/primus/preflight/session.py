@@ -18,6 +18,7 @@ from primus.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNFIT, PrimusError
 from primus.machine import measurements
 from primus.machine.cluster import ClusterLayout
 from primus.machine.facts import MachineFacts
+from primus.machine.host_list import expand_hosts
 from primus.machine.measurements import MeasurementPlan
 from primus.machine.probe import find_machine_root
 from primus.machine.tree import FileTree
@@ -229,7 +230,7 @@ def _build_report(
     """The report of all nodes; nodes that were expected by name and did not respond are missing."""
     there = [one.host for one in nodes]
     named = [finding.host for finding in findings if finding.check == "cluster.missing"]
-    wanted = [host.partition(".")[0] for host in collect_reports.expand_hosts(options.expected_nodes or "")]
+    wanted = [host.partition(".")[0] for host in expand_hosts(options.expected_nodes or "")]
     absent = [host for host in wanted if host not in there and host not in named]
     return ClusterReport(
         id=options.report_file_name or create_run_id(node.now),
@@ -319,4 +320,4 @@ def _list_folders(options: Options, context: TaskContext) -> Iterator[tuple[str,
 
 def _list_host_names(options: Options, context: TaskContext) -> list[str]:
     """Host names of the nodes by rank, as Slurm or the user specifies them; empty if neither does."""
-    return collect_reports.expand_hosts(context.environ.get("SLURM_STEP_NODELIST", "") or options.expected_nodes or "")
+    return expand_hosts(context.environ.get("SLURM_STEP_NODELIST", "") or options.expected_nodes or "")

@@ -20,7 +20,7 @@ from primus.launch.supervision.agent_report import AGENT, name_agent_report_file
 from primus.machine.cluster import RANK_VARIABLES, ClusterLayout, LayoutFlags, find_layout
 from primus.machine.devices import count_devices, list_usable_devices
 from primus.machine.facts import MachineFacts
-from primus.plan import LaunchPlan, PlanContext, RestartPolicy, Variable, extends_list
+from primus.plan import LaunchPlan, PlanContext, RankOrderPolicy, RestartPolicy, Variable, extends_list
 from primus.runs.processes import NSYS_SESSION, ROCPROF_ATTACH
 from primus.runs.store import Run
 
@@ -77,6 +77,12 @@ class Options(Struct, frozen=True, kw_only=True):
     """Seconds before the first restart; doubled for each further one without progress."""
     hang_timeout: Annotated[float, Meta(ge=0)] = 600.0
     """Seconds without progress in a training step after which a rank counts as hanging; 0 disables the check."""
+    rank_order: Literal["network", "scheduler"] = "network"
+    """Ranks of three and more nodes: `network` puts nodes below one switch beside each other, `scheduler` keeps the
+    order in which they were given."""
+    topology_file: str | None = None
+    """File of the switches above each node: YAML, CSV or Slurm's topology.conf (default: PRIMUS_TOPOLOGY_FILE, else
+    what each node knows)."""
     rdzv_backend: Literal["static", "c10d"] = "static"
     """Rendezvous of torchrun on several nodes: static keeps the node ranks, c10d assigns them in order of arrival."""
 
@@ -126,7 +132,15 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
     files = {**plan.files, **collected.files}
     policy = _build_restart_policy(options) if context.starts_workers else None
     return structs.replace(
-        plan, argv=argv, env=env, files=files, layout=shape, notes=notes, actions=actions, policy=policy
+        plan,
+        argv=argv,
+        env=env,
+        files=files,
+        layout=shape,
+        notes=notes,
+        actions=actions,
+        policy=policy,
+        rank_order=_choose_rank_order(options, shape, context),
     )
 
 
@@ -183,6 +197,14 @@ def _build_restart_policy(options: Options) -> RestartPolicy:
     )
 
 
+def _choose_rank_order(options: Options, shape: ClusterLayout, context: PlanContext) -> RankOrderPolicy | None:
+    """Order of the nodes; None where torchrun numbers them, or no worker starts."""
+    if shape.nnodes == 1 or not context.starts_workers or options.rdzv_backend == "c10d":
+        return None
+    file = options.topology_file or context.environ.get("PRIMUS_TOPOLOGY_FILE")
+    return RankOrderPolicy(by_network=options.rank_order == "network", topology_file=file)
+
+
 def build_layout(options: Options, context: PlanContext) -> ClusterLayout:
     """Number of nodes and processes, from `options` and the environment.
 
@@ -196,7 +218,7 @@ def build_layout(options: Options, context: PlanContext) -> ClusterLayout:
     flags = LayoutFlags(
         nproc=options.nproc,
         nnodes=options.nnodes,
-        node_rank=options.node_rank,
+        node_rank=options.node_rank if context.node_rank is None else context.node_rank,
         master_addr=options.master_addr,
         master_port=options.master_port,
     )

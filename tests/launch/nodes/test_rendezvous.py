@@ -7,7 +7,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -50,6 +50,37 @@ def test_every_node_gets_the_run_of_node_0(port: int) -> None:
     nodes = [in_thread(lambda rank=rank: rendezvous.join_rendezvous(head(port), rank, "same", 10)) for rank in (1, 2)]
     rendezvous.lead_rendezvous(port, 3, REPLY, "same", 10)
     assert [node() for node in nodes] == [REPLY, REPLY]
+
+
+def test_node_0_gives_the_nodes_their_ranks_by_where_they_stand(port: int) -> None:
+    kept: dict[int, rendezvous.RendezvousPeer] = {}
+    seen: dict[int, tuple[str, ...]] = {}
+
+    def swap(peers: Mapping[int, rendezvous.RendezvousPeer]) -> dict[int, int]:
+        seen.update({rank: peer.place for rank, peer in peers.items()})
+        return {1: 2, 2: 1}
+
+    nodes = [
+        in_thread(lambda rank=rank: rendezvous.join_rendezvous(head(port), rank, "same", 10, place=(f"leaf{rank}",)))
+        for rank in (1, 2, 3)
+    ]
+    rendezvous.lead_rendezvous(port, 4, REPLY, "same", 10, kept, swap)
+    replies = [node() for node in nodes]
+    assert [reply.node_rank for reply in replies if isinstance(reply, JoinReply)] == [2, 1, None]
+    assert seen == {1: ("leaf1",), 2: ("leaf2",), 3: ("leaf3",)}
+    assert {rank: peer.place for rank, peer in kept.items()} == {1: ("leaf2",), 2: ("leaf1",), 3: ("leaf3",)}
+    for peer in kept.values():
+        peer.stream.close()
+
+
+def test_nodes_learn_why_node_0_cannot_give_them_ranks(port: int) -> None:
+    def fail(peers: Mapping[int, rendezvous.RendezvousPeer]) -> dict[int, int]:
+        raise UsageError("topology.yaml names no node")
+
+    node = in_thread(lambda: rendezvous.join_rendezvous(head(port), 1, "same", 10))
+    with pytest.raises(UsageError, match="names no node"):
+        rendezvous.lead_rendezvous(port, 2, REPLY, "same", 10, assign_ranks=fail)
+    assert "names no node" in str(node())
 
 
 def test_a_node_that_starts_first_waits_for_node_0(port: int) -> None:

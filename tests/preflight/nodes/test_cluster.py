@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from primus.errors import UsageError
+from primus.machine.host_list import expand_hosts
 from primus.preflight.findings.finding import CheckFinding, NodeReport, Status
-from primus.preflight.nodes import cluster, collect_reports
+from primus.preflight.nodes import cluster
 from primus.preflight.nodes.cluster import ClusterReport, Verdict
 from primus.preflight.report import formats as report
 from primus.preflight.report import grouping
@@ -84,24 +84,6 @@ def test_a_clock_that_is_far_off_is_a_warning() -> None:
         for one in cluster.compare_nodes([of("a"), of("b"), of("c")], 30.0, {"b": -31.0, "c": 29.0})
     }
     assert found == {"b": "warn", "c": "ok"}
-
-
-@pytest.mark.parametrize(
-    ("nodes", "expected"),
-    [
-        ("a", ["a"]), ("a,b", ["a", "b"]), ("n[08-11]", ["n08", "n09", "n10", "n11"]),
-        ("n[1,3-4]-x", ["n1-x", "n3-x", "n4-x"]),
-        ("r[1-2]n[1-2],z", ["r1n1", "r1n2", "r2n1", "r2n2", "z"]), ("", []),
-    ],
-)  # fmt: skip
-def test_node_lists_are_expanded_as_slurm_does(nodes: str, expected: list[str]) -> None:
-    assert collect_reports.expand_hosts(nodes) == expected
-
-
-@pytest.mark.parametrize("nodes", ["n[1-", "n[a-b]", "n]1[", "a b", "n[1,,2]"])
-def test_what_is_no_list_of_nodes_is_refused(nodes: str) -> None:
-    with pytest.raises(UsageError):
-        collect_reports.expand_hosts(nodes)
 
 
 def test_the_headline_counts_what_is_wrong_with_no_node_in_particular() -> None:
@@ -194,7 +176,7 @@ def test_a_fault_of_one_device_is_never_told_of_another_node() -> None:
 
 @given(st.sets(st.from_regex(r"[a-z]{1,3}[0-9]{0,3}(-[a-z])?", fullmatch=True), min_size=1))
 def test_a_folded_list_of_nodes_expands_to_the_same_nodes(hosts: set[str]) -> None:
-    assert sorted(collect_reports.expand_hosts(grouping.fold_hosts(hosts))) == sorted(hosts)
+    assert sorted(expand_hosts(grouping.fold_hosts(hosts))) == sorted(hosts)
 
 
 def test_nodes_are_folded_as_slurm_lists_them() -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from primus.errors import EXIT_FAILED, EXIT_USAGE, PrimusError, UsageError
 from primus.launch.nodes.message_stream import Deadline, MessageStream, accept_stream, converse_with_head, open_listener
@@ -46,6 +46,8 @@ class JoinRequest(Struct, frozen=True):
     """Why this node cannot start."""
     exit_code: int = EXIT_FAILED
     host: str = ""
+    place: tuple[str, ...] = ()
+    """Switches above this node, outermost first, where it knows them."""
 
 
 class RendezvousPeer(Struct, frozen=True):
@@ -53,6 +55,7 @@ class RendezvousPeer(Struct, frozen=True):
 
     stream: MessageStream
     host: str = ""
+    place: tuple[str, ...] = ()
 
 
 class JoinReply(Struct, frozen=True):
@@ -71,6 +74,12 @@ class JoinReply(Struct, frozen=True):
     """Arguments that change the experiment on all nodes."""
     host: str = ""
     """Name of node 0's host."""
+    node_rank: int | None = None
+    """Rank of the requesting node from now on; None if it keeps its own."""
+
+
+AssignRanks = Callable[[Mapping[int, RendezvousPeer]], Mapping[int, int]]
+"""Gives the nodes other than 0 their ranks, from the nodes by the ranks that they joined with."""
 
 
 class NodeFailed(PrimusError):
@@ -94,6 +103,7 @@ def lead_rendezvous(
     fingerprint: str,
     timeout_s: float,
     kept: dict[int, RendezvousPeer] | None = None,
+    assign_ranks: AssignRanks = lambda peers: {},
 ) -> None:
     """Node 0: wait until all nodes have joined, then send each of them the run, or the reason why nothing starts.
 
@@ -103,7 +113,8 @@ def lead_rendezvous(
         reply: What the other nodes get.
         fingerprint: Hash of what must be equal on all nodes.
         timeout_s: Limit for all of them to join.
-        kept: Filled with the nodes, whose connections then stay open.
+        kept: Filled with the nodes by their new ranks, whose connections then stay open.
+        assign_ranks: Chooses the ranks once all have joined; a node that it leaves out keeps its own.
 
     Raises:
         PrimusError: The port is in use, a node did not join in time, failed, or has another configuration.
@@ -112,6 +123,7 @@ def lead_rendezvous(
     with closing(open_listener(port)) as listener:
         try:
             _accept_peers(listener, nnodes, fingerprint, timeout_s, waiting, kept)
+            new_ranks = assign_ranks(waiting)
         except NodeFailed as error:
             # Others may not have connected yet: they get the reason too, instead of a time-out after ten minutes.
             _send_abort(listener, nnodes, error.problem, error.exit_code, waiting, kept)
@@ -119,7 +131,10 @@ def lead_rendezvous(
         except PrimusError as error:
             _send_replies(waiting, JoinReply("", 0, error.problem), kept)
             raise
-        _send_replies(waiting, reply, kept)
+        for rank, peer in waiting.items():
+            new_rank = new_ranks.get(rank)
+            own_reply = structs.replace(reply, node_rank=new_rank)
+            _send_replies({rank if new_rank is None else new_rank: peer}, own_reply, kept)
 
 
 def abort_rendezvous(
@@ -170,7 +185,7 @@ def _accept_request(
     if request is None:
         stream.close()
         return None, None
-    return request, RendezvousPeer(stream, request.host)
+    return request, RendezvousPeer(stream, request.host, request.place)
 
 
 def _accept_peers(
@@ -236,6 +251,7 @@ def join_rendezvous(
     fingerprint: str,
     timeout_s: float,
     kept: dict[int, RendezvousPeer] | None = None,
+    place: tuple[str, ...] = (),
 ) -> JoinReply:
     """Another node: ask node 0 for the run, trying until it listens, and wait until all nodes have joined.
 
@@ -245,12 +261,13 @@ def join_rendezvous(
         fingerprint: Hash of what must be equal on all nodes.
         timeout_s: Limit for all of them to join.
         kept: Filled with node 0, whose connection then stays open.
+        place: Switches above this node, outermost first.
 
     Raises:
         PrimusError: Node 0 was not reached in time, or refuses this node.
         NodeFailed: A node cannot start.
     """
-    request = JoinRequest(node_rank, fingerprint, host=find_node_name())
+    request = JoinRequest(node_rank, fingerprint, host=find_node_name(), place=place)
     reply = _request_join(head, request, timeout_s, kept)
     if reply.failure:
         raise NodeFailed(reply.failure, reply.exit_code)

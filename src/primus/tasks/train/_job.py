@@ -20,6 +20,7 @@ from primus.config.source import format_yaml_value
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.framework import FRAMEWORKS
 from primus.machine.facts import DeviceKind
+from primus.machine.placement.rank_groups import RankGroups
 from primus.plan import LaunchJob, Variable
 from primus.runs import lock
 from primus.runs.differences import compare_mappings
@@ -201,6 +202,7 @@ def _allow_hook_changes(
                 env=fresh.env,
                 workload=fresh.workload,
                 check=fresh.check,
+                list_rank_groups=fresh.list_rank_groups,
                 device=fresh.device,
                 engines=fresh.engines,
                 allows_any_version=fresh.allows_any_version,
@@ -248,12 +250,18 @@ def _build_training_job(resolved: Resolved, files: Mapping[str, str], resume: Ru
     def check(world_size: int) -> None:
         checks.count_accumulation_steps(resolved, world_size)
 
+    def list_groups(world_size: int) -> Sequence[RankGroups]:
+        from primus.models.communication import list_rank_groups  # for jobs of several nodes only
+
+        return list_rank_groups(asked.trainer, world_size)
+
     return LaunchJob(
         name=asked.exp_name,
         workspace=asked.workspace,
         files=files,
         env={**_find_secret_settings(asked), **variables},
         check=check,
+        list_rank_groups=list_groups,
         find_cpu_problem=partial(experiment.find_cpu_problem, asked),
         device=_find_required_device(asked),
         framework=asked.trainer.framework,
