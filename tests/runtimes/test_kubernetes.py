@@ -71,10 +71,34 @@ FORMS = {
     "cpu": ("create", "--gpu", "0", "--cpu", "2", *EXP),
     "nodelist": (
         *("create", "--replica", "2", "--nodelist", "n1,n2", "--nodelist=n3", "--exclude", "n2,n9", *EXP),
-        *("--queue", "team", "--priority-class", "high", "--service-account", "trainer", "--max-restarts", "0"),
+        *(
+            "--queue",
+            "team",
+            "--placement",
+            "near",
+            "--priority-class",
+            "high",
+            "--service-account",
+            "trainer",
+            "--max-restarts",
+            "0",
+        ),
     ),
     "host-network": ("create", "--replica", "2", "--host-network", "--port", "29777", "--rdma", "rdma/hca=8", *EXP),
-    "trainjob": ("create", "--target", "trainjob", "--replica", "2", *EXP, "--volume", "runs:/runs", "--queue", "team"),
+    "trainjob": (
+        "create",
+        "--target",
+        "trainjob",
+        "--replica",
+        "2",
+        *EXP,
+        "--volume",
+        "runs:/runs",
+        "--queue",
+        "team",
+        "--placement",
+        "cloud.provider.com/topology-rack",
+    ),
     "trainjob-host-network": (
         *("create", "--target", "trainjob", "--replica", "2", "--host-network", "--vendor", "nvidia", *EXP),
         *("-n", "ml", "--max-restarts", "5"),
@@ -423,3 +447,24 @@ def test_every_option_that_a_target_does_not_have_is_refused() -> None:
     with pytest.raises(Exception, match="jobset does not support --priority"):
         objects.check(Options(image="X", priority=1))
     assert pod.escape_variable_references("a$b") == "a$$b"
+
+
+def test_a_node_label_places_a_jobset_without_a_queue(workplace: Path) -> None:
+    label = "cloud.provider.com/topology-rack"
+    shown = dry_run(workplace, "create", "--replica", "2", *EXP, "--placement", label)
+    assert f"    alpha.jobset.sigs.k8s.io/exclusive-topology: {label}" in shown
+    assert "kueue" not in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--placement", "near"), "does not know switches"),
+        (("--placement", "rack", "--queue", "team"), "neither near nor any nor a node label"),
+        (("--placement", "a.example/rack", "--target", "trainjob"), "a TrainJob is placed by Kueue only"),
+        (("--placement", "near", "--url", "https://safe.example.org"), "the server places its jobs"),
+    ],
+)
+def test_a_placement_that_nothing_can_give_is_refused(workplace: Path, words: tuple[str, ...], problem: str) -> None:
+    done = cli.run("--dry-run", "kubernetes", "create", "--replica", "2", *EXP, *words, cwd=workplace)
+    assert (done.returncode, problem in done.stderr) == (2, True), done.stderr

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.tools import tool
 from primus.errors import UsageError
 from primus.launch.prepare import find_entry_point
 from primus.plan import LaunchPlan, PlanContext, Variable
 from primus.runtimes.slurm import parse, wrap
+from primus.runtimes.slurm.leaf_switches import fit_to_cluster
 from primus.runtimes.slurm.options import find_num_nodes, find_option_value
 from primus.runtimes.slurm.script import limit_s
 from primus.runtimes.slurm.submit import build_command_environment
@@ -123,6 +126,58 @@ def test_a_line_that_sbatch_would_misread_goes_to_the_command_line() -> None:
 def test_options_are_repeated_where_a_variable_would_overrule_the_script() -> None:
     plan = planned("sbatch", "-p", "gpu", SBATCH_PARTITION="cpu")
     assert plan.argv == ("sbatch", "--parsable", "-p", "gpu", f"{DIRECTORY}/job.sh")
+
+
+def test_a_placement_becomes_options_of_slurm() -> None:
+    near = planned("srun", "-N", "16", "--placement", "near")
+    assert "--switches=1@00:05:00" in near.argv
+    assert any("as few switches as hold the nodes" in note for note in near.notes)
+    assert "--switches=1@365-00:00:00" in planned("sbatch", "-N", "4", "--placement=leaf").argv
+    assert "--segment=4" in planned("sbatch", "-N", "4", "--placement=block").argv
+    unplaced = planned("sbatch", "-N", "4", "--placement=any")
+    assert not any(word.startswith(("--switches", "--segment", "--placement")) for word in unplaced.argv)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--placement=rack"], "leaf switches or blocks"),
+        (["--placement"], "needs a value"),
+        (["--placement=near", "--switches=2"], "cannot be combined with --switches"),
+    ],
+)
+def test_a_placement_that_slurm_cannot_give_is_refused(words: list[str], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        parse(["sbatch", "-N", "4", *words])
+
+
+TREE = """echo 'SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=n[1-4]'
+echo 'SwitchName=leaf2 Level=0 LinkSpeed=1 Nodes=n[5-10]'
+echo 'SwitchName=core Level=1 LinkSpeed=1 Nodes=n[1-10] Switches=leaf[1-2]'"""
+
+
+@pytest.mark.parametrize(("nodes", "switches"), [(6, 1), (7, 2), (10, 2), (11, 1)])
+def test_near_nodes_take_the_fewest_switches_that_hold_them(nodes: int, switches: int, tmp_path: Path) -> None:
+    argv = ("sbatch", "--switches=1@00:05:00", "job.sh")
+    fitted = fit_to_cluster(argv, "near", nodes, tool(tmp_path / "bin", "scontrol", TREE), lambda line: None)
+    assert fitted == ("sbatch", f"--switches={switches}@00:05:00", "job.sh")
+
+
+def test_a_cluster_without_switches_places_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    environ = tool(tmp_path / "bin", "scontrol", "true")
+    assert fit_to_cluster(("srun", "--switches=1@00:05:00", "x"), "near", 4, environ, said.append) == ("srun", "x")
+    assert "--placement near changes nothing" in said[0]
+    with pytest.raises(UsageError, match="no switches that Slurm knows"):
+        fit_to_cluster(("srun", "--switches=1@365-00:00:00", "x"), "leaf", 4, environ, said.append)
+
+
+def test_a_leaf_must_be_large_enough_and_a_step_is_placed_with_its_job(tmp_path: Path) -> None:
+    environ = tool(tmp_path / "bin", "scontrol", TREE)
+    with pytest.raises(UsageError, match="the largest leaf has 6 nodes, 7 are asked for"):
+        fit_to_cluster(("sbatch", "--switches=1@365-00:00:00"), "leaf", 7, environ, lambda line: None)
+    with pytest.raises(UsageError, match="the nodes of this job are chosen already"):
+        fit_to_cluster(("srun",), "near", 2, {**environ, "SLURM_JOB_ID": "1"}, lambda line: None)
 
 
 def test_spare_nodes_are_allocated_and_not_used() -> None:

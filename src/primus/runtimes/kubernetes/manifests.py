@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from primus.errors import UsageError
 from primus.launch.supervision.restart_policy import NO_RESTART_CODE
-from primus.runtimes.kubernetes import names, node_script, pod
+from primus.runtimes.kubernetes import names, node_script, placement, pod
 from primus.runtimes.kubernetes.options import Options
 from primus.runtimes.kubernetes.pod import Manifest
 from primus.runtimes.kubernetes.target import JobSpec
@@ -60,8 +60,10 @@ def _build_metadata(job_spec: JobSpec, name: str, **labels: str) -> Manifest:
 
 
 def _build_job_metadata(job_spec: JobSpec) -> Manifest:
-    queue = job_spec.options.queue
-    return _build_metadata(job_spec, job_spec.name, **({names.QUEUE: queue} if queue else {}))
+    options = job_spec.options
+    meta = _build_metadata(job_spec, job_spec.name, **({names.QUEUE: options.queue} if options.queue else {}))
+    annotations = placement.build_job_annotations(options)
+    return {**meta, "annotations": annotations} if annotations else meta
 
 
 def _build_config_map(job_spec: JobSpec) -> Manifest:
@@ -163,7 +165,9 @@ def _build_pod_override(job_spec: JobSpec) -> Manifest:
     """Overrides of the pods of an existing runtime."""
     container = {"name": names.REPLICATED_JOB, **pod.build_container_override(job_spec)}
     spec = {**pod.build_pod_spec_override(job_spec), "containers": [container]}
-    job = {"name": names.REPLICATED_JOB, "template": {"spec": {"template": {"spec": spec}}}}
+    annotations = pod.build_annotations(job_spec.options)
+    template = {"metadata": annotations, "spec": spec} if annotations else {"spec": spec}
+    job = {"name": names.REPLICATED_JOB, "template": {"spec": {"template": template}}}
     return {"manager": "primus.amd.com/cli", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
 
 

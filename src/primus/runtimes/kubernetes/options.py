@@ -117,6 +117,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Folder of the list of unfit nodes, which the job avoids (default: PRIMUS_UNFIT_NODES, else that of the user)."""
     queue: str | None = None
     """Kueue queue that admits the job."""
+    placement: str | None = None
+    """Where the pods shall stand: near (few switches, by Kueue), any, or a node label that they must share."""
     priority_class: str | None = None
     """Priority class of the pods."""
     priority: int | None = None

@@ -7,7 +7,7 @@ from typing import Any
 from primus.errors import UsageError
 from primus.launch.supervision.restart_policy import NO_RESTART_CODE
 from primus.machine.cluster import NODE_NAME_VARIABLE
-from primus.runtimes.kubernetes import names, node_script, volumes
+from primus.runtimes.kubernetes import names, node_script, placement, volumes
 from primus.runtimes.kubernetes.job_spec import NO_VOLUME, list_secret_references
 from primus.runtimes.kubernetes.options import Options
 from primus.runtimes.kubernetes.target import JobSpec
@@ -29,7 +29,13 @@ def build_pod_template(job_spec: JobSpec, container: Manifest) -> Manifest:
         spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     if options.priority_class:
         spec["priorityClassName"] = options.priority_class
-    return {"metadata": {"labels": build_labels(job_spec)}, "spec": spec}
+    return {"metadata": {"labels": build_labels(job_spec), **build_annotations(options)}, "spec": spec}
+
+
+def build_annotations(options: Options) -> Manifest:
+    """The annotations of the pods' metadata, which place them."""
+    annotations = placement.build_pod_annotations(options)
+    return {"annotations": annotations} if annotations else {}
 
 
 def build_labels(job_spec: JobSpec) -> dict[str, str]:

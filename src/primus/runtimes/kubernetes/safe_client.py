@@ -98,6 +98,7 @@ _NOT_OURS = {
     "pull_secret": "a workspace has its own",
     "secret": "the server cannot set a variable from a secret; --env NAME sends the value of your shell",
     "queue": "the server has its own queue",
+    "placement": "the server places its jobs",
     "priority_class": "use --priority",
     "service_account": "the server chooses it",
     "port": "the server chooses it",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from primus.errors import UsageError
 from primus.plan import LaunchPlan, PlanContext, RestartPolicy
 from primus.runtimes.slurm import script
-from primus.runtimes.slurm.options import SPELLINGS, Options, find_option_value, parse
+from primus.runtimes.slurm.options import SPELLINGS, Options, find_num_nodes, find_option_value, parse
+from primus.runtimes.slurm.placement import describe_placement, list_placement_options
 
 if TYPE_CHECKING:
     from primus.messages import Say
@@ -44,9 +45,9 @@ def _plan_step(plan: LaunchPlan, options: Options, context: PlanContext) -> Laun
         if (name := option[2:].partition("=")[0]) not in given and not ("pty" in given and name in DROPPED_WITH_PTY)
     ]
     return LaunchPlan(
-        argv=("srun", *ours, *options.slurm, *context.there),
+        argv=("srun", *ours, *options.slurm, *_list_placement_words(options), *context.there),
         env=plan.env,
-        notes=_list_export_notes(plan, options),
+        notes=(*_list_export_notes(plan, options), *describe_placement(options.placement)),
         inner=plan,
     )
 
@@ -75,13 +76,17 @@ def _plan_batch_job(plan: LaunchPlan, options: Options, context: PlanContext) ->
     test = ("--test-only",) if options.test_only else ()
     policy = RestartPolicy(max_restarts=script.max_restarts(options), backoff_s=options.restart_delay)
     return LaunchPlan(
-        argv=("sbatch", "--parsable", *test, *repeated, *others, file),
+        argv=("sbatch", "--parsable", *test, *repeated, *others, *_list_placement_words(options), file),
         env=plan.env,
         files={file: script.format_batch_script(batch)},
-        notes=_list_export_notes(plan, options),
+        notes=(*_list_export_notes(plan, options), *describe_placement(options.placement)),
         policy=policy,
         inner=plan,
     )
+
+
+def _list_placement_words(options: Options) -> tuple[str, ...]:
+    return list_placement_options(options.placement, find_num_nodes(options.slurm_options))
 
 
 def _list_export_notes(plan: LaunchPlan, options: Options) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 
 from primus.errors import UsageError, did_you_mean, find_nearest
 from primus.redaction import is_secret_name
+from primus.runtimes.slurm.placement import check_placement
 
 COMMANDS = ("srun", "sbatch")
 
@@ -104,6 +105,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """sbatch: nodes to allocate beyond --nodes; they replace lost nodes."""
     unfit_nodes: str | None = None
     """Folder of the list of unfit nodes, which the job avoids (default: PRIMUS_UNFIT_NODES, else that of the user)."""
+    placement: str | None = None
+    """Where the nodes shall stand: near (few switches), leaf or block (required), any."""
     test_only: bool = False
     """Ask Slurm whether and when the job could start; submit nothing."""
 
@@ -158,6 +161,7 @@ def find_num_nodes(typed: Sequence[SlurmOption]) -> int | None:
 
 _OURS: dict[str, type] = {
     "follow": bool, "wait": bool, "max-restarts": int, "restart-delay": float, "spare-nodes": int, "unfit-nodes": str,
+    "placement": str,
 }  # fmt: skip
 KNOWN = VALUED | BARE | OPTIONAL | frozenset(_OURS)
 """Options of Slurm and ours."""
@@ -180,12 +184,9 @@ def _split_own_options(words: Sequence[str], command: str) -> tuple[dict[str, ob
             raise UsageError(f"{command}: {flag} takes no value")
         if kind is not bool and not equals:
             if not pending:
-                what = "folder" if kind is str else "number"
-                raise UsageError(f"runtime 'slurm': {flag} needs a {what}")
+                raise UsageError(f"runtime 'slurm': {flag} needs a {'value' if kind is str else 'number'}")
             value = pending.pop(0)
-        ours[name.replace("-", "_")] = (
-            True if kind is bool else value if kind is str else _parse_number(kind, value, flag)
-        )
+        ours[name.replace("-", "_")] = value if kind is str else kind is bool or _parse_number(kind, value, flag)
     return ours, rest
 
 
@@ -287,6 +288,9 @@ def _check_slurm_options(typed: Sequence[SlurmOption]) -> None:
 
 
 def _check_ours(options: Options) -> None:
+    check_placement(options.placement)
+    if options.placement is not None and find_option_value(options.slurm_options, "switches", "segment") is not None:
+        raise UsageError("slurm: --placement cannot be combined with --switches or --segment", "use one of them")
     if options.command == "srun":
         given = [
             name
