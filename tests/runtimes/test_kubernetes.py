@@ -462,7 +462,10 @@ def test_a_node_label_places_a_jobset_without_a_queue(workplace: Path) -> None:
         (("--placement", "near"), "does not know switches"),
         (("--placement", "rack", "--queue", "team"), "neither near nor any nor a node label"),
         (("--placement", "a.example/rack", "--target", "trainjob"), "a TrainJob is placed by Kueue only"),
-        (("--placement", "near", "--url", "https://safe.example.org"), "the server places its jobs"),
+        (
+            ("--placement", "near", "--url", "https://safe.example.org", "--workspace", "w"),
+            "the server places its jobs",
+        ),
     ],
 )
 def test_a_placement_that_nothing_can_give_is_refused(workplace: Path, words: tuple[str, ...], problem: str) -> None:

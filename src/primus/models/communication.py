@@ -73,7 +73,7 @@ def list_rank_groups(trainer: Trainer, world_size: int) -> tuple[RankGroups, ...
             link_bytes=num_passes * _share_of_ring(dp * cp) * dense,
         ),
         RankGroups(
-            name="group of equal experts",
+            name="expert data-parallel group",
             size=expert_copies if experts else 1,
             stride=expert_stride * ep,
             pattern="ring",

@@ -71,7 +71,7 @@ def test_the_chosen_order_never_sends_more_than_the_schedulers_order() -> None:
     draw = random.Random(2)
     gains = []
     for _ in range(1000):
-        num_nodes = draw.choice([3, 6, 9, 12, 16, 24])
+        num_nodes = draw.choice([3, 5, 7, 9, 16])
         groups, tree = draw_layout(draw, num_nodes, draw.choice([1, 4, 8])), draw_tree(draw, num_nodes)
         order = choose_order(tree, groups)
         assert order[0] == 0
@@ -116,7 +116,7 @@ def test_expert_groups_come_below_one_leaf_before_pipelines() -> None:
     groups = place_groups_on_nodes(make_layout(8, 1, 8, 4, 512), 64, 8)
     tree = build_switch_tree(places)
     line = summarize_order(tree, groups, choose_order(tree, groups))
-    assert line.startswith("64 nodes under 4 leaves: 0 of 8 expert groups cross a leaf")
+    assert line.startswith("64 nodes under 4 leaves: 0 of 8 expert groups")
     assert "; in the scheduler's order 8" in line
 
 

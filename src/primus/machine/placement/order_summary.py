@@ -20,7 +20,7 @@ def summarize_order(tree: SwitchTree, groups: Sequence[NodeGroups], order: Seque
         min(new.num_crossing, old.num_crossing) == new.num_groups for new, old in zip(chosen, scheduled, strict=True)
     ]
     parts = [_format_traffic(each, links) for each, links in zip(chosen, by_links, strict=True)]
-    head = f"{len(tree.names)} nodes under {len(set(tree.leaves))} leaves: {_join(parts)}"
+    head = f"{len(tree.names)} nodes under {len(set(tree.leaves))} leaves: {_join(parts)} cross a leaf"
     if list(order) == list(range(len(tree.names))):
         return f"{head}, in the scheduler's order"
     before = [
@@ -32,8 +32,8 @@ def summarize_order(tree: SwitchTree, groups: Sequence[NodeGroups], order: Seque
 def _format_traffic(traffic: GroupsTraffic, by_links: bool) -> str:
     plural = "s" * (traffic.num_groups != 1)
     if by_links:
-        return f"{traffic.num_links} links of {traffic.num_groups} {traffic.name}{plural} cross a leaf"
-    return f"{traffic.num_crossing} of {traffic.num_groups} {traffic.name}{plural} cross a leaf"
+        return f"{traffic.num_links} links of {traffic.num_groups} {traffic.name}{plural}"
+    return f"{traffic.num_crossing} of {traffic.num_groups} {traffic.name}{plural}"
 
 
 def _join(parts: Sequence[str]) -> str:

@@ -25,8 +25,8 @@ MOST_ARRANGEMENTS = 5040
 """Arrangements that are all tried: those of 7 nodes beside node 0, each below its own switch."""
 LEAST_GAIN = 1 - 1e-9
 """A smaller part of the cost is rounding, for which no node changes its rank."""
-MOST_SWAPPED_NODES = 20_000
-"""Nodes of all orders that swaps try, some 20 ms: swaps repair uneven switches of some dozens of nodes, and the
+MOST_SWAPPED_NODES = 10_000
+"""Nodes of all orders that swaps try, some 10 ms: swaps repair uneven switches of some dozens of nodes, and the
 packing of thousands needs no repair."""
 
 

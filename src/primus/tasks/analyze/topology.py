@@ -1,10 +1,11 @@
-"""Show how the GPUs and NICs of a node are connected, as a matrix or as a picture."""
+"""Show how the GPUs and NICs of a node, or the nodes of a cluster, are connected, as a table or as a picture."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from primus.errors import UsageError
 from primus.machine import topology as relations
@@ -33,6 +34,16 @@ class Options(Struct, frozen=True, kw_only=True):
     """NICs of the assumed machine: ainic, broadcom, mellanox or slingshot."""
     full: bool = False
     """Also show the links between NICs; by default only those to GPUs."""
+    nodes: bool = False
+    """Show the nodes of a cluster below their switches, and the node ranks of a job on them."""
+    assume_cluster: str | None = None
+    """Nodes: file of the switches above each node, as for `direct --topology-file`."""
+    run: str | None = None
+    """Nodes: those of a run."""
+    config: str | None = None
+    """Nodes: experiment of the job (default: a reduction over all ranks)."""
+    nproc: Annotated[int, Meta(ge=1)] = 8
+    """Nodes: ranks on a node."""
 
 
 def run(options: Options, context: TaskContext) -> None:
@@ -43,6 +54,9 @@ def run(options: Options, context: TaskContext) -> None:
         PrimusError: The picture cannot be written.
     """
     output = _parse_output_path(options)
+    if options.nodes or options.assume_cluster:
+        _show_cluster(options, output, context)
+        return
     facts = _read_topology_facts(options, context)
     topology = relations.build_topology(facts)
     value = {"host": facts.host, "assumed": facts.assumed, "devices": facts.devices, "links": facts.links}
@@ -54,6 +68,18 @@ def run(options: Options, context: TaskContext) -> None:
         is_picture = output.suffix == ".svg"
         picture = f"{topology_picture.draw_topology_svg(facts, topology)}\n" if is_picture else ""
         files.write_text(output, picture or _format_topology_page(facts, topology, options.full))
+        context.say(f"\npicture: {output}")
+
+
+def _show_cluster(options: Options, output: Path | None, context: TaskContext) -> None:
+    from primus.tasks.analyze._cluster import rank_cluster  # reads topology files and experiments
+
+    if output and output.suffix != ".html":
+        raise UsageError(f"--output {output}: nodes are drawn on a page", "use a name that ends with .html")
+    cluster = rank_cluster(options.assume_cluster, options.run, options.config, options.nproc, context.environ)
+    context.result(cluster.topology, cluster.format_text())
+    if output:
+        files.write_text(output, cluster.format_page())
         context.say(f"\npicture: {output}")
 
 
