@@ -96,11 +96,9 @@ def run_launch(
 def _build_command(order: LaunchOrder, job: DrilledJob) -> list[str]:
     # The options of launcher files are among the words of the runtime already.
     head = [sys.executable, "-m", "primus", "--no-config", "direct", *job.runtime_words, *order.options, "--"]
-    run = find_run(order.place) if order.number else None
-    if run is not None:  # as a scheduler starts a job again
-        return [*head, *job.command[:2], "--run", str(run.directory)]
+    # The only run in this workspace: the same command again resumes it, with its secrets.
     workspace = str(Path(order.place) / WORKSPACE)
-    return [*head, *job.command, *order.words, "--workspace", workspace]
+    return [*head, *job.command, *order.words, "--auto_continue_train", "true", "--workspace", workspace]
 
 
 class _LaunchWatch:

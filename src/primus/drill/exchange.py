@@ -58,8 +58,6 @@ class LaunchOrder(Struct, frozen=True, kw_only=True):
     """Clock of node 0 when it sends this."""
     place: str = ""
     """Folder of the launch: its workspace and its logs; empty at the end of the drill."""
-    number: int = 0
-    """Launches in this folder before; the next one resumes the run."""
     options: tuple[str, ...] = ()
     """Options of `direct`, after those that the user typed."""
     words: tuple[str, ...] = ()

@@ -183,7 +183,7 @@ class DrillHead:
             if limit_s <= 0:
                 break
             is_over = partial(self._is_case_over, kind)
-            reports = self._launch(kind.name, kind if number == 0 else None, limit_s, is_over, number, target)
+            reports = self._launch(kind.name, kind if number == 0 else None, limit_s, is_over, target)
             if number == 0:
                 planted = reports[target].planted or planted
                 ended_at = time.time()
@@ -205,14 +205,12 @@ class DrillHead:
         kind: FaultKind | None,
         limit_s: float,
         is_over: IsOver,
-        number: int = 0,
         target: int = 0,
     ) -> dict[int, NodeDrillReport]:
         """Have all nodes launch the job, and wait for its end; gives their reports."""
         order = LaunchOrder(
             time=time.time(),
             place=str(self._folder / name),
-            number=number,
             options=(
                 *("--max-restarts", "1", "--restart-delay", str(RESTART_DELAY_S)),
                 *("--hang-timeout", f"{self._hang_timeout_s:.0f}" if self._reference else "600"),
@@ -235,8 +233,8 @@ class DrillHead:
             save = str(Path(self._job.allowed.fill) / f"primus-drill-{self._folder.name}")
         return (
             *("--save", save, "--save_interval", str(self._settings.save_interval)),
-            *("--auto_continue_train", "false", "--disable_wandb", "true", "--disable_mlflow", "true"),
-            *("--disable_tensorboard", "true", "--sample_tokens", "0"),
+            *("--disable_wandb", "true", "--disable_mlflow", "true", "--disable_tensorboard", "true"),
+            *("--sample_tokens", "0"),
         )
 
     def _estimate_case_s(self, kind: FaultKind) -> float:
