@@ -143,12 +143,45 @@ def test_a_secret_of_the_shell_stays_out(tmp_path: Path) -> None:
             "ray job submit -- python3 train.py --num-layers 2 --hidden-size 8 --num-rollout 9 --rm-type math --lr 1\n",
             "starts post-training of slime or a fork of it, by --num-rollout and --rm-type",
         ),
+        (
+            "torchrun examples/mimo/train.py --num-layers 2 --hidden-size 8 --model-provider mock --dataset-provider x\n",
+            "trains a model of images or sound, by --model-provider and --dataset-provider",
+        ),
+        (
+            "torchrun train.py --num-layers 2 --hidden-size 8 --freeze-LM --img-h 336 --img-w 336\n",
+            "trains a model of images or sound, by --freeze-LM and --img-h",
+        ),
+        (
+            "torchrun pretrain_gpt.py --yaml-cfg conf/gpt.yaml --split 99,1,0\n",
+            "has its settings in conf/gpt.yaml (--yaml-cfg), which is not read",
+        ),
+        (
+            "torchrun pretrain_llama.py --num-tokens 4096 --num-layers 4 --tp-size 8\n",
+            "the arguments of its program pretrain_llama.py are those of neither",
+        ),
+        (
+            "python3 -m MaxText.sft_trainer MaxText/configs/sft.yml model_name=llama3.1-8b steps=5\n",
+            "starts fine-tuning or distillation of MaxText (MaxText.sft_trainer)",
+        ),
     ],
 )
 def test_a_script_that_cannot_be_read_says_why(text: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         read_script(tmp_path, text)
     assert told in str(caught.value)
+
+
+def test_a_script_without_the_shape_names_the_variables_that_it_reads(tmp_path: Path) -> None:
+    line = "pretrain_gpt.py --num-layers $DEPTH --hidden-size $WIDTH --seq-length 64 --lr 1 --micro-batch-size 1"
+    with pytest.raises(UsageError, match="num_layers, hidden_size") as caught:
+        format_result(read_script(tmp_path, f"set -u\n{line}\n"))
+    assert "the script does not set $DEPTH, $WIDTH: config import 'DEPTH=VALUE ... bash FILE'" in str(caught.value.hint)
+
+
+def test_an_argument_in_two_variables_is_counted_once(tmp_path: Path) -> None:
+    text = "A=(--num-layers 2 --cp 4)\nB=\"--num-layers 2\"\nsrun bash -c 'x'\n"
+    with pytest.raises(UsageError, match="no command with arguments of"):
+        read_script(tmp_path, text)
 
 
 def test_several_values_are_a_path_with_blanks_or_reported(tmp_path: Path) -> None:

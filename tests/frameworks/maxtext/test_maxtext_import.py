@@ -164,6 +164,27 @@ def test_a_scale_that_maxtext_refuses_is_told(tmp_path: Path) -> None:
     assert "global_parameter_scale" in [each.key for each in read_foreign_file(source, {}).warnings]
 
 
+@pytest.mark.parametrize(("scale", "is_told"), [(1, False), (2, True)])
+def test_the_scale_of_the_first_maxtext_is_told(scale: int, is_told: bool, tmp_path: Path) -> None:
+    source = tmp_path / "train.yml"
+    source.write_text(yaml.safe_dump({"base_config": "base.yml", "base_emb_dim": 64, "scale": scale}))
+    found = read_foreign_file(source, {})
+    assert ("scale" in [each.key for each in found.warnings]) == is_told
+    assert found.model["hidden_size"] == 64
+
+
+def test_values_that_maxtext_has_by_default_are_named(tmp_path: Path) -> None:
+    source = tmp_path / "train.yml"
+    written = {"base_config": "base.yml", "dataset_type": "synthetic", "steps": 3, "sparse_matmul": True}
+    source.write_text(yaml.safe_dump(written | {"remat_policy": "minimal", "enable_profiler": True}))
+    found = read_foreign_file(source, {})
+    assert found.unchanged == ["sparse_matmul"]
+    assert "# As maxtext has it by default: sparse_matmul" in format_result(found)
+    filled = {"micro_batch_size": 12, "bf16": True, "save_interval": 10000, "auto_continue_train": True}
+    assert filled.items() <= found.defaults.items()
+    assert not found.warnings and "recompute_activations" not in found.defaults
+
+
 def test_names_of_the_first_maxtext_are_known(tmp_path: Path) -> None:
     """As MaxText/configs/base.yml of rlrs/maxtext and EleutherAI/maxtext, of 2023."""
     source = tmp_path / "base.yml"

@@ -243,6 +243,21 @@ def test_defaults_that_the_file_does_not_state_are_listed(tmp_path: Path) -> Non
     assert "micro_batch_size" not in listed.partition("work_group")[0]
 
 
+def test_a_default_of_an_earlier_release_that_is_gone_is_listed(tmp_path: Path) -> None:
+    text = """[model]
+name = "llama3"
+flavor = "8B"
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "2"
+[comm]
+init_timeout_seconds = 300
+"""
+    config = read_text(tmp_path, "a.toml", text)
+    assert [each.key for each in config.others].count("activation_checkpoint.selective_ac_option") == 1
+    assert config.unchanged == ["comm.init_timeout_seconds"]
+
+
 def test_a_function_of_python_is_read_without_running_it(tmp_path: Path) -> None:
     config = read_text(tmp_path, "configs.py", PYTHON, "base")
     for key, value in {

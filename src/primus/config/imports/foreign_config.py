@@ -44,6 +44,8 @@ class ForeignConfig(Struct):
     """Values without a key here."""
     defaults: dict[str, ConfigValue] = field(default_factory=dict)
     """Keys that the file does not state, with the framework's defaults."""
+    unchanged: list[str] = field(default_factory=list)
+    """Settings of the file without a key here that are the framework's defaults."""
     hint: str = ""
     """What to give where the shape of the model is incomplete."""
 

@@ -73,9 +73,11 @@ def import_settings(
     work = ForeignSettings(renamed, list_value=target.add_other)
     rules.apply_rules(work)
     rules.settle_rest(work, LayerContext(stage="pre_trainer", written=frozenset(work.tree)))
+    target.unchanged += work.unchanged
     for key, value in strip_origins(work.tree).items():
         target.set_key(key, value)
-        if _DEFAULT in find_origin(work.tree[key]):
+        origin = find_origin(work.tree[key])
+        if origin == "default" or _DEFAULT in origin:
             target.defaults[key] = value
     return strip_origins(work.backend_args)
 

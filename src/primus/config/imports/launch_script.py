@@ -15,7 +15,7 @@ from primus.config.imports.launch_line import FURTHER, LaunchLine, find_launches
 from primus.config.imports.sandbox.probe_script import ScriptProbe, probe_script
 from primus.config.imports.sandbox.run_script import RunRecord
 from primus.config.imports.sandbox.script_facts import Doubt
-from primus.config.imports.sandbox.script_notes import Note
+from primus.config.imports.sandbox.script_notes import UNSET, Note
 from primus.config.imports.sandbox.trace import find_last_words, list_assigned_words
 from primus.config.imports.static_script import find_unknown_parts, format_unknown, read_static_script
 from primus.config.schema import OWNERS
@@ -28,6 +28,8 @@ _SIZE = re.compile(r"\d{1,6}")
 """A value that is not a secret, whatever its argument is called: ``--num-key-value-heads 4``."""
 _COLUMN = re.compile(r"--[\w-]*(input|label|text|json|data|metadata|tool|prompt|answer|image|messages?)[-_]keys?")
 """An argument that names a column of the data: ``--input-key prompt``."""
+_TRAINER = re.compile(r"(?:.*/)?(?:\w*_)?(?:pre)?train\w*\.py")
+"""A program that trains, by its name."""
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
@@ -159,14 +161,23 @@ def _describe_commands(commands: Sequence[Sequence[str]]) -> str:
 
 
 def _suggest_arguments(probe: ScriptProbe, args: tuple[str, ...]) -> str:
-    """Which arguments the script takes; empty if they were given, or it has none."""
+    """Which arguments or variables the script takes; empty if they were given, or it has none."""
     if args or not probe.candidates:
-        return ""
+        return _suggest_variables(probe)
     taken = "; ".join(
         f"${number} is compared with {', '.join(values[:8])}" if values else f"${number}"
         for number, values in sorted(probe.candidates.items())
     )
     return f"the script takes arguments, and none were given ({taken}): config import FILE ARGUMENTS"
+
+
+def _suggest_variables(probe: ScriptProbe) -> str:
+    """Which variables the script reads and does not set; empty if there are none."""
+    unset = [note.subject for note in probe.notes if note.text.startswith(UNSET)]
+    if not unset:
+        return ""
+    assigned = f"{unset[0].removeprefix('$')}=VALUE"
+    return f"the script does not set {', '.join(unset[:8])}: config import '{assigned} ... bash FILE'"
 
 
 def _suggest_way(probe: ScriptProbe, args: tuple[str, ...]) -> str:
@@ -178,6 +189,9 @@ def _suggest_way(probe: ScriptProbe, args: tuple[str, ...]) -> str:
         return f"the script ends with: {last[:200]}; give what it needs: config import 'NAME=VALUE bash FILE ARGUMENTS'"
     if missing:
         return f"{missing[0].subject} {missing[0].text}"
+    programs = [word for record in probe.commands for word in record.words if _TRAINER.fullmatch(word)]
+    if programs:
+        return f"the arguments of its program {programs[0]} are those of neither: give a script of pretrain_gpt.py"
     if probe.errors:
         return f"bash says: {probe.errors[-1][:200]}"
     return "give the script that starts the training, or a file with its command line"

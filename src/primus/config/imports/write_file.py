@@ -131,6 +131,9 @@ def _comment_others(config: ForeignConfig) -> list[str]:
                 f"Not in the file; defaults of {config.framework or 'transformers'}: {listed}", 118, **_COMMENT
             ),
         ]
+    if config.unchanged:
+        listed = ", ".join(config.unchanged)
+        lines += ["#", *textwrap.wrap(f"As {config.framework} has it by default: {listed}", 118, **_COMMENT)]
     return [_escape_line(line) for line in lines]
 
 

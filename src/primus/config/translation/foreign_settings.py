@@ -124,6 +124,8 @@ class ForeignSettings:
         self._list_value = list_value
         self.backend_args: Tree = {}
         self.notes: list[str] = []
+        self.unchanged: list[str] = []
+        """Settings that the framework takes as they are written, because they are its defaults."""
 
     def read(self, key: str, default: Any = None) -> Any:
         """The value of `key`; the default where it is not set or null."""
@@ -277,7 +279,12 @@ def settle_other_keys(
     ignored: dict[str, list[str]] = {}
     for key in [key for key in work.tree if key in keys and key not in OWNERS]:
         item, known = work.tree[key], keys[key]
-        if not isinstance(item, Leaf) or item.value is None or item.value == known.default:
+        if not isinstance(item, Leaf) or item.value is None:
+            work.drop(key)
+        elif item.value == known.default and known.gone:
+            work.drop_unused(key)
+        elif item.value == known.default:
+            work.unchanged.append(key)
             work.drop(key)
         elif known.gone and known.effect == "numbers" and key in context.written:
             work.reject(key, known.gone, "remove it")

@@ -11,7 +11,8 @@ from primus.config.imports.foreign_file import ForeignFile
 from primus.config.imports.framework_rules import import_settings
 from primus.config.schema import OWNERS
 from primus.config.source import ConfigValue, parse_scalar
-from primus.frameworks.maxtext.names import HEAD_WIDTH, MODELS, OLDER, RENAMED, SHAPE, read_settings
+from primus.errors import UsageError
+from primus.frameworks.maxtext.names import HEAD_WIDTH, MODELS, OLDER, OLDER_WITHOUT_EFFECT, RENAMED, SHAPE, read_settings
 from primus.frameworks.maxtext.translation import MaxtextTranslator
 
 BASE = "base.yml"
@@ -23,6 +24,8 @@ BASE_CONFIG = "base_config"
 """Argument of a command that names its file of settings."""
 _PROGRAM = re.compile(r"(?i).*maxtext.*[./]\w*train\w*(\.py)?|(.*/)?train\.py")
 """A program that trains; those that decode, convert or check take the same settings."""
+_FINE_TUNING = re.compile(r"(?i)(.*[./])?\w*(sft|dpo|grpo|distill)\w*(\.(py|ya?ml)|[./]\w*train\w*(\.py)?)?")
+"""A program, or a file of settings, of fine-tuning or distillation."""
 _SETTING = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
@@ -39,12 +42,19 @@ def read_file(file: ForeignFile) -> ForeignConfig | None:
 
 
 def find_arguments(words: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
-    """The settings of a command that trains with MaxText; None if it is another one."""
+    """The settings of a command that trains with MaxText; None if it is another one.
+
+    Raises:
+        UsageError: It trains after pre-training.
+    """
     if inner := next((word for word in words if word.startswith("--COMMAND=")), ""):  # of its multihost_runner.py
         return find_arguments(inner.removeprefix("--COMMAND=").split())
     file = next((at for at, word in enumerate(words) if word.endswith((".yml", ".yaml"))), None)
     if file is None or not any(_PROGRAM.fullmatch(word) for word in words[:file]):
         return None
+    program = next(word for word in words[:file] if _PROGRAM.fullmatch(word))
+    if other := next((word for word in (program, words[file]) if _FINE_TUNING.fullmatch(word)), ""):
+        raise UsageError(f"starts fine-tuning or distillation of MaxText ({other})", "import a script of pre-training")
     settings = [word.partition("=") for word in words[file + 1 :] if _SETTING.fullmatch(word)]
     if not settings and not any("maxtext" in word.lower() for word in words[:file]):
         return None
@@ -60,6 +70,11 @@ def _read_values(values: Mapping[str, Any], target: ForeignConfig) -> None:
     rest = {OLDER.get(key, key): value for key, value in values.items() if value is not None}
     if heads := rest.pop("base_num_heads", None):  # before grouped attention
         rest = {"base_num_query_heads": heads, "base_num_kv_heads": heads} | rest
+    for name in [name for name in OLDER_WITHOUT_EFFECT if name in rest]:
+        target.add_other(name, rest.pop(name))
+    if (scale := rest.pop("scale", None)) is not None:
+        reason = "of MaxText of 2023: multiplies the sizes of the model, which stay as written; write the products"
+        target.add_other("scale", scale, "" if scale == 1 else reason)
     base = str(rest.pop(BASE_CONFIG, BASE))
     if base.rpartition("/")[2] != BASE:
         target.add_other(BASE_CONFIG, base, "its settings are not read: write them into the file that is imported")

@@ -57,6 +57,8 @@ DEFAULTS = (
 """Settings that mean MaxText's default where they are not set, because primus may do otherwise."""
 OLDER = {"save_period": "checkpoint_period", "rms_norm_epsilon": "normalization_layer_epsilon"}
 """Name of a setting in base.yml by its name in MaxText of 2023."""
+OLDER_WITHOUT_EFFECT = ("enable_profiler",)
+"""Settings of MaxText of 2023 that change only reports."""
 SHAPE = (
     *("base_num_decoder_layers", "base_emb_dim", "base_mlp_dim", "base_num_query_heads", "base_num_kv_heads"),
     "vocab_size",

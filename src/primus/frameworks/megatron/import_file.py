@@ -76,6 +76,11 @@ ROLLOUT_FLAGS = (
     "--rollout-function-path",
 )
 """Arguments that slime (THUDM/slime) and its forks add for post-training."""
+OTHER_PARTS = (
+    *("--vision-model-type", "--language-model-type", "--freeze-LM", "--freeze-ViT", "--img-h", "--image-token-id"),
+    *("--vision-encoder-checkpoint", "--language-model-checkpoint", "--model-provider", "--dataset-provider"),
+)
+"""Arguments of models that read images or sound, in `examples/multimodal` and `examples/mimo` of Megatron-LM."""
 LAUNCHERS = re.compile(r"(--?)(nproc|nnodes|node[_-]rank|master|rdzv|standalone|local[_-]addr|tee|log[_-]dir|role)")
 """Options of torchrun that may stand among the arguments of a script without a program's name."""
 
@@ -90,8 +95,17 @@ def find_arguments(words: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
         raise UsageError(f"{PurePath(other).name} pre-trains no decoder that primus has", "import another script")
     program = next((index for index, word in enumerate(words) if _PROGRAM.fullmatch(word)), None)
     arguments = words if program is None else words[program + 1 :]
-    if sum(word.partition("=")[0] in _TELLING for word in arguments) < FEWEST_TELLING:
+    named = {word.partition("=")[0] for word in arguments}
+    if program is not None and "--yaml-cfg" in named:
+        file = (*_group_arguments(arguments)["--yaml-cfg"], "a file")[0]
+        raise UsageError(f"has its settings in {file} (--yaml-cfg), which is not read", "write them as arguments")
+    if len(named & _TELLING) < FEWEST_TELLING:
         return None
+    parts = [name for name in OTHER_PARTS if name in named]
+    if len(parts) >= FEWEST_TELLING:
+        raise UsageError(
+            f"trains a model of images or sound, by {' and '.join(parts[:3])}", "only scripts of text are imported"
+        )
     found = _group_arguments(arguments)
     rollout = [name for name in ROLLOUT_FLAGS if name in found]
     if len(rollout) >= FEWEST_TELLING:

@@ -25,6 +25,8 @@ from primus.config.imports.sandbox.trace import (
     list_trace,
 )
 
+UNSET = "not set by the script or in this shell"
+"""Begin of the text about such a variable."""
 _OWN = ("HOME", "USER", "LOGNAME")
 """Variables of the shell that a script may use without a note."""
 _PLAIN_VARIABLE = re.compile(r"\$([A-Za-z_]\w*)|\$\{([A-Za-z_]\w*)\}")
@@ -106,7 +108,7 @@ def list_variable_notes(runner: ScriptRunner, base: ScriptRun) -> Iterator[Note]
         for match in TOKEN.finditer(" ".join((marked.arguments or {}).get(name, ()))):
             found.setdefault(match["name"], []).append(name)
     for variable, names in found.items():
-        yield Note(f"${variable}", f"not set by the script or in this shell: empty at {names[0]}, as in bash")
+        yield Note(f"${variable}", f"{UNSET}: empty at {names[0]}, as in bash")
     for variable in [name for name in runner.list_shell_variables() if name not in _OWN]:
         if names := list_differences(base, runner.run(base.state, hidden=variable)):
             listed = ", ".join(names[:MOST_SHOWN])
