@@ -136,6 +136,15 @@ def wait_until_pip_runs(checkout: Checkout) -> None:
         time.sleep(0.02)
 
 
+def test_python_runs_the_script_as_the_shell_does() -> None:
+    words = [sys.executable, "-W", "error", str(REPOSITORY / "primus-cli"), "setup", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Runs the primus command in its environment")
+    words[-2:] = ["setup", "--unknown"]
+    assert subprocess.run(words, capture_output=True, timeout=60).returncode == 2
+
+
 def test_the_first_start_makes_the_environment_and_says_so_and_the_second_is_silent(checkout: Checkout) -> None:
     first = checkout.run("--version")
     assert answer(first) == {"argv": ["--version"], "prefix": str(checkout.venv)}

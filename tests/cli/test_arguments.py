@@ -166,6 +166,11 @@ PRETRAIN = "-- train pretrain --config e.yaml"
         (f"direct {PRETRAIN} --no_load_rng", "--no_load_rng: unknown key 'no_load_rng'; it is a setting of Mega", ""),
         (f"direct {PRETRAIN} --exp_name \x1b[2J", "--exp_name: exp_name '\\x1b[2J' holds a control character", ""),
         (f"direct {PRETRAIN} --model a\x07b", "--model: no model 'a\\x07b'", " more"),
+        (
+            f"direct {PRETRAIN} --config other.yaml",
+            "task 'train pretrain': --config is given twice: ",
+            "remove one of them",
+        ),
         ("direct -- config init lama3", "no model 'lama3'", "similar: llama3"),
     ],
 )

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
 import pytest
 
 from primus.report.table import (
@@ -25,6 +35,56 @@ def test_columns_are_flush_left_or_right() -> None:
     assert format_table(["run", "loss"], [["night", "5"], ["a", "10.25"]], right=[1]) == (
         "run     loss\nnight      5\na      10.25"
     )
+
+
+WIDE = (["name", "size", "reason"], [["a" * 30, "12", "word " * 12 + "https://" + "x" * 40], ["b", "3", ""]])
+
+
+def format_at(columns: int, table: tuple[list[str], list[list[str]]]) -> list[str]:
+    """Lines of a table on a terminal of a number of columns."""
+    code = f"from primus.report.table import format_table; print(format_table(*{table!r}, right=[1], indent=2))"
+    return [line.rstrip() for line in run_at_terminal([sys.executable, "-c", code], columns)]
+
+
+def run_at_terminal(argv: list[str], columns: int) -> list[str]:
+    """Lines that a command writes to a terminal of a number of columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environ = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    process = subprocess.Popen(argv, stdout=theirs, stdin=subprocess.DEVNULL, env=environ)
+    os.close(theirs)
+    found = b""
+    with contextlib.suppress(OSError):  # a terminal whose other side is closed
+        while part := os.read(ours, 65536):
+            found += part
+    os.close(ours)
+    assert process.wait(timeout=60) == 0
+    return found.decode().splitlines()
+
+
+def test_a_row_that_is_wider_than_the_terminal_takes_several_lines() -> None:
+    lines = format_at(70, WIDE)
+    assert max(map(len, lines)) <= 70
+    assert [line.strip() for line in lines[:2]] == [
+        "name                            size  reason",
+        f"{'a' * 30}    12  word word word word word word",
+    ]
+    assert lines[-1] == f"  b{' ' * 34}3"
+    narrow = format_at(40, WIDE)
+    assert max(map(len, narrow)) <= 40
+    assert narrow[0] == f"  name{' ' * 28}size" and narrow[1] == "      reason"
+    assert narrow[-1] == f"  b{' ' * 34}3", "an empty column has no line"
+    for found in (lines, narrow):
+        assert "https://" + "x" * 40 in re.sub(r"\s", "", "".join(found))
+    assert [line[2:] for line in format_at(200, WIDE)] == format_table(*WIDE, right=[1]).splitlines()
+
+
+@pytest.mark.parametrize("words", ["patches list", "benchmark list", "engines"])
+def test_listings_fit_a_terminal_of_80_columns(words: str) -> None:
+    argv = [sys.executable, "-m", "primus", "direct", "--", *words.split()]
+    assert max(map(len, run_at_terminal(argv, 80))) <= 80
+    piped = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert max(map(len, piped.splitlines())) > 80
 
 
 @pytest.mark.parametrize(

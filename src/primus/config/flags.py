@@ -27,6 +27,10 @@ WORD_OPTIONS = ("hosts", "input")
 """Options whose value is typed without their name: `ssh HOST` and the file that a task reads."""
 
 
+FILES = ("config",)
+"""Options that name a file and are given once: the last of several would hide the others."""
+
+
 class Flag(Struct, frozen=True):
     """One field as a command-line flag."""
 
@@ -166,6 +170,16 @@ def _make_formatter(prog: str) -> argparse.HelpFormatter:
     return argparse.HelpFormatter(prog, width=100)
 
 
+class _StoreOnce(argparse.Action):
+    """Store a value; of two files, neither can be meant to be ignored."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        earlier = getattr(namespace, self.dest, None)
+        if earlier is not None and earlier != values:
+            raise UsageError(f"{parser.prog}: {option} is given twice: {earlier} and {values}", "remove one of them")
+        setattr(namespace, self.dest, values)
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse that raises errors of primus."""
 
@@ -192,7 +206,8 @@ def _make_parser(flags: list[Flag], what: str) -> _Parser:
         elif flag.is_list:
             parser.add_argument(*flag.names, dest=flag.field, nargs="+", action="extend")
         else:
-            parser.add_argument(*flag.names, dest=flag.field)
+            action = _StoreOnce if flag.field in FILES else "store"
+            parser.add_argument(*flag.names, dest=flag.field, action=action)
     return parser
 
 

@@ -2,24 +2,86 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 import time
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from primus.errors import escape_controls
 
+LEAST_WRAPPED = 24
+"""Width below which a column goes to a line of its own rather than being wrapped beside the others."""
 
-def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Rows under a header, a line each, columns aligned; the columns in `right` are flush right."""
+
+def format_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = (), *, indent: int = 0
+) -> str:
+    """Rows under a header, columns aligned; the columns in `right` are flush right.
+
+    A row is one line. On a terminal that is narrower than that, its last columns are wrapped or go to further lines.
+    """
+    return "\n".join(
+        " " * indent + line for row in format_rows(header, rows, right, indent) for line in row.split("\n")
+    )
+
+
+def format_rows(
+    header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = (), indent: int = 0
+) -> list[str]:
+    """The header and each row of `format_table`, without the indent."""
     shown = [header, *([escape_controls(cell).replace("\n", "\\n") for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
-    lines = []
-    for row in shown:
-        cells = [
-            f"{cell:>{w}}" if i in right else f"{cell:<{w}}"
-            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+    limit = shutil.get_terminal_size().columns - indent if sys.stdout.isatty() else None
+    lines = [list(range(len(header)))] if limit is None else _fit_columns(widths, right, limit)
+    return [
+        "\n".join(text for at, columns in enumerate(lines) for text in _format_line(row, columns, widths, right, at))
+        for row in shown
+    ]
+
+
+def _fit_columns(widths: list[int], right: Sequence[int], limit: int) -> list[list[int]]:
+    """The columns of each line of a row; makes columns that are wrapped narrower in `widths`."""
+    lines: list[list[int]] = [[]]
+    used = 0
+    for column, width in enumerate(widths):
+        room = limit - used
+        is_wrapped = column == len(widths) - 1 and column not in right and room >= LEAST_WRAPPED
+        if lines[-1] and width > room and not is_wrapped:
+            lines.append([])
+            used, room = len(CONTINUED), limit - len(CONTINUED)
+        widths[column] = min(width, max(room, 1))
+        lines[-1].append(column)
+        used += widths[column] + 2
+    return lines
+
+
+CONTINUED = " " * 4
+"""Indent of the further lines of a row."""
+
+
+def _format_line(
+    row: Sequence[str], columns: Sequence[int], widths: Sequence[int], right: Sequence[int], at: int
+) -> list[str]:
+    """One line of a row, or several if a cell is wrapped; none for further columns that are empty."""
+    cells = [_wrap_cell(row[column], widths[column]) for column in columns]
+    texts = []
+    for parts in zip_longest(*cells, fillvalue=""):
+        aligned = [
+            f"{part:>{widths[column]}}" if column in right else f"{part:<{widths[column]}}"
+            for column, part in zip(columns, parts, strict=True)
         ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+        texts.append((CONTINUED * bool(at) + "  ".join(aligned)).rstrip())
+    return [text for text in texts if text or not at]
+
+
+def _wrap_cell(text: str, width: int) -> list[str]:
+    """The lines of a cell; a word that is longer than a line, such as an address, begins one."""
+    if len(text) <= width:
+        return [text]
+    lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    return [line[start : start + width] for line in lines for start in range(0, len(line), width)]
 
 
 def format_number(value: float | None, digits: int = 4) -> str:

@@ -144,7 +144,7 @@ def test_a_secret_of_the_shell_stays_out(tmp_path: Path) -> None:
             "starts post-training of slime or a fork of it, by --num-rollout and --rm-type",
         ),
         (
-            "torchrun examples/mimo/train.py --num-layers 2 --hidden-size 8 --model-provider mock --dataset-provider x\n",
+            "mimo/train.py --num-layers 2 --hidden-size 8 --model-provider mock --dataset-provider x\n",
             "trains a model of images or sound, by --model-provider and --dataset-provider",
         ),
         (

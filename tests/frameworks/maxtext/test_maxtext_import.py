@@ -185,6 +185,57 @@ def test_values_that_maxtext_has_by_default_are_named(tmp_path: Path) -> None:
     assert not found.warnings and "recompute_activations" not in found.defaults
 
 
+BASE_FILE = """\
+base_num_heads: 6
+head_dim: 256
+vocab_size: 32768
+warmup_steps_fraction: 0.3
+cosine_learning_rate_final_fraction: 0.2
+log_period: 100
+steps: 90
+ici_fsdp_parallelism: 4
+xm_classes: 3
+"""
+
+
+def test_the_base_of_a_command_is_that_of_its_checkout(tmp_path: Path) -> None:
+    """As MaxText/configs of ultrons/maxtext, of 2023, and of Froggy111/maxtext-stuff."""
+    script = tmp_path / "MaxText/configs/v4/8b.sh"
+    script.parent.mkdir(parents=True)
+    line = "python3 MaxText/train.py MaxText/configs/base.yml steps=10 base_emb_dim=64 dataset_type=synthetic"
+    script.write_text(f"{line}\n")
+    alone = read_foreign_file(script, {})
+    assert "from which it may differ" in {each.key: each.reason for each in alone.warnings}["base_config"]
+    assert (alone.model["vocab_size"], alone.settings["lr_warmup_fraction"]) == (32000, 0.1)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "MaxText/configs/base.yml").write_text(BASE_FILE)
+    found = read_foreign_file(script, {})
+    shape = [found.model[key] for key in ("num_attention_heads", "kv_channels", "vocab_size", "hidden_size")]
+    assert shape == [6, 256, 32768, 64]
+    assert [found.settings[key] for key in ("train_iters", "lr_warmup_fraction", "min_lr_ratio")] == [10, 0.3, 0.2]
+    assert "lr_warmup_fraction" not in found.defaults and "ici_fsdp_parallelism" not in found.settings
+    assert ["xm_classes of it" in each.reason for each in found.warnings] == [True]
+    script.write_text(f"{line} model_name=llama2-7b\n")
+    assert "vocab_size" not in read_foreign_file(script, {}).model
+
+
+def test_the_base_beside_a_file_is_read_with_its_own(tmp_path: Path) -> None:
+    (tmp_path / "base.yml").write_text(BASE_FILE)
+    (tmp_path / "mine.yml").write_text("base_config: base.yml\nlearning_rate: 0.5\nlog_period: 7\n")
+    (tmp_path / "a.yml").write_text("base_config: mine.yml\nsteps: 4\ndataset_type: synthetic\n")
+    settings = read_foreign_file(tmp_path / "a.yml", {}).settings
+    assert [settings[key] for key in ("train_iters", "lr", "log_interval", "lr_warmup_fraction")] == [4, 0.5, 7, 0.3]
+
+
+@pytest.mark.parametrize(("written", "is_told"), [("", False), ("mtp_num_layers: 1\n", True)])
+def test_a_model_of_maxtext_has_no_multi_token_prediction(written: str, is_told: bool, tmp_path: Path) -> None:
+    """Its models state none; the preset of DeepSeek-V3 does."""
+    (tmp_path / "a.yml").write_text(f"model_name: deepseek3-671b\ndataset_type: synthetic\nsteps: 3\n{written}")
+    found = read_foreign_file(tmp_path / "a.yml", {})
+    assert found.model["mtp_num_layers"] == 0
+    assert ("mtp_num_layers" in [each.key for each in found.warnings]) == is_told
+
+
 def test_names_of_the_first_maxtext_are_known(tmp_path: Path) -> None:
     """As MaxText/configs/base.yml of rlrs/maxtext and EleutherAI/maxtext, of 2023."""
     source = tmp_path / "base.yml"

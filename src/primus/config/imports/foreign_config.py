@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -46,6 +47,8 @@ class ForeignConfig(Struct):
     """Keys that the file does not state, with the framework's defaults."""
     unchanged: list[str] = field(default_factory=list)
     """Settings of the file without a key here that are the framework's defaults."""
+    folders: tuple[Path, ...] = ()
+    """Where files that it names by a relative path may be: its folder, and those above it in its checkout."""
     hint: str = ""
     """What to give where the shape of the model is incomplete."""
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from primus.config.convert import find_origin
 from primus.config.imports.foreign_config import NUMBER, ForeignConfig, check_types
 from primus.config.source import ConfigValue, Leaf, Tree, strip_origins
-from primus.config.translation.foreign_settings import ForeignSettings, LayerContext
+from primus.config.translation.foreign_settings import DEFAULT_ORIGIN, ForeignSettings, LayerContext
 from primus.config.translation.known_keys import KnownKey
 from primus.errors import find_nearest
 
@@ -30,10 +30,6 @@ class SettingRules(Protocol):
     def settle_rest(self, work: ForeignSettings, context: LayerContext) -> None:
         """Take settings without a key of the schema out of the tree, and give the engine what it takes."""
         ...
-
-
-_DEFAULT = "'s default"
-"""End of the origin of a value that the file does not state."""
 
 
 def import_settings(
@@ -68,7 +64,7 @@ def import_settings(
         else:
             close = find_nearest(name, [*rules.names, *known])
             target.add_other(name, value, f"unknown setting{f'; did you mean {close}?' if close else ''}")
-    absent = f"{target.framework}{_DEFAULT}"
+    absent = f"{target.framework}{DEFAULT_ORIGIN}"
     renamed = rules.rename({**make_tree(defaults, absent), **make_tree(named, target.origin)})
     work = ForeignSettings(renamed, list_value=target.add_other)
     rules.apply_rules(work)
@@ -77,7 +73,7 @@ def import_settings(
     for key, value in strip_origins(work.tree).items():
         target.set_key(key, value)
         origin = find_origin(work.tree[key])
-        if origin == "default" or _DEFAULT in origin:
+        if origin == "default" or DEFAULT_ORIGIN in origin:
             target.defaults[key] = value
     return strip_origins(work.backend_args)
 

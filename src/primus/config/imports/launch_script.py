@@ -16,6 +16,7 @@ from primus.config.imports.sandbox.probe_script import ScriptProbe, probe_script
 from primus.config.imports.sandbox.run_script import RunRecord
 from primus.config.imports.sandbox.script_facts import Doubt
 from primus.config.imports.sandbox.script_notes import UNSET, Note
+from primus.config.imports.sandbox.script_runs import list_checkout_folders
 from primus.config.imports.sandbox.trace import find_last_words, list_assigned_words
 from primus.config.imports.static_script import find_unknown_parts, format_unknown, read_static_script
 from primus.config.schema import OWNERS
@@ -28,7 +29,7 @@ _SIZE = re.compile(r"\d{1,6}")
 """A value that is not a secret, whatever its argument is called: ``--num-key-value-heads 4``."""
 _COLUMN = re.compile(r"--[\w-]*(input|label|text|json|data|metadata|tool|prompt|answer|image|messages?)[-_]keys?")
 """An argument that names a column of the data: ``--input-key prompt``."""
-_TRAINER = re.compile(r"(?:.*/)?(?:\w*_)?(?:pre)?train\w*\.py")
+_TRAINER = re.compile(r"(?:\S*/)?(?:\w*_)?(?:pre)?train\w*\.py")
 """A program that trains, by its name."""
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
@@ -65,7 +66,7 @@ def read_launch_script(
             _suggest_way(probe, args),
         )
     launches = found.launches
-    target = _read_launch(launches[0], probe, origin, name)
+    target = _read_launch(launches[0], probe, origin, name, list_checkout_folders(path))
     target.hint = _suggest_arguments(probe, args)
     for variable in dict.fromkeys(_VARIABLE.findall(text)):
         if variable in environ and variable not in known and not is_secret_name(variable):
@@ -82,11 +83,15 @@ def _choose_arguments(records: list[RunRecord]) -> Mapping[str, tuple[str, ...]]
     return launches[0].arguments if launches else None
 
 
-def _read_launch(launch: LaunchLine, probe: ScriptProbe, origin: str, name: str) -> ForeignConfig:
+def _read_launch(
+    launch: LaunchLine, probe: ScriptProbe, origin: str, name: str, folders: tuple[Path, ...]
+) -> ForeignConfig:
     arguments = dict(launch.arguments)
     plug_in = registry.load_plug_in(IMPORTS, launch.framework)
     kind = plug_in.COMMANDS or launch.framework
-    target = ForeignConfig(origin=f"{kind} arguments of {origin}", name=name, framework=launch.framework)
+    target = ForeignConfig(
+        origin=f"{kind} arguments of {origin}", name=name, framework=launch.framework, folders=folders
+    )
     for note in probe.notes:
         target.add_other(note.subject, None, note.text)
     for doubt in probe.doubts:

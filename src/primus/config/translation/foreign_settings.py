@@ -22,6 +22,8 @@ NEEDED = ("train_iters", "micro_batch_size", "seq_length", "lr")
 """Keys of which null is an error: their default would be a guess."""
 VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
 """Name of an environment variable, which some files of Primus have among the settings."""
+DEFAULT_ORIGIN = "'s default"
+"""End of the origin of a value that the file does not state."""
 MOST_LISTED = 12
 """Number of keys that a note lists; further ones are counted."""
 
@@ -208,9 +210,17 @@ class ForeignSettings:
     def drop_unused(self, *keys: str) -> None:
         """Remove settings without an effect on training."""
         for key in keys:
-            if self._list_value is not None and key in self.tree:
+            if self._list_value is not None and self._is_written(key):
                 self._list_value(key, self.read(key), "")
             self.drop(key)
+
+    def drop_unchanged(self, *keys: str) -> None:
+        """Remove settings that ask for what is done without them."""
+        self.unchanged += [key for key in keys if self._is_written(key)]
+        self.drop(*keys)
+
+    def _is_written(self, key: str) -> bool:
+        return key in self.tree and not find_origin(self.tree[key]).endswith(DEFAULT_ORIGIN)
 
 
 def is_set(settings: Tree, key: str) -> bool:
@@ -284,8 +294,7 @@ def settle_other_keys(
         elif item.value == known.default and known.gone:
             work.drop_unused(key)
         elif item.value == known.default:
-            work.unchanged.append(key)
-            work.drop(key)
+            work.drop_unchanged(key)
         elif known.gone and known.effect == "numbers" and key in context.written:
             work.reject(key, known.gone, "remove it")
         elif keep(work, key, known, item):

@@ -85,6 +85,7 @@ class MaxtextTranslator(Translator):
         work = ForeignSettings(settings)
         if not context.is_schema:
             _restore_model(work, context)
+            _drop_further_tokens(work, context)
             self.apply_rules(work)
         self.settle_rest(work, context)
         return work.finish()
@@ -124,6 +125,15 @@ def _restore_model(work: ForeignSettings, context: LayerContext) -> None:
         return
     work.drop(*(key for key in work.tree if _is_of_model(key) and key not in context.written))
     work.tree |= {key: item for key, item in context.model.items() if key not in work.tree}
+
+
+def _drop_further_tokens(work: ForeignSettings, context: LayerContext) -> None:
+    """MaxText's models have no layers of multi-token prediction, as the preset may have."""
+    if work.read("mtp_num_layers") and "mtp_num_layers" not in context.written:
+        work.put("mtp_num_layers", 0, "MaxText's models")
+        work.notes.append(
+            "mtp_num_layers of the model preset is not applied: the layers of multi-token prediction are not trained"
+        )
 
 
 def _is_of_model(key: str) -> bool:
@@ -320,13 +330,18 @@ def _translate_checkpoints(work: ForeignSettings) -> None:
 
 
 def _translate_reports(work: ForeignSettings) -> None:
-    origin, profiler = work.find_origin("profiler"), work.take("profiler")
+    origin, profiler = work.find_origin("profiler"), work.read("profiler")
+    if not profiler:
+        work.drop_unused("skip_first_n_steps_for_profiler", "profiler_steps")
+        work.drop_unchanged("profiler")
+        return
     first, steps = work.take("skip_first_n_steps_for_profiler", 1), work.take("profiler_steps", 5)
+    work.drop("profiler")
     if profiler == "xplane" and isinstance(first, int) and isinstance(steps, int):
         work.put("profile", True, origin)
         work.put("profile_step_start", first, origin)
         work.put("profile_step_end", first + steps, origin)
-    elif profiler:
+    else:
         work.warn("profiler", profiler, "not started; `profile: true` profiles by jax.profiler")
 
 

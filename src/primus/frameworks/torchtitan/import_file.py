@@ -57,6 +57,8 @@ def find_arguments(words: Sequence[str]) -> None:
         if (match := _OPTION.fullmatch(word))
     }
     source = named.get("job.config_file", "")
+    if "job.config_file" in named and not source:
+        raise UsageError("starts torchtitan with a file that a variable names", "config import FILE.toml")
     if not source and "torchtitan.train" in words and {"module", "config"} <= named.keys():
         source = f"torchtitan/models/{named['module']}/config_registry.py --function {named['config']}"
     if source:
@@ -117,6 +119,7 @@ def _choose_model(name: str, flavor: str, target: ForeignConfig) -> None:
         target.add_other("model.flavor", flavor, f"no preset of {name}; known: {', '.join(family)}")
     else:
         target.add_other("model.name", name, f"has no preset; known: {', '.join(MODELS)}")
+        target.add_other("model.flavor", flavor, "its shape is not known without a preset of its family")
     if name in ("deepseek_v3", "gpt_oss", "llama4") or "moe" in plain or "A" in plain:
         # torchtitan balances experts by their biases, without a term in the loss.
         target.set_key("moe_aux_loss_coeff", 0.0)

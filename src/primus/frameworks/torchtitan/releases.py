@@ -83,8 +83,11 @@ def convert_older_settings(values: dict[str, Any], target: ForeignConfig) -> Non
     if norm := str(values.pop("model.norm_type", "")):
         target.add_other("model.norm_type", norm, "" if "rmsnorm" in norm.lower() else "the model here has RMSNorm")
     for name in ("quantize.linear.float8.enable_float8_linear", "training.enable_float8_linear"):
-        if values.pop(name, False):
+        if values.get(name):
             values.setdefault("model.converters", ["float8"])
+        elif name in values:
+            target.unchanged.append(name)
+        values.pop(name, None)
 
 
 def convert_token_counts(values: dict[str, Any], target: ForeignConfig) -> None:

@@ -145,6 +145,8 @@ def _translate_precision(work: ForeignSettings) -> None:
         work.put("fp8", "e4m3", work.find_origin("model.converters"))
     if any("float8" not in name and name != "primus_turbo" for name in names):
         work.reject("model.converters", "not supported", "remove it, or use fp8")
+    if not converters:
+        work.drop_unchanged("model.converters")
     work.drop("model.converters")
     name = "training.mixed_precision_param"
     origin, kind = work.find_origin(name), work.take(name)
@@ -219,7 +221,7 @@ def _translate_layout(work: ForeignSettings) -> None:
     if shard is not None:
         work.put("use_distributed_optimizer", shard != 1, origin)
     if work.read("parallelism.data_parallel_replicate_degree", 1) == 1:
-        work.drop("parallelism.data_parallel_replicate_degree")
+        work.drop_unchanged("parallelism.data_parallel_replicate_degree")
     tensor = work.read("tensor_model_parallel_size", 1)
     if tensor == 1:
         work.drop("sequence_parallel")
@@ -238,16 +240,16 @@ def _translate_checkpoints(work: ForeignSettings) -> None:
     if "checkpoint.enable" not in work.tree:
         return
     origin, is_enabled = work.find_origin("checkpoint.enable"), work.take("checkpoint.enable")
-    interval_origin, interval = work.find_origin("checkpoint.interval"), work.take("checkpoint.interval", 500)
-    mode_origin, mode = work.find_origin("checkpoint.async_mode"), work.take("checkpoint.async_mode")
     if is_enabled:
+        interval_origin, interval = work.find_origin("checkpoint.interval"), work.take("checkpoint.interval", 500)
+        mode_origin, mode = work.find_origin("checkpoint.async_mode"), work.take("checkpoint.async_mode")
         work.put("save_interval", interval, interval_origin)
         work.put("auto_continue_train", True, origin)  # torchtitan loads the newest checkpoint of its folder
         if mode is not None:
             work.put("async_save", mode != "disabled", mode_origin)
     else:
         work.put("disable_last_saving", True, origin)
-        work.drop("keep_last_n")
+        work.drop_unused("checkpoint.interval", "checkpoint.async_mode", "keep_last_n")
     if not is_enabled:  # CheckpointManager.load of torchtitan reads nothing then
         work.drop_unused(*[key for key in work.tree if key.startswith("checkpoint.initial_load_")])
         return
@@ -275,9 +277,12 @@ def _translate_reports(work: ForeignSettings) -> None:
             work.put("eval_iters", steps, steps_origin)
         else:
             work.warn("validation.steps", -1, "eval_iters batches are evaluated, not the whole validation data")
-    origin, is_on = work.find_origin("profiling.enable_profiling"), work.take("profiling.enable_profiling")
-    if is_on and not work.read("profile"):
-        work.put("profile", True, origin)
+    name = "profiling.enable_profiling"
+    if not work.read(name):
+        work.drop_unchanged(name)
+    elif not work.read("profile"):
+        work.put("profile", True, work.find_origin(name))
+    work.drop(name)
     name = "comm.train_timeout_seconds"
     origin, timeout = work.find_origin(name), work.take_number(name, 100)
     # 100 is torchtitan's default, which is shorter than a checkpoint of a large model takes.
@@ -288,7 +293,7 @@ def _translate_reports(work: ForeignSettings) -> None:
             work.warn(name, timeout, f"rounded up to {minutes} minutes (distributed_timeout_minutes)")
     if str(work.read("optimizer.name", "AdamW")).lower() != "adamw":
         work.reject("optimizer.name", "only AdamW is supported", "set optimizer.name: AdamW")
-    work.drop("optimizer.name")
+    work.drop_unchanged("optimizer.name")
 
 
 def _keep_field(work: ForeignSettings, key: str, known: KnownKey, item: Leaf) -> bool:

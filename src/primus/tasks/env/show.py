@@ -29,7 +29,7 @@ from primus.machine.network import selection as network
 from primus.machine.workload import JobWorkload
 from primus.plan import Variable
 from primus.redaction import hide_inherited_value, redact_value
-from primus.report.table import format_table
+from primus.report.table import format_rows
 from primus.task import TaskContext
 
 PURPOSES = {
@@ -213,7 +213,7 @@ def _format_variable_table(choices: Sequence[VariableChoice]) -> str:
         [f"  {c.name}", _format_variable_value(c.value), _format_variable_source(c), _format_overridden_values(c)]
         for c in by_purpose
     ]
-    header, *lines = format_table(["  variable", "value", "from", "instead of"], rows).splitlines()
+    header, *lines = format_rows(["  variable", "value", "from", "instead of"], rows)
     shown = [header]
     for purpose, group in groupby(zip(by_purpose, lines, strict=True), key=lambda pair: _find_purpose(pair[0].name)):
         shown += ["", purpose, *(line for _, line in group)]

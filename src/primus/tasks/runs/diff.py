@@ -50,7 +50,7 @@ def _format_changes(title: str, changes: list[RunDifference], a: Run, b: Run) ->
     if not changes:
         return f"{title}: no difference"
     rows = [[change.what, _format_difference_value(change.a), _format_difference_value(change.b)] for change in changes]
-    return f"{title}:\n" + "\n".join("  " + line for line in table.format_table(["", a.id, b.id], rows).splitlines())
+    return f"{title}:\n" + table.format_table(["", a.id, b.id], rows, indent=2)
 
 
 def _format_difference_value(value: Any) -> str:

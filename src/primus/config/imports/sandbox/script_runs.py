@@ -210,9 +210,16 @@ class ScriptRunner:
 
 def _find_roots(path: Path) -> list[Path]:
     """Folders in which a script may read others: its own, and that of its checkout last."""
+    folders = list_checkout_folders(path)
+    return [folders[0], *folders[1:][-1:]]
+
+
+def list_checkout_folders(path: Path) -> tuple[Path, ...]:
+    """The folder of a script, and those above it up to that of its checkout; the first one alone without a checkout."""
     folder = path.absolute().parent.resolve()
-    checkout = next((each for each in folder.parents if (each / ".git").exists()), None)
-    return [folder, checkout] if checkout else [folder]
+    above = list(folder.parents)
+    end = next((at for at, each in enumerate(above) if (each / ".git").exists()), -1)
+    return (folder, *above[: end + 1])
 
 
 def make_value(name: str, number: str) -> str:
