@@ -274,6 +274,8 @@ def test_rope_that_cannot_be_expressed_is_a_warning(tmp_path: Path) -> None:
         ('{"model_type": "t5"}', "model_type 't5' is not a family"),
         ('{"model_type": "qwen"}', "families: deepseek_v2, "),
         ('{"model_type": "kimi_linear"}', "model: kimi_k3.yaml"),
+        ('{"model_type": "olmo2"}', "'olmo2' has no keys in primus: its layers have norms only after attention"),
+        ('{"model_type": "granite"}', "multiplied by constants"),
         ('{"model_type": "git", "architectures": ["Grok1ForCausalLM"]}', "model: grok2.yaml"),
         ('{"model_type": "llama", "hidden_act": "relu"}', "'relu' is not supported"),
         ("", "is empty"),
@@ -285,6 +287,15 @@ def test_a_file_that_is_no_model_is_told_what_it_is(text: str, told: str, tmp_pa
     with pytest.raises(UsageError) as caught:
         read_foreign_file(file, {})
     assert told in str(caught.value)
+
+
+def test_a_name_that_is_none_of_the_hub_is_listed(tmp_path: Path) -> None:
+    values = {"model_type": "phi3", "_name_or_path": "Phi-3-mini-4k-instruct", "hidden_size": 64, "head_dim": 16}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(values))
+    found = read_foreign_file(file, {})
+    assert "hf_name" not in found.model
+    assert ("_name_or_path", "") in [(each.key, each.reason) for each in found.others]
 
 
 def test_a_size_that_transformers_fills_in_is_a_warning(tmp_path: Path) -> None:

@@ -128,6 +128,26 @@ PRESETS = {
 }
 """Preset for a `model_type` or architecture whose files are not read."""
 
+MISSING = {
+    "olmo2": "its layers have norms only after attention and feed-forward",
+    "olmo3": "its layers have norms only after attention and feed-forward",
+    "granite": "its embeddings, residuals, attention and logits are multiplied by constants",
+    "cohere": "attention and feed-forward of a layer read the same norm",
+    "cohere2": "attention and feed-forward of a layer read the same norm",
+    "stablelm": "it has LayerNorm",
+    "starcoder2": "it has LayerNorm, and a feed-forward without a gate",
+    "gpt_neox": "it has LayerNorm, and a feed-forward without a gate beside attention",
+    "phi": "it has LayerNorm, and a feed-forward without a gate beside attention",
+    "falcon": "it has LayerNorm, and a feed-forward without a gate",
+    "nemotron": "it has LayerNorm, and a feed-forward without a gate",
+    "opt": "it has learned positions, LayerNorm, and a feed-forward without a gate",
+    "gpt2": "it has learned positions, LayerNorm, and a feed-forward without a gate",
+    "gpt_bigcode": "it has learned positions, LayerNorm, and a feed-forward without a gate",
+    "bloom": "it has ALiBi, LayerNorm, and a feed-forward without a gate",
+    "mpt": "it has ALiBi, LayerNorm, and a feed-forward without a gate",
+}
+"""What no key of primus says of a `model_type` that is not read (transformers 5, `models/*/modeling_*.py`)."""
+
 _EXPERTS = {"num_local_experts": "num_experts"}  # transformers 5 writes what published files call num_experts
 RENAMED = {
     "lfm2": {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings", "norm_eps": "rms_norm_eps"},
@@ -206,6 +226,8 @@ def _find_family(values: dict[str, ConfigValue], target: ForeignConfig) -> str:
     if preset:
         hint = f"use the preset of such a model: model: {preset}.yaml"
     origin = target.origin.partition(" of ")[2]
+    if model_type in MISSING:
+        raise UsageError(f"{origin}: model_type {model_type!r} has no keys in primus: {MISSING[model_type]}", hint)
     raise UsageError(f"{origin}: model_type {model_type!r} is not a family of decoder that primus reads", hint)
 
 
@@ -251,6 +273,8 @@ def _set_hub_name(file: HuggingFaceFile) -> None:
     name = file.take("_name_or_path", "") or file.take("_model_name_or_path", "")
     if isinstance(name, str) and _HUB_NAME.fullmatch(name):
         file.set_keys(hf_name=name)
+    elif name:
+        file.target.add_other("_name_or_path", name)
 
 
 def _read_activation(file: HuggingFaceFile) -> None:

@@ -142,7 +142,7 @@ def _read_base(file: Path, given: Mapping[str, Any], target: ForeignConfig) -> d
         own = _name_heads(own)
         values = own | values
         above = _find_base(base, (above.parent,)) if base and base != above.name else None
-    is_named = (values | given).get("model_name", "default") != "default"
+    is_named = {**values, **given}.get("model_name", "default") != "default"
     names = known.keys() | RENAMED.keys()
     unknown = [key for key in values if key not in (*names, *given, *OLDER_WITHOUT_EFFECT)]
     if unknown:
