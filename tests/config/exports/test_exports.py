@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -120,6 +121,27 @@ def test_a_shape_that_no_family_has_is_refused_with_its_keys() -> None:
 def test_a_part_that_only_named_models_of_maxtext_have_is_refused_without_the_name(key: str, value: float) -> None:
     with pytest.raises(UsageError, match=f"{key}: {value}: MaxText has no .* outside of its"):
         write_model_settings(replace(load_model("llama3.1_8B"), **{key: value}))
+
+
+@pytest.mark.parametrize("target", ["torchtitan", "maxtext"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"activation_clamp": 7.0},
+        {"no_rope_freq": 4},
+        {"attention_chunk_size": 16},
+        {"rotary_percent": 0.5},
+        {"global_kv_channels": 32},
+        {"num_residual_streams": 2},
+        {"qk_layernorm": True, "qk_layernorm_across_heads": True},
+    ],
+)
+def test_a_part_of_a_model_that_a_file_cannot_say_is_refused(part: dict[str, Any], target: str, tmp_path: Path) -> None:
+    resolved = resolve(tmp_path, "tiny.yaml")
+    trainer = resolved.experiment.trainer
+    changed = replace(resolved.experiment, trainer=replace(trainer, model=replace(trainer.model, **part)))
+    with pytest.raises(UsageError, match=f"^{list(part)[-1]}: "):
+        format_foreign_file(target, replace(resolved, experiment=changed), None)
 
 
 @pytest.mark.parametrize("preset", ["llama3.1_8B", "qwen2.5_7B", "qwen3_8B", "mixtral_8x7B_v0.1", "deepseek_v2_lite"])
