@@ -60,6 +60,7 @@ mutants:  ## plant faults in modules, and see which ones no test notices: ARGS="
 bench:  ## measure against peers, and record the results in benchmarks/results
 	@$(in_venv) python benchmarks/launch_time.py
 	@$(in_venv) python benchmarks/machine_time.py
+	@$(in_venv) python benchmarks/placement_time.py
 	@$(in_venv) python benchmarks/supervision_time.py
 	@$(in_venv) python benchmarks/data_verify.py
 	@$(in_venv) python benchmarks/kernel_agreement.py
