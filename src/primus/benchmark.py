@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 from msgspec import Meta, Struct
 
 from primus.config.flags import Positional
-from primus.contract import PlugInKind, optional
+from primus.contract import PlugInKind, optional, optional_value
 from primus.errors import UsageError, did_you_mean
 from primus.machine.facts import DeviceKind
 from primus.machine.measurements import Telemetry, Timing
@@ -277,11 +277,11 @@ class Benchmark(Protocol):
         raise NotImplementedError
 
     @property
-    @optional
+    @optional_value(None)
     def measure_launches(self) -> Callable[[Any, TaskContext], Iterable[BenchmarkRow]] | None:
         """Function `measure_launches(options, context)` that yields rows by launching runs, in the place of
         workers and `measure`. Called on the control plane. Default: None; workers are started."""
-        return None
+        ...
 
     @optional
     def check_options(self, options: Any, /) -> None:

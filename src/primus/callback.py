@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from primus import registry
-from primus.contract import PlugInKind, optional
+from primus.contract import PlugInKind, optional_value
 from primus.errors import PrimusError, UsageError, did_you_mean, format_error_place
 from primus.models.counts import Convention
 
@@ -223,6 +223,10 @@ class Callback:
         """
 
 
+class NoCallbackOptions(Struct, frozen=True):
+    """Options of a callback that has none."""
+
+
 class CallbackPlugIn(Protocol):
     """A callback: `callbacks/NAME.py`, named in an experiment.
 
@@ -238,17 +242,13 @@ class CallbackPlugIn(Protocol):
         ...
 
     @property
-    @optional
+    @optional_value(NoCallbackOptions)
     def Options(self) -> type[Struct]:
         """A msgspec Struct whose fields are the options. Default: no options."""
-        return NoCallbackOptions
+        ...
 
 
 CALLBACKS = PlugInKind[CallbackPlugIn]("callbacks", CallbackPlugIn)
-
-
-class NoCallbackOptions(Struct, frozen=True):
-    """Options of a callback that has none."""
 
 
 class CallbackChoice(NamedTuple):

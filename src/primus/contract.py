@@ -1,7 +1,8 @@
 """Contracts of plug-ins: a kind of plug-in has a Protocol, and a module is checked against it once, when it is loaded.
 
-A Protocol lists the members of a plug-in file. A function or constant that a file may leave out is marked `optional`;
-the body in the Protocol is its default. Functions take their arguments by position, so a file may name them freely.
+A Protocol lists the members of a plug-in file. A function that a file may leave out is marked `optional`, and its body
+is the default; a constant is marked `optional_value`. Functions take their arguments by position, so a file may name
+them freely.
 
 A check compares which members there are, how many arguments each takes, and the class of a constant or result, without
 which None fails far from the plug-in. All other types are left to mypy (`python -m primus.plug_in_check`).
@@ -18,6 +19,8 @@ from functools import cache, partial, wraps
 from types import MethodType, ModuleType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from msgspec import Struct
+
 from primus.errors import PrimusError, edit_distance, find_nearest
 
 ContractT = TypeVar("ContractT")
@@ -27,35 +30,34 @@ DOCUMENTATION = "docs/plug-ins.md"
 
 
 def optional(function: FunctionT) -> FunctionT:
-    """Marks a member of a Protocol that a plug-in may leave out; the body is the default."""
+    """Marks a function of a Protocol that a plug-in may leave out; its body is the default."""
     function.__dict__["is_optional"] = True
     return function
 
 
-class PlugInKind(Generic[ContractT]):
-    """A kind of plug-in, with the Protocol that its modules implement.
+def optional_value(default: object) -> Callable[[FunctionT], FunctionT]:
+    """Marks a constant of a Protocol, written as a property, that a plug-in may leave out."""
 
-    Args:
-        name: Name of the kind, which is the folder in `$PRIMUS_PLUGINS`: ``runtimes``.
-        contract: The Protocol.
-        one_of: Members of which a plug-in needs at least one.
-        implies: Optional members that need another one, by name: a task with `prepare` needs `work`.
-        modules: Functions that a package may define in a module of its own, which is imported when they are called.
-    """
+    def mark(getter: FunctionT) -> FunctionT:
+        getter.__dict__["default"] = default
+        return optional(getter)
 
-    def __init__(
-        self,
-        name: str,
-        contract: type,
-        one_of: tuple[str, ...] = (),
-        implies: Mapping[str, str] | None = None,
-        modules: Mapping[str, str] | None = None,
-    ) -> None:
-        self.name = name
-        self.contract = contract
-        self.one_of = one_of
-        self.implies = implies or {}
-        self.modules = modules or {}
+    return mark
+
+
+class PlugInKind(Struct, Generic[ContractT], eq=False):
+    """A kind of plug-in, with the Protocol that its modules implement."""
+
+    name: str
+    """Name of the kind, which is the folder in `$PRIMUS_PLUGINS`: ``runtimes``."""
+    contract: type
+    """The Protocol."""
+    one_of: tuple[str, ...] = ()
+    """Members of which a plug-in needs at least one."""
+    implies: Mapping[str, str] = {}
+    """Optional members that need another one, by name: a task with `prepare` needs `work`."""
+    modules: Mapping[str, str] = {}
+    """Functions that a package may define in a module of its own, which is imported when they are called."""
 
 
 class MemberSignature(NamedTuple):
@@ -167,7 +169,8 @@ def complete_module(kind: PlugInKind[Any], module: ModuleType, label: str, file:
             _check_member(member, module, label, file)
     for member in members:
         if not hasattr(module, member.name):
-            default = member.function(module) if member.is_property else MethodType(member.function, module)
+            function = member.function
+            default = function.__dict__["default"] if member.is_property else MethodType(function, module)
             try:
                 setattr(module, member.name, default)
             except (AttributeError, TypeError) as error:

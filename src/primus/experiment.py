@@ -99,16 +99,12 @@ def find_cpu_problem(asked: Experiment) -> UsageError | None:
 def _check_stage(experiment: Experiment) -> None:
     """Refuse a module of fine-tuning for a framework that only pre-trains."""
     framework, stage = experiment.trainer.framework, experiment.stage
-
-    def trains(name: str) -> bool:
-        return stage in registry.load_plug_in(FRAMEWORKS, name).STAGES
-
-    if trains(framework):
+    if stage in registry.load_plug_in(FRAMEWORKS, framework).STAGES:
         return
     others = []
     for name in registry.list_plug_ins("frameworks"):
         with contextlib.suppress(PrimusError):  # a file of the user that cannot be loaded is not what is wrong here
-            others += [name] * trains(name)
+            others += [name] if stage in registry.load_plug_in(FRAMEWORKS, name).STAGES else []
     raise UsageError(
         f"module {stage}: framework {framework} does not train it", f"frameworks that do: {', '.join(others) or 'none'}"
     )
@@ -161,13 +157,7 @@ def _check_settings(resolved: Resolved, absent: list[str] | None) -> None:
     )
     checks.check_lengths(resolved)
     checks.check_data(resolved, absent)
-    checks.count_accumulation_steps(resolved, _count_fewest_processes(resolved))
-
-
-def _count_fewest_processes(resolved: Resolved) -> int:
-    """Processes of one replica of the model: a batch must divide by at least these."""
-    parallel = resolved.experiment.trainer.parallel
-    return parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
+    checks.count_accumulation_steps(resolved)
 
 
 class ExperimentFiles(Mapping[str, str]):

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from primus.contract import PlugInKind, optional
+from primus.contract import PlugInKind, optional, optional_value
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,34 +70,34 @@ class Framework(Protocol):
         raise NotImplementedError
 
     @property
-    @optional
+    @optional_value(())
     def KEYS(self) -> Collection[str]:
         """Keys that may stand under `overrides:` in addition to the schema's. They arrive unchecked in
         `experiment.trainer.backend_args`, a mapping as a mapping. Default: none."""
-        return ()
+        ...
 
     @property
-    @optional
+    @optional_value(("pre_trainer",))
     def STAGES(self) -> Collection[str]:
         """Modules of an experiment that `train` takes: ``pre_trainer`` for `train pretrain`, ``post_trainer`` for
         `train posttrain`. Default: pre_trainer."""
-        return ("pre_trainer",)
+        ...
 
     @property
-    @optional
+    @optional_value(False)
     def USES_TORCH(self) -> bool:
         """Whether a launch fails with exit code 3 if the installed PyTorch cannot use the machine's AMD or NVIDIA GPUs.
         Default: False."""
-        return False
+        ...
 
     @property
-    @optional
+    @optional_value(())
     def ENGINES(self) -> Collection[str]:
         """Engines that `train` drives, preferred first: names of frameworks whose `packages.yaml` states the package,
         its supported versions, and what `setup --engine NAME` installs. Workers are started by the interpreter of the
         first one that is installed; the launch refuses another version than the supported ones. Default: none; workers
         run in the main environment."""
-        return ()
+        ...
 
 
 FRAMEWORKS = PlugInKind[Framework]("frameworks", Framework, modules={"check": "support", "train": "engine.run"})
@@ -134,10 +134,10 @@ class FileImport(Protocol):
         return None
 
     @property
-    @optional
+    @optional_value("")
     def COMMANDS(self) -> str:
         """What the commands of `find_arguments` start, in messages: ``Megatron-LM``. Default: there are none."""
-        return ""
+        ...
 
     @optional
     def find_arguments(self, words: Sequence[str], /) -> Mapping[str, tuple[str, ...]] | None:

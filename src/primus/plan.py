@@ -115,6 +115,10 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     inner: LaunchPlan | None = None
 
 
+def _accept(*_: object) -> None:
+    """The check of a job that has none."""
+
+
 class LaunchJob(Struct, frozen=True, kw_only=True):
     """The worker processes that a task needs, independent of any runtime."""
 
@@ -125,19 +129,19 @@ class LaunchJob(Struct, frozen=True, kw_only=True):
     """Files of the run folder by relative path, such as the resolved configuration."""
     env: dict[str, Variable] = {}
     """Variables that the experiment sets for its workers."""
-    check: Callable[[int], None] = lambda world_size: None
+    check: Callable[[int], None] = _accept
     """Raises UsageError if the task cannot run with this number of processes."""
-    find_cpu_problem: Callable[[], UsageError | None] = lambda: None
+    find_cpu_problem: Callable[[], UsageError | None] = _accept
     """Returns the reason why workers cannot compute on a CPU, or None; called where the machine has no accelerator."""
-    check_node: Callable[[ClusterLayout], None] = lambda layout: None
+    check_node: Callable[[ClusterLayout], None] = _accept
     """Raises UnfitError if this node is unfit; called on each node before anything starts there."""
-    check_files: Callable[[], None] = lambda: None
+    check_files: Callable[[], None] = _accept
     """Raises UsageError if this node lacks files that the job reads, which the machine that planned it could not see;
     called on each node after its hooks, before workers start."""
-    check_start: Callable[[], None] = lambda: None
+    check_start: Callable[[], None] = _accept
     """Raises UsageError if the job must not start now; called on the machine that creates its run folder, before
     that."""
-    check_new: Callable[[str], None] = lambda run_id: None
+    check_new: Callable[[str], None] = _accept
     """Raises UsageError if the job must not create the run with this id, because the same command has created one since
     this job was planned; called while no other run can be created."""
     list_rank_groups: Callable[[int], Sequence[RankGroups]] = lambda world_size: ()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from msgspec import Struct
 
-from primus.contract import PlugInKind, optional
+from primus.contract import PlugInKind, optional, optional_value
 
 if TYPE_CHECKING:
     from primus.messages import Say
@@ -87,33 +87,33 @@ class Runtime(Protocol):
         ...
 
     @property
-    @optional
+    @optional_value(None)
     def parse(self) -> Callable[[Sequence[str]], Struct] | None:
         """Function `parse(words)` that returns the options of a runtime that passes unknown options on. Default:
         None; the words are parsed as fields of `Options`."""
-        return None
+        ...
 
     @property
-    @optional
+    @optional_value(None)
     def start(self) -> Callable[[RemoteLaunch, Run | None, Say], int] | None:
         """Function `start(remote, run, say)` that starts the outermost level and returns the exit code; `run` is None
         where the plan needs no run folder. Raise `primus.errors.PrimusError` where it cannot be started, and
         `primus.launch.run_remote.SubmissionRejected` to remove the new run folder as well. Default: None;
         `plan.argv` runs in the foreground."""
-        return None
+        ...
 
     @property
-    @optional
+    @optional_value(None)
     def format_plan(self) -> Callable[[RemoteLaunch], str] | None:
         """Function `format_plan(remote)` that returns what a dry run prints. Default: None; the plan is printed."""
-        return None
+        ...
 
     @property
-    @optional
+    @optional_value(())
     def COMMANDS(self) -> Collection[str]:
         """Words that the runtime handles by itself, without a task: the first word (`list`), or an option (`--shell`).
         A mapping holds their help texts. `run` handles them. Default: none."""
-        return ()
+        ...
 
     @optional
     def run(self, options: Any, context: TaskContext, /) -> int | None:
@@ -126,17 +126,17 @@ class Runtime(Protocol):
         return words, ()
 
     @property
-    @optional
+    @optional_value(())
     def REFERENCES(self) -> Collection[str]:
         """Options whose values name a secret but are not secrets. Default: none."""
-        return ()
+        ...
 
     @property
-    @optional
+    @optional_value(None)
     def SPELLINGS(self) -> Mapping[str, str] | None:
         """Long name of each spelling of the options that `parse` accepts in addition to `Options`;
         [launcher files](launcher-file.md) are checked against it. Default: None."""
-        return None
+        ...
 
     @optional
     def accepts_option(self, words: tuple[str, ...], name: str, /) -> bool:
@@ -211,11 +211,11 @@ class JobRuntime(Protocol):
         ...
 
     @property
-    @optional
+    @optional_value(None)
     def print_logs(self) -> Callable[[Submission, bool, int | None], None] | None:
         """Function `print_logs(submission, follow, tail)` that prints the log of node 0; `tail` is a number of lines
         or None. Default: None; the files of `submission.logs` are printed."""
-        return None
+        ...
 
 
 RUNTIMES = PlugInKind[Runtime]("runtimes", Runtime, implies={"COMMANDS": "run"})

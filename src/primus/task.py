@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
-from primus.contract import PlugInKind, optional
+from primus.contract import PlugInKind, optional, optional_value
 from primus.errors import EXIT_OK, PrimusError
 from primus.machine.cluster import ClusterLayout
 from primus.machine.facts import MachineFacts
@@ -46,12 +46,12 @@ class Task(Protocol):
         return launch_and_report(context)
 
     @property
-    @optional
+    @optional_value(None)
     def prepare(self) -> Callable[[Any, TaskContext], LaunchJob | None] | None:
         """Function `prepare(options, context)` that describes the job whose worker processes are started, or returns
         None where the task needs none this time. Called on the control plane, by a dry run too: it must not change
         anything. Default: None; the task needs no workers."""
-        return None
+        ...
 
     @optional
     def work(self, attempt: Attempt, /) -> None:
@@ -65,39 +65,39 @@ class Task(Protocol):
         return self.Options
 
     @property
-    @optional
+    @optional_value(False)
     def OVERRIDES(self) -> bool:
         """Whether words that are not flags change the experiment; they arrive in `context.overrides`. Default: False;
         such words are refused."""
-        return False
+        ...
 
     @property
-    @optional
+    @optional_value(False)
     def PASSES_WORDS(self) -> bool:
         """Whether words that are not flags are the task's own; they arrive in `context.overrides` as typed. Default:
         False; such words are refused."""
-        return False
+        ...
 
     @property
-    @optional
+    @optional_value(None)
     def plan_notes(self) -> Callable[[Any, TaskContext], Sequence[str]] | None:
         """Function `plan_notes(options, context)` that returns lines about what `run` would do, for a dry run of a task
         without workers. It must not change anything. Default: None; a dry run shows only the command."""
-        return None
+        ...
 
     @property
-    @optional
+    @optional_value(False)
     def PLANS_ELSEWHERE(self) -> bool:
         """Whether `plan_notes` is also called where the task runs in another place: `context.runs_elsewhere` is True
         then, and files and devices of this machine say nothing. Default: False."""
-        return False
+        ...
 
     @property
-    @optional
+    @optional_value(False)
     def SHOWS_PATCHES(self) -> bool:
         """Whether files of `--patch` are shown by the task, which finds them in `context.patches`, instead of run.
         Default: False."""
-        return False
+        ...
 
 
 TASKS = PlugInKind[Task]("tasks", Task, one_of=("run", "prepare"), implies={"prepare": "work"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from pathlib import Path
 
 from primus.checkpoint import manifest as manifests
@@ -55,6 +54,8 @@ def remove_checkpoint(checkpoint: Path) -> None:
     Raises:
         OSError: A file cannot be deleted.
     """
+    import shutil  # loads libraries of compression, which a launch needs as little as it deletes checkpoints
+
     # Without its manifest the checkpoint does not count, whatever is left when this is interrupted.
     (checkpoint / manifests.MANIFEST_NAME).unlink(missing_ok=True)
     shutil.rmtree(checkpoint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -55,8 +55,7 @@ def _run_runtime_command(command: Command, environ: Mapping[str, str]) -> int:
     """Run a command of a runtime that needs no task, such as `kubernetes list`."""
     segment, given = command.request.runtimes[-1], command.options
     runtime = registry.load_plug_in(RUNTIMES, segment.name)
-    machine = _find_machine(environ, given.dry_run)
-    facts = cache(lambda: machine().read_facts())
+    facts = cache(lambda: _open_machine(environ, given.dry_run).read_facts())
     context = TaskContext(environ=environ, json=given.json, dry_run=given.dry_run, facts=facts)
     return runtime.run(parse_segment_options(segment), context) or EXIT_OK
 
@@ -66,7 +65,7 @@ def _make_invocation(command: Command, words: tuple[str, ...], environ: Mapping[
     task, innermost = registry.load_plug_in(TASKS, request.task), request.runtimes[-1]
     parse_task_words = partial(_parse_task_words, task, request)
     options, overrides = parse_task_words(request.words)
-    machine = _find_machine(environ, given.dry_run)
+    machine = cache(partial(_open_machine, environ, given.dry_run))
     facts = cache(lambda master: machine().read_facts(master))
     task_context = TaskContext(
         environ=environ,
@@ -136,16 +135,11 @@ def _parse_task_words(task: Task, request: LaunchRequest, words: Sequence[str]) 
     return options, tuple(extra)
 
 
-def _find_machine(environ: Mapping[str, str], is_dry_run: bool) -> Callable[[], MachineReader]:
-    """Finds the machine on the first call. A dry run reads files only: it runs no tool and resolves no name."""
+def _open_machine(environ: Mapping[str, str], is_dry_run: bool) -> MachineReader:
+    """The machine. A dry run reads files only: it runs no tool and resolves no name."""
+    from primus.machine.probe import MachineReader, find_machine_root  # only where something depends on the machine
 
-    @cache
-    def machine() -> MachineReader:
-        from primus.machine.probe import MachineReader, find_machine_root
-
-        return MachineReader(find_machine_root(environ), environ, "never" if is_dry_run else None)
-
-    return machine
+    return MachineReader(find_machine_root(environ), environ, "never" if is_dry_run else None)
 
 
 def _run_with_workers(invocation: Invocation, launch: Launch) -> int:

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    with _missing_streams(), redaction.scope(), redaction.redirected_streams():
+    with _missing_streams(), redaction.redirected_streams():
         redaction.learn(os.environ)
         redaction.fingerprint_key.use_folder(find_state_folder(os.environ))
         redaction.learn_args(words)

@@ -40,14 +40,19 @@ def data_parallel_size(parallel: ParallelConfig, world_size: int) -> int:
     return world_size // model_parallel
 
 
-def count_accumulation_steps(resolved: Resolved, world_size: int) -> int:
+def count_accumulation_steps(resolved: Resolved, world_size: int | None = None) -> int:
     """Micro batches that each device sums up for one optimizer step.
+
+    Args:
+        resolved: The experiment.
+        world_size: Number of processes; None for those of one replica of the model, the fewest that can train it.
 
     Raises:
         UsageError: global_batch_size is not a multiple of micro_batch_size x data-parallel size.
     """
     training = resolved.experiment.trainer.training
-    replicas = data_parallel_size(resolved.experiment.trainer.parallel, world_size)
+    parallel = resolved.experiment.trainer.parallel
+    replicas = 1 if world_size is None else data_parallel_size(parallel, world_size)
     one_pass = training.micro_batch_size * replicas
     if training.global_batch_size is None:
         return 1

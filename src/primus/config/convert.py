@@ -91,7 +91,9 @@ def convert_value(item: Leaf | Tree, kind: Any) -> Any:
     _check_scalars(value)
     candidates = [value]
     candidates += [int(value)] if isinstance(value, float) and value.is_integer() else []
-    candidates += [item.text, _read_scalar(value)] if item.typed else []
+    if item.typed:
+        # A quoted "${VARIABLE}" may hold a number.
+        candidates += [item.text, parse_scalar(value) if isinstance(value, str) else value]
     candidates += [bool(each) for each in candidates if type(each) is int and each in (0, 1)]
     problem: msgspec.ValidationError | None = None
     for candidate in candidates:
@@ -101,11 +103,6 @@ def convert_value(item: Leaf | Tree, kind: Any) -> Any:
             problem = problem or error
     assert problem
     raise problem
-
-
-def _read_scalar(value: Any) -> Any:
-    """The scalar in a quoted `"${VARIABLE}"`, such as a number."""
-    return parse_scalar(value) if isinstance(value, str) else value
 
 
 def _check_scalars(value: Any) -> None:

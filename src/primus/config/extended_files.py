@@ -35,7 +35,7 @@ def read_extended_files(
     path = Path(os.path.realpath(file))  # unlike Path.resolve(), of a ring of links, too: reading it says what is wrong
     if path in seen:
         raise UsageError(f"{file}: extends itself through {' -> '.join(p.name for p in seen)}")
-    tree = read_yaml(file, environ, shown=_find_preset_name(path))
+    tree = read_yaml(file, environ, shown=f"preset:{path.name}" if path.is_relative_to(registry.PACKAGE) else None)
     # `bases` and `includes` are older names in presets of Primus.
     names = [leaf for key in ("extends", "includes", "bases") for leaf in _as_leaves(tree.pop(key, None))]
     found: list[Tree] = []
@@ -56,10 +56,6 @@ def extend_tree(base: Tree, over: Tree) -> Tree:
             if isinstance(module, dict) and len(settings) == 2 and all(isinstance(each, dict) for each in settings):
                 module["overrides"] = override_tree(*cast("list[Tree]", settings))
     return merged
-
-
-def _find_preset_name(path: Path) -> str | None:
-    return f"preset:{path.name}" if path.is_relative_to(registry.PACKAGE) else None
 
 
 def _as_leaves(extends: Leaf | Tree | None) -> list[Leaf]:

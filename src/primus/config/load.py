@@ -31,10 +31,10 @@ from primus.config.overrides import parse_overrides
 from primus.config.refused_frameworks import REFUSED_FRAMEWORKS, SPELLINGS, find_refusal
 from primus.config.schema import GROUPS, OWNERS, Experiment, Stage, Trainer
 from primus.config.source import Leaf, Tree, strip_origins
-from primus.config.translation.foreign_settings import LayerContext, Translator, find_translator
+from primus.config.translation.foreign_settings import LayerContext, Translator
 from primus.config.translation.preset_files import find_checkout_preset
 from primus.errors import UsageError, did_you_mean, find_nearest
-from primus.framework import FRAMEWORKS
+from primus.framework import FRAMEWORKS, TRANSLATIONS
 
 LONGEST_NAME = 200
 """Maximum length of an experiment's name in bytes; names derived from it must stay below 255, the limit of file
@@ -97,8 +97,9 @@ def load_experiment(
     module = _find_module(tree, stage, file)
     module |= {key: flat.pop(key) for key in MODULE_KEYS if key in flat and not _is_section(flat[key], translator)}
     notes += _correct_spelling(module)
-    engine_keys = _read_engine_keys(module)
-    engine = None if is_resolved else find_translator(module.get("framework"))
+    framework = _read_framework(module)
+    engine_keys = registry.load_plug_in(FRAMEWORKS, framework).KEYS
+    engine = None if is_resolved else find_translator(framework)
     if translator:
         translator.check_module(tree, module)
     _reject_unknown(tree, ExperimentFile.__struct_fields__, "experiment file")
@@ -120,6 +121,13 @@ def load_experiment(
     trainer, shortened = _shorten_preset_warmup(trainer, origins)
     notes += dropped + shortened
     return structs.replace(_make_experiment(file, tree, top, stage, trainer, origins), notes=(*notes, *found))
+
+
+def find_translator(framework: str) -> Translator | None:
+    """The translation of a framework's settings; None where all of them are those of the schema."""
+    if not registry.has_plug_in(TRANSLATIONS.name, framework):
+        return None
+    return registry.load_plug_in(TRANSLATIONS, framework).create_translator()
 
 
 def _translate_settings(
@@ -176,32 +184,24 @@ def _merge_files(layers: list[Tree], translator: Translator | None) -> Tree:
     return merged
 
 
-def _find_framework(layers: list[Tree]) -> Leaf | Tree | None:
+def _find_framework(layers: list[Tree]) -> str:
     """The `framework` that the files name; later ones win over those that they extend."""
-    found: Leaf | Tree | None = None
+    name = ""
     for layer in layers:
         for module in _read_subtree(layer, "modules").values():
-            found = module.get("framework", found) if isinstance(module, dict) else found
-    return None if found is None else _spell_framework(found)
-
-
-def _spell_framework(framework: Leaf | Tree) -> Leaf | Tree:
-    """`framework` without a known misspelling."""
-    name = framework.value if isinstance(framework, Leaf) else None
-    if not isinstance(name, str) or name.lower() not in SPELLINGS or not isinstance(framework, Leaf):
-        return framework
-    return Leaf(SPELLINGS[name.lower()], framework.origin, SPELLINGS[name.lower()])
+            item = module.get("framework") if isinstance(module, dict) else None
+            name = str(item.value) if isinstance(item, Leaf) else name
+    return SPELLINGS.get(name.lower(), name)
 
 
 def _correct_spelling(module: Tree) -> tuple[str, ...]:
     """Correct the framework of a module; gives a note where it was misspelt."""
     written = module.get("framework")
-    if written is None:
+    name = SPELLINGS.get(str(written.value).lower()) if isinstance(written, Leaf) else None
+    if name is None or not isinstance(written, Leaf):
         return ()
-    framework = module["framework"] = _spell_framework(written)
-    if framework is written or not isinstance(framework, Leaf) or not isinstance(written, Leaf):
-        return ()
-    return (f"{written.origin}: framework '{written.value}' is read as {framework.value}",)
+    module["framework"] = Leaf(name, written.origin, name)
+    return (f"{written.origin}: framework '{written.value}' is read as {name}",)
 
 
 def _split_overrides(typed: Tree) -> tuple[Tree, Tree]:
@@ -231,8 +231,8 @@ def _find_module(tree: Tree, stage: str, file: Path) -> Tree:
     return dict(_read_subtree(modules, stage))
 
 
-def _read_engine_keys(module: Tree) -> Collection[str]:
-    """Keys that the module's framework takes in addition to those of the schema: its own `KEYS`.
+def _read_framework(module: Tree) -> str:
+    """Name of the module's framework.
 
     Raises:
         UsageError: The framework does not exist. Checked before any key, because the valid keys depend on it.
@@ -240,10 +240,11 @@ def _read_engine_keys(module: Tree) -> Collection[str]:
     framework = module.get("framework", Leaf("native", DEFAULT))
     if not isinstance(framework, Leaf) or not isinstance(framework.value, str):
         raise UsageError(f"{find_origin(framework)}: 'framework' must be the name of a backend")
-    name, installed = framework.value, registry.list_plug_ins("frameworks")
+    name = framework.value
     try:
         registry.find_plug_in_file("frameworks", name)
     except UsageError:
+        installed = registry.list_plug_ins("frameworks")
         close = find_nearest(name, [*installed, *REFUSED_FRAMEWORKS])
         refusal = find_refusal(name) or REFUSED_FRAMEWORKS.get(close or "")
         if refusal:
@@ -251,7 +252,7 @@ def _read_engine_keys(module: Tree) -> Collection[str]:
         hint = f"did you mean '{close}'?" if close else "choose one, or add it as a plug-in (docs/plug-ins.md)"
         problem = f"{framework.origin}: no framework '{name}' (installed: {', '.join(installed)})"
         raise UsageError(problem, hint) from None
-    return registry.load_plug_in(FRAMEWORKS, name).KEYS
+    return name
 
 
 def _reject_unknown_modules(tree: Tree) -> None:
@@ -306,7 +307,7 @@ def _load_presets(
             )
         if name is None or name.value is None:
             continue
-        path = _locate_preset(kind, name, file, translator)
+        path = _locate_preset(kind, name, file, translator) if translator else locate_file(kind, name, file.parent)
         if translator and kind == "models":
             settings, model = _load_model_preset(path, name, environ, translator)
         else:
@@ -314,9 +315,9 @@ def _load_presets(
     return PresetSettings(settings, model)
 
 
-def _locate_preset(kind: str, name: Leaf, file: Path, translator: Translator | None) -> Path:
-    """Find a preset as `locate_file` does; of another framework, in the Primus checkout of the experiment first."""
-    if translator is None or not isinstance(name.value, str) or not name.value:
+def _locate_preset(kind: str, name: Leaf, file: Path, translator: Translator) -> Path:
+    """Find a preset of another framework as `locate_file` does, in the Primus checkout of the experiment first."""
+    if not isinstance(name.value, str) or not name.value:
         return locate_file(kind, name, file.parent)
     if is_usable_file(file.parent / name.value, kind):
         return file.parent / name.value

@@ -11,11 +11,12 @@ import msgspec
 from primus import registry
 from primus.config.docs import read_field_docs, read_summary
 from primus.config.experiment_file import ExperimentFile, ModuleFile
+from primus.config.load import find_translator
 from primus.config.model_spec import LARGEST
 from primus.config.schema import GROUPS, OWNERS, ConfigGroup, Stage
 from primus.config.schema_keys import ZERO_IS_NONE, list_switch_keys, needs_value
-from primus.config.source import Leaf, format_yaml_value
-from primus.config.translation.foreign_settings import VARIABLE, find_translator
+from primus.config.source import format_yaml_value
+from primus.config.translation.foreign_settings import VARIABLE
 from primus.framework import FRAMEWORKS
 
 
@@ -91,7 +92,7 @@ TRANSLATED_FORMS: dict[str, Mapping[str, object]] = {
 
 def _add_engine_settings(settings: dict[str, PropertySchema], framework: str) -> None:
     """Let `settings` have the names that a framework takes, with any value."""
-    translator = find_translator(Leaf(framework, framework, framework))
+    translator = find_translator(framework)
     names = [*registry.load_plug_in(FRAMEWORKS, framework).KEYS, *(translator.list_known_keys() if translator else ())]
     for name, further in TRANSLATED_FORMS.items() if translator else ():
         if further not in settings[name]["anyOf"]:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from primus.contract import PlugInKind, optional
+from primus.contract import PlugInKind, optional, optional_value
 
 
 class HubDataset(Struct, frozen=True, kw_only=True):
@@ -31,17 +31,17 @@ class Source(Protocol):
     """
 
     @property
-    @optional
+    @optional_value(None)
     def documents(self) -> Callable[[], Iterator[str]] | None:
         """Function `documents()` that returns an iterator of texts. Called once in one process of `data prepare` or of
         the first rank that needs the dataset. It must yield the same texts in the same order each time."""
-        return None
+        ...
 
     @property
-    @optional
+    @optional_value(None)
     def DATASET(self) -> HubDataset | None:
         """The dataset on the hub: `HubDataset(repo="OWNER/NAME", files={...}, text="COLUMN")`."""
-        return None
+        ...
 
     @optional
     def version(self, /) -> str:

@@ -90,15 +90,14 @@ def parse_command(argv: Sequence[str]) -> Command:
         _check_order(runtimes)
         return Command(GlobalOptions(**given), LaunchRequest(runtimes=tuple(runtimes), task=""))
     if rest:
-        rest[0], more = _take_leading_globals(rest[0])
+        rest[0], more = _take_globals(rest[0])
         given |= more
     task, own = _find_task(rest, runtimes, is_help)
     own, passed_through = _split_passed_through(own)
-    own, more = _take_globals(own)
     is_help |= _asks_help(own)
     request = LaunchRequest(runtimes=tuple(runtimes), task=task, words=(*_drop_help(own), *passed_through))
     _check_order(runtimes)
-    return Command(GlobalOptions(**(given | more)), request, is_help)
+    return Command(GlobalOptions(**given), request, is_help)
 
 
 def is_runtime(word: str) -> bool:
@@ -163,12 +162,6 @@ def _take_globals(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """`words` without the global options, and the global options by field."""
     given = {word.removeprefix("--").replace("-", "_"): True for word in words if word in GLOBAL_WORDS}
     return [word for word in words if word not in GLOBAL_WORDS], given
-
-
-def _take_leading_globals(words: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """`_take_globals` for the options before the name of a task."""
-    num_options = next((i for i, word in enumerate(words) if word not in GLOBAL_WORDS), len(words))
-    return words[num_options:], _take_globals(words[:num_options])[1]
 
 
 def _asks_help(words: Sequence[str]) -> bool:

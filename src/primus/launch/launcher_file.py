@@ -59,10 +59,10 @@ def take_choice(words: Sequence[str]) -> tuple[list[str], LauncherFileChoice]:
     Raises:
         UsageError: --config has no value, or is repeated.
     """
-    num_ours = _count_before_task(words)
-    rest = list(words[:num_ours])
+    rest = list(words)
     kept: list[str] = []
     choice = LauncherFileChoice()
+    is_head = True
     while rest:
         word = rest.pop(0)
         if word == "--no-config":
@@ -76,19 +76,10 @@ def take_choice(words: Sequence[str]) -> tuple[list[str], LauncherFileChoice]:
             choice = structs.replace(choice, given=file)
         else:
             kept.append(word)
-    return [*kept, *words[num_ours:]], choice
-
-
-def _count_before_task(words: Sequence[str]) -> int:
-    """Number of words before those of the task, which may have its own option --config."""
-    begins, after_config = True, False
-    for number, word in enumerate(words):
-        is_head = begins and not word.startswith("-") and not after_config
-        if is_head and not is_runtime(word):
-            return number
-        begins = word == "--" or (begins and not is_head)
-        after_config = word == "--config"
-    return len(words)
+            if is_head and not word.startswith("-") and not is_runtime(word):
+                return [*kept, *rest], choice  # the task, which may have its own option --config
+            is_head = word == "--" or (is_head and word.startswith("-"))
+    return kept, choice
 
 
 def apply_defaults(command: Command, choice: LauncherFileChoice, environ: Mapping[str, str]) -> Command:

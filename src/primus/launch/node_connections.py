@@ -3,41 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+from functools import cached_property
+
+from msgspec import Struct
 
 from primus.errors import PrimusError
 from primus.launch.nodes import exit_barrier
 from primus.launch.nodes.control_channel import ControlChannel, ControlMessage
 from primus.launch.nodes.rendezvous import RendezvousPeer
-from primus.launch.prepare import Launch
 from primus.machine.cluster import ClusterLayout
+from primus.plan import Action
 from primus.runs.events import EventLog
 from primus.runs.store import Run
 
 
-class NodeConnections:
-    """Connections to the other nodes of the job, from the rendezvous to the exit barrier."""
+class NodeConnections(Struct, kw_only=True, dict=True):
+    """Connections of the node of `layout` to the other nodes of the job, from the rendezvous to the exit barrier."""
 
-    def __init__(self, launch: Launch, shape: ClusterLayout) -> None:
-        self.kept: dict[int, RendezvousPeer] = {}
-        """Filled by the rendezvous."""
-        self.run: Run | None = None
-        """Set on node 0."""
-        self._shape = shape
-        self._channel: ControlChannel | None = None
-        # Hooks after the workers may use their whole time limits before a node reaches the exit barrier.
-        after = [each.timeout_s for each in launch.plan.actions if each.stage != "before"]
-        self._limit_s = sum(after) + exit_barrier.MARGIN_S
+    layout: ClusterLayout
+    actions: tuple[Action, ...]
+    """Those of the plan: hooks after the workers may use their whole time limits before a node reaches the barrier."""
+    kept: dict[int, RendezvousPeer] = {}
+    """Filled by the rendezvous."""
+    run: Run | None = None
+    """Set on node 0."""
 
-    @property
+    @cached_property
     def control_channel(self) -> ControlChannel:
         """The channel to the nodes that have joined; made on first use, which ends the rendezvous."""
-        if self._channel is None:
-            connections = {rank: peer.stream for rank, peer in self.kept.items()}
-            self._channel = ControlChannel(connections, {rank: peer.host for rank, peer in self.kept.items()})
-        return self._channel
+        connections = {rank: peer.stream for rank, peer in self.kept.items()}
+        return ControlChannel(connections, {rank: peer.host for rank, peer in self.kept.items()})
 
     def _record_release(self) -> None:
-        if self.run is None or self._shape.nnodes == 1:
+        if self.run is None or self.layout.nnodes == 1:
             return
         with contextlib.suppress(OSError, PrimusError):  # a full disk: Slurm notices by itself
             log = EventLog(self.run.events)
@@ -58,7 +56,8 @@ class NodeConnections:
                 ControlMessage(kind="lost", text=error.problem), to=self.control_channel.connected_ranks
             )
         if kind is None or isinstance(error, PrimusError):
-            exit_barrier.wait_for_all_nodes(self.control_channel, self._shape.node_rank, self._limit_s)
+            limit_s = sum(each.timeout_s for each in self.actions if each.stage != "before") + exit_barrier.MARGIN_S
+            exit_barrier.wait_for_all_nodes(self.control_channel, self.layout.node_rank, limit_s)
             self._record_release()
         else:
             # An unexpected error: this node leaves at once, and the others see its connection end.

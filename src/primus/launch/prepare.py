@@ -118,7 +118,7 @@ def plan_attempt(launch: Launch) -> Launch:
     worker = interpreter.build_module_command(python, "primus.worker", launch.directory, str(launch.attempt))
     notes = (*job.notes, engine.note) if engine else job.notes
     actions = (engine.make_action(),) if engine and engine.installation is None else ()
-    folders = _list_import_folders(engine)
+    folders = _list_import_folders(engine.installation) if engine and engine.installation else None
     innermost = LaunchPlan(argv=worker, env=job.env, notes=notes, actions=actions)
     context = structs.replace(
         context,
@@ -128,7 +128,9 @@ def plan_attempt(launch: Launch) -> Launch:
         name=job.name,
         workload=job.workload,
     )
-    seen = structs.replace(_view_as_workers(context, job), python=python, import_folders=folders)
+    seen = structs.replace(context, python=python, import_folders=folders)
+    if job.device == "cpu":
+        seen = _hide_devices(seen)
     folded = wrap_on_node(launch.request, innermost, seen)
     if engine and engine.installation and engine.installation.place == "checkout":
         folded = structs.replace(folded, env=folded.env | _make_checkout_variable(engine.installation, folded, context))
@@ -160,13 +162,11 @@ def _choose_engine(job: LaunchJob, context: PlanContext) -> EngineChoice | None:
     return choose_engine(job.engines, environ, context.python, allows_any_version=job.allows_any_version)
 
 
-def _list_import_folders(engine: EngineChoice | None) -> list[str] | None:
-    """Import path of the workers; None for that of the launcher."""
-    if engine is None or engine.installation is None:
-        return None
-    from primus.engines.installation import list_installation_folders
+def _list_import_folders(installation: EngineInstallation) -> list[str]:
+    """Import path of workers that use the engine."""
+    from primus.engines.installation import list_installation_folders  # not for a job without an engine
 
-    return list_installation_folders(engine.installation)
+    return list_installation_folders(installation)
 
 
 def _make_checkout_variable(
@@ -179,10 +179,8 @@ def _make_checkout_variable(
     return {"PYTHONPATH": Variable(folders, f"engine {checkout.engine}")}
 
 
-def _view_as_workers(context: PlanContext, job: LaunchJob) -> PlanContext:
-    """`context` with the machine as the workers use it: without accelerators if they run on the CPU."""
-    if job.device != "cpu":
-        return context
+def _hide_devices(context: PlanContext) -> PlanContext:
+    """`context` with the machine as workers on the CPU use it: without accelerators."""
     return structs.replace(
         context,
         gpu_facts=MachineFacts,

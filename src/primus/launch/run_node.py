@@ -17,6 +17,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -38,6 +39,9 @@ from primus.redaction import is_secret_name, learn
 from primus.runs.events import EventLog
 from primus.runs.files import write_json
 from primus.runs.store import Run, RunOutcome
+
+if TYPE_CHECKING:
+    from primus.engines.choice import EngineChoice
 
 RENDEZVOUS_TIMEOUT_S = 600.0
 """Time for all nodes to join, without that of hooks: nodes may be started manually, or pull an image first."""
@@ -61,7 +65,7 @@ def run_node(launch: Launch, say: Say, leaving: ExitStack) -> tuple[Run, RunOutc
     shape = launch.plan.layout
     assert shape is not None
     # Connections exist from here on, so that a failure before the rendezvous can still be sent to the other nodes.
-    nodes = NodeConnections(launch, shape)
+    nodes = NodeConnections(layout=shape, actions=launch.plan.actions)
     leaving.push(nodes.leave_job)  # also after an error: other nodes wait for this one
     if shape.node_rank > 0:
         return _run_other_node(launch, shape, say, nodes)
@@ -88,10 +92,12 @@ def _run_head_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: NodeCo
         pending = _PendingLaunch(launch, run)
         try:
             _prepare_node(pending, context, nodes)
-            _wait_for_nodes(pending, run, shape, nodes, say)
-            if nodes.kept:
+            if shape.nnodes > 1:
+                _wait_for_nodes(pending, run, shape, nodes, say)
                 _report_unfit_nodes(run, nodes, launch, say)
-            outcome = _run_workers(_make_session(pending.launch, run, nodes, say, keeps_record=True), pending.launch)
+            launch = pending.launch
+            session = NodeSession(run=run, nodes=nodes, say=say, environ=launch.context.environ, keeps_record=True)
+            outcome = _run_workers(session, launch)
         except PrimusError as error:
             # Hooks after a failure may take long; without the channel, the other nodes would time this one out.
             nodes.open_channel()
@@ -126,7 +132,8 @@ def _run_other_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: NodeC
     # Nodes may share the folder: the one that holds the lock keeps the record, usually node 0.
     with run.hold_lock() as is_ours:
         try:
-            outcome = _run_workers(_make_session(launch, run, nodes, say, keeps_record=is_ours), launch)
+            session = NodeSession(run=run, nodes=nodes, say=say, environ=launch.context.environ, keeps_record=is_ours)
+            outcome = _run_workers(session, launch)
         except PrimusError as error:
             _finish_run(launch, context, runner.build_failure_outcome(error), run, keeps_record=is_ours)
             raise
@@ -148,15 +155,13 @@ class _PendingLaunch:
         self._run = run
         self._nnodes = launch.plan.layout.nnodes if launch.plan.layout else 1
 
-    def make_environment(self, say: Say) -> None:
-        """Make the environment of the engine if the plan has that action, and print which one the workers use.
+    def make_environment(self, engine: EngineChoice, say: Say) -> None:
+        """Make the environment of `engine` if the plan has that action, and print which one the workers use.
 
         Raises:
             UnfitError: It cannot be made.
         """
-        engine, layout = self.launch.engine, self.launch.plan.layout
-        if engine is None:
-            return
+        layout = self.launch.plan.layout
         if engine.installation is not None:
             if layout and layout.node_rank == 0:
                 say(engine.note)
@@ -206,7 +211,8 @@ def _prepare_node(pending: _PendingLaunch, context: HookContextFacts, nodes: Nod
     """
     launch, shape = pending.launch, context.layout
     try:
-        pending.make_environment(context.say)
+        if launch.engine:
+            pending.make_environment(launch.engine, context.say)
         launch.job.check_node(shape)
         if launch.plan.actions:
             runner.run_before_hooks(
@@ -334,8 +340,6 @@ def _compute_fingerprint(launch: Launch, shape: ClusterLayout) -> str:
 
 def _wait_for_nodes(pending: _PendingLaunch, run: Run, shape: ClusterLayout, nodes: NodeConnections, say: Say) -> None:
     """Node 0: wait for the others, and send them the run, their ranks and the settings for all nodes."""
-    if shape.nnodes == 1:
-        return
     from primus.launch.node_order import assign_node_ranks  # for jobs of several nodes only
 
     assert shape.master_port is not None
@@ -363,7 +367,3 @@ def _report_unfit_nodes(run: Run, nodes: NodeConnections, launch: Launch, say: S
 
     hosts = [find_node_name(), *(peer.host for peer in nodes.kept.values())]
     report_used_nodes(read_unfit_nodes(launch.context.environ), hosts, run, say)
-
-
-def _make_session(launch: Launch, run: Run, nodes: NodeConnections, say: Say, *, keeps_record: bool) -> NodeSession:
-    return NodeSession(run=run, nodes=nodes, say=say, environ=launch.context.environ, keeps_record=keeps_record)

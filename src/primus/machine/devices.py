@@ -62,19 +62,18 @@ def list_usable_devices(facts: MachineFacts, environ: Mapping[str, str]) -> tupl
     A list ends at its first invalid entry: an unknown index or UUID, or a repeated one
     (CUDA programming guide, environment variables; ROCm, GPU isolation techniques).
     """
-    found = facts.partitions
-    if any(device.partition_mode == MIG for device in facts.devices) or _has_parts(environ):
+    # A container may not see how the GPUs are divided, but the instances that it may use.
+    names_instances = environ.get("CUDA_VISIBLE_DEVICES", "").strip().upper().startswith("MIG-")
+    if names_instances or any(device.partition_mode == MIG for device in facts.devices):
         return _list_usable_mig_parts(facts, environ)
+    if not facts.devices:
+        return ()
+    found = facts.partitions
     is_amd = any(device.vendor == "amd" for device in facts.devices)
     for name in AMD_VISIBLE if is_amd else NVIDIA_VISIBLE:
         if name in environ:
             found = _choose_partitions(found, environ[name])
     return found
-
-
-def _has_parts(environ: Mapping[str, str]) -> bool:
-    """Whether MIG instances are selected; a container may not see how the GPUs are divided."""
-    return environ.get("CUDA_VISIBLE_DEVICES", "").strip().upper().startswith("MIG-")
 
 
 def _list_usable_mig_parts(facts: MachineFacts, environ: Mapping[str, str]) -> tuple[Partition, ...]:

@@ -304,23 +304,27 @@ def check_published_model(resolved: Resolved) -> tuple[str, ...]:
             that is given on the command line is meant to differ.
     """
     load = resolved.experiment.trainer.checkpoint.load or ""
-    for each in _list_differences(resolved, _find_loaded_model(load)):
-        value, published = format_yaml_value(each.value), format_yaml_value(each.published)
+    loaded = _find_loaded_model(load.removeprefix(HUB_PREFIX)) if load.startswith(HUB_PREFIX) else None
+    for each in _list_differences(resolved, loaded) if loaded else ():
+        value, theirs = format_yaml_value(each.value), format_yaml_value(each.published)
         raise UsageError(
-            f"{resolved.origins[each.key]}: {each.key}: {value}, but the model of load: {load} has {published}",
-            f"set {each.key}: {published}; to train with {value}, give it on the command line: --{each.key} {value}",
+            f"{resolved.origins[each.key]}: {each.key}: {value}, but the model of load: {load} has {theirs}",
+            f"set {each.key}: {theirs}; to train with {value}, give it on the command line: --{each.key} {value}",
         )
     name = resolved.experiment.trainer.model.hf_name
+    published = find_published_model(name)
+    if published is None:
+        return ()
     listed = [
         f"{each.key} {format_yaml_value(each.value)} (there {format_yaml_value(each.published)})"
-        for each in _list_differences(resolved, find_published_model(name))
+        for each in _list_differences(resolved, published)
     ]
     return (f"the model differs from {name}: {', '.join(listed)}",) if listed else ()
 
 
-def _list_differences(resolved: Resolved, published: ModelSpec | None) -> list[ModelDifference]:
+def _list_differences(resolved: Resolved, published: ModelSpec) -> list[ModelDifference]:
     """Those that the command line does not ask for."""
-    found = list_model_differences(resolved.experiment.trainer.model, published) if published else ()
+    found = list_model_differences(resolved.experiment.trainer.model, published)
     return [each for each in found if not resolved.origins[each.key].startswith("--")]
 
 
@@ -357,11 +361,8 @@ def _resolve_defaults(spec: ModelSpec) -> ModelSpec:
     return structs.replace(spec, **changes)
 
 
-def _find_loaded_model(load: str) -> ModelSpec | None:
-    """The model whose weights `load` names, where its config.json or a preset says it."""
-    if not load.startswith(HUB_PREFIX):
-        return None
-    name = load.removeprefix(HUB_PREFIX)
+def _find_loaded_model(name: str) -> ModelSpec | None:
+    """The model whose weights `load: hf:NAME` names, where its config.json or a preset says it."""
     file = Path(os.path.expanduser(name)) / "config.json"
     if not file.is_file():
         return find_published_model(name.partition("@")[0])

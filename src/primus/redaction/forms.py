@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Literal
 
 from primus.redaction.names import is_secret_name
@@ -16,18 +15,8 @@ Naming = Literal["none", "assigned", "any"]
 VALUE`."""
 
 
-class _Pattern:
-    """A regular expression that is compiled on first use: all of them take 10 ms, and most commands need none."""
-
-    def __init__(self, text: str, flags: int = 0) -> None:
-        self._text, self._flags = text, flags
-
-    @cached_property
-    def compiled(self) -> re.Pattern[str]:
-        return re.compile(self._text, self._flags)
-
-
-_SHAPES = _Pattern(
+# `re` compiles each pattern on its first use, and keeps it: all of them take 10 ms, and most commands need none.
+_SHAPES = (
     r"\bhf_[A-Za-z0-9]{8,}"  # Hugging Face
     r"|\bgh[pousr]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{16,}"  # GitHub
     r"|\bgl(?:pat|ptt|dt|rt)-[\w-]{16,}"  # GitLab
@@ -39,27 +28,25 @@ _SHAPES = _Pattern(
     r"|\beyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)*"  # JSON web tokens (RFC 7519)
 )
 """Tokens by the prefixes of their vendors."""
-_PEM = _Pattern(r"-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----(?P<secret>.+?)(?:-----END|\Z)", re.DOTALL)
-_HEADER = _Pattern(
-    r"Authorization[\"']?\s*[:=]\s*[\"']?(?:(?:Bearer|Basic|Token|Digest|Negotiate)\s+)?(?P<secret>[^\s\"',;]{4,})",
-    re.IGNORECASE,
+_PEM = r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----(?P<secret>.+?)(?:-----END|\Z)"
+_HEADER = (
+    r"(?i)Authorization[\"']?\s*[:=]\s*[\"']?(?:(?:Bearer|Basic|Token|Digest|Negotiate)\s+)?(?P<secret>[^\s\"',;]{4,})"
 )
-_BEARER = _Pattern(r"\bBearer\s+(?=\S*\d)(?P<secret>[\w.~+/=-]{8,})", re.IGNORECASE)
-_CURL_USER = _Pattern(r"\b(?:curl|wget)\b[^\n]{0,300}?\s(?:-u|--user|--proxy-user)[ =][^\s:]+:(?P<secret>\S+)")
-_LOGIN = _Pattern(r"\blogin\s+(?P<secret>[0-9a-f]{32,})\b")
-_NETRC = _Pattern(r"\b(?:machine\s+\S+|default)\s+login\s+\S+\s+password\s+(?P<secret>\S+)")
+_BEARER = r"(?i)\bBearer\s+(?=\S*\d)(?P<secret>[\w.~+/=-]{8,})"
+_CURL_USER = r"\b(?:curl|wget)\b[^\n]{0,300}?\s(?:-u|--user|--proxy-user)[ =][^\s:]+:(?P<secret>\S+)"
+_LOGIN = r"\blogin\s+(?P<secret>[0-9a-f]{32,})\b"
+_NETRC = r"\b(?:machine\s+\S+|default)\s+login\s+\S+\s+password\s+(?P<secret>\S+)"
 """An entry of .netrc (curl and GNU inetutils)."""
-_SIGNED = _Pattern(
-    r"\b(?:X-Amz-Signature|X-Amz-Security-Token|X-Amz-Credential|X-Goog-Signature|sig|AccountKey|SharedAccessKey"
-    r"|SharedAccessSignature)(?:=|%3D)(?P<secret>[^\s&;\"'<>]{8,})",
-    re.IGNORECASE,
+_SIGNED = (
+    r"(?i)\b(?:X-Amz-Signature|X-Amz-Security-Token|X-Amz-Credential|X-Goog-Signature|sig|AccountKey|SharedAccessKey"
+    r"|SharedAccessSignature)(?:=|%3D)(?P<secret>[^\s&;\"'<>]{8,})"
 )
-_COOKIE = _Pattern(r"\b(?:Set-)?Cookie:\s*(?P<secret>[^\r\n\"']+)", re.IGNORECASE)
-_ASSIGNED_PASSWORD = _Pattern(
-    r"(?:^|[;\s\"'])(?:Password|Pwd|User Password|Access Key|Secret)\s*=\s*(?P<secret>\"[^\"]*\"|'[^']*'|[^;\s\"']+)",
-    re.IGNORECASE,
+_COOKIE = r"(?i)\b(?:Set-)?Cookie:\s*(?P<secret>[^\r\n\"']+)"
+_CONNECTION_STRING = (
+    r"(?i)(?:^|[;\s\"'])(?:Password|Pwd|User Password|Access Key|Secret)\s*=\s*"
+    r"(?P<secret>\"[^\"]*\"|'[^']*'|[^;\s\"']+)"
 )
-"""In a connection string: `Server=h;Uid=u;Pwd=p;`."""
+"""The password in `Server=h;Uid=u;Pwd=p;`."""
 _SHAPE_BEGINNINGS = tuple(
     "hf_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- glptt- gldt- glrt- xox hooks.slack.com sk- k_live_ k_test_"
     " whsec_ akia asia aiza ya29. npm_ pypi- dckr_pat_ nvapi- hvs. dapi eyj".split()
@@ -74,7 +61,7 @@ _FORMS = (
     (_NETRC, "secret", ("login",)),
     (_SIGNED, "secret", ("sig=", "sig%3d", "x-amz-", "x-goog-", "accountkey", "sharedaccess")),
     (_COOKIE, "secret", ("cookie:",)),
-    (_ASSIGNED_PASSWORD, "secret", ("password", "pwd", "access key", "secret")),
+    (_CONNECTION_STRING, "secret", ("password", "pwd", "access key", "secret")),
 )
 """Each pattern with words, one of which every match contains: a search for words is 100 times faster."""
 _NUMERIC = b"0123456789,+ \n"
@@ -89,15 +76,15 @@ def _condense(text: str) -> str:
 _FORM_WORDS = tuple((_condense(word), number) for number, (_, _, words) in enumerate(_FORMS) for word in words)
 
 # Prefixes and lengths are bounded: otherwise a long line of letters takes quadratic time.
-_AUTHORITY = _Pattern(r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,30})://(?P<rest>[^\s\"'<>|]*)")
-_PORT = _Pattern(r"[^:/?#]*:\d{1,5}(?:[/?#]|$)")
-_ANY_AUTHORITY = _Pattern(r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,30})://(?P<rest>\S*)")
+_AUTHORITY = r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,30})://(?P<rest>[^\s\"'<>|]*)"
+_PORT = r"[^:/?#]*:\d{1,5}(?:[/?#]|$)"
+_ANY_AUTHORITY = r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,30})://(?P<rest>\S*)"
 """If the whole value is a URL, quotes are part of it."""
 _TOKEN_SCHEMES = frozenset(("http", "https", "ws", "wss", "ftp", "ftps"))
 """Schemes in which a single word before `@` may be a token; in others, as in `ssh://ann@host`, it is a user name."""
 
-_NAMED = _Pattern(r"""(?<![\w.])(?P<option>--)?(?P<name>[A-Za-z_][\w.-]{0,100})(?P<is>["']?\s{0,2}[=:]\s{0,2}|\s+)""")
-_VALUE = _Pattern(r"""(?:"(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s"',;&)]+)""")
+_NAMED = r"""(?<![\w.])(?P<option>--)?(?P<name>[A-Za-z_][\w.-]{0,100})(?P<is>["']?\s{0,2}[=:]\s{0,2}|\s+)"""
+_VALUE = r"""(?:"(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s"',;&)]+)"""
 _PLAIN = frozenset(("none", "null", "true", "false", "yes", "no", "on", "off", "nan", "error"))
 
 
@@ -112,9 +99,9 @@ def find_secrets(text: str, naming: Naming = "none", *, is_value: bool = False) 
     condensed = _condense(text)
     for number in {number for word, number in _FORM_WORDS if word in condensed}:
         form, group, _ = _FORMS[number]
-        yield from (found.span(group) for found in form.compiled.finditer(text))
+        yield from (found.span(group) for found in re.finditer(form, text))
     if "://" in text:
-        yield from _find_in_urls(text, (_ANY_AUTHORITY if is_value else _AUTHORITY).compiled)
+        yield from _find_in_urls(text, _ANY_AUTHORITY if is_value else _AUTHORITY)
     if naming != "none":
         yield from _find_named(text, naming)
 
@@ -122,7 +109,7 @@ def find_secrets(text: str, naming: Naming = "none", *, is_value: bool = False) 
 def has_shape(text: str) -> bool:
     """Whether `text` contains a token of a known vendor."""
     lowered = text.lower()
-    return any(word in lowered for word in _SHAPE_BEGINNINGS) and _SHAPES.compiled.search(text) is not None
+    return any(word in lowered for word in _SHAPE_BEGINNINGS) and re.search(_SHAPES, text) is not None
 
 
 def cover(text: str, spans: Iterator[Span] | list[Span]) -> str:
@@ -138,16 +125,16 @@ def cover(text: str, spans: Iterator[Span] | list[Span]) -> str:
     return "".join([*parts, text[end:]]) if end else text
 
 
-def _find_in_urls(text: str, pattern: re.Pattern[str]) -> Iterator[Span]:
+def _find_in_urls(text: str, pattern: str) -> Iterator[Span]:
     """Find passwords and tokens before the host of a URL, and secret values of its query.
 
     A password ends at the last `@`, because users do not always escape one in it. Without a password, an `@` after
     HOST:PORT is part of the path.
     """
-    for url in pattern.finditer(text):
+    for url in re.finditer(pattern, text):
         begin, rest = url.start("rest"), url["rest"]
         authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
-        is_host = "@" in authority or ":" not in authority or rest.startswith("[") or _PORT.compiled.match(rest)
+        is_host = "@" in authority or ":" not in authority or rest.startswith("[") or re.match(_PORT, rest)
         userinfo, at, _ = (authority if is_host else rest).rpartition("@")
         user, colon, _ = userinfo.partition(":")
         if colon and at:
@@ -176,13 +163,13 @@ def _find_named(text: str, naming: Naming) -> Iterator[Span]:
     end = 0
     if naming == "assigned" and not any(sign in text for sign in ("=", "':", '":')):
         return
-    for found in _NAMED.compiled.finditer(text):
+    for found in re.finditer(_NAMED, text):
         sign = found["is"].strip()
         if found.end() <= end or (naming == "assigned" and sign not in ("=", '"=', "'=", '":', "':")):
             continue
         if (not sign and not found["option"]) or not is_secret_name(found["name"]):
             continue
-        value = _VALUE.compiled.match(text, found.end())
+        value = re.compile(_VALUE).match(text, found.end())
         if value is None or _is_harmless(value[0].strip("\"'"), naming):
             continue
         end = value.end()

@@ -144,12 +144,12 @@ def _list_forms(value: str) -> Iterator[str]:
 
 
 _known = [KnownSecrets()]
-"""Stack of scopes; the last one is in use. A process runs one command, except in tests."""
+"""Stack of scopes; the last one is in use."""
 
 
 @contextmanager
 def scope() -> Iterator[None]:
-    """Forget secrets that are learned while open."""
+    """Forget secrets that are learned while open; for tests, which run several commands in one process."""
     _known.append(_known[-1].copy())
     try:
         yield

@@ -25,7 +25,7 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         PrimusError: The file cannot be written, for example because the disk is full.
     """
-    _replace_file(path, redact(text))
+    write_bytes(path, redact(text).encode("utf-8", "surrogateescape"))
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -34,14 +34,6 @@ def write_bytes(path: Path, data: bytes) -> None:
     Raises:
         PrimusError: The file cannot be written.
     """
-    _replace_bytes(path, data)
-
-
-def _replace_file(path: Path, text: str) -> None:
-    _replace_bytes(path, text.encode("utf-8", "surrogateescape"))
-
-
-def _replace_bytes(path: Path, data: bytes) -> None:
     # In the same folder, since a rename is atomic only within one file system. The process id keeps writers on one host
     # apart.
     temporary = path.with_name(f".{path.name}.tmp.{os.getpid()}")
@@ -68,7 +60,7 @@ def sync_to_disk(path: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Replace `path` by `value` as indented JSON, without its secrets."""
-    _replace_file(path, to_json(value) + "\n")
+    write_bytes(path, f"{to_json(value)}\n".encode("utf-8", "surrogateescape"))
 
 
 def to_json(value: Any) -> str:

@@ -21,7 +21,6 @@ from primus.machine.cluster import RANK_VARIABLES, ClusterLayout, LayoutFlags, f
 from primus.machine.devices import count_devices, list_usable_devices
 from primus.machine.facts import MachineFacts
 from primus.plan import LaunchPlan, PlanContext, RankOrderPolicy, RestartPolicy, Variable, extends_list
-from primus.runs.processes import NSYS_SESSION, ROCPROF_ATTACH
 from primus.runs.store import Run
 
 if TYPE_CHECKING:
@@ -119,18 +118,23 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
             argv = _build_agent_command(argv, shape, context, options.rdzv_backend)
         elif shape.nnodes > 1:
             env |= {name: Variable(value, "layout") for name, value in shape.make_rank_variables().items()}
-        if is_launched:
+        if options.attachable:
+            from primus.runs.processes import NSYS_SESSION, ROCPROF_ATTACH  # how `profile attach` finds a process
+
             session = f"primus-{Path(context.directory).name}-{context.attempt}-{shape.node_rank}"
-            env |= {NSYS_SESSION: Variable(session, "--attachable")}
-            argv = ("nsys", "launch", f"--session-new={session}", *NSYS_OPTIONS, *argv)
-        elif options.attachable == "rocprofv3":
-            env |= {ROCPROF_ATTACH: Variable("1", "--attachable")}
+            name, value = (NSYS_SESSION, session) if is_launched else (ROCPROF_ATTACH, "1")
+            env |= {name: Variable(value, "--attachable")}
+            argv = ("nsys", "launch", f"--session-new={session}", *NSYS_OPTIONS, *argv) if is_launched else argv
     hooks = () if options.no_hooks else context.hooks()
     scripts = hooks + discovery.plan_patch_files(options.patch or context.patches, context.environ)
     actions = (*plan.actions, *sorted(scripts, key=lambda action: STAGES.index(action.stage)))
     notes = (*plan.notes, *_list_unused_nodes(shape, context), *collected.notes)
     files = {**plan.files, **collected.files}
-    policy = _build_restart_policy(options) if context.starts_workers else None
+    policy = None
+    if context.starts_workers:
+        policy = RestartPolicy(
+            max_restarts=options.max_restarts, backoff_s=options.restart_delay, hang_timeout_s=options.hang_timeout
+        )
     return structs.replace(
         plan,
         argv=argv,
@@ -189,12 +193,6 @@ def _check_processes(shape: ClusterLayout, facts: MachineFacts) -> None:
 def list_patch_files(options: Options) -> tuple[str, ...]:
     """Files of `--patch`."""
     return options.patch
-
-
-def _build_restart_policy(options: Options) -> RestartPolicy:
-    return RestartPolicy(
-        max_restarts=options.max_restarts, backoff_s=options.restart_delay, hang_timeout_s=options.hang_timeout
-    )
 
 
 def _choose_rank_order(options: Options, shape: ClusterLayout, context: PlanContext) -> RankOrderPolicy | None:

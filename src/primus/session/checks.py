@@ -20,7 +20,8 @@ def check_session(trainer: Trainer, backend: str) -> None:
         UsageError: The steps of the profile are not valid, a callback does not exist, or the checkpoint cannot be
             loaded; names the key.
     """
-    _check_load(trainer, backend)
+    if trainer.checkpoint.load is not None:
+        _check_load(trainer.checkpoint.load, trainer, backend)
     if trainer.logging.profile:
         from primus.session.profile.profile_window import find_profile_window  # not for experiments without a profile
 
@@ -54,27 +55,25 @@ def check_no_backend_args(trainer: Trainer, backend: str) -> None:
         raise UsageError(f"backend_args: {backend} takes no backend arguments, found {names}", "remove them")
 
 
-def _check_load(trainer: Trainer, backend: str) -> None:
+def _check_load(load: str, trainer: Trainer, backend: str) -> None:
     """Check that the checkpoint of `load:` exists and fits the model; reads its manifest, not its weights."""
-    if trainer.checkpoint.load is None:
-        return
     from primus.checkpoint import folders  # not for experiments that load no checkpoint
     from primus.checkpoint.formats.open import check_foreign
     from primus.checkpoint.shape import build_shape, check_same_shape
     from primus.session.checkpoints.other_optimizers import check_backend_of
 
-    if folders.is_foreign(trainer.checkpoint.load):
+    if folders.is_foreign(load):
         # Only config.json is read: other files need a tensor library, and are checked when they are opened.
-        check_foreign(trainer.checkpoint.load, build_shape(trainer.model))
+        check_foreign(load, build_shape(trainer.model))
         return
-    for folder in folders.find_candidates(trainer.checkpoint.load):
+    for folder in folders.find_candidates(load):
         saved = _read_manifest(folder)
         if saved is None:
             continue  # damaged: training skips it, too
         check_same_shape(saved.model, build_shape(trainer.model), str(folder))
         check_backend_of(saved, folder, backend, trainer.checkpoint.finetune)
         return
-    raise UsageError(f"load: every checkpoint of {trainer.checkpoint.load} is damaged", "load another one")
+    raise UsageError(f"load: every checkpoint of {load} is damaged", "load another one")
 
 
 def _read_manifest(folder: Path) -> CheckpointManifest | None:

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import Struct
 
-from primus import registry
 from primus.config.convert import find_origin
 from primus.config.schema import OWNERS
 from primus.config.source import Leaf, Tree, parse_scalar
 from primus.errors import UsageError
-from primus.framework import TRANSLATIONS
 
 if TYPE_CHECKING:
     from primus.config.translation.known_keys import KnownKey
@@ -95,14 +93,6 @@ class Translator:
     def list_known_keys(self) -> Iterable[str]:
         """All names that an experiment file may use, for the nearest name of a misspelt one."""
         raise NotImplementedError
-
-
-def find_translator(framework: Leaf | Tree | None) -> Translator | None:
-    """The translation for the value of `framework:`; None where all settings are those of the schema."""
-    name = framework.value if isinstance(framework, Leaf) else None
-    if not isinstance(name, str) or not registry.has_plug_in(TRANSLATIONS.name, name):
-        return None
-    return registry.load_plug_in(TRANSLATIONS, name).create_translator()
 
 
 class ForeignSettings:

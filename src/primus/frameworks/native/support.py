@@ -29,7 +29,8 @@ def check(experiment: Experiment) -> None:
     check_key_rules("native", read_key_rules(FOLDER), trainer)
     _check_rewinds(trainer)
     check_session(trainer, "native")
-    _check_adapters(trainer)
+    if trainer.backend_args:
+        _check_adapters(trainer)
 
 
 def check_model(spec: ModelSpec) -> None:
@@ -53,8 +54,6 @@ def _check_adapters(trainer: Trainer) -> None:
     """Check the settings of adapters; they need a model that can be loaded again."""
     others = {key: value for key, value in trainer.backend_args.items() if key not in ADAPTER_KEYS}
     check_no_backend_args(structs.replace(trainer, backend_args=others), "native")
-    if not trainer.backend_args:
-        return
     settings = read_settings(trainer.backend_args, AdapterSettings)
     if settings.peft == "none":
         return

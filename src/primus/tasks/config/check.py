@@ -11,7 +11,6 @@ from primus import experiment, registry
 from primus.config.schema import Experiment, Trainer
 from primus.errors import UnfitError, UsageError
 from primus.framework import FRAMEWORKS
-from primus.machine.assumed_machine import build_assumed_machine
 from primus.models import training_memory
 from primus.task import TaskContext
 
@@ -83,7 +82,12 @@ def _check_memory(trainer: Trainer, options: Options, context: TaskContext) -> l
     need = training_memory.estimate_need(trainer)
     if options.assume is None and need.total_bytes < training_memory.SMALL_BYTES:
         return []
-    facts = context.facts() if options.assume is None else build_assumed_machine(options.assume)
+    if options.assume is None:
+        facts = context.facts()
+    else:
+        from primus.machine.assumed_machine import build_assumed_machine  # reads the profiles of devices
+
+        facts = build_assumed_machine(options.assume)
     fit = training_memory.compare_with_machine(need, facts, options.nnodes)
     if fit is None or fit.fits:
         return []

@@ -51,12 +51,12 @@ def prepare_new_run(file: str, stage: str, context: TaskContext) -> LaunchJob:
     continues = resolved.experiment.trainer.checkpoint.auto_continue_train
     others = _list_earlier_runs(resolved) if continues else []
     same = [run for run in others if _is_same(run, files)]
-    unfinished = _find_unfinished_run(same)
+    unfinished = same[0] if same and _is_unfinished(same[0]) else None
     notes = resolved.notes
     if unfinished is not None and not lock.may_execute(unfinished.directory):
         notes = (*notes, _describe_foreign_run(unfinished))
         unfinished = None
-    if continues and unfinished is None and (left := _find_run_left_behind(others, files)):
+    if others and unfinished is None and (left := _find_run_left_behind(others, files)):
         notes = (*notes, _describe_run_left_behind(left, files))
     for note in () if context.dry_run else notes:  # a dry run prints them with the plan
         print(f"note: {note}", file=sys.stderr)
@@ -299,12 +299,8 @@ def _list_earlier_runs(resolved: Resolved) -> list[Run]:
     ]
 
 
-def _find_unfinished_run(same: Sequence[Run]) -> Run | None:
-    """The newest run of the same configuration, if it ended early and has a checkpoint."""
-    return same[0] if same and _is_unfinished(same[0]) else None
-
-
 def _is_unfinished(run: Run) -> bool:
+    """Whether a run ended early and has a checkpoint."""
     return run.read_metadata().outcome.state != "done" and bool(_list_complete_checkpoints(run))
 
 
