@@ -277,6 +277,7 @@ PLUG_IN_USES = {
     "tasks/tools/list_ranks.py": "`./primus-cli direct -- tools list-ranks`",
     "runtimes/nice.py": "`./primus-cli nice -- direct -- <task>`",
     "runtimes/background.py": "`./primus-cli background -- direct -- <task>`",
+    "runtimes/pbs.py": "`./primus-cli pbs --nodes 2 -- <task>` ([Write a runtime](write-a-runtime.md))",
     "benchmarks/softmax.py": "`benchmark softmax`",
     "callbacks/plateau.py": "`callbacks: [{plateau: {interval: 50}}]` in an experiment",
     "sources/haiku.py": "`dataset: haiku` in an experiment, `data prepare --dataset haiku`",
@@ -297,7 +298,11 @@ PLUG_IN_USES = {
 PLUG_IN_SECTIONS: dict[str, tuple[type, tuple[str, ...], str]] = {
     "Task": (Task, ("tasks/hello.py", "tasks/tools/list_ranks.py"), "A task without workers:|A task with workers:"),
     "Runtime": (Runtime, ("runtimes/nice.py",), ""),
-    "Job runtime": (JobRuntime, ("runtimes/background.py",), ""),
+    "Job runtime": (
+        JobRuntime,
+        ("runtimes/background.py", "runtimes/pbs.py"),
+        "Jobs of this machine:|Jobs of a cluster with PBS:",
+    ),
     "Benchmark": (Benchmark, ("benchmarks/softmax.py",), ""),
     "Callback": (CallbackPlugIn, ("callbacks/plateau.py",), ""),
     "Source": (Source, ("sources/haiku.py",), ""),

@@ -9,11 +9,15 @@ from pathlib import Path
 KUBERNETES = Path(os.environ.get("PRIMUS_TEST_KUBERNETES", "/var/cache/primus-test-kubernetes"))
 """Folder of a Kubernetes API server that `tests/cluster/kubernetes.sh install` has built."""
 
+PYXIS = Path(os.environ.get("PRIMUS_TEST_PYXIS", "/opt/primus-test-pyxis"))
+"""Folder of pyxis and enroot that `tests/cluster/pyxis.sh install` has compiled."""
+
 PROGRAMS = {
     "slurm": ("slurmctld", "slurmd", "munged", "srun"),
     "docker": ("dockerd", "docker"),
     "podman": ("podman",),
     "apptainer": ("apptainer",),
+    "pyxis": (str(PYXIS / "lib/spank_pyxis.so"), str(PYXIS / "bin/enroot"), "mksquashfs"),
     "sshd": ("sshd", "ssh", "ssh-keygen"),
     "kubernetes": ("etcd", str(KUBERNETES / "kube-apiserver")),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -47,6 +48,35 @@ def test_the_runtime_wraps_the_command(tmp_path: Path) -> None:
     done = run("--dry-run", "nice", "--level", "3", "--", "direct", "--", "hello", cwd=tmp_path)
     assert "nice -n 3 " in done.stdout
     assert run("nice", "--", "direct", "--", "hello", cwd=tmp_path).stdout == "hello world\n"
+
+
+PBS = {
+    "qsub": 'echo 42.server; cd "$HOME" && echo host-a >hosts && PBS_JOBID=42.server PBS_NODEFILE=$PWD/hosts '
+    'bash "$1" >"$(dirname "$1")/logs/pbs.log" 2>&1 </dev/null; echo $? >"$HOME/code"',
+    "pbsdsh": 'shift 3; exec "$@"',
+    "qstat": 'printf \'{"Jobs": {"42.server": {"job_state": "F", "Exit_status": %s}}}\' "$(cat "$HOME/code")"',
+    "qdel": "exit 1",
+}
+"""Programs that stand for those of PBS: a job runs at once, on one node that is this machine."""
+
+
+def test_the_runtime_of_pbs_runs_a_job_on_its_node(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for name, body in PBS.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    environ = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "PWD": str(tmp_path)}
+    submitted = run("pbs", "--queue", "gpu", "--", "hello", "Ann", cwd=tmp_path, **environ)
+    assert submitted.returncode == 0, submitted.stderr
+    assert "job 42.server is queued" in submitted.stdout + submitted.stderr
+    waited = run("direct", "--", "jobs", "wait", "42.server", cwd=tmp_path, **environ)
+    assert waited.returncode == 0, waited.stderr
+    assert "hello Ann\n" in run("direct", "--", "jobs", "logs", "42.server", cwd=tmp_path, **environ).stdout
+    (script,) = tmp_path.glob("output/hello/2*/job.pbs")
+    assert "#PBS -q gpu" in script.read_text()
+    again = run("pbs", "--", "hello", cwd=tmp_path, **{**environ, "PATH": os.environ["PATH"]})
+    assert again.returncode == 1 and "qsub: " in again.stderr
+    assert len(list(tmp_path.glob("output/hello/2*"))) == 1, "what was not submitted leaves no run"
 
 
 def test_the_job_runtime_submits_lists_and_prints_the_log(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def resolve_experiment(
     resolved = resolve_settings(file, overrides, environ, stage, absent=absent)
     _check_stage(resolved.experiment)
     _check_backend(resolved, absent)
-    notes = [f"{problem} on this machine; the nodes check it before workers start" for problem in absent or ()]
+    notes = [f"checked on the nodes: {problem} on this machine" for problem in absent or ()]
     return structs.replace(resolved, notes=(*resolved.notes, *notes))
 
 

@@ -106,6 +106,9 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     """Notes for the user about further effects."""
     actions: tuple[Action, ...] = ()
     """Actions of this node in running order."""
+    step_options: tuple[str, ...] = ()
+    """Options of srun that start `argv` in a container. The cluster level around this one gives them to srun; a level
+    with such options has no program of its own."""
     layout: ClusterLayout | None = None
     """Nodes and processes, if this level decides them."""
     policy: RestartPolicy | None = None

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from msgspec import Struct
 
 from primus.contract import PlugInKind, optional, optional_value
+from primus.errors import PrimusError
 
 if TYPE_CHECKING:
     from primus.messages import Say
     from primus.plan import LaunchJob, LaunchPlan, PlanContext
+    from primus.runs.run_progress import RunProgress
     from primus.runs.store import Run
     from primus.task import TaskContext
 
@@ -126,6 +128,19 @@ class Runtime(Protocol):
         return words, ()
 
     @property
+    @optional_value(False)
+    def STARTS_CONTAINERS(self) -> bool:
+        """Whether `wrap` passes `plan.step_options`, with which srun starts a container, on to srun. Default: False."""
+        ...
+
+    @property
+    @optional_value(None)
+    def split_container_words(self) -> Callable[[tuple[str, ...]], tuple[tuple[str, ...], tuple[str, ...]]] | None:
+        """Function `split_container_words(words)` that splits words into those of the runtime and those of a
+        `container` inside of it. Default: None; no word is of one."""
+        ...
+
+    @property
     @optional_value(())
     def REFERENCES(self) -> Collection[str]:
         """Options whose values name a secret but are not secrets. Default: none."""
@@ -167,7 +182,8 @@ class Submission(Struct, frozen=True, kw_only=True):
     place: dict[str, str] = {}
     """Location by which the runtime finds the job again, such as its cluster, namespace or URL; no secrets.
 
-    ``array`` marks several jobs, none of which writes the run's outcome.
+    ``array`` marks several jobs, none of which writes the run's outcome; ``chain`` holds the ids of jobs that continue
+    the run one after the other.
     """
     logs: tuple[str, ...] = ("logs/**/*.log",)
     """Log files: patterns below the run folder, or absolute ones."""
@@ -183,7 +199,17 @@ class JobState(Struct, frozen=True, kw_only=True):
     raw: str = ""
     """The scheduler's own term."""
     reason: str = ""
+    advice: str = ""
+    """Of a queued job: what the reason means, and what the user can do."""
+    starts: float | None = None
+    """Of a queued job: when its scheduler expects it to start, in seconds since the epoch."""
+    time_left_s: float | None = None
+    """Of a running job: time until its time limit."""
     nodes: tuple[str, ...] = ()
+    num_nodes: int | None = None
+    """Nodes that it has or requests."""
+    gpus: int | None = None
+    """GPUs that it has or requests; None if its scheduler does not report them."""
     exit_code: int | None = None
     restarts: int = 0
     """Restarts as counted by the scheduler."""
@@ -218,5 +244,21 @@ class JobRuntime(Protocol):
         ...
 
 
+class PostRefused(PrimusError):
+    """A platform does not accept the progress of a run; it is not asked again."""
+
+
+class ProgressRuntime(Protocol):
+    """A runtime that posts the progress of a run from its first node, where PROGRESS_VARIABLE names it."""
+
+    def post_progress(self, progress: RunProgress, target: str, environ: Mapping[str, str], /) -> None:
+        """Post `progress` to `target`, the rest of the variable. Raise `PostRefused` if it will never be accepted, and
+        `primus.errors.PrimusError` if the platform does not respond."""
+        ...
+
+
 RUNTIMES = PlugInKind[Runtime]("runtimes", Runtime, implies={"COMMANDS": "run"})
 JOB_RUNTIMES = PlugInKind[JobRuntime]("runtimes", JobRuntime)
+PROGRESS_VARIABLE = "PRIMUS_POST_PROGRESS"
+"""Variable that a runtime sets on node 0, RUNTIME:TARGET, to have the progress of the run posted; empty for nowhere."""
+PROGRESS_RUNTIMES = PlugInKind[ProgressRuntime]("runtimes", ProgressRuntime)

@@ -2,9 +2,12 @@
 # A Slurm cluster on this machine, for tests: munged, slurmctld, and one slurmd for each node. Root, Debian.
 #
 #   slurm.sh install               the packages
-#   slurm.sh up DIR [NODES [LEAVES]]   start nodes n1, n2, ... with their state in DIR; clients then need
+#   slurm.sh up DIR [NODES [LEAVES [gpus]]]   start nodes n1, n2, ... with their state in DIR; clients then need
 #                                  SLURM_CONF=DIR/slurm.conf. They stand in turn below the switches leaf1, leaf2, ...,
 #                                  and two of these below each spine
+#                                  with `gpus` each has two files that stand for GPUs, and starts are estimated (backfill)
+#   slurm.sh stop-controller DIR   the controller ends, and
+#   slurm.sh start-controller DIR  is back with the jobs that it had
 #   slurm.sh kill-node DIR NODE    the node dies: its slurmd and all that runs under it
 #   slurm.sh start-node DIR NODE   it is back
 #   slurm.sh mount DIR FROM TO     the nodes have the files of FROM in the folder TO, and the machine of the user has not
@@ -76,8 +79,8 @@ write_topology() { # NODES LEAVES
     echo "SwitchName=core Switches=spine[1-$((($2 + 1) / 2))]"
 }
 
-write_configuration() { # NODES LEAVES
-    local number=$(($(printf %s "$dir" | cksum | cut -d ' ' -f 1) % 900)) i
+write_configuration() { # NODES LEAVES [gpus]
+    local gres='' number=$(($(printf %s "$dir" | cksum | cut -d ' ' -f 1) % 900)) i
     # Jobs take their master port from their id (20000 to 29999): those of two clusters on this machine must differ.
     local base=$((10000 + number * 10)) first_job=$((1 + number * 100))
     mkdir -p "$dir/state" "$dir/spool" "$dir/munge"
@@ -116,8 +119,14 @@ SlurmdSpoolDir=$dir/spool/%n
 SlurmdPidFile=$dir/slurmd.%n.pid
 SlurmdLogFile=$dir/slurmd.%n.log
 CONF
+    if [ "${3-}" = gpus ]; then
+        gres=' Gres=gpu:2'
+        echo GresTypes=gpu >>"$conf"
+        printf 'Name=gpu File=/dev/%s\n' zero full >"$dir/gres.conf"
+        sed -i 's|sched/builtin|sched/backfill|; s|sched_min_interval=0,.*|sched_min_interval=1,sched_interval=1,bf_interval=2|' "$conf"
+    fi
     for ((i = 1; i <= $1; i++)); do
-        echo "NodeName=n$i NodeHostname=n$i NodeAddr=127.0.0.$((10 + i)) Port=$((base + i)) CPUs=4 RealMemory=8000"
+        echo "NodeName=n$i NodeHostname=n$i NodeAddr=127.0.0.$((10 + i)) Port=$((base + i)) CPUs=4 RealMemory=8000$gres"
     done >>"$conf"
     echo "PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP" >>"$conf"
     echo "CgroupAutomount=no" >"$dir/cgroup.conf"
@@ -126,14 +135,18 @@ CONF
 
 all_idle() { [ "$(sinfo -h -t idle -o %D)" = "$1" ]; }
 
-up() { # NODES LEAVES
+start_controller() { # OPTION...
+    slurmctld "$@" || fail "slurmctld does not start"
+    until_true 20 scontrol ping || fail "slurmctld does not answer"
+}
+
+up() { # NODES LEAVES [gpus]
     local i
-    write_configuration "$1" "$2"
+    write_configuration "$@"
     munged --force --key-file="$dir/munge/key" --socket="$dir/munge/socket" --pid-file="$dir/munge/pid" \
         --log-file="$dir/munge.log" --seed-file="$dir/munge/seed" --num-threads=2 || fail "munged does not start"
     until_true 10 munge -S "$dir/munge/socket" -n || fail "munged does not answer"
-    slurmctld -c || fail "slurmctld does not start"
-    until_true 20 scontrol ping || fail "slurmctld does not answer"
+    start_controller -c
     for ((i = 1; i <= $1; i++)); do start_node "n$i"; done
     until_true 30 all_idle "$1" || fail "the nodes do not come up"
 }
@@ -161,10 +174,12 @@ down() {
 
 export PATH=$PATH:/usr/sbin:/sbin
 case ${1-} in
-    up) up "${3:-2}" "${4:-0}" ;;
+    up) up "${3:-2}" "${4:-0}" "${5-}" ;;
     down) down ;;
+    stop-controller) end_by_file "$dir/slurmctld.pid" ;;
+    start-controller) start_controller ;;
     kill-node) end_node "$3" ;;
     start-node) start_node "$3" ;;
     mount) mount_on_nodes "$3" "$4" ;;
-    *) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

@@ -10,12 +10,14 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from cluster import containers
 from cluster.seeing import EXPERIMENT, HOSTILE, SEE, seen, started_inside
 from fakes import cli, terminal
+from primus.data.megatron.indexed_dataset import IndexedWriter
 
 pytestmark = [pytest.mark.cluster("apptainer"), pytest.mark.slow]
 
@@ -141,6 +143,27 @@ def test_an_experiment_is_trained_in_a_container(image: Path, workplace: Path) -
     assert json.loads((folder / "metadata.json").read_text())["outcome"]["state"] == "done"
     record = json.loads((folder / "container.json").read_text())
     assert record["version"].startswith("apptainer version") and record["size_bytes"] == image.stat().st_size
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(("data", "code"), [("here", 0), ("wrong", 2)])
+def test_data_that_only_the_container_has_are_checked_inside(
+    data: str, code: int, image: Path, workplace: Path
+) -> None:
+    (workplace / "e.yaml").write_text(EXPERIMENT.replace("mock_data: true", f"train_data_path: /stored/{data}"))
+    (workplace / "tokens").mkdir()
+    with IndexedWriter(workplace / "tokens/here", np.dtype(np.uint16)) as tokens:
+        for number in range(20):
+            tokens.add_document(np.full(32, number, np.uint16))
+        tokens.commit()
+    line = [*words(image, "--mount", f"{workplace}/tokens:/stored:ro"), "--", "train", "pretrain", "--config", "e.yaml"]
+    assert f"no such data: /stored/{data}.idx on this machine" in run("--dry-run", *line, cwd=workplace).stdout
+    done = run(*line, cwd=workplace)
+    assert done.returncode == code, done.stdout + done.stderr
+    outcome = json.loads(next(workplace.glob("output/e/2*/metadata.json")).read_text())["outcome"]
+    assert outcome["exit_code"] == code
+    if code:
+        assert "no such data: /stored/wrong.idx" in outcome["reason"] and outcome["reason"] in done.stderr
 
 
 @pytest.mark.native

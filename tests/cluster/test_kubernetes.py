@@ -12,12 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from fakes import cli
 from fakes.kubelet import Api, Kubelet, serving, start_container
+from primus import registry
+from primus.data.megatron.indexed_dataset import IndexedWriter
+from primus.runs.run_progress import RunProgress
 from primus.runs.store import list_workspace_runs
+from primus.runtime import PROGRESS_RUNTIMES, PROGRESS_VARIABLE, PostRefused
 
 pytest.importorskip("kubernetes")
 pytest.importorskip("kubeflow_trainer_api")
@@ -331,6 +336,129 @@ def test_the_pods_of_a_job_measure_collectives_together(api: Api, workplace: Pat
     for pod in pods:
         api.ask("DELETE", f"{PODS}/{pod}", {"gracePeriodSeconds": 0})
     api.ask("DELETE", "/api/v1/nodes/n1")
+
+
+WORKLOADS = "/apis/kueue.x-k8s.io/v1beta1/namespaces/default/workloads"
+
+
+def define_workloads(api: Api) -> None:
+    """The kind of Kueue, without its schema: Kueue itself is not installed."""
+    version = {"name": "v1beta1", "served": True, "storage": True, "subresources": {"status": {}}}
+    version["schema"] = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    spec = {"group": "kueue.x-k8s.io", "scope": "Namespaced", "versions": [version]}
+    spec["names"] = {"kind": "Workload", "plural": "workloads", "singular": "workload", "listKind": "WorkloadList"}
+    meta = {"name": "workloads.kueue.x-k8s.io"}
+    kind = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": meta, "spec": spec}
+    api.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", kind)
+
+    def serves() -> bool:
+        try:
+            return api.ask("GET", WORKLOADS)["items"] == []
+        except AssertionError:
+            return False
+
+    cli.wait_for(serves, "the kind of Kueue")
+
+
+def test_a_job_that_waits_says_why(api: Api, workplace: Path) -> None:
+    where = {"KUBECONFIG": str(api.kubeconfig), "HOME": str(workplace), "XDG_STATE_HOME": str(workplace / "state")}
+    create(api, workplace, "waits", "--replica", "2", "--gpu", "8", "--queue", "team")
+
+    def show(*words: str) -> str:
+        done = cli.run("direct", "--", "jobs", *(words or ("show", "waits")), cwd=workplace, **where)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "GPUs:          16" in show()
+    define_workloads(api)
+    uid = api.ask("GET", f"{JOBSETS}/waits")["metadata"]["uid"]
+    owner = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "waits", "uid": uid}
+    meta = {"name": "jobset-waits", "ownerReferences": [owner]}
+    api.ask("POST", WORKLOADS, {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "Workload", "metadata": meta})
+    message = 'couldn\'t assign flavors to pod set node: topology "rack" allows to fit only 1 out of 2 pod(s)'
+    refused = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": message}
+    api.set_status(f"{WORKLOADS}/jobset-waits", {"conditions": [refused]})
+    shown = show()
+    assert f"queued (Kueue: {message})" in shown
+    assert "no domain of this topology level has room for all pods" in shown
+    listed = show("list").splitlines()[1]
+    assert "waits" in listed and " 16  " in listed
+    waited = k8s(api, workplace, "wait", "waits", "--timeout", "0", code=124).stderr
+    assert message in waited and "ask for a wider level" in waited
+    api.ask("DELETE", f"{WORKLOADS}/jobset-waits")
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "rpc error: X: not found"}}
+    pods = [make_pod(api, "waits", rank, {**running(**waiting), "phase": "Pending"}) for rank in (0, 1)]
+    shown = show()
+    assert "ErrImagePull: rpc error: X: not found" in shown and "check --image; a private registry" in shown
+    k8s(api, workplace, "delete", "waits")
+    for pod in pods:
+        api.ask("DELETE", f"{PODS}/{pod}", {"gracePeriodSeconds": 0})
+
+
+def test_a_pod_annotates_its_job_with_the_progress_where_it_may(
+    api: Api, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = create(api, workplace, "posts")
+    (container,) = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+    (value,) = [each["value"] for each in container["env"] if each["name"] == PROGRESS_VARIABLE]
+    name, _, target = value.partition(":")
+    account = workplace / "account"
+    account.mkdir()
+    (account / "namespace").write_text("default")
+    (account / "ca.crt").write_text((api.kubeconfig.parent / "certs/apiserver.crt").read_text())
+    monkeypatch.setattr("primus.runtimes.kubernetes.progress.ACCOUNT", account)
+    port = api.url.rpartition(":")[2]
+    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
+    post = registry.load_plug_in(PROGRESS_RUNTIMES, name).post_progress
+    progress = RunProgress(step=120, total=1000, loss=2.5, remaining_s=3600)
+    (account / "token").write_text("poor-token")
+    with pytest.raises(PostRefused, match=r'403 .*User "poor" cannot patch resource "jobsets"'):
+        post(progress, target, environ)
+    (account / "token").write_text("admin-token")
+    post(progress, target, environ)
+    wanted = "step 120/1000 (12 %), loss 2.5, 1:00:00 left"
+    assert api.ask("GET", f"{JOBSETS}/posts")["metadata"]["annotations"]["primus.progress"] == wanted
+    assert f"message:  {wanted}" in k8s(api, workplace, "get", "posts").stdout
+    k8s(api, workplace, "delete", "posts")
+
+
+@pytest.mark.parametrize(("data", "code"), [("here", 0), ("wrong", 2)])
+def test_data_of_a_claim_are_checked_in_the_pod(data: str, code: int, api: Api, workplace: Path) -> None:
+    """The claim is a folder that this machine gets only when the pod starts."""
+    program, claim, job = workplace / "primus-cli", workplace / "claim", f"claim-{data}"
+    program.write_text(
+        f"#!/bin/sh\nexec '{sys.executable}' -c 'import sys; from primus.cli.main import main; sys.exit(main())' \"$@\""
+    )
+    program.chmod(0o755)
+    where = ("--entry", str(program), "--volume", f"claim:{claim}", "--gpu", "0", "--image", "X")
+    words = ("--mock_data", "false", "--train_data_path", f"{claim}/{data}", "--train_iters", "2")
+    task = ("--", "train", "pretrain", "--config", "night.yaml", *words)
+    created = k8s(api, workplace, "create", "--name", job, *where, *task)
+    assert f"no such data: {claim}/{data}.idx on this machine" in created.stdout + created.stderr
+    claim.mkdir()
+    with IndexedWriter(claim / "here", np.dtype(np.uint16)) as tokens:
+        for number in range(20):
+            tokens.add_document(np.full(32, number, np.uint16))
+        tokens.commit()
+    pod = make_pod(api, job, 0, running())
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(server.getsockname()[1])}
+    (workplace / pod).mkdir()
+    process = start_container(api, f"{PODS}/{pod}", workplace / pod, **place)
+    log = process.communicate(timeout=200)[0]
+    assert process.returncode == code, log
+    last = ended(code)["containerStatuses"][0]["state"]["terminated"] | {"message": log[-2048:]}  # as the kubelet says
+    api.set_status(f"{PODS}/{pod}", {**running(terminated=last), "phase": "Failed" if code else "Succeeded"})
+    finish(api, job, "Failed" if code else "Completed")
+    environ = {"KUBECONFIG": str(api.kubeconfig), "HOME": str(workplace), "XDG_STATE_HOME": str(workplace / "state")}
+    waited = cli.run("direct", "--", "jobs", "wait", job, cwd=workplace, **environ)
+    assert waited.returncode == code, waited.stdout + waited.stderr
+    if code:
+        (reason,) = [line for line in waited.stderr.splitlines() if line.startswith("primus-cli: run failed: ")]
+        assert "node 0: Error: primus-cli: " in reason and f"no such data: {claim}/wrong.idx" in reason
+    k8s(api, workplace, "delete", job)
+    api.ask("DELETE", f"{PODS}/{pod}", {"gracePeriodSeconds": 0})
 
 
 def test_nodes_are_listed_with_their_gpus(api: Api, workplace: Path) -> None:

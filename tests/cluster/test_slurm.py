@@ -234,7 +234,7 @@ def test_data_that_only_the_nodes_have_stop_no_submission(cluster: Cluster) -> N
         submitted = cluster.primus(
             "--json", "slurm", "sbatch", "-N", "2", "-c", "2", *task, "--train_data_path", f"{mounted}/{data}"
         )
-        assert "on this machine; the nodes check it before workers start" in submitted.stderr
+        assert "checked on the nodes: " in submitted.stderr
         values = json.loads(submitted.stdout)
         waited = cluster.primus("direct", "--", "jobs", "wait", values["id"], "--timeout", "100", code=code)
         outcome = Run(Path(values["run"])).read_metadata().outcome

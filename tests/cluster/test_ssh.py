@@ -16,11 +16,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from components import WHERE
 from fakes import cli, terminal
+from primus.data.megatron.indexed_dataset import IndexedWriter
 from primus.runs import events
 
 pytestmark = [pytest.mark.cluster("sshd"), pytest.mark.native, pytest.mark.slow]
@@ -43,6 +45,14 @@ modules:
 """
 
 
+def write_tokens(prefix: Path) -> None:
+    """A token file of 20 documents."""
+    with IndexedWriter(prefix, np.dtype(np.uint16)) as tokens:
+        for number in range(20):
+            tokens.add_document(np.full(32, number, np.uint16))
+        tokens.commit()
+
+
 LONG = EXPERIMENT.format(iters=1000000, framework="bigram")
 """Most tests are about hosts and signals: they train without a tensor library, which takes seconds to import."""
 
@@ -52,9 +62,14 @@ def write_experiment(folder: Path, iters: int, framework: str = "bigram") -> Non
 
 
 class Server:
-    """An SSH server of our own, with its keys below a folder of the test."""
+    """An SSH server of our own, with its keys below a folder of the test.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: New folder for its files.
+        prefix: Command that starts it, such as in namespaces of its own.
+    """
+
+    def __init__(self, folder: Path, prefix: tuple[str, ...] = ()) -> None:
         self.folder = folder
         folder.mkdir(mode=0o700)
         for name in ("host_key", "user_key", "stranger_key"):
@@ -80,7 +95,7 @@ class Server:
         sshd = shutil.which("sshd", path=WHERE)
         assert sshd
         self.process = subprocess.Popen(
-            [sshd, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.DEVNULL
+            [*prefix, sshd, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.DEVNULL
         )
         cli.wait_for(self._answers, "an SSH server")
 
@@ -131,6 +146,33 @@ def test_both_hosts_train_together(server: Server, tmp_path: Path) -> None:
     assert (folder / "logs/ssh").is_dir()
     assert json.loads((folder / "metadata.json").read_text())["outcome"]["state"] == "done"
     assert (folder / "logs/attempt_0/rank_1.log").is_file()
+
+
+@pytest.mark.parametrize(("data", "code"), [("here", 0), ("wrong", 2)])
+def test_data_that_only_the_hosts_have_are_checked_there(data: str, code: int, tmp_path: Path) -> None:
+    """Where the hosts mount the data, this machine has an empty folder."""
+    stored, mounted = tmp_path / "stored", tmp_path / "mounted"
+    mounted.mkdir()
+    stored.mkdir()
+    write_tokens(stored / "here")
+    write_experiment(tmp_path, 2)
+    mount = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
+    prefix = ("unshare", "--mount", "--propagation", "private", "sh", "-c", mount, "sh", str(stored), str(mounted))
+    server = Server(tmp_path / "server", prefix)
+    try:
+        task = ("train", "pretrain", "--config", "two.yaml", "--mock_data", "false", "--eval_iters", "0")
+        words = (*server.words(), "--", *task, "--train_data_path", f"{mounted}/{data}")
+        planned = cli.run("--dry-run", *words, cwd=tmp_path).stdout
+        assert "checked on the nodes: " in planned and f"no such data: {mounted}/{data}.idx on this machine" in planned
+        done = cli.run(*words, cwd=tmp_path, timeout_s=120)
+    finally:
+        server.stop()
+    assert done.returncode == code, done.stdout + done.stderr
+    if code:
+        outcome = json.loads(next(tmp_path.glob("output/two/2*/metadata.json")).read_text())["outcome"]
+        assert f"no such data: {mounted}/wrong.idx" in outcome["reason"]
+        assert any(outcome["reason"] in line for line in done.stderr.splitlines()), "in one line"
+        assert not list(tmp_path.glob("output/two/2*/logs/attempt_0/rank_*.log")), "no worker started"
 
 
 def test_both_hosts_measure_collectives_and_products(server: Server, tmp_path: Path) -> None:

@@ -235,6 +235,6 @@ def test_data_of_another_place_stop_no_plan(workplace: Path, runtimes: str) -> N
     task = ("--", "train", "pretrain", "--config", "night.yaml", *words)
     done = run(workplace, "--dry-run", *runtimes.split(), *task)
     assert done.returncode == 0, done.stderr
-    assert "/only/there/text_document.idx on this machine; the nodes check it before workers start" in done.stdout
+    assert "/only/there/text_document.idx on this machine" in done.stdout and "checked on the nodes: " in done.stdout
     here = run(workplace, "--dry-run", "direct", *task)
     assert here.returncode == 2 and "no such data: /only/there/text_document.idx" in here.stderr

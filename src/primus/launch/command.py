@@ -33,6 +33,9 @@ WITHDRAWN = {
 }
 """Tasks that there were, and what does their work."""
 
+CONTAINER = "container"
+"""Runtime of the words that a cluster runtime leaves to a container, such as `slurm srun --container-image=IMAGE`."""
+
 NODE_END = "direct"
 """Last runtime of every chain; added if it was not typed."""
 
@@ -79,7 +82,10 @@ def parse_command(argv: Sequence[str]) -> Command:
         own, more = _take_globals(own)
         given |= more
         is_help |= _asks_help(own)
-        runtimes.append(RequestSegment(_normalize_word(head), _drop_help(own)))
+        name = _normalize_word(head)
+        split = registry.load_plug_in(RUNTIMES, name).split_container_words
+        outside, inside = split(_drop_help(own)) if split else (_drop_help(own), ())
+        runtimes += [RequestSegment(name, outside)] + ([RequestSegment(CONTAINER, inside)] if inside else [])
     if not runtimes:
         raise _make_runtime_error(words, [] if words or len(rest) < 2 else rest[1])
     if not rest and not is_help:
@@ -307,7 +313,10 @@ def _check_order(runtimes: Sequence[RequestSegment]) -> None:
             raise PrimusError(f"runtime '{name}': invalid LEVEL '{level}'", f"use one of {', '.join(LEVELS)}")
     for (outer, first), (inner, second) in itertools.pairwise(levels):
         if LEVELS.index(outer) >= LEVELS.index(inner):
+            is_twice = first == second == CONTAINER  # such as slurm --container-image=A -- container --image B
             raise UsageError(
                 f"runtime '{second}' ({inner}) cannot run inside '{first}' ({outer})",
-                "the order is cluster, container, node: slurm -- container -- direct",
+                "a container is given twice: write its options behind 'container' only"
+                if is_twice
+                else "the order is cluster, container, node: slurm -- container -- direct",
             )

@@ -26,6 +26,10 @@ KEPT_OUT = frozenset(
 """Paths of this machine's software, which would hide those of the other machine, and state of this process."""
 
 
+HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH")
+"""Paths of this machine's software that are removed where a container engine passes all variables on."""
+
+
 def list_inherited_names(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Names of the variables that are set and that a run needs."""
     return tuple(sorted(name for name in environ if _is_read(name)))

@@ -231,9 +231,13 @@ def compose_outer_plan(
     passed_on = tuple(f"--{name.replace('_', '-')}" for name in ("debug", "json", "no_config") if getattr(given, name))
     plan = LaunchPlan(argv=_make_remote_command(request, num_outer, passed_on), env=dict(env))
     for number, segment in reversed(list(enumerate(request.runtimes[:num_outer]))):
-        there = _make_remote_command(request, number + 1, passed_on)
+        runtime = registry.load_plug_in(RUNTIMES, segment.name)
+        if plan.step_options and not runtime.STARTS_CONTAINERS:
+            raise UsageError(f"'{segment.name}' cannot start this container: srun does", "use another --engine")
+        # srun starts such a container, so that nothing of its level is left to do on the nodes.
+        there = plan.argv if plan.step_options else _make_remote_command(request, number + 1, passed_on)
         level = structs.replace(context, is_here=number == 0, there=there)
-        plan = registry.load_plug_in(RUNTIMES, segment.name).wrap(plan, parse_segment_options(segment), level)
+        plan = runtime.wrap(plan, parse_segment_options(segment), level)
     return plan
 
 

@@ -39,6 +39,7 @@ from primus.redaction import is_secret_name, learn
 from primus.runs.events import EventLog
 from primus.runs.files import write_json
 from primus.runs.store import Run, RunOutcome
+from primus.runtime import PROGRESS_VARIABLE
 
 if TYPE_CHECKING:
     from primus.engines.choice import EngineChoice
@@ -287,10 +288,21 @@ def _run_after_hooks(launch: Launch, context: HookContextFacts, outcome: RunOutc
 def _run_workers(session: NodeSession, launch: Launch) -> RunOutcome:
     """Run the workers until they have ended, unless a hook or the user skips them."""
     if launch.make_environ().get(SKIP_VARIABLE) != "1":
-        return attempt_loop.supervise_attempts(session, launch)
+        with _post_progress(session, launch):
+            return attempt_loop.supervise_attempts(session, launch)
     reason = f"no workers started: {SKIP_VARIABLE}=1, set by {_describe_source(launch.plan.env.get(SKIP_VARIABLE))}"
     session.say(reason)
     return RunOutcome(state="done", exit_code=0, reason=reason)
+
+
+def _post_progress(session: NodeSession, launch: Launch) -> contextlib.AbstractContextManager[None]:
+    """While open, node 0 posts the progress of the run if the runtime around it asks for that."""
+    is_first = launch.plan.layout is not None and launch.plan.layout.node_rank == 0
+    if not (is_first and launch.context.environ.get(PROGRESS_VARIABLE)):
+        return contextlib.nullcontext()
+    from primus.launch import progress_posts  # most runs are posted nowhere
+
+    return progress_posts.post_by_variable(session.run, launch.context.environ, session.say)
 
 
 def _make_hook_context(

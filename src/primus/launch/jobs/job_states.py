@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from primus import registry
 from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_TIMED_OUT, PrimusError
@@ -37,6 +37,8 @@ NUM_GONE = 5
 """Consecutive answers "gone" before it is believed: some servers register a job seconds after they accept it."""
 GONE_AFTER_S = 120.0
 """Age of a job from which "gone" means that it existed and was deleted, rather than that it is not registered yet."""
+NEW_ESTIMATE_S = 900.0
+"""Change of the expected start that is worth a line: schedulers compute it again every minute."""
 FIRST_POLL_S, LONGEST_POLL_S = 1.0, 15.0
 """Time between two queries: it grows while the state stays the same, because many users share a scheduler."""
 
@@ -119,9 +121,13 @@ class JobWatch:
             self._problem = error.problem
         else:
             self._problem = ""
-            if (state.state, state.reason) != (self.state.state, self.state.reason):
+            if (state.state, state.reason, state.advice) != (self.state.state, self.state.reason, self.state.advice):
                 self.pause_s = FIRST_POLL_S
-                self._say(f"job {self._submission.id} is {format_state(state)}")
+                self._say(f"job {self._submission.id} is {explain_state(state)}")
+            elif _is_new_estimate(self.state.starts, state.starts):
+                self._say(f"job {self._submission.id} is {_format_start(state)}")
+            else:  # the estimate that was said stays the one to compare with
+                state = structs.replace(state, starts=self.state.starts or state.starts)
             self.state = state
             # Reset by any other answer: only consecutive ones show that the job is really gone.
             self._num_gone = self._num_gone + 1 if state.state == "gone" else 0
@@ -134,6 +140,22 @@ class JobWatch:
 def format_state(state: JobState) -> str:
     """`state` in words."""
     return state.state + (f" ({state.reason})" if state.reason else "")
+
+
+def explain_state(state: JobState) -> str:
+    """`state` in words, with the meaning of its reason and the expected start of a queued job."""
+    more = [text for text in (state.advice, _format_start(state)) if text]
+    return format_state(state) + (f": {'; '.join(more)}" if more else "")
+
+
+def _format_start(state: JobState) -> str:
+    if state.state != "queued" or state.starts is None:
+        return ""
+    return f"expected to start at {time.strftime('%Y-%m-%d %H:%M', time.localtime(state.starts))}"
+
+
+def _is_new_estimate(before: float | None, now: float | None) -> bool:
+    return now is not None and (before is None or abs(now - before) > NEW_ESTIMATE_S)
 
 
 class JobWait(Struct):

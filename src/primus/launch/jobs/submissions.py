@@ -81,4 +81,6 @@ def find_index_folder(environ: Mapping[str, str]) -> Path:
 
 def _list_names(submission: Submission, field: str) -> tuple[str, ...]:
     value: str = getattr(submission, field)
+    if field == "id":
+        return (value, *submission.place.get("chain", "").split(","))
     return (value, Run(Path(value)).id) if field == "directory" else (value,)

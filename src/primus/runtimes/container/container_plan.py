@@ -17,11 +17,11 @@ from primus.launch.run_remote import node_rank
 from primus.machine.facts import MachineFacts
 from primus.plan import BindMount, LaunchPlan, PlanContext, Variable
 from primus.redaction import is_secret_name, redact_args
-from primus.runtimes.container import engines, mounts
+from primus.runtimes.container import engines, mounts, pyxis
 from primus.runtimes.container.devices import read_container_host
 from primus.runtimes.container.engines import ContainerEngine, ContainerSpec
 from primus.runtimes.container.options import ContainerArguments, group_engine_options
-from primus.runtimes.container.variables import HIDDEN, changes_client
+from primus.runtimes.container.variables import changes_client
 
 AMD_IMAGE = "rocm/primus:v26.5"
 """AMD-AGI/Primus `runner/.primus.yaml`."""
@@ -65,13 +65,21 @@ def plan_container(
     own = {"PYTHONNOUSERSITE": Variable("1", "container")} if is_apptainer else {}
     names = sorted({*of_shell, *by_name})
     if is_apptainer:
-        notes.append(f"apptainer passes on all variables except {' '.join(HIDDEN)}")
+        notes.append(f"apptainer passes on all variables except {' '.join(inherited_variables.HIDDEN)}")
     visible = [name for name in names if name.endswith("VISIBLE_DEVICES")]
     if visible and engines.chooses_gpus(group_engine_options(options.passed)):
         notes.append(f"warning: {visible[0]} selects among the GPUs that your options select, renumbered from 0")
     notes += [f"each node reads the variables of {file}" for file in unread]
     if options.shell and plan.argv:
         notes.append(f"{TASK_NOTE}{shlex.join(redact_args(inner.argv))}")
+    if container.engine.kind == "pyxis":
+        return structs.replace(
+            inner,
+            step_options=pyxis.list_step_options(container, options, names),
+            inherited=tuple(name for name in of_shell if name not in by_name),
+            mounts=container.mounts,
+            notes=(*plan.notes, *notes),
+        ), container
     literal = _list_home_variables(container, context.environ)
     if options.shell:
         literal |= {name: each.value for name, each in everything.items() if name not in by_name}
@@ -120,7 +128,7 @@ def build_client_environ(
     engine: ContainerEngine, environ: Mapping[str, str], env: Mapping[str, Variable]
 ) -> dict[str, str]:
     """Variables of the engine's client: this shell's, and those that are passed by name."""
-    hidden = HIDDEN if engine.kind == "apptainer" else ()
+    hidden = inherited_variables.HIDDEN if engine.kind == "apptainer" else ()
     kept = {name: value for name, value in environ.items() if name not in hidden}
     return kept | {name: variable.value for name, variable in env.items()}
 
@@ -131,7 +139,7 @@ def _list_container_notes(
     notes = [f"engine: {container.engine.program}, {container.engine.source}"]
     if is_here:
         notes += [f"mount source {source} does not exist" for source in mounts.find_missing_sources(folders)]
-    else:
+    elif container.engine.kind != "pyxis":  # whose containers have the node's devices, and the limits of slurmd
         notes.append("devices, groups and limits are determined on each node")
     if not has_image:
         notes.append(f"image: {container.image}, the default for AMD GPUs; other nodes need --image")

@@ -17,9 +17,13 @@ from primus.plan import BindMount
 from primus.runtimes.container.devices import ContainerHost
 from primus.runtimes.container.options import ContainerArguments, group_engine_options
 
-Kind = Literal["docker", "podman", "apptainer"]
+Kind = Literal["docker", "podman", "apptainer", "pyxis"]
 KINDS: dict[str, Kind] = {"docker": "docker", "podman": "podman", "apptainer": "apptainer", "singularity": "apptainer"}
 """Kind by program, in search order."""
+PYXIS = "pyxis"
+"""Plug-in of Slurm (github.com/NVIDIA/pyxis): srun starts the container, so that there is no program to search for."""
+SQUASHFS = (".sqsh", ".squashfs", ".sqfs")
+"""Suffixes of image files of enroot."""
 
 ULIMITS = {"memlock": -1, "nofile": 1048576, "stack": 67108864}
 """Limits inside the container; -1 is unlimited. RDMA locks the memory that it sends. Sources: documentation of NVIDIA's
@@ -61,7 +65,9 @@ def choose_engine(
     asked = [(options.engine, "--engine"), (environ.get("PRIMUS_CONTAINER_ENGINE"), "PRIMUS_CONTAINER_ENGINE")]
     for program, source in asked:
         if program:
-            return _check_engine(program, source, image)
+            return _check_engine(program, source, image, is_here)
+    if image.endswith(SQUASHFS):
+        return _check_engine(PYXIS, f"image {image}", image, is_here)
     if image.endswith(".sif"):
         found = [name for name in ("apptainer", "singularity") if is_here and _find_program(name, environ)]
         return ContainerEngine(kind="apptainer", program=found[0] if found else "apptainer", source=f"image {image}")
@@ -74,13 +80,21 @@ def choose_engine(
     return ContainerEngine(kind="docker", program="docker", source="no engine is on PATH", is_found=False)
 
 
-def _check_engine(program: str, source: str, image: str) -> ContainerEngine:
+def _check_engine(program: str, source: str, image: str, is_here: bool) -> ContainerEngine:
     name = Path(program).name
-    if name not in KINDS:
-        raise UsageError(f"{source} {program}: unsupported container engine", did_you_mean(name, KINDS))
-    if image.endswith(".sif") and KINDS[name] != "apptainer":
+    if name == PYXIS and is_here:
+        raise UsageError(
+            f"{source}: pyxis is a plug-in of Slurm, and starts containers on the nodes of a job only",
+            f"slurm srun ... -- container --engine {PYXIS} --image IMAGE -- <task>; elsewhere use another --engine",
+        )
+    if name not in (*KINDS, PYXIS):
+        raise UsageError(f"{source} {program}: unsupported container engine", did_you_mean(name, (*KINDS, PYXIS)))
+    if image.endswith(SQUASHFS) and name != PYXIS:
+        raise UsageError(f"{name} cannot run {image}, an image of enroot", "use --engine pyxis, or another image")
+    kind = KINDS.get(name, "pyxis")
+    if image.endswith(".sif") and kind != "apptainer":
         raise UsageError(f"{name} cannot run {image}, an apptainer image", "remove --engine, or use another image")
-    return ContainerEngine(kind=KINDS[name], program=program, source=source)
+    return ContainerEngine(kind=kind, program=program, source=source)
 
 
 def _find_program(program: str, environ: Mapping[str, str]) -> str | None:

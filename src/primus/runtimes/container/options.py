@@ -20,9 +20,10 @@ class Options(Struct, frozen=True, kw_only=True):
     """Run in a container; other options are passed through to the engine."""
 
     engine: str | None = None
-    """docker, podman, apptainer or singularity (default: $PRIMUS_CONTAINER_ENGINE, else the first of them on PATH)."""
+    """docker, podman, apptainer or singularity (default: $PRIMUS_CONTAINER_ENGINE, else the first of them on PATH); or
+    pyxis, inside of slurm."""
     image: str | None = None
-    """Image, or .sif file (default: $DOCKER_IMAGE, else rocm/primus on a node with AMD GPUs)."""
+    """Image, or .sif or .sqsh file (default: $DOCKER_IMAGE, else rocm/primus on a node with AMD GPUs)."""
     mount: Annotated[tuple[str, ...], Meta(extra={"short": ("-v",), "aliases": ("--volume",)})] = ()
     """SRC[:DST[:ro]], or type=bind,... in the engine's syntax; may be repeated. The checkout, the working directory and
     the workspace are always mounted."""

@@ -1,9 +1,6 @@
-"""Variables that affect the client of a container engine, or the software in the container."""
+"""Variables that affect the client of a container engine."""
 
 from __future__ import annotations
-
-HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH")
-"""Variables that are removed for an engine that passes all variables on."""
 
 CLIENTS = frozenset(
     "PATH HOME USER LOGNAME SHELL TERM TMPDIR PWD OLDPWD IFS ENV BASH_ENV REGISTRY_AUTH_FILE STORAGE_DRIVER "

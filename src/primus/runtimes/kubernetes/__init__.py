@@ -7,7 +7,7 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from msgspec import structs
@@ -21,6 +21,7 @@ from primus.messages import Say
 from primus.plan import BindMount, LaunchPlan, PlanContext, Variable
 from primus.redaction import redact_args
 from primus.runs.files import UNFIT_NODES_VARIABLE, write_text
+from primus.runs.run_progress import RunProgress
 from primus.runs.store import Run, RunOutcome
 from primus.runs.unfit_nodes import is_same_node
 from primus.runtime import JobState, RemoteLaunch, Submission
@@ -30,7 +31,7 @@ from primus.runtimes.kubernetes.options import COMMANDS, REFERENCES, Options, ac
 from primus.runtimes.kubernetes.target import KubernetesTarget, Place, SubmissionUncertain
 
 __all__ = ["COMMANDS", "LEVEL", "REFERENCES", "Options", "cancel", "format_plan", "parse", "print_logs", "run"]
-__all__ += ["accepts_option", "find_states", "split_words", "start", "wrap"]
+__all__ += ["accepts_option", "find_states", "post_progress", "split_words", "start", "wrap"]
 
 LEVEL = "cluster"
 DELETED = JobState(state="cancelled", raw="deleted")
@@ -183,6 +184,13 @@ def cancel(submission: Submission) -> None:
     load_target(submission.place["target"]).delete_job(submission.place, submission.id, os.environ)
     # After the deletion: if the server rejects it, the run still belongs to a job that may be running.
     job_states.record_end(submission, DELETED)
+
+
+def post_progress(progress: RunProgress, target: str, environ: Mapping[str, str]) -> None:
+    """Post the progress of a run, in its first pod."""
+    from primus.runtimes.kubernetes import progress as progress_post
+
+    progress_post.post_progress(progress, target, environ)
 
 
 def print_logs(submission: Submission, follow: bool, tail: int | None) -> None:

@@ -287,9 +287,10 @@ def _poll_until_ended(server: KubernetesTarget, place: Place, options: Options, 
                     return job_states.find_exit_code_of_job(state)
                 job_states.record_end(known[0], state)
                 return job_states.report_end(known[0], state, _print_to_stderr)
-            if state.raw != shown:
-                shown = state.raw
-                print(f"{options.job_id}: {state.raw}", file=sys.stderr, flush=True)
+            text = ": ".join(filter(None, (state.raw, state.reason, state.advice)))
+            if text != shown:
+                shown = text
+                print(f"{options.job_id}: {text}", file=sys.stderr, flush=True)
         # Checked after the query, so that `--timeout 0` queries once.
         if deadline is not None and time.monotonic() >= deadline:
             print(f"primus-cli: {options.job_id} is still {shown}", file=sys.stderr)

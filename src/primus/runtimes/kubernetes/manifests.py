@@ -9,8 +9,6 @@ from primus.runtimes.kubernetes.options import Options
 from primus.runtimes.kubernetes.pod import Manifest
 from primus.runtimes.kubernetes.target import JobSpec
 
-JOBSET = "jobset.x-k8s.io/v1alpha2"
-TRAINER = "trainer.kubeflow.org/v1alpha1"
 MAX_RESTARTS = 3
 LARGEST_CONFIG_MAP_BYTES = 1 << 20
 """Limit of Kubernetes (documentation of ConfigMaps)."""
@@ -92,7 +90,7 @@ def _build_jobset(job_spec: JobSpec) -> Manifest:
     }
     if options.ttl is not None:
         spec["ttlSecondsAfterFinished"] = options.ttl
-    return {"apiVersion": JOBSET, "kind": "JobSet", "metadata": _build_job_metadata(job_spec), "spec": spec}
+    return {"apiVersion": names.JOBSET, "kind": "JobSet", "metadata": _build_job_metadata(job_spec), "spec": spec}
 
 
 def _build_replicated_job(job_spec: JobSpec, container: Manifest, meta: Manifest) -> Manifest:
@@ -158,7 +156,7 @@ def _train_job(job_spec: JobSpec) -> Manifest:
     spec: Manifest = {"runtimeRef": own if has_own_runtime(options) else {"name": RUNTIME}, "trainer": trainer}
     if not has_own_runtime(options):
         spec["runtimePatches"] = [_build_pod_override(job_spec)]
-    return {"apiVersion": TRAINER, "kind": "TrainJob", "metadata": _build_job_metadata(job_spec), "spec": spec}
+    return {"apiVersion": names.TRAINER, "kind": "TrainJob", "metadata": _build_job_metadata(job_spec), "spec": spec}
 
 
 def _build_pod_override(job_spec: JobSpec) -> Manifest:
@@ -183,4 +181,4 @@ def _build_training_runtime(job_spec: JobSpec) -> Manifest:
             )
         },
     }
-    return {"apiVersion": TRAINER, "kind": "TrainingRuntime", "metadata": meta, "spec": spec}
+    return {"apiVersion": names.TRAINER, "kind": "TrainingRuntime", "metadata": meta, "spec": spec}

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 OURS = "app.kubernetes.io/managed-by"
 RUN = "primus.run"
+PROGRESS = "primus.progress"
+"""Annotation of a job with its progress."""
+JOBSET, TRAINER = "jobset.x-k8s.io/v1alpha2", "trainer.kubeflow.org/v1alpha1"
+"""Groups and versions of JobSet, and of TrainJob with its runtimes."""
 JOB_OF_POD = "jobset.sigs.k8s.io/jobset-name"
 """Label of a pod; the JobSet of a TrainJob has the TrainJob's name."""
 RANK_OF_POD = "batch.kubernetes.io/job-completion-index"

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
+from msgspec import structs
+
 from primus.errors import PrimusError, UsageError
 from primus.runtime import JobState
-from primus.runtimes.kubernetes import manifests, names, status, volumes
+from primus.runtimes.kubernetes import manifests, names, status, volumes, waiting
 from primus.runtimes.kubernetes.client import KubernetesClient, resolve_cluster
 from primus.runtimes.kubernetes.job_spec import list_secret_references
 from primus.runtimes.kubernetes.options import Options
@@ -29,10 +31,12 @@ from primus.runtimes.kubernetes.target import (
 PATHS = {
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
     "Secret": "/api/v1/namespaces/{}/secrets",
-    "JobSet": f"/apis/{manifests.JOBSET}/namespaces/{{}}/jobsets",
-    "TrainJob": f"/apis/{manifests.TRAINER}/namespaces/{{}}/trainjobs",
-    "TrainingRuntime": f"/apis/{manifests.TRAINER}/namespaces/{{}}/trainingruntimes",
+    "JobSet": f"/apis/{names.JOBSET}/namespaces/{{}}/jobsets",
+    "TrainJob": f"/apis/{names.TRAINER}/namespaces/{{}}/trainjobs",
+    "TrainingRuntime": f"/apis/{names.TRAINER}/namespaces/{{}}/trainingruntimes",
 }
+KUEUE_VERSIONS = ("v1beta1", "v1beta2")
+"""Versions of Kueue's API with the Workload; older clusters have the first one only, newer ones both."""
 KINDS = {"jobset": "JobSet", "trainjob": "TrainJob"}
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]|[KMGTPE]i)?")
 """k8s.io/apimachinery/pkg/api/resource, without exponents."""
@@ -176,8 +180,16 @@ def _set_owner_references(
 
 
 def find_states(place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
-    """States of jobs; `gone` for a job that does not exist."""
-    found = {each.id: each.state for each in list_jobs(place, environ)}
+    """States of jobs, queued ones with the reason of their wait; `gone` for a job that does not exist."""
+    server = KubernetesClient(place)
+    jobs = _list_job_objects(server, KINDS[place["target"]])
+    found = {name: status.build_job_view(each, (), ()).state for name, each in jobs.items()}
+    # Pods say what a queued job waits for, and why a job has failed: one request for all such jobs.
+    unclear = [each for each in ids if each in found and found[each].state in ("queued", "failed")]
+    pods = _list_pods_by_job(server, unclear) if unclear else {}
+    found |= {each: status.build_job_view(jobs[each], pods[each], ()).state for each in unclear}
+    if queued := {each: found[each] for each in unclear if found[each].state == "queued"}:
+        found |= _explain_waits(server, queued, pods)
     reason = "it was deleted, or its --ttl has expired"
     gone = JobState(state="gone", raw="NotFound", is_deleted=True, reason=reason)
     return {each: found.get(each, gone) for each in ids}
@@ -185,13 +197,52 @@ def find_states(place: Place, ids: Sequence[str], environ: Mapping[str, str]) ->
 
 def list_jobs(place: Place, environ: Mapping[str, str]) -> list[JobView]:
     """The jobs that primus created, without their pods; newest last."""
-    server = KubernetesClient(place)
-    kind = KINDS[place["target"]]
+    jobs = _list_job_objects(KubernetesClient(place), KINDS[place["target"]])
+    views = [status.build_job_view(each, (), ()) for each in jobs.values()]
+    return sorted(views, key=lambda view: (view.created, view.id))
+
+
+def _list_job_objects(server: KubernetesClient, kind: str) -> dict[str, Any]:
+    """The jobs that primus created, by name."""
     items = server.list_items(PATHS[kind].format(server.namespace), labelSelector=f"{names.OURS}=primus")
     # Owned objects belong to a job that is in the list already.
     own = [each for each in items if not each["metadata"].get("ownerReferences")]  # a TrainJob creates a JobSet
-    views = [status.build_job_view({"kind": kind, **each}, (), ()) for each in own]  # items of a list have no kind
-    return sorted(views, key=lambda view: (view.created, view.id))
+    return {each["metadata"]["name"]: {"kind": kind, **each} for each in own}  # items of a list have no kind
+
+
+def _list_pods_by_job(server: KubernetesClient, jobs: Sequence[str]) -> dict[str, list[Any]]:
+    """The pods of each job; none if the user may not read pods."""
+    found: dict[str, list[Any]] = {job: [] for job in jobs}
+    with contextlib.suppress(RequestRefused):
+        path = f"/api/v1/namespaces/{server.namespace}/pods"
+        for pod in server.list_items(path, labelSelector=f"{names.JOB_OF_POD} in ({','.join(jobs)})"):
+            found[pod["metadata"]["labels"][names.JOB_OF_POD]].append(pod)
+    return found
+
+
+def _explain_waits(
+    server: KubernetesClient, states: Mapping[str, JobState], pods: Mapping[str, Sequence[Any]]
+) -> dict[str, JobState]:
+    """States of queued jobs with the reasons of their waits; what the user may not read is left out."""
+    warnings, workloads = _list_warnings(server), _list_workloads(server)
+    return {
+        job: waiting.explain_wait(
+            job,
+            state,
+            [status.build_pod_view(pod) for pod in pods[job]],
+            status.list_messages(_select_events(warnings, job)),
+            workloads,
+        )
+        for job, state in states.items()
+    }
+
+
+def _list_workloads(server: KubernetesClient) -> list[Any]:
+    """Workloads of Kueue; empty in a cluster without it."""
+    for version in KUEUE_VERSIONS:
+        with contextlib.suppress(RequestRefused):
+            return server.list_items(f"/apis/kueue.x-k8s.io/{version}/namespaces/{server.namespace}/workloads")
+    return []
 
 
 def get_job(place: Place, job: str, environ: Mapping[str, str]) -> JobView:
@@ -203,8 +254,14 @@ def get_job(place: Place, job: str, environ: Mapping[str, str]) -> JobView:
     server = KubernetesClient(place)
     found = _get_job_object(server, place, job)
     pods = _list_job_pods(server, job)
-    warnings = [] if found.get("status", {}).get("terminalState") else _list_warning_events(server, job)
-    return status.build_job_view(found, pods, warnings)
+    is_over = bool(found.get("status", {}).get("terminalState"))
+    warnings = [] if is_over else _select_events(_list_warnings(server), job)
+    view = status.build_job_view(found, pods, warnings)
+    if view.state.state != "queued":
+        return view
+    messages = status.list_messages(warnings)
+    state = waiting.explain_wait(job, view.state, view.pods, messages, _list_workloads(server))
+    return structs.replace(view, state=state, message=state.reason or view.message)
 
 
 def _get_job_object(server: KubernetesClient, place: Place, job: str) -> Any:
@@ -237,18 +294,18 @@ def _list_job_pods(server: KubernetesClient, job: str) -> list[Any]:
     return sorted(items, key=lambda pod: pod["metadata"].get("creationTimestamp") or "")
 
 
-def _list_warning_events(server: KubernetesClient, job: str) -> list[Any]:
-    """Warning events of the job and its pods, such as an exceeded quota; empty if the user may not read events."""
+def _list_warnings(server: KubernetesClient) -> list[Any]:
+    """Warning events of the namespace, such as an exceeded quota; empty if the user may not read events."""
     try:
-        found = server.list_items(f"/api/v1/namespaces/{server.namespace}/events", fieldSelector="type=Warning")
+        return server.list_items(f"/api/v1/namespaces/{server.namespace}/events", fieldSelector="type=Warning")
     except RequestRefused:
         return []
-    about = (job, f"{job}-{names.REPLICATED_JOB}-")
-    return [
-        each
-        for each in found
-        if each["involvedObject"].get("name") == job or each["involvedObject"].get("name", "").startswith(about[1])
-    ]
+
+
+def _select_events(events: Sequence[Any], job: str) -> list[Any]:
+    """The events of the job and its pods."""
+    about = [(each, each["involvedObject"].get("name", "")) for each in events]
+    return [each for each, name in about if name == job or name.startswith(f"{job}-{names.REPLICATED_JOB}-")]
 
 
 def open_log_reader(place: Place, job: str, environ: Mapping[str, str], write: Write, tail: int | None) -> LogReader:

@@ -7,6 +7,7 @@ from typing import Any
 from primus.errors import UsageError
 from primus.launch.supervision.restart_policy import NO_RESTART_CODE
 from primus.machine.cluster import NODE_NAME_VARIABLE
+from primus.runtime import PROGRESS_VARIABLE
 from primus.runtimes.kubernetes import names, node_script, placement, volumes
 from primus.runtimes.kubernetes.job_spec import NO_VOLUME, list_secret_references
 from primus.runtimes.kubernetes.options import Options
@@ -16,6 +17,11 @@ Manifest = dict[str, Any]
 """An object of Kubernetes, or a part of one, as YAML or JSON has it: an open document that the server checks."""
 GPU_RESOURCE = {"amd": "amd.com/gpu", "nvidia": "nvidia.com/gpu"}
 """Resource name of a GPU in the vendors' device plug-ins; it is also the key of the taint of their nodes."""
+PROGRESS_PATHS = {
+    "jobset": f"/apis/{names.JOBSET}/namespaces/{{}}/jobsets",
+    "trainjob": f"/apis/{names.TRAINER}/namespaces/{{}}/trainjobs",
+}
+"""Objects that the first pod annotates with the progress of the run; the pod knows its namespace."""
 CAPABILITIES = ["IPC_LOCK", "SYS_PTRACE"]
 """IPC_LOCK pins memory for RDMA, as a pod has no ulimits; SYS_PTRACE reads the stacks of a process that hangs."""
 
@@ -75,6 +81,8 @@ def build_container(job_spec: JobSpec) -> Manifest:
         + build_container_variables(job_spec),
         "ports": [{"containerPort": options.port}],
         "resources": build_resources(options),
+        # The last lines of a failed container's log become its message: the reason outlives the pod's log.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         **build_container_override(job_spec),
     }
 
@@ -102,6 +110,9 @@ def build_container_command(job_spec: JobSpec) -> list[str]:
 def build_container_variables(job_spec: JobSpec) -> list[Manifest]:
     """Variables of the container: values, and references to Secrets."""
     env: list[Manifest] = [{"name": "PRIMUS_NO_RESTART_CODE", "value": str(NO_RESTART_CODE)}]
+    path = PROGRESS_PATHS.get(job_spec.options.target_name)
+    if path and PROGRESS_VARIABLE not in job_spec.env:
+        env.append({"name": PROGRESS_VARIABLE, "value": f"kubernetes:{path}/{job_spec.name}"})
     env += [{"name": name, "value": escape_variable_references(value)} for name, value in sorted(job_spec.env.items())]
     own = {name: (names.name_secret(job_spec.name), name) for name in job_spec.secrets}
     for name, (secret, key) in sorted((own | list_secret_references(job_spec.options)).items()):

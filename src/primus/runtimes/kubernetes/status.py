@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec import structs
+
 from primus.launch.supervision.restart_policy import NO_RESTART_CODE
 from primus.runtime import JobState, SchedulerState
 from primus.runtimes.kubernetes import names
@@ -28,19 +30,28 @@ def build_job_view(job: Any, pods: Sequence[Any], warnings: Sequence[Any]) -> Jo
     state = _read_job_state(job, views)
     # What a pod waits for now comes before warning events, which may belong to an earlier attempt.
     waits = [f"{pod.name}: {pod.message}" for pod in views if pod.message and pod.phase in ("Pending", "Running")]
-    messages = [str(each.get("message", "")) for each in sorted(warnings, key=_read_event_time)]
+    messages = list_messages(warnings)
     meta = job["metadata"]
+    replicas, per_node = _count_replicas(job), _count_gpus_per_node(job)
+    if state.state in ("queued", "running"):
+        gpus = None if replicas is None or per_node is None else replicas * per_node
+        state = structs.replace(state, num_nodes=replicas, gpus=gpus)
     return JobView(
         id=meta["name"],
         name=meta["name"],
         kind=job.get("kind") or "",
         state=state,
-        replicas=_count_replicas(job),
+        replicas=replicas,
         created=meta.get("creationTimestamp") or "",
         run=meta.get("labels", {}).get(names.RUN, ""),
         pods=views,
-        message=next(iter(waits or reversed(messages)), "") or state.reason,
+        message=next(iter(waits or messages), "") or state.reason or _read_progress(job),
     )
+
+
+def list_messages(events: Sequence[Any]) -> list[str]:
+    """Messages of events, newest first."""
+    return [str(each.get("message", "")) for each in sorted(events, key=_read_event_time, reverse=True)]
 
 
 def build_pod_view(pod: Any) -> PodView:
@@ -66,9 +77,10 @@ def _explain_pod_state(reported: Any, own: Any, ended: Any) -> str:
     """Why a pod is waiting, or how it ended."""
     waiting = own.get("state", {}).get("waiting") or {}
     # The container's own reason (ImagePullBackOff, OOMKilled) is more specific than the conditions of its pod.
-    for each in (waiting, ended):
-        if each.get("reason") not in (None, "Completed", "ContainerCreating"):
-            return ": ".join(filter(None, (each["reason"], each.get("message", ""))))
+    if waiting.get("reason") not in (None, "ContainerCreating"):
+        return ": ".join(filter(None, (waiting["reason"], waiting.get("message", ""))))
+    if ended.get("reason") not in (None, "Completed"):
+        return ": ".join(filter(None, (ended["reason"], _find_reason(ended.get("message", "")))))
     refused = [
         each
         for each in reported.get("conditions") or ()
@@ -77,6 +89,12 @@ def _explain_pod_state(reported: Any, own: Any, ended: Any) -> str:
     if refused:
         return str(refused[0].get("message") or refused[0].get("reason") or "not scheduled")
     return ": ".join(filter(None, (reported.get("reason", ""), reported.get("message", ""))))
+
+
+def _find_reason(log: str) -> str:
+    """The line of primus in the last lines of a container's log that says why it failed; else the last line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if line.startswith("primus-cli: ")), lines[-1] if lines else "")
 
 
 def _read_job_state(job: Any, pods: Sequence[PodView]) -> JobState:
@@ -89,6 +107,9 @@ def _read_job_state(job: Any, pods: Sequence[PodView]) -> JobState:
     if ended:
         reason = conditions.get(ended, {}).get("message", "")
         code = 0 if ENDS[ended] == "done" else _exit_code(pods)
+        # The condition says that a pod has failed, the pod why. Others fail because of it, by signals.
+        causes = [f"node {pod.rank or 0}: {pod.message}" for pod in pods if code and pod.exit_code == code]
+        reason = causes[0] if causes else reason
         return JobState(state=ENDS[ended], raw=ended, reason=reason, nodes=nodes, exit_code=code, restarts=restarts)
     # Deletion takes as long as the grace period of the pods, during which they still run.
     if job["metadata"].get("deletionTimestamp"):
@@ -116,6 +137,24 @@ def _count_replicas(job: Any) -> int | None:
     if found is None and spec.get("replicatedJobs"):
         found = spec["replicatedJobs"][0]["template"]["spec"].get("completions")
     return found
+
+
+def _read_progress(job: Any) -> str:
+    """The progress that the first pod has posted to the job, if it has."""
+    posted: str = (job["metadata"].get("annotations") or {}).get(names.PROGRESS, "")
+    trainer = job.get("status", {}).get("trainerStatus") or {}
+    return posted or (f"{trainer['progressPercentage']} % done" if "progressPercentage" in trainer else "")
+
+
+def _count_gpus_per_node(job: Any) -> int | None:
+    """GPUs of a pod, from the limits of the job's template; None if the job has none of ours."""
+    spec = job["spec"]
+    if "trainer" in spec:
+        limits = (spec["trainer"].get("resourcesPerNode") or {}).get("limits")
+    else:
+        template = spec["replicatedJobs"][0]["template"]["spec"]["template"]["spec"] if "replicatedJobs" in spec else {}
+        limits = next((each.get("resources", {}).get("limits") for each in template.get("containers") or ()), None)
+    return None if limits is None else _sum_gpus(limits)
 
 
 def _read_event_time(event: Any) -> str:

@@ -10,6 +10,7 @@ from primus.errors import UsageError
 from primus.plan import LaunchPlan, PlanContext, RestartPolicy
 from primus.runtimes.slurm import script
 from primus.runtimes.slurm.options import SPELLINGS, Options, find_num_nodes, find_option_value, parse
+from primus.runtimes.slurm.options import split_pyxis_options as split_container_words
 from primus.runtimes.slurm.placement import describe_placement, list_placement_options
 
 if TYPE_CHECKING:
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from primus.runtime import JobState, RemoteLaunch, Submission
 
 LEVEL = "cluster"
+STARTS_CONTAINERS = True
 
-__all__ = ["LEVEL", "SPELLINGS", "Options", "cancel", "find_states", "parse", "start", "supervise_batch_job", "wrap"]
+__all__ = ["LEVEL", "SPELLINGS", "STARTS_CONTAINERS", "Options", "cancel", "find_states", "parse"]
+__all__ += ["split_container_words", "start", "supervise_batch_job", "wrap"]
 
 DROPPED_WITH_PTY = ("input", "unbuffered", "wait")
 """Default options that a step with a terminal (--pty) does not get: srun rejects them, or they would close it."""
@@ -45,9 +48,9 @@ def _plan_step(plan: LaunchPlan, options: Options, context: PlanContext) -> Laun
         if (name := option[2:].partition("=")[0]) not in given and not ("pty" in given and name in DROPPED_WITH_PTY)
     ]
     return LaunchPlan(
-        argv=("srun", *ours, *options.slurm, *_list_placement_words(options), *context.there),
+        argv=("srun", *ours, *options.slurm, *_list_placement_words(options), *plan.step_options, *context.there),
         env=plan.env,
-        notes=(*_list_export_notes(plan, options), *describe_placement(options.placement)),
+        notes=_list_notes(plan, options),
         inner=plan,
     )
 
@@ -64,6 +67,7 @@ def _plan_batch_job(plan: LaunchPlan, options: Options, context: PlanContext) ->
         options=options,
         run=context.directory,
         name=context.name,
+        step_options=plan.step_options,
         command=context.there,
         primus=find_entry_point(),
         has_workers=context.starts_workers,
@@ -79,7 +83,7 @@ def _plan_batch_job(plan: LaunchPlan, options: Options, context: PlanContext) ->
         argv=("sbatch", "--parsable", *test, *repeated, *others, *_list_placement_words(options), file),
         env=plan.env,
         files={file: script.format_batch_script(batch)},
-        notes=(*_list_export_notes(plan, options), *describe_placement(options.placement)),
+        notes=_list_notes(plan, options),
         policy=policy,
         inner=plan,
     )
@@ -89,15 +93,19 @@ def _list_placement_words(options: Options) -> tuple[str, ...]:
     return list_placement_options(options.placement, find_num_nodes(options.slurm_options))
 
 
-def _list_export_notes(plan: LaunchPlan, options: Options) -> tuple[str, ...]:
-    """A warning about variables that the user's --export removes."""
+def _list_notes(plan: LaunchPlan, options: Options) -> tuple[str, ...]:
+    """The further jobs of a chain, the placement, and a warning about variables that the user's --export removes."""
+    left = options.chain - 1
+    jobs = f"{left} more job{'s' * (left > 1)} of the same script, each with --dependency=afterany:<the one before>"
+    chained = (f"chain: {jobs}; what is left when the run ends is cancelled",) if left else ()
+    notes = (*chained, *describe_placement(options.placement))
     export = find_option_value(options.slurm_options, "export")
     if export is None or "ALL" in export.split(","):
-        return ()
+        return notes
     named = {word.partition("=")[0] for word in export.split(",")}
     removed = sorted(set(plan.env) - named)
     examples = f", such as {', '.join(removed)}" if removed else ""
-    return (f"warning: --export={export} removes this shell's variables and secrets from the job{examples}",)
+    return (*notes, f"warning: --export={export} removes this shell's variables and secrets from the job{examples}")
 
 
 def start(remote: RemoteLaunch, run: Run | None, say: Say) -> int:

@@ -8,6 +8,9 @@ The batch script becomes this process (`primus-cli jobs run-step`), so that Slur
     delayed    the job waits for its next step. SIGUSR1 ends the delay: the time limit leaves no room for another step.
     requeued   Slurm has queued the job again, and is about to end this process.
 
+A job of a chain that ends before its run is done ends with code 0, and the next one resumes the run; one that ends the
+run, or starts after its end, cancels the jobs behind it.
+
 SIGTERM keeps its default action. `scancel` sends it to the tasks of the step as well, which save; a batch script that
 outlived it would only delay the end of the job.
 """
@@ -21,20 +24,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from types import FrameType
 
 from msgspec import Struct
 
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError
-from primus.launch import foreground
+from primus.launch import foreground, progress_posts
 from primus.launch.foreground import Child
 from primus.launch.nodes.avoided_nodes import choose_listed_nodes, report_avoided_nodes
 from primus.plan import RestartPolicy
 from primus.runs.events import EventFollower
 from primus.runs.store import Run
 from primus.runs.unfit_nodes import read_unfit_nodes
-from primus.runtimes.slurm import queries, restart_decision
+from primus.runtimes.slurm import chain, progress, queries, restart_decision, script
 from primus.runtimes.slurm.restart_decision import SlurmStepResult, StepDecision
+from primus.runtimes.slurm.step_errors import StepLog
 
 POLL_S = 0.2
 """Time between two looks at srun and the flag that SIGUSR1 sets; Slurm gives the job at least 30 s after the signal."""
@@ -79,7 +84,12 @@ def run_batch_job(job: BatchJob) -> int:
         raise PrimusError("jobs run-step: SLURM_JOB_ID is not set", "batch scripts call it; submit with slurm sbatch")
     # From here on a warning is recorded. Until here SIGUSR1 was ignored, so that it could not end the batch script.
     with BatchJobSupervisor(job).handle_warning() as supervisor:
-        return supervisor.run_array_step() if job.run is None else supervisor.run_steps(job.run)
+        if job.run is None:
+            return supervisor.run_array_step()
+        comment = script.format_job_comment(str(job.run.directory))
+        post = partial(progress.post_comment, job.environ["SLURM_JOB_ID"], comment, environ=job.environ)
+        with progress_posts.post_progress(job.run, post, _say):
+            return supervisor.run_steps(job.run)
 
 
 class BatchJobSupervisor:
@@ -113,25 +123,34 @@ class BatchJobSupervisor:
 
     def run_steps(self, run: Run) -> int:
         """Run steps until the run is done, cannot be continued here, or is queued again."""
+        if chain.is_ended_before(run, self._job.environ["SLURM_JOB_ID"]):
+            _say("the run is done since an earlier job of the chain: nothing to do")
+            self._cancel_links(run)
+            return EXIT_OK
         excluded = self._exclude_unfit_nodes(run)
         while True:
+            log = StepLog()
             code = self._run_step(excluded, signal.SIGUSR1)
             try:
                 # State `deciding`.
-                decision = self._decide(run, code, excluded)
+                error = log.find_first_error() if code else ""
+                decision = self._decide(run, code, excluded, error)
             except (PrimusError, OSError) as error:  # such as a full disk: the step's own exit code is what is left
                 _say(f"cannot decide what follows the step: {error}")
                 return code or EXIT_FAILED
             _say(f"{decision.action}: {decision.reason}")
             if decision.action == "requeue":
                 return self._requeue(code)
+            if decision.action == "continue":
+                return EXIT_OK
             if decision.action != "restart":
+                self._cancel_links(run)
                 return decision.exit_code
             # State `delayed`.
             excluded = decision.exclude
             self._wait_for_restart(decision.delay_s)
             if self._is_warned:  # no step can finish in the remaining time, and there is nothing to save
-                return self._requeue(code)
+                return EXIT_OK if self._has_next_link(run) else self._requeue(code)
 
     def _exclude_unfit_nodes(self, run: Run) -> tuple[str, ...]:
         """Nodes that became unfit while the job was queued, as far as spare nodes take their places."""
@@ -181,14 +200,16 @@ class BatchJobSupervisor:
                     return _end_srun(child)
         return code
 
-    def _decide(self, run: Run, code: int, excluded: tuple[str, ...]) -> StepDecision:
+    def _decide(self, run: Run, code: int, excluded: tuple[str, ...], error: str) -> StepDecision:
         step = SlurmStepResult(
             exit_code=code,
+            error=error,
             num_nodes=self._job.nodes_of_step,
             is_warned=self._is_warned,
             excluded=excluded,
             has_workers=("--run", str(run.directory)) in itertools.pairwise(self._job.command),
             can_requeue=self._job.can_requeue,
+            has_next_link=self._has_next_link(run),
             policy=self._job.policy,
         )
         return restart_decision.decide_after_step(run, step, self._environ)
@@ -198,6 +219,18 @@ class BatchJobSupervisor:
         # The handler sets the flag between two sleeps, so that a warning ends the delay within POLL_S.
         while not self._is_warned and (left_s := deadline - time.monotonic()) > 0:
             time.sleep(min(POLL_S, left_s))
+
+    def _has_next_link(self, run: Run) -> bool:
+        return bool(chain.find_next_links(run, self._job.environ["SLURM_JOB_ID"]))
+
+    def _cancel_links(self, run: Run) -> None:
+        """Cancel the jobs behind this one in its chain: the run is done, or cannot be continued."""
+        links = chain.find_next_links(run, self._job.environ["SLURM_JOB_ID"])
+        if not links:
+            return
+        answer = queries.run_query(["scancel", "--state=PENDING", *links], self._environ)
+        end = "are cancelled" if answer.code == EXIT_OK else f"cannot be cancelled ({answer.err}) and end at once"
+        _say(f"jobs {', '.join(links)} of the chain {end}")
 
     def _requeue(self, code: int) -> int:
         """Have Slurm queue the job again if requested; gives the exit code if Slurm does not."""

@@ -39,6 +39,14 @@ BARE = frozenset(
 OPTIONAL = frozenset("compress exclusive get-user-env immediate kill-on-bad-exit nice propagate send-libs".split())
 """Options whose optional value follows `=`."""
 
+PYXIS_VALUED = frozenset(
+    f"container-{name}" for name in ("image", "mounts", "workdir", "name", "save", "env", "unshare")
+)
+PYXIS_BARE = frozenset(
+    f"{no}container-{name}" for no in ("", "no-") for name in ("mount-home", "remap-root", "entrypoint")
+) | {"container-entrypoint-log", "container-writable", "container-readonly"}
+"""Options of srun and sbatch that the plug-in pyxis adds (its README, version 0.24)."""
+
 LETTERS = {
     "a": "array", "A": "account", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint",
     "d": "dependency", "D": "chdir", "e": "error", "E": "preserve-env", "F": "nodefile", "G": "gpus", "H": "hold",
@@ -49,7 +57,7 @@ LETTERS = {
     "W": "wait", "x": "exclude", "X": "disable-status", "Z": "no-allocate",
 }  # fmt: skip
 
-SPELLINGS = {f"--{name}": f"--{name}" for name in VALUED | BARE | OPTIONAL} | {
+SPELLINGS = {f"--{name}": f"--{name}" for name in VALUED | BARE | OPTIONAL | PYXIS_VALUED | PYXIS_BARE} | {
     f"-{letter}": f"--{name}" for letter, name in LETTERS.items()
 }
 """Long names of Slurm's options by each spelling."""
@@ -97,6 +105,9 @@ class Options(Struct, frozen=True, kw_only=True):
     requeue: bool = False
     """sbatch: requeue the job after a preemption, its time limit or the loss of a node; it resumes from its newest
     checkpoint."""
+    chain: int = 1
+    """sbatch: number of jobs that continue the run one after the other, each with the time limit --time; the jobs left
+    over when the run ends are cancelled."""
     max_restarts: int | None = None
     """sbatch: maximum restarts after failures (default: the number of --spare-nodes)."""
     restart_delay: float = 30.0
@@ -141,6 +152,28 @@ def parse(words: Sequence[str]) -> Options:
     return options
 
 
+def split_pyxis_options(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Split `words` into those for Slurm, and options of pyxis as words of the runtime `container`.
+
+    Slurm would start the batch script itself in the container, and the container would lack the checkout and the run.
+    """
+    kept: list[str] = []
+    moved: list[str] = []
+    pending = list(words)
+    while pending:
+        word = pending.pop(0)
+        name = word[2:].partition("=")[0] if word.startswith("--") else ""
+        if name not in PYXIS_VALUED | PYXIS_BARE:
+            kept += [word, *_take_option_value(word, pending)]
+            continue
+        if name in PYXIS_VALUED and "=" not in word:
+            if not pending:
+                raise UsageError(f"slurm: {word} needs a value")
+            word = f"{word}={pending.pop(0)}"
+        moved.append(word.replace("--container-image=", "--image="))
+    return tuple(kept), ("--engine", "pyxis", *moved) if moved else ()
+
+
 def find_option_value(typed: Iterable[SlurmOption], *names: str) -> str | None:
     """Value of the last option in `typed` with one of `names`: empty without a value, None without such an option."""
     found = [each.value or "" for each in typed if each.name in names]
@@ -160,8 +193,8 @@ def find_num_nodes(typed: Sequence[SlurmOption]) -> int | None:
 
 
 _OURS: dict[str, type] = {
-    "follow": bool, "wait": bool, "max-restarts": int, "restart-delay": float, "spare-nodes": int, "unfit-nodes": str,
-    "placement": str,
+    "follow": bool, "wait": bool, "chain": int, "max-restarts": int, "restart-delay": float, "spare-nodes": int,
+    "unfit-nodes": str, "placement": str,
 }  # fmt: skip
 KNOWN = VALUED | BARE | OPTIONAL | frozenset(_OURS)
 """Options of Slurm and ours."""
@@ -297,6 +330,7 @@ def _check_ours(options: Options) -> None:
             for name, is_given in (
                 ("--follow", options.follow),
                 ("--requeue", options.requeue),
+                ("--chain", options.chain != 1),
                 ("--max-restarts", options.max_restarts is not None),
                 ("--spare-nodes", options.spare_nodes > 0),
                 ("--array", options.is_array),
@@ -310,7 +344,22 @@ def _check_ours(options: Options) -> None:
             "slurm: --array cannot be combined with --max-restarts or --spare-nodes",
             "remove them; to finish the work of failed array tasks, submit the same command again",
         )
+    if options.chain != 1:
+        _check_chain(options)
     if options.spare_nodes and find_num_nodes(options.slurm_options) is None:
         raise UsageError("slurm: --spare-nodes needs a fixed number of nodes", "such as -N 4")
     if options.requeue and find_option_value(options.slurm_options, "no-requeue") is not None:
         raise UsageError("slurm: --requeue and --no-requeue cannot be combined")
+
+
+def _check_chain(options: Options) -> None:
+    if options.chain < 1:
+        raise UsageError(f"slurm: --chain {options.chain} is not a number of jobs", "use a number from 1")
+    if options.is_array:
+        raise UsageError("slurm: --chain continues a run, and the jobs of an --array have none", "remove one of them")
+    if options.requeue:
+        raise UsageError(
+            "slurm: --requeue continues the same job over any number of time limits", "remove --chain or --requeue"
+        )
+    if find_option_value(options.slurm_options, "time") is None:
+        raise UsageError("slurm: --chain needs the time limit of each job", "such as -t 24:00:00")

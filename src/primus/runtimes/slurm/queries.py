@@ -14,7 +14,10 @@ from primus.errors import PrimusError, UsageError, find_nearest
 from primus.launch.run_remote import SubmissionRejected
 from primus.runs.store import Run
 from primus.runtime import JobState, SchedulerState, Submission
+from primus.runtimes.slurm import chain
 from primus.runtimes.slurm.options import KNOWN
+from primus.runtimes.slurm.script import limit_s as parse_duration
+from primus.runtimes.slurm.waiting import count_gpus_per_node, explain_reason, parse_time
 
 LIMIT_S = 30.0
 OPTION_ERROR = 255
@@ -103,6 +106,8 @@ def make_rejection(what: str, problem: str, code: int | None) -> SubmissionRejec
 def _suggest_option(problem: str) -> str:
     """The nearest option of primus or Slurm, if Slurm does not recognize one."""
     match = re.search(r"unrecognized option '--([^'=]+)", problem)
+    if match and match[1].startswith("container-"):
+        return "this cluster has no pyxis: use container --engine docker, podman or apptainer"
     option = find_nearest(match[1], KNOWN) if match else None
     return f"did you mean '--{option}'?" if option else ""
 
@@ -116,7 +121,9 @@ def query_states(submissions: Sequence[Submission]) -> dict[str, JobState]:
     found: dict[str, JobState] = {}
     for cluster in sorted({each.place.get("cluster", "") for each in submissions}):
         of_cluster = [each for each in submissions if each.place.get("cluster", "") == cluster]
-        found |= _query_states_in_cluster(of_cluster, [f"--clusters={cluster}"] if cluster else [])
+        jobs = [link for each in of_cluster for link in chain.split_links(each)]
+        states = _query_states_in_cluster(jobs, [f"--clusters={cluster}"] if cluster else [])
+        found |= {each.id: chain.combine_link_states(each, states) for each in of_cluster}
     return found
 
 
@@ -135,9 +142,8 @@ def _query_states_in_cluster(submissions: Sequence[Submission], where: list[str]
 
 def _query_squeue(ids: Sequence[str], where: list[str]) -> dict[str, JobState]:
     """States of jobs that are queued, running or have ended within MinJobAge (slurm.conf(5)), from squeue."""
-    answer = run_query(
-        ["squeue", *where, "--noheader", "--states=all", f"--jobs={','.join(ids)}", "--format=%i|%T|%r|%N|%B"]
-    )
+    fields = "--format=%i|%T|%r|%N|%B|%D|%b|%L|%S"
+    answer = run_query(["squeue", *where, "--noheader", "--states=all", f"--jobs={','.join(ids)}", fields])
     if answer.code and "Invalid job id" in answer.err:  # a single job that Slurm has forgotten
         return {}
     if answer.code != 0:
@@ -147,13 +153,28 @@ def _query_squeue(ids: Sequence[str], where: list[str]) -> dict[str, JobState]:
         raise PrimusError(f"unexpected output of squeue: {lines[0][:80]!r}", "jobs are not affected; try later")
     found: list[tuple[str, JobState]] = []
     for line in lines:
-        fields = [*line.split("|"), ""]
-        if len(fields) > 4 and _strip_array_index(fields[0]) in ids:
-            state = _build_job_state(_strip_array_index(fields[0]), fields[1], reason=fields[2], nodes=fields[3])
-            # The batch script runs on the first node. A job that has lost it has nobody to supervise its steps.
-            is_headless = state.raw == "RUNNING" and state.nodes and fields[4] not in ("", "n/a", *state.nodes)
-            found.append((fields[0], structs.replace(state, reason=HEADLESS) if is_headless else state))
+        identity, _, rest = line.partition("|")
+        if rest.count("|") > 1 and _strip_array_index(identity) in ids:
+            found.append((identity, _parse_squeue_line(_strip_array_index(identity), rest.split("|"))))
     return _merge_array_states(found)
+
+
+def _parse_squeue_line(number: str, fields: Sequence[str]) -> JobState:
+    raw, reason, nodes, first, size, resources, left, start, *_ = [*fields, *[""] * 6]
+    state = _build_job_state(number, raw, reason=reason, nodes=nodes)
+    if state.state not in ("queued", "running"):
+        return state
+    num_nodes = int(size) if size.isdecimal() else None
+    per_node = count_gpus_per_node(resources)
+    state = structs.replace(
+        state, num_nodes=num_nodes, gpus=None if per_node is None or num_nodes is None else per_node * num_nodes
+    )
+    if state.state == "queued":
+        advice = "" if "operator action" in state.reason else explain_reason(number, reason)
+        return structs.replace(state, advice=advice, starts=parse_time(start))
+    # The batch script runs on the first node. A job that has lost it has nobody to supervise its steps.
+    is_headless = state.raw == "RUNNING" and state.nodes and first not in ("", "n/a", *state.nodes)
+    return structs.replace(state, time_left_s=parse_duration(left), reason=HEADLESS if is_headless else state.reason)
 
 
 def _strip_array_index(number: str) -> str:
@@ -299,7 +320,12 @@ def cancel_job(submission: Submission) -> None:
         PrimusError: Slurm rejects the request, or does not respond.
     """
     cluster = submission.place.get("cluster")
-    answer = run_query(["scancel", *([f"--clusters={cluster}"] if cluster else []), submission.id])
+    where = [f"--clusters={cluster}"] if cluster else []
+    links = chain.list_links(submission)
+    if len(links) > 1:  # scancel fails for those that have ended
+        states = _query_squeue(links, where)
+        links = [link for link in links if link in states and states[link].state in ("queued", "running")]
+    answer = run_query(["scancel", *where, *(links or [submission.id])])
     if answer.code != 0 or "error" in answer.err:
         raise PrimusError(f"scancel {submission.id}: {answer.err or answer.code}")
 
@@ -314,7 +340,8 @@ def find_job_id(name: str, comment: str, environ: Mapping[str, str]) -> str | No
     if answer.code != 0:
         raise PrimusError(f"squeue does not respond: {answer.err or answer.code}")
     lines = [line.partition("|") for line in answer.out.splitlines()]
-    ids = [_strip_array_index(number) for number, _, described in lines if described == f"{name}|{comment}"]
+    wanted = f"{name}|{comment}"  # behind it, the comment of a job that runs already has its progress
+    ids = [_strip_array_index(number) for number, _, described in lines if f"{described} ".startswith(f"{wanted} ")]
     return ids[-1] if ids else None
 
 

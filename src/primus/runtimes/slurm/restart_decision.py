@@ -29,6 +29,8 @@ class SlurmStepResult(Struct, frozen=True, kw_only=True):
 
     exit_code: int
     """Exit code of srun."""
+    error: str = ""
+    """The first error that Slurm has printed into the log of the job."""
     num_nodes: int
     """Nodes of each step."""
     is_warned: bool = False
@@ -38,13 +40,16 @@ class SlurmStepResult(Struct, frozen=True, kw_only=True):
     has_workers: bool = False
     """Whether the launchers record the run, so that a step without a record has not run it."""
     can_requeue: bool = False
+    has_next_link: bool = False
+    """Whether a further job of its chain continues the run."""
     policy: RestartPolicy
 
 
 class StepDecision(Struct, frozen=True, kw_only=True):
     """Decision after a step."""
 
-    action: Literal["finish", "restart", "requeue", "stop"]
+    action: Literal["finish", "restart", "requeue", "continue", "stop"]
+    """`continue`: this job ends, and the next one of its chain resumes the run."""
     reason: str
     exit_code: int = EXIT_OK
     """Exit code of a job that stops."""
@@ -70,9 +75,9 @@ def decide_after_step(run: Run, step: SlurmStepResult, environ: Mapping[str, str
         return StepDecision(action="finish", reason="done")
     left = [node for node in nodes if node not in step.excluded and node not in _match_node_names(end.hosts, nodes)]
     has_spares = has_spares and len(left) >= step.num_nodes
-    is_lost = end.kind == "lost node"
+    is_lost, is_replaced = end.kind == "lost node", step.can_requeue or step.has_next_link
     past = attempt_history.read_attempt_results(run) or [end]
-    restart = decide_restart(step.policy, past, can_exclude=has_spares or (is_lost and step.can_requeue))
+    restart = decide_restart(step.policy, past, can_exclude=has_spares or (is_lost and is_replaced))
     return _choose_action(restart, end, step, _find_run_exit_code(run, step), nodes, has_spares=has_spares)
 
 
@@ -91,12 +96,15 @@ def _choose_action(
     has_spares: bool,
 ) -> StepDecision:
     """The decision for any scheduler, as what this job can do: Slurm replaces nodes only in the queue."""
+    is_replaceable = end.kind == "lost node" and not has_spares and not restart.is_final
+    if step.has_next_link and (end.kind == "preempted" or is_replaceable):
+        return StepDecision(action="continue", reason=f"{end.reason}; the next job of the chain resumes the run")
     if end.kind == "preempted":
         if step.can_requeue:
             return StepDecision(action="requeue", reason=restart.reason)
         reason = f"{restart.reason}; submit with --requeue to have such a job queued again"
         return StepDecision(action="stop", exit_code=code, reason=reason)
-    if end.kind == "lost node" and not has_spares and step.can_requeue and not restart.is_final:
+    if is_replaceable and step.can_requeue:
         return StepDecision(action="requeue", reason=end.reason)
     if restart.action != "restart":
         return StepDecision(action="stop", exit_code=code, reason=restart.reason)
@@ -138,7 +146,7 @@ def _find_attempt_result(
     reason = f"srun exited with code {step.exit_code}"
     if not has_started:  # a restart would fail in the same way
         cause = run.read_metadata().outcome.reason if _is_end_recorded(run) else ""  # such as a failed hook
-        reason = cause or f"{reason} before an attempt started"
+        reason = cause or f"{reason} before an attempt started" + (f": {step.error}" if step.error else "")
         return AttemptResult(attempt=number, kind="failed", action="stop", step=newest, reason=reason)
     if recorded and recorded.kind == "lost node":  # only its launcher was lost; a restart may use the node
         return structs.replace(recorded, kind="failed", hosts=(), reason=f"{recorded.reason}; the node responds")

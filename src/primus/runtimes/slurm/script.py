@@ -25,6 +25,8 @@ class BatchScript(Struct, frozen=True, kw_only=True):
     """Run folder."""
     name: str
     """Default name of the job."""
+    step_options: tuple[str, ...] = ()
+    """Options of srun with which it starts a container on each node."""
     command: tuple[str, ...]
     """Command that each node runs."""
     primus: str
@@ -66,6 +68,7 @@ def format_batch_script(batch: BatchScript) -> str:
     srun = ["srun", *step_options(with_workers=batch.has_workers)]
     # A task has one core unless --cpus-per-task says more, and srun would bind the launcher with all its ranks to it.
     srun += [] if find_option_value(typed, "cpus-per-task") else ["--cpu-bind=none"]
+    srun += batch.step_options
     run_step: list[str] = []
     if not options.is_array:  # the jobs of an array share their work: none has a run, and none restarts
         run_step += ["--run", batch.run, f"--max-restarts={max_restarts(options)}"]
@@ -109,7 +112,9 @@ def limit_s(text: str) -> int | None:
 def _list_allocation_options(batch: BatchScript) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     """The options of the job that were typed, and the defaults of those that were not."""
     options, typed = batch.options, batch.options.slurm_options
-    kept = [each.words for each in typed if not _is_replaced(each, options)]
+    # Of the submission, not of the job; with spare nodes, primus asks for their number and keeps the job on a lost one.
+    replaced = ("parsable", "test-only", "nodes", "no-kill") if options.spare_nodes else ("parsable", "test-only")
+    kept = [each.words for each in typed if each.name not in replaced]
     given = {each.name for each in typed}
     defaults: list[tuple[str, ...]] = []
     if options.spare_nodes:
@@ -131,11 +136,6 @@ def _list_allocation_options(batch: BatchScript) -> tuple[list[tuple[str, ...]],
 def format_job_comment(run: str) -> str:
     """Comment that identifies the job of a run, in case the answer to its submission is lost."""
     return f"primus:{run.rpartition('/')[2]}"
-
-
-def _is_replaced(each: SlurmOption, options: Options) -> bool:
-    # Of the submission, not of the job; with spare nodes, primus asks for their number and keeps the job on a lost one.
-    return each.name in ("parsable", "test-only") or (each.name in ("nodes", "no-kill") and options.spare_nodes > 0)
 
 
 def _list_warning_signal_options(options: Options, typed: Sequence[SlurmOption]) -> list[tuple[str, ...]]:

@@ -11,13 +11,14 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from msgspec import structs
 
 from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, PrimusError, UsageError
+from primus.launch import inherited_variables
 from primus.launch.jobs import job_states, submissions
 from primus.launch.jobs import logs as job_logs
 from primus.launch.nodes.avoided_nodes import report_avoided_nodes
@@ -29,7 +30,7 @@ from primus.runs.events import EventLog
 from primus.runs.files import to_json
 from primus.runs.store import Run, RunOutcome
 from primus.runtime import RemoteLaunch, Submission
-from primus.runtimes.slurm import leaf_switches, queries, script, step, unfit_nodes
+from primus.runtimes.slurm import chain, leaf_switches, queries, script, step, unfit_nodes
 from primus.runtimes.slurm.options import Options, SlurmOption, find_num_nodes, find_option_value, parse
 
 SUBMIT_LIMIT_S = 120.0
@@ -50,6 +51,8 @@ def start_step_or_job(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
     options = parse(remote.request.runtimes[0].words)
     program = remote.plan.argv[0]
     environ = build_command_environment(remote.make_environ, options.command, {*remote.plan.env})
+    if remote.plan.inner and remote.plan.inner.step_options:  # srun passes all of its variables into the container
+        environ = {name: value for name, value in environ.items() if name not in inherited_variables.HIDDEN}
     if shutil.which(program, path=environ.get("PATH", os.defpath)) is None:
         raise SubmissionRejected.from_error(
             UsageError(f"{program} is not installed", "run this on a login node of a Slurm cluster")
@@ -143,14 +146,38 @@ def _submit_job(remote: RemoteLaunch, run: Run, options: Options, environ: Mappi
         number = _find_job_after_timeout(answer, name, comment, environ, run)
     elif answer.err:
         say(answer.err)
-    return _remember_submission(remote, run, options, (number, cluster), logs, say)
+    jobs = [number]
+    try:
+        _submit_links(remote.plan.argv, options.chain, jobs, environ, say)
+    finally:  # also after Ctrl-C: the jobs that Slurm has accepted are recorded
+        submission = _remember_submission(remote, run, options, (",".join(jobs), cluster), logs, say)
+    return submission
+
+
+def _submit_links(argv: Sequence[str], num_jobs: int, jobs: list[str], environ: Mapping[str, str], say: Say) -> None:
+    """Submit further jobs behind those in `jobs` until there are `num_jobs`, and add their ids."""
+    while len(jobs) < num_jobs:
+        # Behind `sbatch`, an option overrides the script's own --dependency, which is that of the first job.
+        words = [argv[0], f"--dependency=afterany:{jobs[-1]}", *argv[1:]]
+        answer = queries.run_query(words, environ, SUBMIT_LIMIT_S)
+        number = answer.out.strip().rpartition("\n")[2].partition(";")[0]
+        if answer.code != 0 or not number.isdecimal():
+            problem = answer.err or answer.out.strip() or f"exit code {answer.code}"
+            say(f"the chain has {len(jobs)} of {num_jobs} jobs: Slurm rejected the next one: {problem}")
+            return
+        jobs.append(number)
 
 
 def _remember_submission(
     remote: RemoteLaunch, run: Run, options: Options, job: tuple[str, str], logs: list[str], say: Say
 ) -> Submission:
-    """Record the submission of a job that Slurm has accepted; a record that cannot be written is reported."""
-    number, cluster = job
+    """Record the submission of a job that Slurm has accepted; a record that cannot be written is reported.
+
+    Args:
+        job: Id of the job, or ids of those of a chain, and the cluster.
+    """
+    numbers, cluster = job
+    number = numbers.partition(",")[0]
     submission = Submission(
         runtime="slurm",
         id=number,
@@ -160,8 +187,10 @@ def _remember_submission(
         host=socket.gethostname(),
         user=getpass.getuser(),
         command=tuple(redact_args(remote.command)),
-        place=({"cluster": cluster} if cluster else {}) | _get_array_place(options.slurm_options),
-        logs=tuple(_fill_job_number(each, number, options) for each in logs),
+        place=({"cluster": cluster} if cluster else {})
+        | _get_array_place(options.slurm_options)
+        | ({chain.PLACE: numbers} if numbers != number else {}),
+        logs=tuple(_fill_job_number(each, job, options) for each in logs for job in numbers.split(",")),
     )
     # Before the event, because `jobs list` and a resume read the record.
     submissions.remember_submission(submission, remote.make_environ, say)
@@ -272,9 +301,12 @@ def _convert_part_to_glob(part: str) -> str:
 
 
 def _print_submission(remote: RemoteLaunch, submission: Submission, say: Say) -> None:
-    say(f"job {submission.id} is queued; to see its log: primus-cli direct -- jobs logs {submission.id} --follow")
+    first, *others = chain.list_links(submission)
+    more = f", and {', '.join(others)} after it" if others else ""
+    say(f"job {first} is queued{more}; to see its log: primus-cli direct -- jobs logs {first} --follow")
     if remote.is_json:
         values = {"runtime": "slurm", "id": submission.id, "name": submission.name, "run": submission.directory}
+        values |= {chain.PLACE: submission.place[chain.PLACE]} if others else {}
         print(to_json(values), flush=True)
 
 

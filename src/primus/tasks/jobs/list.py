@@ -40,7 +40,7 @@ def run(options: Options, context: TaskContext) -> int:
 
 
 def _format_job_table(listed: list[tuple[Submission, JobState]]) -> str:
-    header = ["job", "runtime", "name", "state", "submitted", "nodes", "run"]
+    header = ["job", "runtime", "name", "state", "submitted", "nodes", "GPUs", "time", "run"]
     rows = [
         [
             each.id,
@@ -48,12 +48,20 @@ def _format_job_table(listed: list[tuple[Submission, JobState]]) -> str:
             each.name,
             job_states.format_state(state),
             table.format_time(each.submitted),
-            str(len(state.nodes) or "-"),
+            str(state.num_nodes or len(state.nodes) or "-"),
+            "-" if state.gpus is None else str(state.gpus),
+            _format_job_time(state),
             each.directory,
         ]
         for each, state in listed
     ]
-    return table.format_table(header, rows, right=[5])
+    return table.format_table(header, rows, right=[5, 6])
+
+
+def _format_job_time(state: JobState) -> str:
+    if state.starts is not None:
+        return f"starts {table.format_time(state.starts)}"
+    return "-" if state.time_left_s is None else f"{table.format_duration(state.time_left_s)} left"
 
 
 def _explain_empty_list(num_known: int) -> str:

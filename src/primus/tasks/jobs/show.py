@@ -40,8 +40,12 @@ def _format_job_facts(submission: Submission, state: JobState) -> str:
         "name": submission.name,
         "state": job_states.format_state(state)
         + (f", exit code {state.exit_code}" if state.exit_code is not None else ""),
+        "waits": state.advice,
+        "starts": f"{table.format_time(state.starts)} (expected)" if state.starts else "",
+        "time left": table.format_duration(state.time_left_s) if state.time_left_s is not None else "",
         "scheduler": state.raw,
-        "nodes": ",".join(state.nodes),
+        "nodes": ",".join(state.nodes) or str(state.num_nodes or ""),
+        "GPUs": str(state.gpus or ""),
         "restarts": str(state.restarts) if state.restarts else "",
         "submitted": f"{table.format_time(submission.submitted)} by {submission.user} on {submission.host}",
         "command": f"primus-cli {shlex.join(submission.command)}",
