@@ -2,7 +2,8 @@
 
 The three files are lists of texts, each below a line `@@ SOURCE [LABEL]`. Names of users, hosts and folders are
 changed, and texts are shortened. A label is the name of a signature; `uncaught-exception:TYPE` if the thread shows an
-error of the program that belongs to no class; labels joined by `|` if the thread supports each of them.
+error of the program that belongs to no class; `unknown` if only words of a line that is no exception tell the reason,
+so that the answer quotes the line; labels joined by `|` if the thread supports each of them.
 
 - `failures/seen.txt`: signatures were written with these in view.
 - `failures/held_out.txt`: found by searches for symptoms and labelled by their threads after the signatures were
@@ -55,7 +56,7 @@ def get_answer(found: Diagnosis) -> str:
     """Signature of the cause; without a root, of the first effect. With the type of an uncaught exception."""
     cause = found.cause or next(iter(found.causes), None)
     if cause is None:
-        return ""
+        return "unknown" if found.reason else ""
     exception = re.match(r"uncaught exception: ([\w.]+)", cause.summary)
     return f"{cause.signature}:{exception[1]}" if exception else cause.signature
 
@@ -65,7 +66,7 @@ def is_right(failure: FailureText, tmp_path: Path) -> bool:
 
 
 def test_every_text_has_a_source_and_a_known_label_and_is_in_one_file_only() -> None:
-    names = set(get_signature_table().by_name)
+    names = {*get_signature_table().by_name, "unknown"}
     assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", each.source) for each in [*SEEN, *HELD_OUT, *HEALTHY])
     assert all({label.partition(":")[0] for label in each.label.split("|")} <= names for each in [*SEEN, *HELD_OUT])
     assert not {each.source for each in SEEN} & {each.source for each in HELD_OUT}
@@ -90,7 +91,8 @@ def test_prefixes_colours_and_interleaved_ranks_change_no_answer(tmp_path: Path,
     for each in SEEN:
         if any(line.startswith((" ", "\t")) or line in SHELL_LINES for line in each.text.splitlines()):
             continue  # frames of tracebacks, tables and words of a shell are known by how they begin
-        text = "".join(f"{prefix}{line}\n{noise}\n" for line in each.text.splitlines())
+        after = "" if each.label == "unknown" else f"{noise}\n"
+        text = "".join(f"{prefix}{line}\n{after}" for line in each.text.splitlines())
         answer = get_answer(diagnose_text(tmp_path, text))
         wrong += [] if answer in each.label.split("|") else [(each.source, answer)]
     assert wrong == []

@@ -15,6 +15,7 @@ from primus.diagnosis import log_line
 from primus.diagnosis.diagnose import diagnose_logs
 from primus.diagnosis.finding import Diagnosis
 from primus.diagnosis.logs import LogContent, LogFile, LogWindow
+from primus.diagnosis.python_exception import is_exception
 from primus.diagnosis.scan import LogScanner
 from primus.diagnosis.signature import SYSTEMS, UNCAUGHT_EXCEPTION, Signature
 from primus.diagnosis.signature_files import get_signature_table
@@ -152,7 +153,12 @@ def of_console(tmp_path: Path, *lines: str) -> Diagnosis:
 
 @pytest.mark.parametrize(
     "line",
-    [line for line in LINES if BY_NAME[line.signature].role == "root" and not log_line.is_warning(line.text)],
+    [
+        line
+        for line in LINES
+        if BY_NAME[line.signature].role == "root"
+        and (BY_NAME[line.signature].shows_end or is_exception(log_line.strip_rank_prefix(line.text)))
+    ],
     ids=lambda line: line.text[:30],
 )
 def test_steps_that_others_print_after_a_failure_do_not_hide_it(tmp_path: Path, line: Line) -> None:

@@ -28,10 +28,15 @@ MOST_FACTS = 8
 """Values told of one fact."""
 REASON_DISTANCE = 60
 """Lines between an operation and the error of the system that made it fail."""
+INTERRUPT = "interrupted-by-user"
+INTERRUPT_LINES = 200
+"""Lines that the processes of an interrupted program may still write."""
 _ROLES = {"root": 0, "symptom": 1, "cascade": 2, "info": 3}
 _STRENGTHS = {"certain": -1.0, "definite": 0.0, "likely": 1.0, "weak": 2.0}
 _DOUBTFUL = 0.5
 """Added to the rank of a root that a step or two followed."""
+_UNPROVEN = 1.5
+"""Added to the rank of a root that is likely, without a line that shows the end of a process."""
 
 
 def rank_causes(scans: Sequence[LogScan], evidence: RunEvidence, seen_before: Callable[[str], bool]) -> Diagnosis:
@@ -49,8 +54,8 @@ def rank_causes(scans: Sequence[LogScan], evidence: RunEvidence, seen_before: Ca
     evidence = structs.replace(evidence, failures=tuple(failures))
     first_rank, first_host = _find_first_failure(evidence, blocks)
     kept = _mark_survived_hits(_drop_other_attempts(hits), scans)
-    if not evidence.failures and not blocks:
-        kept = _mark_harmless_warnings(kept)
+    if not evidence.failures and not blocks and not any(scan.ends_in_traceback for scan in scans):
+        kept = _mark_unproven_hits(kept, scans)
     groups: dict[tuple[str, str], list[SignatureHit]] = {}
     for hit in _mark_consequences(kept):
         groups.setdefault((hit.signature.name, hit.signature.role), []).append(hit)
@@ -139,24 +144,40 @@ def _mark_survived_hits(hits: Sequence[SignatureHit], scans: Sequence[LogScan]) 
     ]
 
 
-def _mark_harmless_warnings(hits: Sequence[SignatureHit]) -> list[SignatureHit]:
-    """`hits`, where warnings count as survived if nothing else failed, except those that the log ends with."""
-    if any(not hit.is_warning and not hit.survived and hit.signature.role != "info" for hit in hits):
+def _mark_unproven_hits(hits: Sequence[SignatureHit], scans: Sequence[LogScan]) -> list[SignatureHit]:
+    """`hits`, where all but the last lines count as survived if no line shows that a process ended.
+
+    A warning may be the last that a program tells which waits to start, not one that has trained.
+    """
+    if any(hit.is_end and not hit.survived and not hit.is_warning and hit.signature.role != "info" for hit in hits):
         return list(hits)
-    return [structs.replace(hit, survived=True) if hit.is_warning and not hit.is_last else hit for hit in hits]
+    trained = any(scan.has_steps for scan in scans)
+    return [
+        hit if hit.is_last and not (hit.is_warning and trained) else structs.replace(hit, survived=True) for hit in hits
+    ]
 
 
 def _mark_consequences(hits: Sequence[SignatureHit]) -> Iterator[SignatureHit]:
-    """`hits`, where a signature that follows others is a consequence wherever the same or no rank shows one of them."""
+    """`hits`, where a signature that follows others is a consequence wherever the same or no rank shows one of them.
+
+    What a log reports soon after the user interrupted the program is one, too.
+    """
+    interrupts = [hit for hit in hits if hit.signature.name == INTERRUPT and not hit.survived]
     shown: dict[str, set[int | None]] = {}
     for hit in hits:
         if not hit.survived:
             shown.setdefault(hit.signature.name, set()).add(hit.rank)
     for hit in hits:
         ranks = set[int | None]().union(*(shown.get(name, ()) for name in hit.signature.follows))
-        if ranks and (hit.rank is None or hit.rank in ranks or ranks == {None}):
+        is_stopped = any(_follows_interrupt(hit, each) for each in interrupts)
+        if is_stopped or (ranks and (hit.rank is None or hit.rank in ranks or ranks == {None})):
             hit = structs.replace(hit, signature=structs.replace(hit.signature, role="cascade"))
         yield hit
+
+
+def _follows_interrupt(hit: SignatureHit, interrupt: SignatureHit) -> bool:
+    is_same = hit.log.name == interrupt.log.name and hit.offset == interrupt.offset
+    return is_same and hit.signature.role == "root" and 0 < hit.index - interrupt.index <= INTERRUPT_LINES
 
 
 def _put_reason_first(ordered: list[list[SignatureHit]]) -> list[list[SignatureHit]]:
@@ -223,6 +244,7 @@ def _get_likelihood_order(group: Sequence[SignatureHit], first_rank: int | None)
     strength = _STRENGTHS[signature.strength]
     if signature.role == "root":
         strength += _DOUBTFUL if all(hit.is_doubtful for hit in group) else 0.0
+        strength += _UNPROVEN if signature.strength == "likely" and not any(hit.is_end for hit in group) else 0.0
     shows_first = first_rank is not None and any(hit.rank == first_rank for hit in group)
     time = next((hit.time for hit in group if hit.time is not None), math.inf)
     first = min(group, key=lambda hit: (hit.log.name, hit.offset, hit.index))
@@ -251,6 +273,7 @@ def _build_cause(group: Sequence[SignatureHit], evidence: RunEvidence, seen_befo
         ranks=tuple(sorted(ranks)),
         count=len(group),
         survived=all(hit.survived for hit in group),
+        is_proven=any(hit.is_end for hit in group),
         source=signature.source,
     )
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from primus.diagnosis import kernel_log, log_line, log_sources, logs, python_exception, run_evidence
-from primus.diagnosis.cause_ranking import ERROR_SUFFIX, rank_causes
+from primus.diagnosis.cause_ranking import ERROR_SUFFIX, REASON_DISTANCE, rank_causes
 from primus.diagnosis.finding import Cause, Diagnosis, Evidence
-from primus.diagnosis.line_shapes import is_progress
+from primus.diagnosis.line_shapes import is_progress, is_quoted
 from primus.diagnosis.logs import LogContent, LogFile
 from primus.diagnosis.python_exception import LoggedException
 from primus.diagnosis.run_evidence import RunEvidence
-from primus.diagnosis.scan import LogScan, LogScanner, is_block_field, is_message
+from primus.diagnosis.scan import LogScan, LogScanner, find_ending
 from primus.diagnosis.signature import UNCAUGHT_EXCEPTION, Signature
 from primus.diagnosis.signature_files import get_signature_table
 from primus.errors import PrimusError, UsageError
@@ -52,14 +52,14 @@ _FATAL = re.compile(
     r"\b(?:FATAL|CRITICAL|PANIC)\b|^(?:fatal|panic): |\(core dumped\)|^Aborted\b|terminate called after"
 )
 """Texts by which programs without exceptions report a fatal error."""
-_ERROR = re.compile(r"(?i)\b(?:errors?|fail(?:ed|ure)?|killed|died|dead|lost|aborted|no supported)\b|_FAILED\b")
-_PROSE = re.compile(r"[a-z][a-z,]* [a-z]")
-_SENTENCE = re.compile(r"^.{50,} [a-zA-Z]+,?\s*$")
-"""The line below a sentence that has not ended continues it, and names causes that are possible."""
-_NO_ERROR = re.compile(
-    r"(?i)\bwarn(?:ing)?\b|\b(?:info|debug|note)\b|\b(?:no|0|without|ignor\w+) (?:\w+ )?errors?\b|\bamdgpu-arch\b"
+_ERROR = re.compile(
+    r"^[^'\"]{0,60}\b(?:ERROR|CRITICAL)\b|^(?:(?!slurm)\S+: )?(?:[Ee]rror|fatal|panic): (?![\d.])"
+    r"|\blevel=(?:error|fatal)\b|^ ?[EC] \d+ \d+\] |^E\d{4} "
+    r"|\b[Ff]ailed\b(?! ?[:=]? ?\d)|\b[Ee]rror (?:from|reported|in)\b|\baborting\b"
 )
-"""Lines that may report an error; they count only if the words of a signature's `headline` explain them."""
+"""What tells that the last line of a log is an error: its level, its first word, or that something failed.
+
+slurmstepd reports as an error what a node lacks."""
 
 
 def diagnose_run(
@@ -101,7 +101,7 @@ def diagnose_run(
         found, note = _scan_kernel_log(began)
         notes += [note] if note else []
         diagnosis = rank_causes([*scans, *found], evidence, seen_before)
-    if diagnosis.cause is None:
+    if diagnosis.cause is None or not diagnosis.cause.is_proven:
         diagnosis = _add_log_ending(diagnosis, evidence, everything, is_failure=True)
         if not diagnosis.reason and recorded:
             diagnosis = structs.replace(diagnosis, reason=log_line.shorten_line((recorded[0].data or b"").decode()))
@@ -141,7 +141,7 @@ def diagnose_logs(
         found, note = _scan_kernel_log(newest - KERNEL_S)
         scans, notes = [*scans, *found], notes + ([note] if note else [])
     diagnosis = rank_causes(scans, RunEvidence(), lambda name: False)
-    if diagnosis.cause is None:
+    if diagnosis.cause is None or not diagnosis.cause.is_proven:
         is_failure = diagnosis.first_rank is not None
         diagnosis = _add_log_ending(diagnosis, RunEvidence(), everything, is_failure=is_failure)
     diagnosis = _place_lead(diagnosis)
@@ -212,11 +212,10 @@ class _LogEnding(Struct, frozen=True, kw_only=True):
     line_number: int = 0
     """Of the exception, from 1."""
     error: str = ""
-    """The line of the exception; without an exception, the last line that reports an error."""
-    is_fatal: bool = False
-    """Whether that line reports that the program ended."""
+    """The line of the exception; without an exception, the last line that reports a fatal error, or an error that the
+    log ends with."""
     signature: Signature | None = None
-    """The signature whose words or code explain the error."""
+    """The signature whose words or code explain the exception."""
     is_cascade: bool = False
     """Whether the error follows from another rank's failure."""
     is_known: bool = False
@@ -225,7 +224,13 @@ class _LogEnding(Struct, frozen=True, kw_only=True):
 
     @property
     def has_error(self) -> bool:
-        return self.exception is not None or self.is_fatal or self.signature is not None
+        return self.error != "" or self.exception is not None
+
+    @property
+    def is_own_exception(self) -> bool:
+        """Whether the log ends with an exception that follows from nothing that other lines may show."""
+        is_whole = self.exception is not None and not self.exception.is_cut and not self.exception.is_report
+        return is_whole and not self.is_known and not self.is_cascade
 
     @property
     def order(self) -> tuple[bool, bool, bool, float, int]:
@@ -246,8 +251,10 @@ def _add_log_ending(
         everything: All logs.
         is_failure: Whether it is known that something failed; otherwise the logs have to show it.
     """
-    ending = _find_log_ending(diagnosis.first_rank, everything)
+    ending = _find_log_ending(diagnosis.first_rank, everything, is_failure)
     if ending is None or not (is_failure or ending.has_error or diagnosis.reason):
+        return diagnosis
+    if diagnosis.cause and (not ending.is_own_exception or _explains_exception(diagnosis.cause, ending)):
         return diagnosis
     lines = [text for text in ending.lines if text.strip()]
     tail = tuple(log_line.shorten_line(text) for text in lines[-NUM_TAIL:])
@@ -266,24 +273,40 @@ def _add_log_ending(
         first_host=host or log_line.find_host(ending.error),
     )
     effects = {cause.role for cause in diagnosis.causes if cause.role in ("symptom", "cascade") and not cause.survived}
-    is_whole = ending.exception is not None and not ending.exception.is_cut
-    is_further = is_whole and ending.signature is not None and ending.signature.role not in effects
-    if ending.signature and not ending.is_known and (is_further or not effects):
-        cause = _build_ending_cause(ending, ending.signature, diagnosis)
+    exception, signature = ending.exception, ending.signature
+    if (
+        exception
+        and signature
+        and not ending.is_known
+        and (not effects or (not exception.is_cut and signature.role not in effects))
+    ):
+        cause = _build_ending_cause(ending, exception, signature, diagnosis)
         reason = diagnosis.reason if has_reason else cause.summary
         return structs.replace(diagnosis, causes=(cause, *diagnosis.causes), reason=reason)
     if ending.is_cascade:
         return diagnosis
-    if ending.is_fatal and not has_reason:
-        fatal = log_line.strip_rank_prefix(ending.error).strip()
-        return structs.replace(diagnosis, reason=log_line.shorten_line(fatal))
+    if ending.error and exception is None and not has_reason:
+        reason = log_line.shorten_line(log_line.strip_rank_prefix(ending.error).strip())
+        return structs.replace(diagnosis, reason=reason)
     return diagnosis
+
+
+def _explains_exception(cause: Cause, ending: _LogEnding) -> bool:
+    """Whether a line of `cause`, which is no warning, is a library's report beside the exception of the log."""
+    near = (
+        each
+        for each in cause.evidence
+        if each.file == ending.log.name and abs(ending.line_number - each.line) <= REASON_DISTANCE
+    )
+    is_definite = get_signature_table().by_name[cause.signature].strength == "definite"
+    return is_definite and any(not log_line.is_warning(each.text) for each in near)
 
 
 def _place_lead(diagnosis: Diagnosis) -> Diagnosis:
     """The diagnosis with a place, if no report names the rank that failed first.
 
-    The lines of a symptom blame a place; else that counts which a launcher reports to have failed.
+    The lines of a symptom, or the only line of a consequence, blame a place; else that counts which a launcher reports
+    to have failed.
     """
     lead = diagnosis.lead
     if lead is None or diagnosis.first_rank is not None:
@@ -294,7 +317,7 @@ def _place_lead(diagnosis: Diagnosis) -> Diagnosis:
     blamed = next((host for each in lead.evidence if (host := signature.find_blamed_host(each.text))), None)
     if blamed:
         return structs.replace(diagnosis, first_host=blamed)
-    if not signature.blames_writer:
+    if not signature.blames_writer and lead.count > 1:
         return diagnosis
     reports = (cause for cause in diagnosis.causes if cause.signature == LAUNCHER_REPORT and not cause.survived)
     lines = [each for cause in (lead, *reports) for each in cause.evidence]
@@ -311,17 +334,18 @@ def _place_lead(diagnosis: Diagnosis) -> Diagnosis:
     )
 
 
-def _build_ending_cause(ending: _LogEnding, signature: Signature, diagnosis: Diagnosis) -> Cause:
-    """The last exception or error of a log as the cause, if no pattern explains it."""
-    exception = ending.exception
-    headline = exception.format_headline() if exception else log_line.strip_rank_prefix(ending.error).strip()
-    place = exception.format_place() if exception else ""
+def _build_ending_cause(
+    ending: _LogEnding, exception: LoggedException, signature: Signature, diagnosis: Diagnosis
+) -> Cause:
+    """The last exception of a log as the cause, if no pattern explains it."""
+    place = exception.format_place()
+    headline = log_line.shorten_line(exception.format_headline())
     certainty = "" if signature.name == UNCAUGHT_EXCEPTION else "probably "
     rank, host = diagnosis.first_rank, diagnosis.first_host
     text = log_line.shorten_line(ending.error)
     return Cause(
         signature=signature.name,
-        summary=f"{certainty}{signature.cause}: {log_line.shorten_line(headline)}" + (f"; {place}" if place else ""),
+        summary=f"{certainty}{signature.cause}: {headline}" + (f"; {place}" if place else ""),
         role=signature.role,
         action=diagnosis.action,
         fix=signature.fix,
@@ -331,26 +355,24 @@ def _build_ending_cause(ending: _LogEnding, signature: Signature, diagnosis: Dia
     )
 
 
-def _classify_error(headline: str, exception: LoggedException | None) -> Signature | None:
-    """The signature that explains an error by its words, else by the innermost line of the traceback.
+def _classify_exception(exception: LoggedException) -> Signature:
+    """The signature that explains an exception by its words, else by the innermost line of the traceback.
 
     For an assertion, the asserted expression comes before the words.
     """
     table = get_signature_table()
-    if exception is not None and exception.is_report:
+    if exception.is_report:
         return table.by_name[LAUNCHER_REPORT]
-    asserted = f"    {exception.assertion}" if exception and exception.assertion else ""
-    if asserted:
+    if exception.assertion:
+        asserted = f"    {exception.assertion}"
         by_assertion = (each for each in table.signatures if each.traceback and re.search(each.traceback, asserted))
         if found_first := next(by_assertion, None):
             return found_first
-    is_code_error = exception is not None and exception.type in CODE_ERRORS
-    known = (each for each in table.signatures if each.headline and not is_code_error)
+    known = (each for each in table.signatures if each.headline and exception.type not in CODE_ERRORS)
+    headline = exception.format_headline()
     matching = [(found.end(), each.name) for each in known for found in re.finditer(f"(?i){each.headline}", headline)]
     if matching:
         return table.by_name[max(matching)[1]]
-    if exception is None:
-        return None
     by_code = [signature for signature in table.signatures if signature.traceback]
     for line in reversed(exception.traceback):
         for signature in by_code:
@@ -359,11 +381,11 @@ def _classify_error(headline: str, exception: LoggedException | None) -> Signatu
     return table.by_name[UNCAUGHT_EXCEPTION]
 
 
-def _find_log_ending(rank: int | None, everything: Sequence[LogFile]) -> _LogEnding | None:
+def _find_log_ending(rank: int | None, everything: Sequence[LogFile], is_failure: bool) -> _LogEnding | None:
     """The ending of the log of `rank`, else of the rank that failed first, else of the last log with any text."""
     files = [log for log in everything if log.path or not log.name.endswith(".json")]
     mine = [log for log in files if rank is not None and log.rank == rank]
-    found = [ending for log in (mine or files)[:NUM_TAILS] if (ending := _read_log_ending(log))]
+    found = [ending for log in (mine or files)[:NUM_TAILS] if (ending := _read_log_ending(log, is_failure))]
     if not found:
         return None
     first = min(found, key=lambda ending: ending.order)
@@ -372,7 +394,7 @@ def _find_log_ending(rank: int | None, everything: Sequence[LogFile]) -> _LogEnd
     return ([ending for ending in found if ending.log.rank is not None] or found)[-1]
 
 
-def _read_log_ending(log: LogFile) -> _LogEnding | None:
+def _read_log_ending(log: LogFile, is_failure: bool) -> _LogEnding | None:
     try:
         content = logs.read_log(log, logs.SMALLEST)
     except PrimusError:
@@ -385,13 +407,12 @@ def _read_log_ending(log: LogFile) -> _LogEnding | None:
     if not any(text.strip() for text in lines):
         return None
     begin = next((index + 1 for index in range(len(lines) - 1, -1, -1) if is_progress(window.lines[before + index])), 0)
+    if not is_failure:  # the program went on after an exception that many messages follow
+        begin = max(begin, find_ending(window) - before)
     late = ("",) * begin + lines[begin:]  # an error before the last step did no harm
     exception = python_exception.find_last_exception(late)
-    if exception:
-        index: int | None = exception.index
-        signature = _classify_error(exception.format_headline(), exception)
-    else:
-        index, signature = _find_error_line(late)
+    index = exception.index if exception else _find_error_line(late)
+    signature = _classify_exception(exception) if exception else None
     error = late[index] if index is not None else ""
     matching = [each for each in get_signature_table().signatures if each.matches(error)]
     times = (log_line.find_time(text, content.mtime) for text in reversed(late[: (index or 0) + 1]))
@@ -401,7 +422,6 @@ def _read_log_ending(log: LogFile) -> _LogEnding | None:
         exception=exception,
         line_number=logs.count_lines_before(log, window.offset) + before + (index or 0) + 1,
         error=error,
-        is_fatal=_FATAL.search(error) is not None,
         signature=signature,
         is_cascade=any(
             each.role in ("symptom", "cascade") for each in (*matching, *((signature,) if signature else ()))
@@ -411,19 +431,12 @@ def _read_log_ending(log: LogFile) -> _LogEnding | None:
     )
 
 
-def _find_error_line(lines: Sequence[str]) -> tuple[int | None, Signature | None]:
-    """Index of the last line that reports a fatal error or an error that a signature explains, with the signature."""
-    for index in range(len(lines) - 1, max(-1, len(lines) - NUM_FATAL - 1), -1):
-        text = lines[index]
-        if python_exception.is_frame(log_line.strip_rank_prefix(text)) or is_block_field(text):
-            continue
-        if index and _PROSE.match(text) and _SENTENCE.match(lines[index - 1]):
-            continue
-        if not _ERROR.search(text) or _NO_ERROR.search(text) or not is_message(text):
-            if _FATAL.search(text):
-                return index, None
-            continue
-        signature = _classify_error(log_line.strip_rank_prefix(text), None)
-        if signature or _FATAL.search(text):
-            return index, signature
-    return None, None
+def _find_error_line(lines: Sequence[str]) -> int | None:
+    """Index of the last line that reports a fatal error, or of an error that the log ends with."""
+    last = [index for index in range(max(0, len(lines) - NUM_FATAL), len(lines)) if lines[index].strip()]
+    fatal = next((index for index in reversed(last) if _FATAL.search(lines[index])), None)
+    if fatal is not None:
+        return fatal
+    index = next((index for index in reversed(last) if not is_quoted(lines[index].encode())), None)
+    text = log_line.strip_rank_prefix(lines[index]) if index is not None else ""
+    return index if _ERROR.search(text) and not log_line.is_warning(text) else None

@@ -45,6 +45,8 @@ class Cause(Struct, frozen=True, kw_only=True):
     """Lines that show it."""
     survived: bool = False
     """Whether training continued after it."""
+    is_proven: bool = False
+    """Whether one of the lines shows that a process ended: an exception, or a report of a launcher or the kernel."""
     source: str = ""
     """Where the signature is publicly described."""
 

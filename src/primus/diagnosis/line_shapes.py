@@ -22,7 +22,8 @@ _EXIT_TEXTS = (
 ROOT_CAUSE = b"Root Cause (first observed failure)"
 _PROGRESS = re.compile(
     rb"(?i)iteration +/ |\bstep[: =].*(loss|tokens/s|tps|skipped)|training epoch .*iteration|completed step:"
-    rb"|'loss': .*'epoch': |\[batch=/\]|\b(?:epoch|iter)\b.*\bloss\S*[:=]? -?\.|(?:it/s|s/it)\b.*\bloss\S*[:=] ?-?\."
+    rb"|'loss': .*'epoch': |\[batch=/\]|\b(?:epoch|iter(?:ation)?)\b.*\bloss\S*(?:[:=] ?| )-?\."
+    rb"|(?:it/s|s/it)\b.*\bloss\S*[:=] ?-?\."
     rb"|\[ */\] +eta: "
 )
 """Lines by which trainers report a step, without their digits: Megatron-LM, torchtitan, DeepSpeed, NeMo, MaxText, the

@@ -40,7 +40,7 @@ _HOST = re.compile(
     r"srun: error: ([\w.-]+): task|\[NODE-\d+\(([\w.-]+)\)\]|\] attempt \d+ on ([\w.-]+)|^\s*host\s+: ([\w.-]+)"
     r"|(?:srun|salloc): error: Node failure on ([\w.-]+)"
     r"|\*\*\* (?:STEP|JOB) \S+ ON ([\w.-]+)(?![\w.-]| CANCELLED AT \S+ DUE TO NODE FAILURE)"
-    r"|^(?:\[[^\]]*\](?:<std\w+>)?:? ?|\([^)]*\) )*((?=[\w.-]*[A-Za-z])\w[\w.-]*):\d+:\d+ \[\d+\]"
+    r"|^(?:\[[^\]]*\](?:<std\w+>)?:? ?|\([^)]*\) )*((?=[\w.-]*[A-Za-z-])\w[\w.-]*):\d+:\d+ \[\d+\]"
     r"|\bnode ([\w.-]+), device \d"
     r"|connect to host ([\w.-]+) port|Connection to ([\w.-]+) closed|^\S+@([\w.-]+): Permission denied \("
     rf"|{_POD_ROW}"
@@ -74,10 +74,11 @@ _TIMESTAMPS = re.compile(_TIMESTAMP)
 
 _WARNING = re.compile(
     r"^\[W\d* ?[\d:. ]*\S*:\d+\]|^W\d{4} \d\d:|^(?:\S+ ){0,3}: W \S+:\d+\]|^\S* ?\S*: W \w+/|\[WARNING *\]"
-    r"|\bWARNING\b ?[:|-]|\b\w*Warning: |^[Ww]arning: | - WARNING - |^wandb: (?:ERROR|WARNING|Network error)"
+    r"|\bWARNING\b ?[:|-]|\b\w*Warning: |\bThis is a warning\b|^[Ww]arning: | - WARNING - "
+    r"|^wandb: (?:ERROR|WARNING|Network error)"
 )
 """Levels of glog, logging and warnings; and wandb's process beside the training, whose errors do not end it."""
-_INFO = re.compile(r"\bNCCL INFO\b")
+_INFO = re.compile(r"\bNCCL INFO\b|\bUCX +(?:INFO|DIAG|DEBUG|TRACE)\b")
 _CLOCK = r"(?P<hour>[0-2]\d):(?P<minute>[0-5]\d):(?P<second>[0-6]\d)(?:[.,](?P<part>\d{1,9}))?"
 _DATE = re.compile(
     r"(?P<year>20\d\d)[-/]?(?P<month>[01]\d)[-/]?(?P<day>[0-3]\d)[T _]" + _CLOCK + r"\s?(?P<zone>Z\b|[+-]\d\d:?\d\d\b)?"

@@ -26,6 +26,7 @@ SAMPLE = 8192
 LONGEST_LINE = 64 * 1024
 _RANK_IN_NAME = re.compile(r"rank[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NODE_IN_NAME = re.compile(r"node[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_HOLE = re.compile(rb"\0{16,}")
 _ODD = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")
 
 
@@ -251,7 +252,7 @@ class _TruncatedFileReader:
 
 def _is_binary(data: bytes) -> bool:
     """Whether it is not text. A few control characters, or a hole that a full disk left, are accepted."""
-    sample = data[:SAMPLE].replace(b"\0" * 16, b"")
+    sample = _HOLE.sub(b"", data)[:SAMPLE]
     return len(_ODD.findall(sample)) * 32 > len(sample)
 
 

@@ -18,9 +18,12 @@ _EXCEPTION = re.compile(
 )
 """A line that names an exception by the usual ends of names; `Name: message` of any name counts below a traceback."""
 _UNCAUGHT = re.compile(
-    r"\b[Uu]ncaught (?:exception:? )?(?P<type>(?:\w+\.)*\w*(?:Error|Exception))\b(?::\s*(?P<message>.*))?$"
+    r"\b[Uu]ncaught (?:exception:? )?(?:<class ')?(?P<type>(?:\w+\.)*\w*(?:Error|Exception))\b(?:'>)?"
+    r"(?:(?::| -->)\s*(?P<message>.*))?$"
 )
 """What a program logs of an exception that ends it."""
+_NATIVE = re.compile(r"terminate called |\s*what\(\):|F\d{4} |\[F\d* ?[\d:. ]*\S+:\d+\]|\*\*\* SIG|.*Caught signal \d")
+"""What C++ writes as it ends a process."""
 _ANY_EXCEPTION = re.compile(rf"^(?P<type>{_NAME})(?::\s+(?P<message>.*))?$")
 _TRACEBACK = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>\S+))?')
@@ -120,6 +123,11 @@ def is_frame(body: str) -> bool:
     return _FRAME.match(body) is not None
 
 
+def is_exception(body: str) -> bool:
+    """Whether a line without its rank prefix is an exception that nothing caught, of Python or of C++."""
+    return _EXCEPTION.match(body) is not None or _NATIVE.match(body) is not None or _UNCAUGHT.search(body) is not None
+
+
 def find_last_exception(lines: Sequence[str]) -> LoggedException | None:
     """The last exception of `lines`, which carry no colors.
 
@@ -136,7 +144,7 @@ def find_last_exception(lines: Sequence[str]) -> LoggedException | None:
         if found is None:
             continue
         is_report = _REPORT.search(found["type"]) is not None
-        if _is_ignored(lines, index, prefix) or (is_report and report):
+        if is_ignored(lines, index) or (is_report and report):
             continue
         message = (found["message"] or "").strip() or _read_next_line(lines, index, prefix)
         wrapped = _WRAPPED.match(message)
@@ -168,9 +176,9 @@ def _find_cut_traceback(lines: Sequence[str]) -> LoggedException | None:
     return LoggedException(type=CUT, message="", index=end, frames=frames, traceback=traceback)
 
 
-def _is_ignored(lines: Sequence[str], index: int, prefix: str) -> bool:
+def is_ignored(lines: Sequence[str], index: int) -> bool:
     """Whether the exception at `index` is one that Python reported and ignored."""
-    has_head = False
+    prefix, has_head = split_rank_prefix(lines[index])[0], False
     for number in range(index - 1, max(-1, index - MOST_TRACEBACK_LINES), -1):
         line_prefix, body = split_rank_prefix(lines[number])
         if line_prefix != prefix:

@@ -20,9 +20,9 @@ from primus.diagnosis.line_shapes import (
     LineShape,
     find_meaningful_shapes,
     index_patterns,
-    is_quoted,
 )
 from primus.diagnosis.logs import LONGEST_LINE, LogContent, LogFile, LogWindow
+from primus.diagnosis.python_exception import is_exception, is_ignored
 from primus.diagnosis.signature import Signature, SignatureTable
 from primus.diagnosis.signature_files import get_signature_table
 
@@ -33,6 +33,15 @@ SOURCE_DISTANCE = 3
 """Lines between a frame of a traceback and its source, if several ranks write into one log."""
 LAST_LINES = 8
 """A warning among the last ones may be what the program still tried."""
+SHORTEST_START = 12
+"""Characters of a first line by which a new run is recognized."""
+ENDING_MESSAGES = 60
+"""Messages that others may still write after a process ended: other ranks, the launcher, a script."""
+ENDING_LINES = 20_000
+"""Lines of which such messages are searched, as each rank may write its stacks."""
+EXCEPTION_IGNORED = b"Exception ignored in"
+FROM_PARENT = b".load(from_parent)"
+"""Where multiprocessing raises an exception in a child whose parent ended while it started it."""
 TRACEBACK_HEAD = b"Traceback (most recent call last)"
 FIELDS_ABOVE = 4
 """Lines of torchrun's report of a failed rank above one of its fields."""
@@ -83,6 +92,9 @@ class SignatureHit(Struct, frozen=True, kw_only=True):
     """Whether the line's level says that the program goes on."""
     is_last: bool = False
     """Whether hardly any line follows."""
+    is_end: bool = False
+    """Whether the line shows that a process ended: an exception, or a report of a launcher, a scheduler or the kernel,
+    after which the log soon ends."""
     is_own_time: bool = False
     """Whether the time is of the line itself, not of one before it."""
     survived: bool = False
@@ -118,6 +130,8 @@ class LogScan(Struct, kw_only=True):
     """Whether it reports steps."""
     last_step: float | None = None
     """When it reports the last one, if it tells."""
+    ends_in_traceback: bool = False
+    """Whether a traceback is among its last messages, whatever its exception is."""
 
 
 _WORLD_SIZE = re.compile(rb"\b(?:n[Rr]anks|NRANKS|[Ww]orld[_ ][Ss]ize|WORLD[_ ]SIZE)\W{1,4}(\d{1,7})\b")
@@ -137,10 +151,10 @@ class LogScanner:
         """Everything that the content of `log` shows."""
         scan = LogScan(log=log, note=content.note, mtime=content.mtime)
         for window in content.windows:
-            self._scan_window(scan, window)
+            self._scan_window(scan, window, is_end=window is content.windows[-1])
         return scan
 
-    def _scan_window(self, scan: LogScan, window: LogWindow) -> None:
+    def _scan_window(self, scan: LogScan, window: LogWindow, is_end: bool) -> None:
         shapes = window.data.translate(None, DIGITS).split(b"\n")
         here = set(shapes)
         self._classify_shapes([shape for shape in here if shape not in self._shapes])
@@ -151,7 +165,9 @@ class LogScanner:
             survived = _find_progress(scan.log, window, shapes, progress)
             if survived[1] >= 0:
                 scan.has_steps, scan.last_step = True, _find_earlier_time(window, survived[1] + 1, scan.mtime)
-            _collect_hits(scan, window, shapes, interesting, survived, self._table)
+            ending = find_ending(window) if is_end else len(window.lines)
+            scan.ends_in_traceback = _has_traceback(window.lines, max(ending, survived[1] + 1))
+            _collect_hits(scan, window, shapes, interesting, survived, ending, self._table)
             scan.world_size = max(scan.world_size, _find_world_size(window.data))
 
     def _classify_shapes(self, unknown: list[bytes]) -> None:
@@ -165,11 +181,6 @@ def _find_world_size(data: bytes) -> int:
     """Ranks of the job, as `data` says first; 0 if it does not say."""
     found = _WORLD_SIZE.search(data) if any(text in data for text in _WORLD_SIZE_TEXTS) else None
     return int(found[1]) if found else 0
-
-
-def is_message(text: str) -> bool:
-    """Whether the line is a message: not advice, a comment, a setting, a quoted line, or a report before a retry."""
-    return not is_quoted(text.encode()) and not text.startswith("    ") and not _is_retried(text)
 
 
 def _find_progress(log: LogFile, window: LogWindow, shapes: list[bytes], wanted: dict[bytes, bool]) -> tuple[int, int]:
@@ -201,6 +212,7 @@ def _collect_hits(
     shapes: list[bytes],
     interesting: dict[bytes, LineShape],
     survived: tuple[int, int],
+    ending: int,
     table: SignatureTable,
 ) -> None:
     counts: dict[bytes, int] = {}
@@ -214,7 +226,26 @@ def _collect_hits(
             continue
         if found.is_block:
             scan.blocks.append(_parse_root_cause_block(scan.log, window, index, scan.mtime))
-        scan.hits.extend(_find_hits(scan, window, index, found, survived, table))
+        scan.hits.extend(_find_hits(scan, window, index, found, survived, ending, table))
+
+
+def _has_traceback(lines: Sequence[bytes], begin: int) -> bool:
+    """Whether a line from `begin` on is the head of a traceback that Python did not ignore."""
+    heads = (index for index in range(begin, len(lines)) if TRACEBACK_HEAD in lines[index])
+    return any(index == 0 or EXCEPTION_IGNORED not in lines[index - 1] for index in heads)
+
+
+def find_ending(window: LogWindow) -> int:
+    """Index of the line from which only a few messages follow, besides frames of stacks and traces of NCCL."""
+    left = ENDING_MESSAGES
+    first = max(0, len(window.lines) - ENDING_LINES)
+    for index in range(len(window.lines) - 1, first - 1, -1):
+        body = lines_of.strip_rank_prefix(lines_of.decode_plain_text(window.lines[index]))
+        if body and not body.startswith((" ", "\t", "frame #", "Traceback")) and not lines_of.is_info(body):
+            left -= 1
+        if left < 0:
+            return index
+    return first
 
 
 def _find_attempt_span(log: LogFile, window: LogWindow) -> tuple[int, int]:
@@ -231,7 +262,8 @@ def _find_attempt_span(log: LogFile, window: LogWindow) -> tuple[int, int]:
 def _find_last_run(window: LogWindow) -> int:
     """Index of the line at which the last of several runs begins that were appended to one log.
 
-    A run ends with torchrun's report before torchrun starts again, or as a Slurm job before another job ends.
+    A run ends with torchrun's report before torchrun starts again, as a Slurm job before another job ends, or with an
+    exception before the first line of the log returns.
     """
     begin, last, job, has_ended = 0, 0, b"", False
     for index, text in enumerate(window.lines) if any(each in window.data for each in _RUN_TEXTS) else ():
@@ -242,11 +274,36 @@ def _find_last_run(window: LogWindow) -> int:
             has_ended = True
         elif has_ended and _LAUNCHER_START in text:
             begin, has_ended = index, False
-    return begin
+    return max(begin, _find_last_start(window))
+
+
+def _find_last_start(window: LogWindow) -> int:
+    """Index of the last line that equals the first one of the log, between exceptions of two runs; else 0."""
+    first = next((raw for raw in window.lines if raw.strip()), b"")
+    if len(first) < SHORTEST_START or window.data.count(first) < 2 or TRACEBACK_HEAD in first:
+        return 0
+    is_ended = False
+    for index in range(len(window.lines) - 1, 0, -1):
+        if window.lines[index] == first and is_ended:
+            above = [raw for raw in window.lines[max(0, index - LAST_LINES) : index] if raw.strip()]
+            if any(map(_ends_run, above)):
+                return index
+        is_ended = is_ended or _ends_run(window.lines[index])
+    return 0
+
+
+def _ends_run(raw: bytes) -> bool:
+    return b"Error" in raw and is_exception(lines_of.strip_rank_prefix(lines_of.decode_plain_text(raw)))
 
 
 def _find_hits(
-    scan: LogScan, window: LogWindow, index: int, shape: LineShape, survived: tuple[int, int], table: SignatureTable
+    scan: LogScan,
+    window: LogWindow,
+    index: int,
+    shape: LineShape,
+    survived: tuple[int, int],
+    ending: int,
+    table: SignatureTable,
 ) -> Iterator[SignatureHit]:
     raw = window.lines[index]
     for piece in raw.split(b"\r") if b"\r" in raw else (raw,):
@@ -254,8 +311,11 @@ def _find_hits(
         found = dict(_match_signatures(text, shape, table))
         if not found or _is_source(window, index, text):
             continue
+        is_harmless = lines_of.is_info(text) or _is_harmless_exception(window, index, text)
         for signature, around in found.values():
-            yield _build_hit(scan, window, index, signature, text, around, survived)
+            if is_harmless and signature.role == "root":  # a program that goes on says what it lacks
+                continue
+            yield _build_hit(scan, window, index, signature, text, around, survived, ending)
 
 
 def _cut_around_pattern(piece: bytes, shape: LineShape) -> bytes:
@@ -288,6 +348,19 @@ def _is_source(window: LogWindow, index: int, text: str) -> bool:
     return any(b'  File "' in each and b", line " in each for each in before)
 
 
+def _is_harmless_exception(window: LogWindow, index: int, text: str) -> bool:
+    """Whether the line is an exception that Python reported and ignored, or that tells of the end of a parent."""
+    above = window.lines[max(0, index - LOOK_BACK) : index]
+    if not is_exception(lines_of.strip_rank_prefix(text)):
+        return False
+    if above and FROM_PARENT in above[-1]:
+        return True
+    if not any(EXCEPTION_IGNORED in raw for raw in above):
+        return False
+    lines = [*map(lines_of.decode_plain_text, above), text]
+    return is_ignored(lines, len(above))
+
+
 def _build_hit(
     scan: LogScan,
     window: LogWindow,
@@ -296,6 +369,7 @@ def _build_hit(
     text: str,
     around: int,
     survived: tuple[int, int],
+    ending: int,
 ) -> SignatureHit:
     log, near = scan.log, scan.mtime
     own = _find_kernel_time(window, text, near) if log.is_kernel else lines_of.find_time(text, near)
@@ -303,7 +377,7 @@ def _build_hit(
     rank, local_rank = _find_ranks(window, index, text, log)
     report = _read_report(window.lines[max(0, index - FIELDS_ABOVE) : index + 1]) if is_block_field(text) else {}
     host = lines_of.find_host(text) or _get_reported_host(report) or log.host
-    is_last = not any(map(bytes.strip, window.lines[index + LAST_LINES :][:LAST_LINES]))
+    is_last = index >= ending and not any(map(bytes.strip, window.lines[index + LAST_LINES :][:LAST_LINES]))
     still_retries = is_last and signature.role == "symptom"
     return SignatureHit(
         signature=signature,
@@ -317,6 +391,7 @@ def _build_hit(
         host=host or (_find_pod_above(window, index) if lines_of.is_pod_event(text) else None),
         is_warning=lines_of.is_warning(text) or lines_of.is_info(text),
         is_last=is_last and not lines_of.is_info(text),
+        is_end=index >= ending and (signature.shows_end or is_exception(lines_of.strip_rank_prefix(text))),
         time=time if time is not None else log.time,
         is_own_time=own is not None or (time is None and log.time is not None),
         survived=index < survived[0] or (_is_retried(text) and not still_retries),

@@ -17,6 +17,8 @@ SYSTEMS = (
     "any", "AMD", "NVIDIA", "RDMA", "EFA", "containers", "apptainer", "Slurm", "Kubernetes", "NFS", "torchrun", "gloo",
     "Megatron", "JAX", "Hugging Face", "primus",
 )  # fmt: skip
+REPORTERS = {"containers", "apptainer", "Slurm", "Kubernetes", "torchrun", "primus"}
+"""Systems that report how processes ended."""
 UNCAUGHT_EXCEPTION = "uncaught-exception"
 """The signature without patterns: the diagnosis gives it to a Python exception that no other signature explains."""
 
@@ -98,6 +100,11 @@ class Signature(Struct, frozen=True, kw_only=True):
     def blames_writer(self) -> bool:
         """Whether the rank that writes the line may have failed first."""
         return self.role != "cascade" if self.by_victim is None else not self.by_victim
+
+    @property
+    def shows_end(self) -> bool:
+        """Whether its lines are reports of the end of a process, whatever they look like."""
+        return self.is_kernel or self.strength in ("certain", "weak") or not REPORTERS.isdisjoint(self.systems)
 
     def find_blamed_host(self, line: str) -> str | None:
         """The host that `line` blames, if it is another one than the writer's."""
