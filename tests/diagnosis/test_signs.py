@@ -88,6 +88,23 @@ def test_of_runs_that_begin_alike_in_one_log_the_last_that_ended_counts(tmp_path
     assert get_lead(tmp_path, "start", *shapes, "start", *OWN) == "shapes-do-not-fit", "too short to be recognized"
 
 
+def test_a_last_run_without_an_exception_counts_once_it_goes_on(tmp_path: Path) -> None:
+    start = "2025-05-0{} 22:50:22,912 - __main__ - INFO - Loading CSM model"
+    goes_on = [f"2025-05-08 21:53:4{n},126 - __main__ - INFO - Transcribed a file" for n in range(9)]
+    assert get_lead(tmp_path, start.format(7), *MISSING, start.format(8), *goes_on[:4]) == "software-mismatch"
+    assert get_lead(tmp_path, start.format(7), *MISSING, start.format(8), *goes_on) == ""
+
+
+def test_a_process_of_ray_that_writes_on_has_not_ended(tmp_path: Path) -> None:
+    error = [f"(Worker pid=57) {line}" for line in MISSING]
+    others = [f"(Worker pid=58) reading plan {n}" for n in range(12)]
+    goes_on = [f"(Worker pid=57) reading plan {n}" for n in range(9)]
+    assert get_lead(tmp_path, *error, *others) == "software-mismatch"
+    assert get_lead(tmp_path, *error, *goes_on[:8]) == "software-mismatch"
+    assert get_lead(tmp_path, *error, *goes_on) == ""
+    assert get_lead(tmp_path, *[f"(Worker pid=57) {line}" for line in OWN], *goes_on) == ""
+
+
 def test_a_line_of_a_level_below_warning_shows_no_cause(tmp_path: Path) -> None:
     debug = "[1579244744.255074] [cgpu12:56309:0] sock.c:32 UCX  {} ioctl(ib2) failed: Cannot assign requested address"
     assert get_lead(tmp_path, debug.format("DEBUG")) == ""

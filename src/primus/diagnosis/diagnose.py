@@ -407,9 +407,10 @@ def _read_log_ending(log: LogFile, is_failure: bool) -> _LogEnding | None:
     if not any(text.strip() for text in lines):
         return None
     begin = next((index + 1 for index in range(len(lines) - 1, -1, -1) if is_progress(window.lines[before + index])), 0)
-    if not is_failure:  # the program went on after an exception that many messages follow
-        begin = max(begin, find_ending(window) - before)
     late = ("",) * begin + lines[begin:]  # an error before the last step did no harm
+    if not is_failure:  # the program went on after an exception that many messages follow
+        ending = find_ending(window)
+        late = tuple(text if ending.holds(before + index, text) else "" for index, text in enumerate(late))
     exception = python_exception.find_last_exception(late)
     index = exception.index if exception else _find_error_line(late)
     signature = _classify_exception(exception) if exception else None

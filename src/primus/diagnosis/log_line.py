@@ -61,7 +61,7 @@ Where Slurm ends a step because a node is lost, the line names the node that wri
 _POD_EVENT = re.compile(
     r"^\s*(?:Warning +\w+ .*\b(?:kubelet|\w*scheduler|\w+-controller)\b|(?:Reason|Exit Code|Message): )"
 )
-_POD = re.compile(rf"^Name: +([\w.-]+)$|{_POD_ROW}")
+_POD = re.compile(rf"^Name: +([\w.-]+)$|^([a-z0-9][\w.-]*) +0/\d+ +Pending\b|{_POD_ROW}")
 _TIMESTAMP = r"\[?20\d\d-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\]? (?:std(?:out|err) [FP] )?"
 _RANK_PREFIX = (
     r"\s{0,3}\[(?:default|rank)[ -]?\d+\]:? ?|\s{0,3}\d+: |localhost: |\s{0,3}\([\w.-]+ pid=\d+(?:, ip=[\d.]+)?\) ?"

@@ -37,6 +37,8 @@ SHORTEST_START = 12
 """Characters of a first line by which a new run is recognized."""
 ENDING_MESSAGES = 60
 """Messages that others may still write after a process ended: other ranks, the launcher, a script."""
+OWN_MESSAGES = 8
+"""Messages that a process of Ray may still write after the exception that ends it."""
 ENDING_LINES = 20_000
 """Lines of which such messages are searched, as each rank may write its stacks."""
 EXCEPTION_IGNORED = b"Exception ignored in"
@@ -139,6 +141,19 @@ _WORLD_SIZE_TEXTS = (b"Ranks", b"ranks", b"RANKS", b"orld", b"ORLD")
 """One of them is in each match of `_WORLD_SIZE`; the search for them is many times faster."""
 
 
+class LogEnd(Struct, frozen=True):
+    """Where the end of a log begins."""
+
+    index: int
+    """Of the line from which only a few messages follow."""
+    by_process: dict[str, int]
+    """The line from which a process of Ray, by its prefix, still writes several messages: it had not ended before."""
+
+    def holds(self, index: int, text: str) -> bool:
+        """Whether a process may have ended with the line `text`."""
+        return index >= self.index and index >= self.by_process.get(lines_of.split_rank_prefix(text)[0], 0)
+
+
 class LogScanner:
     """Scans logs, and remembers the shapes of their lines."""
 
@@ -165,8 +180,8 @@ class LogScanner:
             survived = _find_progress(scan.log, window, shapes, progress)
             if survived[1] >= 0:
                 scan.has_steps, scan.last_step = True, _find_earlier_time(window, survived[1] + 1, scan.mtime)
-            ending = find_ending(window) if is_end else len(window.lines)
-            scan.ends_in_traceback = _has_traceback(window.lines, max(ending, survived[1] + 1))
+            ending = find_ending(window) if is_end else LogEnd(len(window.lines), {})
+            scan.ends_in_traceback = _has_traceback(window.lines, max(ending.index, survived[1] + 1), ending)
             _collect_hits(scan, window, shapes, interesting, survived, ending, self._table)
             scan.world_size = max(scan.world_size, _find_world_size(window.data))
 
@@ -212,7 +227,7 @@ def _collect_hits(
     shapes: list[bytes],
     interesting: dict[bytes, LineShape],
     survived: tuple[int, int],
-    ending: int,
+    ending: LogEnd,
     table: SignatureTable,
 ) -> None:
     counts: dict[bytes, int] = {}
@@ -229,23 +244,29 @@ def _collect_hits(
         scan.hits.extend(_find_hits(scan, window, index, found, survived, ending, table))
 
 
-def _has_traceback(lines: Sequence[bytes], begin: int) -> bool:
-    """Whether a line from `begin` on is the head of a traceback that Python did not ignore."""
+def _has_traceback(lines: Sequence[bytes], begin: int, ending: LogEnd) -> bool:
+    """Whether a line from `begin` on is the head of a traceback that Python did not ignore and that ended a process."""
     heads = (index for index in range(begin, len(lines)) if TRACEBACK_HEAD in lines[index])
-    return any(index == 0 or EXCEPTION_IGNORED not in lines[index - 1] for index in heads)
+    fatal = (index for index in heads if ending.holds(index, lines_of.decode_plain_text(lines[index])))
+    return any(index == 0 or EXCEPTION_IGNORED not in lines[index - 1] for index in fatal)
 
 
-def find_ending(window: LogWindow) -> int:
-    """Index of the line from which only a few messages follow, besides frames of stacks and traces of NCCL."""
-    left = ENDING_MESSAGES
+def find_ending(window: LogWindow) -> LogEnd:
+    """The lines from which only a few messages follow, besides frames of stacks and traces of NCCL."""
+    num_messages: dict[str, int] = {}
+    by_process: dict[str, int] = {}
     first = max(0, len(window.lines) - ENDING_LINES)
     for index in range(len(window.lines) - 1, first - 1, -1):
-        body = lines_of.strip_rank_prefix(lines_of.decode_plain_text(window.lines[index]))
-        if body and not body.startswith((" ", "\t", "frame #", "Traceback")) and not lines_of.is_info(body):
-            left -= 1
-        if left < 0:
-            return index
-    return first
+        prefix, body = lines_of.split_rank_prefix(lines_of.decode_plain_text(window.lines[index]))
+        if not body or body.startswith((" ", "\t", "frame #", "Traceback")) or lines_of.is_info(body):
+            continue
+        for writer in {"", prefix} if "pid=" in prefix else {""}:
+            num_messages[writer] = num_messages.get(writer, 0) + 1
+        if "pid=" in prefix and num_messages[prefix] > OWN_MESSAGES:
+            by_process.setdefault(prefix, index)
+        if num_messages.get("", 0) > ENDING_MESSAGES:
+            return LogEnd(index, by_process)
+    return LogEnd(first, by_process)
 
 
 def _find_attempt_span(log: LogFile, window: LogWindow) -> tuple[int, int]:
@@ -278,17 +299,23 @@ def _find_last_run(window: LogWindow) -> int:
 
 
 def _find_last_start(window: LogWindow) -> int:
-    """Index of the last line that equals the first one of the log, between exceptions of two runs; else 0."""
-    first = next((raw for raw in window.lines if raw.strip()), b"")
-    if len(first) < SHORTEST_START or window.data.count(first) < 2 or TRACEBACK_HEAD in first:
+    """Index of the line at which the last of several runs begins that begin alike, after an exception; else 0.
+
+    A last run of a few lines, without an exception, has just begun: the one before it counts.
+    """
+    first = next((index for index, raw in enumerate(window.lines) if raw.strip()), 0)
+    start = window.lines[first].translate(None, DIGITS)
+    if len(start) < SHORTEST_START or TRACEBACK_HEAD in start:
         return 0
     is_ended = False
-    for index in range(len(window.lines) - 1, 0, -1):
-        if window.lines[index] == first and is_ended:
-            above = [raw for raw in window.lines[max(0, index - LAST_LINES) : index] if raw.strip()]
+    for index in range(len(window.lines) - 1, first, -1):
+        raw = window.lines[index]
+        is_run = is_ended or len(window.lines) - index > LAST_LINES
+        if is_run and len(raw) >= SHORTEST_START and raw.translate(None, DIGITS) == start:
+            above = [each for each in window.lines[max(0, index - LAST_LINES) : index] if each.strip()]
             if any(map(_ends_run, above)):
                 return index
-        is_ended = is_ended or _ends_run(window.lines[index])
+        is_ended = is_ended or _ends_run(raw)
     return 0
 
 
@@ -302,7 +329,7 @@ def _find_hits(
     index: int,
     shape: LineShape,
     survived: tuple[int, int],
-    ending: int,
+    ending: LogEnd,
     table: SignatureTable,
 ) -> Iterator[SignatureHit]:
     raw = window.lines[index]
@@ -369,7 +396,7 @@ def _build_hit(
     text: str,
     around: int,
     survived: tuple[int, int],
-    ending: int,
+    ending: LogEnd,
 ) -> SignatureHit:
     log, near = scan.log, scan.mtime
     own = _find_kernel_time(window, text, near) if log.is_kernel else lines_of.find_time(text, near)
@@ -377,7 +404,7 @@ def _build_hit(
     rank, local_rank = _find_ranks(window, index, text, log)
     report = _read_report(window.lines[max(0, index - FIELDS_ABOVE) : index + 1]) if is_block_field(text) else {}
     host = lines_of.find_host(text) or _get_reported_host(report) or log.host
-    is_last = index >= ending and not any(map(bytes.strip, window.lines[index + LAST_LINES :][:LAST_LINES]))
+    is_last = index >= ending.index and not any(map(bytes.strip, window.lines[index + LAST_LINES :][:LAST_LINES]))
     still_retries = is_last and signature.role == "symptom"
     return SignatureHit(
         signature=signature,
@@ -391,7 +418,7 @@ def _build_hit(
         host=host or (_find_pod_above(window, index) if lines_of.is_pod_event(text) else None),
         is_warning=lines_of.is_warning(text) or lines_of.is_info(text),
         is_last=is_last and not lines_of.is_info(text),
-        is_end=index >= ending and (signature.shows_end or is_exception(lines_of.strip_rank_prefix(text))),
+        is_end=ending.holds(index, text) and (signature.shows_end or is_exception(lines_of.strip_rank_prefix(text))),
         time=time if time is not None else log.time,
         is_own_time=own is not None or (time is None and log.time is not None),
         survived=index < survived[0] or (_is_retried(text) and not still_retries),
