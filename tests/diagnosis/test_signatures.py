@@ -158,6 +158,7 @@ def of_console(tmp_path: Path, *lines: str) -> Diagnosis:
         for line in LINES
         if BY_NAME[line.signature].role == "root"
         and (BY_NAME[line.signature].shows_end or is_exception(log_line.strip_rank_prefix(line.text)))
+        and not log_line.is_warning(line.text)
     ],
     ids=lambda line: line.text[:30],
 )

@@ -114,7 +114,8 @@ def _build_error_log(failure: RankFailure, place: str) -> LogFile:
 
 
 def _build_evidence_hit(signature: Signature, file: str, text: str, **place: Any) -> SignatureHit:
-    return SignatureHit(signature=signature, log=LogFile(name=file, data=b""), offset=0, index=0, text=text, **place)
+    log = LogFile(name=file, data=b"")
+    return SignatureHit(signature=signature, log=log, offset=0, index=0, text=text, is_end=True, **place)
 
 
 def _find_exit_hits(failures: list[RankFailure], place: str) -> Iterator[SignatureHit]:

@@ -8,7 +8,7 @@ set of their words decides which of the signatures' texts can occur at all, and 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -20,6 +20,7 @@ from primus.diagnosis.line_shapes import (
     LineShape,
     find_meaningful_shapes,
     index_patterns,
+    is_progress,
 )
 from primus.diagnosis.logs import LONGEST_LINE, LogContent, LogFile, LogWindow
 from primus.diagnosis.python_exception import is_exception, is_ignored
@@ -231,7 +232,7 @@ def _collect_hits(
     table: SignatureTable,
 ) -> None:
     counts: dict[bytes, int] = {}
-    span = _find_attempt_span(scan.log, window)
+    span = _find_attempt_span(scan.log, window, interesting)
     for index, shape in enumerate(shapes):
         found = interesting.get(shape)
         if found is None or not span[0] <= index < span[1]:
@@ -269,10 +270,10 @@ def find_ending(window: LogWindow) -> LogEnd:
     return LogEnd(first, by_process)
 
 
-def _find_attempt_span(log: LogFile, window: LogWindow) -> tuple[int, int]:
+def _find_attempt_span(log: LogFile, window: LogWindow, interesting: Mapping[bytes, LineShape]) -> tuple[int, int]:
     """Lines of the window that belong to the log's attempt, else to the last run that the log reports."""
     if log.attempt is None:
-        return _find_last_run(window), len(window.lines)
+        return _find_last_run(window, interesting), len(window.lines)
     marked = ((index, _ATTEMPT_MARK.search(text)) for index, text in enumerate(window.lines) if b"attempt " in text)
     numbered = {int(found[1]): index for index, found in marked if found}
     begin = numbered.get(log.attempt, 0)
@@ -280,7 +281,7 @@ def _find_attempt_span(log: LogFile, window: LogWindow) -> tuple[int, int]:
     return begin, min(later, default=len(window.lines))
 
 
-def _find_last_run(window: LogWindow) -> int:
+def _find_last_run(window: LogWindow, interesting: Mapping[bytes, LineShape]) -> int:
     """Index of the line at which the last of several runs begins that were appended to one log.
 
     A run ends with torchrun's report before torchrun starts again, as a Slurm job before another job ends, or with an
@@ -295,17 +296,20 @@ def _find_last_run(window: LogWindow) -> int:
             has_ended = True
         elif has_ended and _LAUNCHER_START in text:
             begin, has_ended = index, False
-    return max(begin, _find_last_start(window))
+    return max(begin, _find_last_start(window, interesting))
 
 
-def _find_last_start(window: LogWindow) -> int:
+def _find_last_start(window: LogWindow, interesting: Mapping[bytes, LineShape]) -> int:
     """Index of the line at which the last of several runs begins that begin alike, after an exception; else 0.
 
     A last run of a few lines, without an exception, has just begun: the one before it counts.
     """
     first = next((index for index, raw in enumerate(window.lines) if raw.strip()), 0)
     start = window.lines[first].translate(None, DIGITS)
-    if len(start) < SHORTEST_START or TRACEBACK_HEAD in start:
+    is_start = len(start) >= SHORTEST_START and TRACEBACK_HEAD not in start and _LAUNCHER_START not in start
+    text = lines_of.decode_plain_text(window.lines[first])
+    is_report = any(signature.matches(text) for _, signature in interesting.get(start, UNINTERESTING).patterns)
+    if not is_start or is_report or is_progress(window.lines[first]):
         return 0
     is_ended = False
     for index in range(len(window.lines) - 1, first, -1):
@@ -418,7 +422,8 @@ def _build_hit(
         host=host or (_find_pod_above(window, index) if lines_of.is_pod_event(text) else None),
         is_warning=lines_of.is_warning(text) or lines_of.is_info(text),
         is_last=is_last and not lines_of.is_info(text),
-        is_end=ending.holds(index, text) and (signature.shows_end or is_exception(lines_of.strip_rank_prefix(text))),
+        is_end=(log.is_kernel or ending.holds(index, text))
+        and (signature.shows_end or is_exception(lines_of.strip_rank_prefix(text))),
         time=time if time is not None else log.time,
         is_own_time=own is not None or (time is None and log.time is not None),
         survived=index < survived[0] or (_is_retried(text) and not still_retries),
