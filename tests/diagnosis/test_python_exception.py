@@ -120,8 +120,10 @@ def test_code_and_words_classify_what_no_pattern_matches(tmp_path: Path) -> None
     signature, summary = diagnose(TRACEBACK[0], *load, "KeyError: 'gizmo'")
     assert signature == "checkpoint-not-loaded" and "probably" in summary and "KeyError: 'gizmo'" in summary
     assert diagnose("RuntimeError: the gizmo cannot save the checkpoint: access denied")[0] == "permission-denied"
-    assert diagnose("gizmo: error: the worker of node 7 died")[0] == "died-silently"
     assert diagnose(*TRACEBACK)[0] == "uncaught-exception"
+    log.write_text("gizmo: error: the worker of node 7 died\n")
+    found = diagnose_logs([log])
+    assert found.cause is None and found.reason == "gizmo: error: the worker of node 7 died"
 
 
 def test_a_line_with_a_date_of_the_go_logger_is_no_comment(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_the_names_of_the_answer_as_data_are_kept(failed: Run, capsys: pytest.Ca
         " ".join(found) == "causes first_rank first_host first_local_rank action reason tail tail_file notes num_logs"
     )
     cause = found["causes"][0]
-    assert " ".join(cause) == "signature summary role action fix evidence ranks count survived source"
+    assert " ".join(cause) == "signature summary role action fix evidence ranks count survived is_proven source"
     assert " ".join(cause["evidence"][0]) == "file line text rank local_rank host time"
 
 
