@@ -108,6 +108,7 @@ SECRETS = {"HF_TOKEN": "canary-a", "HTTPS_PROXY": "http://me:canary-b@proxy:1", 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_secret_is_told(engine: str, engines: Engines, tmp_path: Path) -> None:
+    engines.record_success()
     (tmp_path / "secrets.env").write_text("MLFLOW_TRACKING_PASSWORD=canary-d\nPLAIN=1\n")
     options = [
         "--env",
@@ -206,6 +207,7 @@ def test_a_mount_that_is_missing_is_an_error_and_in_a_dry_run_a_note(engines: En
 
 
 def test_the_image_of_a_run_is_recorded(engines: Engines, tmp_path: Path) -> None:
+    engines.record_success()
     assert cli.run(*container("docker"), "--", *TRAIN, cwd=tmp_path).returncode == 0
     found = json.loads(next(tmp_path.glob("output/night/2*/container.json")).read_text())
     assert found["image"] == "img" and found["version"] == "fake 1.0"
@@ -219,8 +221,9 @@ def labels(run: str, launcher: str, **others: str) -> str:
 
 
 def a_run(engines: Engines, tmp_path: Path) -> str:
-    """A run folder that was made, and whose container is gone."""
-    assert cli.run(*container("docker"), "--", *TRAIN, cwd=tmp_path).returncode == 0
+    """A run folder that was made, and whose container is gone: its image ran another program, and ended with 0."""
+    done = cli.run(*container("docker"), "--", *TRAIN, cwd=tmp_path)
+    assert (done.returncode, "docker exited with code 0, but nothing was run" in done.stderr) == (1, True)
     (engines.folder / "calls").unlink()
     return next(tmp_path.glob("output/night/2*/metadata.json")).parent.name
 
@@ -231,6 +234,7 @@ def test_what_an_earlier_launcher_left_of_this_run_is_stopped_first(engines: Eng
     (engines.folder / "inspect-old").write_text(f"running {labels(run, '1.0.x')}\n")
     (engines.folder / "inspect-foreign").write_text(f"running {labels('another', '1.0.x')}\n")
     words = ["--grace", "9", "--", "train", "pretrain", "--run", f"output/night/{run}"]
+    engines.record_success()
     done = cli.run(*container("docker"), *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"removing container without a launcher old of run {run}" in done.stdout
