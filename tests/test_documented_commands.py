@@ -163,7 +163,7 @@ def typed_commands(page: Path) -> Iterator[list[str]]:
     for line in re.sub(r"\\\n\s*", "", page.read_text(encoding="utf-8")).splitlines():
         block = re.match(r" {4,}[^`']*?\./primus-cli (.*)$", line)
         for command in [block[1]] if block else re.findall(r"`[^`]*?\./primus-cli ([^`]+)`", line):
-            words = shlex.split(command, comments=True)
+            words = shlex.split(re.sub(r"(^|\s)#.*", "", command))  # shlex takes a # within a word for one, too
             end = next((place for place, word in enumerate(words) if word in ("|", ">", "&")), len(words))
             if "..." not in words:
                 yield words[2:end] if words[0] == "--config" else words[:end]

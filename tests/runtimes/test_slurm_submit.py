@@ -287,7 +287,7 @@ def test_a_step_that_never_began_is_recorded(place: Place) -> None:
 @pytest.mark.parametrize(("rejection", "code"), [(255, 2), (1, 1)])
 def test_a_step_that_slurm_does_not_accept_leaves_no_run(place: Place, rejection: int, code: int) -> None:
     place.slurm.answers(srun=f"{ACCEPTED}; exit 0")
-    place.primus("slurm", "srun", *TASK)
+    place.primus("slurm", "srun", *TASK, code=1)  # nothing was run, but there is a run
     before, latest = place.runs, os.readlink(place.folder / "out" / "night" / "latest")
     place.slurm.answers(srun=f"echo 'srun: error: no such queue' >&2; exit {rejection}")
     said = place.primus("slurm", "srun", *TASK, code=code)
