@@ -38,6 +38,7 @@ TASK_GROUPS = {
     ),
     "machine": (
         "preflight",
+        *("nodes list", "nodes add", "nodes remove", "nodes check"),
         "env show",
         "analyze topology",
         "engines",

@@ -308,7 +308,9 @@ def _find_last_start(window: LogWindow, interesting: Mapping[bytes, LineShape]) 
     start = window.lines[first].translate(None, DIGITS)
     is_start = len(start) >= SHORTEST_START and TRACEBACK_HEAD not in start and _LAUNCHER_START not in start
     text = lines_of.decode_plain_text(window.lines[first])
-    is_report = any(signature.matches(text) for _, signature in interesting.get(start, UNINTERESTING).patterns)
+    shape = interesting.get(start, UNINTERESTING)
+    is_report = any(signature.matches(text) for _, signature in shape.patterns)
+    is_report |= shape.may_exit and _EXIT_CODE.search(text) is not None
     if not is_start or is_report or is_progress(window.lines[first]):
         return 0
     is_ended = False
