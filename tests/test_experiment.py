@@ -283,7 +283,7 @@ def test_files_that_only_the_nodes_have_become_notes_and_are_checked_there(small
     ]
     assert "no such data" in refused(small, *words).problem
     planned = experiment.resolve_experiment(small, words, {}, is_elsewhere=True)
-    told = [note for note in planned.notes if "the nodes check it" in note]
+    told = [note for note in planned.notes if note.startswith("checked on the nodes: ")]
     assert [note.partition(f"{far}/")[2].partition(" ")[0] for note in told] == ["a.idx", "c.idx", "weights"]
     assert planned.experiment.trainer.checkpoint.load == f"{far}/weights"
     with pytest.raises(UsageError, match="no such data"):
