@@ -259,7 +259,7 @@ def _format_level(plan: LaunchPlan) -> list[str]:
         ]
     if plan.rank_order and plan.rank_order.by_network:
         source = plan.rank_order.topology_file or "what each node knows of its switches"
-        lines += [f"  order of ranks: near nodes beside each other, by {source}"]
+        lines += [f"  order of ranks: nodes below one switch are neighbors, by {source}"]
     if plan.policy:
         lines += ["supervision:", *(f"  {line}" for line in _format_policy(plan.policy))]
     if plan.env:

@@ -82,7 +82,7 @@ def test_ranks_follow_the_scheduler_on_request_and_the_file_of_a_site(cluster: C
     assert [node.host for node in record.nodes] == ["n1", "n4", "n2", "n5"]
     (cluster.folder / "site.yaml").write_text("rack1: n[1,4]\n")
     record, said = train(cluster, "gap", "--topology-file", "site.yaml", nodes="4")
-    assert "node ranks follow the scheduler: where 2 of 4 nodes stand is unknown (n2, n5)" in said
+    assert "nodes are not ordered by the network: where 2 of 4 stand is unknown (n2, n5)" in said
 
 
 def test_slurm_places_a_job_below_the_fewest_leaves(cluster: Cluster) -> None:

@@ -77,3 +77,13 @@ def test_a_longer_batch_takes_more_of_everything_but_weights(tmp_path: Path) -> 
     assert large["pipeline"].link_bytes == pytest.approx(2 * small["pipeline"].link_bytes)
     assert large["expert group"].link_bytes == pytest.approx(2 * small["expert group"].link_bytes)
     assert large["data-parallel group"].link_bytes == small["data-parallel group"].link_bytes
+
+
+def test_experts_that_do_not_divide_over_the_ranks_are_left_to_the_engine(tmp_path: Path) -> None:
+    whole = load(tmp_path, "mixtral_8x7B.yaml", expert_model_parallel_size=8, global_batch_size=12, micro_batch_size=1)
+    assert "expert group" not in groups(whole, 12)
+    shared = load(tmp_path, "mixtral_8x7B.yaml", tensor_model_parallel_size=2, expert_model_parallel_size=8,
+                  global_batch_size=8, micro_batch_size=1)  # fmt: skip
+    found = groups(shared, 8)  # four data-parallel ranks are too few for eight experts
+    assert (found["expert group"].size, found["expert group"].stride) == (8, 1)
+    assert "expert data-parallel group" not in found

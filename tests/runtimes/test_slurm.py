@@ -134,6 +134,7 @@ def test_a_placement_becomes_options_of_slurm() -> None:
     assert any("as few switches as hold the nodes" in note for note in near.notes)
     assert "--switches=1@365-00:00:00" in planned("sbatch", "-N", "4", "--placement=leaf").argv
     assert "--segment=4" in planned("sbatch", "-N", "4", "--placement=block").argv
+    assert "--segment=6" in planned("sbatch", "-N", "4", "--spare-nodes", "2", "--placement=block").argv
     unplaced = planned("sbatch", "-N", "4", "--placement=any")
     assert not any(word.startswith(("--switches", "--segment", "--placement")) for word in unplaced.argv)
 
@@ -144,6 +145,7 @@ def test_a_placement_becomes_options_of_slurm() -> None:
         (["--placement=rack"], "leaf switches or blocks"),
         (["--placement"], "needs a value"),
         (["--placement=near", "--switches=2"], "cannot be combined with --switches"),
+        (["--placement=block", "--nodes=2-4"], "needs a fixed number of nodes"),
     ],
 )
 def test_a_placement_that_slurm_cannot_give_is_refused(words: list[str], problem: str) -> None:

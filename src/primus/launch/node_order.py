@@ -45,6 +45,7 @@ def assign_node_ranks(launch: Launch, run: Run, peers: Mapping[int, RendezvousPe
             job.list_rank_groups(layout.world_size),
             layout.nproc,
             read_nodes_record(Run(Path(earlier))) if earlier else None,
+            must_know=policy.topology_file is not None,
         )
     if record.summary:
         say(record.summary)
@@ -80,6 +81,8 @@ def order_nodes(
     kinds: Sequence[RankGroups],
     ranks_per_node: int,
     earlier: NodesRecord | None = None,
+    *,
+    must_know: bool = False,
 ) -> NodesRecord:
     """The nodes by their new ranks, and what that gives.
 
@@ -89,16 +92,17 @@ def order_nodes(
         nodes: In the scheduler's order; the first remains the first.
         kinds: What the ranks exchange; empty for a reduction over all of them.
         earlier: The nodes of the run, or of the run that it replays.
+        must_know: Whether the user named a source of their places: then it is said if it names none of them.
     """
     absent = [node.host for node in nodes if not node.place]
     tree = build_switch_tree([() if absent else node.place for node in nodes])
     groups = place_groups_on_nodes(kinds or [make_data_ring(len(nodes) * ranks_per_node)], len(nodes), ranks_per_node)
     order = choose_order(tree, groups, _find_kept_nodes(nodes, earlier))
     summary = summarize_order(tree, groups, order)
-    if absent and len(absent) < len(nodes):
+    if absent and (len(absent) < len(nodes) or must_know):
         names = ", ".join(absent[:MOST_NAMED]) + ", ..." * (len(absent) > MOST_NAMED)
         summary = (
-            f"node ranks follow the scheduler: where {len(absent)} of {len(nodes)} nodes stand is unknown ({names})"
+            f"nodes are not ordered by the network: where {len(absent)} of {len(nodes)} stand is unknown ({names})"
         )
     return NodesRecord(nodes=tuple(nodes[index] for index in order), summary=summary)
 

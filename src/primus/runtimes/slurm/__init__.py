@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from primus.errors import UsageError
 from primus.plan import LaunchPlan, PlanContext, RestartPolicy
 from primus.runtimes.slurm import script
-from primus.runtimes.slurm.options import SPELLINGS, Options, find_num_nodes, find_option_value, parse
+from primus.runtimes.slurm.options import SPELLINGS, Options, find_option_value, parse
 from primus.runtimes.slurm.options import split_pyxis_options as split_container_words
 from primus.runtimes.slurm.placement import describe_placement, list_placement_options
 
@@ -90,7 +90,7 @@ def _plan_batch_job(plan: LaunchPlan, options: Options, context: PlanContext) ->
 
 
 def _list_placement_words(options: Options) -> tuple[str, ...]:
-    return list_placement_options(options.placement, find_num_nodes(options.slurm_options))
+    return list_placement_options(options.placement, options.num_placed_nodes)
 
 
 def _list_notes(plan: LaunchPlan, options: Options) -> tuple[str, ...]:

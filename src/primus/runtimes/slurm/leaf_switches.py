@@ -15,7 +15,7 @@ QUERY_LIMIT_S = 10.0
 
 
 def fit_to_cluster(
-    argv: Sequence[str], placement: str | None, num_nodes: int | None, environ: Mapping[str, str], say: Say
+    argv: Sequence[str], placement: str | None, num_nodes: int, environ: Mapping[str, str], say: Say
 ) -> tuple[str, ...]:
     """`argv` with the number of switches that the nodes need on this cluster.
 
@@ -29,21 +29,20 @@ def fit_to_cluster(
         raise UsageError("slurm: --placement: the nodes of this job are chosen already", "give it where the job begins")
     sizes = sorted(_list_leaf_sizes(environ), reverse=True)
     option = next(word for word in list_placement_options(placement, num_nodes))
-    wanted = num_nodes or 1
     if not sizes:
         problem = "slurm: this cluster has no switches that Slurm knows (scontrol show topology)"
         if placement == "leaf":
             raise UsageError(problem, "remove --placement leaf")
         say(f"{problem}: --placement near changes nothing")
         return tuple(word for word in argv if word != option)
-    if placement == "leaf" and wanted > sizes[0]:
+    if placement == "leaf" and num_nodes > sizes[0]:
         raise UsageError(
-            f"slurm: --placement leaf: the largest leaf has {sizes[0]} nodes, {wanted} are asked for",
+            f"slurm: --placement leaf: the largest leaf has {sizes[0]} nodes, {num_nodes} are asked for",
             "use --placement near, or fewer nodes",
         )
-    if wanted > sum(sizes):
+    if num_nodes > sum(sizes):
         return tuple(argv)  # Slurm itself says that there are not so many
-    fewest = next(number for number in range(1, len(sizes) + 1) if sum(sizes[:number]) >= wanted)
+    fewest = next(number for number in range(1, len(sizes) + 1) if sum(sizes[:number]) >= num_nodes)
     return tuple(word if word != option else option.replace("=1@", f"={fewest}@") for word in argv)
 
 

@@ -127,6 +127,11 @@ class Options(Struct, frozen=True, kw_only=True):
         return find_option_value(self.slurm_options, "array") is not None
 
     @property
+    def num_placed_nodes(self) -> int:
+        """Nodes of the allocation, spare ones included, where `--nodes` is a number."""
+        return (find_num_nodes(self.slurm_options) or 1) + self.spare_nodes
+
+    @property
     def slurm_options(self) -> tuple[SlurmOption, ...]:
         """The options of Slurm, in order."""
         return tuple(_parse_slurm_options(list(self.slurm), self.command))
@@ -324,6 +329,8 @@ def _check_ours(options: Options) -> None:
     check_placement(options.placement)
     if options.placement is not None and find_option_value(options.slurm_options, "switches", "segment") is not None:
         raise UsageError("slurm: --placement cannot be combined with --switches or --segment", "use one of them")
+    if options.placement not in (None, "any") and find_num_nodes(options.slurm_options) is None:
+        raise UsageError("slurm: --placement needs a fixed number of nodes", "such as -N 4")
     if options.command == "srun":
         given = [
             name

@@ -24,13 +24,13 @@ def check_placement(placement: str | None) -> None:
         )
 
 
-def list_placement_options(placement: str | None, num_nodes: int | None) -> tuple[str, ...]:
+def list_placement_options(placement: str | None, num_nodes: int) -> tuple[str, ...]:
     """Options of srun and sbatch for a placement."""
     if placement == "near":
         return (f"--switches=1@{NEAR_WAIT}",)
     if placement == "leaf":
         return (f"--switches=1@{REQUIRED_WAIT}",)
-    return (f"--segment={num_nodes or 1}",) if placement == "block" else ()
+    return (f"--segment={num_nodes}",) if placement == "block" else ()
 
 
 def describe_placement(placement: str | None) -> tuple[str, ...]:

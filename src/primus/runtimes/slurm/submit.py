@@ -31,7 +31,7 @@ from primus.runs.files import to_json
 from primus.runs.store import Run, RunOutcome
 from primus.runtime import RemoteLaunch, Submission
 from primus.runtimes.slurm import chain, leaf_switches, queries, script, step, unfit_nodes
-from primus.runtimes.slurm.options import Options, SlurmOption, find_num_nodes, find_option_value, parse
+from primus.runtimes.slurm.options import Options, SlurmOption, find_option_value, parse
 
 SUBMIT_LIMIT_S = 120.0
 """Time for sbatch to respond; it retries a busy controller itself (slurm.conf(5), MessageTimeout, 10 s by default)."""
@@ -58,9 +58,7 @@ def start_step_or_job(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
             UsageError(f"{program} is not installed", "run this on a login node of a Slurm cluster")
         )
     remote = _avoid_unfit_nodes(remote, options, run, environ, say)
-    argv = leaf_switches.fit_to_cluster(
-        remote.plan.argv, options.placement, find_num_nodes(options.slurm_options), environ, say
-    )
+    argv = leaf_switches.fit_to_cluster(remote.plan.argv, options.placement, options.num_placed_nodes, environ, say)
     remote = structs.replace(remote, plan=structs.replace(remote.plan, argv=argv))
     if options.test_only:
         _ask_only(remote, environ)
