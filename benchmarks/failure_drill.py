@@ -47,8 +47,11 @@ KEPT = (
     "steps_lost",
     "restarted_by",
     "blamed_rank",
+    "blamed_hosts",
+    "is_blame_right",
+    "losses",
 )
-KEPT = (*KEPT, "blamed_hosts", "is_blame_right", "losses")
+"""What the record has of each fault."""
 
 
 def main() -> None:
@@ -70,7 +73,7 @@ def main() -> None:
             subprocess.run(["bash", str(SLURM), "up", str(folder / "slurm"), str(max(options.nodes))], check=True)
             for count in options.nodes:
                 record["drills"][f"{count} nodes"] = run_drill(folder, count, options.minutes)
-                output.write_text(json.dumps(record, indent=1) + "\n")
+                output.write_text(json.dumps(record, indent=1).replace(f"{folder}/", "") + "\n")
         finally:
             subprocess.run(["bash", str(SLURM), "down", str(folder / "slurm")], check=True)
             subprocess.run(["umount", "--lazy", str(folder / "small")], check=True)
