@@ -101,10 +101,9 @@ def test_a_wait_and_a_followed_log_survive_a_controller_that_restarts(cluster: C
 
 @pytest.mark.timeout(900)
 def test_a_long_training_is_one_run_over_several_short_jobs(cluster: Cluster) -> None:
-    text = LIGHT.replace("train_iters: 40", f"train_iters: {STEPS}").replace("save_interval: 10", "save_interval: 100")
-    (cluster.folder / "long.yaml").write_text(text)
+    (cluster.folder / "long.yaml").write_text(LIGHT.replace("save_interval: 10", "save_interval: 100"))
     options = ("--chain", "12", "-t", "2")
-    job, run = cluster.submit("long", *options, config="long.yaml")
+    job, run = cluster.submit("long", *options, config="long.yaml", train_iters=STEPS)
     waited = cluster.primus("direct", "--", "jobs", "wait", job, limit_s=900)
     assert waited.stdout.startswith(f"job {job}: done (job ")
     assert [event["step"] for event in events.read_steps(run.events)] == list(range(1, STEPS + 1))
