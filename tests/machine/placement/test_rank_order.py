@@ -156,6 +156,16 @@ def test_ranks_that_do_not_divide_into_groups_are_refused() -> None:
         place_groups_on_nodes([RankGroups(name="g", size=8, stride=1, pattern="ring", link_bytes=1.0)], 3, 4)
 
 
+def test_groups_that_fill_a_leaf_leave_the_rest_of_larger_ones_to_each_other() -> None:
+    places: list[Place] = [(f"leaf{i}-{size}",) for i in range(64) for size in (6, 4) for _ in range(size)]
+    random.Random(4).shuffle(places)
+    groups = place_groups_on_nodes(make_layout(8, 1, 4, 1, 8 * 640), 640, 8)
+    tree = build_switch_tree(places)
+    expert, _ = measure_level(tree.leaves, groups, choose_order(tree, groups))
+    # Each leaf holds one group of four; of the two nodes that larger ones have left, 32 groups are made.
+    assert (expert.num_groups, expert.num_crossing) == (160, 32)
+
+
 def test_thousands_of_nodes_are_ordered_within_a_second() -> None:
     num_nodes = 4096
     places: list[Place] = [(f"spine{i // 512}", f"leaf{i // 16}") for i in range(num_nodes)]
