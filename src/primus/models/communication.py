@@ -18,7 +18,7 @@ from primus.models.counts import count_parameters, num_moe_layers
 from primus.models.layers import head_dim, num_query_groups
 
 
-class RankLayout(Struct, frozen=True, kw_only=True):
+class GroupSizes(Struct, frozen=True, kw_only=True):
     """Sizes of the groups of a training."""
 
     tensor: int
@@ -52,7 +52,7 @@ def list_rank_groups(trainer: Trainer, world_size: int) -> tuple[RankGroups, ...
         parallel.pipeline_model_parallel_size,
     )
     expert = parallel.expert_model_parallel_size
-    layout = RankLayout(
+    layout = GroupSizes(
         tensor=tensor,
         context=context,
         pipeline=pipeline,
@@ -63,7 +63,7 @@ def list_rank_groups(trainer: Trainer, world_size: int) -> tuple[RankGroups, ...
     return tuple(each for each in groups if each.size > 1)
 
 
-def _list_activation_groups(trainer: Trainer, layout: RankLayout) -> Iterator[RankGroups]:
+def _list_activation_groups(trainer: Trainer, layout: GroupSizes) -> Iterator[RankGroups]:
     """Groups that exchange activations and their gradients."""
     spec, training, tp, cp, ep = trainer.model, trainer.training, layout.tensor, layout.context, layout.expert
     tokens = (training.global_batch_size or training.micro_batch_size * layout.data) / layout.data
@@ -88,7 +88,7 @@ def _list_activation_groups(trainer: Trainer, layout: RankLayout) -> Iterator[Ra
     )
 
 
-def _list_weight_groups(trainer: Trainer, layout: RankLayout) -> Iterator[RankGroups]:
+def _list_weight_groups(trainer: Trainer, layout: GroupSizes) -> Iterator[RankGroups]:
     """Groups that hold the same weights: they reduce gradients, and gather weights that are sharded."""
     count, width = count_parameters(trainer.model), _element_bytes(trainer)
     shards = layout.tensor * layout.pipeline
