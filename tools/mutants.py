@@ -1,9 +1,9 @@
 """`make mutants ARGS="src/primus/registry.py --number 20"`: plant one fault at a time, and see which ones tests notice.
 
 A fault is a small change of one expression or statement: another comparison, a number off by one, a dropped call. The
-tests are those of the module's folder. Both are a copy of the checkout's tracked files, so that nothing is left behind
-if the command is killed. A fault that no test notices is printed as SURVIVED: it is dead code, an equivalent program,
-or a missing test.
+tests are those of the module's folder; the ones that have run the changed lines in their own process come first. Both
+are a copy of the checkout's tracked files, so that nothing is left behind if the command is killed. A fault that no
+test notices is printed as SURVIVED: it is dead code, an equivalent program, or a missing test.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import json
 import os
 import random
 import shutil
@@ -32,6 +33,7 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
 }  # fmt: skip
 MIN_LIMIT_S = 30.0
+MOST_FIRST_TESTS = 40
 
 
 class Fault(NamedTuple):
@@ -117,9 +119,9 @@ def find_tests(module: Path) -> Path:
     raise SystemExit(f"{module}: no tests mirror it; name them with --tests")
 
 
-def run_tests(folder: Path, tests: list[str], limit_s: float | None) -> bool:
+def run_tests(folder: Path, tests: list[str], limit_s: float | None, *options: str) -> bool:
     """Whether the tests pass in the copy; a test that takes too long does not."""
-    argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *tests]
+    argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *options, *tests]
     environ = os.environ | {"PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     with subprocess.Popen(
         argv, cwd=folder, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -129,6 +131,20 @@ def run_tests(folder: Path, tests: list[str], limit_s: float | None) -> bool:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # with what the tests have started
             return False
+
+
+def record_visits(folder: Path, module: Path, tests: list[str]) -> list[tuple[float, str, list[int]]]:
+    """Seconds, id and visited lines of `module` of each test, the fastest first.
+
+    Raises:
+        SystemExit: A test fails without a fault.
+    """
+    answer = folder / "visits.json"
+    os.environ.update(MUTANTS_MODULE=str(folder / module), MUTANTS_VISITS=str(answer))
+    shutil.copy(ROOT / "tools/mutants_visits.py", folder / "src")
+    if not run_tests(folder, tests, None, "-p", "mutants_visits"):
+        raise SystemExit(f"{' '.join(tests)}: the tests fail without a fault")
+    return [(seconds, test, lines) for seconds, test, lines in json.loads(answer.read_text())]
 
 
 def copy_checkout(folder: Path) -> None:
@@ -147,13 +163,14 @@ def try_module(folder: Path, module: Path, options: argparse.Namespace) -> tuple
     faults = list_faults(source)
     chosen = random.Random(options.seed).sample(faults, min(options.number, len(faults)))
     started = time.monotonic()
-    if not run_tests(folder, tests, None):
-        raise SystemExit(f"{' '.join(tests)}: the tests fail without a fault")
+    visits = record_visits(folder, module, tests)
     limit_s = max(MIN_LIMIT_S, 3 * (time.monotonic() - started))
     num_noticed = 0
     for fault in sorted(chosen, key=lambda fault: fault.node.lineno):
         (folder / module).write_text(plant_fault(source, fault), encoding="utf-8")
-        is_noticed = not run_tests(folder, tests, limit_s)
+        changed = set(range(fault.node.lineno, (fault.node.end_lineno or fault.node.lineno) + 1))
+        first = [test for _, test, lines in visits if not changed.isdisjoint(lines)][:MOST_FIRST_TESTS]
+        is_noticed = not ((not first or run_tests(folder, first, limit_s)) and run_tests(folder, tests, limit_s))
         num_noticed += is_noticed
         before = (ast.get_source_segment(source, fault.node) or "").partition("\n")[0]
         after = fault.text.partition("\n")[0]
